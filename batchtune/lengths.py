@@ -28,6 +28,16 @@ def spaced(count: int) -> range:
     return range(0, count, every)[:200]
 
 
+def rows_of(
+    values: FloatArray, targets: FloatArray | None
+) -> tuple[tuple[float, float | None], ...]:
+    """Return the lengths and target lengths of the `spaced` rows of a manifest."""
+    indices = spaced(values.size)
+    if targets is None:
+        return tuple((float(values[index]), None) for index in indices)
+    return tuple((float(values[index]), float(targets[index])) for index in indices)
+
+
 @dataclass(frozen=True, eq=False)
 class Lengths:
     """The lengths of a data set's examples, in descending order.
@@ -39,7 +49,7 @@ class Lengths:
         targets: Shape (count,), the target length of the same example, or None. Within equal lengths, descending too.
         left_out: Reason → number of examples that were left out ("shorter than --min-length 1" → 12).
         truncated: How many examples are longer than --truncate, and count as that long.
-        rows: Lengths and target lengths of some rows of the manifest, as `spaced` gives them; empty without one.
+        rows: Lengths and target lengths of some rows of the manifest, by `rows_of`; empty without one.
         notes: Findings of the reader for the user, as full sentences.
         reading: How the manifest was read; None without one.
     """

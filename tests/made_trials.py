@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchtune.probe.supervisor import Ran
+from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape, Outcome, Trial
 
 

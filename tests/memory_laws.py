@@ -17,7 +17,7 @@ from made_trials import ran
 
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.probe.supervisor import Ran
+from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape, Device
 
 GB = 10**9

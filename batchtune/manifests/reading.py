@@ -18,7 +18,7 @@ import numpy as np
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import writing_whole
-from batchtune.lengths import Lengths, Shard, StreamLengths, spaced
+from batchtune.lengths import Lengths, Shard, StreamLengths, rows_of
 from batchtune.manifests.checking import (
     SHOWN,
     OnProgress,
@@ -364,24 +364,14 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
     notes += [
         f"Broken: {message}. What comes before that is kept." for message in broken
     ]
-    lengths = Lengths.of(
-        whole.values,
-        whole.target_values,
-        unit=plan.unit,
-        left_out=whole.left_out,
-        notes=tuple(notes),
-    )
-    rows = []
-    for index in spaced(lengths.count):
-        target = None
-        if whole.target_values is not None:
-            target = float(whole.target_values[index])
-        rows.append((float(whole.values[index]), target))
+    lengths = Lengths.of(whole.values, whole.target_values, unit=plan.unit)
     lengths = replace(
         lengths,
+        left_out=whole.left_out,
+        notes=tuple(notes),
         truncated=whole.truncated,
         reading=plan.options.record(),
-        rows=tuple(rows),
+        rows=rows_of(whole.values, whole.target_values),
     )
     return whole, lengths
 

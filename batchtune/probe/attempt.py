@@ -17,7 +17,7 @@ from batchtune.probe.failures import (
     compilations,
     noting_ooms,
 )
-from batchtune.probe.supervisor import Stage
+from batchtune.probe.requests import Stage
 from batchtune.results import BatchShape, Trial
 from batchtune.units import counted, format_size
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
-from batchtune.probe.supervisor import Ran, Supervisor
+from batchtune.probe.requests import Ran
+from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, Confirmation, FrontierPoint, Trial
 
 _EQUAL_PEAKS = 0.001  # of the limit: peaks that differ by less are equal

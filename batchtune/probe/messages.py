@@ -11,8 +11,9 @@ from batchtune.buckets.advice import workload_unit_hint
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns, error_in_turns, rounds_of
+from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings, workload_sha256
-from batchtune.probe.supervisor import Ran, Supervisor
+from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, Device, Margin, Run, Trial
 from batchtune.trust import settings_differences, trust_warnings
 from batchtune.units import counted, format_length, format_seconds, format_size

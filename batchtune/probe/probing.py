@@ -29,9 +29,10 @@ from batchtune.probe.messages import (
     ProbeProgress,
 )
 from batchtune.probe.refining import Refinement, with_typical_targets
+from batchtune.probe.requests import Ran
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings, begin_run, open_run
-from batchtune.probe.supervisor import Ran, Supervisor
+from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     PROBE_FILE,
     TRIALS_FILE,

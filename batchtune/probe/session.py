@@ -19,7 +19,7 @@ from batchtune.probe.failures import (
     noting_ooms,
     process_limits,
 )
-from batchtune.probe.supervisor import Ran
+from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape
 from batchtune.workloads.loading import first_line, user_traceback
 

@@ -1,7 +1,4 @@
-"""Drives the worker process: starts it, requests trials, replaces it when it dies or hangs. Never imports torch.
-
-The messages between the two are defined here too.
-"""
+"""Drives the worker process: starts it, requests trials, replaces it when it dies or hangs. Never imports torch."""
 
 from __future__ import annotations
 
@@ -9,29 +6,37 @@ import io
 import time
 from collections.abc import Callable, Iterator
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
+from batchtune.probe.devices import DeviceBusy, backends, lock_device
+from batchtune.probe.requests import (
+    Identified,
+    Identify,
+    Prepare,
+    Ran,
+    Ready,
+    Reply,
+    Run,
+    ScriptRequest,
+)
 from batchtune.probe.settings import ProbeSettings
-from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost
+from batchtune.processes.worker import Failed, Nursery, WorkerLost
 from batchtune.results import (
     BatchShape,
     Device,
     DeviceProcess,
-    ProbedWith,
     Script,
     Trial,
 )
 from batchtune.units import format_seconds
 from batchtune.workloads.loading import last_frame
 
-Stage = Literal["device", "import", "setup", "make_batch", "step"]
+Prepared = TypeVar("Prepared", Identified, Ready)
 
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
 _EQUAL_TWINS = 0.02
@@ -46,97 +51,6 @@ _NOTHING_SENT = {
     "MLFLOW_TRACKING_URI": "file:mlruns",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-
-
-class Identify(Message, frozen=True):
-    """Asks which device a name such as `auto` or `cuda:1` means, without using its memory (`Identified`)."""
-
-    device: str
-
-
-class Prepare(Message, frozen=True):
-    """Asks to open the device, to limit its memory, and to build the workload on it (`Ready`)."""
-
-    workload: str
-    options: dict[str, Any]
-    settings: ProbedWith
-    limit_bytes: int | None  # to enforce; None: computed from the cap and the fraction
-    examples: int  # of the data that training will sample
-    script: ScriptRequest | None = None
-
-
-class ScriptRequest(Message, frozen=True):
-    """A training script to run unchanged, and the data that it is tuned for.
-
-    Attributes:
-        scratch: Folder in which its working folder is made.
-        lengths: Of the manifest, in ascending order, or as many of them as tell its unit.
-        targets: Target lengths, likewise; None without targets.
-        rows: Lengths and target lengths of some rows of the manifest, by `lengths.spaced`.
-        compare: Whether to compare its own batches with made ones of the same shape.
-        force: Whether to go on if their peaks differ.
-    """
-
-    command: list[str]
-    scratch: str
-    lengths: list[float] = msgspec.field(default_factory=list)
-    targets: list[float] | None = None
-    rows: tuple[tuple[float, float | None], ...] = ()
-    compare: bool = True
-    force: bool = False
-
-
-class Describe(Message, frozen=True):
-    """Asks for the lengths in a script's own data set, to be written as a Parquet table (`Described`)."""
-
-    script: ScriptRequest
-    options: dict[str, Any]
-    output: str
-
-
-class Described(Message, frozen=True):
-    """The lengths are written; they are those of this data set."""
-
-    loader: str
-
-
-class Identified(Message, frozen=True):
-    """The device that is meant."""
-
-    device: DeviceIdentity
-
-
-class Ready(Message, frozen=True):
-    """The workload is built, on this device."""
-
-    device: Device
-
-
-class Run(Message, frozen=True):
-    """Asks for a trial (several steps with one batch), or for a `single` step of a new batch, as in training.
-
-    A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first.
-    """
-
-    shape: BatchShape
-    single: bool = False
-    release: bool = False
-
-
-class Ran(Message, frozen=True):
-    """A trial, or a single step as a trial of one."""
-
-    trial: Trial  # the supervisor fills in its index, worker and wall time
-    stage: Stage | None = None  # where the error was raised
-    traceback: str | None = None  # the last lines of the workload's own frames
-    hint: str | None = None  # how to fix the error
-    renew: bool = False  # the worker must be replaced: damaged by a sticky device error, or its memory is full of holes
-
-
-Request = Identify | Describe | Prepare | Run
-Reply = Identified | Described | Ready | Ran | Failed
-
-Prepared = TypeVar("Prepared", Identified, Ready)
 
 
 def worker_program(*, script: bool = False) -> tuple[str, Any, dict[str, str]]:

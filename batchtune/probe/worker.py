@@ -21,8 +21,7 @@ from msgspec.structs import replace
 from batchtune.errors import BatchtuneError, OptionError, WorkloadError
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.failures import error_verdict, lowered_limit, process_limits
-from batchtune.probe.session import Session
-from batchtune.probe.supervisor import (
+from batchtune.probe.requests import (
     Describe,
     Described,
     Identified,
@@ -35,6 +34,7 @@ from batchtune.probe.supervisor import (
     Run,
     Stage,
 )
+from batchtune.probe.session import Session
 from batchtune.processes import command
 from batchtune.processes.worker import Failed, serve
 from batchtune.workloads.loading import first_line, user_traceback

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
+from batchtune.results.devices import Measured
 from batchtune.results.shared import (
     PER_CENT,
     Amount,
@@ -16,7 +17,6 @@ from batchtune.results.shared import (
     Bytes,
     Count,
     Length,
-    Measured,
     Record,
     Seed,
     Share,

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from batchtune.results.shared import (
-    PER_CENT,
-    DeviceProcess,
-    LengthsSummary,
-    Record,
-    Result,
-)
+from batchtune.results.devices import DeviceProcess
+from batchtune.results.shared import PER_CENT, LengthsSummary, Record, Result
 from batchtune.results.sweep import HistogramBin
 
 Answer = Literal["holds", "fails", "error"]

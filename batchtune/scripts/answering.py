@@ -16,7 +16,7 @@ from batchtune.errors import ProbeError, WorkloadError
 from batchtune.files import writing_whole
 from batchtune.lengths import spaced
 from batchtune.probe.devices import Meter, backend_for
-from batchtune.probe.supervisor import (
+from batchtune.probe.requests import (
     Describe,
     Described,
     Prepare,

@@ -316,7 +316,7 @@ def _answer_the_probe(loop: Loop, feed: Feed) -> None:
 
 
 def _serve(worker: ScriptWorker) -> None:
-    from batchtune.probe.supervisor import Request
+    from batchtune.probe.requests import Request
 
     decode = msgspec.json.Decoder[Request](Request).decode
     with _connected() as channel, channel.makefile("rb") as requests:

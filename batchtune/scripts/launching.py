@@ -21,7 +21,7 @@ from typing import BinaryIO, NoReturn
 
 import msgspec
 
-from batchtune.probe.supervisor import (
+from batchtune.probe.requests import (
     Describe,
     Identify,
     Prepare,

@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from batchtune.errors import WorkloadError
-from batchtune.probe.supervisor import (
-    Describe,
-    Described,
-    ScriptRequest,
-    tail,
-    worker_program,
-)
+from batchtune.probe.requests import Describe, Described, ScriptRequest
+from batchtune.probe.supervisor import tail, worker_program
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
 
 if TYPE_CHECKING:

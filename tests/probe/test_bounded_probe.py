@@ -20,8 +20,9 @@ from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks, ProbeProgress
 from batchtune.probe.probing import run_probe
+from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.supervisor import Ran, Supervisor
+from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     PROBE_FILE,
     BatchShape,

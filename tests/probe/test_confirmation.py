@@ -6,7 +6,7 @@ from verify.made_stepper import made_device
 
 from batchtune.probe.confirmation import Turns, confirm, error_in_turns, rounds_of
 from batchtune.probe.margin import Peaks
-from batchtune.probe.supervisor import Ran
+from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape, Device
 
 LONG, SHORT, MIDDLE = BatchShape(4, 30.0), BatchShape(120, 1.0), BatchShape(12, 10.0)

@@ -16,7 +16,8 @@ from worker_processes import gone, ours, processes_of, supervise, wait_for
 
 from batchtune.errors import WorkloadError
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, lock_device
-from batchtune.probe.supervisor import Identified, Supervisor
+from batchtune.probe.requests import Identified
+from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, DeviceProcess
 
 ONE, TWO, THREE = (BatchShape(size, 3.0) for size in (1, 2, 3))

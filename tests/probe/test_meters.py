@@ -17,7 +17,7 @@ from probe.made_nvml import GIB, LOST, MadeGpu, divided_gpu
 from batchtune.errors import ProbeError
 from batchtune.probe.devices import DeviceIdentity, Meter, backend_for
 from batchtune.probe.devices import cuda as cuda_module
-from batchtune.probe.supervisor import Prepare, Ready
+from batchtune.probe.requests import Prepare, Ready
 from batchtune.probe.worker import Worker
 from batchtune.results import DeviceProcess, ProbedWith
 

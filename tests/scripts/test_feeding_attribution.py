@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from batchtune.probe.supervisor import ScriptRequest
+from batchtune.probe.requests import ScriptRequest
 from batchtune.results import BatchShape
 from batchtune.scripts.answering import Fed
 from batchtune.scripts.feeding import Feed, Loop

@@ -11,7 +11,7 @@ import numpy as np
 from made_trials import made_trial, ran
 
 from batchtune.lengths import Lengths
-from batchtune.probe.supervisor import Ran
+from batchtune.probe.requests import Ran
 from batchtune.results import (
     BatchShape,
     CostModel,

@@ -19,7 +19,7 @@ from verify.made_stepper import (
 
 from batchtune.errors import ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.supervisor import Ran
+from batchtune.probe.requests import Ran
 from batchtune.results import (
     BatchShape,
     Probe,

@@ -1,0 +1,125 @@
+"""The device that was measured, what was learned of a script that used it, and the base of files that hold both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from batchtune.results.shared import (
+    Amount,
+    ByteChange,
+    Bytes,
+    Count,
+    Length,
+    LengthsSummary,
+    Record,
+    Result,
+    Size,
+    TargetLength,
+    WorkloadRecord,
+)
+
+
+class Twin(Record, frozen=True, kw_only=True):
+    """A batch of a script's own, and one made with the same shape: what a step with each allocated at its peak."""
+
+    batch_size: Size
+    length: Length
+    target_length: TargetLength | None
+    own_bytes: Bytes
+    made_bytes: Bytes
+
+    @property
+    def difference(self) -> float:
+        """How much more the made one allocates, relative to the script's own; 0 within 1 MiB, which heaps vary by."""
+        more = self.made_bytes - self.own_bytes
+        if abs(more) <= 1 << 20:
+            return 0.0
+        return more / max(1, self.own_bytes)
+
+
+class Script(Record, frozen=True, kw_only=True):
+    """What was learned of a training script and of its batches.
+
+    Attributes:
+        batches: A line for each part of a batch: `sig: [B, 16000·L] float32`.
+        loader: The class of the data set and its number of examples, as text.
+        per_unit: Of the batch's length axis, in one unit of the manifest.
+        target_per_unit: The same for targets; None without them.
+        offset, target_offset: What each axis has in addition, such as 1 for an end token.
+        accumulation: How many batches an optimizer step trains on.
+        look_ahead: How many batches the loop fetches before it trains on them.
+        twins: Peaks of its own batches and of made ones; empty if they were compared earlier.
+    """
+
+    batches: list[str]
+    loader: str
+    per_unit: float
+    target_per_unit: float | None
+    accumulation: Size
+    look_ahead: Count
+    offset: int = 0
+    target_offset: int = 0
+    twins: list[Twin] = msgspec.field(default_factory=list)
+
+
+class DeviceProcess(Record, frozen=True, kw_only=True):
+    """A process that uses a device; None for what the driver does not report."""
+
+    pid: Count
+    used_bytes: Bytes | None
+
+
+class Device(Record, frozen=True, kw_only=True):
+    """The device that was measured, and the limit enforced on it. None: the system can't tell.
+
+    Attributes:
+        limit_bytes: Available to the workload, after all that is kept free.
+        other_processes: How many other processes used the device at the start.
+        processes: Those, each with its memory.
+        uuid: Of the GPU or the MIG instance.
+        free_bytes: Of the device, before this process used it.
+        mig: Whether it is a part of a GPU (Multi-Instance GPU).
+        ecc: Whether its memory corrects errors, which takes some of it.
+        outside_bytes: Held by this process outside torch's allocator: the context, the libraries' workspaces.
+        reserve_bytes: Kept free at the user's request.
+        ddp_bytes: Kept free for the gradient buckets of DistributedDataParallel.
+        settings: Name → value of the allocator's environment variables, TF32, cudnn.benchmark, deterministic
+            algorithms and whatever else affects memory and time, after the workload's setup.
+        processors: Available to the worker; None on a GPU, as are the next two.
+        load_average: Of the last minute, before the workload was built.
+        other_processors: Processors used by other programs while the workload was built, on average.
+        script: What was learned of the training script that used it; None for a workload.
+    """
+
+    kind: str
+    name: str
+    total_bytes: Bytes
+    limit_bytes: Bytes
+    driver: str | None
+    torch: str
+    allocator: str
+    other_processes: Count | None
+    processes: list[DeviceProcess] | None = None
+    uuid: str | None = None
+    free_bytes: Bytes | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+    outside_bytes: ByteChange | None = None
+    reserve_bytes: Bytes = 0
+    ddp_bytes: Bytes = 0
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    processors: Count | None = None
+    load_average: Amount | None = None
+    other_processors: Amount | None = None
+    script: Script | None = None
+
+
+class Measured(Result, frozen=True, kw_only=True):
+    """Base of the files that hold measurements of a workload on a device."""
+
+    lengths: LengthsSummary
+    workload: WorkloadRecord
+    device: Device
+    settings: dict[str, Any]
