@@ -76,7 +76,7 @@ class ScriptWorker(Worker):
         loop = self._loop
         feed = _chosen(loop, request.options.get("loader"))
         loop.feed = feed
-        meter = _open(request)
+        meter = _open(request, loop)
         own_batches: list[Any] = []
 
         def own_batch() -> Any:
@@ -181,13 +181,14 @@ def _check_ranks() -> None:
             )
 
 
-def _open(request: Prepare) -> Meter:
+def _open(request: Prepare, loop: Loop) -> Meter:
     """Open the device that the script trains on. Raises ProbeError if another was asked for."""
     import torch
 
     used = "cpu"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        used = f"cuda:{torch.cuda.current_device()}"
+        # Each thread has a current device of its own.
+        used = f"cuda:{loop.call(torch.cuda.current_device)}"
     asked = request.settings.device
     if asked not in ("auto", used, used.partition(":")[0]):
         raise ProbeError(
