@@ -106,21 +106,27 @@ TUNED = {
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # each trial that runs out of memory starts the script anew
 @pytest.mark.parametrize("name", TUNED)
-def test_it_is_tuned_as_it_is(
+def test_it_is_tuned_run_and_recorded_as_it_is(
     name: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     (manifest, *options), memory, per_unit = TUNED[name]
-    tune = [sys.executable, "-m", "batchtune", "tune", str(EXAMPLES / manifest)]
     few = ["--num-lengths=3", "--max-lengths=3", "--tolerance=0.1"]
-    ran = subprocess.run(
-        [*tune, *options, *few, f"--memory={memory}", "--", *command_of(name)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    source = [str(EXAMPLES / manifest), *options]
+    shorter = SCRIPTS[name][1]
+
+    def batchtune(*words: str) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-m", "batchtune", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return f"{ran.stdout}\n{ran.stderr}"
+
+    batchtune("tune", *source, *few, f"--memory={memory}", "--", *command_of(name))
     assert [path.name for path in tmp_path.iterdir()] == ["batchtune-run"]
     probe = json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())
     script = probe["device"]["script"]
@@ -130,4 +136,7 @@ def test_it_is_tuned_as_it_is(
         most = max(0.02 * twin["own_bytes"], 1 << 20)
         assert abs(twin["made_bytes"] - twin["own_bytes"]) <= most, twin
     assert len(script["twins"]) == 3
-    assert (tmp_path / "batchtune-run" / "sampler.yaml").is_file()
+    said = batchtune("run", *source, "--", *command_of(name), shorter)
+    assert "gives the batches of" in said
+    batchtune("record", "--", *command_of(name), shorter)
+    assert "Recorded training" in batchtune("report")
