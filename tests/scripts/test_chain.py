@@ -53,7 +53,7 @@ def test_a_script_is_tuned_run_recorded_and_reported(
     assert (tmp_path / "runs" / "plain" / "epoch-0.pt").is_file()
 
     recorded = batchtune("record", f"--run={run}", *script)
-    assert "Recorded 50 steps" in recorded.stderr
+    assert f"Recorded in {run}" in recorded.stderr
     lines = list(read_training(run / "training.jsonl"))
     steps = [line for line in lines if isinstance(line, TrainingStep)]
     assert len(steps) == 50

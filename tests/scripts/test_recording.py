@@ -202,7 +202,8 @@ def test_the_end_of_the_process_is_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_line_parses_after_a_kill(tmp_path: Path) -> None:
-    end = "train(100, 100)\nprint('trained', flush=True)\ntrain(100, 100_000)\n"
+    # The last step is written with the next one.
+    end = "train(100, 101)\nprint('trained', flush=True)\ntrain(100, 100_000)\n"
     program = [sys.executable, "-c", script(tmp_path, end)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
