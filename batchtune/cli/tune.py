@@ -88,7 +88,8 @@ def tune(
 
     After --, give the command of your training script, which runs unchanged: its loop gets the batches to measure from
     its own DataLoader. It runs in a scratch copy of the working folder, with trackers turned off, and no epoch ends.
-    Files that it writes by absolute paths elsewhere are written. Without MANIFEST, the lengths are its data set's.
+    Not kept from being written: files at absolute paths elsewhere; and by others than Python's open, files above 32 MiB
+    or in folders of over 1,000 entries. Without MANIFEST, the lengths are its data set's.
 
     Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json, sampler.yaml and, with --verify,
     verify.json into the run folder. If interrupted, the same command continues where it stopped.

@@ -28,7 +28,6 @@ import msgspec
 from batchtune.errors import NoStepError, WorkloadError
 from batchtune.processes.worker import Failed, encode
 from batchtune.scripts.interposing import Begin
-from batchtune.scripts.scratch import keep_links_unwritten
 from batchtune.units import counted
 
 if TYPE_CHECKING:
@@ -226,7 +225,6 @@ def wrap(loader: Any, begin: Begin, options: Mapping[str, Any]) -> Iterator[Any]
     if not _socket:
         _socket = options["socket"]
         _watch(_loop)
-        keep_links_unwritten(options["scratch"])
     return Feed(loader, begin)
 
 

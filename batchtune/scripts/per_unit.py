@@ -52,7 +52,9 @@ def scale_of(
     offset, too. If the manifest has another order, the ratio alone is found. Other
     arguments and errors are those of `units_per_length`; `given` is --per-unit.
     """
-    candidates = _PER_UNIT.tolist() if given is None else [given]
+    candidates = _PER_UNIT.tolist()
+    if given is not None:
+        candidates.append(given)
     best: Scale | None = None
     least_spread = math.inf
     if len(rows) == len(seen) and np.ptp(rows) > 0:
@@ -63,6 +65,11 @@ def scale_of(
                 offset = int((np.asarray(seen) - sizes).max())
                 best = Scale(per_unit, offset)
                 least_spread = float(spread)
+    if best is not None and given not in (None, best.per_unit):
+        raise Unclear(
+            f"--per-unit {given:g} is wrong: by the manifest's rows it is {best.per_unit:g} ({shortened(what)})",
+            "Leave it out.",
+        )
     if best is not None:
         return best
     if given is not None:

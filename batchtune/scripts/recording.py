@@ -23,7 +23,21 @@ def wrap(
     except BatchtuneError as error:
         print(f"Warning: batchtune records nothing: {error}", file=sys.stderr)
         return begin()
-    return recorder.watch(begin())  # type: ignore[no-any-return]
+    return Recorded(begin(), recorder)
+
+
+class Recorded(Iterator[Any]):
+    """A loader's iterator whose batches are recorded, with the attributes that its loader asks it for."""
+
+    def __init__(self, own: Iterator[Any], recorder: Any) -> None:
+        self._own = own
+        self._batches = recorder.watch(own)
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
 
 
 @cache

@@ -90,3 +90,11 @@ def test_rows_in_another_order_tell_the_ratio_alone() -> None:
         seen, np.sort(lengths), lengths[1::5].tolist(), None, what="tokens"
     )
     assert scale == Scale(1.0)
+
+
+def test_a_given_ratio_that_the_rows_refute_is_an_error() -> None:
+    lengths = np.random.default_rng(0).integers(20, 400, 1000).astype(float)
+    rows = lengths[::5].tolist()
+    seen = [int(length) for length in rows]
+    with pytest.raises(Unclear, match=r"--per-unit 2 is wrong: .* it is 1"):
+        scale_of(seen, np.sort(lengths), rows, 2.0, what="tokens")

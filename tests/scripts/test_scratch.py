@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import batchtune.scripts.scratch
 from batchtune.scripts.scratch import mirror
 
 WRITES = """
@@ -16,6 +19,7 @@ with open("logs/log.txt", "a") as file:
     file.write(" and more")
 with open("logs/log.txt") as file:
     print(file.read())
+os.system("echo gone > table.txt")
 os.remove("data.csv")
 os.makedirs("checkpoints/1")
 """
@@ -24,7 +28,12 @@ os.makedirs("checkpoints/1")
 def test_what_a_script_writes_stays_in_the_scratch_folder(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     (folder / "logs").mkdir(parents=True)
-    contents = {"model.pt": "old", "logs/log.txt": "one line", "data.csv": "1,2"}
+    contents = {
+        "model.pt": "old",
+        "logs/log.txt": "one line",
+        "data.csv": "1,2",
+        "table.txt": "kept",
+    }
     for name, content in contents.items():
         (folder / name).write_text(content)
     scratch = tmp_path / "scratch"
@@ -44,7 +53,23 @@ def test_what_a_script_writes_stays_in_the_scratch_folder(tmp_path: Path) -> Non
         "data.csv",
         "logs",
         "model.pt",
+        "table.txt",
     ]
+
+
+def test_large_files_are_links_that_become_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project"
+    (folder / "logs").mkdir(parents=True)
+    for name in ("model.pt", "logs/log.txt", "data.csv"):
+        (folder / name).write_text("one line")
+    monkeypatch.setattr(batchtune.scripts.scratch, "_LARGEST_COPY", 1)
+    mirror(folder, tmp_path / "scratch")
+    assert (tmp_path / "scratch" / "model.pt").is_symlink()
+    subprocess.run([sys.executable, "-c", WRITES], cwd=tmp_path / "scratch", check=True)
+    assert (folder / "model.pt").read_text() == "one line"
+    assert (folder / "logs" / "log.txt").read_text() == "one line"
 
 
 def test_folders_of_data_are_linked_as_a_whole(tmp_path: Path) -> None:
