@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.results import Sweep, TrainingStep, read_result, read_training
+from batchtune.results import Sweep, read_result, read_training
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 FEW = ["--num-lengths=3", "--max-lengths=3", "--num-buckets=3:5", "--memory=700MiB"]
@@ -54,9 +54,8 @@ def test_a_script_is_tuned_run_recorded_and_reported(
 
     recorded = batchtune("record", f"--run={run}", *script)
     assert f"Recorded in {run}" in recorded.stderr
-    lines = list(read_training(run / "training.jsonl"))
-    steps = [line for line in lines if isinstance(line, TrainingStep)]
-    assert len(steps) == 50
+    recording = read_training(run / "training.jsonl")[-1]
+    assert len(recording.steps) == 50
 
     shown = batchtune("report")
     assert "▶ recommended" in shown.stdout
