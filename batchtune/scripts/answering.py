@@ -199,10 +199,12 @@ def _open(request: Prepare, loop: Loop) -> Meter:
 
 
 def _count(dataset: Any) -> int | None:
-    """Return the number of examples, if they can be chosen."""
-    if hasattr(dataset, "__getitem__"):
-        return len(dataset)
-    return None
+    """Return the number of examples, if they can be chosen; torch's streams have a `__getitem__` that fails."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(dataset, IterableDataset):
+        return None
+    return len(dataset)
 
 
 def _examples(dataset: Any) -> Iterator[Any]:

@@ -132,6 +132,7 @@ class Launcher:
             os.kill(os.getpid(), signal.SIGKILL)
         code = self._process.poll() or 0
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL)
+            if -code != signal.SIGKILL:  # which has no handler to replace
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(code)

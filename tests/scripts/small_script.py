@@ -6,7 +6,7 @@ import sys
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 VARIANT = sys.argv[1]
 FAILS_ABOVE = 20  # examples
@@ -22,6 +22,20 @@ class Lengths(Dataset):
 
     def __getitem__(self, index):
         return torch.randn(self.lengths[index], 16)
+
+
+class Stream(IterableDataset):
+    """Gives whole batches of one to eight examples, or, as `stream`, single examples."""
+
+    def __iter__(self):
+        examples = Lengths()
+        first = 0
+        while first < len(examples):
+            count = 1 if VARIANT == "stream" else 1 + first % 8
+            rows = range(first, min(first + count, len(examples)))
+            batch = collate([examples[index] for index in rows])
+            yield batch[0] if VARIANT == "stream" else batch
+            first += count
 
 
 def collate(examples):
@@ -63,6 +77,10 @@ def main():
         num_workers=1,
         multiprocessing_context="spawn" if VARIANT == "spawn" else None,
     )
+    if VARIANT == "stream":
+        loader = DataLoader(Stream(), 4, collate_fn=collate)
+    if VARIANT == "whole batches":
+        loader = DataLoader(Stream(), batch_size=None)
     other = DataLoader(Lengths(30), 4, collate_fn=collate)
     if VARIANT == "no loader":
         return

@@ -82,6 +82,8 @@ def test_a_script_trains_on_the_shapes_that_are_asked_for(working_folder: Path) 
 )
 def test_after_a_failure_the_script_starts_anew(variant: str, outcome: str) -> None:
     before, failed, after = trials(supervise(variant))
+    if variant == "killed":
+        assert "killed by SIGKILL" in (failed.error or "")
     assert (before.outcome, failed.outcome, after.outcome) == ("ok", outcome, "ok")
     assert (before.worker, failed.worker, after.worker) == (1, 1, 2)
 
@@ -122,6 +124,13 @@ def test_a_script_that_can_not_be_measured_says_why(
     with supervise(variant) as supervisor, pytest.raises(WorkloadError) as raised:
         supervisor.start()
     assert expected in f"{raised.value.message}\n{raised.value.traceback}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["stream", "whole batches"])
+def test_a_stream_can_be_learned_from(variant: str) -> None:
+    small, large, _ = trials(supervise(variant))
+    assert (small.outcome, large.outcome) == ("ok", "ok")
 
 
 @pytest.mark.slow
