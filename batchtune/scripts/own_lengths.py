@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from batchtune.errors import WorkloadError
+from batchtune.manifests.base import INPUTS
 from batchtune.probe.requests import Describe, Described, ScriptRequest
 from batchtune.probe.supervisor import tail, worker_program
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
@@ -109,7 +110,7 @@ def _of_rows(dataset: Any) -> dict[str, Any]:
 
 
 def _of_arrow(dataset: Any) -> dict[str, Any]:
-    """Return the numbers of a Hugging Face data set, and the sizes of its lists."""
+    """Return the numbers of a Hugging Face data set, and the sizes of its lists; those of its input as `num_tokens`."""
     from pyarrow import compute, types
 
     columns: dict[str, Any] = {}
@@ -120,6 +121,9 @@ def _of_arrow(dataset: Any) -> dict[str, Any]:
             continue
         column = dataset.select_columns([name]).with_format("arrow")[:].column(name)
         columns[name] = column if is_number else compute.list_value_length(column)
+    for name in INPUTS:
+        if name in columns:
+            columns.setdefault("num_tokens", columns[name])
     return columns
 
 

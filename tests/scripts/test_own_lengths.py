@@ -40,6 +40,13 @@ def test_the_numbers_of_rows_count_also_as_texts() -> None:
     assert columns(rows=rows) == expected
 
 
+def test_the_tokens_of_a_hugging_face_data_set_are_counted() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"input_ids": [[1, 2, 3], [1]], "attention_mask": [[1, 1, 1], [1]]}
+    table = own_table(datasets.Dataset.from_dict(rows)).to_pydict()
+    assert table["num_tokens"] == table["input_ids"] == [3, 1]
+
+
 @pytest.mark.parametrize(
     "attributes",
     [
