@@ -219,7 +219,7 @@ class Commands(TyperGroup):
 def _report(error: BatchtuneError | MemoryError | OSError) -> None:
     if isinstance(error, WorkloadError) and error.traceback:
         lines = "\n".join(f"  | {line}" for line in error.traceback.splitlines())
-        console.note(f"The last lines of your code's traceback:\n{lines}")
+        console.note(f"The last lines of your code's output:\n{lines}")
     if isinstance(error, BatchtuneError):
         message = error.message
         if error.hint:

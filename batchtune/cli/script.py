@@ -93,11 +93,11 @@ def record(
     options = {"mode": "record", "recorder": recorder}
     code = run_to_the_end(script_words(command), environment(options))
     if path.exists() and path.stat().st_size > before:
-        note = f"Recorded in {path}. See batchtune report --run {run}"
+        note = f"Recorded in {path}. `batchtune report {run}` shows it."
     else:
         note = (
-            "Warning: nothing was recorded: no PyTorch data loader was iterated over with gradients. Use "
-            "batchtune.Recorder in the script instead."
+            "Warning: nothing was recorded. Unless another warning says why, no PyTorch data loader was iterated over "
+            "with gradients: use batchtune.Recorder in the script instead."
         )
     console.note(note, quiet=quiet)
     raise typer.Exit(code)

@@ -271,13 +271,7 @@ class Supervisor:
                 lost.output or None,
             )
         if self._settings.command is not None:
-            return WorkloadError(
-                f"{workload} {lost} before it trained: no optimizer stepped after a batch of a torch DataLoader",
-                "Its last output may say why. Run it by itself first; here it gets no input, and a scratch copy of the "
-                "working folder. What loads its batches must be a torch DataLoader, in a process with PYTHONPATH "
-                "(`python -I` ignores it).",
-                tail(lost.output, lines=12),
-            )
+            return script_error(workload, lost)
         return WorkloadError(
             f"{workload}: the worker process {lost} while it built the workload",
             "Its last output may say why. If something outside kills it (a job's or a container's limit), it needs "
@@ -296,6 +290,22 @@ class Supervisor:
         if self._has_worker:
             self._has_worker = False
             self._nursery.end_worker()
+
+
+def script_error(command: str, lost: WorkerLost) -> WorkloadError:
+    """Return the error for a training script that ended, or hung, before it trained."""
+    message = f"{command} {lost} before it trained"
+    hint = (
+        "Its last output may say why. Run it by itself first; here it gets no input, and a scratch copy of the working "
+        "folder."
+    )
+    if str(lost).endswith("exit code 0"):
+        message += ": no optimizer stepped after a batch of a torch DataLoader"
+        hint = (
+            "What loads its batches must be a torch DataLoader, in a process with PYTHONPATH (`python -I` ignores it). "
+            "Does it go on from a checkpoint that is at its end?"
+        )
+    return WorkloadError(message, hint, tail(lost.output, lines=12))
 
 
 def about_script(script: Script) -> Iterator[str]:

@@ -227,7 +227,10 @@ def load_run(folder: Path) -> RunResults:
     commands = ", ".join(
         f"`batchtune {kind.command}` writes {kind.file}" for kind in KINDS.values()
     )
-    hint = f"With --run {folder}, {commands}, and `batchtune tune MANIFEST --workload W` the first two."
+    hint = (
+        f"With --run {folder}, {commands}, `batchtune record` writes {TRAINING_FILE}, and `batchtune tune` the first "
+        "two."
+    )
     if not folder.is_dir():
         raise ResultError(f"Run folder {folder} does not exist", hint)
     results: dict[str, Any] = {}
@@ -241,8 +244,8 @@ def load_run(folder: Path) -> RunResults:
             )
     training = folder / TRAINING_FILE
     if not results and not training.exists():
-        files = " nor ".join(kind.file for kind in KINDS.values())
-        raise ResultError(f"{folder} holds neither {files}", hint)
+        files = [kind.file for kind in KINDS.values()] + [TRAINING_FILE]
+        raise ResultError(f"{folder} holds neither {' nor '.join(files)}", hint)
     lengths_by_file = {
         KINDS[name].file: result.lengths
         for name, result in results.items()

@@ -280,7 +280,8 @@ def _at_end(loop: Loop) -> None:
         failed = Failed(
             stage="import",
             message=f"the script ended, and no optimizer stepped after any of its {batches}",
-            hint="Its training loop must call step() of a torch optimizer after a batch of a DataLoader.",
+            hint="Its training loop must call step() of a torch optimizer after a batch of a DataLoader. Is its loss "
+            "finite?",
         )
         with _connected() as channel, channel.makefile("rb") as requests:
             requests.readline()

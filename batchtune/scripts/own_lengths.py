@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,7 @@ import numpy as np
 from batchtune.errors import WorkloadError
 from batchtune.manifests.base import INPUTS
 from batchtune.probe.requests import Describe, Described, ScriptRequest
-from batchtune.probe.supervisor import tail, worker_program
+from batchtune.probe.supervisor import script_error, worker_program
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
 
 if TYPE_CHECKING:
@@ -44,11 +45,7 @@ def write_own_lengths(
             )
             reply = nursery.ask(request, (Described, Failed), timeout_seconds)
     except WorkerLost as lost:
-        raise WorkloadError(
-            f"the script {lost} before it trained",
-            "Its last output may say why. Run it by itself first.",
-            tail(lost.output, lines=12),
-        ) from None
+        raise script_error(shlex.join(command), lost) from None
     finally:
         nursery.end_worker()
         nursery.close()

@@ -43,7 +43,9 @@ def test_a_script_runs_as_it_is_and_is_recorded(
     )
     assert capfd.readouterr().out == "trained --x\n"
     assert ran.returncode == 5
-    assert "Recorded in mine/training.jsonl" in ran.stderr
+    assert "Recorded in mine/training.jsonl. `batchtune report mine`" in ran.stderr
+    report = batchtune("report", "mine")
+    assert "Recorded training: 8 steps" in report.stdout
     (recording,) = read_training(tmp_path / "mine" / "training.jsonl")
     assert [step.batches for step in recording.steps] == [
         [BatchShape(1, length / 2)] for length in range(10, 18)

@@ -97,7 +97,8 @@ def test_a_folder_without_results_tells_what_makes_them(tmp_path: Path) -> None:
         "sweep-buckets",
         "sweep-stream",
         "tune-loader",
-        "tune MANIFEST",
+        "record",
+        "tune`",
     )
     assert all(f"batchtune {command}" in str(caught.value.hint) for command in commands)
 

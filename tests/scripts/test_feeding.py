@@ -107,12 +107,16 @@ def test_an_error_of_the_script_is_shown_as_its_own(variant: str, message: str) 
 @pytest.mark.parametrize(
     ("variant", "expected"),
     [
-        ("no loader", "ended with exit code 0 before it trained"),
+        (
+            "no loader",
+            "ended with exit code 0 before it trained: no optimizer stepped after",
+        ),
         (
             "no step",
             "no optimizer stepped after any of its 40 batches of Lengths, 40 examples",
         ),
         ("arguments", "usage: small_script.py --data FOLDER"),
+        ("arguments", "ended with exit code 1 before it trained\n"),
         ("input", "EOFError"),
         ("ranks", "trains on 2 ranks"),
         ("two", "0: Lengths, 40 examples; 1: Lengths, 30 examples"),

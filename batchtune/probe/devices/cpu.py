@@ -127,7 +127,7 @@ class CpuMeter(Meter):
 
         weight = torch.randn(256, 256, requires_grad=True)
         torch.autograd.backward((torch.randn(1024, 256) @ weight).square().sum())
-        self._enforce("Python and PyTorch alone hold")
+        self._enforce("Python, PyTorch and your code hold")
 
     def hold(self, examples: int, spent_bytes: int = 0) -> None:
         """Take as much as training takes for its data: pages that nothing touches, but that count as data."""
