@@ -59,6 +59,7 @@ def followed(
         elif np.ptp(values) > 0 and not _is_text(leaves[place[0]][0]):
             left[place] = values
     if keys is not None:
+        _check_named(keys[0], seen, relations, noun)
         terms = dict(terms)
         _found(terms, "L", relations, left, keys)
         _found(terms, "T", relations, left, keys[::-1])
@@ -91,6 +92,21 @@ def followed(
                 NAME_THEM,
             )
     return terms, relations
+
+
+def _check_named(key: str | None, seen: Seen, relations: Relations, noun: str) -> None:
+    """Raise Unclear if the leaf that should have the length has the same sizes in all."""
+    named = {
+        place: values
+        for place, values in seen.items()
+        if place[1] != "value" and _names(key, place[0]) and values.max() > 1
+    }
+    named = {place: named[place] for place in named.keys() - relations.keys()}
+    if named and not any(map(np.ptp, named.values())):
+        raise Unclear(
+            f"--length-key {key} names a part of the script's {noun} that is always as long: {ranges(named)}",
+            "Name another, or leave it out.",
+        )
 
 
 def _found(

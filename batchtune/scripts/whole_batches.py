@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.scripts.following import Keys, Leaves, Relations, followed, ranges
+from batchtune.scripts.following import (
+    Keys,
+    Leaves,
+    Relations,
+    followed,
+    has_rows,
+    ranges,
+)
 from batchtune.scripts.relations import Numbers, Relation, Seen, Terms, Unclear
 from batchtune.scripts.trees import measured, numeric, sizes
 
 _FEWEST = 6
+# Of the strides with which models and data sets shorten a sequence.
+_LONGEST_STRIDE = 16
 
 
 def learned_from_batches(
@@ -37,8 +46,29 @@ def learned_from_batches(
     for path, group in leaves.items():
         if _are_offsets(path, group, seen):
             return _packed(leaves, [np.diff(np.asarray(leaf)) for leaf in group])
-    terms = {"B": _batch_sizes(seen, batch_size_key)}
-    return followed(leaves, terms, "batches", keys)
+    sizes_of_batches = {"B": _batch_sizes(seen, batch_size_key)}
+    terms, relations = followed(leaves, sizes_of_batches, "batches", keys)
+    _check_fixed_sizes(seen, terms, relations)
+    return terms, relations
+
+
+def _check_fixed_sizes(seen: Seen, terms: Terms, relations: Relations) -> None:
+    """Raise Unclear for a size that is the same in all batches, but would be so too if it followed a length."""
+    strides = np.arange(2, _LONGEST_STRIDE + 1)
+    for (path, axis), values in seen.items():
+        fixed = values[0]
+        if np.ptp(values) or fixed == 1 or axis == "value":
+            continue
+        if not has_rows(path, relations):
+            continue
+        for term in terms.keys() - {"B"}:
+            strided = terms[term] / strides[:, None]
+            if (np.abs(strided - fixed) < 1).all(axis=1).any():
+                raise Unclear(
+                    f"the script's batches don't tell whether {path} axis {axis}, always {fixed:.0f}, follows the "
+                    f"length, from {terms[term].min():.0f} to {terms[term].max():.0f}",
+                    "Let the data set make batches whose lengths differ more.",
+                )
 
 
 def _batch_sizes(seen: Seen, key: str | None) -> Numbers:

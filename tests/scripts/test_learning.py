@@ -181,6 +181,16 @@ def test_a_key_of_the_coarser_leaf_is_unclear() -> None:
         Learned.from_examples(examples, pads, length_key="tokens")
 
 
+def test_a_key_of_a_leaf_that_does_not_vary_is_unclear() -> None:
+    examples = [speech(16, tokens, duration=np.ones(1)) for tokens in range(10, 60)]
+    with pytest.raises(
+        Unclear, match=r"--length-key sig .* always as long: sig axis 0"
+    ):
+        Learned.from_examples(examples, pads, length_key="sig")
+    learned = Learned.from_examples(examples, pads, length_key="duration")
+    assert learned.lengths == tuple(range(10, 60))
+
+
 def test_three_independent_lengths_are_unclear() -> None:
     examples = [
         {**example, "notes": [0] * (7 * number % 31 + 1)}
@@ -251,6 +261,19 @@ def test_batches_of_one_size_are_understood_unless_doubtful() -> None:
         Unclear, match=r"every batch has 8 rows: .* \(heads \(value\)\)"
     ):
         Learned.from_batches([{**batch, "heads": 8} for batch in batches])
+
+
+def test_a_size_that_may_follow_the_length_is_unclear() -> None:
+    def batch(rows: int, length: int) -> dict[str, Any]:
+        mask = torch.ones(rows, -(-length // 3))
+        return {"x": torch.zeros(rows, length, 40), "mask": mask}
+
+    shapes = zip(BATCH_SIZES, [31, 33, 32, 33, 31, 32], strict=True)
+    with pytest.raises(Unclear, match="mask axis 1, always 11, follows the length"):
+        Learned.from_batches([batch(*shape) for shape in shapes])
+    shapes = zip(BATCH_SIZES, [31, 93, 62, 93, 31, 42], strict=True)
+    learned = Learned.from_batches([batch(*shape) for shape in shapes])
+    assert sizes(learned.make(Axes(2, 99))["mask"]) == (2, 33)
 
 
 def test_a_batch_size_key_settles_a_tie() -> None:
