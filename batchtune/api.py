@@ -7,6 +7,7 @@ option of the command line, the argument is the field of that name: `memory_byte
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shlex
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import checked_settings
 from batchtune.buckets.sweep import run_sweep
-from batchtune.errors import UsageError, listed
+from batchtune.errors import UsageError, listed, nearest
 from batchtune.exports.run_configs import write_config
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
@@ -194,8 +195,10 @@ def _split(settings: dict[str, Any], *kinds: type[Record]) -> list[dict[str, Any
         shares.append({name: settings[name] for name in names if name in settings})
     unknown = set(settings).difference(*shares)
     if unknown:
-        raise UsageError(
-            f"unknown settings: {listed(sorted(unknown))}",
-            "Settings are the fields of ReadOptions, SweepSettings and, of a probe, ProbeSettings.",
-        )
+        hint = "Settings are the fields of ReadOptions, SweepSettings and, of a probe, ProbeSettings."
+        known = itertools.chain.from_iterable(kind.__struct_fields__ for kind in kinds)
+        guess = nearest(min(unknown), known)
+        if guess is not None:
+            hint += f" Did you mean {guess}?"
+        raise UsageError(f"unknown settings: {listed(sorted(unknown))}", hint)
     return shares

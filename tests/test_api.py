@@ -228,6 +228,12 @@ def test_a_data_set_without_a_column_is_not_read(frame: pd.DataFrame) -> None:
         assert "length_key" in str(caught.value.hint)
 
 
+def test_a_similar_setting_is_suggested() -> None:
+    with pytest.raises(UsageError, match="unknown settings: 'memory'") as caught:
+        batchtune.probe(KNOWN, [1.0], memory=1 << 30)
+    assert str(caught.value.hint).endswith("Did you mean memory_bytes?")
+
+
 def test_a_wrong_setting_of_the_probe_is_named() -> None:
     with pytest.raises(UsageError, match="memory_fraction: must be a number"):
         batchtune.probe(KNOWN, [1.0], memory_fraction="most")

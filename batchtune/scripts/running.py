@@ -7,6 +7,7 @@ the batches once more, and the loader's own workers, resuming and `len()` stay a
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -101,9 +102,10 @@ class Given:
         if reason and not self._options["force"]:
             self._refuse(f"{reason} (--force trains nonetheless)")
         if self.sampler.rank == 0:
+            each = " on each rank" if ranks > 1 else ""
             print(
-                f"batchtune: the DataLoader of {type(loader.dataset).__name__} gives the batches of {self._config}, "
-                f"{len(self.sampler):,} an epoch on each rank.",
+                f"batchtune: the DataLoader of {type(loader.dataset).__name__} gives the batches of "
+                f"{os.path.relpath(self._config)}, {len(self.sampler):,} an epoch{each}.",
                 file=sys.stderr,
             )
             Path(self._options["scratch"], GIVEN_FILE).touch()

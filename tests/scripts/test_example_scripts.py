@@ -132,6 +132,9 @@ def test_it_is_tuned_run_and_recorded_as_it_is(
     probe = json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())
     script = probe["device"]["script"]
     assert script["per_unit"] == per_unit
+    if name in ("plain", "speechbrain"):
+        learned = f"({script['loader']}): {'; '.join(script['batches'])}."
+        assert learned in (EXAMPLES / "README.md").read_text()
     # Within 2%, or a MiB of the heap.
     for twin in script["twins"]:
         most = max(0.02 * twin["own_bytes"], 1 << 20)
