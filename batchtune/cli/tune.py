@@ -88,8 +88,10 @@ def tune(
 
     After --, give the command of your training script, which runs unchanged: its loop gets the batches to measure from
     its own DataLoader. It runs in a scratch copy of the working folder, with trackers turned off, and no epoch ends.
-    Not kept from being written: files at absolute paths elsewhere; and by others than Python's open, files above 32 MiB
-    or in folders of over 1,000 entries. Without MANIFEST, the lengths are its data set's.
+    Not kept from being written: files at absolute paths elsewhere, in folders of over 1,000 entries, and in those
+    after the first 5,000 entries; and by others than Python's open, files above 32 MiB.
+
+    Without MANIFEST, the lengths are those of the script's data set.
 
     Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json, sampler.yaml and, with --verify,
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
@@ -172,6 +174,12 @@ def _with_own_lengths(
             )
         console.note(
             f"The lengths are those of the script's own data set ({described}), kept in {path}.",
+            quiet=run.quiet,
+        )
+    else:
+        console.note(
+            f"The lengths are those of the script's own data set in an earlier run, kept in {path}; --force reads them "
+            "again.",
             quiet=run.quiet,
         )
     return replace(source, manifest=[str(path)])

@@ -6,45 +6,57 @@ import contextlib
 import os
 import shutil
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 # Larger files are linked, and so are all once this much is copied.
 _LARGEST_COPY = 32 << 20
 _MOST_COPIED = 512 << 20
-# Folders with more entries (data), and those further down, are linked as a whole.
+# Folders with more entries (data), those further down, and those beyond so many entries in all, are linked as a whole.
 _MOST_ENTRIES = 1000
 _DEEPEST = 4
+_MOST_IN_ALL = 5000
 _WRITING = os.O_WRONLY | os.O_RDWR
 
 
-def mirror(
-    folder: Path, scratch: Path, depth: int = 0, room: int = _MOST_COPIED
-) -> int:
+def mirror(folder: Path, scratch: Path) -> None:
     """Make `scratch` look like `folder`: folders are made anew, files up to 32 MiB copied, others are links.
 
-    `room` is how many bytes may be copied; returns what is left of it.
+    What lies higher comes first, as a script's own files do, before its data.
     """
+    room = _MOST_COPIED
+    entries = 0
     scratch.mkdir()
-    for entry in os.scandir(folder):
-        copy = scratch / entry.name
-        is_small = False
-        if entry.is_dir() and not entry.is_symlink() and depth < _DEEPEST:
-            with contextlib.suppress(PermissionError):
-                is_small = len(os.listdir(entry)) <= _MOST_ENTRIES
-        if is_small:
-            room = mirror(Path(entry), copy, depth + 1, room)
-            continue
-        size = 0
-        with contextlib.suppress(OSError):  # a link to nothing, or no permission
-            if entry.is_file():
-                size = entry.stat().st_size
-                if size <= min(room, _LARGEST_COPY):
-                    shutil.copy2(entry, copy)
-                    room -= size
+    folders = deque([(folder, scratch, 0)])
+    while folders:
+        source, target, depth = folders.popleft()
+        for entry in os.scandir(source):
+            copy = target / entry.name
+            if entry.is_dir() and not entry.is_symlink() and depth < _DEEPEST:
+                count = _count_entries(entry.path)
+                if count <= min(_MOST_ENTRIES, _MOST_IN_ALL - entries):
+                    entries += count
+                    copy.mkdir()
+                    folders.append((Path(entry), copy, depth + 1))
                     continue
-        copy.symlink_to(os.path.abspath(entry))
-    return room
+            size = 0
+            with contextlib.suppress(OSError):  # a link to nothing, or no permission
+                if entry.is_file():
+                    size = entry.stat().st_size
+                    if size <= min(room, _LARGEST_COPY):
+                        shutil.copy2(entry, copy)
+                        room -= size
+                        continue
+            copy.symlink_to(os.path.abspath(entry))
+
+
+def _count_entries(folder: str) -> int:
+    """Return the number of entries of a folder; too many if they may not be listed."""
+    try:
+        return len(os.listdir(folder))
+    except PermissionError:
+        return _MOST_ENTRIES + 1
 
 
 def keep_links_unwritten(scratch: str) -> None:

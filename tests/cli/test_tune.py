@@ -7,6 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from cli.conftest import FAULTY, KNOWN, Run, command, run_here_in, write_manifest
@@ -203,3 +205,14 @@ def alive(process: int) -> bool:
         )
     except OSError:
         return False
+
+
+def test_lengths_that_were_kept_of_a_script_are_named(
+    batchtune: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "batchtune-run").mkdir()
+    table = pyarrow.table({"length": [3, 2, 1]})
+    pyarrow.parquet.write_table(table, tmp_path / "batchtune-run" / "lengths.parquet")
+    ran = batchtune("probe-oom", "--", "no-such-program")
+    assert "in an earlier run, kept in batchtune-run/lengths.parquet" in ran.stderr
+    assert ran.returncode == 1

@@ -79,3 +79,22 @@ def test_folders_of_data_are_linked_as_a_whole(tmp_path: Path) -> None:
         (data / f"{number}.wav").touch()
     mirror(tmp_path / "project", tmp_path / "scratch")
     assert (tmp_path / "scratch" / "clips").is_symlink()
+
+
+def test_of_very_many_files_the_lower_folders_are_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batchtune.scripts.scratch, "_MOST_IN_ALL", 10)
+    project = tmp_path / "project"
+    for speaker in "abcdef":
+        (project / "clips" / speaker).mkdir(parents=True)
+        (project / "clips" / speaker / "1.wav").touch()
+    (project / "runs").mkdir()
+    (project / "train.py").touch()
+    scratch = tmp_path / "scratch"
+    mirror(project, scratch)
+    for own in ("clips", "runs", "train.py"):
+        assert not (scratch / own).is_symlink()
+    speakers = list((scratch / "clips").iterdir())
+    assert sum(speaker.is_symlink() for speaker in speakers) == 2
+    assert all((speaker / "1.wav").is_file() for speaker in speakers)
