@@ -470,10 +470,13 @@ class WorkloadOptions:
         workload = self.workload or ""
         kind = workload.partition(":")[0]
         for framework, flag in FLAGS.items():
-            if flag and (framework == kind) != (getattr(self, flag) is not None):
-                raise UsageError(
-                    f"--{flag} is for --workload {framework}:…, which needs it"
-                )
+            if flag is None:
+                continue
+            is_given = getattr(self, flag) is not None
+            if framework == kind and not is_given:
+                raise UsageError(f"--workload {framework}:… needs --{flag}")
+            if framework != kind and is_given:
+                raise UsageError(f"--{flag} is only for --workload {framework}:…")
         if kind not in FLAGS:
             return None
         value = getattr(self, FLAGS[kind] or "", None)

@@ -95,16 +95,18 @@ def test_a_missing_file_is_named(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "loss"),
+    ("workload", "loss", "message"),
     [
-        (f"torch:{MODELS}:Tagger", None),
-        (f"lightning:{MODELS}:lit", "mse"),
-        ("builtin:transformer-lm", "mse"),
+        (f"torch:{MODELS}:Tagger", None, "--workload torch:… needs --loss"),
+        (f"lightning:{MODELS}:lit", "mse", "--loss is only for --workload torch:…"),
+        ("builtin:transformer-lm", "mse", "--loss is only for --workload torch:…"),
     ],
 )
-def test_a_flag_belongs_to_its_framework(workload: str, loss: str | None) -> None:
+def test_a_flag_belongs_to_its_framework(
+    workload: str, loss: str | None, message: str
+) -> None:
     options = WorkloadOptions(workload=workload, loss=loss)
-    with pytest.raises(UsageError, match="--loss is for --workload torch:…"):
+    with pytest.raises(UsageError, match=message):
         options.asked(ManifestOptions(manifest=[]))
 
 
