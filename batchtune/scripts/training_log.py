@@ -17,7 +17,7 @@ from batchtune.files import open_to_append, unwritable
 from batchtune.probe.devices import backend_for
 from batchtune.results import BatchShape, TrainingStart, TrainingStep, meta_of
 
-_RESIDENT = re.compile(r"^(VmHWM|RssFile|RssShmem):\s+(\d+) kB", re.MULTILINE)
+_RESIDENT = re.compile(rb"^(VmHWM|RssFile|RssShmem):\s+(\d+) kB", re.MULTILINE)
 
 
 class TrainingLog:
@@ -142,9 +142,12 @@ class Clock:
             self._cuda.reset_peak_memory_stats()
             return int(statistics["allocated_bytes"]["all"]["peak"])
         with contextlib.suppress(OSError):
-            status = Path("/proc/self/status").read_text()
-            Path("/proc/self/clear_refs").write_text("5")  # man 5 proc
+            # Unbuffered and as bytes: half of the time, in each step.
+            with open("/proc/self/status", "rb", buffering=0) as file:
+                status = file.read()
+            with open("/proc/self/clear_refs", "wb", buffering=0) as file:
+                file.write(b"5")  # man 5 proc
             kilobytes = {name: int(kb) for name, kb in _RESIDENT.findall(status)}
-            of_files = kilobytes["RssFile"] + kilobytes["RssShmem"]
-            return (kilobytes["VmHWM"] - of_files) * 1024
+            of_files = kilobytes[b"RssFile"] + kilobytes[b"RssShmem"]
+            return (kilobytes[b"VmHWM"] - of_files) * 1024
         return None
