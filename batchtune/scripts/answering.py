@@ -25,7 +25,7 @@ from batchtune.probe.requests import (
     Run,
     ScriptRequest,
 )
-from batchtune.probe.worker import Worker
+from batchtune.probe.worker import Worker, trained_parameters
 from batchtune.results import BatchShape, Script, Twin
 from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Axes, Learned
@@ -86,6 +86,8 @@ class ScriptWorker(Worker):
 
         loop.train(own_batch)  # the rest of what was fetched ahead
         accumulation = loop.train(own_batch)
+        if not script.force:
+            loop.call(_check_finite)
         learned = self._learn(feed, own_batches, own_batch, request.options)
         while len(own_batches) < _TWINS:
             own_batch()
@@ -178,6 +180,16 @@ def _check_ranks() -> None:
                 f"the script trains on {ranks} ranks, and batchtune measures one",
                 "Start it with one process, such as torchrun --nproc-per-node 1; --ddp keeps room for the gradient "
                 "buckets of several.",
+            )
+
+
+def _check_finite() -> None:
+    """Raise WorkloadError if the script's first steps have left parameters that are no finite numbers."""
+    for parameter in trained_parameters():
+        if not parameter.detach().isfinite().all():
+            raise WorkloadError(
+                "parameters are not finite after the script's first optimizer steps: its loss is infinite or no number",
+                "Fix that first: such a training learns nothing. To measure it as it is, add --force.",
             )
 
 

@@ -31,6 +31,7 @@ from batchtune.scripts.trees import (
     flatten,
     longest_row,
     measured,
+    numeric,
     rebuilt,
     resized,
     sizes,
@@ -218,8 +219,21 @@ def _lines(leaves: Leaves, relations: Mapping[Place, Relation]) -> tuple[str, ..
             for axis, size in enumerate(sizes(leaf))
         ]
         line = f"{path or 'batch'}: [{', '.join(words)}] {kind}"
-        for (where, key), relation in relations.items():
-            if where == path and isinstance(key, str):
-                line += f", {key} {relation}"
-        lines.append(line)
+        values = [
+            f", {key} {relation}"
+            for (where, key), relation in relations.items()
+            if where == path and isinstance(key, str)
+        ]
+        lines.append(line + ("".join(values) or _bound(group)))
     return tuple(lines)
+
+
+def _bound(group: Sequence[Any]) -> str:
+    """Return what whole numbers stay below: ` < 1000` for tokens, nothing for anything else."""
+    largest = []
+    for leaf in group:
+        values = numeric(leaf)
+        if values is None or "int" not in str(getattr(leaf, "dtype", "")):
+            return ""
+        largest.append(int(values.max()))
+    return f" < {max(largest) + 1}"

@@ -52,7 +52,8 @@ def loss_of(model, batch):
             raise KeyError("no such speaker")
         if VARIANT == "ends":
             sys.exit(0)
-    return model(batch.to(DEVICE)).square().mean()
+    loss = model(batch.to(DEVICE)).square().mean()
+    return loss * float("nan") if VARIANT == "not finite" else loss
 
 
 def main():

@@ -91,7 +91,7 @@ def test_axes_of_real_batches_are_their_longest() -> None:
 def test_axes_of_batches_padded_to_a_multiple() -> None:
     examples = random_examples(CASES["packed"], 0)
     learned = Learned.from_examples(examples, to_multiple_of_8)
-    assert learned.lines == ("input_ids: [B, L to a multiple of 8] int64",)
+    assert learned.lines == ("input_ids: [B, L to a multiple of 8] int64 < 100",)
     assert learned.axes_of(learned.make(Axes(3, 101))) == Axes(3, 104)
 
 
@@ -110,10 +110,10 @@ def test_lines_say_what_was_learned() -> None:
         "id: [B] list",
         "sig.data: [B, L] float32",
         "sig.lengths: [B] float32",
-        "tokens.data: [B, T] int64",
+        "tokens.data: [B, T] int64 < 30",
         "tokens.lengths: [B] float32",
         "duration: [B] float64, value 1/16000·L",
-        "spk: [B] int64",
+        "spk: [B] int64 < 2",
     )
 
 
