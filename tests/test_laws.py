@@ -282,6 +282,11 @@ def searched(device: LawDevice) -> list[Trial]:
     return trials
 
 
+def test_few_trials_fail_where_failures_are_dear() -> None:
+    device = LawDevice(LAWS["a steep end"], made_lengths("sentences", count=FEW))
+    assert sum(trial.outcome == "oom" for trial in searched(device)) <= 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize(
@@ -301,6 +306,7 @@ def test_dear_failures_are_few_where_memory_is_smooth(
     assert 3 * failures <= len(lengths)
 
 
+@pytest.mark.slow
 @given(
     leaps=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=12),
     every=st.integers(1, 40),
@@ -308,7 +314,7 @@ def test_dear_failures_are_few_where_memory_is_smooth(
     targets=st.booleans(),
     data=st.sampled_from(DATA),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_dear_failures_are_no_more_than_bisection_needs_on_any_law(
     leaps: list[float], every: int, noise: float, targets: bool, data: str
 ) -> None:

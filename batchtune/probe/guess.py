@@ -10,10 +10,8 @@ from batchtune.probe.knowledge import Knowledge
 
 # Where the model is far off, a size that is proven is run first if it is at least the guess divided by this.
 _NEAR = 1.25
-# Where failures are dear, more than one for so many lengths make the search aim lower, by so many of the fit's errors:
-# on the memory laws of `tests/memory_laws.py` that grow in leaps, 24% fewer trials then fail, of 1% more.
+# Where failures are dear, more than one for so many lengths make the search aim lower.
 _FEW_FAILURES = 3
-_ERRORS = 2
 
 
 def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
@@ -28,9 +26,18 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     if bracket.tight is not None and bracket.tight - bracket.passed <= bracket.step:
         return _to_a_failure(known, bracket)
     guess = _within_reach(known, bracket, _guess(known, bracket))
-    are_dear = known.settings.failures_are_dear
-    if are_dear:
+    left = 4 + int(math.log2(bracket.cap)) - bracket.tried
+    if known.is_end(anchor):
+        left -= 1  # for a failure beyond what ran without a margin
+    if (
+        bracket.failed is None
+        and known.task.rungs[bisect_right(known.task.rungs, bracket.cap) - 1]
+        != bracket.cap
+    ):
+        left -= 1  # for the cap itself, which ends the length by a trial of its own
+    if known.settings.failures_are_dear:
         guess = _up_by_peaks(known, bracket, guess)
+        left = known.failures_left(anchor)
     high = bracket.beyond
     if (
         bracket.hardly is not None
@@ -40,26 +47,10 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
         high = min(high, bracket.hardly)
     rungs = between(known.task.rungs, bracket.passed, high)
     if rungs:
-        left = known.failures_left(anchor) if are_dear else _trials_left(known, bracket)
         told_apart = (1 << max(0, left - 1)) - 1  # rungs, by the trials after this one
-        if not are_dear:
-            guess = max(guess, rungs[max(0, len(rungs) - 1 - told_apart)])
+        guess = max(guess, rungs[max(0, len(rungs) - 1 - told_apart)])
         guess = min(guess, rungs[min(len(rungs) - 1, told_apart)])
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
-
-
-def _trials_left(known: Knowledge, bracket: Bracket) -> int:
-    """Return how many of the 4 + log2(cap) trials are left to bisect the sizes of a length."""
-    left = 4 + int(math.log2(bracket.cap)) - bracket.tried
-    if known.is_end(bracket.anchor):
-        left -= 1  # for a failure beyond what ran without a margin
-    if (
-        bracket.failed is None
-        and known.task.rungs[bisect_right(known.task.rungs, bracket.cap) - 1]
-        != bracket.cap
-    ):
-        left -= 1  # for the cap itself, which ends the length by a trial of its own
-    return left
 
 
 def _up_by_peaks(known: Knowledge, bracket: Bracket, guess: int) -> int:
@@ -68,21 +59,15 @@ def _up_by_peaks(known: Knowledge, bracket: Bracket, guess: int) -> int:
     If the model is far off, a length starts with what is proven. Its first peak then leads on as if all memory beyond
     what is in use between trials grew with the batch, and less far where many sizes have failed.
     """
-    fit = known.fit
-    if fit.model is None or len(bracket.peaks) > 1:
-        return guess
-    if not bracket.peaks:
-        if fit.is_misfit and bracket.surely:
-            return min(guess, bracket.surely)
+    if not bracket.peaks and bracket.surely and known.fit.is_misfit:
+        return min(guess, bracket.surely)
+    if len(bracket.peaks) != 1:
         return guess
     size, peak = bracket.peaks[0]
-    rest_bytes = known.peaks.rest_bytes
-    if rest_bytes is not None and peak > rest_bytes:
-        more = (fit.room_bytes - peak) * size / (peak - rest_bytes)
-        guess = min(guess, size + max(1, int(more)))
+    used = max(1, peak - (known.peaks.rest_bytes or 0))
+    guess = min(guess, size + int((known.fit.room_bytes - peak) * size / used))
     if _FEW_FAILURES * (len(known.failures) - 1) >= len(known.anchors):
-        error = min(_ERRORS * fit.model.relative_error, 0.5)
-        guess = size + int((guess - size) * (1 - error))
+        guess -= (guess - size) // 4
     return guess
 
 

@@ -166,8 +166,6 @@ class Knowledge:
 
         Its only trial crashed, timed out, or ran out of memory though a larger shape passed.
         """
-        if self.may_not_fail(anchor):
-            return None
         for size in self._sizes.get(anchor, ()):
             trials = self._trials_of[anchor.shape(size)]
             trial = trials[0]
@@ -282,9 +280,6 @@ class Knowledge:
         )
         peaks = [(size, self.peaks.highest(anchor.shape(size))) for size in ran]
         given_up = sum(trial.confirmation for trial in failures.values())
-        tolerance = self.settings.tolerance
-        if self.settings.failures_are_dear and not self.is_end(anchor):
-            tolerance *= 2 ** len(failures)  # to know it more closely would cost more
         cap = self.cap(anchor)
         surely = self._proven.largest_beyond(
             *anchor.arrays, self._proven.elsewhere(anchor)
@@ -310,7 +305,8 @@ class Knowledge:
             ),
             surely=0 if self.is_contradicted else min(int(surely), cap),
             hardly=None if np.isinf(hardly) else int(hardly),
-            step=step_at(passed or failed or 1, tolerance) << max(0, given_up - 1),
+            step=step_at(passed or failed or 1, self.settings.tolerance)
+            << max(0, given_up - 1),
         )
 
     def falls(self) -> list[tuple[BatchShape, BatchShape]]:
@@ -346,15 +342,10 @@ class Knowledge:
     def failures_left(self, anchor: Anchor) -> int:
         """Return how many more trials may fail here where failures are dear: 2 + log2(cap) less those that did."""
         failed = sum(
-            trial.outcome != "ok"
-            for size in self._sizes.get(anchor, ())
-            for trial in self._trials_of[anchor.shape(size)]
+            trial.outcome != "ok" and trial.shape == anchor.shape(trial.batch_size)
+            for trial in self.trials
         )
         return 1 + self.cap(anchor).bit_length() - failed
-
-    def may_not_fail(self, anchor: Anchor) -> bool:
-        """Return whether failures are dear, and no more of them are allowed here."""
-        return self.settings.failures_are_dear and self.failures_left(anchor) <= 0
 
     def next_multiple(self, bracket: Bracket) -> int | None:
         """Return the next multiple of the quantum, which needs no more memory than what is proven; None if closed."""
@@ -370,8 +361,6 @@ class Knowledge:
             return "data"
         if bracket.failed == 1:
             return bracket.failed_by
-        if self.may_not_fail(bracket.anchor):
-            return bracket.failed_by or "memory"
         if self.next_multiple(bracket) is not None:
             return None
         step = max(bracket.step, self.fit.quantum(bracket.proven))
@@ -396,24 +385,17 @@ class Knowledge:
             # Less than one step above the margin is not worth a search.
             if bracket.failed is not None:
                 return bracket.failed_by
-        if (
-            not is_end
-            and bracket.peak is not None
-            and (
-                self.fit.leaves_no_room(bracket, bracket.peak, step)
-                or self._seems_full(bracket, bracket.peak, step)
-            )
-        ):
+        peak = bracket.peak
+        if is_end or peak is None:
+            return None
+        if self.fit.leaves_no_room(bracket, peak, step):
+            return "memory"
+        # Where failures are dear, each example more is taken to need as much as those so far.
+        room = self.fit.room_bytes - peak
+        used = peak - (self.peaks.rest_bytes or 0)
+        if self.settings.failures_are_dear and room * bracket.passed < used * step:
             return "memory"
         return None
-
-    def _seems_full(self, bracket: Bracket, peak: float, step: int) -> bool:
-        """Return whether failures are dear, and a step more does not fit if it needs as much as the examples so far."""
-        rest_bytes = self.peaks.rest_bytes
-        if not self.settings.failures_are_dear or rest_bytes is None:
-            return False
-        need = (peak - rest_bytes) / bracket.passed
-        return self.fit.room_bytes - peak < need * step
 
     def _closed_by_others(self, bracket: Bracket, step: int) -> ClosedBy | None:
         """Return what ends the search by the proofs of longer lengths and the failures of shorter ones."""
