@@ -3,12 +3,23 @@
 The benchmark `tests/benchmarks/laws.py` prints the figures of all laws on all data sets.
 """
 
+import math
+from collections import Counter
 from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.laws import DATA, MOST_LOSS, Figures, measure, probe_law
+from benchmarks.laws import (
+    DATA,
+    MOST_LOSS,
+    Figures,
+    law_settings,
+    measure,
+    probe_law,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from memory_laws import (
     BASE_BYTES,
     LAWS,
@@ -25,8 +36,10 @@ from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
+from batchtune.probe.refining import Refinement
+from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import BatchShape, Probe, SweepSettings
+from batchtune.results import BatchShape, Probe, SweepSettings, Trial
 
 # With targets the laws of two lengths, and those of one that come in steps or have an end: the benchmark runs all.
 STEPPED = (
@@ -46,6 +59,24 @@ ALL = [
     *((name, LAWS[name], False) for name in LAWS),
     *((name, TARGET_LAWS[name], True) for name in OF_TWO),
 ]
+# Those that grow without leaps in the batch size.
+SMOOTH = (
+    "linear",
+    "affine",
+    "quadratic",
+    "a floor",
+    "truncation",
+    "concave",
+    "noise of 3%",
+    "a steep end",
+)
+SMOOTH_OF_TWO = (
+    "length times target",
+    "larger of both",
+    "root of the target",
+    "both squared",
+    *(f"{name}, plus target" for name in SMOOTH),
+)
 SAMPLE = ["blocks of length", "noise of 3%", "batches in eights"]
 FEW = 300
 
@@ -234,6 +265,70 @@ def test_leaps_at_two_sizes_are_no_multiples_if_peaks_grow(tmp_path: Path) -> No
     assert sum(trial.outcome == "oom" for trial in probe.trials) <= 0.5 * len(
         probe.frontier
     )
+
+
+def searched(device: LawDevice) -> list[Trial]:
+    """The trials of a search where failures are dear."""
+    search = FrontierSearch(
+        device.lengths,
+        law_settings(dear=True),
+        LIMIT_BYTES,
+        refine=Refinement(device.lengths, range(10, 21)),
+    )
+    trials: list[Trial] = []
+    while (wanted := search.propose(trials)) is not None:
+        ran = device.measure(wanted.shape, len(trials), fresh=wanted.fresh)
+        trials.append(ran.trial)
+    return trials
+
+
+def test_few_trials_fail_where_failures_are_dear() -> None:
+    device = LawDevice(LAWS["a steep end"], made_lengths("sentences", count=FEW))
+    assert sum(trial.outcome == "oom" for trial in searched(device)) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(
+    ("law", "targets"),
+    [
+        *(pytest.param(LAWS[name], False, id=name) for name in SMOOTH),
+        *(pytest.param(TARGET_LAWS[name], True, id=name) for name in SMOOTH_OF_TWO),
+    ],
+)
+def test_dear_failures_are_few_where_memory_is_smooth(
+    law: Law, targets: bool, data: str
+) -> None:
+    device = LawDevice(law, made_lengths(data, targets=targets, count=1000))
+    trials = searched(device)
+    lengths = {(trial.length, trial.target_length) for trial in trials}
+    failures = sum(trial.outcome != "ok" for trial in trials)
+    assert 3 * failures <= len(lengths)
+
+
+@pytest.mark.slow
+@given(
+    leaps=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=12),
+    every=st.integers(1, 40),
+    noise=st.sampled_from([0.0, 0.02]),
+    targets=st.booleans(),
+    data=st.sampled_from(DATA),
+)
+@settings(max_examples=40, deadline=None)
+def test_dear_failures_are_no_more_than_bisection_needs_on_any_law(
+    leaps: list[float], every: int, noise: float, targets: bool, data: str
+) -> None:
+    def need(batch_size: int, length: float, target: float) -> float:
+        # Up and down with the batch size and the length.
+        leap = leaps[(batch_size // every + int(40 * length)) % len(leaps)]
+        return batch_size * (length + 0.2 * target) * (1 + leap)
+
+    lengths = made_lengths(data, targets=targets, count=FEW)
+    failures: Counter[tuple[float, float | None]] = Counter()
+    for trial in searched(LawDevice(Law(need, noise=noise), lengths)):
+        failures[trial.length, trial.target_length] += trial.outcome != "ok"
+    for (length, target), count in failures.items():
+        assert count <= 2 + math.log2(lengths.count_within(length, target))
 
 
 def test_estimated_times_are_those_of_steps_in_turns() -> None:

@@ -10,13 +10,15 @@ from batchtune.probe.knowledge import Knowledge
 
 # Where the model is far off, a size that is proven is run first if it is at least the guess divided by this.
 _NEAR = 1.25
+# Where failures are dear, more than one for so many lengths make the search aim lower.
+_FEW_FAILURES = 3
 
 
 def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     """Return the next batch size to try; None if the length and target are closed.
 
     A length takes at most 4 + log2(cap) batch sizes: a guess that would leave too much for the remaining trials to
-    bisect is moved, unless a failure costs a start of the user's script.
+    bisect is moved. Where failures are dear, at most 2 + log2(cap) fail instead, and the sizes go up by measured peaks.
     """
     bracket = known.bracket(anchor)
     if known.closed_by(bracket) is not None:
@@ -33,6 +35,9 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
         != bracket.cap
     ):
         left -= 1  # for the cap itself, which ends the length by a trial of its own
+    if known.settings.failures_are_dear:
+        guess = _up_by_peaks(known, bracket, guess)
+        left = known.failures_left(anchor)
     high = bracket.beyond
     if (
         bracket.hardly is not None
@@ -41,13 +46,29 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     ):
         high = min(high, bracket.hardly)
     rungs = between(known.task.rungs, bracket.passed, high)
-    # To start a script anew takes longer than a few more trials: it goes up by measured peaks.
-    follows_peaks = known.settings.command is not None and len(bracket.peaks) > 1
-    if rungs and not follows_peaks:
+    if rungs:
         told_apart = (1 << max(0, left - 1)) - 1  # rungs, by the trials after this one
         guess = max(guess, rungs[max(0, len(rungs) - 1 - told_apart)])
         guess = min(guess, rungs[min(len(rungs) - 1, told_apart)])
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
+
+
+def _up_by_peaks(known: Knowledge, bracket: Bracket, guess: int) -> int:
+    """Return the guess, or a smaller size, so that few sizes fail and measured peaks lead to the limit.
+
+    If the model is far off, a length starts with what is proven. Its first peak then leads on as if all memory beyond
+    what is in use between trials grew with the batch, and less far where many sizes have failed.
+    """
+    if not bracket.peaks and bracket.surely and known.fit.is_misfit:
+        return min(guess, bracket.surely)
+    if len(bracket.peaks) != 1:
+        return guess
+    size, peak = bracket.peaks[0]
+    used = max(1, peak - (known.peaks.rest_bytes or 0))
+    guess = min(guess, size + int((known.fit.room_bytes - peak) * size / used))
+    if _FEW_FAILURES * (len(known.failures) - 1) >= len(known.anchors):
+        guess -= (guess - size) // 4
+    return guess
 
 
 def _to_a_failure(known: Knowledge, bracket: Bracket) -> int:
@@ -90,7 +111,7 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     if multiple is not None:
         return multiple
     if bracket.has_crept and bracket.beyond <= bracket.cap:
-        return _middle(known, bracket)
+        return min(_middle(known, bracket), _by_last_step(known, bracket))
     guess = _by_peaks(known, bracket)
     quantum = known.fit.quantum(bracket.proven)
     if guess is not None and quantum > 1:
@@ -177,6 +198,16 @@ def _beyond_last_peak(known: Knowledge, bracket: Bracket, need: float) -> int:
     if used < 0.1 * (room - (peak - used)):
         return min(size, largest * 8)
     return size
+
+
+def _by_last_step(known: Knowledge, bracket: Bracket) -> int:
+    """Return the size at the limit if memory grows on as in the last step; the cap if that is too little to tell."""
+    (smaller, low), (largest, high) = bracket.peaks[-2:]
+    grown = high - low
+    if grown <= known.peaks.margin.bytes:
+        return bracket.cap
+    need = grown / (largest - smaller)
+    return largest + max(1, int((known.fit.room_bytes - high) / need))
 
 
 def _away_from_the_last(bracket: Bracket) -> int | None:

@@ -339,6 +339,14 @@ class Knowledge:
                 return other.length, passed
         return None
 
+    def failures_left(self, anchor: Anchor) -> int:
+        """Return how many more trials may fail here where failures are dear: 2 + log2(cap) less those that did."""
+        failed = sum(
+            trial.outcome != "ok" and trial.shape == anchor.shape(trial.batch_size)
+            for trial in self.trials
+        )
+        return 1 + self.cap(anchor).bit_length() - failed
+
     def next_multiple(self, bracket: Bracket) -> int | None:
         """Return the next multiple of the quantum, which needs no more memory than what is proven; None if closed."""
         size = bracket.proven
@@ -377,11 +385,15 @@ class Knowledge:
             # Less than one step above the margin is not worth a search.
             if bracket.failed is not None:
                 return bracket.failed_by
-        if (
-            not is_end
-            and bracket.peak is not None
-            and self.fit.leaves_no_room(bracket, bracket.peak, step)
-        ):
+        peak = bracket.peak
+        if is_end or peak is None:
+            return None
+        if self.fit.leaves_no_room(bracket, peak, step):
+            return "memory"
+        # Where failures are dear, each example more is taken to need as much as those so far.
+        room = self.fit.room_bytes - peak
+        used = peak - (self.peaks.rest_bytes or 0)
+        if self.settings.failures_are_dear and room * bracket.passed < used * step:
             return "memory"
         return None
 

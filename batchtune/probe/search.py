@@ -103,6 +103,8 @@ class FrontierSearch:
         return self._at(known, added)
 
     def _at(self, known: Knowledge, anchor: Anchor) -> NextTrial | None:
+        if known.settings.failures_are_dear and known.failures_left(anchor) < 1:
+            return None
         retry = known.to_retry(anchor)
         if retry is not None:
             return NextTrial(anchor.shape(retry), fresh=True)

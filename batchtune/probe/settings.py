@@ -144,6 +144,11 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
             spec=self.workload, options=self.options, command=self.command
         )
 
+    @property
+    def failures_are_dear(self) -> bool:
+        """Whether a failed trial costs a start of the user's script, which takes longer than a few trials."""
+        return self.command is not None
+
     @classmethod
     def checked(cls, **values: Any) -> ProbeSettings:
         """Return the settings. Raises UsageError if a value is of the wrong type or out of range."""

@@ -1,10 +1,10 @@
-"""How true and how dear the probe is on memory laws of many kinds: `python tests/benchmarks/laws.py [NAME]...`.
+"""How true and how dear the probe is on memory laws: `python tests/benchmarks/laws.py [--dear] [NAME]...`.
 
 For each law and data set: the probe, the sweep that follows, and later sweeps with 5, 8, 12 and 30 buckets; then the
 truth by brute force. Columns: lengths measured; trials for each; OOMs for each (those in turns included); how many
 buckets of the recommended table, of later tables and of those over two lengths may run out of memory, as may a batch
 by max_batch_length; and what the recommended table costs above one made with exact knowledge of all sizes.
-Exits with 1 where a target does not hold.
+With `--dear` each failure counts as a start of the user's script. Exits with 1 where a target does not hold.
 """
 
 from __future__ import annotations
@@ -73,14 +73,26 @@ class Figures:
         return not law.monotone or (above == 0 and cheap and self.loss <= MOST_LOSS)
 
 
+def law_settings(*, dear: bool = False) -> ProbeSettings:
+    """Settings under which failures are cheap, or dear."""
+    return ProbeSettings(
+        workload="made.py:Made",
+        options={},
+        device="cuda",
+        memory_fraction=1.0,
+        command=["python", "made.py"] if dear else None,
+    )
+
+
 def probe_law(
-    device: LawDevice, num_buckets: tuple[int, ...] = tuple(range(10, 21))
+    device: LawDevice,
+    num_buckets: tuple[int, ...] = tuple(range(10, 21)),
+    *,
+    dear: bool = False,
 ) -> Probe:
     """The probe of a made device."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = ProbeSettings(
-            workload="made.py:Made", options={}, device="cuda", memory_fraction=1.0
-        )
+        settings = law_settings(dear=dear)
         swept = SweepSettings(num_buckets=num_buckets)
         return run_probe(
             device.lengths,
@@ -91,11 +103,17 @@ def probe_law(
         )
 
 
-def measure(law: Law, lengths: Lengths, strategies: tuple[str, ...] = ()) -> Figures:
+def measure(
+    law: Law,
+    lengths: Lengths,
+    strategies: tuple[str, ...] = (),
+    *,
+    dear: bool = False,
+) -> Figures:
     """Probes, sweeps and compares with the truth."""
     device = LawDevice(law, lengths)
     started = time.perf_counter()
-    probe = probe_law(device)
+    probe = probe_law(device, dear=dear)
     seconds = time.perf_counter() - started
     found = sweep(
         lengths,
@@ -205,7 +223,8 @@ def cost(row: Row) -> float:
 
 def main() -> None:
     """Prints a row for each law and data set."""
-    wanted = sys.argv[1:]
+    dear = "--dear" in sys.argv
+    wanted = [argument for argument in sys.argv[1:] if argument != "--dear"]
     print(
         f"{'law':44} {'data':10} {'len':>4} {'tri/l':>6} {'oom/l':>6} above (table, later, 2-D, M)  loss      M    s"
     )
@@ -215,7 +234,7 @@ def main() -> None:
             if wanted and not any(part in name for part in wanted):
                 continue
             for data in DATA:
-                got = measure(law, made_lengths(data, targets=targets))
+                got = measure(law, made_lengths(data, targets=targets), dear=dear)
                 holds = got.holds(law)
                 failed += not holds
                 print(
