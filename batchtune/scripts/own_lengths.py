@@ -12,8 +12,8 @@ import numpy as np
 
 from batchtune.errors import WorkloadError
 from batchtune.probe.requests import Describe, Described, ScriptRequest
-from batchtune.probe.supervisor import tail, worker_program
-from batchtune.processes.worker import Failed, Nursery, WorkerLost
+from batchtune.probe.supervisor import worker_program
+from batchtune.processes.worker import Failed, Nursery, WorkerLost, tail
 
 if TYPE_CHECKING:
     import pyarrow
