@@ -222,7 +222,9 @@ class Attempt:
         outcome, error = self.judged()
         peak_bytes = _highest(self.peaks)
         facts: dict[str, Any] = {"failed_peak_bytes": peak_bytes}
-        if outcome == "ok":
+        if outcome == "ok" and not self.seconds:  # another rank failed
+            facts = {}
+        elif outcome == "ok":
             later = self._later_peaks
             facts = {
                 "step_seconds": statistics.median(self.seconds),

@@ -21,7 +21,7 @@ from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import Identify, Prepare, Reply, Request, Run
 from batchtune.probe.verdicts import merged
 from batchtune.probe.worker import Worker
-from batchtune.processes import command
+from batchtune.processes import command, import_for_good
 from batchtune.processes.nursery import ready
 from batchtune.processes.pool import die_with_parent
 from batchtune.processes.worker import Failed, drain, oom_kills, serve, tail
@@ -58,6 +58,7 @@ def work(channel: int) -> None:
 def main() -> None:
     """Be torchrun, with the arguments of the command line; end with the process that started it."""
     die_with_parent()
+    import_for_good("torch.distributed.run")
     from torch.distributed.run import main as torchrun
 
     torchrun(sys.argv[1:])
@@ -93,7 +94,8 @@ class Gang:
             self._ranks = Ranks(listener, token, world_size, output.text, oom_kills())
             torchrun = subprocess.Popen(
                 _torchrun(world_size),
-                env=_environment() | {GANG_VARIABLE: f"{host},{port},{token}"},
+                env=_environment(world_size)
+                | {GANG_VARIABLE: f"{host},{port},{token}"},
                 stdin=subprocess.DEVNULL,
                 stdout=output.end,
                 stderr=output.end,
@@ -159,11 +161,14 @@ def _torchrun(nproc_per_node: int) -> list[str]:
     )
 
 
-def _environment() -> dict[str, str]:
+def _environment(nproc_per_node: int) -> dict[str, str]:
     """Return this process's environment, without what another launcher has put there."""
-    return {
+    environment = {
         name: value
         for name, value in os.environ.items()
         if name not in _RANK_VARIABLES
         and not name.startswith(("SLURM_", "TORCHELASTIC_"))
     }
+    if nproc_per_node > 1:  # as torchrun sets it, with a warning
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment

@@ -20,6 +20,7 @@ from batchtune.probe.devices import backend_for
 from batchtune.probe.gang import GANG_VARIABLE
 from batchtune.probe.requests import Decision, Hello, Prepare, Ready, Request, Vote
 from batchtune.probe.worker import Worker
+from batchtune.processes import import_for_good
 from batchtune.processes.pool import die_with_parent, total_memory
 from batchtune.processes.worker import Message, encode
 from batchtune.results import BatchShape, ProbedWith, RankDevice
@@ -44,6 +45,7 @@ def main() -> None:
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # To see where it hangs.
     faulthandler.register(signal.SIGUSR2, file=channel.fileno(), all_threads=False)
+    import_for_good("torch", "torch.distributed")
     with channel.makefile("rb") as requests:
         place = RankPlace(channel, requests)
         place.say(place.hello(token))

@@ -57,16 +57,17 @@ _NOTHING_SENT = {
 
 def worker_program(
     *, script: bool = False, ranks: bool = False
-) -> tuple[str, Any, dict[str, str]]:
-    """Return the module that a probe's workers run, the type of their replies, and their environment."""
+) -> tuple[str, Any, dict[str, str], tuple[str, ...]]:
+    """Return the module of a probe's workers, the type of their replies, their environment, and what to import."""
     environment: dict[str, str] = {}
     for backend in backends():
         environment |= backend.WORKER_ENVIRONMENT
     if script:
-        return "batchtune.scripts.launching", Reply, environment | _NOTHING_SENT
+        environment |= _NOTHING_SENT
+        return "batchtune.scripts.launching", Reply, environment, ("torch",)
     if ranks:
-        return "batchtune.probe.gang", Reply, environment
-    return "batchtune.probe.worker", Reply, environment
+        return "batchtune.probe.gang", Reply, environment, ()
+    return "batchtune.probe.worker", Reply, environment, ("torch",)
 
 
 class Supervisor:

@@ -219,8 +219,23 @@ def trained_parameters() -> list[torch.Tensor]:
     return [
         parameter
         for parameter in each_once
-        if parameter.requires_grad and not is_lazy(parameter)
+        if parameter.requires_grad and not is_lazy(parameter) and _is_held(parameter)
     ]
+
+
+def _is_held(parameter: torch.Tensor) -> bool:
+    """Return whether its values are in memory: FSDP frees those of whole parameters between steps."""
+    values = _own_part(parameter)
+    return values.numel() == 0 or values.untyped_storage().size() > 0
+
+
+def _own_part(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values, of a sharded one those of this rank: all of them would take a collective."""
+    values = parameter.detach()
+    if hasattr(values, "to_local"):
+        own: torch.Tensor = values.to_local()
+        return own
+    return values
 
 
 def gradient_bytes() -> int:
@@ -266,7 +281,8 @@ class Training:
                 return True
             # There may be no memory left, or a tensor of a kind that has no sum.
             with contextlib.suppress(Exception):
-                sums.append(_sum(parameter))
+                if _is_held(parameter):
+                    sums.append(_sum(parameter))
         # Without any, all were made in a step.
         if not sums or len(sums) < len(self._before):
             return None
@@ -280,8 +296,4 @@ class Training:
 def _sum(parameter: torch.Tensor) -> float:
     import torch
 
-    values = parameter.detach()
-    # To sum over the shards of all ranks would be a collective, which not all of them may get to.
-    if hasattr(values, "to_local"):
-        values = values.to_local()
-    return float(values.sum(dtype=torch.float64))
+    return float(_own_part(parameter).sum(dtype=torch.float64))

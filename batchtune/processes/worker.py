@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -101,13 +101,18 @@ class Nursery:
 
     They are forked from a process that has PyTorch (`processes.nursery`), which starts with the first worker, and again
     after `close` or if something has killed it. They run `module`, answer with the union of types `replies`, and get
-    the variables `environment`.
+    the variables `environment`. What they need in addition is imported before: `imports`.
     """
 
     def __init__(
-        self, module: str, replies: Any, environment: Mapping[str, str]
+        self,
+        module: str,
+        replies: Any,
+        environment: Mapping[str, str],
+        imports: Sequence[str] = ("torch",),
     ) -> None:
         self._module = module
+        self._imports = imports
         self._environment = environment
         self._replies = msgspec.json.Decoder(replies)
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -201,6 +206,7 @@ class Nursery:
                     nursery_end.fileno(),
                     os.getpid(),
                     self._module,
+                    *self._imports,
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
