@@ -82,15 +82,15 @@ def test_two_ranks_are_one_worker() -> None:
     ("fault", "outcome", "oom_ranks", "error"),
     [
         ("run_out", "oom", [1], r"rank 1: RuntimeError: .*can't allocate memory.*"),
-        ("kill", "crash", [], "rank 1 was killed by SIGKILL"),
-        ("leave", "crash", [], "rank 1 ended with exit code 3"),
+        ("kill", "crash", [], "rank 1: its process was killed by SIGKILL"),
+        ("leave", "crash", [], "rank 1: its process ended with exit code 3"),
         (
             *("hang", "timeout", []),
-            r"no answer within 5 s; rank 1 hangs at gang_workload\.py, line \d+, in hang",
+            r"rank 1: no answer within 5 s; it hangs at gang_workload\.py, line \d+, in hang",
         ),
         (
             *("hang_for_good", "timeout", []),
-            r"no answer within 5 s; rank 1 hangs at gang_workload\.py, line \d+, in hang_for_good",
+            r"rank 1: no answer within 5 s; it hangs at gang_workload\.py, line \d+, in hang_for_good",
         ),
         ("fail", "error", [], "rank 1: ValueError: tokens and labels differ"),
     ],

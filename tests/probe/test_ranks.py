@@ -12,8 +12,9 @@ import pytest
 from batchtune.probe import ranks as ranks_module
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.ranks import Ranks
-from batchtune.probe.requests import Hello, Ran, Run, Vote
-from batchtune.processes.worker import encode
+from batchtune.probe.requests import Hello, Ran, Reply, Run, Vote
+from batchtune.probe.verdicts import cause_of
+from batchtune.processes.worker import Failed, encode
 from batchtune.results import BatchShape, Trial
 
 SHAPE = BatchShape(4, 3.0)
@@ -66,7 +67,9 @@ class Led:
                 stranger.close()
         self.threads = ThreadPoolExecutor()
 
-    def gather(self, *acts: Callable[[MadeRank], object], seconds: float = 20.0) -> Any:
+    def gather(
+        self, *acts: Callable[[MadeRank], object], seconds: float = 20.0
+    ) -> dict[int, Reply]:
         """What comes of a request to which each rank reacts by its own act."""
         self.ranks.send(RUN)
         for rank in self.made:
@@ -75,12 +78,12 @@ class Led:
             self.threads.submit(act, rank)
             for act, rank in zip(acts, self.made, strict=True)
         ]
-        gathered = self.ranks.gather(seconds)
+        replies = self.ranks.gather(seconds)
         for rank in self.made:
             # It ends whoever still waits for a decision.
             rank.channel.shutdown(socket.SHUT_RDWR)
         self.results = [act.result() for act in acting]
-        return gathered
+        return replies
 
     def close(self) -> None:
         self.ranks.close()
@@ -95,9 +98,19 @@ def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
     monkeypatch.setattr(ranks_module, "_CAUGHT_SECONDS", 0.3)
     monkeypatch.setattr(ranks_module, "_STACK_SECONDS", 0.1)
     monkeypatch.setattr(ranks_module, "_ENDING_SECONDS", 0.1)
+    monkeypatch.setattr(ranks_module, "_HELLO_SECONDS", 0.1)
     made = Led(monkeypatch)
     yield made
     made.close()
+
+
+def causes(replies: dict[int, Reply]) -> dict[int, str | None]:
+    return {rank: cause_of(reply) for rank, reply in replies.items()}
+
+
+def message(reply: Reply) -> str:
+    assert isinstance(reply, Failed)
+    return reply.message
 
 
 def nothing(rank: MadeRank) -> None: ...
@@ -112,10 +125,8 @@ def test_all_ranks_take_the_decision_of_any(led: Led) -> None:
         rank.place.say(ran())
         return decided
 
-    gathered = led.gather(act, act)
+    assert causes(led.gather(act, act)) == {0: None, 1: None}
     assert led.results == [[False, True, True, True]] * 2
-    assert set(gathered.replies) == {0, 1}
-    assert gathered.causes == {}
 
 
 def test_a_failure_ends_the_wait_of_the_others(led: Led) -> None:
@@ -125,50 +136,63 @@ def test_a_failure_ends_the_wait_of_the_others(led: Led) -> None:
     def wait(rank: MadeRank) -> None:
         rank.place.say(Vote(value=1))
 
-    gathered = led.gather(wait, fail)
-    assert gathered.causes == {1: "oom"}
-    assert gathered.replies.keys() == {1}
+    assert causes(led.gather(wait, fail)) == {1: "oom"}
 
 
 def test_an_error_that_one_rank_caught_ends_the_trial(led: Led) -> None:
     def catch(rank: MadeRank) -> None:
         rank.place.say(Vote(value=1, caught="out of memory"))
 
-    gathered = led.gather(nothing, catch)
-    assert gathered.caught == {1: "out of memory"}
-    assert gathered.causes == {1: "oom"}
+    replies = led.gather(nothing, catch)
+    assert causes(replies) == {1: "oom"}
+    assert message(replies[1]).startswith("caught by the workload")
 
 
 def test_a_rank_that_ends_is_noticed(led: Led) -> None:
     def end(rank: MadeRank) -> None:
         rank.channel.shutdown(socket.SHUT_RDWR)
 
-    gathered = led.gather(nothing, end)
-    assert gathered.causes == {1: "ended"}
-    assert gathered.ended[1].output == "last words"
+    replies = led.gather(nothing, end)
+    assert causes(replies) == {1: "crash"}
+    assert "closed its channel" in message(replies[1])
+    assert message(replies[1]).endswith("last words")
 
 
 def test_a_rank_that_says_nonsense_is_a_crash(led: Led) -> None:
     def scribble(rank: MadeRank) -> None:
         rank.channel.sendall(b"step 1\n")
 
-    gathered = led.gather(nothing, scribble)
-    assert "step 1" in gathered.ended[1].how
+    replies = led.gather(nothing, scribble)
+    assert causes(replies) == {1: "crash"}
+    assert "said b'step 1' over its channel" in message(replies[1])
 
 
-def test_ranks_that_hang_say_where(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("innermost", "hanging"),
+    [(("torch/x.py", "train.py"), [1]), (("torch/x.py",) * 2, [0, 1])],
+)
+def test_ranks_that_hang_say_where(
+    led: Led,
+    monkeypatch: pytest.MonkeyPatch,
+    innermost: tuple[str, str],
+    hanging: list[int],
+) -> None:
+    """A rank that is in one of torch's functions waits for one that is not."""
+    stacks = [
+        f'Thread 0x1 (most recent call first):\n  File "/lib/{file}", line 28 in wait\n'
+        '  File "/me/train.py", line 12 in step\n'
+        for file in innermost
+    ]
+
     def print_stack(pid: int, number: int) -> None:
         assert (pid, number) == (os.getpid(), signal.SIGUSR2)
-        led.made[1].channel.sendall(b"Current thread (most recent call first):\n")
+        rank = led.made[2 - len(stacks)]
+        rank.channel.sendall(stacks.pop(0).encode())
 
     monkeypatch.setattr(os, "kill", print_stack)
-
-    def answer(rank: MadeRank) -> None:
-        rank.place.say(ran())
-
-    gathered = led.gather(answer, nothing, seconds=0.5)
-    assert gathered.causes == {1: "timeout"}
-    assert "most recent call first" in gathered.stacks[1]
+    replies = led.gather(nothing, nothing, seconds=0.5)
+    assert causes(replies) == dict.fromkeys(hanging, "timeout")
+    assert message(replies[1]).startswith("no answer within 0.5 s; it hangs at ")
 
 
 def test_ranks_that_never_come_are_not_waited_for() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchtune.probe.requests import Prepare, Ran, Ready, Run
-from batchtune.probe.verdicts import Ended, Gathered, merged
+from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
+from batchtune.probe.verdicts import merged
 from batchtune.processes.worker import Failed
 from batchtune.results import BatchShape, Device, ProbedWith, RankDevice, Trial
 
@@ -23,25 +23,14 @@ PREPARE = Prepare(
 OOM = "RuntimeError: CUDA out of memory"
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 OWN = "ValueError: tokens and labels differ"
-# As faulthandler prints them.
-HANGS = (
-    "Current thread 0x1 (most recent call first):\n"
-    '  File "/home/me/train.py", line 28 in augment\n'
-    '  File "/home/me/train.py", line 12 in step\n'
-)
-WAITS = (
-    "Current thread 0x1 (most recent call first):\n"
-    '  File "/venv/lib/site-packages/torch/autograd/graph.py", line 865 in _engine_run_backward\n'
-    '  File "/home/me/train.py", line 31 in step\n'
-)
 
 
 def ran(outcome: Any = "ok", error: str | None = None, **facts: Any) -> Ran:
     return Ran(trial=Trial.of(SHAPE, outcome, error=error, **facts), stage="step")
 
 
-def gathered(**parts: Any) -> Gathered:
-    return Gathered(2, **parts)
+def failed(outcome: Any, message: str, **facts: Any) -> Failed:
+    return Failed(outcome=outcome, message=message, **facts)
 
 
 def test_the_worst_of_all_ranks_counts() -> None:
@@ -60,7 +49,7 @@ def test_the_worst_of_all_ranks_counts() -> None:
         parameters_changed=True,
         rest_bytes=70,
     )
-    reply = merged(gathered(replies={1: replace(second, renew=True), 0: first}), RUN)
+    reply = merged({1: replace(second, renew=True), 0: first}, RUN)
     assert isinstance(reply, Ran)
     trial = reply.trial
     assert (trial.outcome, trial.step_seconds, trial.peak_bytes) == ("ok", 0.2, 300)
@@ -70,76 +59,41 @@ def test_the_worst_of_all_ranks_counts() -> None:
     assert reply.renew
 
 
+KILLED = failed("crash", "its process was killed by SIGKILL")
+HANGS = failed("timeout", "no answer within 15 s; it hangs at train.py, line 28")
+
+
 @pytest.mark.parametrize(
-    ("parts", "outcome", "rank", "oom_ranks", "error"),
+    ("replies", "outcome", "rank", "oom_ranks", "error"),
     [
-        (
-            {"replies": {0: ran("oom", OOM), 1: ran("oom", OOM)}},
-            *("oom", 0, [0, 1], f"rank 0: {OOM}"),
-        ),
-        # The others' errors follow from it, or show only that they were quicker.
-        (
-            {"replies": {0: ran("error", GLOO), 1: ran("oom", OOM)}},
-            *("oom", 1, [1], f"rank 1: {OOM}"),
-        ),
-        (
-            {"replies": {0: ran("error", OWN), 1: ran("oom", OOM)}},
-            *("oom", 1, [1], f"rank 1: {OOM}"),
-        ),
-        (
-            {"replies": {0: ran("error", GLOO), 1: ran("error", OWN)}},
-            *("error", 1, [], f"rank 1: {OWN}"),
-        ),
-        (
-            {
-                "replies": {0: ran("error", GLOO)},
-                "ended": {1: Ended("crash", "was killed by SIGKILL")},
-            },
-            *("crash", 1, [], "rank 1 was killed by SIGKILL"),
-        ),
-        (
-            {"ended": {1: Ended("oom", "was killed by SIGABRT", "what(): bad_alloc")}},
-            *("oom", 1, [1], "rank 1 was killed by SIGABRT: what(): bad_alloc"),
-        ),
-        (
-            {"replies": {0: ran("error", GLOO), 1: ran("error", GLOO)}},
-            *("crash", 0, [], f"rank 0: {GLOO}"),
-        ),
-        (
-            {"caught": {1: OOM}},
-            *("oom", 1, [1]),
-            f"rank 1: caught by the workload, and other ranks waited for that step: {OOM}",
-        ),
-        (
-            {"stacks": {0: WAITS, 1: HANGS}},
-            *("timeout", 1, []),
-            "no answer within 15 s; rank 1 hangs at train.py, line 28, in augment",
-        ),
-        (
-            {"stacks": {0: WAITS, 1: WAITS}},
-            *("timeout", 0, []),
-            "no answer within 15 s; ranks 0, 1 hang at train.py, line 31, in step",
-        ),
-        (
-            {"replies": {0: ran()}, "stacks": {1: ""}},
-            *("timeout", 1, [], "no answer within 15 s; rank 1 hangs"),
-        ),
+        ([ran("oom", OOM), ran("oom", OOM)], "oom", 0, [0, 1], OOM),
+        # The others' errors follow from it, or were only quicker.
+        ([ran("error", GLOO), ran("oom", OOM)], "oom", 1, [1], OOM),
+        ([ran("error", OWN), ran("oom", OOM)], "oom", 1, [1], OOM),
+        ([ran("error", GLOO), ran("error", OWN)], "error", 1, [], OWN),
+        ([ran("error", GLOO), KILLED], "crash", 1, [], KILLED.message),
+        ([ran("error", GLOO), ran("error", GLOO)], "crash", 0, [], GLOO),
+        ([ran(), failed("oom", "bad_alloc")], "oom", 1, [1], "bad_alloc"),
+        ([ran(), HANGS], "timeout", 1, [], HANGS.message),
     ],
 )
 def test_the_failure_that_explains_the_others_counts(
-    parts: dict[str, Any],
-    outcome: str,
-    rank: int,
-    oom_ranks: list[int],
-    error: str,
+    replies: list[Reply], outcome: str, rank: int, oom_ranks: list[int], error: str
 ) -> None:
-    reply = merged(gathered(**parts), RUN)
+    reply = merged(dict(enumerate(replies)), RUN)
     assert isinstance(reply, Ran)
     trial = reply.trial
     assert (trial.outcome, trial.rank, trial.oom_ranks) == (outcome, rank, oom_ranks)
-    assert trial.error == error
+    assert trial.error == f"rank {rank}: {error}"
     assert trial.shape == SHAPE
     assert reply.renew
+
+
+def test_of_two_processes_that_ended_the_first_counts() -> None:
+    """The other one ended because of it."""
+    reply = merged({1: KILLED, 0: failed("crash", "its process was aborted")}, RUN)
+    assert isinstance(reply, Ran)
+    assert (reply.trial.rank, reply.trial.outcome) == (1, "crash")
 
 
 def device(rank: int, limit_bytes: int, **facts: Any) -> Device:
@@ -171,7 +125,7 @@ def test_the_device_is_what_every_rank_has() -> None:
         1: Ready(device=device(1, 700, free_bytes=800, outside_bytes=90)),
         0: Ready(device=device(0, 900, free_bytes=950, outside_bytes=80)),
     }
-    reply = merged(gathered(replies=replies), PREPARE)
+    reply = merged(replies, PREPARE)
     assert isinstance(reply, Ready)
     merged_device = reply.device
     assert (merged_device.limit_bytes, merged_device.free_bytes) == (700, 800)
@@ -183,37 +137,20 @@ def test_the_device_is_what_every_rank_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "expected"),
+    ("replies", "outcome", "stage", "message"),
     [
         (
-            {
-                "replies": {
-                    0: Failed(message=GLOO, stage="setup"),
-                    1: Failed(message=OWN, stage="step", hint="Fix it."),
-                }
-            },
-            ("error", "step", f"rank 1: {OWN}"),
+            [failed("error", GLOO, stage="setup"), failed("error", OWN, stage="step")],
+            *("error", "step", OWN),
         ),
-        (
-            {"replies": {1: Failed(message=OOM, outcome="oom", stage="setup")}},
-            ("oom", "setup", f"rank 1: {OOM}"),
-        ),
-        (
-            {"ended": {1: Ended("crash", "ended with exit code 3", "no license\n")}},
-            ("crash", "setup", "rank 1 ended with exit code 3: no license"),
-        ),
-        (
-            {"stacks": {0: WAITS, 1: HANGS}},
-            (
-                *("timeout", "setup"),
-                "no answer within 60 s; rank 1 hangs at train.py, line 28, in augment",
-            ),
-        ),
+        ([failed("oom", OOM, stage="setup")], "oom", "setup", OOM),
+        ([KILLED], "crash", "setup", KILLED.message),
     ],
 )
 def test_ranks_that_are_not_ready_fail_as_one(
-    parts: dict[str, Any], expected: tuple[str, str, str]
+    replies: list[Reply], outcome: str, stage: str, message: str
 ) -> None:
-    reply = merged(gathered(**parts), PREPARE)
+    reply = merged(dict(enumerate(replies)), PREPARE)
     assert isinstance(reply, Failed)
-    assert (reply.outcome, reply.stage, reply.message) == expected
+    assert (reply.outcome, reply.stage) == (outcome, stage)
+    assert reply.message == f"rank {len(replies) - 1}: {message}"
