@@ -40,12 +40,12 @@ def main() -> None:
     """Connect, and serve requests until the other side closes the connection."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    import_for_good("torch", "torch.distributed")
     host, port, token = os.environ.pop(GANG_VARIABLE).split(",")
     channel = socket.create_connection((host, int(port)))
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # To see where it hangs.
     faulthandler.register(signal.SIGUSR2, file=channel.fileno(), all_threads=False)
-    import_for_good("torch", "torch.distributed")
     with channel.makefile("rb") as requests:
         place = RankPlace(channel, requests)
         place.say(place.hello(token))

@@ -72,6 +72,10 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"dim must be a multiple of 2 * heads, got dim={hyper.dim}, heads={hyper.heads}"
             )
+        if self.parallel == "fsdp2" and self.optimizer == "adafactor":
+            raise ValueError(
+                "parallel=fsdp2 needs another optimizer: torch's adafactor takes no sharded parameters"
+            )
 
     @property
     def hyper(self) -> Size:
