@@ -146,11 +146,8 @@ def test_fifty_trials_run_without_a_deadlock() -> None:
                 trials.append(supervisor.step(shape, release=index % 2 == 0).trial)
             else:
                 trials.append(supervisor.measure(shape, index).trial)
-    # What one rank keeps may look like a leak: that ends its trial, and all ranks with it.
-    assert {trial.outcome for trial in trials} <= {"ok", "error"}
-    assert [
-        trial.error for trial in trials if "leaks" not in (trial.error or "leaks")
-    ] == []
+    assert {trial.outcome for trial in trials} == {"ok"}
+    assert {trial.worker for trial in trials} == {1}
 
 
 @pytest.mark.slow
