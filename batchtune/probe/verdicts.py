@@ -86,11 +86,11 @@ def merged(replies: Mapping[int, Reply], request: Prepare | Run) -> Reply:
     outcome = _OUTCOMES[causes[rank]]
     if isinstance(request, Prepare):
         assert isinstance(reply, Failed)
-        return replace(
-            reply,
-            stage=reply.stage or "setup",
-            message=f"rank {rank}: {reply.message}",
-        )
+        alike = [other for other in replies.values() if other == reply]
+        message = reply.message
+        if len(alike) != request.settings.nproc_per_node:
+            message = f"rank {rank}: {message}"
+        return replace(reply, stage=reply.stage or "setup", message=message)
     if isinstance(reply, Failed):
         reply = Ran(trial=Trial.of(request.shape, outcome, error=reply.message))
     assert isinstance(reply, Ran)

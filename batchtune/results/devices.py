@@ -19,6 +19,7 @@ from batchtune.results.shared import (
     TargetLength,
     WorkloadRecord,
 )
+from batchtune.units import counted
 
 
 class Twin(Record, frozen=True, kw_only=True):
@@ -140,6 +141,11 @@ class Device(Record, frozen=True, kw_only=True):
     nnodes: Size = 1
     backend: str | None = None
     simulated: bool = False
+
+    @property
+    def whose(self) -> str:
+        """Continue what holds for this device: ` for each of 8 ranks`; empty without ranks."""
+        return f" for each of {counted(self.world_size, 'rank')}" if self.ranks else ""
 
 
 class Measured(Result, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from batchtune.cli.ranks import parse_nproc, refuse_to_be_a_rank
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings, begin_run, open_run
+from batchtune.reports.measured import describe_device
 from batchtune.results import (
     TRIALS_FILE,
     BatchShape,
@@ -150,6 +151,7 @@ def test_a_run_of_another_number_of_ranks_is_not_continued(tmp_path: Path) -> No
             for rank in (0, 1)
         ],
     )
+    assert describe_device(device).endswith(" for each of 2 ranks")
     begin_run(lengths, ranks, tmp_path, device, force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
     assert open_run(lengths, ranks, tmp_path)[0] is not None

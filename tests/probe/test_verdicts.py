@@ -141,10 +141,12 @@ def test_the_device_is_what_every_rank_has() -> None:
     [
         (
             [failed("error", GLOO, stage="setup"), failed("error", OWN, stage="step")],
-            *("error", "step", OWN),
+            *("error", "step", f"rank 1: {OWN}"),
         ),
-        ([failed("oom", OOM, stage="setup")], "oom", "setup", OOM),
-        ([KILLED], "crash", "setup", KILLED.message),
+        ([failed("oom", OOM, stage="setup")], "oom", "setup", f"rank 0: {OOM}"),
+        ([KILLED], "crash", "setup", f"rank 0: {KILLED.message}"),
+        # The same everywhere: a wrong option, a missing file.
+        ([failed("error", OWN, stage="import")] * 2, "error", "import", OWN),
     ],
 )
 def test_ranks_that_are_not_ready_fail_as_one(
@@ -152,5 +154,4 @@ def test_ranks_that_are_not_ready_fail_as_one(
 ) -> None:
     reply = merged(dict(enumerate(replies)), PREPARE)
     assert isinstance(reply, Failed)
-    assert (reply.outcome, reply.stage) == (outcome, stage)
-    assert reply.message == f"rank {len(replies) - 1}: {message}"
+    assert (reply.outcome, reply.stage, reply.message) == (outcome, stage, message)
