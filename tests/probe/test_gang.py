@@ -253,8 +253,12 @@ def test_what_one_rank_holds_is_all_that_it_costs(tmp_path: Path) -> None:
             tmp_path / str(mib),
         )
         sizes.append(probed.frontier[-1].batch_size)
-    trial = next(trial for trial in probed.trials if trial.outcome == "oom")
-    assert trial.oom_ranks == [1]
+    # A batch that is much too large, rank 0 can't hold either.
+    assert all(
+        1 in (trial.oom_ranks or ())
+        for trial in probed.trials
+        if trial.outcome == "oom"
+    )
     passed = [trial for trial in probed.trials if trial.length == 200.0]
     small, large = (
         pick(
