@@ -81,8 +81,8 @@ class Gang:
             if failed is not None:
                 return failed
         self._ranks.send(request)
-        elapsed = time.monotonic() - started
-        return merged(self._ranks.gather(timeout_seconds - elapsed), request)
+        spent_seconds = time.monotonic() - started
+        return merged(self._ranks.gather(timeout_seconds, spent_seconds), request)
 
     def _start(self, request: Prepare, timeout_seconds: float) -> Failed | None:
         """Start the ranks, and wait until all have connected; return why they can't be started."""

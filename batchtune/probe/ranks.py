@@ -137,7 +137,9 @@ class Ranks:
             with contextlib.suppress(OSError):  # it has ended: `gather` notices
                 connection.channel.sendall(line)
 
-    def gather(self, timeout_seconds: float) -> dict[int, Reply]:
+    def gather(
+        self, timeout_seconds: float, spent_seconds: float = 0.0
+    ) -> dict[int, Reply]:
         """Return all ranks' replies, in the order in which they came; count their votes meanwhile.
 
         Once one has failed, the others have only a short time left: they wait for it in vain. A rank whose process has
@@ -145,7 +147,7 @@ class Ranks:
         """
         replies: dict[int, Reply] = {}
         votes: dict[int, Vote] = {}
-        deadline = time.monotonic() + timeout_seconds
+        deadline = time.monotonic() + timeout_seconds - spent_seconds
         end = deadline
         while True:
             if len(votes) == self._world_size:
