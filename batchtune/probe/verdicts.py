@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -144,7 +145,7 @@ def _merged_device(devices: Sequence[Device]) -> Device:
         total_bytes=min(device.total_bytes for device in devices),
         limit_bytes=min(device.limit_bytes for device in devices),
         free_bytes=min(_known(devices, "free_bytes"), default=None),
-        ranks=[rank for device in devices for rank in device.ranks],
+        ranks=[*chain.from_iterable(device.ranks for device in devices)],
     )
 
 
