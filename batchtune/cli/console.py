@@ -314,7 +314,8 @@ def _about(device: Device, *, ddp: bool) -> Iterator[str]:
     """Describe the device, its limit, what is kept free, and why figures may be wrong."""
     from batchtune.trust import trust_warnings
 
-    first = f"Device: {device.name}, {format_size(device.total_bytes)}; limit {format_size(device.limit_bytes)}."
+    limit = f"{format_size(device.limit_bytes)}{device.whose}"
+    first = f"Device: {device.name}, {format_size(device.total_bytes)}; limit {limit}."
     if device.mig:
         first += " It is a part of a GPU (MIG)."
     if device.load_average is not None:
@@ -338,6 +339,8 @@ def _trial_line(trial: Trial, shape: str) -> str:
     line = f"{shape:>22}  {outcome:<13}"
     if trial.peak_bytes is not None:
         line += f"  {format_size(trial.peak_bytes):>9}"
+    elif trial.rank is not None:
+        line += f"  on rank {trial.rank}"
     if trial.step_seconds is not None:
         line += f"  {format_seconds(trial.step_seconds):>8}"
     return line.rstrip()

@@ -379,8 +379,15 @@ class WorkloadOptions:
     device: str | None = setting(
         f"{DEVICE_FORMS} (default: as probed, or auto).", "DEVICE"
     )
+    nproc_per_node: str | None = setting(
+        "Train on several ranks: the number that torchrun starts here, or auto for one on each GPU (default: as "
+        "probed, or a single process without a process group). A training script's own command says it: "
+        "-- torchrun --nproc-per-node 8 train.py.",
+        "N|auto",
+    )
     memory: str | None = setting(
-        "Memory limit of the training process, such as 2GiB (default: as probed, or the whole device).",
+        "Memory limit of the training process, of each rank for itself, such as 2GiB (default: as probed, or the whole "
+        "device; on the CPU, ranks share the machine's).",
         "SIZE",
     )
     memory_fraction: float | None = setting(
@@ -407,6 +414,7 @@ class WorkloadOptions:
 
         The keys of the manifest also name the parts of a script's batches, where these have such parts.
         """
+        from batchtune.cli.ranks import parse_nproc
         from batchtune.workloads import parse_options
 
         asked = {
@@ -415,6 +423,9 @@ class WorkloadOptions:
             "scratch": self.scratch,
             **self._script(source, lengths),
             "device": self.device,
+            "nproc_per_node": _if_given(
+                partial(parse_nproc, device=self.device), self.nproc_per_node
+            ),
             "memory_bytes": _if_given(parse_size, self.memory),
             "memory_fraction": self.memory_fraction,
             "reserve_bytes": _if_given(parse_size, self.reserve),

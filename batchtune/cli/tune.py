@@ -21,6 +21,7 @@ from batchtune.cli.options import (
     expand,
     option,
 )
+from batchtune.cli.ranks import refuse_to_be_a_rank
 from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, sampler_plan, verify_with_progress
 from batchtune.errors import UsageError
 from batchtune.units import format_length
@@ -99,6 +100,7 @@ def tune(
     from batchtune.reports import load_run, render
     from batchtune.verify.plan import VerifySettings
 
+    refuse_to_be_a_rank()
     verify_settings = VerifySettings(
         steps=verify_steps,
         time_tolerance=time_tolerance,
@@ -144,6 +146,7 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
     """
     from batchtune.reports import RunResults
 
+    refuse_to_be_a_rank()
     source = _with_own_lengths(source, probe, run)
     probed = _probe(source, source.load(quiet=run.quiet), probe, run)
     if run.json:

@@ -22,6 +22,7 @@ from batchtune.cli.options import (
     expand,
     option,
 )
+from batchtune.cli.ranks import refuse_to_be_a_rank
 from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ def verify(
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.verify.plan import VerifySettings
 
+    refuse_to_be_a_rank()
     folder, manifest = source.split(run)
     check_writable(folder)
     if (

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from batchtune.probe.devices import Meter
 from batchtune.probe.failures import (
@@ -41,6 +41,18 @@ _FEWEST_LEAKING_STEPS = 5
 _WATCH_SECONDS = 30.0
 
 
+class Agree(Protocol):
+    """Asks all ranks: whatever decides how many steps run, or which, must be decided by all together."""
+
+    def __call__(self, wanted: bool, caught: str | None = None) -> bool:
+        """Return whether any rank wants it, once all have asked; `caught` as in `Vote`."""
+
+
+def alone(wanted: bool, caught: str | None = None) -> bool:
+    """Decide for a process that is the only one."""
+    return wanted
+
+
 @dataclass
 class Attempt:
     """One try at a batch shape, and its results so far.
@@ -54,6 +66,7 @@ class Attempt:
     shape: BatchShape
     single: bool
     is_brief: bool
+    agree: Agree = alone
     seconds: list[float] = field(default_factory=list)  # of the timed steps
     in_use: list[int] = field(default_factory=list)  # bytes after each completed step
     # bytes, of making the batch and of each step.
@@ -81,14 +94,17 @@ class Attempt:
             batch = self._make()
             # A warm-up: it makes the optimizer's state, and libraries choose their kernels.
             self._step(batch)
-        if self.caught or self.meter.retries_and_ooms()[0] > flushed:
+        is_flushed = self.meter.retries_and_ooms()[0] > flushed
+        if self.agree(bool(self.caught) or is_flushed, next(iter(self.caught), None)):
             return
         self.meter.surroundings()  # count from here
         self._run_timed(batch)
         self.surroundings = self.meter.surroundings()
         # Two steps of a brief trial show too little, and the trials before it showed no leak.
         may_show_a_leak = not self.is_brief or len(self.in_use) > 2
-        if may_show_a_leak and grows(self.in_use, self.meter.device.limit_bytes):
+        if self.agree(
+            may_show_a_leak and grows(self.in_use, self.meter.device.limit_bytes)
+        ):
             self._watch(batch)
 
     def _make(self) -> Any:
@@ -102,15 +118,18 @@ class Attempt:
     def _run_timed(self, batch: Any) -> None:
         """Run steps until their time is known."""
         compiling = 0
-        while not self.seconds or not (
-            self.single or enough(self.seconds, brief=self.is_brief)
-        ):
+        needs_more = True
+        while needs_more:
             compiled = compilations()
             seconds = self._step(batch, watched=not self.single and not self.seconds)
-            if compilations() > compiled and compiling < _MOST_COMPILING_STEPS:
+            has_compiled = self.agree(compilations() > compiled)
+            if has_compiled and compiling < _MOST_COMPILING_STEPS:
                 compiling += 1
-            else:
-                self.seconds.append(seconds)
+                continue
+            self.seconds.append(seconds)
+            needs_more = not self.single and self.agree(
+                not enough(self.seconds, brief=self.is_brief)
+            )
 
     def _step(self, batch: Any, *, watched: bool = False) -> float:
         """Run one step; return its time in seconds. If `watched`, note the device's clock while it works."""
@@ -136,16 +155,16 @@ class Attempt:
         started = time.monotonic()
         gc.collect()
         in_use = [self.meter.in_use()]
-        while (
+        while self.agree(
             len(in_use) <= _LEAKING_STEPS
             and time.monotonic() - started < _WATCH_SECONDS
         ):
             self._step(batch)
             gc.collect()
             in_use.append(self.meter.in_use())
-            if not grows(in_use[-2:], limit):
+            if not self.agree(grows(in_use[-2:], limit)):
                 return
-        if len(in_use) <= _FEWEST_LEAKING_STEPS:
+        if len(in_use) <= _FEWEST_LEAKING_STEPS or not grows(in_use, limit):
             return
         steps = len(in_use) - 1
         mean = format_size((in_use[-1] - in_use[0]) / steps)
@@ -203,7 +222,9 @@ class Attempt:
         outcome, error = self.judged()
         peak_bytes = _highest(self.peaks)
         facts: dict[str, Any] = {"failed_peak_bytes": peak_bytes}
-        if outcome == "ok":
+        if outcome == "ok" and not self.seconds:  # another rank failed
+            facts = {}
+        elif outcome == "ok":
             later = self._later_peaks
             facts = {
                 "step_seconds": statistics.median(self.seconds),

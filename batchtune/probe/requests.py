@@ -20,7 +20,10 @@ class Identify(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Asks to open the device, to limit its memory, and to build the workload on it (`Ready`)."""
+    """Asks to open the device, to limit its memory, and to build the workload on it (`Ready`).
+
+    Ranks then run a step of `first_shape`, and have `timeout_seconds` for all of it.
+    """
 
     workload: str
     options: dict[str, Any]
@@ -28,6 +31,8 @@ class Prepare(Message, frozen=True):
     limit_bytes: int | None  # to enforce; None: computed from the cap and the fraction
     examples: int  # of the data that training will sample
     script: ScriptRequest | None = None
+    first_shape: BatchShape | None = None
+    timeout_seconds: float | None = None
 
 
 class ScriptRequest(Message, frozen=True):
@@ -80,12 +85,14 @@ class Ready(Message, frozen=True):
 class Run(Message, frozen=True):
     """Asks for a trial (several steps with one batch), or for a `single` step of a new batch, as in training.
 
-    A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first.
+    A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first. Ranks have
+    `timeout_seconds` for it.
     """
 
     shape: BatchShape
     single: bool = False
     release: bool = False
+    timeout_seconds: float | None = None
 
 
 class Ran(Message, frozen=True):
@@ -96,6 +103,33 @@ class Ran(Message, frozen=True):
     traceback: str | None = None  # the last lines of the workload's own frames
     hint: str | None = None  # how to fix the error
     renew: bool = False  # the worker must be replaced: damaged by a sticky device error, or its memory is full of holes
+
+
+class Hello(Message, frozen=True):
+    """What a rank says first, over a socket of its own; `token` shows that it was started for this."""
+
+    token: str
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+
+
+class Vote(Message, frozen=True):
+    """Asks, in the middle of a request, for the largest value that any rank votes for (`Decision`).
+
+    `caught` is an out-of-memory error that the workload caught itself: other ranks may wait forever for the rest of
+    that step.
+    """
+
+    value: int
+    caught: str | None = None
+
+
+class Decision(Message, frozen=True):
+    """The largest value that a rank voted for, once all have."""
+
+    value: int
 
 
 Request = Identify | Describe | Prepare | Run

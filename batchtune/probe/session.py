@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from batchtune.errors import NoStepError
-from batchtune.probe.attempt import Attempt
+from batchtune.probe.attempt import Agree, Attempt, alone
 from batchtune.probe.devices import Meter
 from batchtune.probe.failures import (
     Verdict,
@@ -43,6 +43,7 @@ class Session:
 
     _workload: Workload
     _meter: Meter
+    _agree: Agree = alone
     _has_stepped: bool = False
     _limits: dict[str, int] = field(default_factory=process_limits)
     # The last ones in a row whose equal steps took equal time and memory.
@@ -61,7 +62,8 @@ class Session:
         first time may count against this shape.
         """
         attempt = self._attempt(shape)
-        if attempt.error is None and (attempt.retries or attempt.caught_oom):
+        again = bool(attempt.retries or attempt.caught_oom)
+        if attempt.error is None and self._agree(again, attempt.caught_oom):
             self._meter.release()
             attempt = self._attempt(shape)
         gc.collect()
@@ -77,7 +79,7 @@ class Session:
             self._free()
         attempt = self._attempt(shape, single=True)
         # A library may have caught it, and gone on with a smaller workspace.
-        if attempt.error is None and attempt.ooms:
+        if attempt.error is None and self._agree(attempt.ooms > 0):
             with noting_ooms(attempt.caught):
                 self._attempt(shape, single=True)
         return self._ran(attempt)
@@ -86,7 +88,12 @@ class Session:
         meter = self._meter
         is_brief = self._equal_trials >= _EQUAL_TRIALS
         attempt = Attempt(
-            self._workload, meter, shape, single=single, is_brief=is_brief
+            self._workload,
+            meter,
+            shape,
+            single=single,
+            is_brief=is_brief,
+            agree=self._agree,
         )
         retries_before, ooms_before = meter.retries_and_ooms()
         compilations_before = compilations()

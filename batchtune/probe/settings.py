@@ -32,6 +32,7 @@ from batchtune.run_folder import (
     other_lengths,
     read_trials,
 )
+from batchtune.units import counted
 
 _RECORDED = (
     *(
@@ -45,6 +46,8 @@ _RECORDED = (
     ),
     *("seed", "reserve_bytes", "ddp"),
 )
+# Recorded where several ranks are probed.
+_RECORDED_OF_RANKS = ("nproc_per_node",)
 
 
 class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
@@ -136,6 +139,33 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
         ):
             if not holds:
                 raise UsageError(f"{rule}, got {given}")
+        if self.has_ranks:
+            self._check_ranks()
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether torchrun starts what is measured, in a process group: even a single rank is in one then."""
+        return self.nproc_per_node is not None
+
+    def _check_ranks(self) -> None:
+        """Raise UsageError for what does not go together with ranks."""
+        if self.command is not None:
+            raise UsageError(
+                "--nproc-per-node is for a workload, but a training script is measured",
+                "A script's own command says how many ranks it has: -- torchrun --nproc-per-node 2 train.py. A model "
+                "that its framework trains has one.",
+            )
+        if self.ddp:
+            raise UsageError(
+                f"--ddp keeps room for gradient buckets, but with --nproc-per-node {self.nproc_per_node} they are "
+                "really allocated",
+                "Leave out --ddp.",
+            )
+        if ":" in self.device:
+            raise UsageError(
+                f"--device {self.device} names one device, but each rank has its own: that of its local rank",
+                "Give --device cuda, and choose the GPUs with CUDA_VISIBLE_DEVICES=2,3.",
+            )
 
     @property
     def subject(self) -> WorkloadRecord:
@@ -159,7 +189,16 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""
-        return {name: getattr(self, name) for name in _RECORDED}
+        settings = {name: getattr(self, name) for name in _RECORDED}
+        if self.has_ranks:
+            settings |= {name: getattr(self, name) for name in _RECORDED_OF_RANKS}
+        return settings
+
+
+def _ranks(nproc_per_node: int | None) -> str:
+    if nproc_per_node is None:
+        return "a process without ranks"
+    return f"{counted(nproc_per_node, 'rank')} a machine"
 
 
 def workload_sha256(settings: ProbeSettings) -> str | None:
@@ -220,10 +259,15 @@ def open_run(
         differences.append(other_lengths(lengths, run.lengths))
     if run.workload != settings.subject:
         differences.append(f"the workload {run.workload.words}")
-    for name, value in settings.recorded().items():
+    for name in (*_RECORDED, *_RECORDED_OF_RANKS):
+        value = getattr(settings, name)
         before = run.settings.get(name)
         # Trials hold, however many of them there are.
-        if name != "max_lengths" and before != value:
+        if name == "max_lengths" or before == value:
+            continue
+        if name == "nproc_per_node":
+            differences.append(f"{_ranks(before)}, now {_ranks(value)}")
+        else:
             differences.append(f"{name} = {before}, now {value}")
     if differences and not knows_anything(folder):
         return None, []

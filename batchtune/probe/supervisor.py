@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.probe.devices import DeviceBusy, backends, lock_device
+from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
 from batchtune.probe.requests import (
     Identified,
     Identify,
@@ -25,7 +25,7 @@ from batchtune.probe.requests import (
     ScriptRequest,
 )
 from batchtune.probe.settings import ProbeSettings
-from batchtune.processes.worker import Failed, Nursery, WorkerLost
+from batchtune.processes.worker import Failed, Nursery, WorkerLost, tail
 from batchtune.results import (
     BatchShape,
     Device,
@@ -40,6 +40,8 @@ Prepared = TypeVar("Prepared", Identified, Ready)
 
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
 _EQUAL_TWINS = 0.02
+# Ranks that do not answer in time are asked where they hang; their leader itself may hang, too.
+_RANKS_SECONDS = 15.0
 _MOST_LENGTHS = 50_000  # sent to a script, which compares its own with them
 # A script that is probed logs to no tracker; and Arrow allocates as everything else does (its own pool holds 1 GiB).
 _NOTHING_SENT = {
@@ -53,14 +55,19 @@ _NOTHING_SENT = {
 }
 
 
-def worker_program(*, script: bool = False) -> tuple[str, Any, dict[str, str]]:
-    """Return the module that a probe's workers run, the type of their replies, and their environment."""
+def worker_program(
+    *, script: bool = False, ranks: bool = False
+) -> tuple[str, Any, dict[str, str], tuple[str, ...]]:
+    """Return the module of a probe's workers, the type of their replies, their environment, and what to import."""
     environment: dict[str, str] = {}
     for backend in backends():
         environment |= backend.WORKER_ENVIRONMENT
     if script:
-        return "batchtune.scripts.launching", Reply, environment | _NOTHING_SENT
-    return "batchtune.probe.worker", Reply, environment
+        environment |= _NOTHING_SENT
+        return "batchtune.scripts.launching", Reply, environment, ("torch",)
+    if ranks:
+        return "batchtune.probe.gang", Reply, environment, ()
+    return "batchtune.probe.worker", Reply, environment, ("torch",)
 
 
 class Supervisor:
@@ -84,12 +91,16 @@ class Supervisor:
         self._lengths = lengths
         self._limit_bytes = limit_bytes
         self.worker = first_worker - 1
-        self._nursery = Nursery(*worker_program(script=settings.command is not None))
+        self._nursery = Nursery(
+            *worker_program(
+                script=settings.command is not None, ranks=settings.has_ranks
+            )
+        )
         self._scratch: TemporaryDirectory[str] | None = None
         self._knows_script = False
         self._has_worker = False
         self._unused = False
-        self._lock: io.FileIO | None = None
+        self._locks: list[io.FileIO] = []
         self._busy: DeviceBusy | None = None
         self._note = on_note or (lambda text: None)
 
@@ -99,9 +110,9 @@ class Supervisor:
     def __exit__(self, *raised: object) -> None:
         self._drop()
         self._nursery.close()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        for lock in self._locks:
+            lock.close()
+        self._locks.clear()
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None
@@ -117,7 +128,8 @@ class Supervisor:
             DeviceBusy: Another probe uses the GPU, and did not end in time.
         """
         self._drop()
-        self._nursery.close()
+        if not self._settings.has_ranks:  # which are never forked
+            self._nursery.close()
         return self._start_worker()
 
     def measure(
@@ -145,8 +157,9 @@ class Supervisor:
             self._start_worker()
         self._unused = False
         limit = self._settings.trial_timeout_seconds
+        request = replace(request, timeout_seconds=limit)
         try:
-            ran = self._nursery.ask(request, (Ran,), limit)
+            ran = self._nursery.ask(request, (Ran,), self._patience(limit))
         except WorkerLost as lost:
             error = f"the worker process {lost}"
             if lost.outcome == "timeout":
@@ -177,10 +190,12 @@ class Supervisor:
             limit_bytes=self._limit_bytes,
             examples=0 if self._lengths is None else self._lengths.count,
             script=self._script(),
+            first_shape=self._first_shape(),
+            timeout_seconds=settings.setup_timeout_seconds,
         )
         try:
-            if self._lock is None:
-                self._take_device()
+            if not self._locks:
+                self._take_devices()
             device = self._ask(request, Ready).device
         except BaseException:
             self._drop()
@@ -191,10 +206,25 @@ class Supervisor:
             self._knows_script = True
             for note in about_script(device.script):
                 self._note(note)
-        if self._lock is not None or self._busy is None or self._busy.process is None:
+        if self._locks or self._busy is None or self._busy.process is None:
             return device
         other = DeviceProcess(pid=self._busy.process, used_bytes=None)
         return replace(device, other_processes=1, processes=[other])
+
+    def _first_shape(self) -> BatchShape | None:
+        """Return the smallest batch of the data, which ranks run first; None for a process that is alone."""
+        if not self._settings.has_ranks or self._lengths is None:
+            return None
+        target = None
+        if self._lengths.targets is not None:
+            target = float(self._lengths.targets.min())
+        return BatchShape(1, self._lengths.shortest, target)
+
+    def _patience(self, timeout_seconds: float) -> float:
+        """Return how long to wait for a reply; the leader of ranks keeps to their time limit itself."""
+        if self._settings.has_ranks:
+            return timeout_seconds + _RANKS_SECONDS
+        return timeout_seconds
 
     def _script(self) -> ScriptRequest | None:
         """Return the script to start, with a fresh folder for its files; None for a workload."""
@@ -216,15 +246,25 @@ class Supervisor:
             force=settings.force,
         )
 
-    def _take_device(self) -> None:
-        """Lock the device for this probe; if another holds the CPU, go on without."""
-        request = Identify(device=self._settings.device)
-        device = self._ask(request, Identified).device
+    def _take_devices(self) -> None:
+        """Lock the device for this probe, or each rank's."""
+        first = self._identified(self._settings.device)
+        self._take(first)
+        if self._settings.has_ranks and not first.shared:
+            for local_rank in range(1, self._settings.nproc_per_node or 1):
+                self._take(self._identified(f"cuda:{local_rank}"))
+
+    def _identified(self, device: str) -> DeviceIdentity:
+        return self._ask(Identify(device=device), Identified).device
+
+    def _take(self, device: DeviceIdentity) -> None:
+        """Lock a device; if another probe holds the CPU, go on without."""
         wait_seconds = self._settings.wait_seconds
         deadline = time.monotonic() + wait_seconds
-        while self._lock is None:
+        while True:
             try:
-                self._lock = lock_device(device.id, device.name)
+                self._locks.append(lock_device(device.id, device.name))
+                return
             except DeviceBusy as busy:
                 if self._busy is None and wait_seconds > 0:
                     self._note(f"Waiting for it to end: {busy.message}.")
@@ -240,7 +280,9 @@ class Supervisor:
         """Ask the new worker for what comes before any trial."""
         try:
             reply = self._nursery.ask(
-                request, (kind, Failed), self._settings.setup_timeout_seconds
+                request,
+                (kind, Failed),
+                self._patience(self._settings.setup_timeout_seconds),
             )
         except WorkerLost as lost:
             raise self._setup_error(lost) from None
@@ -256,6 +298,8 @@ class Supervisor:
         message = reply.message
         if reply.stage == "setup":
             message = f"{self._settings.workload}: its setup failed: {message}"
+        elif reply.stage == "step":
+            message = f"{self._settings.workload}: its first step failed: {message}"
         raise WorkloadError(message, reply.hint, reply.traceback)
 
     def _setup_error(self, lost: WorkerLost) -> BatchtuneError:
@@ -335,11 +379,6 @@ def _spaced(lengths: FloatArray) -> list[float]:
         ascending = ascending[kept]
     spaced: list[float] = ascending.tolist()
     return spaced
-
-
-def tail(output: str, lines: int) -> str:
-    """Return the last lines of a worker's output."""
-    return "\n".join(output.rstrip().splitlines()[-lines:])
 
 
 def _hangs_at(lost: WorkerLost) -> str:

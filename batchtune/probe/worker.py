@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import torch
 
     from batchtune.probe.devices import Meter
-    from batchtune.results import ProbedWith
+    from batchtune.results import BatchShape, ProbedWith
     from batchtune.workloads import Workload
 
 
@@ -129,10 +129,7 @@ class Worker:
         """Open and limit the device, and build the workload on it."""
         from batchtune.workloads.loading import load_workload
 
-        probed_with = request.settings
-        meter = backend_for(probed_with.device).open(
-            probed_with.device, probed_with, request.limit_bytes
-        )
+        meter = self._open(request)
         self._stage = "import"
         workload = load_workload(request.workload, request.options)
         self._check_limits()
@@ -143,12 +140,29 @@ class Worker:
         meter.limit()
         self._stage = "setup"
         self._limits = process_limits()
-        torch.manual_seed(probed_with.seed)
+        torch.manual_seed(request.settings.seed)
         workload.setup(meter.torch_device)
         meter.synchronize()
         self._check_limits()
+        if request.first_shape is not None:
+            self._warm_up(workload, meter, request.first_shape)
         self._stage = "device"
-        return self._ready(workload, meter, probed_with)
+        return self._ready(workload, meter, request.settings)
+
+    def _open(self, request: Prepare) -> Meter:
+        """Open the device."""
+        settings = request.settings
+        return backend_for(settings.device).open(
+            settings.device, settings, request.limit_bytes
+        )
+
+    def _warm_up(self, workload: Workload, meter: Meter, shape: BatchShape) -> None:
+        """Use memory that only a step takes, before the limit is settled; a worker that is alone has none."""
+        return
+
+    def agree(self, wanted: bool, caught: str | None = None) -> bool:
+        """Return whether any rank wants something, once all have asked; `caught` as in `Vote`."""
+        return wanted
 
     def _ready(
         self, workload: Workload, meter: Meter, probed_with: ProbedWith
@@ -156,7 +170,7 @@ class Worker:
         """Settle the limit, now that the workload is built; trials can be run from then on."""
         ddp_bytes = gradient_bytes() if probed_with.ddp else 0
         meter.settle(probed_with.reserve_bytes, ddp_bytes)
-        self._session = Session(workload, meter)
+        self._session = Session(workload, meter, self.agree)
         self._training = Training()
         settings = {**_torch_settings(), **meter.switches()}
         return Ready(device=replace(meter.device, settings=settings))
@@ -205,8 +219,23 @@ def trained_parameters() -> list[torch.Tensor]:
     return [
         parameter
         for parameter in each_once
-        if parameter.requires_grad and not is_lazy(parameter)
+        if parameter.requires_grad and not is_lazy(parameter) and _is_held(parameter)
     ]
+
+
+def _is_held(parameter: torch.Tensor) -> bool:
+    """Return whether its values are in memory: FSDP frees those of whole parameters between steps."""
+    values = _own_part(parameter)
+    return values.numel() == 0 or values.untyped_storage().size() > 0
+
+
+def _own_part(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values, of a sharded one those of this rank: all of them would take a collective."""
+    values = parameter.detach()
+    if hasattr(values, "to_local"):
+        own: torch.Tensor = values.to_local()
+        return own
+    return values
 
 
 def gradient_bytes() -> int:
@@ -252,7 +281,8 @@ class Training:
                 return True
             # There may be no memory left, or a tensor of a kind that has no sum.
             with contextlib.suppress(Exception):
-                sums.append(_sum(parameter))
+                if _is_held(parameter):
+                    sums.append(_sum(parameter))
         # Without any, all were made in a step.
         if not sums or len(sums) < len(self._before):
             return None
@@ -266,4 +296,4 @@ class Training:
 def _sum(parameter: torch.Tensor) -> float:
     import torch
 
-    return float(parameter.detach().sum(dtype=torch.float64))
+    return float(_own_part(parameter).sum(dtype=torch.float64))

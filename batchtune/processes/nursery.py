@@ -1,10 +1,10 @@
 """The nursery: a process that has imported PyTorch, forks one worker after another, and clears up after each (Linux).
 
-Started with the arguments CONTROL SUPERVISOR MODULE (`processes.start`): a worker is a call of the module's
-`work(channel)`. Importing PyTorch takes seconds; this does it once, and uses no device, so each worker finds one
-untouched. Over the socket CONTROL the supervisor sends `start` (with a worker's channel, output and folder), `stack`
-(the worker prints its stack) and `end`. The nursery answers `started`, and the worker's exit code once nothing is left
-of it.
+Started with the arguments CONTROL SUPERVISOR MODULE IMPORTS... (`processes.worker`): a worker is a call of the
+module's `work(channel)`, and the other imports are usually PyTorch's, which takes seconds. This does it once, and uses
+no device, so each worker finds one untouched. Over the socket CONTROL the supervisor sends `start` (with a worker's
+channel, output and folder), `stack` (the worker prints its stack) and `end`. The nursery answers `started`, and the
+worker's exit code once nothing is left of it.
 
 As a *child subreaper* (man 2 prctl) it adopts whatever a worker's children leave behind, even a process that left its
 session or whose parent has ended. When the worker ends, or the supervisor ends or asks for it, the nursery kills all
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import os
 import select
@@ -28,6 +27,8 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import psutil
+
+from batchtune.processes import import_for_good
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -45,16 +46,9 @@ def main() -> None:
     control.set_inheritable(False)
     # While it imports it can't watch the supervisor. Later this would end it with the thread that started it.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # To collect garbage while it imports PyTorch takes a third of that time, and finds next to none.
-    gc.disable()
     # What fails here fails in the worker again, and is shown there.
     with contextlib.suppress(BaseException):
-        for module in ("torch", sys.argv[3]):
-            importlib.import_module(module)
-    # Workers collect garbage after each trial: what was imported stays, and looking through it takes 0.2 s.
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+        import_for_good(*sys.argv[3:])
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
     serve(control, int(sys.argv[2]), _work)
 

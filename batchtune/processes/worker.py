@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -42,7 +42,8 @@ _POLL_SECONDS = 0.2
 _ENDING_SECONDS = 5.0
 # How long a worker that hangs may take to print its stack; the outermost frame is printed last.
 _STACK_SECONDS = 2.0
-_OUTERMOST_FRAME = f'  File "{processes.__file__}", line '
+OUTERMOST_FRAME = f'  File "{processes.__file__}", line '
+"""Begins the last line of a worker's stack."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
@@ -90,18 +91,28 @@ class WorkerLost(Exception):
         self.output = output
 
 
+def tail(output: str, lines: int) -> str:
+    """Return the last lines of a worker's output."""
+    return "\n".join(output.rstrip().splitlines()[-lines:])
+
+
 class Nursery:
     """The worker processes of one supervisor, one at a time, each with its channel and the end of its output.
 
     They are forked from a process that has PyTorch (`processes.nursery`), which starts with the first worker, and again
     after `close` or if something has killed it. They run `module`, answer with the union of types `replies`, and get
-    the variables `environment`.
+    the variables `environment`. What they need in addition is imported before: `imports`.
     """
 
     def __init__(
-        self, module: str, replies: Any, environment: Mapping[str, str]
+        self,
+        module: str,
+        replies: Any,
+        environment: Mapping[str, str],
+        imports: Sequence[str] = ("torch",),
     ) -> None:
         self._module = module
+        self._imports = imports
         self._environment = environment
         self._replies = msgspec.json.Decoder(replies)
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -137,7 +148,7 @@ class Nursery:
         self._listen(_IMPORTING_SECONDS)  # it answers `started`
         self._output = bytearray()
         self._reader = threading.Thread(
-            target=_drain, args=[output, self._output], daemon=True
+            target=drain, args=[output, self._output], daemon=True
         )
         self._reader.start()
 
@@ -195,6 +206,7 @@ class Nursery:
                     nursery_end.fileno(),
                     os.getpid(),
                     self._module,
+                    *self._imports,
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -269,13 +281,13 @@ class Nursery:
 
     def _stack(self) -> str:
         """Return where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
-        printed = self.output().count(_OUTERMOST_FRAME)
+        printed = self.output().count(OUTERMOST_FRAME)
         if self._ended() is None:
             with contextlib.suppress(OSError):
                 self._control.send(b"stack")
         deadline = time.monotonic() + _STACK_SECONDS
         while (
-            self.output().count(_OUTERMOST_FRAME) == printed
+            self.output().count(OUTERMOST_FRAME) == printed
             and time.monotonic() < deadline
         ):
             time.sleep(0.02)
@@ -290,38 +302,50 @@ class Nursery:
             )
         self._reader.join(timeout=1)
         output = self.output()
-        how = f"ended with exit code {code}"
-        if code < 0:
-            how = f"was killed by signal {-code}"
-            with contextlib.suppress(ValueError):
-                how = f"was killed by {signal.Signals(-code).name}"
-        out_of_memory = (
-            (
-                code == -signal.SIGABRT
-                and ("bad_alloc" in output or "annot allocate memory" in output)
-            )
-            # Python's own last word, where no memory was left even to report the lack of it.
-            or (
-                code == 1
-                and output.rstrip().rpartition("\n")[2].startswith("MemoryError")
-            )
-            or (code == -signal.SIGKILL and self._oom_killed())
+        outcome, how = judged_end(code, output, self._oom_kills)
+        raise WorkerLost(outcome, how, output)
+
+
+def judged_end(
+    code: int, output: str, oom_kills_before: int | None
+) -> tuple[Literal["oom", "crash"], str]:
+    """Judge how a process ended: whether it was out of memory, and in words that continue "the worker process".
+
+    `output` is the end of what it printed, `oom_kills_before` what `oom_kills` returned when it started.
+    """
+    how = f"ended with exit code {code}"
+    if code < 0:
+        how = f"was killed by signal {-code}"
+        with contextlib.suppress(ValueError):
+            how = f"was killed by {signal.Signals(-code).name}"
+    out_of_memory = (
+        (
+            code == -signal.SIGABRT
+            and ("bad_alloc" in output or "annot allocate memory" in output)
         )
-        raise WorkerLost("oom" if out_of_memory else "crash", how, output)
-
-    def _oom_killed(self) -> bool:
-        """Return whether the OOM killer has struck since the start; if the kernel does not count, assume it has."""
-        now = oom_kills()
-        if self._oom_kills is None or now is None:
-            return self._oom_kills is now
-        return now > self._oom_kills
+        # Python's own last word, where no memory was left even to report the lack of it.
+        or (code == 1 and output.rstrip().rpartition("\n")[2].startswith("MemoryError"))
+        or (code == -signal.SIGKILL and _has_oom_killed(oom_kills_before))
+    )
+    return "oom" if out_of_memory else "crash", how
 
 
-def _drain(stream: int, output: bytearray) -> None:
-    """Keep the end of what a worker prints."""
+def _has_oom_killed(before: int | None) -> bool:
+    """Return whether the OOM killer has struck since; if the kernel does not count, assume it has."""
+    now = oom_kills()
+    if before is None or now is None:
+        return before is now
+    return now > before
+
+
+def drain(stream: int, output: bytearray, copy: int | None = None) -> None:
+    """Keep the end of what a worker prints, until it ends; write all of it to the descriptor `copy`, too."""
     while data := os.read(stream, 65536):
         output += data
         del output[:-_OUTPUT_KEPT_BYTES]
+        if copy is not None:
+            with contextlib.suppress(OSError):
+                os.write(copy, data)
     os.close(stream)
 
 

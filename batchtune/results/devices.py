@@ -19,6 +19,7 @@ from batchtune.results.shared import (
     TargetLength,
     WorkloadRecord,
 )
+from batchtune.units import counted
 
 
 class Twin(Record, frozen=True, kw_only=True):
@@ -71,6 +72,23 @@ class DeviceProcess(Record, frozen=True, kw_only=True):
     used_bytes: Bytes | None
 
 
+class RankDevice(Record, frozen=True, kw_only=True):
+    """The device of one of several ranks.
+
+    Attributes:
+        limit_bytes: What this rank could use; the smallest of all ranks is enforced on all.
+        outside_bytes: As that of `Device`, NCCL's buffers included: a step has run before.
+        base_bytes: In use before any trial: parameters, gradients and the optimizer's state, or this rank's share.
+    """
+
+    rank: Count
+    host: str
+    name: str
+    limit_bytes: Bytes
+    outside_bytes: ByteChange | None
+    base_bytes: Bytes
+
+
 class Device(Record, frozen=True, kw_only=True):
     """The device that was measured, and the limit enforced on it. None: the system can't tell.
 
@@ -91,6 +109,10 @@ class Device(Record, frozen=True, kw_only=True):
         load_average: Of the last minute, before the workload was built.
         other_processors: Processors used by other programs while the workload was built, on average.
         script: What was learned of the training script that used it; None for a workload.
+        ranks: Of a training on several ranks, each one's device. The other fields then hold the worst of any rank.
+        world_size, nnodes: How many ranks trained together, and on how many machines.
+        backend: Of their process group, such as `nccl`; None without one.
+        simulated: Whether one process stood for all ranks.
     """
 
     kind: str
@@ -114,6 +136,16 @@ class Device(Record, frozen=True, kw_only=True):
     load_average: Amount | None = None
     other_processors: Amount | None = None
     script: Script | None = None
+    ranks: list[RankDevice] = msgspec.field(default_factory=list)
+    world_size: Size = 1
+    nnodes: Size = 1
+    backend: str | None = None
+    simulated: bool = False
+
+    @property
+    def whose(self) -> str:
+        """Continue what holds for this device: ` for each of 8 ranks`; empty without ranks."""
+        return f" for each of {counted(self.world_size, 'rank')}" if self.ranks else ""
 
 
 class Measured(Result, frozen=True, kw_only=True):

@@ -69,6 +69,8 @@ class Trial(Record, frozen=True, kw_only=True):
         compilations: How often torch.compile compiled a function meanwhile; those steps are not timed.
         at_recompile_limit: Whether a function had reached torch.compile's limit: other shapes run it uncompiled.
         recorded: Whether it was no trial, but a batch of the recorded training in `training.jsonl`.
+        rank: Of several ranks, the one that failed first or took the most memory; None without ranks.
+        oom_ranks: The ranks that ran out of memory; None without ranks.
     """
 
     index: Count
@@ -101,6 +103,8 @@ class Trial(Record, frozen=True, kw_only=True):
     compilations: Count = 0
     at_recompile_limit: bool = False
     recorded: bool = False
+    rank: Count | None = None
+    oom_ranks: list[Count] | None = None
 
     @classmethod
     def of(cls, shape: BatchShape, outcome: Outcome, **facts: Any) -> Trial:
@@ -253,6 +257,8 @@ class ProbedWith(Record, frozen=True, kw_only=True):
     seed: Seed = 0
     reserve_bytes: Bytes = 0
     ddp: bool = False
+    # None: one process, without a process group. Each rank is a process, so a file of somebody else's is bounded.
+    nproc_per_node: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
 
 
 class Run(Measured, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from batchtune.errors import invalid_field
+from batchtune.errors import UsageError, invalid_field
 from batchtune.results import BatchShape
 
 LEARNING_RATE = 1e-4
@@ -62,6 +62,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     checkpoint: bool = False  # whether each block's activations are computed again in the backward pass instead of kept
     optimizer: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    # How ranks train together; None: by DDP, if there are any.
+    parallel: Literal["ddp", "fsdp2"] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0  # of parameters, batches and dropout
 
     def __post_init__(self) -> None:
@@ -69,6 +71,10 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
         if hyper.dim % (2 * hyper.heads):
             raise ValueError(
                 f"dim must be a multiple of 2 * heads, got dim={hyper.dim}, heads={hyper.heads}"
+            )
+        if self.parallel == "fsdp2" and self.optimizer == "adafactor":
+            raise ValueError(
+                "parallel=fsdp2 needs another optimizer: torch's adafactor takes no sharded parameters"
             )
 
     @property
@@ -127,7 +133,7 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
         self.device = device
         torch.manual_seed(self.config.seed)
         with device:
-            self.model = self.build_model().train()
+            self.model = wrapped(self.build_model().train(), self.config.parallel)
         # torch chooses between its implementations of an optimizer.
         self.optimizer = OPTIMIZERS[self.config.optimizer](self.model.parameters())
         self._scaler = torch.amp.GradScaler(
@@ -145,6 +151,29 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
         torch.autograd.backward(self._scaler.scale(loss))
         self._scaler.step(self.optimizer)
         self._scaler.update()
+
+
+def wrapped(model: nn.Module, parallel: str | None) -> nn.Module:
+    """Return the model as the ranks of the process group train it; unchanged without a process group."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        if parallel is not None:
+            raise UsageError(
+                f"parallel={parallel} needs ranks that train together",
+                "Start some with --nproc-per-node.",
+            )
+        return model
+    if parallel != "fsdp2":
+        return nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard
+
+    for module in model.modules():
+        if isinstance(module, Blocks):
+            for block in module.blocks:
+                fully_shard(block)
+    fully_shard(model)
+    return model
 
 
 def rotary_angles(positions: int, head_dim: int, device: torch.device) -> Tensor:

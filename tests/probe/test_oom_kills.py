@@ -1,8 +1,10 @@
 """The kernel's counter of what its OOM killer did."""
 
+import signal
+
 import pytest
 
-from batchtune.processes.worker import Nursery, oom_kills
+from batchtune.processes.worker import judged_end, oom_kills
 
 
 def test_this_machine_has_a_count() -> None:
@@ -19,10 +21,10 @@ def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(
         (3, None): False,
         (None, 3): False,
     }
-    worker = Nursery.__new__(Nursery)
     for (before, after), killed in cases.items():
-        worker._oom_kills = before
         monkeypatch.setattr(
             "batchtune.processes.worker.oom_kills", lambda after=after: after
         )
-        assert worker._oom_killed() is killed, (before, after)
+        outcome, how = judged_end(-signal.SIGKILL, "", before)
+        assert outcome == ("oom" if killed else "crash"), (before, after)
+        assert how == "was killed by SIGKILL"

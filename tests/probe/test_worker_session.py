@@ -54,6 +54,8 @@ class MadeMeter(Meter):
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None: ...
 
+    def lower(self, limit_bytes: int) -> None: ...
+
     def reset(self) -> None: ...
 
     def synchronize(self) -> None:
@@ -337,3 +339,87 @@ def test_two_steps_of_a_brief_trial_are_not_taken_for_a_leak(
 
     made = session(act)
     assert [made.measure(SHAPE).trial.steps for _ in range(5)] == [4, 4, 4, 2, 2]
+
+
+def test_ranks_run_as_many_steps_as_any_of_them_needs() -> None:
+    """Each of these sessions is a rank; what one asks is answered as if another one had voted."""
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None: ...
+
+    def steps(others: list[bool]) -> tuple[int, list[bool]]:
+        votes: list[bool] = []
+
+        def agree(wanted: bool, caught: str | None = None) -> bool:
+            votes.append(wanted)
+            return wanted or (len(votes) <= len(others) and others[len(votes) - 1])
+
+        meter = MadeMeter()
+        made = Session(MadeWorkload(meter, act), meter, agree)
+        # Steps take no time here, so 30 are timed, after the warm-up.
+        trial = made.measure(SHAPE).trial
+        assert trial.outcome == "ok"
+        return trial.steps, votes
+
+    alone, votes = steps([])
+    assert alone == 31
+    # The flush; for each step whether it compiled and whether more are needed; the leak; another try.
+    assert len(votes) == 1 + 2 * 30 + 2
+    assert (
+        steps([True, True])[0] == 31
+    )  # another rank's flush in the warm-up: one more try
+    assert (
+        steps([True, True, True])[0] == 1
+    )  # again: what is known here does not matter
+    one_compiled = [False, True, *[False] * 60]
+    assert steps(one_compiled)[0] == 32
+    # Another rank tries again: the second try is not brief, either.
+    assert steps([False] * 62 + [True])[0] == 31
+
+
+def test_a_rank_that_fails_does_not_vote() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        if number == 3:
+            out_of_memory()
+
+    votes: list[bool] = []
+
+    def agree(wanted: bool, caught: str | None = None) -> bool:
+        votes.append(wanted)
+        return wanted
+
+    meter = MadeMeter()
+    measured = Session(MadeWorkload(meter, act), meter, agree).measure(SHAPE)
+    assert measured.trial.outcome == "oom"
+    # Before: the flush, one timed step that did not compile, and that more are needed.
+    assert votes == [False, False, True]
+
+
+def test_only_the_rank_that_leaks_says_so() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None: ...
+
+    votes = itertools.count(1)
+
+    def agree(wanted: bool, caught: str | None = None) -> bool:
+        # After the flush and 30 steps, another rank sees a leak, and watches it to the end.
+        return wanted | (62 <= next(votes) <= 82)
+
+    meter = MadeMeter()
+    trial = Session(MadeWorkload(meter, act), meter, agree).measure(SHAPE).trial
+    assert (trial.outcome, trial.steps) == ("ok", 31 + 10)
+
+
+def test_an_error_caught_on_this_rank_is_told_to_the_others() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            out_of_memory()
+
+    told: list[str | None] = []
+
+    def agree(wanted: bool, caught: str | None = None) -> bool:
+        told.append(caught)
+        return wanted
+
+    meter = MadeMeter()
+    measured = Session(MadeWorkload(meter, act), meter, agree).measure(SHAPE)
+    assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)
+    assert "CUDA out of memory" in (told[0] or "")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 
-from batchtune.errors import WorkloadError
+from batchtune.errors import OptionError, UsageError, WorkloadError
 from batchtune.results import BatchShape
 from batchtune.workloads import BUILTINS, Workload
 from batchtune.workloads.loading import load_workload
@@ -279,3 +281,40 @@ def live_tensor_bytes() -> int:
                 found.untyped_storage().nbytes()
             )
     return sum(storages.values())
+
+
+def test_ranks_are_needed_to_train_together() -> None:
+    with pytest.raises(UsageError, match="needs ranks") as refused:
+        built("transformer-lm", parallel="ddp")
+    assert "--nproc-per-node" in (refused.value.hint or "")
+
+
+def test_no_optimizer_is_taken_that_fails_on_shards() -> None:
+    with pytest.raises(OptionError, match="takes no sharded parameters"):
+        built("transformer-lm", parallel="fsdp2", optimizer="adafactor")
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    distributed.init_process_group(
+        "gloo", store=distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+@pytest.mark.parametrize("name", BUILTINS)
+@pytest.mark.parametrize("parallel", [None, "ddp", slow("fsdp2")])
+def test_ranks_train_together(name: str, parallel: str | None) -> None:
+    workload = built(name, parallel=parallel)
+    expected = "FSDP" if parallel == "fsdp2" else "DistributedDataParallel"
+    assert type(workload.model).__name__.startswith(expected)
+    before = norms_of(workload)
+    workload.step(workload.make_batch(SHAPES[name][1]))
+    assert norms_of(workload) != before
+
+
+def norms_of(workload: Any) -> list[float]:
+    return [float(value.detach().norm()) for value in workload.model.parameters()]

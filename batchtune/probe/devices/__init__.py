@@ -105,6 +105,10 @@ class Meter(ABC):
         """
 
     @abstractmethod
+    def lower(self, limit_bytes: int) -> None:
+        """Enforce a limit no higher than the settled one: that of another rank. Raises ProbeError likewise."""
+
+    @abstractmethod
     def reset(self) -> None:
         """Start a new peak."""
 

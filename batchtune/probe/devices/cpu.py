@@ -148,6 +148,11 @@ class CpuMeter(Meter):
             ddp_bytes=ddp_bytes,
             **self.surroundings(),
         )
+        self.lower(self.device.limit_bytes)
+
+    def lower(self, limit_bytes: int) -> None:
+        """Set RLIMIT_DATA."""
+        self.device = msgspec.structs.replace(self.device, limit_bytes=limit_bytes)
         self._enforce("with the workload built, Python and PyTorch hold")
 
     def _enforce(self, holds: str) -> None:
@@ -233,6 +238,8 @@ class _SecondsOfOthers:
                 # From user to steal; the times of guests are in those of the user.
                 self.busy += sum(times[:8]) - times.idle - times.iowait
         process = psutil.Process()
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # the ranks beside it are no others
+            process = process.parent() or process
         for member in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it has ended
                 self.busy -= sum(member.cpu_times()[:4])  # with its ended children

@@ -242,11 +242,16 @@ class CudaMeter(Meter):
             limit_bytes = self._wanted
         self.device = msgspec.structs.replace(
             self.device,
-            limit_bytes=limit_bytes,
             outside_bytes=self._outside(),
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
         )
+        self.lower(limit_bytes)
+
+    def lower(self, limit_bytes: int) -> None:
+        """Limit what torch's allocator may hold."""
+        self.device = msgspec.structs.replace(self.device, limit_bytes=limit_bytes)
+        kept = self.device.reserve_bytes + self.device.ddp_bytes
         allocated = self.in_use()
         if limit_bytes <= allocated:
             free, total = self._cuda.mem_get_info(self.torch_device)

@@ -1,0 +1,174 @@
+"""The worker process of a probe on several ranks: starts them, and answers with one reply for all of them.
+
+torchrun starts the ranks (`probe.rank`), never twice: after any failure the supervisor ends this process, and with it
+all ranks, and starts a new one with a rendezvous of its own. Neither this process nor the supervisor uses torch, so
+whatever a rank does to its device harms nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+
+from batchtune.probe.ranks import Ranks
+from batchtune.probe.requests import Identify, Prepare, Reply, Request, Run
+from batchtune.probe.verdicts import merged
+from batchtune.probe.worker import Worker
+from batchtune.processes import command, import_for_good
+from batchtune.processes.nursery import ready
+from batchtune.processes.pool import die_with_parent
+from batchtune.processes.worker import Failed, drain, oom_kills, serve, tail
+
+GANG_VARIABLE = "BATCHTUNE_GANG"
+"""Environment variable that says where the ranks connect, and with which token: `HOST,PORT,TOKEN`."""
+
+# How often torchrun looks after its processes. One that has ended stays to be judged until then.
+_MONITOR_SECONDS = 1.0
+_DRAINING_SECONDS = 1.0
+# What makes a library believe that other processes were started with this one, by another launcher.
+_RANK_VARIABLES = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+
+
+def work(channel: int) -> None:
+    """Serve requests in a forked process."""
+    serve(
+        socket.socket(fileno=channel),
+        msgspec.json.Decoder[Request](Request).decode,
+        Gang().answer,
+    )
+    os._exit(0)
+
+
+def main() -> None:
+    """Be torchrun, with the arguments of the command line; end with the process that started it."""
+    die_with_parent()
+    import_for_good("torch.distributed.run")
+    from torch.distributed.run import main as torchrun
+
+    torchrun(sys.argv[1:])
+
+
+class Gang:
+    """Ranks that torchrun started, and the answers to what is asked of all of them."""
+
+    _ranks: Ranks
+
+    def answer(self, request: Request) -> Reply:
+        """Pass a request on to all ranks, which the first one starts, and return one reply."""
+        if isinstance(request, Identify):
+            return Worker().answer(request)
+        assert isinstance(request, Prepare | Run)
+        started = time.monotonic()
+        timeout_seconds = request.timeout_seconds or 0.0
+        if isinstance(request, Prepare):
+            failed = self._start(request, timeout_seconds)
+            if failed is not None:
+                return failed
+        self._ranks.send(request)
+        spent_seconds = time.monotonic() - started
+        return merged(self._ranks.gather(timeout_seconds, spent_seconds), request)
+
+    def _start(self, request: Prepare, timeout_seconds: float) -> Failed | None:
+        """Start the ranks, and wait until all have connected; return why they can't be started."""
+        world_size = request.settings.nproc_per_node or 1
+        token = secrets.token_hex(16)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            host, port = listener.getsockname()
+            output = _Output()
+            self._ranks = Ranks(listener, token, world_size, output.text, oom_kills())
+            torchrun = subprocess.Popen(
+                _torchrun(world_size),
+                env=_environment(world_size)
+                | {GANG_VARIABLE: f"{host},{port},{token}"},
+                stdin=subprocess.DEVNULL,
+                stdout=output.end,
+                stderr=output.end,
+            )
+            output.follow()
+            if self._ranks.accept(timeout_seconds, lambda: torchrun.poll() is not None):
+                return None
+        last_words = tail(output.text(), lines=12)
+        code = torchrun.poll()
+        if code is None:
+            return Failed(
+                stage="setup",
+                outcome="timeout",
+                message=f"torchrun did not start {world_size} ranks within {timeout_seconds:g} s",
+                hint="If it needs longer, allow that with --setup-timeout SECONDS.",
+                traceback=last_words or None,
+            )
+        return Failed(
+            stage="device",
+            message=f"torchrun ended with exit code {code} before its ranks started: {last_words}",
+            hint="`batchtune doctor` shows the version of PyTorch.",
+        )
+
+
+class _Output:
+    """The end of what torchrun and its ranks print, all of which goes on to this process's own output."""
+
+    def __init__(self) -> None:
+        self._stream, self.end = os.pipe()
+        self._printed = bytearray()
+
+    def follow(self) -> None:
+        """Begin to read, now that the writing end is another process's."""
+        os.close(self.end)
+        arguments = [self._stream, self._printed, 2]
+        threading.Thread(target=drain, args=arguments, daemon=True).start()
+
+    def text(self) -> str:
+        """Return the end of it; what was printed by now has been read."""
+        deadline = time.monotonic() + _DRAINING_SECONDS
+        while ready([self._stream], 0) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return bytes(self._printed).decode(errors="replace")
+
+
+def _torchrun(nproc_per_node: int) -> list[str]:
+    """Return the command that starts the ranks of this machine."""
+    return command(
+        "batchtune.probe.gang",
+        *("--nnodes", 1),
+        *("--nproc-per-node", nproc_per_node),
+        *("--max-restarts", 0),
+        *("--monitor-interval", _MONITOR_SECONDS),
+        *("--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", "127.0.0.1:0"),
+        # An old rendezvous must not be joined.
+        *("--rdzv-id", secrets.token_hex(8)),
+        # Not the name of this machine, which may lead nowhere.
+        *("--local-addr", "127.0.0.1"),
+        # The ranks are started as all of batchtune's processes are, with nothing of the working folder on `sys.path`.
+        "--no-python",
+        *command("batchtune.probe.rank"),
+    )
+
+
+def _environment(nproc_per_node: int) -> dict[str, str]:
+    """Return this process's environment, without what another launcher has put there."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _RANK_VARIABLES
+        and not name.startswith(("SLURM_", "TORCHELASTIC_"))
+    }
+    if nproc_per_node > 1:  # as torchrun sets it, with a warning
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment

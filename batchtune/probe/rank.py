@@ -1,0 +1,164 @@
+"""One of several ranks, started by torchrun: joins the process group, then answers like a worker that is alone.
+
+It answers over a socket of its own. Where the next collective depends on something, all ranks decide it together.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import signal
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+from msgspec.structs import replace
+
+from batchtune.probe.devices import backend_for
+from batchtune.probe.gang import GANG_VARIABLE
+from batchtune.probe.requests import Decision, Hello, Prepare, Ready, Request, Vote
+from batchtune.probe.worker import Worker
+from batchtune.processes import import_for_good
+from batchtune.processes.pool import die_with_parent, total_memory
+from batchtune.processes.worker import Message, encode
+from batchtune.results import BatchShape, ProbedWith, RankDevice
+
+if TYPE_CHECKING:
+    from batchtune.probe.devices import Meter
+    from batchtune.workloads import Workload
+
+# Whoever leads the ranks ends them all when their time is over: no collective does that by itself.
+_COLLECTIVE_TIMEOUT = timedelta(days=30)
+_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+_decode = msgspec.json.Decoder[Request | Decision](Request | Decision).decode
+
+
+def main() -> None:
+    """Connect, and serve requests until the other side closes the connection."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    import_for_good("torch", "torch.distributed")
+    host, port, token = os.environ.pop(GANG_VARIABLE).split(",")
+    channel = socket.create_connection((host, int(port)))
+    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # To see where it hangs.
+    faulthandler.register(signal.SIGUSR2, file=channel.fileno(), all_threads=False)
+    with channel.makefile("rb") as requests:
+        place = RankPlace(channel, requests)
+        place.say(place.hello(token))
+        worker = RankWorker(place)
+        for line in requests:
+            request = _decode(line)
+            assert not isinstance(request, Decision)
+            place.say(worker.answer(request))
+    os._exit(0)  # without the workload's finalizers, which may hang
+
+
+class RankPlace:
+    """This process among the ranks, and its connection to whoever leads them."""
+
+    def __init__(self, channel: socket.socket, replies: BinaryIO) -> None:
+        self._channel = channel
+        self._replies = replies
+        self.rank = int(os.environ["RANK"])
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+        self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.host = socket.gethostname()
+
+    def hello(self, token: str) -> Hello:
+        """Return what this rank says first."""
+        return Hello(
+            token=token,
+            rank=self.rank,
+            world_size=self.world_size,
+            host=self.host,
+            pid=os.getpid(),
+        )
+
+    def say(self, message: Message) -> None:
+        """Send a message."""
+        self._channel.sendall(encode(message) + b"\n")
+
+    def largest(self, value: int, caught: str | None = None) -> int:
+        """Return the largest value that a rank gives, once all have called this."""
+        self.say(Vote(value=value, caught=caught))
+        line = self._replies.readline()
+        if not line:
+            os._exit(0)  # another rank has failed
+        decision = _decode(line)
+        assert isinstance(decision, Decision)
+        return decision.value
+
+    def agree(self, wanted: bool, caught: str | None = None) -> bool:
+        """Return whether any rank wants it, once all have called this."""
+        return self.largest(int(wanted), caught) > 0
+
+
+class RankWorker(Worker):
+    """A worker whose process group exists before its workload is built."""
+
+    def __init__(self, place: RankPlace) -> None:
+        self._place = place
+
+    def agree(self, wanted: bool, caught: str | None = None) -> bool:
+        """Ask all ranks."""
+        return self._place.agree(wanted, caught)
+
+    def _open(self, request: Prepare) -> Meter:
+        """Open this rank's device, and join the process group."""
+        import torch
+        from torch import distributed
+
+        place = self._place
+        settings = request.settings
+        device = settings.device
+        kind = device.partition(":")[0]
+        if kind == "auto":
+            kind = "cuda" if torch.cuda.is_available() else "cpu"
+        if kind == "cuda":
+            device = f"cuda:{place.local_rank}"
+        elif settings.memory_bytes is None:
+            share = total_memory() // place.local_world_size
+            settings = replace(settings, memory_bytes=share)
+        meter = backend_for(kind).open(device, settings, request.limit_bytes)
+        self._backend = _BACKENDS[kind]
+        distributed.init_process_group(self._backend, timeout=_COLLECTIVE_TIMEOUT)
+        distributed.all_reduce(torch.ones(1, device=meter.torch_device))
+        meter.synchronize()
+        return meter
+
+    def _warm_up(self, workload: Workload, meter: Meter, shape: BatchShape) -> None:
+        """Run a step: NCCL allocates its buffers outside torch, not before they are used."""
+        self._stage = "step"
+        workload.step(workload.make_batch(shape))
+        meter.synchronize()
+        gc.collect()
+
+    def _ready(
+        self, workload: Workload, meter: Meter, probed_with: ProbedWith
+    ) -> Ready:
+        """Settle the limit: the smallest of all ranks is enforced on all."""
+        device = super()._ready(workload, meter, probed_with).device
+        place = self._place
+        meter.lower(-place.largest(-device.limit_bytes))
+        own = RankDevice(
+            rank=place.rank,
+            host=place.host,
+            name=device.name,
+            limit_bytes=device.limit_bytes,
+            outside_bytes=device.outside_bytes,
+            base_bytes=meter.in_use(),
+        )
+        return Ready(
+            device=replace(
+                device,
+                limit_bytes=meter.device.limit_bytes,
+                ranks=[own],
+                world_size=place.world_size,
+                backend=self._backend,
+            )
+        )

@@ -1,0 +1,295 @@
+"""The ranks of one training, each with a socket of its own to the process that leads them.
+
+The sockets are outside the process group, so one rank's failure is known while others wait for it in a collective. A
+rank begins with a `Hello`, then answers requests; in the middle of one it may ask what all ranks say (`Vote`). The
+number of steps, and whatever else says which collective comes next, is decided like that: decided by each rank for
+itself, it would leave one waiting for another forever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import math
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from batchtune.probe.requests import Decision, Hello, Reply, Vote
+from batchtune.probe.verdicts import cause_of
+from batchtune.processes.nursery import ready
+from batchtune.processes.worker import (
+    OUTERMOST_FRAME,
+    Failed,
+    Message,
+    encode,
+    judged_end,
+    tail,
+)
+from batchtune.workloads.loading import last_frame, user_stack
+
+# How long other ranks may take to fail too, once one has: what they wait for never comes.
+_GRACE_SECONDS = 1.0
+# The same after a lost connection: the rank that was lost has a reason, which may take longer to come.
+_SECONDARY_SECONDS = 5.0
+# How much slower a step may be on other ranks than on one that caught an out-of-memory error in it.
+_CAUGHT_SECONDS = 10.0
+_POLL_SECONDS = 0.2
+# How long a process that has connected may take to say who it is.
+_HELLO_SECONDS = 2.0
+# How long ranks that hang may take to print their stacks, and a process that closed its socket to end.
+_STACK_SECONDS = 2.0
+_ENDING_SECONDS = 1.0
+
+_INNERMOST_FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
+_decode = msgspec.json.Decoder[Reply | Vote](Reply | Vote).decode
+_decode_hello = msgspec.json.Decoder(Hello).decode
+
+
+class Connection:
+    """A socket, and what came through it that no line has taken yet."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.said = b""
+
+    def receive(self) -> bool:
+        """Read what has come; return False if the other side has closed it."""
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self.channel.recv(1 << 20)
+        self.said += data
+        return bool(data)
+
+    def line(self) -> bytes | None:
+        """Return the next whole line; None before it is complete."""
+        line, newline, rest = self.said.partition(b"\n")
+        if not newline:
+            return None
+        self.said = rest
+        return line
+
+
+class Ranks:
+    """The connections to all ranks.
+
+    They connect to `listener` with this `token`. `output` returns the end of what they printed, `oom_kills` is the
+    number of the kernel's OOM kills when they started.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: str,
+        world_size: int,
+        output: Callable[[], str],
+        oom_kills: int | None,
+    ) -> None:
+        self._listener = listener
+        self._token = token
+        self._world_size = world_size
+        self._output = output
+        self._oom_kills = oom_kills
+        self._connections: dict[int, Connection] = {}
+        self._hellos: dict[int, Hello] = {}
+
+    def accept(self, timeout_seconds: float, has_ended: Callable[[], bool]) -> bool:
+        """Wait until every rank has connected; return False if what starts them ends before, or time is over."""
+        deadline = time.monotonic() + timeout_seconds
+        while len(self._connections) < self._world_size:
+            if has_ended() or time.monotonic() > deadline:
+                return False
+            if ready([self._listener], _POLL_SECONDS):
+                channel, _ = self._listener.accept()
+                if not self._welcome(Connection(channel)):
+                    channel.close()
+        return True
+
+    def _welcome(self, connection: Connection) -> bool:
+        """Keep the connection of a rank; return whether it is one."""
+        channel = connection.channel
+        channel.settimeout(_HELLO_SECONDS)
+        while b"\n" not in connection.said and connection.receive():
+            pass
+        channel.settimeout(None)
+        try:
+            hello = _decode_hello(connection.line() or b"")
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        is_ours = hmac.compare_digest(hello.token, self._token)
+        if not is_ours or hello.world_size != self._world_size:
+            return False
+        self._connections[hello.rank] = connection
+        self._hellos[hello.rank] = hello
+        return True
+
+    def send(self, message: Message) -> None:
+        """Send all ranks a message."""
+        line = encode(message) + b"\n"
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # it has ended: `gather` notices
+                connection.channel.sendall(line)
+
+    def gather(
+        self, timeout_seconds: float, spent_seconds: float = 0.0
+    ) -> dict[int, Reply]:
+        """Return all ranks' replies, in the order in which they came; count their votes meanwhile.
+
+        Once one has failed, the others have only a short time left: they wait for it in vain. A rank whose process has
+        ended is a failure like any other, and so is one that did not answer in time.
+        """
+        replies: dict[int, Reply] = {}
+        votes: dict[int, Vote] = {}
+        deadline = time.monotonic() + timeout_seconds - spent_seconds
+        end = deadline
+        while True:
+            if len(votes) == self._world_size:
+                self.send(Decision(value=max(vote.value for vote in votes.values())))
+                votes.clear()
+                end = deadline
+            awaited = self._connections.keys() - votes.keys() - replies.keys()
+            seconds = end - time.monotonic()
+            if not awaited or seconds <= 0:
+                break
+            for rank in self._speaking(awaited, min(seconds, _POLL_SECONDS)):
+                message = self._message(rank)
+                if isinstance(message, Vote):
+                    votes[rank] = message
+                elif message is not None:
+                    replies[rank] = message
+                end = min(end, time.monotonic() + _patience(message))
+        for rank, vote in votes.items():
+            if vote.caught is not None:
+                text = f"caught by the workload, and other ranks waited for that step: {vote.caught}"
+                replies[rank] = Failed(message=text, outcome="oom")
+        if not any(map(cause_of, replies.values())):
+            silent = self._connections.keys() - replies.keys()
+            replies |= self._hanging(sorted(silent), timeout_seconds)
+        return replies
+
+    def _speaking(self, ranks: Iterable[int], seconds: float) -> list[int]:
+        """Return those of the ranks that have said something, or ended, within the time."""
+        connections = {rank: self._connections[rank] for rank in ranks}
+        several = [rank for rank in ranks if b"\n" in connections[rank].said]
+        if several:  # lines that came at once
+            return several
+        numbers = {
+            connection.channel.fileno(): rank
+            for rank, connection in connections.items()
+        }
+        return [numbers[number] for number in ready([*numbers], seconds)]
+
+    def _message(self, rank: int) -> Reply | Vote | None:
+        """Return what a rank says; None if it is not complete yet."""
+        connection = self._connections[rank]
+        is_open = b"\n" in connection.said or connection.receive()
+        line = connection.line()
+        if line is None:
+            return None if is_open else self._end_of(self._hellos[rank].pid)
+        try:
+            message: Reply | Vote = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            text = f"said {line[:100]!r} over its channel to batchtune: your code writes to files that are not its own"
+            return Failed(message=text, outcome="crash")
+        return message
+
+    def _end_of(self, process: int) -> Failed:
+        """Judge how a process has ended whose socket is closed."""
+        code = _exit_code(process)
+        output = self._output()
+        outcome: Literal["oom", "crash"] = "crash"
+        how = "ended"
+        if code is not None:
+            outcome, how = judged_end(code, output, self._oom_kills)
+        elif Path(f"/proc/{process}").exists():
+            how = "closed its channel to batchtune: your code closes files that are not its own"
+        message = f"its process {how}"
+        if output:
+            message += f": {tail(output, lines=3)}"
+        return Failed(
+            message=message,
+            outcome=outcome,
+            hint="Its last output may say why. If something outside kills it (a job's or a container's limit), it "
+            "needs less memory or time, or a higher limit there.",
+            traceback=tail(output, lines=12) or None,
+        )
+
+    def _hanging(
+        self, ranks: Sequence[int], timeout_seconds: float
+    ) -> dict[int, Reply]:
+        """Return the failures of ranks that did not answer in time; those that wait for others are left out.
+
+        A rank waits if its innermost frame is torch's, unless all do.
+        """
+        printed = self._stacks(ranks)
+        hanging = [rank for rank in ranks if not _waits(printed[rank])] or ranks
+        failures: dict[int, Reply] = {}
+        for rank in hanging:
+            message = f"no answer within {timeout_seconds:g} s"
+            stack = user_stack(printed[rank])
+            if stack:
+                message += f"; it hangs at {last_frame(stack)}"
+            failures[rank] = Failed(
+                message=message,
+                outcome="timeout",
+                hint="If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
+                traceback=stack or None,
+            )
+        return failures
+
+    def _stacks(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Return where these ranks are now, each printed through its own socket by a handler in C."""
+        stacks = {}
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._hellos[rank].pid, signal.SIGUSR2)
+        deadline = time.monotonic() + _STACK_SECONDS
+        for rank in ranks:
+            connection = self._connections[rank]
+            while OUTERMOST_FRAME.encode() not in connection.said:
+                seconds = max(0.0, deadline - time.monotonic())
+                if not ready([connection.channel], seconds) or not connection.receive():
+                    break
+            stacks[rank] = connection.said.decode(errors="replace")
+        return stacks
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections.values():
+            connection.channel.close()
+
+
+def _patience(message: Reply | Vote | None) -> float:
+    """Return how long to wait for other ranks after a message, in seconds."""
+    if isinstance(message, Vote):
+        return math.inf if message.caught is None else _CAUGHT_SECONDS
+    cause = None if message is None else cause_of(message)
+    if cause is None:
+        return math.inf
+    return _SECONDARY_SECONDS if cause == "secondary" else _GRACE_SECONDS
+
+
+def _waits(stack: str) -> bool:
+    """Return whether the innermost frame is torch's own, which waits for other ranks or for the device."""
+    innermost = _INNERMOST_FRAME.search(stack)
+    return innermost is not None and "torch" in Path(innermost[1]).parts
+
+
+def _exit_code(process: int) -> int | None:
+    """Return the exit code of a process that is ending; None if its parent has taken it already (man 5 proc)."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline:
+            stat = Path(f"/proc/{process}/stat").read_text()
+            fields = stat.rpartition(")")[2].split()
+            if fields[0] == "Z":
+                return os.waitstatus_to_exitcode(int(fields[-1]))
+            time.sleep(0.002)
+    return None

@@ -1,0 +1,159 @@
+"""One reply of all ranks' replies: the worst of what they measured, or the failure that explains the others.
+
+When one rank fails, the others fail because of it, or wait for it. By precedence: some rank ran out of memory; some
+rank raised an error of its own; some rank's process ended; a rank lost its connection to another one; one did not
+answer in time. Of several, the first that said so counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
+from batchtune.processes.worker import Failed
+from batchtune.results import Device, Outcome, Trial
+
+Cause = Literal["oom", "error", "crash", "secondary", "timeout"]
+
+_PRECEDENCE: tuple[Cause, ...] = ("oom", "error", "crash", "secondary", "timeout")
+_OUTCOMES: dict[Cause, Outcome] = {
+    "oom": "oom",
+    "error": "error",
+    "crash": "crash",
+    "secondary": "crash",
+    "timeout": "timeout",
+}
+# What a rank says when another one has gone: gloo, NCCL, and the store of the rendezvous.
+_SECONDARY = re.compile(
+    r"Connection (closed by|reset by|refused)|Broken pipe|Socket closed|Timed out waiting|Application timeout"
+    r"|NCCL remote process|ncclRemoteError|unhandled system error|ncclSystemError|DistNetworkError|DistStoreError"
+    r"|TCPStore|DistBackendError"
+)
+# The largest of any rank counts.
+_OF_TRIALS = (
+    "step_seconds",
+    "mean_step_seconds",
+    "step_seconds_spread",
+    "peak_bytes",
+    "reserved_bytes",
+    "alloc_retries",
+    "rest_bytes",
+    "outside_bytes",
+    "steady_peak_bytes",
+    "peak_spread_bytes",
+    "other_processors",
+    "compilations",
+    "at_recompile_limit",
+)
+_OF_DEVICES = (
+    "outside_bytes",
+    "other_processes",
+    "load_average",
+    "other_processors",
+)
+
+
+def cause_of(reply: Reply) -> Cause | None:
+    """Return why a rank's reply is a failure; None if it is none."""
+    if isinstance(reply, Ran):
+        outcome: str = reply.trial.outcome
+        text = reply.trial.error or ""
+    elif isinstance(reply, Failed):
+        outcome = reply.outcome
+        text = reply.message
+    else:
+        return None
+    if outcome == "error" and _SECONDARY.search(text):
+        return "secondary"
+    return next((cause for cause in _PRECEDENCE if cause == outcome), None)
+
+
+def merged(replies: Mapping[int, Reply], request: Prepare | Run) -> Reply:
+    """Return one reply to a request that all ranks got, of theirs by rank, in the order in which they came."""
+    causes: dict[int, Cause] = {}
+    for rank, reply in replies.items():
+        cause = cause_of(reply)
+        if cause is not None:
+            causes[rank] = cause
+    if not causes:
+        return _passed([replies[rank] for rank in sorted(replies)])
+    rank = min(causes, key=lambda rank: _PRECEDENCE.index(causes[rank]))
+    reply = replies[rank]
+    outcome = _OUTCOMES[causes[rank]]
+    if isinstance(request, Prepare):
+        assert isinstance(reply, Failed)
+        alike = [other for other in replies.values() if other == reply]
+        message = reply.message
+        if len(alike) != request.settings.nproc_per_node:
+            message = f"rank {rank}: {message}"
+        return replace(reply, stage=reply.stage or "setup", message=message)
+    if isinstance(reply, Failed):
+        reply = Ran(trial=Trial.of(request.shape, outcome, error=reply.message))
+    assert isinstance(reply, Ran)
+    trial = replace(
+        reply.trial,
+        outcome=outcome,
+        error=f"rank {rank}: {reply.trial.error}",
+        rank=rank,
+        oom_ranks=sorted(rank for rank in causes if causes[rank] == "oom"),
+    )
+    return replace(reply, trial=trial, renew=True)
+
+
+def _passed(replies: Sequence[Reply]) -> Reply:
+    """Return the worst of what the ranks measured, or of their devices."""
+    readies = [reply for reply in replies if isinstance(reply, Ready)]
+    if readies:
+        return Ready(device=_merged_device([ready.device for ready in readies]))
+    rans = [reply for reply in replies if isinstance(reply, Ran)]
+    return Ran(
+        trial=_merged_trial([ran.trial for ran in rans]),
+        renew=any(ran.renew for ran in rans),
+    )
+
+
+def _merged_trial(trials: Sequence[Trial]) -> Trial:
+    """Return a trial of which no rank was slower or took more."""
+    peaks = [trial.peak_bytes or 0 for trial in trials]
+    reasons: set[str] = set()
+    for trial in trials:
+        reasons.update(trial.throttle_reasons or ())
+    changes = {trial.parameters_changed for trial in trials}
+    changed = True in changes or (None if None in changes else False)
+    return replace(
+        trials[0],
+        **{name: _largest(trials, name) for name in _OF_TRIALS},
+        sm_clock_mhz=min(_known(trials, "sm_clock_mhz"), default=None),
+        throttle_reasons=trials[0].throttle_reasons and sorted(reasons),
+        parameters_changed=changed,
+        rank=peaks.index(max(peaks)),
+        oom_ranks=[],
+    )
+
+
+def _merged_device(devices: Sequence[Device]) -> Device:
+    """Return a device of which every rank has at least as much; each rank's own is in its `ranks`."""
+    first = devices[0]
+    return replace(
+        first,
+        **{name: _largest(devices, name) for name in _OF_DEVICES},
+        total_bytes=min(device.total_bytes for device in devices),
+        limit_bytes=min(device.limit_bytes for device in devices),
+        free_bytes=min(_known(devices, "free_bytes"), default=None),
+        ranks=[*chain.from_iterable(device.ranks for device in devices)],
+    )
+
+
+def _largest(records: Iterable[Trial | Device], name: str) -> Any:
+    return max(_known(records, name), default=None)
+
+
+def _known(records: Iterable[Trial | Device], name: str) -> list[Any]:
+    """Return a field of each record where it is known."""
+    values = [getattr(record, name) for record in records]
+    return [value for value in values if value is not None]

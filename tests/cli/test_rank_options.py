@@ -1,0 +1,183 @@
+"""Several ranks on the command line: what is refused, and with which command instead."""
+
+from pathlib import Path
+
+import pytest
+from cli.conftest import KNOWN, Run, write_manifest
+
+from batchtune.cli.ranks import parse_nproc, refuse_to_be_a_rank
+from batchtune.errors import ResultError, UsageError
+from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings, begin_run, open_run
+from batchtune.reports.measured import describe_device
+from batchtune.results import (
+    TRIALS_FILE,
+    BatchShape,
+    Device,
+    Probe,
+    RankDevice,
+    Trial,
+    read_result,
+)
+from batchtune.run_folder import append_trial
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+}
+WORDS = ["probe-oom", "train.csv", "--workload", "train.py:My Step"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "where", "right"),
+    [
+        (
+            TORCHRUN,
+            "started inside torchrun",
+            "batchtune probe-oom train.csv --workload 'train.py:My Step' --nproc-per-node 2",
+        ),
+        (
+            {"RANK": "3", "WORLD_SIZE": "4"},
+            "started as rank 3 of 4",
+            "batchtune probe-oom train.csv --workload 'train.py:My Step' --nproc-per-node 4",
+        ),
+        (
+            {"SLURM_NTASKS_PER_NODE": "8"},
+            "SLURM starts 8 tasks",
+            "srun --ntasks-per-node=1 batchtune probe-oom train.csv --workload 'train.py:My Step' --nproc-per-node 8",
+        ),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS_PER_NODE": "1"},
+            "SLURM starts 4 tasks",
+            "srun --ntasks-per-node=1 batchtune probe-oom train.csv --workload 'train.py:My Step' --nproc-per-node 4",
+        ),
+    ],
+)
+def test_a_rank_is_refused_with_the_right_command(
+    environment: dict[str, str], where: str, right: str
+) -> None:
+    with pytest.raises(UsageError, match=where) as refused:
+        refuse_to_be_a_rank(environment, WORDS)
+    assert (refused.value.hint or "").endswith(right)
+
+
+def test_the_command_of_a_script_stays_as_it_is() -> None:
+    words = ["tune", "--", "torchrun", "--nproc-per-node", "2", "train.py"]
+    with pytest.raises(UsageError) as refused:
+        refuse_to_be_a_rank(TORCHRUN, words)
+    assert refused.value.hint == (
+        "Start it once: batchtune tune -- torchrun --nproc-per-node 2 train.py"
+    )
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"SLURM_NTASKS_PER_NODE": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"},
+        {"SLURM_NTASKS_PER_NODE": "8", "SLURM_STEP_TASKS_PER_NODE": "1"},
+    ],
+)
+def test_a_process_that_is_alone_on_its_machine_is_not_refused(
+    environment: dict[str, str],
+) -> None:
+    refuse_to_be_a_rank(environment, WORDS)
+
+
+@pytest.mark.parametrize("command", ["probe-oom", "tune", "verify"])
+def test_inside_torchrun_the_usage_is_wrong(batchtune: Run, command: str) -> None:
+    ran = batchtune(command, "lengths.csv", env=TORCHRUN)
+    assert ran.returncode == 2
+    assert "inside torchrun" in ran.stderr
+
+
+def test_auto_needs_a_gpu() -> None:
+    with pytest.raises(UsageError, match="there is none to use here") as refused:
+        parse_nproc("auto", "cpu")
+    assert "--nproc-per-node 2" in (refused.value.hint or "")
+    assert parse_nproc("3", None) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nproc-per-node", "0"], "must be auto or a number from 1 to 1024, got '0'"),
+        (["--nproc-per-node", "gpus"], "must be auto or a number"),
+        (["--nproc-per-node", "2", "--ddp"], "--ddp keeps room for gradient buckets"),
+        (["--nproc-per-node", "2", "--device", "cuda:1"], "names one device"),
+        (
+            ["--nproc-per-node", "2", "--", "python", "train.py"],
+            "--nproc-per-node is for a workload",
+        ),
+    ],
+)
+def test_wrong_usage_says_what_is_right(
+    batchtune: Run, tmp_path: Path, options: list[str], message: str
+) -> None:
+    write_manifest(tmp_path / "lengths.csv")
+    workload = [] if "--" in options else ["--workload", KNOWN]
+    ran = batchtune("probe-oom", "lengths.csv", *workload, *options)
+    assert ran.returncode == 2, ran.stderr
+    assert message in ran.stderr
+
+
+def test_a_run_of_another_number_of_ranks_is_not_continued(tmp_path: Path) -> None:
+    lengths = Lengths.of([1.0, 2.0])
+    alone = ProbeSettings(workload=KNOWN, options={}, device="cpu")
+    ranks = ProbeSettings(workload=KNOWN, options={}, device="cpu", nproc_per_node=2)
+    assert "nproc_per_node" not in alone.recorded()
+    device = Device(
+        kind="cpu",
+        name="made",
+        total_bytes=1,
+        limit_bytes=1,
+        driver=None,
+        torch="2.13",
+        allocator="malloc",
+        other_processes=None,
+        world_size=2,
+        ranks=[
+            RankDevice(
+                rank=rank,
+                host="here",
+                name="made",
+                limit_bytes=1,
+                outside_bytes=None,
+                base_bytes=0,
+            )
+            for rank in (0, 1)
+        ],
+    )
+    assert describe_device(device).endswith(" for each of 2 ranks")
+    begin_run(lengths, ranks, tmp_path, device, force=False)
+    append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
+    assert open_run(lengths, ranks, tmp_path)[0] is not None
+    with pytest.raises(
+        ResultError, match="2 ranks a machine, now a process without ranks"
+    ):
+        open_run(lengths, alone, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ranks_are_tuned_and_verified_end_to_end(
+    batchtune: Run, tmp_path: Path
+) -> None:
+    write_manifest(tmp_path / "lengths.csv")
+    sizes = ["size=tiny", "dim=32", "layers=1", "heads=2", "vocab=64"]
+    options = [word for size in sizes for word in ("--set", size)]
+    tuned = batchtune(
+        *("tune", "lengths.csv", "--workload", "builtin:conformer-ctc", *options),
+        *("--device", "cpu", "--memory", "400MiB", "--nproc-per-node", "2"),
+        *("--num-lengths", "2", "--verify", "--verify-steps", "4"),
+        *("--time-tolerance", "1000"),
+        timeout=1100,
+    )
+    assert tuned.returncode == 0, tuned.stderr
+    probe = read_result(tmp_path / "batchtune-run" / "probe.json", Probe)
+    assert probe.settings["nproc_per_node"] == 2
+    assert [rank.rank for rank in probe.device.ranks] == [0, 1]
+    assert all(trial.rank in (0, 1) for trial in probe.trials)

@@ -1,0 +1,202 @@
+"""The ranks' connections, with threads in the place of ranks."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from batchtune.probe import ranks as ranks_module
+from batchtune.probe.rank import RankPlace
+from batchtune.probe.ranks import Ranks
+from batchtune.probe.requests import Hello, Ran, Reply, Run, Vote
+from batchtune.probe.verdicts import cause_of
+from batchtune.processes.worker import Failed, encode
+from batchtune.results import BatchShape, Trial
+
+SHAPE = BatchShape(4, 3.0)
+RUN = Run(shape=SHAPE)
+TOKEN = "0123"
+
+
+def ran(outcome: Any = "ok", error: str | None = None) -> Ran:
+    return Ran(trial=Trial.of(SHAPE, outcome, error=error))
+
+
+class MadeRank:
+    """A rank's side of its connection."""
+
+    def __init__(self, port: int, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.channel = socket.create_connection(("127.0.0.1", port))
+        self.replies = self.channel.makefile("rb")
+        for name, value in {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "LOCAL_WORLD_SIZE": 2,
+            "WORLD_SIZE": 2,
+        }.items():
+            monkeypatch.setenv(name, str(value))
+        self.place = RankPlace(self.channel, self.replies)
+        self.place.say(self.place.hello(TOKEN))
+
+    def close(self) -> None:
+        self.replies.close()
+        self.channel.close()
+
+
+class Led:
+    """Two ranks and what leads them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            self.ranks = Ranks(listener, TOKEN, 2, lambda: "last words", None)
+            strangers = [
+                socket.create_connection(("127.0.0.1", port)) for _ in range(3)
+            ]
+            # One says nothing, one speaks another language, one does not know the token.
+            strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+            hello = Hello(token="none", rank=0, world_size=2, host="", pid=1)
+            strangers[2].sendall(encode(hello) + b"\n")
+            self.made = [MadeRank(port, rank, monkeypatch) for rank in (1, 0)][::-1]
+            assert self.ranks.accept(20.0, lambda: False)
+            for stranger in strangers:
+                stranger.close()
+        self.threads = ThreadPoolExecutor()
+
+    def gather(
+        self, *acts: Callable[[MadeRank], object], seconds: float = 20.0
+    ) -> dict[int, Reply]:
+        """What comes of a request to which each rank reacts by its own act."""
+        self.ranks.send(RUN)
+        for rank in self.made:
+            assert b'"run"' in rank.replies.readline()
+        acting = [
+            self.threads.submit(act, rank)
+            for act, rank in zip(acts, self.made, strict=True)
+        ]
+        replies = self.ranks.gather(seconds)
+        for rank in self.made:
+            # It ends whoever still waits for a decision.
+            rank.channel.shutdown(socket.SHUT_RDWR)
+        self.results = [act.result() for act in acting]
+        return replies
+
+    def close(self) -> None:
+        self.ranks.close()
+        for rank in self.made:
+            rank.close()
+        self.threads.shutdown()
+
+
+@pytest.fixture
+def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
+    monkeypatch.setattr(ranks_module, "_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(ranks_module, "_CAUGHT_SECONDS", 0.3)
+    monkeypatch.setattr(ranks_module, "_STACK_SECONDS", 0.1)
+    monkeypatch.setattr(ranks_module, "_ENDING_SECONDS", 0.1)
+    monkeypatch.setattr(ranks_module, "_HELLO_SECONDS", 0.1)
+    made = Led(monkeypatch)
+    yield made
+    made.close()
+
+
+def causes(replies: dict[int, Reply]) -> dict[int, str | None]:
+    return {rank: cause_of(reply) for rank, reply in replies.items()}
+
+
+def message(reply: Reply) -> str:
+    assert isinstance(reply, Failed)
+    return reply.message
+
+
+def nothing(rank: MadeRank) -> None: ...
+
+
+def test_all_ranks_take_the_decision_of_any(led: Led) -> None:
+    votes = {0: [False, False, True], 1: [False, True, False]}
+
+    def act(rank: MadeRank) -> list[bool]:
+        decided = [rank.place.agree(vote) for vote in votes[rank.place.rank]]
+        decided.append(rank.place.largest(-rank.place.rank) == 0)
+        rank.place.say(ran())
+        return decided
+
+    assert causes(led.gather(act, act)) == {0: None, 1: None}
+    assert led.results == [[False, True, True, True]] * 2
+
+
+def test_a_failure_ends_the_wait_of_the_others(led: Led) -> None:
+    def fail(rank: MadeRank) -> None:
+        rank.place.say(ran("oom", "out of memory"))
+
+    def wait(rank: MadeRank) -> None:
+        rank.place.say(Vote(value=1))
+
+    assert causes(led.gather(wait, fail)) == {1: "oom"}
+
+
+def test_an_error_that_one_rank_caught_ends_the_trial(led: Led) -> None:
+    def catch(rank: MadeRank) -> None:
+        rank.place.say(Vote(value=1, caught="out of memory"))
+
+    replies = led.gather(nothing, catch)
+    assert causes(replies) == {1: "oom"}
+    assert message(replies[1]).startswith("caught by the workload")
+
+
+def test_a_rank_that_ends_is_noticed(led: Led) -> None:
+    def end(rank: MadeRank) -> None:
+        rank.channel.shutdown(socket.SHUT_RDWR)
+
+    replies = led.gather(nothing, end)
+    assert causes(replies) == {1: "crash"}
+    assert "closed its channel" in message(replies[1])
+    assert message(replies[1]).endswith("last words")
+
+
+def test_a_rank_that_says_nonsense_is_a_crash(led: Led) -> None:
+    def scribble(rank: MadeRank) -> None:
+        rank.channel.sendall(b"step 1\n")
+
+    replies = led.gather(nothing, scribble)
+    assert causes(replies) == {1: "crash"}
+    assert "said b'step 1' over its channel" in message(replies[1])
+
+
+@pytest.mark.parametrize(
+    ("innermost", "hanging"),
+    [(("torch/x.py", "train.py"), [1]), (("torch/x.py",) * 2, [0, 1])],
+)
+def test_ranks_that_hang_say_where(
+    led: Led,
+    monkeypatch: pytest.MonkeyPatch,
+    innermost: tuple[str, str],
+    hanging: list[int],
+) -> None:
+    """A rank that is in one of torch's functions waits for one that is not."""
+    stacks = [
+        f'Thread 0x1 (most recent call first):\n  File "/lib/{file}", line 28 in wait\n'
+        '  File "/me/train.py", line 12 in step\n'
+        for file in innermost
+    ]
+
+    def print_stack(pid: int, number: int) -> None:
+        assert (pid, number) == (os.getpid(), signal.SIGUSR2)
+        rank = led.made[2 - len(stacks)]
+        rank.channel.sendall(stacks.pop(0).encode())
+
+    monkeypatch.setattr(os, "kill", print_stack)
+    replies = led.gather(nothing, nothing, seconds=0.5)
+    assert causes(replies) == dict.fromkeys(hanging, "timeout")
+    assert message(replies[1]).startswith("no answer within 0.5 s; it hangs at ")
+
+
+def test_ranks_that_never_come_are_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ranks = Ranks(listener, TOKEN, 2, str, None)
+        assert not ranks.accept(20.0, lambda: True)
+        assert not ranks.accept(0.0, lambda: False)

@@ -1,0 +1,157 @@
+"""One reply of all ranks' replies, made here: what counts of several, and which failure explains the others."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
+from batchtune.probe.verdicts import merged
+from batchtune.processes.worker import Failed
+from batchtune.results import BatchShape, Device, ProbedWith, RankDevice, Trial
+
+SHAPE = BatchShape(4, 3.0)
+RUN = Run(shape=SHAPE, timeout_seconds=15.0)
+PREPARE = Prepare(
+    workload="w",
+    options={},
+    settings=ProbedWith(nproc_per_node=2),
+    limit_bytes=None,
+    examples=0,
+    timeout_seconds=60.0,
+)
+OOM = "RuntimeError: CUDA out of memory"
+GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+OWN = "ValueError: tokens and labels differ"
+
+
+def ran(outcome: Any = "ok", error: str | None = None, **facts: Any) -> Ran:
+    return Ran(trial=Trial.of(SHAPE, outcome, error=error, **facts), stage="step")
+
+
+def failed(outcome: Any, message: str, **facts: Any) -> Failed:
+    return Failed(outcome=outcome, message=message, **facts)
+
+
+def test_the_worst_of_all_ranks_counts() -> None:
+    first = ran(
+        step_seconds=0.2,
+        peak_bytes=100,
+        sm_clock_mhz=1980,
+        throttle_reasons=["power cap"],
+        parameters_changed=False,
+    )
+    second = ran(
+        step_seconds=0.1,
+        peak_bytes=300,
+        sm_clock_mhz=1410,
+        throttle_reasons=["hardware slowdown"],
+        parameters_changed=True,
+        rest_bytes=70,
+    )
+    reply = merged({1: replace(second, renew=True), 0: first}, RUN)
+    assert isinstance(reply, Ran)
+    trial = reply.trial
+    assert (trial.outcome, trial.step_seconds, trial.peak_bytes) == ("ok", 0.2, 300)
+    assert (trial.rank, trial.oom_ranks, trial.rest_bytes) == (1, [], 70)
+    assert (trial.sm_clock_mhz, trial.parameters_changed) == (1410, True)
+    assert trial.throttle_reasons == ["hardware slowdown", "power cap"]
+    assert reply.renew
+
+
+KILLED = failed("crash", "its process was killed by SIGKILL")
+HANGS = failed("timeout", "no answer within 15 s; it hangs at train.py, line 28")
+
+
+@pytest.mark.parametrize(
+    ("replies", "outcome", "rank", "oom_ranks", "error"),
+    [
+        ([ran("oom", OOM), ran("oom", OOM)], "oom", 0, [0, 1], OOM),
+        # The others' errors follow from it, or were only quicker.
+        ([ran("error", GLOO), ran("oom", OOM)], "oom", 1, [1], OOM),
+        ([ran("error", OWN), ran("oom", OOM)], "oom", 1, [1], OOM),
+        ([ran("error", GLOO), ran("error", OWN)], "error", 1, [], OWN),
+        ([ran("error", GLOO), KILLED], "crash", 1, [], KILLED.message),
+        ([ran("error", GLOO), ran("error", GLOO)], "crash", 0, [], GLOO),
+        ([ran(), failed("oom", "bad_alloc")], "oom", 1, [1], "bad_alloc"),
+        ([ran(), HANGS], "timeout", 1, [], HANGS.message),
+    ],
+)
+def test_the_failure_that_explains_the_others_counts(
+    replies: list[Reply], outcome: str, rank: int, oom_ranks: list[int], error: str
+) -> None:
+    reply = merged(dict(enumerate(replies)), RUN)
+    assert isinstance(reply, Ran)
+    trial = reply.trial
+    assert (trial.outcome, trial.rank, trial.oom_ranks) == (outcome, rank, oom_ranks)
+    assert trial.error == f"rank {rank}: {error}"
+    assert trial.shape == SHAPE
+    assert reply.renew
+
+
+def test_of_two_processes_that_ended_the_first_counts() -> None:
+    """The other one ended because of it."""
+    reply = merged({1: KILLED, 0: failed("crash", "its process was aborted")}, RUN)
+    assert isinstance(reply, Ran)
+    assert (reply.trial.rank, reply.trial.outcome) == (1, "crash")
+
+
+def device(rank: int, limit_bytes: int, **facts: Any) -> Device:
+    own = RankDevice(
+        rank=rank,
+        host="here",
+        name="H100",
+        limit_bytes=limit_bytes,
+        outside_bytes=facts.get("outside_bytes"),
+        base_bytes=rank,
+    )
+    return Device(
+        kind="cuda",
+        name="H100",
+        total_bytes=1000,
+        limit_bytes=limit_bytes,
+        driver=None,
+        torch="2.13",
+        allocator="native",
+        ranks=[own],
+        world_size=2,
+        backend="nccl",
+        **{"other_processes": None, **facts},
+    )
+
+
+def test_the_device_is_what_every_rank_has() -> None:
+    replies = {
+        1: Ready(device=device(1, 700, free_bytes=800, outside_bytes=90)),
+        0: Ready(device=device(0, 900, free_bytes=950, outside_bytes=80)),
+    }
+    reply = merged(replies, PREPARE)
+    assert isinstance(reply, Ready)
+    merged_device = reply.device
+    assert (merged_device.limit_bytes, merged_device.free_bytes) == (700, 800)
+    assert (merged_device.outside_bytes, merged_device.world_size) == (90, 2)
+    assert [
+        (rank.rank, rank.limit_bytes, rank.outside_bytes, rank.base_bytes)
+        for rank in merged_device.ranks
+    ] == [(0, 900, 80, 0), (1, 700, 90, 1)]
+
+
+@pytest.mark.parametrize(
+    ("replies", "outcome", "stage", "message"),
+    [
+        (
+            [failed("error", GLOO, stage="setup"), failed("error", OWN, stage="step")],
+            *("error", "step", f"rank 1: {OWN}"),
+        ),
+        ([failed("oom", OOM, stage="setup")], "oom", "setup", f"rank 0: {OOM}"),
+        ([KILLED], "crash", "setup", f"rank 0: {KILLED.message}"),
+        # The same everywhere: a wrong option, a missing file.
+        ([failed("error", OWN, stage="import")] * 2, "error", "import", OWN),
+    ],
+)
+def test_ranks_that_are_not_ready_fail_as_one(
+    replies: list[Reply], outcome: str, stage: str, message: str
+) -> None:
+    reply = merged(dict(enumerate(replies)), PREPARE)
+    assert isinstance(reply, Failed)
+    assert (reply.outcome, reply.stage, reply.message) == (outcome, stage, message)
