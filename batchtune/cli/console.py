@@ -314,7 +314,7 @@ def _about(device: Device, *, ddp: bool) -> Iterator[str]:
     """Describe the device, its limit, what is kept free, and why figures may be wrong."""
     from batchtune.trust import trust_warnings
 
-    first = f"Device: {device.name}, {format_size(device.total_bytes)}; limit {format_size(device.limit_bytes)}."
+    first = f"Device: {device.text}, {format_size(device.total_bytes)}; limit {format_size(device.limit_bytes)}."
     if device.mig:
         first += " It is a part of a GPU (MIG)."
     if device.load_average is not None:

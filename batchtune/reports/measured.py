@@ -142,7 +142,7 @@ def _models(probe: Probe) -> Iterator[tuple[str, CostModel]]:
 
 def describe_device(device: Device) -> str:
     """Return the device and the limit that was enforced: `NVIDIA H200, limited to 126 GiB of 140 GiB`."""
-    return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
+    return f"{device.text}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
 
 
 def _warnings(probe: Probe, failed: list[Trial]) -> Iterator[str]:

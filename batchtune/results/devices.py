@@ -19,6 +19,7 @@ from batchtune.results.shared import (
     TargetLength,
     WorkloadRecord,
 )
+from batchtune.units import counted
 
 
 class Twin(Record, frozen=True, kw_only=True):
@@ -140,6 +141,16 @@ class Device(Record, frozen=True, kw_only=True):
     nnodes: Size = 1
     backend: str | None = None
     simulated: bool = False
+
+    @property
+    def text(self) -> str:
+        """The device's name, and how many of them trained together: `NVIDIA H100, 16 ranks on 2 machines`."""
+        words = self.name
+        if self.world_size > 1:
+            words += f", {counted(self.world_size, 'rank')}"
+        if self.nnodes > 1:
+            words += f" on {counted(self.nnodes, 'machine')}"
+        return f"{words} (simulated)" if self.simulated else words
 
 
 class Measured(Result, frozen=True, kw_only=True):

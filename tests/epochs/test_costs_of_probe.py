@@ -140,3 +140,16 @@ def test_a_row_counts_buckets_without_a_trial_as_unproven(
             assert point.length >= max(own) and point.batch_size >= min(
                 use.batch_size, use.examples
             )
+
+
+@pytest.mark.parametrize(("given_ranks", "ranks"), [(None, 4), (1, 1), (2, 2)])
+def test_a_sweep_is_for_the_ranks_that_were_probed(
+    given_ranks: int | None, ranks: int
+) -> None:
+    made = made_probe()
+    device = msgspec.structs.replace(made.device, world_size=4)
+    costs = costs_of(msgspec.structs.replace(made, device=device))
+    of_ranks = SweepSettings(num_buckets=(3,), world_size=given_ranks)
+    swept = sweep(Lengths.of([2.0, 9.0, 24.0] * 40, unit="s"), 600, of_ranks, costs)
+    assert swept.world_size == ranks
+    assert swept.device_name == "NVIDIA H200, 4 ranks"
