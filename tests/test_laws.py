@@ -315,7 +315,7 @@ def test_dear_failures_are_few_where_memory_is_smooth(
     data=st.sampled_from(DATA),
 )
 @settings(max_examples=40, deadline=None)
-def test_dear_failures_are_no_more_than_bisection_needs_on_any_law(
+def test_dear_failures_are_no_more_than_bisection_needs(
     leaps: list[float], every: int, noise: float, targets: bool, data: str
 ) -> None:
     def need(batch_size: int, length: float, target: float) -> float:

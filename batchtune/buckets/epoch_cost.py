@@ -122,7 +122,7 @@ class Pricing:
             step_seconds=costs.step_seconds,
             targets=TypicalTargets.of(padded),
             dealing=Dealing(
-                world_size=settings.world_size,
+                world_size=settings.world_size or costs.world_size,
                 same_bucket=settings.same_bucket,
                 accumulate=settings.accumulate,
             ),

@@ -118,6 +118,12 @@ def costs_in(
     return foreign, costs_of(probe), probe.max_batch_length
 
 
+def probed_ranks(folder: Path) -> int:
+    """Return how many ranks the run folder's probe had; 1 without a probe. Raises ResultError for a damaged one."""
+    path = folder / PROBE_FILE
+    return read_result(path, Probe).device.world_size if path.exists() else 1
+
+
 def sweep(
     lengths: Lengths,
     max_batch_length: float,
@@ -137,7 +143,9 @@ def sweep(
             f"max_batch_length must be positive and finite, got {max_batch_length:g}"
         )
     settings = structs.replace(
-        settings, strategies=settings.strategies or tuple(STRATEGIES)
+        settings,
+        strategies=settings.strategies or tuple(STRATEGIES),
+        world_size=settings.world_size or costs.world_size,
     )
     is_padded = settings.multiple_of is not None
     limits = Limits(

@@ -121,7 +121,10 @@ ScriptCommand = Annotated[
     str | None, option("The words after --.", variable=None, hidden=True)
 ]
 """The words after `--` on the command line, as a JSON list: see `script_words`."""
-WorldSize = Annotated[int, option("Number of ranks that train together.", "N")]
+WorldSize = Annotated[
+    int | None,
+    option("Number of ranks that train together (default: as probed, or 1).", "N"),
+]
 
 
 def script_words(command: str) -> list[str]:
@@ -578,7 +581,7 @@ class SweepOptions:
         "fewer shapes to compile.",
         "X",
     )
-    world_size: WorldSize = 1
+    world_size: WorldSize = None
     same_bucket: bool = setting(
         "With --world-size: all ranks take batches of the same bucket at each step.",
         default=False,
@@ -634,7 +637,7 @@ class StreamOptions:
     workers: int = setting(
         "DataLoader workers of each rank; each reads its own shards.", "N", default=1
     )
-    world_size: WorldSize = 1
+    world_size: WorldSize = None
     shuffle_shards: int = setting(
         "WebDataset's shardshuffle; 0 keeps the order of the source.", "N", default=100
     )
@@ -671,6 +674,7 @@ class StreamOptions:
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
         from batchtune.buckets.strategies import parse_num_buckets, parse_sizes
+        from batchtune.buckets.sweep import probed_ranks
         from batchtune.streams.stream_sweep import StreamSettings
 
         return StreamSettings.checked(
@@ -678,6 +682,7 @@ class StreamOptions:
                 StreamSettings,
                 self,
                 run,
+                world_size=self.world_size or probed_ranks(run.run),
                 buffer_sizes=parse_sizes(self.buffer_size, "--buffer-size"),
                 num_buckets=parse_num_buckets(self.num_buckets),
             )

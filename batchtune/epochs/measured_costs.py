@@ -155,6 +155,7 @@ class Costs:
     """The measurements of a probe; all None without one.
 
     Attributes:
+        world_size: Number of ranks that trained together.
         frontier: Lengths → the largest batch size that fits, at least 1.
         continued_frontier: The same, also beyond the longest length, where batches are padded further.
         joint_frontier: (lengths, target lengths) → the same; None if only the longest targets were measured.
@@ -167,6 +168,7 @@ class Costs:
     continued_frontier: Sizes | None = None
     step_seconds: StepSeconds | None = None
     device_name: str | None = None
+    world_size: int = 1
     joint_frontier: JointSizes | None = None
     proven: Sizes | None = None
     joint_proven: JointSizes | None = None
@@ -207,7 +209,8 @@ def costs_of(probe: Probe) -> Costs:
         else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
         proven_by=proven_by,
         step_seconds=times,
-        device_name=probe.device.name,
+        device_name=probe.device.text,
+        world_size=probe.device.world_size,
     )
     if not probe.joint_frontier:
         return costs

@@ -240,10 +240,13 @@ def _ranks(sweep: Sweep, row: Row) -> Iterator[str]:
         else "that lie next to each other in a pool"
     )
     without = ranks.without_waiting_epoch_seconds
+    saved = 1 - ranks.same_bucket_epoch_seconds / ranks.independent_epoch_seconds
+    verdict = f"--same-bucket saves {format_percent(saved)} of the time"
+    if saved <= 0:
+        verdict = "--same-bucket saves no time"
     yield (
         f"On {sweep.world_size} ranks an epoch takes {_waiting(ranks.independent_epoch_seconds, without)} if each rank "
-        f"takes any batch, {_waiting(ranks.same_bucket_epoch_seconds, without)} if all take batches {alike} "
-        "(--same-bucket)."
+        f"takes any batch, {_waiting(ranks.same_bucket_epoch_seconds, without)} if all take batches {alike}: {verdict}."
     )
 
 

@@ -145,7 +145,19 @@ class Device(Record, frozen=True, kw_only=True):
     @property
     def whose(self) -> str:
         """Continue what holds for this device: ` for each of 8 ranks`; empty without ranks."""
-        return f" for each of {counted(self.world_size, 'rank')}" if self.ranks else ""
+        return f" for each of {self._ranks_in_words}" if self.ranks else ""
+
+    @property
+    def text(self) -> str:
+        """The device's name, and how many ranks trained together: `NVIDIA H100, 16 ranks on 2 machines`."""
+        return f"{self.name}, {self._ranks_in_words}" if self.ranks else self.name
+
+    @property
+    def _ranks_in_words(self) -> str:
+        words = counted(self.world_size, "rank")
+        if self.nnodes > 1:
+            words += f" on {counted(self.nnodes, 'machine')}"
+        return f"{words} (simulated)" if self.simulated else words
 
 
 class Measured(Result, frozen=True, kw_only=True):

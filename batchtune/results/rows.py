@@ -43,7 +43,8 @@ class SweepSettings(Record, frozen=True, kw_only=True):
         pool_sizes: Examples of a pool; empty: from a thousand to all, as the data allow.
         seed: Of the shuffles of the sampler that is written, and of simulated epochs.
         multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this.
-        world_size: Number of ranks; with same_bucket all take batches of one bucket at each step.
+        world_size: Number of ranks; None: as many as were probed. With same_bucket all take batches of one bucket at
+            each step.
         accumulate: Ranks wait for each other only after so many batches.
         throughput_fraction: The share of the best throughput that is enough.
         min_randomness: The least probability, for the recommended row, that mates do not meet again in the next epoch.
@@ -58,7 +59,7 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     max_batch_size: Size | None = None
     seed: Seed = 0
     multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
-    world_size: _Ranks = 1
+    world_size: _Ranks | None = None
     same_bucket: bool = False
     accumulate: _Ranks = 1
     throughput_fraction: _Part = 0.95

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 from cli.conftest import Run
 from manifests.samples import shard
+from msgspec.structs import replace
+from report_records import made_probe
 from ruamel.yaml import YAML
+
+from batchtune.lengths import Lengths
+from batchtune.manifests import load_lengths
+from batchtune.results import write_result
 
 LIMIT = ["--max-batch-length", 100]
 SMALL = [*LIMIT, "--buffer-size", "32,128", "--num-buckets", "4"]
@@ -106,3 +112,19 @@ def test_a_damaged_shard_is_an_error_or_counted(batchtune: Run, tmp_path: Path) 
     ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--skip-invalid")
     assert ran.returncode == 0, ran.stderr
     assert written(tmp_path)["shards"]["broken"] == 1
+
+
+def test_a_stream_is_for_the_ranks_that_were_probed(
+    batchtune: Run, tmp_path: Path
+) -> None:
+    shards = write_shards(tmp_path)
+    lengths: Lengths = load_lengths([str(path) for path in shards])
+    made = made_probe()
+    device = replace(made.device, world_size=4)
+    run = tmp_path / "batchtune-run"
+    run.mkdir()
+    probe = replace(made, device=device, lengths=lengths.summary())
+    write_result(run / "probe.json", probe)
+    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL)
+    assert ran.returncode == 0, ran.stderr
+    assert written(tmp_path)["settings"]["world_size"] == 4

@@ -11,7 +11,7 @@ from report_records import made_probe
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import Lengths
-from batchtune.results import CostModel, Models, Probe, SweepSettings
+from batchtune.results import CostModel, Models, Probe, RankDevice, SweepSettings
 
 WITH_TARGETS = CostModel(
     floor=0.0,
@@ -140,3 +140,27 @@ def test_a_row_counts_buckets_without_a_trial_as_unproven(
             assert point.length >= max(own) and point.batch_size >= min(
                 use.batch_size, use.examples
             )
+
+
+@pytest.mark.parametrize(("given_ranks", "ranks"), [(None, 4), (1, 1), (2, 2)])
+def test_a_sweep_is_for_the_ranks_that_were_probed(
+    given_ranks: int | None, ranks: int
+) -> None:
+    made = made_probe()
+    of_ranks = [
+        RankDevice(
+            rank=rank,
+            host="node",
+            name="NVIDIA H200",
+            limit_bytes=1 << 37,
+            outside_bytes=None,
+            base_bytes=0,
+        )
+        for rank in range(4)
+    ]
+    device = msgspec.structs.replace(made.device, world_size=4, ranks=of_ranks)
+    costs = costs_of(msgspec.structs.replace(made, device=device))
+    sweeping = SweepSettings(num_buckets=(3,), world_size=given_ranks)
+    swept = sweep(Lengths.of([2.0, 9.0, 24.0] * 40, unit="s"), 600, sweeping, costs)
+    assert swept.world_size == ranks
+    assert swept.device_name == "NVIDIA H200, 4 ranks"
