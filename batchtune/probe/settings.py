@@ -176,8 +176,8 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     @property
     def failures_are_dear(self) -> bool:
-        """Whether a failed trial costs a start of the user's script, which takes longer than a few trials."""
-        return self.command is not None
+        """Whether a failed trial costs a start of the user's script, or of all ranks, which takes longer than some."""
+        return self.command is not None or self.has_ranks
 
     @classmethod
     def checked(cls, **values: Any) -> ProbeSettings:
