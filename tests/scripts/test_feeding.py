@@ -112,7 +112,6 @@ def test_an_error_of_the_script_is_shown_as_its_own(variant: str, message: str) 
         ),
         ("arguments", "usage: small_script.py --data FOLDER"),
         ("input", "EOFError"),
-        ("ranks", "trains on 2 ranks"),
         ("two", "0: Lengths, 40 examples; 1: Lengths, 30 examples"),
     ],
 )
