@@ -82,7 +82,8 @@ class Gang:
                 return failed
         self._ranks.send(request)
         spent_seconds = time.monotonic() - started
-        return merged(self._ranks.gather(timeout_seconds, spent_seconds), request)
+        replies = self._ranks.gather(timeout_seconds, spent_seconds)
+        return merged(replies, request, self._ranks.world_size)
 
     def _start(self, request: Prepare, timeout_seconds: float) -> Failed | None:
         """Start the ranks, and wait until all have connected; return why they can't be started."""

@@ -90,7 +90,11 @@ def cause_of(reply: Reply) -> Cause | None:
     return next((cause for cause in _PRECEDENCE if cause == outcome), None)
 
 
-def merged(replies: Mapping[int, Reply], request: Prepare | Describe | Run) -> Reply:
+def merged(
+    replies: Mapping[int, Reply],
+    request: Prepare | Describe | Run,
+    world_size: int | None,
+) -> Reply:
     """Return one reply to a request that all ranks got, of theirs by rank, in the order in which they came."""
     causes: dict[int, Cause] = {}
     for rank, reply in replies.items():
@@ -106,7 +110,7 @@ def merged(replies: Mapping[int, Reply], request: Prepare | Describe | Run) -> R
         assert isinstance(reply, Failed)
         alike = [other for other in replies.values() if other == reply]
         message = reply.message
-        if len(alike) != request.settings.nproc_per_node:
+        if len(alike) != world_size:
             message = f"rank {rank}: {message}"
         return replace(reply, stage=reply.stage or "setup", message=message)
     if isinstance(reply, Failed):

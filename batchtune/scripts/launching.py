@@ -79,9 +79,10 @@ class Launcher:
         self._ranks.send(request)
         elapsed = time.monotonic() - started
         replies = self._ranks.gather(timeout_seconds - elapsed)
-        if self._ranks.world_size == 1:
+        world_size = self._ranks.world_size
+        if world_size == 1:
             return self._alone(replies[0], request)
-        return merged(replies, request)
+        return merged(replies, request, world_size)
 
     def _alone(self, reply: Reply, request: Request) -> Reply:
         """Return the reply of the only rank."""
