@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet
 import pytest
 from msgspec.structs import replace
 
@@ -19,10 +20,12 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.processes.worker import tail
 from batchtune.results import BatchShape, Trial
+from batchtune.scripts.own_lengths import write_own_lengths
 
 SCRIPT = Path(__file__).with_name("ranked_script.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-LENGTHS = Lengths.of([20 + 37 * index % 80 for index in range(400)], unit="frames")
+ROWS = [20 + 37 * index % 80 for index in range(400)]
+LENGTHS = Lengths.of(ROWS, unit="frames")
 SMALL = BatchShape(4, 60.0)
 LARGE = BatchShape(30, 60.0)
 
@@ -222,3 +225,12 @@ def test_two_ranks_fit_what_one_does(tmp_path: Path) -> None:
     for alone, together in zip(*sizes, strict=True):
         assert 20 < alone < 400
         assert abs(together - alone) <= 0.1 * alone
+
+
+@pytest.mark.slow
+def test_the_lengths_are_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.parquet"
+    command = [*TORCHRUN, "--nproc-per-node=2", str(SCRIPT)]
+    assert write_own_lengths(command, {}, path, 120.0) == "Lengths, 400 examples"
+    written = pyarrow.parquet.read_table(path).column("length").to_pylist()
+    assert written == ROWS
