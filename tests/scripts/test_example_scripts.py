@@ -152,30 +152,15 @@ def test_it_is_tuned_run_and_recorded_as_it_is(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("name", "launcher", "options", "memory"),
-    [
-        ("lightning", [], ["--devices=2"], "640MiB"),
-        ("llama", TORCHRUN, [], "800MiB"),
-    ],
-)
-def test_a_library_that_trains_on_two_ranks_is_tuned_and_verified(
-    name: str,
-    launcher: list[str],
-    options: list[str],
-    memory: str,
-    tmp_path: Path,
-    environment: dict[str, str],
+def test_lightnings_own_ranks_are_tuned_and_verified(
+    tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    manifest, *reading = TUNED[name][0]
-    files = [str(EXAMPLES / file) for file in SCRIPTS[name][0]]
-    words = ["tune", str(EXAMPLES / manifest), *reading, *FEW, f"--memory={memory}"]
+    manifest, *reading = TUNED["lightning"][0]
+    words = ["tune", str(EXAMPLES / manifest), *reading, *FEW, "--memory=640MiB"]
     words += ["--verify", "--verify-steps=20", "--time-tolerance=10"]
+    command = [*command_of("lightning"), "--devices=2"]
     ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "batchtune", *words),
-            *("--", sys.executable, *launcher, *files, *options),
-        ],
+        [sys.executable, "-m", "batchtune", *words, "--", *command],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -184,8 +169,7 @@ def test_a_library_that_trains_on_two_ranks_is_tuned_and_verified(
     )
     assert ran.returncode == 0, ran.stderr
     folder = tmp_path / "batchtune-run"
-    probe = json.loads((folder / "probe.json").read_text())
-    assert probe["device"]["world_size"] == 2
-    assert len(probe["device"]["ranks"]) == 2
-    assert probe["device"]["script"]["accumulation"] == 2
+    device = json.loads((folder / "probe.json").read_text())["device"]
+    assert (device["world_size"], len(device["ranks"])) == (2, 2)
+    assert device["script"]["accumulation"] == 2
     assert json.loads((folder / "verify.json").read_text())["failures"] == []

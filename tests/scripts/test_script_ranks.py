@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet
 import pytest
+from cli.conftest import run_in
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, OptionError, WorkloadError
@@ -19,7 +20,7 @@ from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.processes.worker import tail
-from batchtune.results import BatchShape, Trial
+from batchtune.results import BatchShape, Probe, Trial, Verification, read_result
 from batchtune.scripts.own_lengths import write_own_lengths
 
 SCRIPT = Path(__file__).with_name("ranked_script.py")
@@ -234,3 +235,19 @@ def test_the_lengths_are_written_once(tmp_path: Path) -> None:
     assert write_own_lengths(command, {}, path, 120.0) == "Lengths, 400 examples"
     written = pyarrow.parquet.read_table(path).column("length").to_pylist()
     assert written == ROWS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_accelerates_ranks_are_tuned_and_verified(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    words = ["tune", "--memory=450MiB", "--num-lengths=3", "--max-lengths=3"]
+    words += ["--tolerance=0.1", "--verify", "--verify-steps=20", "--time-tolerance=10"]
+    script = [str(SCRIPT), "--accelerate", "--accumulate=2"]
+    ran = run_in(tmp_path, *words, "--", *TORCHRUN, "--nproc-per-node=2", *script)
+    assert ran.returncode == 0, ran.stderr
+    assert "the script's own data set (Lengths, 400 examples)" in ran.stderr
+    folder = tmp_path / "batchtune-run"
+    probe = read_result(folder / "probe.json", Probe)
+    assert (probe.device.world_size, len(probe.device.ranks)) == (2, 2)
+    assert read_result(folder / "verify.json", Verification).failures == []
