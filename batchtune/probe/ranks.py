@@ -263,7 +263,7 @@ class Ranks:
         hanging = [rank for rank in ranks if not _waits(printed[rank])] or ranks
         failures: dict[int, Reply] = {}
         for rank in hanging:
-            message = f"no answer within {round(timeout_seconds, 1):g} s"
+            message = f"no answer within {timeout_seconds:g} s"
             stack = user_stack(printed[rank])
             if stack:
                 message += f"; it hangs at {last_frame(stack)}"

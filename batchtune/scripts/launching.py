@@ -77,8 +77,8 @@ class Launcher:
             if failed is not None:
                 return failed
         self._ranks.send(request)
-        elapsed = time.monotonic() - started
-        replies = self._ranks.gather(timeout_seconds - elapsed)
+        spent_seconds = time.monotonic() - started
+        replies = self._ranks.gather(timeout_seconds, spent_seconds)
         world_size = self._ranks.world_size
         if world_size == 1:
             return self._alone(replies[0], request)
