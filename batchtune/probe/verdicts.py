@@ -23,7 +23,7 @@ from batchtune.probe.requests import (
     Run,
 )
 from batchtune.processes.worker import Failed
-from batchtune.results import Device, Outcome, Trial
+from batchtune.results import Device, Outcome, RankDevice, Trial, Twin
 
 Cause = Literal["oom", "error", "crash", "secondary", "timeout"]
 
@@ -179,11 +179,14 @@ def _merged_trial(trials: Sequence[Trial]) -> Trial:
 def _merged_device(devices: Sequence[Device]) -> Device:
     """Return a device of which every rank has at least as much; each rank's own is in its `ranks`."""
     first = devices[0]
-    ranks = [rank for device in devices for rank in device.ranks]
-    scripts = [device.script for device in devices if device.script is not None]
+    ranks: list[RankDevice] = []
+    twins: list[Twin] = []
+    for device in devices:
+        ranks += device.ranks
+        if device.script is not None:
+            twins += device.script.twins
     script = first.script
     if script is not None:
-        twins = [twin for script in scripts for twin in script.twins]
         script = replace(script, twins=twins)
     return replace(
         first,
