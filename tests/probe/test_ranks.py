@@ -206,7 +206,7 @@ def test_the_first_rank_says_how_many_there_are() -> None:
         rank.close()
 
 
-def test_a_rank_that_fails_before_all_have_come_is_not_waited_for() -> None:
+def test_a_rank_that_fails_before_all_came_ends_the_wait() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ranks = Ranks(listener, TOKEN, None, str, None)
         made = MadeRank(listener.getsockname()[1], 1)
