@@ -36,7 +36,7 @@ LENGTHS_FILE = "lengths.parquet"  # of a script's own data set, in its order
 EXAMPLES = {
     "tune": """
 batchtune tune train.csv -- python train.py --config base.yaml
-batchtune tune --memory 20GiB --verify -- accelerate launch --num-processes 1 train.py
+batchtune tune --memory 20GiB --verify -- torchrun --nproc-per-node 8 train.py
 batchtune tune train.csv --workload train.py:MyStep
 batchtune tune train.csv --workload train.py:MyStep --set layers=12 --memory-fraction 0.95 --verify
 batchtune tune train.tsv --length-scale 1/16000 --workload builtin:conformer-ctc --current train.yaml

@@ -102,22 +102,39 @@ def noting_ooms(noted: list[str]) -> Iterator[None]:
 
     Python calls back for every exception and call in this thread (`sys.settrace`), so time nothing in here.
     """
-
-    def on_event(frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "call":
-            frame.f_trace_lines = False
-        elif event == "exception" and not noted and error_verdict(argument[1]) == "oom":
-            noted.append(
-                f"{first_line(argument[1])} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
-            )
-        return on_event
-
     before = sys.gettrace()
-    sys.settrace(on_event)
+    sys.settrace(_OomTrace(noted))
     try:
         yield
     finally:
         sys.settrace(before)
+
+
+class _OomTrace:
+    """A trace function, of `noting_ooms`."""
+
+    def __init__(self, noted: list[str]) -> None:
+        self.noted = noted
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "call":
+            frame.f_trace_lines = False
+        elif (
+            event == "exception"
+            and not self.noted
+            and error_verdict(argument[1]) == "oom"
+        ):
+            self.noted.append(
+                f"{first_line(argument[1])} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+            )
+        return self
+
+
+def first_noted(trace: Any) -> str | None:
+    """Return the OOM that a trace function of `noting_ooms` has noted; None if there is none."""
+    if isinstance(trace, _OomTrace) and trace.noted:
+        return trace.noted[0]
+    return None
 
 
 def _own_verdict(error: BaseException) -> Verdict | None:

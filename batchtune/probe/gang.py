@@ -82,7 +82,8 @@ class Gang:
                 return failed
         self._ranks.send(request)
         spent_seconds = time.monotonic() - started
-        return merged(self._ranks.gather(timeout_seconds, spent_seconds), request)
+        replies = self._ranks.gather(timeout_seconds, spent_seconds)
+        return merged(replies, request, self._ranks.world_size)
 
     def _start(self, request: Prepare, timeout_seconds: float) -> Failed | None:
         """Start the ranks, and wait until all have connected; return why they can't be started."""
@@ -90,7 +91,7 @@ class Gang:
         token = secrets.token_hex(16)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             host, port = listener.getsockname()
-            output = _Output()
+            output = Output()
             self._ranks = Ranks(listener, token, world_size, output.text, oom_kills())
             torchrun = subprocess.Popen(
                 _torchrun(world_size),
@@ -120,18 +121,23 @@ class Gang:
         )
 
 
-class _Output:
+class Output:
     """The end of what torchrun and its ranks print, all of which goes on to this process's own output."""
 
     def __init__(self) -> None:
         self._stream, self.end = os.pipe()
         self._printed = bytearray()
+        arguments = [self._stream, self._printed, 2]
+        self._reader = threading.Thread(target=drain, args=arguments, daemon=True)
 
     def follow(self) -> None:
         """Begin to read, now that the writing end is another process's."""
         os.close(self.end)
-        arguments = [self._stream, self._printed, 2]
-        threading.Thread(target=drain, args=arguments, daemon=True).start()
+        self._reader.start()
+
+    def finish(self) -> None:
+        """Wait a moment until all of it is read, now that its processes have ended."""
+        self._reader.join(_DRAINING_SECONDS)
 
     def text(self) -> str:
         """Return the end of it; what was printed by now has been read."""

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 import msgspec
 from msgspec.structs import replace
@@ -47,26 +47,24 @@ def main() -> None:
     # To see where it hangs.
     faulthandler.register(signal.SIGUSR2, file=channel.fileno(), all_threads=False)
     with channel.makefile("rb") as requests:
-        place = RankPlace(channel, requests)
+        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        place = RankPlace(channel, requests, rank, world_size)
         place.say(place.hello(token))
-        worker = RankWorker(place)
-        for line in requests:
-            request = _decode(line)
-            assert not isinstance(request, Decision)
-            place.say(worker.answer(request))
-    os._exit(0)  # without the workload's finalizers, which may hang
+        place.serve(RankWorker(place))
 
 
 class RankPlace:
     """This process among the ranks, and its connection to whoever leads them."""
 
-    def __init__(self, channel: socket.socket, replies: BinaryIO) -> None:
+    def __init__(
+        self, channel: socket.socket, replies: BinaryIO, rank: int, world_size: int
+    ) -> None:
         self._channel = channel
         self._replies = replies
-        self.rank = int(os.environ["RANK"])
-        self.local_rank = int(os.environ["LOCAL_RANK"])
-        self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
-        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.rank = rank
+        self.world_size = world_size
+        self.local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
         self.host = socket.gethostname()
 
     def hello(self, token: str) -> Hello:
@@ -83,8 +81,25 @@ class RankPlace:
         """Send a message."""
         self._channel.sendall(encode(message) + b"\n")
 
+    def serve(self, worker: Worker) -> NoReturn:
+        """Answer requests until the other side closes the connection; then end this process.
+
+        Nothing else runs: no finalizer, which may hang, and no script's checkpoint, validation or upload.
+        """
+        for line in self._replies:
+            request = _decode(line)
+            assert not isinstance(request, Decision)
+            self.say(worker.answer(request))
+        os._exit(0)
+
+    def wait(self) -> None:
+        """Wait until the other side says something, or closes the connection."""
+        self._replies.readline()
+
     def largest(self, value: int, caught: str | None = None) -> int:
         """Return the largest value that a rank gives, once all have called this."""
+        if self.world_size == 1:
+            return value
         self.say(Vote(value=value, caught=caught))
         line = self._replies.readline()
         if not line:
@@ -101,6 +116,8 @@ class RankPlace:
 class RankWorker(Worker):
     """A worker whose process group exists before its workload is built."""
 
+    _backend: str | None = None  # of the process group; None: there is none
+
     def __init__(self, place: RankPlace) -> None:
         self._place = place
 
@@ -113,23 +130,27 @@ class RankWorker(Worker):
         import torch
         from torch import distributed
 
-        place = self._place
-        settings = request.settings
-        device = settings.device
+        device = request.settings.device
         kind = device.partition(":")[0]
         if kind == "auto":
             kind = "cuda" if torch.cuda.is_available() else "cpu"
         if kind == "cuda":
-            device = f"cuda:{place.local_rank}"
-        elif settings.memory_bytes is None:
-            share = total_memory() // place.local_world_size
-            settings = replace(settings, memory_bytes=share)
-        meter = backend_for(kind).open(device, settings, request.limit_bytes)
+            device = f"cuda:{self._place.local_rank}"
+        meter = self._open_device(device, request)
         self._backend = _BACKENDS[kind]
         distributed.init_process_group(self._backend, timeout=_COLLECTIVE_TIMEOUT)
         distributed.all_reduce(torch.ones(1, device=meter.torch_device))
         meter.synchronize()
         return meter
+
+    def _open_device(self, device: str, request: Prepare) -> Meter:
+        """Open a device; ranks on the CPU of one machine share its memory, unless each was given a limit."""
+        backend = backend_for(device)
+        settings = request.settings
+        ranks = self._place.local_world_size
+        if device == "cpu" and settings.memory_bytes is None and ranks > 1:
+            settings = replace(settings, memory_bytes=total_memory() // ranks)
+        return backend.open(device, settings, request.limit_bytes)
 
     def _warm_up(self, workload: Workload, meter: Meter, shape: BatchShape) -> None:
         """Run a step: NCCL allocates its buffers outside torch, not before they are used."""
@@ -142,7 +163,10 @@ class RankWorker(Worker):
         self, workload: Workload, meter: Meter, probed_with: ProbedWith
     ) -> Ready:
         """Settle the limit: the smallest of all ranks is enforced on all."""
-        device = super()._ready(workload, meter, probed_with).device
+        ready = super()._ready(workload, meter, probed_with)
+        if self._backend is None:
+            return ready
+        device = ready.device
         place = self._place
         meter.lower(-place.largest(-device.limit_bytes))
         own = RankDevice(

@@ -26,11 +26,11 @@ from batchtune.probe.requests import Decision, Hello, Reply, Vote
 from batchtune.probe.verdicts import cause_of
 from batchtune.processes.nursery import ready
 from batchtune.processes.worker import (
-    OUTERMOST_FRAME,
     Failed,
     Message,
     encode,
     judged_end,
+    oom_kills,
     tail,
 )
 from batchtune.workloads.loading import last_frame, user_stack
@@ -46,6 +46,7 @@ _POLL_SECONDS = 0.2
 _HELLO_SECONDS = 2.0
 # How long ranks that hang may take to print their stacks, and a process that closed its socket to end.
 _STACK_SECONDS = 2.0
+_PAUSE_SECONDS = 0.1  # within a stack, which is printed at once
 _ENDING_SECONDS = 1.0
 
 _INNERMOST_FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
@@ -80,37 +81,62 @@ class Connection:
 class Ranks:
     """The connections to all ranks.
 
-    They connect to `listener` with this `token`. `output` returns the end of what they printed, `oom_kills` is the
-    number of the kernel's OOM kills when they started.
+    They connect to `listener` with this `token`. Without a `world_size` they are as many as the first one says.
+    `output` returns the end of what they printed, `oom_kills` is the number of the kernel's OOM kills when they
+    started.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         token: str,
-        world_size: int,
+        world_size: int | None,
         output: Callable[[], str],
         oom_kills: int | None,
     ) -> None:
         self._listener = listener
         self._token = token
-        self._world_size = world_size
+        self.world_size = world_size
         self._output = output
         self._oom_kills = oom_kills
         self._connections: dict[int, Connection] = {}
         self._hellos: dict[int, Hello] = {}
 
-    def accept(self, timeout_seconds: float, has_ended: Callable[[], bool]) -> bool:
-        """Wait until every rank has connected; return False if what starts them ends before, or time is over."""
+    @property
+    def connected(self) -> list[int]:
+        """The ranks that have connected."""
+        return sorted(self._connections)
+
+    def accept(
+        self,
+        timeout_seconds: float,
+        has_ended: Callable[[], bool],
+        apart_seconds: float = math.inf,
+    ) -> bool:
+        """Wait until every rank has connected, or one of them says, without being asked, why it failed.
+
+        Return False if what starts them ends before, or time is over: in all, or after the first one.
+        """
         deadline = time.monotonic() + timeout_seconds
-        while len(self._connections) < self._world_size:
+        while len(self._connections) != self.world_size:
             if has_ended() or time.monotonic() > deadline:
                 return False
+            if self._has_failed():
+                return True
             if ready([self._listener], _POLL_SECONDS):
                 channel, _ = self._listener.accept()
-                if not self._welcome(Connection(channel)):
+                if self._welcome(Connection(channel)):
+                    deadline = min(deadline, time.monotonic() + apart_seconds)
+                else:
                     channel.close()
         return True
+
+    def _has_failed(self) -> bool:
+        """Return whether a rank has said something already."""
+        for connection in self._connections.values():
+            if ready([connection.channel], 0):
+                connection.receive()
+        return any(connection.said for connection in self._connections.values())
 
     def _welcome(self, connection: Connection) -> bool:
         """Keep the connection of a rank; return whether it is one."""
@@ -124,8 +150,9 @@ class Ranks:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         is_ours = hmac.compare_digest(hello.token, self._token)
-        if not is_ours or hello.world_size != self._world_size:
+        if not is_ours or self.world_size not in (None, hello.world_size):
             return False
+        self.world_size = hello.world_size
         self._connections[hello.rank] = connection
         self._hellos[hello.rank] = hello
         return True
@@ -150,7 +177,7 @@ class Ranks:
         deadline = time.monotonic() + timeout_seconds - spent_seconds
         end = deadline
         while True:
-            if len(votes) == self._world_size:
+            if len(votes) == self.world_size:
                 self.send(Decision(value=max(vote.value for vote in votes.values())))
                 votes.clear()
                 end = deadline
@@ -192,7 +219,7 @@ class Ranks:
         is_open = b"\n" in connection.said or connection.receive()
         line = connection.line()
         if line is None:
-            return None if is_open else self._end_of(self._hellos[rank].pid)
+            return None if is_open else self._end_of(rank)
         try:
             message: Reply | Vote = _decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -200,16 +227,20 @@ class Ranks:
             return Failed(message=text, outcome="crash")
         return message
 
-    def _end_of(self, process: int) -> Failed:
-        """Judge how a process has ended whose socket is closed."""
-        code = _exit_code(process)
-        output = self._output()
+    def _end_of(self, rank: int) -> Failed:
+        """Judge how the process of a rank has ended whose socket is closed."""
+        process = self._process(rank)
+        code = None if process is None else _exit_code(process)
+        others = rf"^\[rank(?!{rank}\])\d+\]:.*\n?"  # as torch marks what they print
+        output = re.sub(others, "", self._output(), flags=re.MULTILINE)
         outcome: Literal["oom", "crash"] = "crash"
         how = "ended"
         if code is not None:
             outcome, how = judged_end(code, output, self._oom_kills)
-        elif Path(f"/proc/{process}").exists():
+        elif process is not None and Path(f"/proc/{process}").exists():
             how = "closed its channel to batchtune: your code closes files that are not its own"
+        elif self._oom_kills is not None and oom_kills() != self._oom_kills:
+            outcome = "oom"  # torchrun has taken its exit code
         message = f"its process {how}"
         if output:
             message += f": {tail(output, lines=3)}"
@@ -244,19 +275,25 @@ class Ranks:
             )
         return failures
 
+    def _process(self, rank: int) -> int | None:
+        """Return the process of a rank; None if it is on another machine."""
+        hello = self._hellos[rank]
+        return hello.pid if hello.host == socket.gethostname() else None
+
     def _stacks(self, ranks: Iterable[int]) -> dict[int, str]:
         """Return where these ranks are now, each printed through its own socket by a handler in C."""
         stacks = {}
         for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._hellos[rank].pid, signal.SIGUSR2)
+            process = self._process(rank)
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGUSR2)
         deadline = time.monotonic() + _STACK_SECONDS
         for rank in ranks:
             connection = self._connections[rank]
-            while OUTERMOST_FRAME.encode() not in connection.said:
-                seconds = max(0.0, deadline - time.monotonic())
-                if not ready([connection.channel], seconds) or not connection.receive():
-                    break
+            seconds = max(_PAUSE_SECONDS, deadline - time.monotonic())
+            while ready([connection.channel], seconds) and connection.receive():
+                seconds = _PAUSE_SECONDS
             stacks[rank] = connection.said.decode(errors="replace")
         return stacks
 

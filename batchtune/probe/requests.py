@@ -57,11 +57,15 @@ class ScriptRequest(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """Asks for the lengths in a script's own data set, to be written as a Parquet table (`Described`)."""
+    """Asks for the lengths in a script's own data set, to be written as a Parquet table (`Described`).
+
+    The script has `timeout_seconds` for it, its start included.
+    """
 
     script: ScriptRequest
     options: dict[str, Any]
     output: str
+    timeout_seconds: float | None = None
 
 
 class Described(Message, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import time
 from collections.abc import Callable, Iterator
 from tempfile import TemporaryDirectory
@@ -40,8 +41,8 @@ Prepared = TypeVar("Prepared", Identified, Ready)
 
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
 _EQUAL_TWINS = 0.02
-# Ranks that do not answer in time are asked where they hang; their leader itself may hang, too.
-_RANKS_SECONDS = 15.0
+LEADING_SECONDS = 15.0
+"""How much longer than their time limit to wait for what leads ranks: it asks them where they hang, and may itself."""
 _MOST_LENGTHS = 50_000  # sent to a script, which compares its own with them
 # A script that is probed logs to no tracker; and Arrow allocates as everything else does (its own pool holds 1 GiB).
 _NOTHING_SENT = {
@@ -197,6 +198,7 @@ class Supervisor:
             if not self._locks:
                 self._take_devices()
             device = self._ask(request, Ready).device
+            self._take_those_of(device)
         except BaseException:
             self._drop()
             raise
@@ -221,9 +223,9 @@ class Supervisor:
         return BatchShape(1, self._lengths.shortest, target)
 
     def _patience(self, timeout_seconds: float) -> float:
-        """Return how long to wait for a reply; the leader of ranks keeps to their time limit itself."""
-        if self._settings.has_ranks:
-            return timeout_seconds + _RANKS_SECONDS
+        """Return how long to wait for a reply; what leads ranks, or a script, keeps to the time limit itself."""
+        if self._settings.has_ranks or self._settings.command is not None:
+            return timeout_seconds + LEADING_SECONDS
         return timeout_seconds
 
     def _script(self) -> ScriptRequest | None:
@@ -253,6 +255,16 @@ class Supervisor:
         if self._settings.has_ranks and not first.shared:
             for local_rank in range(1, self._settings.nproc_per_node or 1):
                 self._take(self._identified(f"cuda:{local_rank}"))
+
+    def _take_those_of(self, device: Device) -> None:
+        """Lock the GPUs of a script's other ranks here: how many these are is known only now."""
+        if device.kind != "cuda":
+            return
+        ranks_here = [
+            rank for rank in device.ranks if rank.host == socket.gethostname()
+        ]
+        for local_rank in range(len(self._locks), len(ranks_here)):
+            self._take(self._identified(f"cuda:{local_rank}"))
 
     def _identified(self, device: str) -> DeviceIdentity:
         return self._ask(Identify(device=device), Identified).device

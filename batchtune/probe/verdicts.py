@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
+from batchtune.probe.requests import (
+    Describe,
+    Described,
+    Prepare,
+    Ran,
+    Ready,
+    Reply,
+    Run,
+)
 from batchtune.processes.worker import Failed
-from batchtune.results import Device, Outcome, Trial
+from batchtune.results import Device, Outcome, RankDevice, Trial, Twin
 
 Cause = Literal["oom", "error", "crash", "secondary", "timeout"]
 
@@ -50,6 +57,16 @@ _OF_TRIALS = (
     "compilations",
     "at_recompile_limit",
 )
+# What all ranks must have learned alike of the batches of their script.
+_LEARNED = (
+    "batches",
+    "per_unit",
+    "offset",
+    "target_per_unit",
+    "target_offset",
+    "accumulation",
+    "look_ahead",
+)
 _OF_DEVICES = (
     "outside_bytes",
     "other_processes",
@@ -73,7 +90,11 @@ def cause_of(reply: Reply) -> Cause | None:
     return next((cause for cause in _PRECEDENCE if cause == outcome), None)
 
 
-def merged(replies: Mapping[int, Reply], request: Prepare | Run) -> Reply:
+def merged(
+    replies: Mapping[int, Reply],
+    request: Prepare | Describe | Run,
+    world_size: int | None,
+) -> Reply:
     """Return one reply to a request that all ranks got, of theirs by rank, in the order in which they came."""
     causes: dict[int, Cause] = {}
     for rank, reply in replies.items():
@@ -85,11 +106,11 @@ def merged(replies: Mapping[int, Reply], request: Prepare | Run) -> Reply:
     rank = min(causes, key=lambda rank: _PRECEDENCE.index(causes[rank]))
     reply = replies[rank]
     outcome = _OUTCOMES[causes[rank]]
-    if isinstance(request, Prepare):
+    if not isinstance(request, Run):
         assert isinstance(reply, Failed)
         alike = [other for other in replies.values() if other == reply]
         message = reply.message
-        if len(alike) != request.settings.nproc_per_node:
+        if len(alike) != world_size:
             message = f"rank {rank}: {message}"
         return replace(reply, stage=reply.stage or "setup", message=message)
     if isinstance(reply, Failed):
@@ -106,15 +127,34 @@ def merged(replies: Mapping[int, Reply], request: Prepare | Run) -> Reply:
 
 
 def _passed(replies: Sequence[Reply]) -> Reply:
-    """Return the worst of what the ranks measured, or of their devices."""
+    """Return the worst of what the ranks measured, or of their devices; or what rank 0 has described."""
+    if isinstance(replies[0], Described):
+        return replies[0]
     readies = [reply for reply in replies if isinstance(reply, Ready)]
     if readies:
-        return Ready(device=_merged_device([ready.device for ready in readies]))
+        devices = [ready.device for ready in readies]
+        return _different_scripts(devices) or Ready(device=_merged_device(devices))
     rans = [reply for reply in replies if isinstance(reply, Ran)]
     return Ran(
         trial=_merged_trial([ran.trial for ran in rans]),
         renew=any(ran.renew for ran in rans),
     )
+
+
+def _different_scripts(devices: Sequence[Device]) -> Failed | None:
+    """Return the error if ranks have not learned the same of their batches: they would be given different ones."""
+    for rank, device in enumerate(devices):
+        for name in _LEARNED:
+            here = getattr(devices[0].script, name, None)
+            there = getattr(device.script, name, None)
+            if here != there:
+                return Failed(
+                    message=f"rank {rank} has learned something else of the script's batches than rank 0: {name} = "
+                    f"{there}, on rank 0 {here}",
+                    hint="Each rank learns from its own data set: give all the same examples, or a stream of examples "
+                    "that are alike.",
+                )
+    return None
 
 
 def _merged_trial(trials: Sequence[Trial]) -> Trial:
@@ -139,13 +179,24 @@ def _merged_trial(trials: Sequence[Trial]) -> Trial:
 def _merged_device(devices: Sequence[Device]) -> Device:
     """Return a device of which every rank has at least as much; each rank's own is in its `ranks`."""
     first = devices[0]
+    ranks: list[RankDevice] = []
+    twins: list[Twin] = []
+    for device in devices:
+        ranks += device.ranks
+        if device.script is not None:
+            twins += device.script.twins
+    script = first.script
+    if script is not None:
+        script = replace(script, twins=twins)
     return replace(
         first,
         **{name: _largest(devices, name) for name in _OF_DEVICES},
         total_bytes=min(device.total_bytes for device in devices),
         limit_bytes=min(device.limit_bytes for device in devices),
         free_bytes=min(_known(devices, "free_bytes"), default=None),
-        ranks=[*chain.from_iterable(device.ranks for device in devices)],
+        ranks=ranks,
+        nnodes=max(first.nnodes, len({rank.host for rank in ranks})),
+        script=script,
     )
 
 

@@ -225,11 +225,11 @@ def trained_parameters() -> list[torch.Tensor]:
 
 def _is_held(parameter: torch.Tensor) -> bool:
     """Return whether its values are in memory: FSDP frees those of whole parameters between steps."""
-    values = _own_part(parameter)
+    values = own_part(parameter)
     return values.numel() == 0 or values.untyped_storage().size() > 0
 
 
-def _own_part(parameter: torch.Tensor) -> torch.Tensor:
+def own_part(parameter: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values, of a sharded one those of this rank: all of them would take a collective."""
     values = parameter.detach()
     if hasattr(values, "to_local"):
@@ -296,4 +296,4 @@ class Training:
 def _sum(parameter: torch.Tensor) -> float:
     import torch
 
-    return float(_own_part(parameter).sum(dtype=torch.float64))
+    return float(own_part(parameter).sum(dtype=torch.float64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import secrets
 import signal
 import socket
@@ -44,6 +45,12 @@ _ENDING_SECONDS = 5.0
 _STACK_SECONDS = 2.0
 OUTERMOST_FRAME = f'  File "{processes.__file__}", line '
 """Begins the last line of a worker's stack."""
+
+
+_TORCHRUN_REPORT = re.compile(
+    r"^.*torch[./]distributed[./]elastic.*(?:closing signal|failed \(exitcode)",
+    re.MULTILINE,
+)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
@@ -92,8 +99,9 @@ class WorkerLost(Exception):
 
 
 def tail(output: str, lines: int) -> str:
-    """Return the last lines of a worker's output."""
-    return "\n".join(output.rstrip().splitlines()[-lines:])
+    """Return the last lines of a worker's output, before torchrun's report of the processes that it ended."""
+    own = _TORCHRUN_REPORT.split(output, maxsplit=1)[0]
+    return "\n".join((own.rstrip() or output.rstrip()).splitlines()[-lines:])
 
 
 class Nursery:

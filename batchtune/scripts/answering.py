@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.errors import ProbeError, WorkloadError
+from batchtune.errors import OptionError, ProbeError, WorkloadError
 from batchtune.files import writing_whole
 from batchtune.lengths import spaced
-from batchtune.probe.devices import Meter, backend_for
+from batchtune.probe.devices import Meter
+from batchtune.probe.rank import RankPlace, RankWorker
 from batchtune.probe.requests import (
     Describe,
     Described,
@@ -25,7 +26,7 @@ from batchtune.probe.requests import (
     Run,
     ScriptRequest,
 )
-from batchtune.probe.worker import Worker, trained_parameters
+from batchtune.probe.worker import own_part, trained_parameters
 from batchtune.results import BatchShape, Script, Twin
 from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Axes, Learned
@@ -43,18 +44,24 @@ _WRONG_TWINS = 0.05
 _SPENT_BYTES = 20 << 20
 
 
-class ScriptWorker(Worker):
-    """A script whose training loop is known, as the worker of a probe."""
+class ScriptWorker(RankWorker):
+    """A script whose training loop is known, as the worker of a probe: one rank of several, or the only one.
 
-    def __init__(self, loop: Loop) -> None:
+    What decides how many batches its loop gets is decided by all ranks together, or the same on all.
+    """
+
+    def __init__(self, loop: Loop, place: RankPlace) -> None:
+        super().__init__(place)
         self._loop = loop
 
     def _describe(self, request: Describe) -> Described:
-        """Write the lengths that the training loop's data set holds."""
+        """Write the lengths that the training loop's data set holds, once for all ranks."""
         import pyarrow.parquet
 
         self._stage = "import"
         loader = _chosen(self._loop, request.options.get("loader")).loader
+        if self._place.rank > 0:
+            return Described(loader=described(loader))
         table = self._loop.call(lambda: own_table(loader.dataset))
         with writing_whole(Path(request.output)) as stream:
             pyarrow.parquet.write_table(table, stream, compression="zstd")
@@ -72,11 +79,11 @@ class ScriptWorker(Worker):
         script = request.script
         assert script is not None
         self._stage = "import"
-        _check_ranks()
+        self._join(request)
         loop = self._loop
         feed = _chosen(loop, request.options.get("loader"))
         loop.feed = feed
-        meter = _open(request, loop)
+        meter = self._open(request)
         own_batches: list[Any] = []
 
         def own_batch() -> Any:
@@ -95,7 +102,15 @@ class ScriptWorker(Worker):
         loop.call(feed.end_own)
         if _count(feed.loader.dataset) != request.examples:
             script = replace(script, rows=())  # they are other examples
-        fed = Fed(loop, learned, meter, script, request.options, accumulation)
+        fed = Fed(
+            loop,
+            learned,
+            meter,
+            script,
+            request.options,
+            accumulation,
+            self._place.largest,
+        )
         twins = []
         if script.compare:
             twins = [fed.compared(batch) for batch in own_batches]
@@ -124,6 +139,36 @@ class ScriptWorker(Worker):
                 target_offset=fed.target_scale.offset,
             )
         return replace(ready, device=replace(ready.device, script=facts))
+
+    def _join(self, request: Prepare) -> None:
+        """Note the process group that the script trains in, if there is one."""
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            self._backend = distributed.get_backend()
+        ranks = self._place.world_size
+        if ranks > 1 and request.settings.ddp:
+            raise OptionError(
+                f"--ddp keeps room for gradient buckets, but the script trains on {ranks} ranks, where they are "
+                "really allocated",
+                "Leave out --ddp.",
+            )
+
+    def _open(self, request: Prepare) -> Meter:
+        """Open the device that the script trains on. Raises ProbeError if another was asked for."""
+        import torch
+
+        used = "cpu"
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # Each thread has a current device of its own.
+            used = f"cuda:{self._loop.call(torch.cuda.current_device)}"
+        asked = request.settings.device
+        if asked not in ("auto", used, used.partition(":")[0]):
+            raise ProbeError(
+                f"the script trains on {used}, not on {asked}",
+                "Leave out --device: the script chooses. Or set CUDA_VISIBLE_DEVICES.",
+            )
+        return self._open_device(used, request)
 
     def _learn(
         self,
@@ -169,45 +214,14 @@ def _chosen(loop: Loop, number: int | None) -> Feed:
     )
 
 
-def _check_ranks() -> None:
-    """Raise WorkloadError if the script trains on several ranks: only one of them could be measured."""
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_initialized():
-        ranks = distributed.get_world_size()
-        if ranks > 1:
-            raise WorkloadError(
-                f"the script trains on {ranks} ranks, and batchtune measures one",
-                "Start it with one process, such as torchrun --nproc-per-node 1; --ddp keeps room for the gradient "
-                "buckets of several.",
-            )
-
-
 def _check_finite() -> None:
     """Raise WorkloadError if the script's first steps have left parameters that are no finite numbers."""
     for parameter in trained_parameters():
-        if not parameter.detach().isfinite().all():
+        if not own_part(parameter).isfinite().all():
             raise WorkloadError(
                 "parameters are not finite after the script's first optimizer steps: its loss is infinite or no number",
                 "Fix that first: such a training learns nothing. To measure it as it is, add --force.",
             )
-
-
-def _open(request: Prepare, loop: Loop) -> Meter:
-    """Open the device that the script trains on. Raises ProbeError if another was asked for."""
-    import torch
-
-    used = "cpu"
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # Each thread has a current device of its own.
-        used = f"cuda:{loop.call(torch.cuda.current_device)}"
-    asked = request.settings.device
-    if asked not in ("auto", used, used.partition(":")[0]):
-        raise ProbeError(
-            f"the script trains on {used}, not on {asked}",
-            "Leave out --device: the script chooses. Or set CUDA_VISIBLE_DEVICES.",
-        )
-    return backend_for(used).open(used, request.settings, request.limit_bytes)
 
 
 def _count(dataset: Any) -> int | None:
@@ -253,13 +267,16 @@ class Fed:
         script: ScriptRequest,
         options: dict[str, Any],
         accumulation: int,
+        largest: Callable[[int], int] = int,
     ) -> None:
         self._loop = loop
         self._learned = learned
         self._meter = meter
         self._accumulation = accumulation
         # Batches that the loop holds when it gets one more: they are trained on first.
-        self.stale = max(0, loop.batches_before_forward - 1)
+        self.stale = largest(max(0, loop.batches_before_forward - 1))
+        # Without target lengths in the manifest: as long as any that was seen.
+        self._longest_target = largest(max(learned.targets or (0,)))
         self.scale = scale_of(
             learned.lengths,
             np.asarray(script.lengths),
@@ -340,8 +357,7 @@ class Fed:
     def _axes(self, shape: BatchShape) -> Axes:
         target: int | None = None
         if self._learned.targets is not None:
-            # Without target lengths in the manifest: as long as any that was seen.
-            target = max(self._learned.targets)
+            target = self._longest_target
         if shape.target_length is not None and self.target_scale is not None:
             target = self.target_scale.size(shape.target_length)
         return Axes(shape.batch_size, self.scale.size(shape.length), target)

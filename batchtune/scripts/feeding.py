@@ -21,17 +21,15 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from batchtune.errors import NoStepError, WorkloadError
-from batchtune.processes.worker import Failed, encode
+from batchtune.probe.attempt import Agree, alone
+from batchtune.probe.failures import first_noted
+from batchtune.probe.rank import RankPlace
+from batchtune.processes.worker import Failed
 from batchtune.scripts.interposing import Begin
 from batchtune.units import counted
-
-if TYPE_CHECKING:
-    from batchtune.scripts.answering import ScriptWorker
 
 # No epoch may end while its loop is measured.
 _LEAST_LENGTH = 1_000_000
@@ -72,6 +70,7 @@ class Loop:
         self.delivered: Counter[str] = Counter()  # batches, by loader
         self._feeds: list[weakref.ref[Feed]] = []
         self.batches_before_forward = 0  # delivered before the model was first called
+        self.agree: Agree = alone  # with the loops of other ranks
         self._commands: queue.SimpleQueue[Deliver | Callable[[], Any]] = (
             queue.SimpleQueue()
         )
@@ -150,18 +149,22 @@ class Loop:
         return event.value
 
     def train(self, next_batch: Callable[[], Any], batches_per_step: int = 1) -> int:
-        """Deliver batches until an optimizer has stepped; return how many.
+        """Deliver batches until an optimizer has stepped, on all ranks; return how many.
 
         Raises what the script raises, and NoStepError if no optimizer steps.
         """
+        before = self.steps
+        trace = sys.gettrace()
         most = _PATIENCE * batches_per_step
         for batches in range(1, most + 1):
-            before = self.steps
-            self._commands.put(Deliver(next_batch(), sys.gettrace()))
+            self._commands.put(Deliver(next_batch(), trace))
             event = self._events.get()
             if isinstance(event, Raised):
                 raise event.error
-            if self.steps > before:
+            has_stepped = self.steps > before
+            if not has_stepped and batches < batches_per_step:
+                continue
+            if not self.agree(not has_stepped, first_noted(trace)):
                 return batches
         raise NoStepError(
             f"the script took {most} batches without an optimizer step",
@@ -216,14 +219,14 @@ class Feed(Iterator[Any]):
 
 
 _loop = Loop()
-_socket = ""
+_options: Mapping[str, Any] = {}
 
 
 def wrap(loader: Any, begin: Begin, options: Mapping[str, Any]) -> Iterator[Any]:
     """Return the iterator of a loader, and watch the optimizers of this process from the first one on."""
-    global _socket
-    if not _socket:
-        _socket = options["socket"]
+    global _options
+    if not _options:
+        _options = options
         _watch(_loop)
     return Feed(loader, begin)
 
@@ -283,9 +286,9 @@ def _at_end(loop: Loop) -> None:
             hint="Its training loop must call step() of a torch optimizer after a batch of a DataLoader. Is its loss "
             "finite?",
         )
-        with _connected() as channel, channel.makefile("rb") as requests:
-            requests.readline()
-            channel.sendall(encode(failed) + b"\n")
+        place = _connected()
+        place.say(failed)
+        place.wait()
 
 
 def described(loader: Any) -> str:
@@ -296,29 +299,41 @@ def described(loader: Any) -> str:
     return text
 
 
-def _connected() -> socket.socket:
-    channel = socket.socket(socket.AF_UNIX)
-    channel.connect(_socket)
-    channel.set_inheritable(False)
-    return channel
+def _connected() -> RankPlace:
+    """Return this process's place among the ranks that train together, connected to the probe."""
+    from torch import distributed
+
+    rank = 0
+    world_size = 1
+    if distributed.is_available() and distributed.is_initialized():
+        rank = distributed.get_rank()
+        world_size = distributed.get_world_size()
+    host, port = _options["address"]
+    channel = socket.create_connection((host, port))
+    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # To see where it hangs.
+    faulthandler.register(signal.SIGUSR2, file=channel.fileno(), all_threads=False)
+
+    def leave() -> None:
+        with contextlib.suppress(OSError):  # a child of a child
+            os.close(channel.detach())
+
+    # A loader's worker that outlives this process must not hold the connection open.
+    os.register_at_fork(after_in_child=leave)
+    place = RankPlace(channel, channel.makefile("rb"), rank, world_size)
+    place.say(place.hello(_options["token"]))
+    return place
 
 
 def _answer_the_probe(loop: Loop, feed: Feed) -> None:
     """Start to answer the probe, now that the training loop is known."""
+    loop.feed = feed
+    threading.Thread(target=_serve, args=[loop], daemon=True).start()
+
+
+def _serve(loop: Loop) -> None:
     from batchtune.scripts.answering import ScriptWorker
 
-    loop.feed = feed
-    # To see where it hangs.
-    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False)
-    worker = ScriptWorker(loop)
-    threading.Thread(target=_serve, args=[worker], daemon=True).start()
-
-
-def _serve(worker: ScriptWorker) -> None:
-    from batchtune.probe.requests import Request
-
-    decode = msgspec.json.Decoder[Request](Request).decode
-    with _connected() as channel, channel.makefile("rb") as requests:
-        for line in requests:
-            channel.sendall(encode(worker.answer(decode(line))) + b"\n")
-    os._exit(0)  # before any checkpoint, validation or upload
+    place = _connected()
+    loop.agree = place.agree
+    place.serve(ScriptWorker(loop, place))

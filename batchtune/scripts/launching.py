@@ -1,45 +1,50 @@
 """The worker process of a probe whose workload is a training script: starts the script, and passes messages on to it.
 
-The script's training process connects to a socket when its loop has taken an optimizer step (`scripts.feeding`), and
-answers from then on. What starts it (torchrun, accelerate, a shell script) needs to know nothing of that.
+Each process of the script that trains, one or several ranks, connects when its loop has taken an optimizer step
+(`scripts.feeding`), and answers from then on; one reply is made of theirs, as of a gang's (`probe.gang`). What starts
+them (torchrun, accelerate, Lightning, a shell script) needs to know nothing of that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
+import secrets
 import shlex
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
+import time
 from pathlib import Path
-from types import FrameType
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 import msgspec
 
+from batchtune.probe.gang import Output
+from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import (
     Describe,
     Identify,
     Prepare,
+    Ran,
     Reply,
     Request,
+    Run,
     ScriptRequest,
 )
+from batchtune.probe.verdicts import merged
 from batchtune.probe.worker import Worker
-from batchtune.processes.nursery import ready
-from batchtune.processes.worker import Failed, encode, oom_kills, serve
+from batchtune.processes.worker import Failed, oom_kills, serve
+from batchtune.results import Trial
 from batchtune.scripts.interposing import environment
 from batchtune.scripts.scratch import mirror
 
-_POLL_SECONDS = 0.1
 # How long a command may take to end once the process that trained has.
 _ENDING_SECONDS = 10.0
-
-_decode = msgspec.json.Decoder[Reply](Reply).decode
+# How much later than the first rank the last one may begin to train: they wait for each other in every step.
+_APART_SECONDS = 120.0
+_LONGER = "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS."
 
 
 def work(channel: int) -> None:
@@ -53,47 +58,67 @@ def work(channel: int) -> None:
 
 
 class Launcher:
-    """A script that was started, and the connection to the process of it that trains."""
+    """A script that was started, and the connections to its processes that train."""
 
     _process: subprocess.Popen[bytes]
-    _connection: socket.socket
-    _replies: BinaryIO
+    _output: Output
+    _ranks: Ranks
     _oom_kills: int | None
 
     def answer(self, request: Request) -> Reply:
         """Pass a request on to the script, which the first one starts; if the script dies, so does this process."""
         if isinstance(request, Identify):
             return Worker().answer(request)
+        started = time.monotonic()
+        timeout_seconds = request.timeout_seconds or 0.0
         if isinstance(request, Prepare | Describe):
             assert request.script is not None
-            failed = self._start(request.script)
+            failed = self._start(request.script, timeout_seconds)
             if failed is not None:
                 return failed
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._connection.sendall(encode(request) + b"\n")
-            line = self._replies.readline()
-            if line:
-                reply: Reply = _decode(line)
-                return reply
-        self._end_as_the_script()
+        self._ranks.send(request)
+        spent_seconds = time.monotonic() - started
+        replies = self._ranks.gather(timeout_seconds, spent_seconds)
+        world_size = self._ranks.world_size
+        if world_size == 1:
+            return self._alone(replies[0], request)
+        return merged(replies, request, world_size)
 
-    def _start(self, script: ScriptRequest) -> Failed | None:
-        """Start the script in a scratch folder, and wait until it trains."""
-        folder = Path(tempfile.mkdtemp(dir=script.scratch))
-        with socket.socket(socket.AF_UNIX) as listener:
-            path = folder / "socket"
-            listener.bind(str(path))
-            listener.listen()
-            working = folder / "work"
-            mirror(Path.cwd(), working)
-            self._oom_kills = oom_kills()
-            options = {"mode": "probe", "socket": str(path), "scratch": str(working)}
+    def _alone(self, reply: Reply, request: Request) -> Reply:
+        """Return the reply of the only rank."""
+        if not isinstance(reply, Failed):
+            return reply
+        if reply.outcome == "crash":
+            self._end_as_the_script()
+        if not isinstance(request, Run):
+            return reply
+        trial = Trial.of(request.shape, "timeout", error=reply.message)
+        return Ran(trial=trial, renew=True)
+
+    def _start(self, script: ScriptRequest, timeout_seconds: float) -> Failed | None:
+        """Start the script in a scratch folder, and wait until all its ranks train; return why they don't."""
+        working = Path(tempfile.mkdtemp(dir=script.scratch), "work")
+        mirror(Path.cwd(), working)
+        self._oom_kills = oom_kills()
+        token = secrets.token_hex(16)
+        host = _host()
+        with socket.create_server(("" if _is_cluster() else host, 0)) as listener:
+            options = {
+                "mode": "probe",
+                "address": [host, listener.getsockname()[1]],
+                "token": token,
+                "scratch": str(working),
+            }
+            output = Output()
+            self._ranks = Ranks(listener, token, None, output.text, self._oom_kills)
             try:
                 self._process = subprocess.Popen(
                     script.command,
                     env=environment(options),
                     cwd=working,
                     stdin=subprocess.DEVNULL,
+                    stdout=output.end,
+                    stderr=output.end,
                 )
             except OSError as error:
                 command = shlex.join(script.command)
@@ -102,32 +127,37 @@ class Launcher:
                     message=f"{command} can't be started: {error.strerror or error}",
                     hint="Give the command as in a shell, such as -- python train.py --epochs 1.",
                 )
-            while not ready([listener], _POLL_SECONDS):
-                if self._process.poll() is not None:
-                    self._end_as_the_script()
-            self._connection, _ = listener.accept()
-        self._replies = self._connection.makefile("rb")
-        self._pass_stacks_on()
-        return None
-
-    def _pass_stacks_on(self) -> None:
-        """Ask the process that trains for its stack, when this one is asked."""
-        credentials = self._connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+            output.follow()
+            self._output = output
+            if self._ranks.accept(timeout_seconds, self._has_ended, _APART_SECONDS):
+                return None
+        if self._has_ended():
+            self._end_as_the_script()
+        connected = self._ranks.connected
+        if not connected:
+            return Failed(
+                stage="setup",
+                outcome="timeout",
+                message=f"it did not train within {timeout_seconds:g} s: no optimizer stepped after a batch of a torch "
+                "DataLoader",
+                hint=_LONGER,
+            )
+        ranks = ", ".join(map(str, connected))
+        return Failed(
+            stage="import",
+            message=f"of {self._ranks.world_size} ranks, only {ranks} asked a DataLoader of its own for batches",
+            hint="Each rank needs batches of its own: with accelerate, set dispatch_batches=False. "
+            + _LONGER,
         )
-        process = struct.unpack("3i", credentials)[0]
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
-
-        faulthandler.unregister(signal.SIGUSR2)
-        signal.signal(signal.SIGUSR2, pass_on)
+    def _has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def _end_as_the_script(self) -> NoReturn:
         """End with the script's exit code or signal, so that the supervisor sees what became of it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING_SECONDS)
+        self._output.finish()
         if oom_kills() != self._oom_kills:  # torchrun survives, and exits with 1
             os.kill(os.getpid(), signal.SIGKILL)
         code = self._process.poll() or 0
@@ -136,3 +166,14 @@ class Launcher:
                 signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(code)
+
+
+def _is_cluster() -> bool:
+    """Return whether the command may start ranks on other machines too, as `srun torchrun` does."""
+    nodes = os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES")
+    return nodes not in (None, "1")
+
+
+def _host() -> str:
+    """Return the address at which ranks reach this process."""
+    return socket.gethostname() if _is_cluster() else "127.0.0.1"

@@ -14,7 +14,11 @@ import numpy as np
 from batchtune.errors import WorkloadError
 from batchtune.manifests.base import INPUTS
 from batchtune.probe.requests import Describe, Described, ScriptRequest
-from batchtune.probe.supervisor import script_error, worker_program
+from batchtune.probe.supervisor import (
+    LEADING_SECONDS,
+    script_error,
+    worker_program,
+)
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
 
 if TYPE_CHECKING:
@@ -41,9 +45,13 @@ def write_own_lengths(
         ) as scratch:
             script = ScriptRequest(command=command, scratch=scratch)
             request = Describe(
-                script=script, options=dict(options), output=str(path.resolve())
+                script=script,
+                options=dict(options),
+                output=str(path.resolve()),
+                timeout_seconds=timeout_seconds,
             )
-            reply = nursery.ask(request, (Described, Failed), timeout_seconds)
+            patience = timeout_seconds + LEADING_SECONDS
+            reply = nursery.ask(request, (Described, Failed), patience)
     except WorkerLost as lost:
         raise script_error(shlex.join(command), lost) from None
     finally:

@@ -121,11 +121,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--devices", default="auto")
     parser.add_argument("--out", default="runs/lightning")
     options = parser.parse_args()
     L.seed_everything(0)
     trainer = L.Trainer(
         max_epochs=options.epochs,
+        devices=options.devices,
         precision="bf16-mixed",
         accumulate_grad_batches=2,
         gradient_clip_val=1.0,

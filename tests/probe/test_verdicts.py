@@ -49,7 +49,7 @@ def test_the_worst_of_all_ranks_counts() -> None:
         parameters_changed=True,
         rest_bytes=70,
     )
-    reply = merged({1: replace(second, renew=True), 0: first}, RUN)
+    reply = merged({1: replace(second, renew=True), 0: first}, RUN, 2)
     assert isinstance(reply, Ran)
     trial = reply.trial
     assert (trial.outcome, trial.step_seconds, trial.peak_bytes) == ("ok", 0.2, 300)
@@ -80,7 +80,7 @@ HANGS = failed("timeout", "no answer within 15 s; it hangs at train.py, line 28"
 def test_the_failure_that_explains_the_others_counts(
     replies: list[Reply], outcome: str, rank: int, oom_ranks: list[int], error: str
 ) -> None:
-    reply = merged(dict(enumerate(replies)), RUN)
+    reply = merged(dict(enumerate(replies)), RUN, 2)
     assert isinstance(reply, Ran)
     trial = reply.trial
     assert (trial.outcome, trial.rank, trial.oom_ranks) == (outcome, rank, oom_ranks)
@@ -91,7 +91,7 @@ def test_the_failure_that_explains_the_others_counts(
 
 def test_of_two_processes_that_ended_the_first_counts() -> None:
     """The other one ended because of it."""
-    reply = merged({1: KILLED, 0: failed("crash", "its process was aborted")}, RUN)
+    reply = merged({1: KILLED, 0: failed("crash", "its process was aborted")}, RUN, 2)
     assert isinstance(reply, Ran)
     assert (reply.trial.rank, reply.trial.outcome) == (1, "crash")
 
@@ -125,7 +125,7 @@ def test_the_device_is_what_every_rank_has() -> None:
         1: Ready(device=device(1, 700, free_bytes=800, outside_bytes=90)),
         0: Ready(device=device(0, 900, free_bytes=950, outside_bytes=80)),
     }
-    reply = merged(replies, PREPARE)
+    reply = merged(replies, PREPARE, 2)
     assert isinstance(reply, Ready)
     merged_device = reply.device
     assert (merged_device.limit_bytes, merged_device.free_bytes) == (700, 800)
@@ -152,6 +152,6 @@ def test_the_device_is_what_every_rank_has() -> None:
 def test_ranks_that_are_not_ready_fail_as_one(
     replies: list[Reply], outcome: str, stage: str, message: str
 ) -> None:
-    reply = merged(dict(enumerate(replies)), PREPARE)
+    reply = merged(dict(enumerate(replies)), PREPARE, 2)
     assert isinstance(reply, Failed)
     assert (reply.outcome, reply.stage, reply.message) == (outcome, stage, message)

@@ -14,9 +14,12 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
 # The script, its arguments, an option for an epoch of few steps, and the checkpoint that it leaves.
 SCRIPTS = {
     "plain": (["plain.py"], "--batch-size=64", "plain/epoch-0.pt"),
+    "ddp": (["ddp.py"], "--batch-size=64", "ddp/epoch-0.pt"),
     "lightning": (["lightning_asr.py"], "--batch-size=64", "lightning/**/*.ckpt"),
     "speechbrain": (
         ["speechbrain_asr.py", "speechbrain_asr.yaml"],
@@ -56,8 +59,9 @@ def digests() -> dict[str, str]:
 
 
 def command_of(name: str) -> list[str]:
-    files = SCRIPTS[name][0]
-    return [sys.executable, *(str(EXAMPLES / file) for file in files)]
+    launcher = TORCHRUN if name == "ddp" else []
+    files = [str(EXAMPLES / file) for file in SCRIPTS[name][0]]
+    return [sys.executable, *launcher, *files]
 
 
 @pytest.mark.slow
@@ -95,12 +99,17 @@ def test_the_manifests_are_those_that_are_made(tmp_path: Path) -> None:
 # batches are one unit of the manifest.
 TUNED = {
     "plain": (["speech_train.csv", "--target-key=text"], "512MiB", 100),
+    "ddp": (["speech_train.csv", "--target-key=text"], "576MiB", 100),
     "lightning": (["speech_train.csv", "--target-key=text"], "544MiB", 100),
     "speechbrain": (["speech_train.csv", "--target-key=text"], "640MiB", 16000),
     "llama": (["code_train.csv"], "672MiB", 1),
     "whisper": (["speech_train.csv", "--length-key=text"], "640MiB", 1),
     "wav2vec2": (["speech_train.csv", "--target-key=text"], "704MiB", 16000),
 }
+
+
+FEW = ["--num-lengths=3", "--max-lengths=3", "--tolerance=0.1"]
+FEW += ["--num-buckets=3:5"]  # with more, 400 examples need more batches
 
 
 @pytest.mark.slow
@@ -110,8 +119,6 @@ def test_it_is_tuned_run_and_recorded_as_it_is(
     name: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     (manifest, *options), memory, per_unit = TUNED[name]
-    few = ["--num-lengths=3", "--max-lengths=3", "--tolerance=0.1"]
-    few += ["--num-buckets=3:5"]  # with more, 400 examples need more batches
     source = [str(EXAMPLES / manifest), *options]
     shorter = SCRIPTS[name][1]
 
@@ -127,7 +134,7 @@ def test_it_is_tuned_run_and_recorded_as_it_is(
         assert ran.returncode == 0, ran.stderr
         return f"{ran.stdout}\n{ran.stderr}"
 
-    batchtune("tune", *source, *few, f"--memory={memory}", "--", *command_of(name))
+    batchtune("tune", *source, *FEW, f"--memory={memory}", "--", *command_of(name))
     assert [path.name for path in tmp_path.iterdir()] == ["batchtune-run"]
     probe = json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())
     script = probe["device"]["script"]
@@ -139,8 +146,33 @@ def test_it_is_tuned_run_and_recorded_as_it_is(
     for twin in script["twins"]:
         most = max(0.02 * twin["own_bytes"], 1 << 20)
         assert abs(twin["made_bytes"] - twin["own_bytes"]) <= most, twin
-    assert len(script["twins"]) == 3
+    assert len(script["twins"]) == 3 * probe["device"]["world_size"]
     said = batchtune("run", *source, "--", *command_of(name), shorter)
     assert "gives the batches of" in said
     batchtune("record", "--", *command_of(name), shorter)
     assert "Recorded training" in batchtune("report")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_lightnings_own_ranks_are_tuned_and_verified(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    manifest, *reading = TUNED["lightning"][0]
+    words = ["tune", str(EXAMPLES / manifest), *reading, *FEW, "--memory=640MiB"]
+    words += ["--verify", "--verify-steps=20", "--time-tolerance=10"]
+    command = [*command_of("lightning"), "--devices=2"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "batchtune", *words, "--", *command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    folder = tmp_path / "batchtune-run"
+    device = json.loads((folder / "probe.json").read_text())["device"]
+    assert (device["world_size"], len(device["ranks"])) == (2, 2)
+    assert device["script"]["accumulation"] == 2
+    assert json.loads((folder / "verify.json").read_text())["failures"] == []

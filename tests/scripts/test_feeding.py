@@ -119,7 +119,6 @@ def test_an_error_of_the_script_is_shown_as_its_own(variant: str, message: str) 
         ("arguments", "ended with exit code 1 before it trained\n"),
         ("input", "EOFError"),
         ("not finite", "parameters are not finite after the script's first"),
-        ("ranks", "trains on 2 ranks"),
         ("two", "0: Lengths, 40 examples; 1: Lengths, 30 examples"),
     ],
 )

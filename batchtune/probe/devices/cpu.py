@@ -238,7 +238,7 @@ class _SecondsOfOthers:
                 # From user to steal; the times of guests are in those of the user.
                 self.busy += sum(times[:8]) - times.idle - times.iowait
         process = psutil.Process()
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # the ranks beside it are no others
+        if "LOCAL_RANK" in os.environ:  # the ranks beside it are no others
             process = process.parent() or process
         for member in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it has ended

@@ -29,17 +29,10 @@ def ran(outcome: Any = "ok", error: str | None = None) -> Ran:
 class MadeRank:
     """A rank's side of its connection."""
 
-    def __init__(self, port: int, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, port: int, rank: int) -> None:
         self.channel = socket.create_connection(("127.0.0.1", port))
         self.replies = self.channel.makefile("rb")
-        for name, value in {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "LOCAL_WORLD_SIZE": 2,
-            "WORLD_SIZE": 2,
-        }.items():
-            monkeypatch.setenv(name, str(value))
-        self.place = RankPlace(self.channel, self.replies)
+        self.place = RankPlace(self.channel, self.replies, rank, 2)
         self.place.say(self.place.hello(TOKEN))
 
     def close(self) -> None:
@@ -50,7 +43,7 @@ class MadeRank:
 class Led:
     """Two ranks and what leads them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
             self.ranks = Ranks(listener, TOKEN, 2, lambda: "last words", None)
@@ -61,7 +54,7 @@ class Led:
             strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
             hello = Hello(token="none", rank=0, world_size=2, host="", pid=1)
             strangers[2].sendall(encode(hello) + b"\n")
-            self.made = [MadeRank(port, rank, monkeypatch) for rank in (1, 0)][::-1]
+            self.made = [MadeRank(port, rank) for rank in (1, 0)][::-1]
             assert self.ranks.accept(20.0, lambda: False)
             for stranger in strangers:
                 stranger.close()
@@ -99,7 +92,7 @@ def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
     monkeypatch.setattr(ranks_module, "_STACK_SECONDS", 0.1)
     monkeypatch.setattr(ranks_module, "_ENDING_SECONDS", 0.1)
     monkeypatch.setattr(ranks_module, "_HELLO_SECONDS", 0.1)
-    made = Led(monkeypatch)
+    made = Led()
     yield made
     made.close()
 
@@ -200,3 +193,31 @@ def test_ranks_that_never_come_are_not_waited_for() -> None:
         ranks = Ranks(listener, TOKEN, 2, str, None)
         assert not ranks.accept(20.0, lambda: True)
         assert not ranks.accept(0.0, lambda: False)
+
+
+def test_the_first_rank_says_how_many_there_are() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ranks = Ranks(listener, TOKEN, None, str, None)
+        made = [MadeRank(listener.getsockname()[1], rank) for rank in (1, 0)]
+        assert ranks.accept(20.0, lambda: False)
+    assert (ranks.world_size, ranks.connected) == (2, [0, 1])
+    ranks.close()
+    for rank in made:
+        rank.close()
+
+
+def test_a_rank_that_fails_before_all_came_ends_the_wait() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ranks = Ranks(listener, TOKEN, None, str, None)
+        made = MadeRank(listener.getsockname()[1], 1)
+        made.place.say(Failed(message="no optimizer stepped"))
+        assert ranks.accept(20.0, lambda: False)
+        assert causes(ranks.gather(20.0)) == {1: "error"}
+        late = Ranks(listener, TOKEN, None, str, None)
+        other = MadeRank(listener.getsockname()[1], 0)
+        assert not late.accept(20.0, lambda: False, apart_seconds=0.0)
+        assert late.connected == [0]
+    for rank in (made, other):
+        rank.close()
+    ranks.close()
+    late.close()

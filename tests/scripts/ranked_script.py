@@ -1,0 +1,166 @@
+"""A script that trains on several ranks: `torchrun ranked_script.py [FAULT]`; only rank 1 has the fault.
+
+With `--accelerate` or `--lightning` that library trains it, in ranks that it or torchrun has started.
+"""
+
+import argparse
+import os
+import signal
+import time
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+parser = argparse.ArgumentParser()
+parser.add_argument("fault", nargs="?", default="")
+parser.add_argument("--accumulate", type=int, default=1)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--accelerate", action="store_true")
+parser.add_argument("--lightning", action="store_true")
+OPTIONS = parser.parse_args()
+FAILS_ABOVE = 20  # examples
+
+
+class Lengths(Dataset):
+    """Features of 20 to 99 frames."""
+
+    def __init__(self) -> None:
+        self.lengths = [20 + 37 * index % 80 for index in range(400)]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        example = torch.randn(self.lengths[index], 16)
+        if OPTIONS.fault == "learns" and os.environ["RANK"] == "1":
+            return example.double()
+        return example
+
+
+def collate(examples: list[torch.Tensor]) -> torch.Tensor:
+    """Pad the features."""
+    return pad_sequence(examples, batch_first=True)
+
+
+def fail() -> None:
+    """Have the fault."""
+    match OPTIONS.fault:
+        case "oom" | "swallowed":
+            torch.empty(1 << 42)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "bug":
+            raise KeyError("no such speaker")
+        case "hang":
+            time.sleep(1000)
+        case "ends":
+            raise SystemExit(0)
+
+
+class Model(torch.nn.Module):
+    """Two layers, which fail on rank 1 in a large batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(16, 256), torch.nn.Tanh(), torch.nn.Linear(256, 16)
+        )
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        if len(batch) > FAILS_ABOVE and distributed.get_rank() == 1:
+            fail()
+        return self.layers(batch.float()).square().mean()
+
+
+def train_plainly(loader: DataLoader, model: Model) -> None:
+    """Train in a loop of one's own."""
+    distributed.init_process_group("gloo")
+    sampler = DistributedSampler(loader.dataset, shuffle=True)
+    loader = DataLoader(
+        loader.dataset,
+        4,
+        sampler=sampler,
+        collate_fn=collate,
+        num_workers=OPTIONS.workers,
+        persistent_workers=OPTIONS.workers > 0,
+    )
+    if OPTIONS.fault == "early" and distributed.get_rank() == 1:
+        raise ValueError("no such folder")
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        for index, batch in enumerate(loader):
+            try:
+                if (index + 1) % OPTIONS.accumulate:
+                    with parallel.no_sync():
+                        parallel(batch).backward()
+                    continue
+                parallel(batch).backward()
+            except RuntimeError:
+                if OPTIONS.fault != "swallowed":
+                    raise
+                continue
+            if OPTIONS.fault != "no step":
+                optimizer.step()
+            optimizer.zero_grad()
+
+
+def train_with_accelerate(loader: DataLoader, model: Model) -> None:
+    """Train with accelerate, which gets one batch ahead."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=OPTIONS.accumulate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader, model, optimizer = accelerator.prepare(loader, model, optimizer)
+    for _ in range(4):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch))
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def train_with_lightning(loader: DataLoader, model: Model) -> None:
+    """Train with Lightning, which starts the other rank itself."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.model(batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=4,
+        accumulate_grad_batches=OPTIONS.accumulate,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        logger=False,
+    )
+    trainer.fit(Module(), loader)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    data = DataLoader(
+        Lengths(), 4, shuffle=True, collate_fn=collate, num_workers=OPTIONS.workers
+    )
+    if OPTIONS.accelerate:
+        train_with_accelerate(data, Model())
+    elif OPTIONS.lightning:
+        train_with_lightning(data, Model())
+    else:
+        train_plainly(data, Model())
