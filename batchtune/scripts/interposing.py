@@ -6,6 +6,7 @@ A command is started with `hook/` first on PYTHONPATH and with the variable `BAT
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.abc
 import importlib.util
@@ -21,6 +22,7 @@ from typing import Any
 from batchtune.scripts.scratch import keep_links_unwritten
 
 VARIABLE = "BATCHTUNE_SCRIPT"
+_used: list[str] = []  # classes of loaders that this process trained with
 _HOOK = Path(__file__).with_name("hook")
 # Each has `wrap(loader, begin, options)`, which returns the iterator that the script gets; `begin` starts the loader's
 # own, `options` is the JSON object.
@@ -33,6 +35,17 @@ _LOADERS = {
     "torch.utils.data.dataloader": "DataLoader",
     "torchdata.stateful_dataloader.stateful_dataloader": "StatefulDataLoader",
 }
+
+# Libraries that load batches in another way, by the name of their module.
+_OTHER_LOADERS = (
+    "nvidia.dali",
+    "ffcv",
+    "tensorflow",
+    "grain",
+    "ray.data",
+    "torchdata.nodes",
+    "petastorm",
+)
 
 Begin = Callable[[], Iterator[Any]]
 
@@ -55,6 +68,20 @@ def install() -> None:
     options = json.loads(os.environ[VARIABLE])
     if options["mode"] == "probe":
         keep_links_unwritten(options["scratch"])
+        atexit.register(_say_what_was_used)
+
+
+def _say_what_was_used() -> None:
+    """Print what a process with torch loaded its batches with, if it trained without a DataLoader."""
+    if "torch" not in sys.modules or _used:
+        return
+    said = f"batchtune: {Path(sys.argv[0]).name} iterated over no torch DataLoader with gradients"
+    others = [name for name in _OTHER_LOADERS if name in sys.modules]
+    if others:
+        said += (
+            f"; it imported {' and '.join(others)}, which loads batches in another way"
+        )
+    print(f"{said}.", file=sys.stderr)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -97,6 +124,7 @@ def _patch(loader_class: Any) -> None:
         if not is_training or torch.utils.data.get_worker_info() is not None:
             own: Iterator[Any] = begin(loader)
             return own
+        _used.append(type(loader).__name__)
         wrapped: Iterator[Any] = mode.wrap(loader, lambda: begin(loader), options)
         return wrapped
 

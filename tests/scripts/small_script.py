@@ -80,6 +80,7 @@ def main():
         loader = DataLoader(Stream(), batch_size=None)
     other = DataLoader(Lengths(30), 4, collate_fn=collate)
     if VARIANT == "no loader":
+        sys.modules["nvidia.dali"] = sys
         return
     for _ in loader:  # statistics of the features
         pass

@@ -112,6 +112,10 @@ def test_an_error_of_the_script_is_shown_as_its_own(variant: str, message: str) 
             "ended with exit code 0 before it trained: no optimizer stepped after",
         ),
         (
+            "no loader",
+            "small_script.py iterated over no torch DataLoader with gradients; it imported nvidia.dali,",
+        ),
+        (
             "no step",
             "no optimizer stepped after any of its 40 batches of Lengths, 40 examples",
         ),
