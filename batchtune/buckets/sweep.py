@@ -326,9 +326,8 @@ def histogram_of(lengths: Lengths, bins: int = _BINS) -> list[HistogramBin]:
     edges = spaced(shortest, longest, bins + 1)
     edges[0] = math.nextafter(shortest, 0)
     edges[-1] = longest
-    counts = np.diff(
-        np.searchsorted(lengths.values[::-1], edges, side="right")
-    ).tolist()
+    up_to = [lengths.histogram.count_up_to(edge) for edge in edges.tolist()]
+    counts = np.diff(up_to).tolist()
     spans = pairwise(edges.tolist())
     return [
         HistogramBin(from_=low, to=high, count=count)
@@ -341,7 +340,7 @@ def quantiles_of(lengths: Lengths) -> list[float]:
     ranks = np.ceil(np.arange(_QUANTILES + 1) / _QUANTILES * lengths.count).astype(
         np.int64
     )
-    quantiles: list[float] = lengths.values[::-1][np.maximum(ranks, 1) - 1].tolist()
+    quantiles: list[float] = lengths.histogram.at(np.maximum(ranks, 1) - 1).tolist()
     return quantiles
 
 
@@ -365,8 +364,7 @@ def bucket_uses(
     batches = np.bincount(
         expected.tally.buckets, expected.tally.numbers, table.num_buckets
     )
-    totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
-    true = np.diff(totals[np.cumsum(counts)], prepend=0.0)
+    true = np.diff(lengths.histogram.total_of(np.cumsum(counts)), prepend=0.0)
     buckets = []
     for bucket in range(table.num_buckets):
         examples = int(counts[bucket])

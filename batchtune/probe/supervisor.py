@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.probe.devices import DeviceBusy, backends, lock_device
 from batchtune.probe.requests import (
     Identified,
@@ -205,12 +205,12 @@ class Supervisor:
             self._scratch = TemporaryDirectory(
                 prefix="batchtune-", dir=settings.scratch, ignore_cleanup_errors=True
             )
-        targets = self._lengths.targets
+        lengths, targets = _spaced(self._lengths)
         return ScriptRequest(
             command=settings.command,
             scratch=self._scratch.name,
-            lengths=_spaced(self._lengths.values),
-            targets=None if targets is None else _spaced(targets),
+            lengths=lengths,
+            targets=targets,
             rows=self._lengths.rows,
             compare=not self._knows_script,
             force=settings.force,
@@ -317,14 +317,15 @@ def about_script(script: Script) -> Iterator[str]:
             )
 
 
-def _spaced(lengths: FloatArray) -> list[float]:
-    """Return the lengths in ascending order; of very many, evenly spaced ones with both ends."""
-    ascending = np.sort(lengths)
-    if ascending.size > _MOST_LENGTHS:
-        kept = np.linspace(0, ascending.size - 1, _MOST_LENGTHS).astype(int)
-        ascending = ascending[kept]
-    spaced: list[float] = ascending.tolist()
-    return spaced
+def _spaced(lengths: Lengths) -> tuple[list[float], list[float] | None]:
+    """Return lengths and targets, each ascending; of very many examples, those evenly spaced with both ends."""
+    if lengths.count > _MOST_LENGTHS:
+        kept = np.linspace(0, lengths.count - 1, _MOST_LENGTHS).astype(int)
+        lengths = lengths.sample(kept)
+    targets = None
+    if lengths.targets is not None:
+        targets = np.sort(lengths.targets).tolist()
+    return np.sort(lengths.values).tolist(), targets
 
 
 def tail(output: str, lines: int) -> str:
