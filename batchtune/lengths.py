@@ -240,11 +240,13 @@ class Lengths:
 
     def sample(self, positions: npt.ArrayLike) -> Lengths:
         """Return the examples at these positions, from 0, in descending order of length."""
-        chosen = self.runs.at(positions)
-        targets = self.runs.targets
+        runs = self.runs
+        counts = np.bincount(runs.at(positions), minlength=runs.counts.size)
+        chosen = counts > 0
+        targets = runs.targets
         if targets is not None:
             targets = targets[chosen]
-        return Lengths.of(self.runs.values[chosen], targets, unit=self.unit)
+        return Lengths(Runs(runs.values[chosen], targets, counts[chosen]), self.unit)
 
     def evenly(self, most: int) -> Lengths:
         """Return at most so many examples, evenly taken in order of length: the middle one of as many neighbours."""

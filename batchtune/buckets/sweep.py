@@ -57,6 +57,8 @@ from batchtune.run_folder import clear_run, holds_other_lengths
 # So many sizes of pools are compared, from this many examples to all.
 _POOL_SIZES = 8
 _SMALLEST_POOL = 1000
+# A sampler that sorts more examples at once gains nothing by it.
+_LARGEST_POOL = 1 << 20
 _OF_TRAINING = (
     "costs are those of the recorded training: batches are no longer, padded, than the largest that it ran; run them "
     "with `batchtune verify`, or train with a smaller --max-batch-length first"
@@ -257,8 +259,10 @@ def _pool_sizes(settings: SweepSettings, count: int) -> tuple[int, ...]:
         return tuple(sizes_up_to(count, settings.pool_sizes))
     if count <= _SMALLEST_POOL:
         return (count,)
-    between = np.geomspace(_SMALLEST_POOL, count, _POOL_SIZES)[:-1]
-    sizes = [count, *(min(int(float(f"{size:.2g}")), count) for size in between[::-1])]
+    largest = min(count, _LARGEST_POOL)
+    between = np.geomspace(_SMALLEST_POOL, largest, _POOL_SIZES)[:-1]
+    rounded = [min(int(float(f"{size:.2g}")), largest) for size in between[::-1]]
+    sizes = [largest, *rounded]
     # Two sizes that give as many pools give the same pools.
     return tuple(sorted({-(-count // size): size for size in sizes}.values()))
 

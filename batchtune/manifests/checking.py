@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.errors import ManifestError, shortened
-from batchtune.lengths import FloatArray
+from batchtune.lengths import FloatArray, IntArray, Runs
 from batchtune.manifests.base import Format, Rows, Unreadable, Values, number
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import LARGEST, SMALLEST
@@ -24,6 +24,8 @@ from batchtune.manifests.texts import chat_lengths, counter, measured
 from batchtune.results import Reduction
 
 SHOWN = 5
+# So many bytes of lengths are read before equal ones are counted.
+_COUNTED_BYTES = 32 * 1024 * 1024
 
 _Mask = npt.NDArray[np.bool_]
 _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
@@ -46,6 +48,8 @@ class Part:
 
     Attributes:
         lengths, targets: Float64, of the valid examples within the user's limits, in the order of the file.
+        counts: Int64, how many examples each of these is; none if each is one.
+        fingerprints: `Format.noted_fingerprints` of the source.
         ids: One for each, if they are asked for.
         rows: How many examples were read.
         truncated: How many are longer than --truncate.
@@ -59,6 +63,8 @@ class Part:
     label: str
     lengths: bytearray = field(default_factory=bytearray)
     targets: bytearray = field(default_factory=bytearray)
+    counts: bytearray = field(default_factory=bytearray)
+    fingerprints: tuple[str, str] | None = None
     ids: list[str | None] = field(default_factory=list)
     rows: int = 0
     truncated: int = 0
@@ -78,38 +84,60 @@ class Part:
         """The target lengths, shape (count,), or None without any."""
         return np.frombuffer(self.targets) if self.targets else None
 
+    @property
+    def numbers(self) -> IntArray | None:
+        """How many examples each length is, shape (count,), or None if each is one."""
+        return np.frombuffer(self.counts, np.int64) if self.counts else None
+
+    def count_equal(self) -> None:
+        """Keep equal examples once, with their number: in descending order, without ids."""
+        if not self.lengths:
+            return
+        runs = Runs.of(self.values, self.target_values, self.numbers)
+        self.lengths = bytearray(runs.values.tobytes())
+        if runs.targets is not None:
+            self.targets = bytearray(runs.targets.tobytes())
+        self.counts = bytearray(runs.counts.tobytes())
+
     def add(self, rows: Rows, plan: Plan) -> None:
         """Check some rows and keep the lengths of the valid ones."""
         options = plan.options
         kept = np.ones(len(rows.columns[0]), dtype=np.bool_)
-        lengths = self._checked(rows, plan, plan.lengths, kept)
+        counts = rows.counts
+        if counts is None:
+            counts = kept.astype(np.int64)
+        lengths = self._checked(rows, plan, plan.lengths, kept, counts)
         targets = np.zeros(0)
         if plan.target is not None:
-            targets = self._checked(rows, plan, (plan.target,), kept)
-        self.rows += kept.size
+            targets = self._checked(rows, plan, (plan.target,), kept, counts)
+        self.rows += int(counts.sum())
         self.num_estimates += rows.num_estimates
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
         shortest = options.min_length or 0.0
         longest = np.inf if options.max_length is None else options.max_length
-        self._leave_out(
-            kept, lengths < shortest, f"shorter than --min-length {shortest:.15g}"
-        )
-        self._leave_out(
-            kept, lengths > longest, f"longer than --max-length {longest:.15g}"
-        )
+        too_short = f"shorter than --min-length {shortest:.15g}"
+        too_long = f"longer than --max-length {longest:.15g}"
+        self._leave_out(kept, lengths < shortest, too_short, counts)
+        self._leave_out(kept, lengths > longest, too_long, counts)
         if options.truncate is not None:
-            self.truncated += int((kept & (lengths > options.truncate)).sum())
+            self.truncated += int(counts[kept & (lengths > options.truncate)].sum())
             lengths = np.minimum(lengths, options.truncate)
         self.lengths += lengths[kept].data
         if plan.target is not None:
             self.targets += targets[kept].data
+        if rows.counts is not None or self.counts:
+            self.counts += counts[kept].data
+        if plan.as_histogram and len(self.lengths) > _COUNTED_BYTES:
+            self.count_equal()
         if plan.with_ids:
             self.ids += itertools.compress(rows.ids(), kept)
 
-    def _leave_out(self, kept: _Mask, excluded: _Mask, reason: str) -> None:
+    def _leave_out(
+        self, kept: _Mask, excluded: _Mask, reason: str, counts: IntArray
+    ) -> None:
         """Keep excluded examples no longer, and count them."""
-        count = int((kept & excluded).sum())
+        count = int(counts[kept & excluded].sum())
         if count:
             self.left_out[reason] += count
             kept &= ~excluded
@@ -120,6 +148,7 @@ class Part:
         plan: Plan,
         measures: Sequence[Measure],
         kept: _Mask,
+        counts: IntArray,
     ) -> FloatArray:
         """Return the sum of some columns; count the invalid ones among those kept, and keep them no longer."""
         is_target = measures[0] is plan.target
@@ -148,8 +177,8 @@ class Part:
             what = "target length"
         for row in np.flatnonzero(kept & ~valid).tolist():
             reason, seen = _explained(columns, row)
-            self.left_out[f"invalid {what} ({reason})"] += 1
-            self.num_invalid += 1
+            self.left_out[f"invalid {what} ({reason})"] += int(counts[row])
+            self.num_invalid += int(counts[row])
             if len(self.shown) < SHOWN:
                 self.shown.append(
                     f"{place_of(rows, row) or f'row {self.rows + row + 1:,}'}: {seen}"
@@ -282,8 +311,11 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
                 f"{source.path} has its lengths in another unit than the sources before it",
                 hint,
             )
+        part.fingerprints = reader.noted_fingerprints
         seen: set[str | None] = set()
         for rows in _joined(reader, plan, task.target_file):
+            if rows.counts is not None and (plan.with_ids or task.target_file):
+                raise not_listed(source.label)
             part.add(rows, plan)
             if reader.unique_ids:
                 _refuse_repeated(source, rows, seen)
@@ -299,7 +331,17 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
         ):
             raise
         part.broken = error.message
+    if plan.as_histogram:
+        part.count_equal()
     return part
+
+
+def not_listed(label: str) -> ManifestError:
+    """Return the error for a histogram where the examples themselves are needed."""
+    return ManifestError(
+        f"{label} is a histogram: it counts the examples of each length, but lists neither them nor their order",
+        "Name the data set itself, or what `batchtune scan` wrote of it without --histogram.",
+    )
 
 
 def _refuse_repeated(source: Source, rows: Rows, seen: set[str | None]) -> None:

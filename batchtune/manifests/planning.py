@@ -67,6 +67,7 @@ class Plan:
         notes: For the user.
         label: All sources, for messages.
         alone: Whether it is the only source.
+        as_histogram: Whether equal examples are only counted.
     """
 
     options: ReadOptions
@@ -80,6 +81,7 @@ class Plan:
     label: str = ""
     with_ids: bool = False
     alone: bool = True
+    as_histogram: bool = False
 
     @property
     def columns(self) -> list[str]:

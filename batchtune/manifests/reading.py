@@ -25,6 +25,7 @@ from batchtune.manifests.checking import (
     Part,
     Task,
     keyed_targets,
+    not_listed,
     read_part,
 )
 from batchtune.manifests.formats import FORMATS
@@ -37,7 +38,8 @@ from batchtune.units import counted
 _DEFAULTS = ReadOptions()
 # Below that, starting other processes takes longer than they save.
 _WORTH_BYTES = 64 * 1024 * 1024
-_STORE_VERSION = 5
+_STORE_VERSION = 6
+_MOST_EXAMPLES = 1 << 53
 
 
 def load_lengths(
@@ -93,6 +95,8 @@ def load_stream(
                     part.broken is not None,
                 )
             )
+    if any(part.counts for part in parts):
+        raise not_listed(plan.label)
     whole, lengths = merged(parts, plan)
     return StreamLengths(
         lengths=lengths,
@@ -129,6 +133,7 @@ def scan(
     options: ReadOptions,
     output: Path | IO[bytes],
     *,
+    histogram: bool = False,
     jobs: int = 1,
     on_progress: OnProgress | None = None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -136,14 +141,17 @@ def scan(
     """Read a data set, and write a Parquet table with a row for each example, longest first.
 
     Its columns are `id` (as the source names the example), `length`, `target_length` (where there are targets) and
-    `source` (the file or folder). If there are several sources and `output` is a file, each source's examples are
-    kept in the folder OUTPUT.parts until the table is written, so that the same call goes on where it was interrupted
-    or a source was broken. `on_note` gets messages for the user; the other arguments are those of `load_lengths`.
+    `source` (the file or folder). With `histogram`, it has a row for each distinct length and target length instead,
+    with the number of examples, `count`.
+
+    If there are several sources and `output` is a file, each source's examples are kept in the folder OUTPUT.parts
+    until the table is written, so that the same call goes on where it was interrupted or a source was broken. `on_note`
+    gets messages for the user; the other arguments are those of `load_lengths`.
 
     Raises as `load_lengths` does, and ResultError if the table, or a part of it, can't be written.
     """
     plan, tasks = planned(manifest, options, on_progress=on_progress)
-    plan = replace(plan, with_ids=True)
+    plan = replace(plan, with_ids=not histogram, as_histogram=histogram)
     tasks = [task._replace(plan=plan) for task in tasks]
     store = _Store(None)
     if isinstance(output, Path) and not plan.alone:
@@ -173,15 +181,19 @@ def _write_table(
     """Write the Parquet table of all sources' examples, longest first; return their lengths."""
     import pyarrow.parquet
 
-    from batchtune.manifests.formats.columnar import lengths_table
+    from batchtune.manifests.formats.columnar import histogram_table, lengths_table
 
     sources = np.repeat(
         [part.label for part in parts], [part.values.size for part in parts]
     )
     whole, lengths = merged(parts, plan)
-    table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
-    table = table.append_column("source", pyarrow.array(sources).dictionary_encode())
-    table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
+    if plan.as_histogram:
+        table = histogram_table(lengths)
+    else:
+        table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
+        of_source = pyarrow.array(sources).dictionary_encode()
+        table = table.append_column("source", of_source)
+        table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
     with (
         writing_whole(output)
         if isinstance(output, Path)
@@ -326,8 +338,14 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
         head = f"{len(broken):,} of {len(parts):,} sources can't be read:"
         hint = "Fix them, or make or fetch them again. Or keep only what precedes the damage with --skip-invalid."
         raise ManifestError(_first(head, broken, len(broken)), hint)
+    counted_parts = any(part.counts for part in parts)
     shown = []
     for part in parts:
+        if counted_parts:
+            numbers = part.numbers
+            if numbers is None:
+                numbers = np.ones(part.values.size, dtype=np.int64)
+            whole.counts += numbers.data
         whole.rows += part.rows
         whole.truncated += part.truncated
         whole.num_estimates += part.num_estimates
@@ -364,14 +382,30 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
     notes += [
         f"Broken: {message}. What comes before that is kept." for message in broken
     ]
-    lengths = Lengths.of(whole.values, whole.target_values, unit=plan.unit)
+    if whole.rows > _MOST_EXAMPLES:
+        raise ManifestError(
+            f"{plan.label} counts {whole.rows:,} examples, more than any data set has",
+            "Create the histogram again with `batchtune scan --histogram`.",
+        )
+    lengths = Lengths.of(
+        whole.values, whole.target_values, counts=whole.numbers, unit=plan.unit
+    )
+    rows: tuple[tuple[float, float | None], ...] = ()
+    if not counted_parts:
+        rows = rows_of(whole.values, whole.target_values)
+    known_fingerprint = None
+    if len(parts) == 1 and parts[0].fingerprints is not None:
+        digest, fingerprint = parts[0].fingerprints
+        if digest == lengths.runs.digest:
+            known_fingerprint = fingerprint
     lengths = replace(
         lengths,
+        known_fingerprint=known_fingerprint,
         left_out=whole.left_out,
         notes=tuple(notes),
         truncated=whole.truncated,
         reading=plan.options.record(),
-        rows=rows_of(whole.values, whole.target_values),
+        rows=rows,
     )
     return whole, lengths
 

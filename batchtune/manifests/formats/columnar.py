@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from batchtune.errors import ManifestError, shortened
-from batchtune.lengths import UNITS, FloatArray, Unit
+from batchtune.lengths import UNITS, FloatArray, IntArray, Lengths, Unit
 from batchtune.manifests.base import (
     COUNT,
     PEEKED_ROWS,
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 
 # In the metadata of the table that `scan` writes, the unit.
 _METADATA = b"batchtune.unit"
+# In that of a histogram: the digest of its rows, and the fingerprint of the lengths that it counts.
+_FINGERPRINTS = b"batchtune.histogram"
+_COUNT = "count"
+_MOST_EXAMPLES = 1 << 40  # of one length
 # Of texts and lists, Python objects are made.
 _ROWS_AT_ONCE = 16 * 1024
 _BUFFER_BYTES = 4 * 1024 * 1024
@@ -117,6 +123,28 @@ class Columnar(Format):
             return "target_length"
         return None
 
+    @property
+    def noted_fingerprints(self) -> tuple[str, str] | None:
+        """The digest and the fingerprint that `batchtune scan --histogram` noted; None in any other table."""
+        note = (self._schema.metadata or {}).get(_FINGERPRINTS)
+        if note is None:
+            return None
+        digest, _, fingerprint = note.decode(errors="replace").partition(" ")
+        return digest, fingerprint
+
+    def _counts(self, batch: pyarrow.RecordBatch, first: int) -> IntArray:
+        """Return how many examples the rows of a histogram stand for. Raises ManifestError if one is not above 0."""
+        column = batch.column(_COUNT).cast("int64").fill_null(0)
+        counts: IntArray = column.to_numpy()
+        wrong = np.flatnonzero((counts < 1) | (counts > _MOST_EXAMPLES))
+        if wrong.size:
+            seen = f"row {first + int(wrong[0]) + 1:,} counts {counts[wrong[0]]:,} examples"
+            raise ManifestError(
+                f"{self.source.path} is a damaged histogram: {seen}",
+                "Create it again with `batchtune scan --histogram`.",
+            )
+        return counts
+
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield some thousand rows at a time."""
         import pyarrow
@@ -130,6 +158,11 @@ class Columnar(Format):
             needed = [".".join(fields) for fields, _ in places]
             if id_column is not None:
                 needed.append(id_column)
+            counts = None
+            place = None
+            if self.noted_fingerprints is not None:
+                needed.append(_COUNT)
+            first = 0
             for batch, share in batches(needed):
                 values = [_values(batch, *place) for place in places]
                 ids = (
@@ -137,8 +170,16 @@ class Columnar(Format):
                     if id_column is None
                     else batch.column(id_column)
                 )
-                yield Rows(values, partial(_ids, ids))
+                if self.noted_fingerprints is not None:
+                    counts = self._counts(batch, first)
+                    place = partial(_row, first)
+                yield Rows(values, partial(_ids, ids), place, counts=counts)
+                first += batch.num_rows
                 self.source.report(share)
+
+
+def _row(first: int, index: int) -> str:
+    return f"row {first + index + 1:,}"
 
 
 def _ids(column: pyarrow.Array) -> list[str | None]:
@@ -248,6 +289,20 @@ def lengths_table(
     if targets is not None:
         columns["target_length"] = targets
     return pyarrow.table(columns).replace_schema_metadata({_METADATA: unit or ""})
+
+
+def histogram_table(lengths: Lengths) -> pyarrow.Table:
+    """Return the distinct lengths as the table that `batchtune scan --histogram` writes, the longest first."""
+    import pyarrow
+
+    runs = lengths.runs
+    columns = {"length": runs.values}
+    if runs.targets is not None:
+        columns["target_length"] = runs.targets
+    table = pyarrow.table({**columns, _COUNT: runs.counts})
+    noted = f"{runs.digest} {lengths.fingerprint}"
+    metadata = {_METADATA: lengths.unit or "", _FINGERPRINTS: noted}
+    return table.replace_schema_metadata(metadata)
 
 
 def _leaves(fields: Any, prefix: str = "") -> Iterator[tuple[str, pyarrow.DataType]]:
