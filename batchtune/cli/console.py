@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from batchtune.lengths import Lengths
     from batchtune.loaders.tuner import LoaderProgress
+    from batchtune.manifests.storage import Traffic
     from batchtune.probe.messages import ProbeProgress
     from batchtune.reports import RunResults
     from batchtune.reports.page import Page
@@ -196,10 +197,13 @@ class Progress:
                 total=total,
             )
 
-    def reading(self, share: float, examples: int) -> None:
-        """Show which share of the bytes of a manifest is read."""
+    def reading(self, share: float, examples: int, traffic: Traffic) -> None:
+        """Show which share of the bytes of a manifest is read, and what that cost over the network."""
         seconds = time.monotonic() - self.started
         doing = f"Reading: {counted(examples, 'example')} and {share:.0%} of the bytes"
+        if traffic.requests:
+            size = format_size(traffic.size)
+            doing += f", {counted(traffic.requests, 'request')} for {size}"
         self.update(doing, share, 1.0, seconds * (1 - share) / max(share, 1e-9))
 
     def row(self, row: Row | StreamRow, rows: int | None = None) -> None:

@@ -26,7 +26,8 @@ EXAMPLES = {
 batchtune scan train.csv
 batchtune scan 'shards/train-{000..127}.tar' --target-key txt -o lengths.parquet
 batchtune scan LibriSpeech/train-clean-100 --jobs 8 -o lengths.parquet
-batchtune scan 'shards/*.tar' --histogram -o histogram.parquet
+batchtune scan 's3://bucket/train/*.tar' --histogram -o histogram.parquet
+batchtune scan 's3://bucket/train/*.tar' --engine ray -o lengths.parquet
 batchtune scan train.tsv --length-scale 1/16000 --json | jq .percentiles
 """,
     "doctor": """
@@ -61,6 +62,22 @@ def scan(
             variable=None,
         ),
     ] = False,
+    engine: Annotated[
+        str,
+        option(
+            "What reads many files: local, the processes of this machine (--jobs), or ray, the tasks of a Ray cluster.",
+            "ENGINE",
+            variable=None,
+        ),
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        option(
+            "Address of the Ray cluster (default: the one that Ray finds, else one that is started here).",
+            "ADDRESS",
+            variable=None,
+        ),
+    ] = None,
     summary: Annotated[
         bool, option("Only show the summary, as without -o.", variable=None)
     ] = False,
@@ -78,6 +95,8 @@ def scan(
     take it as a manifest, but for those that need each example or their order.
     """
     from batchtune.manifests import scan as write_scan
+    from batchtune.manifests.inputs import check_choice
+    from batchtune.manifests.reading import ENGINES
     from batchtune.reports.page import make_page
     from batchtune.reports.survey import survey, survey_section
 
@@ -86,6 +105,16 @@ def scan(
         raise UsageError(
             "stdout can't hold both the Parquet file and the JSON",
             "Name a file with -o, or leave out --json.",
+        )
+    check_choice("--engine", engine, ENGINES)
+    if ray_address is not None and engine != "ray":
+        raise UsageError(
+            "--ray-address is for the engine ray", "Add --engine ray, or leave it out."
+        )
+    if engine == "ray" and (output is None or summary):
+        raise UsageError(
+            "--engine ray writes a file",
+            "Name it with -o, and leave out --summary.",
         )
     if histogram and (output is None or summary):
         raise UsageError(
@@ -103,6 +132,8 @@ def scan(
                 source.read_options(),
                 stream if to_stdout else output,
                 histogram=histogram,
+                engine=engine,
+                ray_address=ray_address,
                 jobs=source.processes,
                 on_progress=bar.reading,
                 on_note=console.note,

@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import LARGEST, SMALLEST
 from batchtune.manifests.planning import Measure, Plan, reader_of, unit_of
 from batchtune.manifests.source import Source
+from batchtune.manifests.storage import Traffic
 from batchtune.manifests.texts import chat_lengths, counter, measured
 from batchtune.results import Reduction
 
@@ -30,8 +32,8 @@ _COUNTED_BYTES = 32 * 1024 * 1024
 _Mask = npt.NDArray[np.bool_]
 _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
 
-# Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
-OnProgress = Callable[[float, int], None]
+# Called with the share of the bytes that is read, from 0 to 1, the number of examples, and the network traffic so far.
+OnProgress = Callable[[float, int, Traffic], None]
 
 
 class Task(NamedTuple):
@@ -40,6 +42,16 @@ class Task(NamedTuple):
     plan: Plan
     source: Source
     target_file: Source | None
+
+    def state(self) -> str | None:
+        """Return what changes whenever its files do; None for a pipe, and for the files of a folder."""
+        files = [self.source]
+        if self.target_file is not None:
+            files.append(self.target_file)
+        versions = [(str(file.path), file.version) for file in files]
+        if any(version is None for _, version in versions):
+            return None
+        return repr(versions)
 
 
 @dataclass(slots=True)
@@ -58,6 +70,8 @@ class Part:
         shown: The first invalid ones, for the message.
         broken: Why the source could not be read to its end; None if it could.
         num_estimates: How many lengths are estimates.
+        state: `Task.state` when it was read.
+        traffic: What was read over the network for it.
     """
 
     label: str
@@ -73,6 +87,8 @@ class Part:
     broken: str | None = None
     num_estimates: int = 0
     num_invalid: int = 0
+    state: str | None = None
+    traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def values(self) -> FloatArray:
@@ -301,9 +317,13 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     plan = task.plan
     source = task.source
     part = Part(source.label)
+    before = replace(source.traffic)
     if on_progress is not None:
-        source.report = lambda share: on_progress(share, part.rows)
+        source.report = lambda share: on_progress(
+            share, part.rows, source.traffic.since(before)
+        )
     try:
+        part.state = task.state()
         reader = reader_of(source, plan.format)
         if unit_of(reader, plan.lengths) != plan.stored_unit:
             hint = "What is read together must count the same; read them one by one, or convert one of them."
@@ -319,6 +339,7 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
             part.add(rows, plan)
             if reader.unique_ids:
                 _refuse_repeated(source, rows, seen)
+        source.check_unchanged()
     except MemoryError:
         hint = "Raise the limit, or write it as JSON Lines, CSV or Parquet with one example in each row."
         raise ManifestError(
@@ -326,14 +347,33 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
             hint,
         ) from None
     except ManifestError as error:
+        error = _or_changed(source, error)
         if plan.alone and not (
             plan.options.skip_invalid and FORMATS[plan.format].sharded
         ):
-            raise
+            raise error from None
         part.broken = error.message
+    part.traffic = source.traffic.since(before)
     if plan.as_histogram:
         part.count_equal()
     return part
+
+
+def read_together(tasks: Sequence[Task]) -> list[Part]:
+    """Read some sources; objects over the network at the same time, as each waits for its requests."""
+    if len(tasks) == 1 or not tasks[0].source.is_remote:
+        return [read_part(task) for task in tasks]
+    with ThreadPoolExecutor(len(tasks)) as threads:
+        return list(threads.map(read_part, tasks))
+
+
+def _or_changed(source: Source, error: ManifestError) -> ManifestError:
+    """Return the error, or that the object was replaced while it was read if that is why it seemed to be damaged."""
+    try:
+        source.check_unchanged()
+    except ManifestError as changed:
+        return changed
+    return error
 
 
 def not_listed(label: str) -> ManifestError:

@@ -30,6 +30,7 @@ from batchtune.manifests.base import (
     walk,
 )
 from batchtune.manifests.source import Head
+from batchtune.manifests.storage import Stored
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,7 +58,7 @@ class Columnar(Format):
 
     @staticmethod
     @abstractmethod
-    def opened(path: str) -> tuple[pyarrow.Schema, _Batches]:
+    def opened(stored: Stored) -> tuple[pyarrow.Schema, _Batches]:
         """Return the schema of a file, and how to read it."""
 
     @contextlib.contextmanager
@@ -75,9 +76,9 @@ class Columnar(Format):
             OverflowError,
             RecursionError,
         )
-        with self.source.plain_file() as file:
+        with self.source.plain_file() as stored:
             try:
-                yield self.opened(file.name)
+                yield self.opened(stored)
             except errors as error:
                 reason = shortened(
                     next(iter(str(error).splitlines()), type(error).__name__), 160
@@ -200,13 +201,13 @@ class Parquet(Columnar):
         return head.data.startswith((b"PAR1", b"PARE"))
 
     @staticmethod
-    def opened(path: str) -> tuple[pyarrow.Schema, _Batches]:
+    def opened(stored: Stored) -> tuple[pyarrow.Schema, _Batches]:
         """Return the schema of a file, and how to read it: only the fields that are asked for."""
         from pyarrow import parquet
 
         # Not the whole file at once, which pre-buffering reads.
         file = parquet.ParquetFile(
-            path,
+            stored.path or stored.random_access(),
             buffer_size=_BUFFER_BYTES,
             page_checksum_verification=True,
             pre_buffer=False,
@@ -226,7 +227,7 @@ class Parquet(Columnar):
 class Arrow(Columnar):
     """Arrow IPC, the file (Feather) and the stream (what `Dataset.save_to_disk` writes).
 
-    The file is mapped into memory: of columns that are not asked for (audio) nothing is read.
+    The file is mapped into memory: of columns that are not asked for (audio) nothing is read. An object is read whole.
     """
 
     name = "arrow"
@@ -245,30 +246,34 @@ class Arrow(Columnar):
         )
 
     @staticmethod
-    def opened(path: str) -> tuple[pyarrow.Schema, _Batches]:
+    def opened(stored: Stored) -> tuple[pyarrow.Schema, _Batches]:
         """Return the schema of a file, and how to read it."""
         import pyarrow
         from pyarrow import ipc
 
-        mapped = pyarrow.memory_map(path)
-        is_file = mapped.read(6) == b"ARROW1"
-        mapped.seek(0)
-        reader = ipc.open_file(mapped) if is_file else ipc.open_stream(mapped)
+        is_file = stored.read(0, 6) == b"ARROW1"
+        if stored.path is not None:
+            file = pyarrow.memory_map(stored.path)
+        elif is_file:
+            file = pyarrow.PythonFile(stored.random_access(), mode="r")
+        else:
+            file = pyarrow.PythonFile(stored.stream(), mode="r")
+        reader = ipc.open_file(file) if is_file else ipc.open_stream(file)
 
         def batches(
             names: Sequence[str],
         ) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
-            stored = (
+            stored_batches = (
                 map(reader.get_batch, range(reader.num_record_batches))
                 if is_file
                 else reader
             )
-            for index, batch in enumerate(stored, 1):
+            for index, batch in enumerate(stored_batches, 1):
                 batch.validate(full=True)
                 share = (
                     index / reader.num_record_batches
                     if is_file
-                    else mapped.tell() / mapped.size()
+                    else file.tell() / stored.size
                 )
                 for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                     yield batch.slice(start, _ROWS_AT_ONCE), share
