@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _FIRST_LINE_AFTER_SECONDS = 10.0
 _SILENT_SECONDS = 30.0  # at most, in a log
 _POLL_SECONDS = 0.5
+_TOLD_SHARE = 1e-4  # of which the time left can be told
 _TUNING = {
     "opening": "Building the loader",
     "comparing": "Comparing the first batches of workers, with",
@@ -204,7 +205,10 @@ class Progress:
         if traffic.requests:
             size = format_size(traffic.size)
             doing += f", {counted(traffic.requests, 'request')} for {size}"
-        self.update(doing, share, 1.0, seconds * (1 - share) / max(share, 1e-9))
+        seconds_left = None
+        if share > _TOLD_SHARE:
+            seconds_left = seconds * (1 - share) / share
+        self.update(doing, share, 1.0, seconds_left)
 
     def row(self, row: Row | StreamRow, rows: int | None = None) -> None:
         """Show one more row of a sweep, and how many there will be, if known."""

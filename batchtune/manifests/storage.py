@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import os
 import re
 import time
@@ -29,6 +30,8 @@ _MOST_TOGETHER = 8 * 1024
 _SMALL_BYTES = 128 * 1024
 # Of one reader, among some dozen that share a fast network.
 _BYTES_PER_SECOND = 2e6
+_LARGEST_GAP = 256 * 1024
+_KNOWN_AFTER = 8
 _LARGEST_AHEAD = 8 * 1024 * 1024
 _ATTEMPTS = 3
 
@@ -64,6 +67,26 @@ class Traffic:
             total.requests += part.requests
             total.size += part.size
         return total
+
+
+class Latency:
+    """The least time that a request took in this process: the others waited for connections or each other."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._least_seconds = math.inf
+
+    def add(self, seconds: float) -> None:
+        """Note the time of a request that brought little."""
+        self._count += 1
+        self._least_seconds = min(self._least_seconds, seconds)
+
+    @property
+    def seconds(self) -> float:
+        """The latency; 0 as long as it is not known, as the first requests open connections."""
+        if self._count < _KNOWN_AFTER:
+            return 0.0
+        return self._least_seconds
 
 
 class Listed(NamedTuple):
@@ -142,10 +165,12 @@ class RemoteFile(Stored):
     def __init__(self, url: str, traffic: Traffic, listed: Listed | None) -> None:
         self.url = url
         self._traffic = traffic
-        self._latency_seconds: float | None = None
         self._first = b""
+        # What was fetched last, and where it begins: a Parquet file's footer is needed several times.
+        self._latest = (0, b"")
         self._requests = 0
         self._files, self._name = filesystem_of(url)
+        self._latency = _latency_of(url.partition("://")[0])
         if listed is None:
             listed = self._looked_up()
         self.size = listed.size
@@ -154,7 +179,7 @@ class RemoteFile(Stored):
     @property
     def gap(self) -> int:
         """How many bytes that nobody needs are read faster than a request is made: latency × bandwidth."""
-        return int((self._latency_seconds or 0.0) * _BYTES_PER_SECOND)
+        return min(int(self._latency.seconds * _BYTES_PER_SECOND), _LARGEST_GAP)
 
     def read(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset` on, fewer only at the end."""
@@ -165,10 +190,17 @@ class RemoteFile(Stored):
             first = self.window
             if self.size <= _SMALL_BYTES:
                 first = self.size
-            self._first = self._fetched(0, min(self.size, max(first, end)))
+            beginning = self._fetched(0, min(self.size, max(first, end)))
+            self._first = self._first or beginning
         if end <= len(self._first):
             return self._first[offset:end]
-        return self._fetched(offset, end)
+        start, data = self._latest
+        if start <= offset and end <= start + len(data):
+            return data[offset - start : end - start]
+        data = self._fetched(offset, end)
+        if len(data) <= _SMALL_BYTES:
+            self._latest = (offset, data)
+        return data
 
     def stream(self) -> BinaryIO:
         """Return the bytes as a stream that reads further and further ahead."""
@@ -210,7 +242,7 @@ class RemoteFile(Stored):
         self._requests += 1
         self._traffic.size += len(data)
         if end - start <= _MOST_TOGETHER:
-            self._latency_seconds = min(self._latency_seconds or seconds, seconds)
+            self._latency.add(seconds)
         if len(data) == self.size != end - start:
             # The server ignores ranges: the whole is here, and need not be fetched again.
             self._first = data
@@ -265,19 +297,26 @@ class _Reader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         size = len(buffer)
-        index = self._position - self._start
-        if not 0 <= index < len(self._held):
-            wanted = size
-            if self._reads_ahead:
-                wanted = max(size, self._ahead)
-                self._ahead = min(2 * wanted, _LARGEST_AHEAD)
-            self._held = self._stored.read(self._position, wanted)
-            self._start = self._position
-            index = 0
-        data = self._held[index : index + size]
+        if self._reads_ahead:
+            data = self._read_ahead(size)
+        else:
+            data = self._stored.read(self._position, size)
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+    def _read_ahead(self, size: int) -> bytes:
+        index = self._position - self._start
+        data = b""
+        if index >= 0:
+            data = self._held[index : index + size]
+        if len(data) < size:
+            wanted = max(size - len(data), self._ahead)
+            self._ahead = min(2 * wanted, _LARGEST_AHEAD)
+            self._start = self._position + len(data)
+            self._held = self._stored.read(self._start, wanted)
+            data += self._held[: size - len(data)]
+        return data
 
 
 class Window:
@@ -304,7 +343,7 @@ class Window:
         size = max(0, min(size, self.end - offset))
         if not 0 <= index <= len(self._data) - size:
             wanted = max(size, self._stored.window)
-            if 0 <= index - len(self._data) <= self._stored.gap:
+            if self._data and 0 <= index - len(self._data) <= self._stored.gap:
                 # What comes next is likely to lie as near.
                 wanted = max(wanted, self._stored.gap)
             elif index > len(self._data):
@@ -376,6 +415,12 @@ def listed_objects(url: str) -> dict[str, Listed | None]:
         if info.get("type") == "file":
             listed[files.unstrip_protocol(path)] = listed_of(info)
     return listed
+
+
+@functools.cache
+def _latency_of(protocol: str) -> Latency:
+    """Return the latency of all requests of this process over a protocol."""
+    return Latency()
 
 
 def listed_of(info: Mapping[str, Any]) -> Listed | None:

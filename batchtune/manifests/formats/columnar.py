@@ -154,7 +154,9 @@ class Columnar(Format):
         with self._opened() as (schema, batches):
             places = [_located(schema, key) for key in keys]
             id_column = id_name(
-                field.name for field in schema if not types.is_nested(field.type)
+                field.name
+                for field in schema
+                if not (types.is_nested(field.type) or _is_binary(field.type))
             )
             needed = [".".join(fields) for fields, _ in places]
             if id_column is not None:
