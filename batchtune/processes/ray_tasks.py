@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from batchtune.processes.pool import Result, Task
 # How often a task is done again whose worker, or machine, died.
 _RETRIES = 3
 _LONGEST_WAIT_SECONDS = 0.5
+_PATIENCE_SECONDS = 10.0
 
 
 def run_on_ray(
@@ -48,9 +50,14 @@ def run_on_ray(
 
 
 def _connect(ray: Any, address: str | None) -> None:
+    """Connect to a cluster. Raises UsageError."""
     try:
+        host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+        if host and port.isdecimal():
+            # Ray itself goes on trying for minutes.
+            socket.create_connection((host, int(port)), _PATIENCE_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         where = ""
         if address is not None:
             where = f" at {shortened(address)}"

@@ -12,7 +12,7 @@ from manifests.samples import shard, wav
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, scan
-from batchtune.manifests.storage import _filesystem
+from batchtune.manifests.storage import Traffic, _filesystem
 
 s3fs = pytest.importorskip("s3fs")
 moto_server = pytest.importorskip("moto.server")
@@ -70,16 +70,14 @@ def test_few_bytes_of_shards_are_fetched(s3: object, tmp_path: Path) -> None:
     options = ReadOptions(target_key="txt")
     expected = tmp_path / "local.parquet"
     scan(local, options, expected)
+    fetched = []
+
+    def note_traffic(share: float, examples: int, traffic: Traffic) -> None:
+        fetched.append(traffic.size)
+
     for manifest in ("s3://bucket/train", "s3://bucket/train/*.tar"):
-        fetched = []
         output = tmp_path / "remote.parquet"
-        scan(
-            manifest,
-            options,
-            output,
-            jobs=2,
-            on_progress=lambda share, examples, traffic: fetched.append(traffic.size),
-        )
+        scan(manifest, options, output, jobs=2, on_progress=note_traffic)
         tables = [
             pyarrow.parquet.read_table(path).drop_columns(["source"])
             for path in (output, expected)
@@ -91,7 +89,7 @@ def test_few_bytes_of_shards_are_fetched(s3: object, tmp_path: Path) -> None:
 def test_a_bucket_or_object_that_is_missing_is_said(s3: object) -> None:
     with pytest.raises(ManifestError, match="no such bucket"):
         load_lengths("s3://no-such-bucket/a.csv")
-    with pytest.raises(ManifestError, match="s3://bucket/none.csv does not exist"):
+    with pytest.raises(ManifestError, match=r"none\.csv does not exist"):
         load_lengths("s3://bucket/none.csv")
     with pytest.raises(ManifestError, match="nothing matches"):
         load_lengths("s3://bucket/none-*.csv")
