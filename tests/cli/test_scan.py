@@ -207,13 +207,14 @@ def test_a_histogram_is_a_manifest_of_the_commands(
     ran = batchtune("scan", shards, "--histogram", "-o", "histogram.parquet")
     assert ran.returncode == 0, ran.stderr
     assert "holds the histogram of 12 lengths" in ran.stderr
-    sampled = []
+    swept_rows = []
     for manifest in ("histogram.parquet", shards):
-        arguments = ["--max-batch-length", "5", "--run", f"run-{len(sampled)}"]
+        arguments = ["--max-batch-length", "5", "--run", f"run-{len(swept_rows)}"]
         swept = batchtune("sweep-buckets", manifest, *arguments)
         assert swept.returncode == 0, swept.stderr
-        sampled.append((tmp_path / arguments[-1] / "sampler.yaml").read_text())
-    assert sampled[0] == sampled[1]
+        written = (tmp_path / arguments[-1] / "sweep.json").read_text()
+        swept_rows.append(json.loads(written)["rows"])
+    assert swept_rows[0] == swept_rows[1]
     listed = batchtune("scan", "histogram.parquet", "-o", "lengths.parquet")
     assert listed.returncode == 1
     assert "histogram.parquet is a histogram: it counts" in listed.stderr
