@@ -340,21 +340,28 @@ class Window:
     def read(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset` on, fewer only at the end."""
         index = offset - self._start
-        size = max(0, min(size, self.end - offset))
         if not 0 <= index <= len(self._data) - size:
-            wanted = max(size, self._stored.window)
-            if self._data and 0 <= index - len(self._data) <= self._stored.gap:
-                # What comes next is likely to lie as near.
-                wanted = max(wanted, self._stored.gap)
-            elif index > len(self._data):
-                # And what is needed after a gap, to be as much.
-                self._together = min(self._last - self._first, _MOST_TOGETHER)
-                self._first = offset
-            self._data = self._stored.read(offset, max(wanted, self._together))
-            self._start = offset
-            index = 0
+            index = self._refilled(offset, size)
         self._last = offset + size
         return self._data[index : index + size]
+
+    def _refilled(self, offset: int, size: int) -> int:
+        """Read on as far as is worth it; return where the offset is in what was read."""
+        index = offset - self._start
+        size = max(0, min(size, self.end - offset))
+        if 0 <= index <= len(self._data) - size:  # at the end
+            return index
+        wanted = max(size, self._stored.window)
+        if self._data and 0 <= index - len(self._data) <= self._stored.gap:
+            # What comes next is likely to lie as near.
+            wanted = max(wanted, self._stored.gap)
+        elif index > len(self._data):
+            # And what is needed after a gap, to be as much.
+            self._together = min(self._last - self._first, _MOST_TOGETHER)
+            self._first = offset
+        self._data = self._stored.read(offset, max(wanted, self._together))
+        self._start = offset
+        return 0
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:

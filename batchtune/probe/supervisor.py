@@ -40,6 +40,7 @@ Prepared = TypeVar("Prepared", Identified, Ready)
 
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
 _EQUAL_TWINS = 0.02
+_MOST_SAMPLED = 1 << 28
 _MOST_LENGTHS = 50_000  # sent to a script, which compares its own with them
 # A script that is probed logs to no tracker; and Arrow allocates as everything else does (its own pool holds 1 GiB).
 _NOTHING_SENT = {
@@ -170,12 +171,16 @@ class Supervisor:
         self._nursery.start_worker()
         self._has_worker = True
         settings = self._settings
+        examples = 0
+        # Training streams larger data sets: it keeps no list of their examples.
+        if self._lengths is not None and self._lengths.count <= _MOST_SAMPLED:
+            examples = self._lengths.count
         request = Prepare(
             workload=settings.workload,
             options=settings.options,
             settings=settings,
             limit_bytes=self._limit_bytes,
-            examples=0 if self._lengths is None else self._lengths.count,
+            examples=examples,
             script=self._script(),
         )
         try:
