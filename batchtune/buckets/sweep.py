@@ -57,8 +57,9 @@ from batchtune.run_folder import clear_run, holds_other_lengths
 # So many sizes of pools are compared, from this many examples to all.
 _POOL_SIZES = 8
 _SMALLEST_POOL = 1000
-# A sampler that sorts more examples at once gains nothing by it.
-_LARGEST_POOL = 1 << 20
+# Of more examples than this, pools that take minutes to simulate are compared only if the user asks for them.
+_MANY_EXAMPLES = 1 << 24
+_LARGEST_OF_MANY = 1 << 17
 _OF_TRAINING = (
     "costs are those of the recorded training: batches are no longer, padded, than the largest that it ran; run them "
     "with `batchtune verify`, or train with a smaller --max-batch-length first"
@@ -259,7 +260,9 @@ def _pool_sizes(settings: SweepSettings, count: int) -> tuple[int, ...]:
         return tuple(sizes_up_to(count, settings.pool_sizes))
     if count <= _SMALLEST_POOL:
         return (count,)
-    largest = min(count, _LARGEST_POOL)
+    largest = count
+    if count > _MANY_EXAMPLES:
+        largest = _LARGEST_OF_MANY
     between = np.geomspace(_SMALLEST_POOL, largest, _POOL_SIZES)[:-1]
     rounded = [min(int(float(f"{size:.2g}")), largest) for size in between[::-1]]
     sizes = [largest, *rounded]
