@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast, get_args
@@ -11,6 +11,7 @@ from typing import cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.errors import ManifestError
 from batchtune.results import LengthsSummary, ReadingRecord
 from batchtune.results import Unit as Unit
 
@@ -20,6 +21,9 @@ IntArray = npt.NDArray[np.int64]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 # The units of speech; its frameworks make bucket tables, those of text don't.
 SPEECH_UNITS: tuple[Unit, ...] = ("s", "ms", "samples", "frames")
+# 8 GiB of lengths: a manifest that lists more examples one by one would hardly be read.
+_MOST_HELD = 1 << 30
+_HASHED_AT_ONCE = 1 << 20
 
 
 def spaced(count: int) -> range:
@@ -39,29 +43,117 @@ def rows_of(
 
 
 @dataclass(frozen=True, eq=False)
+class Runs:
+    """Examples in descending order of length, then of target length, with equal ones counted; arrays of shape (runs,).
+
+    No two runs have the same length and target length.
+    """
+
+    values: FloatArray
+    targets: FloatArray | None
+    counts: IntArray
+
+    @classmethod
+    def of(
+        cls, values: FloatArray, targets: FloatArray | None, counts: IntArray | None
+    ) -> Runs:
+        """Sort and count examples, arrays of one shape; each is `counts` examples, by default one."""
+        if targets is None:
+            order = np.argsort(values)[::-1]
+            values = values[order]
+            begins = np.diff(values, prepend=np.nan) != 0
+        else:
+            order = np.lexsort((targets, values))[::-1]
+            values = values[order]
+            # No -0.0, which equals 0.0 but has another fingerprint.
+            targets = targets[order] + 0.0
+            begins = np.diff(values, prepend=np.nan) != 0
+            begins |= np.diff(targets, prepend=np.nan) != 0
+            targets = targets[begins]
+        starts = np.flatnonzero(begins)
+        if counts is None:
+            numbers = np.diff(starts, append=values.size)
+        else:
+            numbers = np.add.reduceat(counts[order], starts)
+        return cls(values[starts], targets, numbers.astype(np.int64))
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """How many examples each run and those before it hold."""
+        return cast(IntArray, np.cumsum(self.counts))
+
+    def at(self, positions: npt.ArrayLike) -> IntArray:
+        """Return the runs of the examples at these positions, from 0, in descending order of length."""
+        return np.searchsorted(self.ends, positions, side="right")
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 in hexadecimal over the runs themselves."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.values, dtype="<f8").data)
+        if self.targets is not None:
+            digest.update(np.ascontiguousarray(self.targets, dtype="<f8").data)
+        digest.update(np.ascontiguousarray(self.counts, dtype="<i8").data)
+        return digest.hexdigest()
+
+    def each(self, values: FloatArray) -> FloatArray:
+        """Return one value for each example, shape (count,), from one for each run.
+
+        Raises:
+            ManifestError: There are too many examples to hold them all.
+        """
+        count = int(self.ends[-1])
+        if count > _MOST_HELD:
+            raise ManifestError(
+                f"{count:,} examples are too many to hold each of them in memory",
+                "Name a part of the data, or a sample of it, for this command.",
+            )
+        return np.repeat(values, self.counts)
+
+    def _repeated(self, values: FloatArray) -> Iterator[memoryview]:
+        """Yield the values of all examples as little-endian doubles, some at a time."""
+        firsts = np.arange(0, self.ends[-1], _HASHED_AT_ONCE)
+        for first in firsts.tolist():
+            last = min(first + _HASHED_AT_ONCE, int(self.ends[-1]))
+            start, stop = self.at([first, last - 1]).tolist()
+            held = np.clip(self.ends[start : stop + 1], first, last)
+            numbers = np.diff(held, prepend=first)
+            some = np.repeat(values[start : stop + 1], numbers)
+            yield np.ascontiguousarray(some, dtype="<f8").data
+
+    def fingerprint(self) -> str:
+        """Return what `Lengths.fingerprint` is; takes about a second for each 100 million examples."""
+        digest = hashlib.sha256()
+        for values in (self.values, self.targets):
+            if values is not None:
+                for some in self._repeated(values):
+                    digest.update(some)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
 class Lengths:
     """The lengths of a data set's examples, in descending order.
 
     Build one with `Lengths.of`, which sorts and checks.
 
     Attributes:
-        values: Shape (count,), positive and finite.
-        targets: Shape (count,), the target length of the same example, or None. Within equal lengths, descending too.
+        runs: The lengths, positive and finite, with the target lengths of the same examples, or None.
         left_out: Reason → number of examples that were left out ("shorter than --min-length 1" → 12).
         truncated: How many examples are longer than --truncate, and count as that long.
         rows: Lengths and target lengths of some rows of the manifest, by `rows_of`; empty without one.
         notes: Findings of the reader for the user, as full sentences.
         reading: How the manifest was read; None without one.
+        known_fingerprint: The fingerprint, if it need not be computed.
     """
 
-    values: FloatArray
-    targets: FloatArray | None = None
+    runs: Runs
     unit: Unit | None = None
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     reading: ReadingRecord | None = None
     truncated: int = 0
     rows: tuple[tuple[float, float | None], ...] = ()
+    known_fingerprint: str | None = None
 
     @classmethod
     def of(
@@ -69,11 +161,12 @@ class Lengths:
         values: npt.ArrayLike,
         targets: npt.ArrayLike | None = None,
         *,
+        counts: IntArray | None = None,
         unit: Unit | None = None,
         left_out: dict[str, int] | None = None,
         notes: tuple[str, ...] = (),
     ) -> Lengths:
-        """Sort lengths in descending order, with their targets.
+        """Sort lengths in descending order, with their targets; each is `counts` examples, by default one.
 
         Raises:
             ValueError: No lengths, or one that is not positive and finite; targets of another shape, or one that is
@@ -86,81 +179,117 @@ class Lengths:
             )
         if not (np.isfinite(array).all() and array.min() > 0):
             raise ValueError("lengths must be positive and finite")
-        if targets is None:
-            return cls(np.sort(array)[::-1].copy(), None, unit, left_out or {}, notes)
-        target_lengths = np.asarray(targets, dtype=np.float64)
-        if target_lengths.shape != array.shape:
-            raise ValueError(f"{target_lengths.size} targets for {array.size} lengths")
-        if not (np.isfinite(target_lengths).all() and target_lengths.min() >= 0):
-            raise ValueError("target lengths must be finite and not negative")
-        order = np.lexsort((target_lengths, array))[::-1]
-        return cls(array[order], target_lengths[order], unit, left_out or {}, notes)
+        target_lengths = None
+        if targets is not None:
+            target_lengths = np.asarray(targets, dtype=np.float64)
+            if target_lengths.shape != array.shape:
+                raise ValueError(
+                    f"{target_lengths.size} targets for {array.size} lengths"
+                )
+            if not (np.isfinite(target_lengths).all() and target_lengths.min() >= 0):
+                raise ValueError("target lengths must be finite and not negative")
+        runs = Runs.of(array, target_lengths, counts)
+        return cls(runs, unit, left_out or {}, notes)
+
+    @cached_property
+    def values(self) -> FloatArray:
+        """The length of each example, shape (count,). Raises as `Runs.each` does."""
+        return self.runs.each(self.runs.values)
+
+    @cached_property
+    def targets(self) -> FloatArray | None:
+        """The target length of each example, shape (count,), or None. Raises as `Runs.each` does."""
+        if self.runs.targets is None:
+            return None
+        return self.runs.each(self.runs.targets)
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether the examples have target lengths."""
+        return self.runs.targets is not None
 
     @property
     def count(self) -> int:
         """Number of examples."""
-        return int(self.values.size)
+        return int(self.runs.ends[-1])
 
     @property
     def longest(self) -> float:
         """The longest length."""
-        return float(self.values[0])
+        return float(self.runs.values[0])
 
     @property
     def shortest(self) -> float:
         """The shortest length."""
-        return float(self.values[-1])
+        return float(self.runs.values[-1])
 
     @cached_property
     def total(self) -> float:
         """The true length of all examples together."""
-        return float(self.values.sum())
+        return float(np.sum(self.runs.values * self.runs.counts))
 
     @cached_property
     def histogram(self) -> Histogram:
         """The distinct lengths in ascending order, and how often each occurs."""
-        lengths, counts = np.unique(self.values, return_counts=True)
-        return Histogram(lengths, counts.astype(np.int64))
+        return Histogram.of(self.runs.values, self.runs.counts)
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 in hexadecimal over the lengths in descending order (then the targets), as little-endian doubles."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.values, dtype="<f8").data)
-        if self.targets is not None:
-            digest.update(np.ascontiguousarray(self.targets, dtype="<f8").data)
-        return digest.hexdigest()
+        return self.known_fingerprint or self.runs.fingerprint()
+
+    def sample(self, positions: npt.ArrayLike) -> Lengths:
+        """Return the examples at these positions, from 0, in descending order of length."""
+        runs = self.runs
+        counts = np.bincount(runs.at(positions), minlength=runs.counts.size)
+        chosen = counts > 0
+        targets = runs.targets
+        if targets is not None:
+            targets = targets[chosen]
+        return Lengths(Runs(runs.values[chosen], targets, counts[chosen]), self.unit)
+
+    def evenly(self, most: int) -> Lengths:
+        """Return at most so many examples, evenly taken in order of length: the middle one of as many neighbours."""
+        if most >= self.count:
+            return self
+        return self.sample((2 * np.arange(most) + 1) * self.count // (2 * most))
 
     def padded_to(self, multiple_of: float) -> Lengths:
         """Return these lengths rounded up to a multiple, as batches are padded. See the function `padded_to`."""
+        runs = self.runs
         return Lengths.of(
-            padded_to(self.values, multiple_of), self.targets, unit=self.unit
+            padded_to(runs.values, multiple_of),
+            runs.targets,
+            counts=runs.counts,
+            unit=self.unit,
         )
 
     def worst_target(self, length: float) -> float | None:
         """Return the longest target of the examples that are at most `length` long; None without targets."""
-        if self.targets is None:
+        if not self.has_targets:
             return None
-        up_to = int(np.searchsorted(self.values[::-1], length, side="right"))
+        up_to = int(np.searchsorted(self.runs.values[::-1], length, side="right"))
         if not up_to:
             raise ValueError(f"no example is at most {length} long")
         return float(self._worst_targets[up_to - 1])
 
     @cached_property
     def _worst_targets(self) -> FloatArray:
-        """The longest target of the 1, 2, … shortest examples, shape (count,)."""
-        assert self.targets is not None
-        return cast(FloatArray, np.maximum.accumulate(self.targets[::-1]))
+        """The longest target of the 1, 2, … runs of the shortest examples, shape (runs,)."""
+        assert self.runs.targets is not None
+        return cast(FloatArray, np.maximum.accumulate(self.runs.targets[::-1]))
 
     def count_within(self, length: float, target_length: float | None = None) -> int:
         """Return how many examples are at most `length` long, with a target of at most `target_length` where given."""
-        count = self.histogram.count_up_to(length)
-        if self.targets is None or target_length is None or not count:
-            return count
-        if target_length >= self._worst_targets[count - 1]:
-            return count
-        return int(
-            np.count_nonzero(self.targets[self.count - count :] <= target_length)
-        )
+        targets = self.runs.targets
+        if targets is None or target_length is None:
+            return self.histogram.count_up_to(length)
+        within = (self.runs.values <= length) & (targets <= target_length)
+        return int(self.runs.counts[within].sum())
+
+    def count_beyond(self, length: float) -> int:
+        """Return how many examples are longer than `length`."""
+        return self.count - self.histogram.count_up_to(length)
 
     def summary(self) -> LengthsSummary:
         """Return the record that every result file carries."""
@@ -228,6 +357,12 @@ class Histogram:
     lengths: FloatArray
     counts: IntArray
 
+    @classmethod
+    def of(cls, values: FloatArray, counts: IntArray) -> Histogram:
+        """Sort and count values, each of which occurs `counts` times."""
+        runs = Runs.of(values, None, counts)
+        return cls(runs.values[::-1], runs.counts[::-1])
+
     @cached_property
     def cumulative(self) -> IntArray:
         """Shape (distinct,): number of examples at most that long."""
@@ -243,7 +378,23 @@ class Histogram:
         """Number of examples."""
         return int(self.cumulative[-1])
 
+    def at(self, positions: npt.ArrayLike) -> FloatArray:
+        """Return the lengths of the examples at these positions, from 0, in ascending order of length."""
+        return self.lengths[np.searchsorted(self.cumulative, positions, side="right")]
+
+    def total_of(self, counts: IntArray) -> FloatArray:
+        """Return the true length of each number of the shortest examples."""
+        last = np.searchsorted(self.cumulative, counts)
+        beyond = self.cumulative[last] - counts
+        return self.cumulative_total[last] - self.lengths[last] * beyond
+
     def count_up_to(self, length: float) -> int:
         """Return how many examples are at most `length` long."""
-        index = int(np.searchsorted(self.lengths, length, side="right"))
-        return int(self.cumulative[index - 1]) if index else 0
+        return int(self.counts_up_to(np.array(length)))
+
+    def counts_up_to(self, lengths: FloatArray) -> IntArray:
+        """Return how many examples are at most as long as each of these lengths, of any shape."""
+        up_to = np.concatenate(([0], self.cumulative))
+        return cast(
+            IntArray, up_to[np.searchsorted(self.lengths, lengths, side="right")]
+        )

@@ -60,6 +60,7 @@ HEAVY = {
         "speechbrain",
     ),
     *("mutagen", "tokenizers", "webdataset", "lhotse", "datasets", "nvidia"),
+    *("fsspec", "s3fs", "gcsfs", "aiohttp", "ray"),
 }
 TORCH_ALLOWED = {"workloads", "probe", "loaders", "sampler", "scripts"}
 

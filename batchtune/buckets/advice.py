@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
@@ -261,7 +259,7 @@ def longer_than(
     lengths: Lengths, limit: float, name: str, consequence: str
 ) -> Iterator[str]:
     """Warn of examples beyond a limit, and what becomes of each."""
-    overlong = int(np.count_nonzero(lengths.values > limit))
+    overlong = lengths.count_beyond(limit)
     if overlong:
         shown = format_length(limit, lengths.unit)
         longest = format_length(lengths.longest, lengths.unit)
@@ -283,7 +281,8 @@ def workload_unit_hint(lengths: Lengths, workload: str) -> str | None:
 
 def limit_unit_hint(lengths: Lengths, max_batch_length: float) -> str | None:
     """Return a doubt about the unit of max_batch_length, without a full stop; None if it is plausible."""
-    median = float(lengths.values[lengths.count // 2])
+    runs = lengths.runs
+    median = float(runs.values[runs.at(lengths.count // 2)])
     if max_batch_length >= median:
         return None
     unit = "The unit of the lengths is not known"

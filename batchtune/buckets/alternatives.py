@@ -38,6 +38,8 @@ _MOST_LENGTHS = 2048
 _ANY_BATCH_SIZE = 2**53
 # Shuffles to average over: an epoch has many batches, so they differ little.
 _SHUFFLES = 3
+# Of more examples, so many that are evenly spaced in order of length stand for all.
+_MOST_SIMULATED = 1 << 24
 
 
 def saturation(
@@ -116,8 +118,10 @@ def two_dimensional_rows(
         for row in rows
         if row.sizing == "frontier" and not row.uses_pools
     }
-    if joint is None or lengths.targets is None or not by_count:
+    if joint is None or not lengths.has_targets or not by_count:
         return []
+    sample = lengths.evenly(_MOST_SIMULATED)
+    assert sample.targets is not None
     compared = [by_count[count] for count in sorted({min(by_count), max(by_count)})]
 
     def sizes(long: FloatArray, target: FloatArray) -> IntArray:
@@ -130,8 +134,8 @@ def two_dimensional_rows(
         return step_seconds(batch, long, target) / batch
 
     tables = optimal_table_2d(
-        lengths.values,
-        lengths.targets,
+        sample.values,
+        sample.targets,
         example_costs,
         [row.num_buckets for row in compared],
         candidates=np.unique(
@@ -165,15 +169,16 @@ def two_dimensional_rows(
 
 def _simulated(batching: Batching, pricing: Pricing) -> tuple[int, float | None]:
     """Return the number of batches of an epoch on one rank, and its mean time over a few shuffles."""
-    lengths = pricing.lengths
+    lengths = pricing.lengths.evenly(_MOST_SIMULATED)
+    scale = pricing.lengths.count / lengths.count
     batcher = batching.batcher(lengths.values, lengths.targets)
     shapes = []
     for epoch in range(_SHUFFLES):
         drawing = Drawing(epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
         shapes.append(shapes_of(cut, drawing, lengths.values, lengths.targets))
-    _, seconds = replace(pricing, dealing=ON_ONE_RANK).mean_cost(shapes)
-    return len(shapes[0]), seconds
+    _, seconds = replace(pricing, dealing=ON_ONE_RANK).mean_cost(shapes, scale)
+    return round(len(shapes[0]) * scale), seconds
 
 
 def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
@@ -190,30 +195,31 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     size = int(table.batch_sizes[0])
     independent = replace(pricing, dealing=replace(pricing.dealing, same_bucket=False))
     shuffled = independent.of_table("fixed", "length", 1, table).row
+    in_order = lengths.evenly(_MOST_SIMULATED)
     layout = lay_out(
-        np.array([lengths.count]),
+        np.array([in_order.count]),
         table.batch_sizes,
         Dealing(world_size=pricing.dealing.world_size),
     )
     targets = None
-    if lengths.targets is not None:
-        targets = np.maximum.reduceat(lengths.targets, layout.starts)
-    in_order = EpochShapes(
-        layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets
+    if in_order.targets is not None:
+        targets = np.maximum.reduceat(in_order.targets, layout.starts)
+    shapes = EpochShapes(
+        layout.batch_sizes, in_order.values[layout.starts], targets, layout.buckets
     )
     scale, grouped = simulate_length_grouped(
         lengths, size, pricing.dealing, pricing.seed
     )
     costs = {
         "fixed-random": (shuffled.padded_length, shuffled.estimated_epoch_seconds),
-        "fixed-sorted": pricing.mean_cost([in_order]),
+        "fixed-sorted": pricing.mean_cost([shapes], lengths.count / in_order.count),
         "length-grouped": pricing.mean_cost(grouped, scale),
     }
     return [
         Baseline(
             name=name,
             batch_size=size,
-            batches=len(layout.starts),
+            batches=shuffled.batches,
             padded_length=padded_length,
             padding_ratio=pricing.padding_ratio(padded_length),
             estimated_epoch_seconds=seconds,
@@ -251,12 +257,10 @@ def lower_bound(
         halvings = np.arange(np.ceil(np.log2(largest.max())) + 1)[:, np.newaxis]
         size = np.maximum(1.0, np.floor(largest / 2**halvings))
         shapes = [size, np.broadcast_to(histogram.lengths, size.shape)]
-        targets = pricing.lengths.targets
+        targets = pricing.targets
         # A batch's longest is at least the mean of its examples' targets.
         if targets is not None:
-            starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
-            mean = np.add.reduceat(targets, starts)[::-1] / histogram.counts
-            shapes.append(np.broadcast_to(mean, size.shape))
+            shapes.append(np.broadcast_to(targets.means, size.shape))
         lowest = np.min(pricing.step_seconds(*shapes) / size, axis=0)
         seconds.append(
             float(np.sum(histogram.counts * -_greatest_from_here_on(-lowest))) / ranks

@@ -78,7 +78,7 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     return Drift(
         lengths=lengths.summary(),
         changed=changed,
-        beyond=int(np.count_nonzero(lengths.values > row.boundaries[-1])),
+        beyond=lengths.count_beyond(row.boundaries[-1]),
         batches=now.batches,
         retuned_batches=best.batches,
         epoch_seconds=now.estimated_epoch_seconds,

@@ -57,6 +57,9 @@ from batchtune.run_folder import clear_run, holds_other_lengths
 # So many sizes of pools are compared, from this many examples to all.
 _POOL_SIZES = 8
 _SMALLEST_POOL = 1000
+# Of more examples than this, pools that take minutes to simulate are compared only if the user asks for them.
+_MANY_EXAMPLES = 1 << 24
+_LARGEST_OF_MANY = 1 << 17
 _OF_TRAINING = (
     "costs are those of the recorded training: batches are no longer, padded, than the largest that it ran; run them "
     "with `batchtune verify`, or train with a smaller --max-batch-length first"
@@ -265,8 +268,12 @@ def _pool_sizes(settings: SweepSettings, count: int) -> tuple[int, ...]:
         return tuple(sizes_up_to(count, settings.pool_sizes))
     if count <= _SMALLEST_POOL:
         return (count,)
-    between = np.geomspace(_SMALLEST_POOL, count, _POOL_SIZES)[:-1]
-    sizes = [count, *(min(int(float(f"{size:.2g}")), count) for size in between[::-1])]
+    largest = count
+    if count > _MANY_EXAMPLES:
+        largest = _LARGEST_OF_MANY
+    between = np.geomspace(_SMALLEST_POOL, largest, _POOL_SIZES)[:-1]
+    rounded = [min(int(float(f"{size:.2g}")), largest) for size in between[::-1]]
+    sizes = [largest, *rounded]
     # Two sizes that give as many pools give the same pools.
     return tuple(sorted({-(-count // size): size for size in sizes}.values()))
 
@@ -334,9 +341,8 @@ def histogram_of(lengths: Lengths, bins: int = _BINS) -> list[HistogramBin]:
     edges = spaced(shortest, longest, bins + 1)
     edges[0] = math.nextafter(shortest, 0)
     edges[-1] = longest
-    counts = np.diff(
-        np.searchsorted(lengths.values[::-1], edges, side="right")
-    ).tolist()
+    up_to = [lengths.histogram.count_up_to(edge) for edge in edges.tolist()]
+    counts = np.diff(up_to).tolist()
     spans = pairwise(edges.tolist())
     return [
         HistogramBin(from_=low, to=high, count=count)
@@ -349,7 +355,7 @@ def quantiles_of(lengths: Lengths) -> list[float]:
     ranks = np.ceil(np.arange(_QUANTILES + 1) / _QUANTILES * lengths.count).astype(
         np.int64
     )
-    quantiles: list[float] = lengths.values[::-1][np.maximum(ranks, 1) - 1].tolist()
+    quantiles: list[float] = lengths.histogram.at(np.maximum(ranks, 1) - 1).tolist()
     return quantiles
 
 
@@ -373,8 +379,7 @@ def bucket_uses(
     batches = np.bincount(
         expected.tally.buckets, expected.tally.numbers, table.num_buckets
     )
-    totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
-    true = np.diff(totals[np.cumsum(counts)], prepend=0.0)
+    true = np.diff(lengths.histogram.total_of(np.cumsum(counts)), prepend=0.0)
     buckets = []
     for bucket in range(table.num_buckets):
         examples = int(counts[bucket])

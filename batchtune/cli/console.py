@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from batchtune.lengths import Lengths
     from batchtune.loaders.tuner import LoaderProgress
+    from batchtune.manifests.storage import Traffic
     from batchtune.probe.messages import ProbeProgress
     from batchtune.reports import RunResults
     from batchtune.reports.page import Page
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _FIRST_LINE_AFTER_SECONDS = 10.0
 _SILENT_SECONDS = 30.0  # at most, in a log
 _POLL_SECONDS = 0.5
+_TOLD_SHARE = 1e-4  # of which the time left can be told
 _TUNING = {
     "opening": "Building the loader",
     "comparing": "Comparing the first batches of workers, with",
@@ -196,11 +198,17 @@ class Progress:
                 total=total,
             )
 
-    def reading(self, share: float, examples: int) -> None:
-        """Show which share of the bytes of a manifest is read."""
+    def reading(self, share: float, examples: int, traffic: Traffic) -> None:
+        """Show which share of the bytes of a manifest is read, and what that cost over the network."""
         seconds = time.monotonic() - self.started
         doing = f"Reading: {counted(examples, 'example')} and {share:.0%} of the bytes"
-        self.update(doing, share, 1.0, seconds * (1 - share) / max(share, 1e-9))
+        if traffic.requests:
+            size = format_size(traffic.size)
+            doing += f", {counted(traffic.requests, 'request')} for {size}"
+        seconds_left = None
+        if share > _TOLD_SHARE:
+            seconds_left = seconds * (1 - share) / share
+        self.update(doing, share, 1.0, seconds_left)
 
     def row(self, row: Row | StreamRow, rows: int | None = None) -> None:
         """Show one more row of a sweep, and how many there will be, if known."""

@@ -26,6 +26,8 @@ EXAMPLES = {
 batchtune scan train.csv
 batchtune scan 'shards/train-{000..127}.tar' --target-key txt -o lengths.parquet
 batchtune scan LibriSpeech/train-clean-100 --jobs 8 -o lengths.parquet
+batchtune scan 's3://bucket/train/*.tar' --histogram -o histogram.parquet
+batchtune scan 's3://bucket/train/*.tar' --engine ray -o lengths.parquet
 batchtune scan train.tsv --length-scale 1/16000 --json | jq .percentiles
 """,
     "doctor": """
@@ -53,6 +55,29 @@ def scan(
             variable=None,
         ),
     ] = None,
+    histogram: Annotated[
+        bool,
+        option(
+            "Write each distinct length once, with the number of its examples (count), instead of every example.",
+            variable=None,
+        ),
+    ] = False,
+    engine: Annotated[
+        str,
+        option(
+            "What reads many files: local, the processes of this machine (--jobs), or ray, the tasks of a Ray cluster.",
+            "ENGINE",
+            variable=None,
+        ),
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        option(
+            "Address of the Ray cluster (default: the one that Ray finds, else one that is started here).",
+            "ADDRESS",
+            variable=None,
+        ),
+    ] = None,
     summary: Annotated[
         bool, option("Only show the summary, as without -o.", variable=None)
     ] = False,
@@ -66,9 +91,12 @@ def scan(
 
     With -o, writes id, length, target length and source of every example as Parquet, a manifest for the other
     commands. Keeps the lengths of finished shards next to it until all are written: if interrupted, the same command
-    continues where it stopped.
+    continues where it stopped. With --histogram the file stays small, whatever the number of examples; all commands
+    take it as a manifest, but for those that need each example or their order.
     """
     from batchtune.manifests import scan as write_scan
+    from batchtune.manifests.inputs import check_choice
+    from batchtune.manifests.reading import ENGINES
     from batchtune.reports.page import make_page
     from batchtune.reports.survey import survey, survey_section
 
@@ -77,6 +105,21 @@ def scan(
         raise UsageError(
             "stdout can't hold both the Parquet file and the JSON",
             "Name a file with -o, or leave out --json.",
+        )
+    check_choice("--engine", engine, ENGINES)
+    if ray_address is not None and engine != "ray":
+        raise UsageError(
+            "--ray-address is for the engine ray", "Add --engine ray, or leave it out."
+        )
+    if engine == "ray" and (output is None or summary):
+        raise UsageError(
+            "--engine ray writes a file",
+            "Name it with -o, and leave out --summary.",
+        )
+    if histogram and (output is None or summary):
+        raise UsageError(
+            "--histogram says what is written, but nothing is",
+            "Name the file with -o, and leave out --summary.",
         )
     if output is None or summary:
         lengths = source.load(quiet=quiet, described=False)
@@ -88,6 +131,9 @@ def scan(
                 source.manifest,
                 source.read_options(),
                 stream if to_stdout else output,
+                histogram=histogram,
+                engine=engine,
+                ray_address=ray_address,
                 jobs=source.processes,
                 on_progress=bar.reading,
                 on_note=console.note,
@@ -96,9 +142,10 @@ def scan(
             sys.stdout.buffer.write(stream.getbuffer())
             console.describe(lengths, quiet=quiet)
             return
-        console.note(
-            f"{output} holds {lengths.count:,} lengths, the longest first.", quiet=quiet
-        )
+        holds = f"{lengths.count:,} lengths"
+        if histogram:
+            holds = f"the histogram of {holds}"
+        console.note(f"{output} holds {holds}, the longest first.", quiet=quiet)
     surveyed = survey(lengths, source.manifest)
     if json:
         console.write_json(surveyed)

@@ -164,7 +164,7 @@ class ManifestOptions:
         typer.Argument(
             metavar="MANIFEST",
             help="Where to read the lengths from: a file (compressed or not), a folder, 'a pattern-{00..31}.tar', "
-            "or - for standard input. Several form one data set.",
+            "a URL (s3://, gs://, https://), or - for standard input. Several form one data set.",
             show_default=False,
         ),
     ]

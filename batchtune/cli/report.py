@@ -267,7 +267,7 @@ def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
     lengths = new.load(quiet=quiet, as_in=results.folder)
     if (
         probe is not None
-        and lengths.targets is None
+        and not lengths.has_targets
         and any(point.target_length for point in probe.frontier)
     ):
         raise ResultError(

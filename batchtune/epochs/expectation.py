@@ -24,6 +24,8 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 _GROUPS = 64
 # The cost of the last batch of a bucket is looked up among this many sizes; up to about 45 each has its own.
 _TABLED_SIZES = 256
+# A table of as many log-factorials takes 32 MiB; of larger numbers they are computed.
+_TABLED_FACTORIALS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,8 +78,21 @@ def tally(
     rest, SpeechBrain's among them. `counts`, the examples in each bucket, and `batch_sizes` have the shape (buckets,).
     """
     if dealing.world_size > 1:
-        layout = lay_out(counts, batch_sizes, dealing)
-        return Tally.of(layout.buckets, layout.batch_sizes)
+        # Whole rounds of full batches go to the ranks as they are: only what remains is laid out.
+        sizes = np.minimum(batch_sizes, counts + 1) * dealing.together
+        steps = np.maximum(counts // sizes - 2 * dealing.world_size, 0)
+        steps -= steps % dealing.world_size
+        layout = lay_out(counts - steps * sizes, batch_sizes, dealing)
+        counted = Tally.of(
+            np.append(layout.buckets, np.arange(counts.size)),
+            np.append(layout.batch_sizes, batch_sizes),
+        )
+        # Of each bucket one full batch was counted that there is not.
+        full = counted.batch_sizes == batch_sizes[counted.buckets]
+        numbers = counted.numbers.copy()
+        numbers[full] += steps[counted.buckets[full]] * dealing.together - 1
+        made = numbers > 0
+        return Tally(counted.buckets[made], counted.batch_sizes[made], numbers[made])
     full = counts // batch_sizes
     rests = counts % batch_sizes
     numbers = np.concatenate((full, np.minimum(rests, 0 if dealing.drop_last else 1)))
@@ -124,7 +139,6 @@ def expected_batches(
     edges = table.edges(histogram)
     before = np.cumsum(counts) - counts
     counted = tally(counts, table.batch_sizes, dealing)
-    logs = log_factorials_up_to(histogram.count)
     lengths = []
     numbers = []
     for bucket, size, number in zip(
@@ -132,7 +146,7 @@ def expected_batches(
     ):
         held = slice(edges[bucket], edges[bucket + 1])
         within = all_within(
-            histogram.cumulative[held] - before[bucket], counts[bucket], size, logs
+            histogram.cumulative[held] - before[bucket], counts[bucket], size
         )
         expected = number * np.maximum(np.diff(within, prepend=0.0), 0.0)
         longest = histogram.lengths[held]
@@ -162,25 +176,41 @@ def expected_batches(
     )
 
 
-def all_within(
-    within: IntArray, count: IntArray, drawn: IntArray, log_factorials: FloatArray
-) -> FloatArray:
+def all_within(within: IntArray, count: IntArray, drawn: IntArray) -> FloatArray:
     """Return P(all of `drawn` out of `count` lie among the first `within`): C(within, drawn) / C(count, drawn)."""
     possible = drawn <= within
     drawable = np.where(possible, drawn, 0)
     # Grouped so that within = count cancels: the last probability of a bucket is exactly 1.
-    log_ratio = (log_factorials[within] - log_factorials[within - drawable]) - (
-        log_factorials[count] - log_factorials[count - drawable]
-    )
+    log_ratio = log_orders(within, drawable) - log_orders(count, drawable)
     return np.where(possible, np.exp(log_ratio), 0.0)
 
 
-@lru_cache(maxsize=1)  # the tables of a sweep are all for the same number of examples
-def log_factorials_up_to(largest: int) -> FloatArray:
-    """Return the logarithms of 0!, 1!, 2! and so on, shape (largest + 1,)."""
+def log_orders(count: IntArray, drawn: IntArray) -> FloatArray:
+    """Return the logarithm of the ways to draw some of `count` examples in order: count! / (count - drawn)!."""
+    count, drawn = np.broadcast_arrays(count, drawn)
+    rest = count - drawn
+    if count.max(initial=0) < _TABLED_FACTORIALS:
+        table = _log_factorials()
+        return cast(FloatArray, table[count] - table[rest])
     from scipy.special import gammaln
 
-    values = gammaln(np.arange(1.0, largest + 2))
+    logs = gammaln(count + 1.0) - gammaln(rest + 1.0)
+    # Large ones differ by less than their rounding errors: there the terms of Stirling's series are subtracted.
+    many = rest >= _TABLED_FACTORIALS
+    total = count[many].astype(np.float64)
+    taken = drawn[many]
+    left = rest[many]
+    logs[many] = taken * (np.log(total) - 1) - (left + 0.5) * np.log1p(-taken / total)
+    logs[many] += (1 / total - 1 / left) / 12
+    return cast(FloatArray, logs)
+
+
+@lru_cache(maxsize=1)
+def _log_factorials() -> FloatArray:
+    """Return the logarithms of 0!, 1!, 2! and so on."""
+    from scipy.special import gammaln
+
+    values = gammaln(np.arange(1.0, _TABLED_FACTORIALS + 1))
     values.flags.writeable = False
     return cast(FloatArray, values)
 
@@ -235,7 +265,6 @@ class ExpectedCosts(BucketCosts):
         totals = np.diff(histogram.cumulative_total[ends], prepend=0.0)
         self._lengths = totals / np.diff(self._counts)
         self._cost = cost
-        self._log_factorials = log_factorials_up_to(histogram.count)
         largest = min(int(self._sizes.max()), histogram.count)
         self._tabled = np.unique(np.geomspace(1, largest, _TABLED_SIZES).round())
         sizes = np.repeat(self._tabled, ends.size)
@@ -271,6 +300,5 @@ class ExpectedCosts(BucketCosts):
             within,
             self._counts[end] - firsts,
             drawn[:, np.newaxis],
-            self._log_factorials,
         )
         return np.diff(upper, axis=1)

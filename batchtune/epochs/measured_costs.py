@@ -248,31 +248,37 @@ class TypicalTargets:
     """The longest target that a batch has on average, by its size and its longest length.
 
     Attributes:
-        lengths: Shape (examples,), ascending.
+        histogram: The lengths.
+        means: The mean target of each of its distinct lengths.
         levels: Shape (levels,), ascending: the targets to tell apart.
         examples_up_to: Shape (groups + 1, levels): how many of the examples in the first groups, from the shortest
             length on, have targets up to each level. All groups have as many examples, to within one.
     """
 
-    lengths: FloatArray
+    histogram: Histogram
+    means: FloatArray
     levels: FloatArray
     examples_up_to: IntArray
 
     @classmethod
     def of(cls, lengths: Lengths) -> TypicalTargets | None:
         """Return those of a data set; None without targets."""
-        if lengths.targets is None:
+        runs = lengths.runs
+        if runs.targets is None:
             return None
-        targets = lengths.targets[::-1]
+        targets = runs.targets
         edges = np.expm1(
             np.linspace(np.log1p(targets.min()), np.log1p(targets.max()), _LEVELS)
         )
-        level = np.searchsorted(edges[:-1], targets)
         groups = min(lengths.count, _GROUPS)
-        group = np.arange(lengths.count) * groups // lengths.count
-        counts = np.bincount(
-            group * _LEVELS + level, minlength=groups * _LEVELS
-        ).reshape(groups, _LEVELS)
+        # Group g holds the examples from the g / groups-th on; a run may be in several.
+        firsts = -(-np.arange(groups) * lengths.count // groups)
+        parts = np.union1d(firsts, lengths.count - runs.ends)
+        run = runs.at(lengths.count - 1 - parts)
+        group = np.searchsorted(firsts, parts, side="right") - 1
+        level = np.searchsorted(edges[:-1], targets)
+        counts = np.zeros((groups, _LEVELS), dtype=np.int64)
+        np.add.at(counts, (group, level[run]), np.diff(parts, append=lengths.count))
         up_to = np.concatenate(
             (
                 np.zeros((1, _LEVELS), dtype=np.int64),
@@ -280,8 +286,13 @@ class TypicalTargets:
             )
         )
         in_level = counts.sum(axis=0)
-        means = np.bincount(level, targets, _LEVELS) / np.maximum(in_level, 1)
-        return cls(lengths.values[::-1], np.where(in_level > 0, means, edges), up_to)
+        totals = targets * runs.counts
+        of_levels = np.bincount(level, totals, _LEVELS) / np.maximum(in_level, 1)
+        starts = np.flatnonzero(np.diff(runs.values, prepend=np.nan) != 0)
+        means = np.add.reduceat(totals, starts)[::-1] / lengths.histogram.counts
+        return cls(
+            lengths.histogram, means, np.where(in_level > 0, of_levels, edges), up_to
+        )
 
     def __call__(
         self,
@@ -296,14 +307,13 @@ class TypicalTargets:
         data that is nearest in length is taken. Arguments are broadcast against each other.
         """
         length = np.asarray(lengths, dtype=np.float64)
-        end = np.maximum(np.searchsorted(self.lengths, length, side="right"), 1)
+        count = self.histogram.count
+        end = np.maximum(self.histogram.counts_up_to(length), 1)
         if above is None:
-            start = end - max(1, self.lengths.size // _BUCKETS)
+            start = end - max(1, count // _BUCKETS)
         else:
-            start = np.searchsorted(
-                self.lengths, np.asarray(above, dtype=np.float64), side="right"
-            )
-        groups_each = (self.examples_up_to.shape[0] - 1) / self.lengths.size
+            start = self.histogram.counts_up_to(np.asarray(above, dtype=np.float64))
+        groups_each = (self.examples_up_to.shape[0] - 1) / count
         last = np.ceil(end * groups_each).astype(np.int64)
         first = np.round(start * groups_each).astype(np.int64).clip(0, last - 1)
         examples = self.examples_up_to[last] - self.examples_up_to[first]

@@ -107,7 +107,7 @@ def simulate_epochs(
     If some examples stand for many, batches are the same but for chance, as pools are as large; only two examples
     share a pool more often, by a known ratio.
     """
-    sample = _evenly(lengths, min(lengths.count, _MANY))
+    sample = lengths.evenly(_MANY)
     if batching.uses_pools:
         examples = max(_EXAMPLES, _OF_A_RANK * dealing.world_size)
         pools = max(_POOLS, batching.pools_of(examples))
@@ -206,16 +206,7 @@ def length_grouped(
 
 def _of_pools(lengths: Lengths, pools: int, in_all: int) -> Lengths:
     """Return the examples of so many of all pools, as large as those of all examples."""
-    return _evenly(lengths, lengths.count * min(pools, in_all) // in_all)
-
-
-def _evenly(lengths: Lengths, taken: int) -> Lengths:
-    """Return so many examples, evenly taken in order of length: the middle one of as many neighbours."""
-    if taken == lengths.count:
-        return lengths
-    chosen = (2 * np.arange(taken) + 1) * lengths.count // (2 * taken)
-    targets = None if lengths.targets is None else lengths.targets[chosen]
-    return Lengths.of(lengths.values[chosen], targets, unit=lengths.unit)
+    return lengths.evenly(lengths.count * min(pools, in_all) // in_all)
 
 
 def _epochs_of(sample: Lengths, in_all: int) -> int:

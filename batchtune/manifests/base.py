@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from batchtune.lengths import FloatArray, Unit
+from batchtune.lengths import FloatArray, IntArray, Unit
 from batchtune.manifests.source import Head, Source
 
 # Of a list, the number of its items.
@@ -136,6 +136,7 @@ class Rows:
         place: Maps the index of a row to a name of its place, such as `line 3`.
         left_out: Reason → number of examples that the reader itself left out.
         num_estimates: How many lengths are estimates.
+        counts: How many examples each row stands for, in a histogram; None if each is one.
     """
 
     columns: Sequence[Values]
@@ -143,6 +144,7 @@ class Rows:
     place: Callable[[int], str] | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     num_estimates: int = 0
+    counts: IntArray | None = None
 
 
 class Format(ABC):
@@ -191,6 +193,11 @@ class Format(ABC):
 
     def default_target(self) -> str | None:
         """Return the column of the target lengths if the file itself says that it has them, else None."""
+        return None
+
+    @property
+    def noted_fingerprints(self) -> tuple[str, str] | None:
+        """The digest of a histogram's runs and the fingerprint of its lengths, as the file notes them; else None."""
         return None
 
     def unit_in(self, column: str) -> Unit | None:

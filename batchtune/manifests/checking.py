@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -14,22 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.errors import ManifestError, shortened
-from batchtune.lengths import FloatArray
+from batchtune.lengths import FloatArray, IntArray, Runs
 from batchtune.manifests.base import Format, Rows, Unreadable, Values, number
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import LARGEST, SMALLEST
 from batchtune.manifests.planning import Measure, Plan, reader_of, unit_of
 from batchtune.manifests.source import Source
+from batchtune.manifests.storage import Traffic
 from batchtune.manifests.texts import chat_lengths, counter, measured
 from batchtune.results import Reduction
 
 SHOWN = 5
+# So many bytes of lengths are read before equal ones are counted.
+_COUNTED_BYTES = 32 * 1024 * 1024
 
 _Mask = npt.NDArray[np.bool_]
 _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
 
-# Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
-OnProgress = Callable[[float, int], None]
+# Called with the share of the bytes that is read, from 0 to 1, the number of examples, and the network traffic so far.
+OnProgress = Callable[[float, int, Traffic], None]
 
 
 class Task(NamedTuple):
@@ -39,6 +43,16 @@ class Task(NamedTuple):
     source: Source
     target_file: Source | None
 
+    def state(self) -> str | None:
+        """Return what changes whenever its files do; None for a pipe, and for the files of a folder."""
+        files = [self.source]
+        if self.target_file is not None:
+            files.append(self.target_file)
+        versions = [(str(file.path), file.version) for file in files]
+        if any(version is None for _, version in versions):
+            return None
+        return repr(versions)
+
 
 @dataclass(slots=True)
 class Part:
@@ -46,6 +60,8 @@ class Part:
 
     Attributes:
         lengths, targets: Float64, of the valid examples within the user's limits, in the order of the file.
+        counts: Int64, how many examples each of these is; none if each is one.
+        fingerprints: `Format.noted_fingerprints` of the source.
         ids: One for each, if they are asked for.
         rows: How many examples were read.
         truncated: How many are longer than --truncate.
@@ -54,11 +70,15 @@ class Part:
         shown: The first invalid ones, for the message.
         broken: Why the source could not be read to its end; None if it could.
         num_estimates: How many lengths are estimates.
+        state: `Task.state` when it was read.
+        traffic: What was read over the network for it.
     """
 
     label: str
     lengths: bytearray = field(default_factory=bytearray)
     targets: bytearray = field(default_factory=bytearray)
+    counts: bytearray = field(default_factory=bytearray)
+    fingerprints: tuple[str, str] | None = None
     ids: list[str | None] = field(default_factory=list)
     rows: int = 0
     truncated: int = 0
@@ -67,6 +87,8 @@ class Part:
     broken: str | None = None
     num_estimates: int = 0
     num_invalid: int = 0
+    state: str | None = None
+    traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def values(self) -> FloatArray:
@@ -78,38 +100,60 @@ class Part:
         """The target lengths, shape (count,), or None without any."""
         return np.frombuffer(self.targets) if self.targets else None
 
+    @property
+    def numbers(self) -> IntArray | None:
+        """How many examples each length is, shape (count,), or None if each is one."""
+        return np.frombuffer(self.counts, np.int64) if self.counts else None
+
+    def count_equal(self) -> None:
+        """Keep equal examples once, with their number: in descending order, without ids."""
+        if not self.lengths:
+            return
+        runs = Runs.of(self.values, self.target_values, self.numbers)
+        self.lengths = bytearray(runs.values.tobytes())
+        if runs.targets is not None:
+            self.targets = bytearray(runs.targets.tobytes())
+        self.counts = bytearray(runs.counts.tobytes())
+
     def add(self, rows: Rows, plan: Plan) -> None:
         """Check some rows and keep the lengths of the valid ones."""
         options = plan.options
         kept = np.ones(len(rows.columns[0]), dtype=np.bool_)
-        lengths = self._checked(rows, plan, plan.lengths, kept)
+        counts = rows.counts
+        if counts is None:
+            counts = kept.astype(np.int64)
+        lengths = self._checked(rows, plan, plan.lengths, kept, counts)
         targets = np.zeros(0)
         if plan.target is not None:
-            targets = self._checked(rows, plan, (plan.target,), kept)
-        self.rows += kept.size
+            targets = self._checked(rows, plan, (plan.target,), kept, counts)
+        self.rows += int(counts.sum())
         self.num_estimates += rows.num_estimates
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
         shortest = options.min_length or 0.0
         longest = np.inf if options.max_length is None else options.max_length
-        self._leave_out(
-            kept, lengths < shortest, f"shorter than --min-length {shortest:.15g}"
-        )
-        self._leave_out(
-            kept, lengths > longest, f"longer than --max-length {longest:.15g}"
-        )
+        too_short = f"shorter than --min-length {shortest:.15g}"
+        too_long = f"longer than --max-length {longest:.15g}"
+        self._leave_out(kept, lengths < shortest, too_short, counts)
+        self._leave_out(kept, lengths > longest, too_long, counts)
         if options.truncate is not None:
-            self.truncated += int((kept & (lengths > options.truncate)).sum())
+            self.truncated += int(counts[kept & (lengths > options.truncate)].sum())
             lengths = np.minimum(lengths, options.truncate)
         self.lengths += lengths[kept].data
         if plan.target is not None:
             self.targets += targets[kept].data
+        if rows.counts is not None or self.counts:
+            self.counts += counts[kept].data
+        if plan.as_histogram and len(self.lengths) > _COUNTED_BYTES:
+            self.count_equal()
         if plan.with_ids:
             self.ids += itertools.compress(rows.ids(), kept)
 
-    def _leave_out(self, kept: _Mask, excluded: _Mask, reason: str) -> None:
+    def _leave_out(
+        self, kept: _Mask, excluded: _Mask, reason: str, counts: IntArray
+    ) -> None:
         """Keep excluded examples no longer, and count them."""
-        count = int((kept & excluded).sum())
+        count = int(counts[kept & excluded].sum())
         if count:
             self.left_out[reason] += count
             kept &= ~excluded
@@ -120,6 +164,7 @@ class Part:
         plan: Plan,
         measures: Sequence[Measure],
         kept: _Mask,
+        counts: IntArray,
     ) -> FloatArray:
         """Return the sum of some columns; count the invalid ones among those kept, and keep them no longer."""
         is_target = measures[0] is plan.target
@@ -148,8 +193,8 @@ class Part:
             what = "target length"
         for row in np.flatnonzero(kept & ~valid).tolist():
             reason, seen = _explained(columns, row)
-            self.left_out[f"invalid {what} ({reason})"] += 1
-            self.num_invalid += 1
+            self.left_out[f"invalid {what} ({reason})"] += int(counts[row])
+            self.num_invalid += int(counts[row])
             if len(self.shown) < SHOWN:
                 self.shown.append(
                     f"{place_of(rows, row) or f'row {self.rows + row + 1:,}'}: {seen}"
@@ -272,9 +317,13 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     plan = task.plan
     source = task.source
     part = Part(source.label)
+    before = replace(source.traffic)
     if on_progress is not None:
-        source.report = lambda share: on_progress(share, part.rows)
+        source.report = lambda share: on_progress(
+            share, part.rows, source.traffic.since(before)
+        )
     try:
+        part.state = task.state()
         reader = reader_of(source, plan.format)
         if unit_of(reader, plan.lengths) != plan.stored_unit:
             hint = "What is read together must count the same; read them one by one, or convert one of them."
@@ -282,11 +331,15 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
                 f"{source.path} has its lengths in another unit than the sources before it",
                 hint,
             )
+        part.fingerprints = reader.noted_fingerprints
         seen: set[str | None] = set()
         for rows in _joined(reader, plan, task.target_file):
+            if rows.counts is not None and (plan.with_ids or task.target_file):
+                raise not_listed(source.label)
             part.add(rows, plan)
             if reader.unique_ids:
                 _refuse_repeated(source, rows, seen)
+        source.check_unchanged()
     except MemoryError:
         hint = "Raise the limit, or write it as JSON Lines, CSV or Parquet with one example in each row."
         raise ManifestError(
@@ -294,12 +347,41 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
             hint,
         ) from None
     except ManifestError as error:
+        error = _or_changed(source, error)
         if plan.alone and not (
             plan.options.skip_invalid and FORMATS[plan.format].sharded
         ):
-            raise
+            raise error from None
         part.broken = error.message
+    part.traffic = source.traffic.since(before)
+    if plan.as_histogram:
+        part.count_equal()
     return part
+
+
+def read_together(tasks: Sequence[Task]) -> list[Part]:
+    """Read some sources; objects over the network at the same time, as each waits for its requests."""
+    if len(tasks) == 1 or not tasks[0].source.is_remote:
+        return [read_part(task) for task in tasks]
+    with ThreadPoolExecutor(len(tasks)) as threads:
+        return list(threads.map(read_part, tasks))
+
+
+def _or_changed(source: Source, error: ManifestError) -> ManifestError:
+    """Return the error, or that the object was replaced while it was read if that is why it seemed to be damaged."""
+    try:
+        source.check_unchanged()
+    except ManifestError as changed:
+        return changed
+    return error
+
+
+def not_listed(label: str) -> ManifestError:
+    """Return the error for a histogram where the examples themselves are needed."""
+    return ManifestError(
+        f"{label} is a histogram: it counts the examples of each length, but lists neither them nor their order",
+        "Name the data set itself, or what `batchtune scan` wrote of it without --histogram.",
+    )
 
 
 def _refuse_repeated(source: Source, rows: Rows, seen: set[str | None]) -> None:

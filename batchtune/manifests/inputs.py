@@ -26,6 +26,7 @@ from batchtune.errors import (
 from batchtune.lengths import UNITS, Unit
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.source import STDIN, Source
+from batchtune.manifests.storage import Listed, is_folder, is_url, listed_objects
 from batchtune.results import Counting, ReadingRecord, Reduction
 from batchtune.units import counted
 
@@ -49,16 +50,17 @@ _PARTS_OF_BRACES = re.compile(
     r"|\{[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?\}|[{},]"
 )
 # What Hugging Face's datasets keep next to a data set.
+_HIDDEN = re.compile(r"(?:^|/)\.")
 _CACHE = re.compile(r"(?:^|/)cache-[^/]*\.arrow$")
 
 
 def expand(named: Manifest, wanted: str | None) -> list[Source]:
     """Return the sources that a user's words mean.
 
-    Each may be a file; `-`; a folder; a pattern (`*`, `?`, `[…]`); braces (`shard-{000..127}.tar`,
-    `{train,dev}.json`), also as NeMo writes them (`_OP_0..7_CL_`); or several of these, separated by commas.
-    What exists is taken as it is, whatever characters its name has. In a folder, this takes the files of the format
-    `wanted` or, if that is None, of the only format in it.
+    Each may be a file; `-`; a URL (of a file, a folder or a pattern); a folder; a pattern (`*`, `?`, `[…]`); braces
+    (`shard-{000..127}.tar`, `{train,dev}.json`), also as NeMo writes them (`_OP_0..7_CL_`); or several of these,
+    separated by commas. What exists is taken as it is, whatever characters its name has. In a folder, this takes the
+    files of the format `wanted` or, if that is None, of the only format in it.
 
     Raises ManifestError if one of them means nothing, or a folder has no supported files, or several formats.
     """
@@ -70,7 +72,7 @@ def expand(named: Manifest, wanted: str | None) -> list[Source]:
         raise ManifestError(
             "no manifest is named", "Name a file, a folder or - for standard input."
         )
-    seen = Counter((os.path.realpath(source.path), source.names) for source in sources)
+    seen = Counter((_identity(source), source.names) for source in sources)
     for (path, _), count in seen.items():
         if count > 1:
             raise ManifestError(
@@ -78,6 +80,13 @@ def expand(named: Manifest, wanted: str | None) -> list[Source]:
                 "Name each file once.",
             )
     return sources
+
+
+def _identity(source: Source) -> str:
+    """Return what is the same for all names of a file."""
+    if source.is_remote:
+        return str(source.path)
+    return os.path.realpath(source.path)
 
 
 def _sources_named(spec: str, wanted: str | None) -> Iterator[Source]:
@@ -88,9 +97,14 @@ def _sources_named(spec: str, wanted: str | None) -> Iterator[Source]:
     if _exists(spec):
         yield from _sources_at(Path(spec), wanted)
         return
-    for name in _expanded_braces(spec):
+    names = [spec]
+    if not (is_url(spec) and "?" in spec):  # a signed URL is taken as it is
+        names = _expanded_braces(spec)
+    for name in names:
         if name == str(STDIN):
             yield Source(STDIN)
+        elif is_url(name):
+            yield from _sources_behind(name, wanted, is_alone=len(names) == 1)
         elif _exists(name) or not glob.has_magic(name):
             yield from _sources_at(Path(name), wanted)
         else:
@@ -155,17 +169,50 @@ def _num_expansions(pattern: str) -> int:
     return since_comma[0]
 
 
+def _sources_behind(url: str, wanted: str | None, *, is_alone: bool) -> list[Source]:
+    """Return the sources that a URL means; only one that `is_alone` is asked for whether it is a folder."""
+    if "*" in url:
+        listed = listed_objects(url)
+        if not listed:
+            raise ManifestError(f"nothing matches {url}", "Check the pattern.")
+        return [_source_at_url(name, wanted, found) for name, found in listed.items()]
+    if not (url.endswith("/") or (is_alone and is_folder(url))):
+        return [_source_at_url(url, wanted, None)]
+    folder = url.rstrip("/")
+    found_by_name = {
+        name.removeprefix(f"{folder}/"): found
+        for name, found in listed_objects(f"{folder}/").items()
+    }
+    names = [name for name in found_by_name if not _HIDDEN.search(name)]
+    if wanted in (None, "kaldi"):
+        for name in _KALDI_FILES:
+            if name in found_by_name:
+                return [Source(f"{folder}/{name}", None, found_by_name[name])]
+    format_name, files = _of_one_format(folder, names, wanted)
+    if format_name == "audio":
+        return _audio_sources(folder, files)
+    return [Source(f"{folder}/{name}", None, found_by_name[name]) for name in files]
+
+
+def _source_at_url(url: str, wanted: str | None, listed: Listed | None) -> Source:
+    if _is_audio(url, wanted):
+        folder, _, name = url.rpartition("/")
+        return Source(folder, (name,))
+    return Source(url, None, listed)
+
+
+def _is_audio(name: str, wanted: str | None) -> bool:
+    """Return whether a file is one of the examples, by its name."""
+    audio = FORMATS["audio"]
+    return wanted in (None, audio.name) and name.lower().endswith(audio.endings)
+
+
 def _sources_at(
     path: Path, wanted: str | None, *, is_named: bool = True
 ) -> list[Source]:
     if path.is_dir():
         return _sources_in(path, wanted)
-    audio = FORMATS["audio"]
-    if (
-        path.name.lower().endswith(audio.endings)
-        and wanted in (None, audio.name)
-        and path.exists()
-    ):
+    if _is_audio(path.name, wanted) and path.exists():
         return [Source(path.parent, (path.name,))]
     return [Source(path, is_named=is_named)]
 
@@ -179,7 +226,22 @@ def _sources_in(folder: Path, wanted: str | None) -> list[Source]:
         for name in _KALDI_FILES:
             if (folder / name).is_file():
                 return [Source(folder / name, is_named=False)]
-    names = [name for name in _files_below(folder) if not _CACHE.search(name)]
+    format_name, files = _of_one_format(folder, _files_below(folder), wanted)
+    if format_name == "audio":
+        return _audio_sources(folder, files)
+    return [Source(folder / name, is_named=False) for name in files]
+
+
+def _audio_sources(folder: Path | str, files: Sequence[str]) -> list[Source]:
+    starts = range(0, len(files), _FILES_AT_ONCE)
+    return [Source(folder, files[start : start + _FILES_AT_ONCE]) for start in starts]
+
+
+def _of_one_format(
+    folder: Path | str, found: Sequence[str], wanted: str | None
+) -> tuple[str, list[str]]:
+    """Return the only format that files of a folder have by their names, and these files. Raises ManifestError."""
+    names = [name for name in found if not _CACHE.search(name)]
     names_by_format: dict[str, list[str]] = {}
     for member in FORMATS.values():
         files = [
@@ -197,13 +259,7 @@ def _sources_in(folder: Path, wanted: str | None) -> list[Source]:
             f"{folder} is a folder with several formats: {', '.join(counts)}", hint
         )
     for format_name, files in names_by_format.items():
-        if format_name == "audio":
-            starts = range(0, len(files), _FILES_AT_ONCE)
-            return [
-                Source(folder, files[start : start + _FILES_AT_ONCE])
-                for start in starts
-            ]
-        return [Source(folder / name, is_named=False) for name in files]
+        return format_name, files
     hint = "Supported: audio files, tar shards, Parquet, Arrow or JSONL files, a data set that Hugging Face's datasets"
     hint = f"{hint} saved, a Kaldi folder ({', '.join(_KALDI_FILES)}). Or name a file."
     raise ManifestError(f"{folder} is a folder that contains no supported files", hint)

@@ -67,6 +67,7 @@ class Plan:
         notes: For the user.
         label: All sources, for messages.
         alone: Whether it is the only source.
+        as_histogram: Whether equal examples are only counted.
     """
 
     options: ReadOptions
@@ -80,6 +81,7 @@ class Plan:
     label: str = ""
     with_ids: bool = False
     alone: bool = True
+    as_histogram: bool = False
 
     @property
     def columns(self) -> list[str]:
@@ -216,7 +218,7 @@ def unit_of(reader: Format, measures: Sequence[Measure]) -> Unit | None:
     return next(iter(names_by_unit), None)
 
 
-def _summands(path: Path, columns: Sequence[Column], key: str) -> list[Column]:
+def _summands(path: Path | str, columns: Sequence[Column], key: str) -> list[Column]:
     """Return the columns whose sum is the length: the one of this name, else those that `a+b` names."""
     parts = [key]
     if all(column.name != key for column in columns):
@@ -224,7 +226,9 @@ def _summands(path: Path, columns: Sequence[Column], key: str) -> list[Column]:
     return [_named(path, columns, part, "--length-key") for part in parts]
 
 
-def _named(path: Path, columns: Sequence[Column], key: str, option: str) -> Column:
+def _named(
+    path: Path | str, columns: Sequence[Column], key: str, option: str
+) -> Column:
     """Return the column that the user named, or what is below one."""
     for column in columns:
         if column.name == key:
@@ -239,7 +243,9 @@ def _named(path: Path, columns: Sequence[Column], key: str, option: str) -> Colu
     raise ManifestError(message, f"Name one of them with {option} NAME.")
 
 
-def _chosen(path: Path, columns: Sequence[Column], options: ReadOptions) -> Column:
+def _chosen(
+    path: Path | str, columns: Sequence[Column], options: ReadOptions
+) -> Column:
     """Return the one column that holds lengths, or whose values have one.
 
     Columns with a known name come first, then tokens, chats, names without a unit, and nested columns with a known
@@ -318,7 +324,7 @@ def _counting_note(measure: Measure, options: ReadOptions) -> str:
 
 
 def _scaling(
-    path: Path, source: Unit | None, unit: Unit | None, scale: Fraction | None
+    path: Path | str, source: Unit | None, unit: Unit | None, scale: Fraction | None
 ) -> tuple[Unit | None, Fraction]:
     """Decide the final unit of the lengths and their factor, by the unit of the source.
 
@@ -353,13 +359,13 @@ def _unit_after(source: Unit | None, scale: Fraction) -> Unit | None:
     return None
 
 
-def with_target_file(plan: Plan, path: Path, targets: Iterable[object]) -> Plan:
+def with_target_file(plan: Plan, path: Path | str, targets: Iterable[object]) -> Plan:
     """Return the plan with the target lengths of a file, measured by what its first values are."""
     column = Column("target", list(itertools.islice(targets, PEEKED_ROWS)))
     measure = Measure(str(path), lists=plan.options.reduce)
     if column.text:
         default: Unit = "characters"
-        if path.name.endswith(_SYMBOLS):
+        if str(path).endswith(_SYMBOLS):
             default = "words"
         measure = replace(measure, texts=plan.options.text_unit(default))
     note = f"Target lengths are the {measure.texts or 'numbers'} in {path}."

@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
@@ -25,19 +26,40 @@ from batchtune.manifests.checking import (
     Part,
     Task,
     keyed_targets,
+    not_listed,
     read_part,
+    read_together,
 )
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import Manifest, ReadOptions, check_choice, expand
 from batchtune.manifests.planning import Plan, plan_of, reader_of, with_target_file
 from batchtune.manifests.source import Source
+from batchtune.manifests.storage import Traffic
 from batchtune.processes.pool import run_in_processes
-from batchtune.units import counted
+from batchtune.processes.ray_tasks import run_on_ray
+from batchtune.units import counted, format_size
 
 _DEFAULTS = ReadOptions()
 # Below that, starting other processes takes longer than they save.
 _WORTH_BYTES = 64 * 1024 * 1024
-_STORE_VERSION = 5
+_STORE_VERSION = 6
+_LOOKED_UP_AT_ONCE = 32
+# Each waits for its requests.
+_MOST_TOGETHER = 16
+_NOTHING = Traffic()
+
+ENGINES = ("local", "ray")
+# Does units of tasks, as `run_in_processes` does them.
+Run = Callable[
+    [
+        Callable[[list[Task]], list[Part]],
+        Mapping[int, list[Task]],
+        Callable[[int, list[Part]], None],
+        Callable[[], None],
+    ],
+    None,
+]
+_MOST_EXAMPLES = 1 << 53
 
 
 def load_lengths(
@@ -93,6 +115,8 @@ def load_stream(
                     part.broken is not None,
                 )
             )
+    if any(part.counts for part in parts):
+        raise not_listed(plan.label)
     whole, lengths = merged(parts, plan)
     return StreamLengths(
         lengths=lengths,
@@ -129,6 +153,9 @@ def scan(
     options: ReadOptions,
     output: Path | IO[bytes],
     *,
+    histogram: bool = False,
+    engine: str = "local",
+    ray_address: str | None = None,
     jobs: int = 1,
     on_progress: OnProgress | None = None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -136,14 +163,19 @@ def scan(
     """Read a data set, and write a Parquet table with a row for each example, longest first.
 
     Its columns are `id` (as the source names the example), `length`, `target_length` (where there are targets) and
-    `source` (the file or folder). If there are several sources and `output` is a file, each source's examples are
-    kept in the folder OUTPUT.parts until the table is written, so that the same call goes on where it was interrupted
-    or a source was broken. `on_note` gets messages for the user; the other arguments are those of `load_lengths`.
+    `source` (the file or folder). With `histogram`, it has a row for each distinct length and target length instead,
+    with the number of examples, `count`.
+
+    If there are several sources and `output` is a file, each source's examples are kept in the folder OUTPUT.parts
+    until the table is written, so that the same call goes on where it was interrupted or a source was broken.
+
+    The engine `ray` reads on the Ray cluster at `ray_address`, by default as Ray itself finds one; what is written is
+    the same. `on_note` gets messages for the user; the other arguments are those of `load_lengths`.
 
     Raises as `load_lengths` does, and ResultError if the table, or a part of it, can't be written.
     """
     plan, tasks = planned(manifest, options, on_progress=on_progress)
-    plan = replace(plan, with_ids=True)
+    plan = replace(plan, with_ids=not histogram, as_histogram=histogram)
     tasks = [task._replace(plan=plan) for task in tasks]
     store = _Store(None)
     if isinstance(output, Path) and not plan.alone:
@@ -153,8 +185,19 @@ def scan(
         on_note(
             f"{len(stored):,} of {len(tasks):,} sources were read before and are not read again."
         )
+    planning = Traffic.total(task.source.traffic for task in tasks)
+    on_ray = None
+    if engine == "ray":
+        on_ray = partial(run_on_ray, address=ray_address)
     try:
-        parts = read_all(tasks, jobs, on_progress, store.save, stored)
+        parts = read_all(tasks, jobs, on_progress, store.save, stored, on_ray)
+        new = [part.traffic for index, part in enumerate(parts) if index not in stored]
+        read = Traffic.total([planning, *new])
+        if read.requests:
+            size = format_size(read.size)
+            on_note(
+                f"Read over the network: {counted(read.requests, 'request')}, {size}."
+            )
         lengths = _write_table(parts, plan, output)
     except (KeyboardInterrupt, BatchtuneError):
         held = len(store.load(tasks))
@@ -173,15 +216,19 @@ def _write_table(
     """Write the Parquet table of all sources' examples, longest first; return their lengths."""
     import pyarrow.parquet
 
-    from batchtune.manifests.formats.columnar import lengths_table
+    from batchtune.manifests.formats.columnar import histogram_table, lengths_table
 
     sources = np.repeat(
         [part.label for part in parts], [part.values.size for part in parts]
     )
     whole, lengths = merged(parts, plan)
-    table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
-    table = table.append_column("source", pyarrow.array(sources).dictionary_encode())
-    table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
+    if plan.as_histogram:
+        table = histogram_table(lengths)
+    else:
+        table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
+        of_source = pyarrow.array(sources).dictionary_encode()
+        table = table.append_column("source", of_source)
+        table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
     with (
         writing_whole(output)
         if isinstance(output, Path)
@@ -199,41 +246,47 @@ class _Store:
 
     def load(self, tasks: Sequence[Task]) -> dict[int, Part]:
         """Return index of a file → its examples; without those that are absent or damaged."""
-        parts = {}
-        for index, task in enumerate(tasks):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                parts[index] = msgspec.msgpack.decode(
-                    Path(self._path(task) or "").read_bytes(), type=Part
-                )
+        parts: dict[int, Part] = {}
+        if self.folder is None or not self.folder.is_dir():
+            return parts
+        with ThreadPoolExecutor(_LOOKED_UP_AT_ONCE) as threads:
+            states = list(threads.map(_state_now, tasks))
+        for index, (task, state) in enumerate(zip(tasks, states, strict=True)):
+            path = self._path(task, state)
+            if path is not None:
+                with contextlib.suppress(OSError, msgspec.MsgspecError):
+                    content = path.read_bytes()
+                    parts[index] = msgspec.msgpack.decode(content, type=Part)
         return parts
 
     def save(self, task: Task, part: Part) -> None:
         """Keep the examples of a file that was read to its end."""
-        path = self._path(task)
+        path = self._path(task, part.state)
         if path is not None and part.broken is None:
             # One that is lost or damaged is read again.
             with writing_whole(path, synced=False) as stream:
                 stream.write(msgspec.msgpack.encode(part))
 
-    def _path(self, task: Task) -> Path | None:
-        """Name the file for the examples of a file as it is now, read with these options; None for a pipe."""
-        source = task.source
-        if self.folder is None or not source.path.is_file():
+    def _path(self, task: Task, state: str | None) -> Path | None:
+        """Name the file for the examples of a file in this state, read with these options; None for a pipe."""
+        if self.folder is None or state is None:
             return None
-        paths = [source.path]
-        if task.target_file is not None:
-            paths.append(task.target_file.path)
-        states = [
-            (path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths
-        ]
         plan = replace(
             task.plan,
             options=msgspec.structs.replace(task.plan.options, skip_invalid=False),
         )
         digest = hashlib.sha256(
-            repr((_STORE_VERSION, plan, states)).encode()
+            repr((_STORE_VERSION, plan, state)).encode()
         ).hexdigest()
         return self.folder / f"{digest[:32]}.part"
+
+
+def _state_now(task: Task) -> str | None:
+    """Return the state of a task's files; None if they can't be read, which is reported when they are."""
+    try:
+        return task.state()
+    except ManifestError:
+        return None
 
 
 def planned(
@@ -244,7 +297,7 @@ def planned(
     sources = expand(manifest, options.format)
     first = sources[0]
     if on_progress is not None:
-        first.report = lambda share: on_progress(share, 0)
+        first.report = lambda share: on_progress(share, 0, first.traffic)
     reader = reader_of(first, options.format)
     plan = plan_of(reader, options)
     target_files: list[Source] = []
@@ -278,40 +331,77 @@ def read_all(
     on_progress: OnProgress | None,
     on_part: Callable[[Task, Part], None] = lambda task, part: None,
     known: dict[int, Part] | None = None,
+    on_ray: Run | None = None,
 ) -> list[Part]:
-    """Read the sources but for those that are known, by several processes where that is worth it.
+    """Read the sources but for those that are known, by several processes where that is worth it, or `on_ray`.
 
-    `on_part` gets each part as it comes. Raises ManifestError if the only source can't be read (with several, its part
-    says so), or if a process that reads was killed.
+    `on_part` gets each part as it comes; the parts are in the order of the tasks. Raises ManifestError if the only
+    source can't be read (with several, its part says so), or if a process that reads was killed.
     """
     sizes = [task.source.size for task in tasks]
+    planning = Traffic.total(task.source.traffic for task in tasks)
     parts = dict(known or {})
     missing = {index: task for index, task in enumerate(tasks) if index not in parts}
 
-    def report(share: float = 0.0, rows: int = 0, size: int = 0) -> None:
+    def report(
+        share: float = 0.0, rows: int = 0, traffic: Traffic = _NOTHING, size: int = 0
+    ) -> None:
         if on_progress is not None:
             done = sum(sizes[index] for index in parts)
             examples = sum(part.rows for part in parts.values())
-            on_progress((done + share * size) / sum(sizes), examples + rows)
+            new = [part.traffic for index, part in parts.items() if index in missing]
+            on_progress(
+                (done + share * size) / sum(sizes),
+                examples + rows,
+                Traffic.total([planning, *new, traffic]),
+            )
 
     def take(index: int, part: Part) -> None:
         parts[index] = part
         report()
         on_part(tasks[index], part)
 
-    to_read = sum(sizes[index] for index in missing)
-    in_turn = jobs == 1 or len(missing) <= 1 or to_read < _WORTH_BYTES
-    if in_turn or not all(task.source.rereadable for task in tasks):
+    def take_unit(unit: int, read: list[Part]) -> None:
+        for index, part in zip(units[unit], read, strict=True):
+            take(index, part)
+
+    is_remote = any(task.source.is_remote for task in tasks)
+    few = jobs == 1 or sum(sizes[index] for index in missing) < _WORTH_BYTES
+    in_turn = len(missing) <= 1 or (few and not is_remote)
+    if on_ray is not None:
+        in_turn = not missing
+    elif not all(task.source.rereadable for task in tasks):
+        in_turn = True
+    if in_turn:
         for index, task in missing.items():
             take(index, read_part(task, partial(report, size=sizes[index])))
     else:
+        units = _units(missing, jobs, several=on_ray is not None)
+        work = {
+            unit: [tasks[index] for index in indices]
+            for unit, indices in enumerate(units)
+        }
         try:
-            run_in_processes(read_part, missing, min(jobs, len(missing)), take, report)
+            if on_ray is not None:
+                on_ray(read_together, work, take_unit, report)
+            else:
+                processes = min(jobs, len(units))
+                run_in_processes(read_together, work, processes, take_unit, report)
         except BrokenProcessPool:
             hint = "Free some, or raise the container's limit; then run the same command again, with --jobs 1."
             message = "a process that read was killed, most likely by the kernel for lack of memory (`dmesg` tells)"
             raise ManifestError(message, hint) from None
     return [parts[index] for index in range(len(tasks))]
+
+
+def _units(missing: Mapping[int, Task], jobs: int, *, several: bool) -> list[list[int]]:
+    """Return the tasks that one process reads together: objects over the network, or if `several` any."""
+    indices = list(missing)
+    together = 1
+    if several or missing[indices[0]].source.is_remote:
+        together = min(_MOST_TOGETHER, -(-len(indices) // max(2, jobs)))
+    starts = range(0, len(indices), together)
+    return [indices[start : start + together] for start in starts]
 
 
 def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
@@ -326,8 +416,14 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
         head = f"{len(broken):,} of {len(parts):,} sources can't be read:"
         hint = "Fix them, or make or fetch them again. Or keep only what precedes the damage with --skip-invalid."
         raise ManifestError(_first(head, broken, len(broken)), hint)
+    counted_parts = any(part.counts for part in parts)
     shown = []
     for part in parts:
+        if counted_parts:
+            numbers = part.numbers
+            if numbers is None:
+                numbers = np.ones(part.values.size, dtype=np.int64)
+            whole.counts += numbers.data
         whole.rows += part.rows
         whole.truncated += part.truncated
         whole.num_estimates += part.num_estimates
@@ -364,14 +460,30 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
     notes += [
         f"Broken: {message}. What comes before that is kept." for message in broken
     ]
-    lengths = Lengths.of(whole.values, whole.target_values, unit=plan.unit)
+    if whole.rows > _MOST_EXAMPLES:
+        raise ManifestError(
+            f"{plan.label} counts {whole.rows:,} examples, more than any data set has",
+            "Create the histogram again with `batchtune scan --histogram`.",
+        )
+    lengths = Lengths.of(
+        whole.values, whole.target_values, counts=whole.numbers, unit=plan.unit
+    )
+    rows: tuple[tuple[float, float | None], ...] = ()
+    if not counted_parts:
+        rows = rows_of(whole.values, whole.target_values)
+    known_fingerprint = None
+    if len(parts) == 1 and parts[0].fingerprints is not None:
+        digest, fingerprint = parts[0].fingerprints
+        if digest == lengths.runs.digest:
+            known_fingerprint = fingerprint
     lengths = replace(
         lengths,
+        known_fingerprint=known_fingerprint,
         left_out=whole.left_out,
         notes=tuple(notes),
         truncated=whole.truncated,
         reading=plan.options.record(),
-        rows=rows_of(whole.values, whole.target_values),
+        rows=rows,
     )
     return whole, lengths
 

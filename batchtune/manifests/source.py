@@ -6,7 +6,6 @@ import bz2
 import contextlib
 import gzip
 import lzma
-import os
 import shutil
 import sys
 import tempfile
@@ -21,10 +20,21 @@ from typing import IO, BinaryIO, NamedTuple, cast
 import numpy as np
 
 from batchtune.errors import ManifestError
+from batchtune.manifests.storage import (
+    Listed,
+    LocalFile,
+    RemoteFile,
+    Stored,
+    Traffic,
+)
 from batchtune.processes.pool import total_memory
 
 HEAD_BYTES = 1024 * 1024
 BLOCK_BYTES = 1024 * 1024
+# If there is a NUL among so many bytes, it is no text, of which more must be seen.
+_BINARY_BYTES = 2048
+# Of an object that was not listed; only the progress depends on it.
+_GUESSED_BYTES = 256 * 1024 * 1024
 # Some hundred thousand words: no example is longer, and each step of reading holds a line once more.
 _LARGEST_LINE_BYTES = 64 * 1024 * 1024
 # A compressed file that expands further than both is a bomb.
@@ -71,48 +81,100 @@ class Block(NamedTuple):
 
 
 class Source:
-    """A file (plain or compressed), standard input, or files of a folder, from which a manifest is read.
+    """A file (plain or compressed), standard input, a URL, or files of a folder, from which a manifest is read.
 
     The first bytes tell how it is compressed (gzip, zstd, bzip2, xz), not its name. Text is checked to be UTF-8; a byte
     order mark is taken off. All reading raises ManifestError if the file is missing, a device or
     damaged. A pipe is first copied to a temporary file. Another process opens a source again, by its path.
 
     Attributes:
-        path: The file, or the folder if there are names.
+        path: The file, or the folder if there are names; a text if it is a URL.
         names: Files relative to the folder, sorted: each an example.
         is_named: Whether the user named the file, which may then be a pipe; not one that was found in a folder.
+        listed: What a listing said of a URL; None without one.
+        traffic: What was read over the network.
         report: Called now and then with the share that is read, from 0 to 1.
     """
 
     def __init__(
-        self, path: Path, names: Sequence[str] | None = None, *, is_named: bool = True
+        self,
+        path: Path | str,
+        names: Sequence[str] | None = None,
+        listed: Listed | None = None,
+        *,
+        is_named: bool = True,
     ) -> None:
-        self.path = Path("standard input") if path == STDIN else path
+        self.path = path
+        if path == STDIN:
+            self.path = Path("standard input")
         self.names = None if names is None else tuple(names)
+        self.listed = listed
+        self.traffic = Traffic()
         self.is_named = is_named
         self.report: Callable[[float], None] = lambda share: None
-        self._given = path
+        self._address = path
+        self._given = Path(path)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Source, (self._given, self.names)
+        return Source, (self._address, self.names, self.listed)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a URL."""
+        return isinstance(self.path, str)
+
+    @property
+    def name(self) -> str:
+        """The file's name, without the folders."""
+        return self._given.name
 
     @property
     def label(self) -> str:
         """The file, or the folder, for messages."""
         if self.names is not None and len(self.names) == 1:
-            return str(self.path / self.names[0])
+            return self.address_of(self.names[0])
         return str(self.path)
+
+    def address_of(self, name: str) -> str:
+        """Return the path, or URL, of one of the files of a folder."""
+        if self.is_remote:
+            return f"{self.path}/{name}"
+        return str(self._given / name)
 
     @property
     def rereadable(self) -> bool:
         """Whether another process, or a later one, can read the same: not from a pipe."""
-        return self.names is not None or self._given.is_file()
+        return self.is_remote or self.names is not None or self._given.is_file()
+
+    @property
+    def version(self) -> object:
+        """What changes whenever its bytes do; None for a pipe, and for the files of a folder."""
+        if self.names is not None:
+            return None
+        if self.is_remote:
+            return self._remote.version
+        if not self._given.is_file():
+            return None
+        status = self._given.stat()
+        return status.st_size, status.st_mtime_ns
+
+    @cached_property
+    def _remote(self) -> RemoteFile:
+        """The object behind the URL."""
+        return RemoteFile(str(self.path), self.traffic, self.listed)
+
+    def check_unchanged(self) -> None:
+        """Raise ManifestError if an object was replaced while it was read."""
+        if self.is_remote and self.names is None:
+            self._remote.check_unchanged()
 
     @property
     def size(self) -> int:
         """Bytes to read, 1 if unknown; a rough guess for files whose headers alone are read."""
         if self.names is not None:
             return len(self.names) * 16_384
+        if self.is_remote:
+            return self.listed.size if self.listed is not None else _GUESSED_BYTES
         try:
             return max(1, self._given.stat().st_size)
         except OSError:
@@ -124,20 +186,20 @@ class Source:
         if self.names is not None:
             return Head(b"", complete=True, names=self.names)
         data = bytearray()
+        wanted = _BINARY_BYTES
         # Gzip returns less than asked for at the end of each of its members.
         with self.opened() as stream:
-            while len(data) <= HEAD_BYTES and (
-                more := stream.read(HEAD_BYTES + 1 - len(data))
-            ):
+            while len(data) < wanted and (more := stream.read(wanted - len(data))):
                 data += more
+                # A binary file is recognised by its beginning.
+                if len(data) == _BINARY_BYTES and b"\0" not in data:
+                    wanted = HEAD_BYTES + 1
         if data.startswith(_UTF16):
             hint = "Convert it: iconv -f UTF-16 -t UTF-8."
             raise ManifestError(
                 f"{self.path} is UTF-16 text; manifests are read as UTF-8", hint
             )
-        return Head(
-            bytes(data[:HEAD_BYTES]).removeprefix(_BOM), len(data) <= HEAD_BYTES
-        )
+        return Head(bytes(data[:HEAD_BYTES]).removeprefix(_BOM), len(data) < wanted)
 
     @property
     def blank(self) -> bool:
@@ -151,37 +213,42 @@ class Source:
     @cached_property
     def compression(self) -> str | None:
         """How the file is compressed, or None."""
-        with self.raw() as raw:
-            magic = raw.read(6)
+        with self.stored() as stored:
+            magic = stored.read(0, 6)
         return next(
             (name for first, name in _COMPRESSED.items() if magic.startswith(first)),
             None,
         )
 
     @contextlib.contextmanager
-    def raw(self) -> Iterator[BinaryIO]:
+    def stored(self) -> Iterator[Stored]:
         """Open the bytes as they are stored."""
-        with (
-            explained(self.path),
-            open(self._given if self._copy is None else self._copy.name, "rb") as raw,
-        ):
-            yield raw
+        with explained(self.path):
+            if self.is_remote:
+                yield self._remote
+                return
+            name = self._given if self._copy is None else self._copy.name
+            with open(name, "rb") as file:
+                yield LocalFile(file)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Stream]:
         """Open the bytes, decompressed, to be read forward."""
-        with self.raw() as raw, _decompressed(raw, self.compression) as stream:
-            yield Stream(stream, raw, self)
+        compression = self.compression
+        with self.stored() as stored:
+            raw = stored.stream()
+            with _decompressed(raw, compression) as stream:
+                yield Stream(stream, raw, stored.size, self)
 
     @contextlib.contextmanager
-    def plain_file(self) -> Iterator[BinaryIO]:
-        """Open a file with the bytes, decompressed: a temporary one if the source is compressed."""
+    def plain_file(self) -> Iterator[Stored]:
+        """Open the bytes, decompressed: in a temporary file if the source is compressed."""
         if self.compression is None:
-            with self.raw() as raw:
-                yield raw
+            with self.stored() as stored:
+                yield stored
         else:
             with self.opened() as stream, _copied(cast(BinaryIO, stream)) as copy:
-                yield cast(BinaryIO, copy)
+                yield LocalFile(cast(BinaryIO, copy))
 
     def content(self) -> bytes:
         """Read the whole content."""
@@ -263,6 +330,8 @@ class Source:
     @cached_property
     def _copy(self) -> IO[bytes] | None:
         """A temporary file with what can be read only once; None for a file on disk."""
+        if self.is_remote:
+            return None
         if self._given.is_char_device() or self._given.is_block_device():
             raise ManifestError(
                 f"{self.path} is a device, not a manifest", "Name a file."
@@ -282,9 +351,9 @@ class Source:
 
     def check_ordinary(self) -> None:
         """Raise ManifestError if it is a pipe, a socket or a device, which may never end."""
-        if self.names is None and (
-            self._given == STDIN or (self._given.exists() and not self._given.is_file())
-        ):
+        if self.is_remote or self.names is not None:
+            return
+        if self._given == STDIN or (self._given.exists() and not self._given.is_file()):
             raise ManifestError(
                 f"{self.path} is not an ordinary file",
                 "Remove it, or name the files to read.",
@@ -294,11 +363,13 @@ class Source:
 class Stream:
     """A stream that reports progress and ends a bomb: a small compressed file that would become terabytes."""
 
-    def __init__(self, stream: IO[bytes], raw: BinaryIO, source: Source) -> None:
+    def __init__(
+        self, stream: IO[bytes], raw: BinaryIO, size: int, source: Source
+    ) -> None:
         self._stream = stream
         self._raw = raw
         self._source = source
-        self._size = max(1, os.fstat(raw.fileno()).st_size)
+        self._size = max(1, size)
         self._expanded = 0
 
     def read(self, size: int) -> bytes:
@@ -336,7 +407,7 @@ def _decompressed(
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: Path | str) -> Iterator[None]:
     """Turn what goes wrong while a file is read or decompressed into a ManifestError."""
     try:
         yield

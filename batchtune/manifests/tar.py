@@ -10,21 +10,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 from zlib import adler32
 
 from batchtune.errors import ManifestError
 from batchtune.manifests.audio import Payload, PayloadFile
 from batchtune.manifests.source import Source
+from batchtune.manifests.storage import Window
 
 BLOCK = 512
 
-# Read at once: the headers of a sample's members, the small ones, and the beginning of a large one.
-_WINDOW = 6 * 1024
 _LARGEST_EXTENSION = 1024 * 1024
 
 _HINT = "Make or fetch the shard again."
@@ -52,41 +50,11 @@ class File(NamedTuple):
     is_sparse: bool = False
 
 
-class Archive:
-    """The bytes of an archive in a file, up to `end`, read as they are needed."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._descriptor = file.fileno()
-        self.end = os.fstat(self._descriptor).st_size
-        self._window = b""
-        self._start = 0
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset` on, fewer only at the end."""
-        index = offset - self._start
-        if not 0 <= index <= len(self._window) - size:
-            self._window = self._read_at(offset, max(size, _WINDOW))
-            self._start = offset
-            index = 0
-        return self._window[index : index + size]
-
-    def _read_at(self, offset: int, size: int) -> bytes:
-        # Not through a memory map: a file that somebody cuts short meanwhile would end the process there.
-        data = os.pread(self._descriptor, size, offset)
-        # A network may hand out less at once.
-        while len(data) < min(size, self.end - offset):
-            more = os.pread(self._descriptor, size - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
-        return data
-
-
 @contextlib.contextmanager
 def open_tar(source: Source) -> Iterator[Tar]:
     """Open an archive; a compressed one is first copied. What goes wrong while it is open becomes a ManifestError."""
-    with source.plain_file() as file:
-        yield Tar(source, Archive(file))
+    with source.plain_file() as stored:
+        yield Tar(source, Window(stored))
 
 
 def is_header(block: bytes) -> bool:
@@ -115,7 +83,7 @@ class Tar:
         left_out: Reason → number of members that `members` passed over although they may be meant as files.
     """
 
-    def __init__(self, source: Source, archive: Archive) -> None:
+    def __init__(self, source: Source, archive: Window) -> None:
         self.left_out: Counter[str] = Counter()
         self._source = source
         self._archive = archive

@@ -38,6 +38,7 @@ _PROPORTIONAL = 0.05
 # quantiles of the targets of the tenth of the examples just below.
 _PARTS = (1.0, 0.75, 0.5, 0.25)
 _QUANTILES = (0.5, 0.9)
+_MOST_BELOW = 1 << 20
 # Lengths to time with typical targets.
 _MOST_TIMED = 16
 
@@ -96,20 +97,24 @@ class Refinement:
     @cached_property
     def _pairs(self) -> list[Anchor]:
         """Pairs of a length and a shorter target; none if targets follow from the lengths."""
-        values = self.lengths.values  # descending
-        targets = self.lengths.targets
-        if targets is None:
+        runs = self.lengths.runs
+        if runs.targets is None:
             return []
-        ratio = targets / values
+        ratio = runs.targets / runs.values
         if np.ptp(ratio) <= _PROPORTIONAL * ratio.max():
             return []
+        count = self.lengths.count
         pairs = []
         for part in _PARTS:
-            first = round((1 - part) * (values.size - 1))
-            below = targets[first : first + max(1, values.size // 10)]
+            first = round((1 - part) * (count - 1))
+            last = min(count, first + max(1, count // 10)) - 1
+            # All of them, or as many as tell a quantile.
+            below = np.linspace(first, last, min(last - first + 1, _MOST_BELOW))
+            length = float(runs.values[runs.at(first)])
+            targets = runs.targets[runs.at(below.round().astype(np.int64))]
             for quantile in _QUANTILES:
-                target = float(np.quantile(below, quantile, method="nearest"))
-                pairs.append(Anchor(float(values[first]), target))
+                target = float(np.quantile(targets, quantile, method="nearest"))
+                pairs.append(Anchor(length, target))
         return pairs
 
     @cached_property
@@ -182,9 +187,9 @@ def with_typical_targets(
 ) -> list[BatchShape]:
     """Return the largest batches of up to 16 lengths with typical targets, the longest first, if those are shorter."""
     typical = TypicalTargets.of(lengths)
-    if typical is None or lengths.targets is None:
+    if typical is None or lengths.runs.targets is None:
         return []
-    are_whole = bool((lengths.targets % 1 == 0).all())
+    are_whole = bool((lengths.runs.targets % 1 == 0).all())
     spread = np.linspace(0, len(points) - 1, min(len(points), _MOST_TIMED))
     shapes = []
     for index in np.unique(spread.round().astype(int))[::-1]:
@@ -224,7 +229,7 @@ class _Ends:
         )
         end_indices = np.searchsorted(distinct, ends)
         targets = None
-        if lengths.targets is not None:
+        if lengths.has_targets:
             targets = np.array([lengths.worst_target(float(end)) for end in ends])
         up_to = lengths.histogram.cumulative[end_indices]
         step_cost = _step_cost(known)

@@ -278,7 +278,7 @@ def open_run(
     trials = read_trials(path)
     for trial in trials:
         if trial.length < lengths.shortest or (trial.target_length is None) != (
-            lengths.targets is None
+            not lengths.has_targets
         ):
             raise ResultError(
                 f"{path}, line {trial.index + 1}: not a trial of these lengths: length "

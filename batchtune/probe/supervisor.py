@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
 from batchtune.probe.requests import (
     Identified,
@@ -43,6 +43,7 @@ _POLL_SECONDS = 0.5  # while waiting for another probe to end
 _EQUAL_TWINS = 0.02
 LEADING_SECONDS = 15.0
 """How much longer than their time limit to wait for what leads ranks: it asks them where they hang, and may itself."""
+_MOST_SAMPLED = 1 << 28
 _MOST_LENGTHS = 50_000  # sent to a script, which compares its own with them
 # A script that is probed logs to no tracker; and Arrow allocates as everything else does (its own pool holds 1 GiB).
 _NOTHING_SENT = {
@@ -184,12 +185,16 @@ class Supervisor:
         self._nursery.start_worker()
         self._has_worker = True
         settings = self._settings
+        examples = 0
+        # Training streams larger data sets: it keeps no list of their examples.
+        if self._lengths is not None and self._lengths.count <= _MOST_SAMPLED:
+            examples = self._lengths.count
         request = Prepare(
             workload=settings.workload,
             options=settings.options,
             settings=settings,
             limit_bytes=self._limit_bytes,
-            examples=0 if self._lengths is None else self._lengths.count,
+            examples=examples,
             script=self._script(),
             first_shape=self._first_shape(),
             timeout_seconds=settings.setup_timeout_seconds,
@@ -218,8 +223,9 @@ class Supervisor:
         if not self._settings.has_ranks or self._lengths is None:
             return None
         target = None
-        if self._lengths.targets is not None:
-            target = float(self._lengths.targets.min())
+        targets = self._lengths.runs.targets
+        if targets is not None:
+            target = float(targets.min())
         return BatchShape(1, self._lengths.shortest, target)
 
     def _patience(self, timeout_seconds: float) -> float:
@@ -237,12 +243,12 @@ class Supervisor:
             self._scratch = TemporaryDirectory(
                 prefix="batchtune-", dir=settings.scratch, ignore_cleanup_errors=True
             )
-        targets = self._lengths.targets
+        lengths, targets = _spaced(self._lengths)
         return ScriptRequest(
             command=settings.command,
             scratch=self._scratch.name,
-            lengths=_spaced(self._lengths.values),
-            targets=None if targets is None else _spaced(targets),
+            lengths=lengths,
+            targets=targets,
             rows=self._lengths.rows,
             compare=not self._knows_script,
             force=settings.force,
@@ -383,14 +389,15 @@ def about_script(script: Script) -> Iterator[str]:
             )
 
 
-def _spaced(lengths: FloatArray) -> list[float]:
-    """Return the lengths in ascending order; of very many, evenly spaced ones with both ends."""
-    ascending = np.sort(lengths)
-    if ascending.size > _MOST_LENGTHS:
-        kept = np.linspace(0, ascending.size - 1, _MOST_LENGTHS).astype(int)
-        ascending = ascending[kept]
-    spaced: list[float] = ascending.tolist()
-    return spaced
+def _spaced(lengths: Lengths) -> tuple[list[float], list[float] | None]:
+    """Return lengths and targets, each ascending; of very many examples, those evenly spaced with both ends."""
+    if lengths.count > _MOST_LENGTHS:
+        kept = np.linspace(0, lengths.count - 1, _MOST_LENGTHS).astype(int)
+        lengths = lengths.sample(kept)
+    targets = None
+    if lengths.targets is not None:
+        targets = np.sort(lengths.targets).tolist()
+    return np.sort(lengths.values).tolist(), targets
 
 
 def _hangs_at(lost: WorkerLost) -> str:

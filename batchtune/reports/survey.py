@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from batchtune.buckets.sweep import histogram_of
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Histogram, Lengths
 from batchtune.reports.section import Section, Table, format_share, make_table
 from batchtune.results import Percentiles, Scan, meta_of
 from batchtune.units import (
@@ -37,10 +37,10 @@ def survey(lengths: Lengths, sources: Sequence[str] = ()) -> Scan:
     Percentiles are by nearest rank: the smallest length that at least that share of the examples does not exceed. Each
     warning says what is wrong, then the remedy. `sources` tell the record's reader where the lengths come from.
     """
-    spread = _percentiles(lengths.values[::-1])
+    spread = _percentiles(lengths.histogram)
     targets = None
-    if lengths.targets is not None:
-        targets = _percentiles(np.sort(np.abs(lengths.targets)))  # -0.0 is 0
+    if lengths.runs.targets is not None:
+        targets = _percentiles(Histogram.of(lengths.runs.targets, lengths.runs.counts))
     return Scan(
         meta=meta_of(Scan),
         sources=list(sources),
@@ -55,10 +55,10 @@ def survey(lengths: Lengths, sources: Sequence[str] = ()) -> Scan:
     )
 
 
-def _percentiles(ascending: FloatArray) -> Percentiles:
+def _percentiles(histogram: Histogram) -> Percentiles:
     def nearest_rank(thousandths: int) -> float:
-        rank = max(1, -(-ascending.size * thousandths // 1000))
-        return float(ascending[rank - 1])
+        rank = max(1, -(-histogram.count * thousandths // 1000))
+        return float(histogram.at(rank - 1))
 
     return Percentiles(
         min=nearest_rank(0),
@@ -80,7 +80,8 @@ def _wrong_unit(lengths: Lengths, median: float) -> Iterator[str]:
     ):
         seconds = format_seconds(median / _PER_SECOND[unit])
         yield f"A median of {format_length(median, unit)} is {seconds} for one example. {remedy}"
-    fractions = lengths.values[np.abs(lengths.values - np.rint(lengths.values)) > 0.01]
+    values = lengths.runs.values
+    fractions = values[np.abs(values - np.rint(values)) > 0.01]
     if unit in _COUNTS and fractions.size:
         yield (
             f"{unit.capitalize()} come in whole numbers, but some lengths are none, such as "
@@ -95,11 +96,15 @@ def _outliers(lengths: Lengths, spread: Percentiles) -> Iterator[str]:
         return
     digits = 2 - math.floor(math.log10(rare))
     limit = math.ceil(rare * 10.0**digits) / 10.0**digits
-    longer = lengths.values[lengths.values > limit]
+    longer = lengths.count_beyond(limit)
+    so_far = lengths.histogram.total_of(
+        np.array([lengths.count - longer, lengths.count])
+    )
+    share = 1 - float(so_far[0] / so_far[1])
     yield (
-        f"{counted(longer.size, 'example')} longer than {format_length(limit, lengths.unit)}, up to "
+        f"{counted(longer, 'example')} longer than {format_length(limit, lengths.unit)}, up to "
         f"{format_length(spread.max, lengths.unit)}, alone decide how large a fixed batch can be. --max-length "
-        f"{limit:.15g} leaves them out, {format_share(float(longer.sum()) / lengths.total)} of the total length."
+        f"{limit:.15g} leaves them out, {format_share(share)} of the total length."
     )
 
 

@@ -39,6 +39,8 @@ FEWEST_STEPS = 12
 # Unless the user says how many.
 _MOST_STEPS = 200
 _MOST_SECONDS = 60.0
+# Of more examples, so many that are evenly spaced in order of length stand for all.
+_MOST_SHUFFLED = 1 << 24
 _OF_THE_LIMIT = ("memory_bytes", "memory_fraction", "reserve_bytes", "ddp")
 
 
@@ -172,7 +174,7 @@ class VerifyPlan:
     def __post_init__(self) -> None:
         lengths = self.padded
         last = self.config.bucket_boundaries[-1]
-        if beyond := int(np.count_nonzero(lengths.values > last)):
+        if beyond := lengths.count_beyond(last):
             raise ResultError(
                 f"the last of the bucket_boundaries is {format_length(last, lengths.unit)}, but {beyond:,} of "
                 f"{lengths.count:,} examples are longer, up to {format_length(lengths.longest, lengths.unit)}",
@@ -245,11 +247,16 @@ class VerifyPlan:
         seed = self.settings.seed_of(self.config)
         drawing = Drawing(ordering=self.config.batch_ordering, seed=seed + epoch)
         cut = self._batcher.cut(drawing, Dealing(drop_last=self.config.drop_last))
-        return shapes_of(cut, drawing, self.padded.values, self.padded.targets)
+        return shapes_of(cut, drawing, self._sample.values, self._sample.targets)
+
+    @cached_property
+    def _sample(self) -> Lengths:
+        """The examples that are shuffled: of very many some, which form the same batches but for chance."""
+        return self.padded.evenly(_MOST_SHUFFLED)
 
     @cached_property
     def _batcher(self) -> Batcher:
-        return self.batching.batcher(self.padded.values)
+        return self.batching.batcher(self._sample.values)
 
     @cached_property
     def worst_batches(self) -> list[PlannedBatch]:
@@ -258,8 +265,9 @@ class VerifyPlan:
         It has the longest length and the longest target in the bucket, which may belong to two examples: if batches
         hold a single one, both are tried.
         """
-        lengths = self.padded.values
-        targets = self.padded.targets
+        runs = self.padded.runs
+        lengths = runs.values
+        targets = runs.targets
         sizes, longest = self.batching.largest_batches(self.padded.histogram)
         worst = []
         for size, length, bucket in zip(
@@ -275,7 +283,10 @@ class VerifyPlan:
             start = lengths.size - int(
                 np.searchsorted(lengths[::-1], length, side="right")
             )
-            end = start + int(self.table.counts(self.padded.histogram)[bucket])
+            lower = float(self.table.lower_edges(np.array([length]))[0])
+            end = lengths.size - int(
+                np.searchsorted(lengths[::-1], lower, side="right")
+            )
             if self.batching.uses_pools and size > 1:
                 end = lengths.size  # its others may be shorter than those of the bucket
             longest_target = start + int(targets[start:end].argmax())

@@ -246,7 +246,7 @@ def _times(shuffled: Sequence[Trial], plan: VerifyPlan) -> dict[str, Any]:
                 for trial in timed
             ]
         )
-        estimated = step_seconds(*shapes.T[: 2 if plan.lengths.targets is None else 3])
+        estimated = step_seconds(*shapes.T[: 3 if plan.lengths.has_targets else 2])
         ratio = float(seconds.sum() / estimated.sum())
         times["time_ratio"] = ratio
         times["measured_epoch_seconds"] = ratio * epoch

@@ -199,3 +199,39 @@ def test_names_can_do_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) ->
     assert "\x1b" not in ran.stderr
     assert "\x07" not in ran.stderr
     assert "red\\x1b[31m" in ran.stderr
+
+
+def test_a_histogram_is_a_manifest_of_the_commands(
+    batchtune: Run, shards: Path, tmp_path: Path
+) -> None:
+    ran = batchtune("scan", shards, "--histogram", "-o", "histogram.parquet")
+    assert ran.returncode == 0, ran.stderr
+    assert "holds the histogram of 12 lengths" in ran.stderr
+    swept_rows = []
+    for manifest in ("histogram.parquet", shards):
+        arguments = ["--max-batch-length", "5", "--run", f"run-{len(swept_rows)}"]
+        swept = batchtune("sweep-buckets", manifest, *arguments)
+        assert swept.returncode == 0, swept.stderr
+        written = (tmp_path / arguments[-1] / "sweep.json").read_text()
+        swept_rows.append(json.loads(written)["rows"])
+    assert swept_rows[0] == swept_rows[1]
+    listed = batchtune("scan", "histogram.parquet", "-o", "lengths.parquet")
+    assert listed.returncode == 1
+    assert "histogram.parquet is a histogram: it counts" in listed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--histogram"], "--histogram says what is written, but nothing is"),
+        (["--engine", "ray"], "--engine ray writes a file"),
+        (["--engine", "dask"], "unknown --engine 'dask'"),
+        (["--ray-address", "auto"], "--ray-address is for the engine ray"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(
+    batchtune: Run, shards: Path, arguments: list[str], message: str
+) -> None:
+    ran = batchtune("scan", shards, *arguments)
+    assert ran.returncode == 2
+    assert message in ran.stderr

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from itertools import permutations
 
 import numpy as np
@@ -7,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.expectation import (
+    Tally,
+    expected_batches,
+    log_orders,
+    tally,
+)
 from batchtune.epochs.layout import Dealing, lay_out
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
@@ -97,3 +103,35 @@ def test_a_million_examples_lose_no_precision_that_matters() -> None:
     levels = np.arange(1, 1000)
     mean = float(np.sum(1 - ((levels - 1) / 999) ** 37))
     assert batches.padded_length / 1_000_000 == pytest.approx(mean, rel=1e-3)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 400), st.integers(1, 12)), min_size=1, max_size=5
+    ),
+    st.integers(2, 6),
+    st.booleans(),
+    st.booleans(),
+)
+def test_batches_on_ranks_are_counted_as_they_are_laid_out(
+    buckets: list[tuple[int, int]], world_size: int, same: bool, drop_last: bool
+) -> None:
+    counts, sizes = np.array(buckets).T
+    dealing = Dealing(world_size=world_size, same_bucket=same, drop_last=drop_last)
+    layout = lay_out(counts, sizes, dealing)
+    laid_out = Tally.of(layout.buckets, layout.batch_sizes)
+    counted = tally(counts, sizes, dealing)
+    for name in ("buckets", "batch_sizes", "numbers"):
+        assert getattr(counted, name).tolist() == getattr(laid_out, name).tolist()
+
+
+@pytest.mark.parametrize("count", [5, 4_194_303, 4_194_400, 10**7, 10**10])
+@pytest.mark.parametrize("drawn", [0, 1, 2, 5, 96])
+def test_orders_of_very_many_examples_are_counted_exactly(
+    count: int, drawn: int
+) -> None:
+    drawn = min(drawn, count)
+    exact = sum(math.log(count - index) for index in range(drawn))
+    found = log_orders(np.array([count]), np.array([drawn]))
+    assert found[0] == pytest.approx(exact, rel=1e-9, abs=1e-6)

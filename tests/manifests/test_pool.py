@@ -20,16 +20,16 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def part_never_read(task: reading.Task) -> Part:
-    if task.source.path.name == "b.csv":
+def parts_never_read(tasks: list[reading.Task]) -> list[Part]:
+    if tasks[0].source.name == "b.csv":
         signal.pause()
-    return reading.read_part(task)
+    return reading.read_together(tasks)
 
 
-def killed_part(task: reading.Task) -> Part:
-    if task.source.path.name == "b.csv":
+def killed_parts(tasks: list[reading.Task]) -> list[Part]:
+    if tasks[0].source.name == "b.csv":
         die()
-    return reading.read_part(task)
+    return reading.read_together(tasks)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_source_that_kills_every_process_is_one_error(
     manifests: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "read_part", killed_part)
+    monkeypatch.setattr(reading, "read_together", killed_parts)
     with pytest.raises(ManifestError, match="a process that read was killed") as caught:
         load_lengths(manifests, jobs=2)
     assert "memory" in caught.value.message
@@ -52,7 +52,7 @@ def test_a_source_that_kills_every_process_is_one_error(
 def test_busy_processes_are_not_waited_for(
     manifests: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "read_part", part_never_read)
+    monkeypatch.setattr(reading, "read_together", parts_never_read)
     _, tasks = reading.planned(manifests, ReadOptions())
 
     def interrupt(index: int, part: Part) -> None:

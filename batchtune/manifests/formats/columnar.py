@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from batchtune.errors import ManifestError, shortened
-from batchtune.lengths import UNITS, FloatArray, Unit
+from batchtune.lengths import UNITS, FloatArray, IntArray, Lengths, Unit
 from batchtune.manifests.base import (
     COUNT,
     PEEKED_ROWS,
@@ -28,12 +30,17 @@ from batchtune.manifests.base import (
     walk,
 )
 from batchtune.manifests.source import Head
+from batchtune.manifests.storage import Stored
 
 if TYPE_CHECKING:
     import pyarrow
 
 # In the metadata of the table that `scan` writes, the unit.
 _METADATA = b"batchtune.unit"
+# In that of a histogram: the digest of its rows, and the fingerprint of the lengths that it counts.
+_FINGERPRINTS = b"batchtune.histogram"
+_COUNT = "count"
+_MOST_EXAMPLES = 1 << 40  # of one length
 # Of texts and lists, Python objects are made.
 _ROWS_AT_ONCE = 16 * 1024
 _BUFFER_BYTES = 4 * 1024 * 1024
@@ -51,7 +58,7 @@ class Columnar(Format):
 
     @staticmethod
     @abstractmethod
-    def opened(path: str) -> tuple[pyarrow.Schema, _Batches]:
+    def opened(stored: Stored) -> tuple[pyarrow.Schema, _Batches]:
         """Return the schema of a file, and how to read it."""
 
     @contextlib.contextmanager
@@ -69,9 +76,9 @@ class Columnar(Format):
             OverflowError,
             RecursionError,
         )
-        with self.source.plain_file() as file:
+        with self.source.plain_file() as stored:
             try:
-                yield self.opened(file.name)
+                yield self.opened(stored)
             except errors as error:
                 reason = shortened(
                     next(iter(str(error).splitlines()), type(error).__name__), 160
@@ -117,6 +124,28 @@ class Columnar(Format):
             return "target_length"
         return None
 
+    @property
+    def noted_fingerprints(self) -> tuple[str, str] | None:
+        """The digest and the fingerprint that `batchtune scan --histogram` noted; None in any other table."""
+        note = (self._schema.metadata or {}).get(_FINGERPRINTS)
+        if note is None:
+            return None
+        digest, _, fingerprint = note.decode(errors="replace").partition(" ")
+        return digest, fingerprint
+
+    def _counts(self, batch: pyarrow.RecordBatch, first: int) -> IntArray:
+        """Return how many examples the rows of a histogram stand for. Raises ManifestError if one is not above 0."""
+        column = batch.column(_COUNT).cast("int64").fill_null(0)
+        counts: IntArray = column.to_numpy()
+        wrong = np.flatnonzero((counts < 1) | (counts > _MOST_EXAMPLES))
+        if wrong.size:
+            seen = f"row {first + int(wrong[0]) + 1:,} counts {counts[wrong[0]]:,} examples"
+            raise ManifestError(
+                f"{self.source.path} is a damaged histogram: {seen}",
+                "Create it again with `batchtune scan --histogram`.",
+            )
+        return counts
+
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield some thousand rows at a time."""
         import pyarrow
@@ -125,11 +154,18 @@ class Columnar(Format):
         with self._opened() as (schema, batches):
             places = [_located(schema, key) for key in keys]
             id_column = id_name(
-                field.name for field in schema if not types.is_nested(field.type)
+                field.name
+                for field in schema
+                if not (types.is_nested(field.type) or _is_binary(field.type))
             )
             needed = [".".join(fields) for fields, _ in places]
             if id_column is not None:
                 needed.append(id_column)
+            counts = None
+            place = None
+            if self.noted_fingerprints is not None:
+                needed.append(_COUNT)
+            first = 0
             for batch, share in batches(needed):
                 values = [_values(batch, *place) for place in places]
                 ids = (
@@ -137,8 +173,16 @@ class Columnar(Format):
                     if id_column is None
                     else batch.column(id_column)
                 )
-                yield Rows(values, partial(_ids, ids))
+                if self.noted_fingerprints is not None:
+                    counts = self._counts(batch, first)
+                    place = partial(_row, first)
+                yield Rows(values, partial(_ids, ids), place, counts=counts)
+                first += batch.num_rows
                 self.source.report(share)
+
+
+def _row(first: int, index: int) -> str:
+    return f"row {first + index + 1:,}"
 
 
 def _ids(column: pyarrow.Array) -> list[str | None]:
@@ -159,13 +203,13 @@ class Parquet(Columnar):
         return head.data.startswith((b"PAR1", b"PARE"))
 
     @staticmethod
-    def opened(path: str) -> tuple[pyarrow.Schema, _Batches]:
+    def opened(stored: Stored) -> tuple[pyarrow.Schema, _Batches]:
         """Return the schema of a file, and how to read it: only the fields that are asked for."""
         from pyarrow import parquet
 
         # Not the whole file at once, which pre-buffering reads.
         file = parquet.ParquetFile(
-            path,
+            stored.path or stored.random_access(),
             buffer_size=_BUFFER_BYTES,
             page_checksum_verification=True,
             pre_buffer=False,
@@ -185,7 +229,7 @@ class Parquet(Columnar):
 class Arrow(Columnar):
     """Arrow IPC, the file (Feather) and the stream (what `Dataset.save_to_disk` writes).
 
-    The file is mapped into memory: of columns that are not asked for (audio) nothing is read.
+    The file is mapped into memory: of columns that are not asked for (audio) nothing is read. An object is read whole.
     """
 
     name = "arrow"
@@ -204,30 +248,34 @@ class Arrow(Columnar):
         )
 
     @staticmethod
-    def opened(path: str) -> tuple[pyarrow.Schema, _Batches]:
+    def opened(stored: Stored) -> tuple[pyarrow.Schema, _Batches]:
         """Return the schema of a file, and how to read it."""
         import pyarrow
         from pyarrow import ipc
 
-        mapped = pyarrow.memory_map(path)
-        is_file = mapped.read(6) == b"ARROW1"
-        mapped.seek(0)
-        reader = ipc.open_file(mapped) if is_file else ipc.open_stream(mapped)
+        is_file = stored.read(0, 6) == b"ARROW1"
+        if stored.path is not None:
+            file = pyarrow.memory_map(stored.path)
+        elif is_file:
+            file = pyarrow.PythonFile(stored.random_access(), mode="r")
+        else:
+            file = pyarrow.PythonFile(stored.stream(), mode="r")
+        reader = ipc.open_file(file) if is_file else ipc.open_stream(file)
 
         def batches(
             names: Sequence[str],
         ) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
-            stored = (
+            stored_batches = (
                 map(reader.get_batch, range(reader.num_record_batches))
                 if is_file
                 else reader
             )
-            for index, batch in enumerate(stored, 1):
+            for index, batch in enumerate(stored_batches, 1):
                 batch.validate(full=True)
                 share = (
                     index / reader.num_record_batches
                     if is_file
-                    else mapped.tell() / mapped.size()
+                    else file.tell() / stored.size
                 )
                 for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                     yield batch.slice(start, _ROWS_AT_ONCE), share
@@ -248,6 +296,20 @@ def lengths_table(
     if targets is not None:
         columns["target_length"] = targets
     return pyarrow.table(columns).replace_schema_metadata({_METADATA: unit or ""})
+
+
+def histogram_table(lengths: Lengths) -> pyarrow.Table:
+    """Return the distinct lengths as the table that `batchtune scan --histogram` writes, the longest first."""
+    import pyarrow
+
+    runs = lengths.runs
+    columns = {"length": runs.values}
+    if runs.targets is not None:
+        columns["target_length"] = runs.targets
+    table = pyarrow.table({**columns, _COUNT: runs.counts})
+    noted = f"{runs.digest} {lengths.fingerprint}"
+    metadata = {_METADATA: lengths.unit or "", _FINGERPRINTS: noted}
+    return table.replace_schema_metadata(metadata)
 
 
 def _leaves(fields: Any, prefix: str = "") -> Iterator[tuple[str, pyarrow.DataType]]:

@@ -259,7 +259,7 @@ class Kaldi(_List):
         # Raw speech, in samples, has a shape of one dimension.
         is_shape = "," in next(iter(source.head.lines), "")
         for part, column in _KALDI_COLUMNS.items():
-            if part in source.path.name and (
+            if part in source.name and (
                 is_shape or part not in ("speech_shape", "feats_shape")
             ):
                 self.value_column = column

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +33,7 @@ from batchtune.manifests.base import (
     walk,
 )
 from batchtune.manifests.source import Head, Source
+from batchtune.manifests.storage import RemoteFile, Window
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 
 _NUM_SAMPLES = "num_samples"
@@ -287,6 +288,22 @@ def _split(column: str) -> tuple[str, KeyPath]:
     return column, ()
 
 
+@contextlib.contextmanager
+def _opened(folder: Source, name: str) -> Iterator[Payload]:
+    """Open one of the files of a folder. Raises Unreadable."""
+    address = folder.address_of(name)
+    if not folder.is_remote:
+        with opened_payload(address) as payload:
+            yield payload
+        return
+    try:
+        remote = RemoteFile(address, folder.traffic, None)
+        yield Payload(remote.size, Window(remote).read)
+        remote.check_unchanged()
+    except ManifestError as error:
+        raise Unreadable("can't be read", error.message) from None
+
+
 class AudioFolder(Format):
     """Audio files of a folder and the folders in it; each is an example."""
 
@@ -336,7 +353,7 @@ class AudioFolder(Format):
         elif key != "duration":
             return None
         try:
-            with opened_payload(os.path.join(self.source.path, name)) as payload:
+            with _opened(self.source, name) as payload:
                 return read_value(payload, last_part(name).lower(), path)
         except Unreadable as error:
             return error.with_traceback(None)

@@ -1,0 +1,152 @@
+"""Histograms: what `scan --histogram` writes gives what the examples themselves give, whatever their number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from manifests.samples import shard, wav
+from msgspec import structs
+
+import batchtune.lengths
+from batchtune.buckets.sweep import SweepSettings, sweep
+from batchtune.epochs.measured_costs import Costs
+from batchtune.errors import ManifestError
+from batchtune.lengths import Lengths
+from batchtune.manifests import ReadOptions, load_lengths, load_stream, scan
+from batchtune.manifests.formats.columnar import histogram_table
+from batchtune.manifests.reading import load_ordered_lengths
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """5,000 examples of few lengths, with targets, in no order."""
+    random = np.random.default_rng(0)
+    lengths = random.lognormal(2, 0.7, 5000).round(1) + 0.1
+    targets = random.integers(0, 30, 5000)
+    lines = [
+        f"utt{number},{length:.1f},{target}"
+        for number, (length, target) in enumerate(zip(lengths, targets, strict=True))
+    ]
+    path = tmp_path / "train.csv"
+    path.write_text("id,duration,tokens\n" + "\n".join(lines) + "\n")
+    return path
+
+
+OF_TABLE = ReadOptions(length_key="duration", target_key="tokens")
+
+
+@pytest.fixture
+def histogram(table: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "histogram.parquet"
+    scan(table, OF_TABLE, path, histogram=True)
+    return path
+
+
+def test_it_gives_what_the_examples_give(table: Path, histogram: Path) -> None:
+    listed = load_lengths(table, OF_TABLE)
+    counted = load_lengths(histogram)
+    assert pyarrow.parquet.read_table(histogram).column_names == [
+        "length",
+        "target_length",
+        "count",
+    ]
+    assert counted.fingerprint == counted.runs.fingerprint() == listed.fingerprint
+    assert counted.values.tolist() == listed.values.tolist()
+    without = {"reading": None}
+    assert structs.replace(counted.summary(), **without) == structs.replace(
+        listed.summary(), **without
+    )
+    settings = SweepSettings(num_buckets=(5, 6))
+    sweeps = [sweep(lengths, 200.0, settings, Costs()) for lengths in (listed, counted)]
+    assert sweeps[0].rows == sweeps[1].rows
+
+
+def test_limits_leave_out_as_many(table: Path, histogram: Path) -> None:
+    limits = {"min_length": 2.0, "max_length": 30.0, "truncate": 20.0}
+    options = {"length_key": "duration", "target_key": "tokens"}
+    listed = load_lengths(table, ReadOptions(**options, **limits))
+    counted = load_lengths(histogram, ReadOptions(**limits))
+    assert counted.left_out == listed.left_out
+    assert counted.truncated == listed.truncated > 0
+    # Of other lengths than those that were noted.
+    assert counted.fingerprint == listed.fingerprint
+
+
+def test_that_of_shards_is_that_of_all_their_examples(tmp_path: Path) -> None:
+    for number in range(3):
+        members = [(f"utt{i}.wav", wav(1600 * (1 + i % 4))) for i in range(9)]
+        (tmp_path / f"{number}.tar").write_bytes(shard(members))
+    output = tmp_path / "histogram.parquet"
+    scan(f"{tmp_path}/*.tar", ReadOptions(), output, histogram=True, jobs=2)
+    rows = pyarrow.parquet.read_table(output).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        (0.4, 6),
+        (0.3, 6),
+        (0.2, 6),
+        (0.1, 9),
+    ]
+    assert load_lengths(output).unit == "s"
+
+
+def test_ten_billion_examples_are_swept(tmp_path: Path) -> None:
+    lengths = np.arange(1, 3001) / 100
+    counts = np.full(lengths.size, 3_333_333)
+    counts[0] += 10_000_000_000 - int(counts.sum())
+    made = replace(Lengths.of(lengths, counts=counts, unit="s"), known_fingerprint="0")
+    path = tmp_path / "histogram.parquet"
+    pyarrow.parquet.write_table(histogram_table(made), path)
+    read = load_lengths(path)
+    assert read.count == 10_000_000_000
+    settings = SweepSettings(
+        num_buckets=(10,), strategies=("optimal", "quantile"), world_size=8
+    )
+    swept = sweep(read, 600.0, settings, Costs())
+    best = swept.rows[swept.recommended or 0]
+    assert swept.lower_bound.batches < best.batches < 1.12 * swept.lower_bound.batches
+    assert best.batches % 8 == 0
+    assert swept.lengths.fingerprint == "0"
+    with pytest.raises(ManifestError, match="too many to hold each of them"):
+        _ = read.values
+
+
+def test_where_each_example_is_needed_it_is_refused(
+    histogram: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ManifestError, match="is a histogram: it counts"):
+        load_stream(histogram)
+    with pytest.raises(ManifestError, match="is a histogram: it counts"):
+        scan(histogram, ReadOptions(), tmp_path / "lengths.parquet")
+    with pytest.raises(ManifestError, match="is a histogram: it counts"):
+        load_ordered_lengths(histogram)  # the sampler's
+    targets = tmp_path / "targets.txt"
+    targets.write_text("a b\n" * 5000)
+    with pytest.raises(ManifestError, match="is a histogram: it counts"):
+        load_lengths(histogram, ReadOptions(target_file=str(targets)))
+
+
+def test_an_edited_histogram_has_another_fingerprint(histogram: Path) -> None:
+    table = pyarrow.parquet.read_table(histogram)
+    edited = table.slice(1)
+    pyarrow.parquet.write_table(edited, histogram)
+    lengths = load_lengths(histogram)
+    assert lengths.fingerprint == lengths.runs.fingerprint()
+    counts = np.array(edited.column("count")).copy()
+    counts[2] = 0
+    damaged = edited.set_column(2, "count", pyarrow.array(counts))
+    pyarrow.parquet.write_table(damaged, histogram)
+    with pytest.raises(ManifestError, match="row 3 counts 0 examples"):
+        load_lengths(histogram)
+
+
+def test_fingerprints_do_not_depend_on_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [3.0, 1.0, 3.0, 2.0, 3.0, 1.0, 7.0]
+    targets = [1.0, 2.0, 1.0, 0.0, 4.0, 2.0, 3.0]
+    whole = Lengths.of(lengths, targets).fingerprint
+    for size in (1, 2, 3, 4, 7, 8):
+        monkeypatch.setattr(batchtune.lengths, "_HASHED_AT_ONCE", size)
+        assert Lengths.of(lengths, targets).fingerprint == whole

@@ -1,0 +1,120 @@
+"""Scans on Ray: what is written is what this machine's processes write, even if workers are killed."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from manifests.samples import shard, wav
+
+from batchtune.errors import BatchtuneError, UsageError
+from batchtune.manifests import ReadOptions, scan
+from batchtune.manifests.storage import Traffic
+
+NUM_SHARDS = 48
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(NUM_SHARDS):
+        members = []
+        for example in range(300):
+            samples = 800 + (37 * example + 11 * number) % 400
+            members.append((f"utt{number}-{example}.wav", wav(samples)))
+            members.append((f"utt{number}-{example}.txt", b"ab" * (example % 30 + 1)))
+        (folder / f"{number:03d}.tar").write_bytes(shard(members))
+    return folder
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    """Two CPUs of this machine."""
+    ray = pytest.importorskip("ray")
+    # The paths of its sockets must be short.
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 << 20,
+        log_to_driver=False,
+        logging_level="error",
+        _temp_dir=folder,
+    )
+    yield
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def workers() -> list[psutil.Process]:
+    """The processes that do tasks, by the names that Ray gives them."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            name = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        # Others with "ray::" are the agents of the machine.
+        if name.startswith(("ray::read_together", "ray::IDLE")):
+            found.append(process)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("histogram", [False, True])
+def test_the_same_bytes_after_both_workers_are_killed(
+    shards: Path, cluster: None, tmp_path: Path, histogram: bool
+) -> None:
+    options = ReadOptions(target_key="txt")
+    local = tmp_path / "local.parquet"
+    scan(shards, options, local, histogram=histogram)
+    killed: list[int] = []
+
+    def kill(share: float, examples: int, traffic: Traffic) -> None:
+        if examples and not killed:
+            for process in workers():
+                process.send_signal(signal.SIGKILL)
+                killed.append(process.pid)
+
+    on_ray = tmp_path / "ray.parquet"
+    scan(shards, options, on_ray, histogram=histogram, engine="ray", on_progress=kill)
+    assert len(killed) >= 2
+    assert on_ray.read_bytes() == local.read_bytes()
+
+
+def test_a_missing_ray_is_named(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        BatchtuneError, match="--engine ray needs the package ray"
+    ) as caught:
+        scan(shards, ReadOptions(), tmp_path / "lengths.parquet", engine="ray")
+    assert caught.value.hint == "Install it: pip install 'batchtune[ray]'."
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_address_without_a_cluster_is_said(shards: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(
+        UsageError, match=r"no Ray cluster can be used at '127\.0\.0\.1:9'"
+    ):
+        scan(
+            shards,
+            ReadOptions(),
+            tmp_path / "lengths.parquet",
+            engine="ray",
+            ray_address="127.0.0.1:9",
+        )

@@ -1,0 +1,265 @@
+"""Sources behind URLs: what is read equals what a file on disk gives, and little of it is fetched."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from manifests.range_server import RangeServer, serving
+from manifests.samples import shard, wav
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import ReadOptions, load_lengths, load_stream, scan
+from batchtune.manifests.storage import Stored, Window, _filesystem
+
+pytest.importorskip("fsspec")
+pytest.importorskip("aiohttp")
+
+# Longer than any gap that is read through, however slow this machine is.
+_LONG_SAMPLES = 140_000
+_MOST_BYTES_A_SAMPLE = 3 * 1024
+
+
+@pytest.fixture(autouse=True)
+def own_connections() -> Iterator[None]:
+    """Each test opens its own connections."""
+    yield
+    _filesystem.cache_clear()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with serving(folder) as files:
+        yield files
+
+
+@pytest.fixture(scope="module")
+def long_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four shards of 125 examples: two as old tar has them, two with pax headers; 140 MB."""
+    folder = tmp_path_factory.mktemp("long")
+    for number in range(4):
+        members = []
+        for example in range(125):
+            key = f"utt{number}-{example:03d}"
+            members.append((f"{key}.txt", b"ab" * (1 + example % 70)))
+            members.append((f"{key}.wav", wav(_LONG_SAMPLES + 16 * example)))
+        form = tarfile.USTAR_FORMAT if number < 2 else tarfile.PAX_FORMAT
+        (folder / f"train-{number}.tar").write_bytes(shard(members, form))
+    return folder
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    table = pyarrow.parquet.read_table(path).drop_columns(["source"])
+    return table.to_pylist()
+
+
+def refusal(manifest: str, **options: object) -> ManifestError:
+    with pytest.raises(ManifestError) as caught:
+        load_lengths(manifest, ReadOptions(**options))  # type: ignore[arg-type]
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.slow
+def test_few_bytes_of_shards_are_fetched_over_http(
+    long_shards: Path, tmp_path: Path
+) -> None:
+    names = "train-{0..3}.tar"
+    options = ReadOptions(target_key="txt")
+    notes: list[str] = []
+    scan(f"{long_shards}/{names}", options, tmp_path / "local.parquet")
+    with serving(long_shards) as server:
+        output = tmp_path / "remote.parquet"
+        scan(f"{server.url}/{names}", options, output, jobs=2, on_note=notes.append)
+        assert server.sent <= 500 * _MOST_BYTES_A_SAMPLE
+        told = f"Read over the network: {len(server.requests):,} requests"
+    assert rows(output) == rows(tmp_path / "local.parquet")
+    assert notes[-1].startswith(told)
+
+
+def test_an_interrupted_scan_goes_on_by_etags(
+    server: RangeServer, tmp_path: Path
+) -> None:
+    for number in range(3):
+        content = shard([(f"utt{number}.wav", wav(1600 * (number + 1)))])
+        (server.folder / f"{number}.tar").write_bytes(content)
+    manifest = f"{server.url}/{{0..2}}.tar"
+    output = tmp_path / "lengths.parquet"
+    server.status["/2.tar"] = 403
+    with pytest.raises(ManifestError, match=r"1 of 3 sources.*\n.*access denied"):
+        scan(manifest, ReadOptions(), output)
+    del server.status["/2.tar"]
+    (server.folder / "1.tar").write_bytes(shard([("new.wav", wav(16_000))]))
+    server.reset()
+    scan(manifest, ReadOptions(), output)
+    fetched = {path for method, path in server.requests if method == "GET"}
+    # The first is looked at again to see what is read.
+    assert fetched == {"/0.tar", "/1.tar", "/2.tar"}
+    assert [path for _, path in server.requests].count("/0.tar") == 2
+    assert [row["length"] for row in rows(output)] == [1.0, 0.3, 0.1]
+
+
+def test_a_small_shard_is_read_by_one_request(server: RangeServer) -> None:
+    members = [(f"utt{number}.wav", wav(100 + number)) for number in range(20)]
+    (server.folder / "small.tar").write_bytes(shard(members))
+    lengths = load_lengths(f"{server.url}/small.tar")
+    assert lengths.count == 20
+    assert [method for method, _ in server.requests] == ["HEAD", "GET"]
+
+
+def test_parquet_is_read_by_its_footer(server: RangeServer) -> None:
+    audio = [os.urandom(1000) for _ in range(4000)]
+    table = pyarrow.table({"duration": np.arange(1.0, 4001), "audio": audio})
+    pyarrow.parquet.write_table(table, server.folder / "long.parquet")
+    lengths = load_lengths(f"{server.url}/long.parquet")
+    assert lengths.count == 4000 and lengths.longest == 4000
+    assert server.sent < 300_000
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_manifests_are_streamed(server: RangeServer, compressed: bool) -> None:
+    lines = [f"utt{number},{1 + number % 97}\n" for number in range(200_000)]
+    content = ("id,duration\n" + "".join(lines)).encode()
+    if compressed:
+        content = gzip.compress(content)
+    (server.folder / "train.csv").write_bytes(content)
+    remote = load_lengths(f"{server.url}/train.csv")
+    local = load_lengths(server.folder / "train.csv")
+    assert remote.fingerprint == local.fingerprint
+    assert server.sent < 2 * len(content) + 2**21
+
+
+def test_an_arrow_file_behind_a_url(server: RangeServer) -> None:
+    table = pyarrow.table({"duration": [1.5, 2.5, 0.5]})
+    for name, new in [
+        ("file", pyarrow.ipc.new_file),
+        ("stream", pyarrow.ipc.new_stream),
+    ]:
+        path = server.folder / f"{name}.arrow"
+        with new(path, table.schema) as writer:
+            writer.write_table(table)
+        assert load_lengths(f"{server.url}/{name}.arrow").total == 4.5
+
+
+def test_audio_files_behind_urls(server: RangeServer) -> None:
+    for number in range(3):
+        (server.folder / f"a{number}.wav").write_bytes(wav(1600 * (number + 1)))
+    stream = load_stream(f"{server.url}/a{{0..2}}.wav")
+    assert stream.values.tolist() == [0.1, 0.2, 0.3]
+    (server.folder / "a1.wav").unlink()
+    assert "a1.wav does not exist" in refusal(f"{server.url}/a{{0..2}}.wav").message
+
+
+def test_a_server_that_ignores_ranges_is_read_whole(server: RangeServer) -> None:
+    server.with_ranges = False
+    members = [(f"utt{number}.wav", wav(16_000 + number)) for number in range(20)]
+    (server.folder / "a.tar").write_bytes(shard(members))
+    assert load_lengths(f"{server.url}/a.tar").count == 20
+    assert [method for method, _ in server.requests] == ["HEAD", "GET"]
+
+
+@pytest.mark.parametrize("of_equal_size", [False, True])
+def test_an_object_that_changes_while_it_is_read(
+    server: RangeServer, of_equal_size: bool
+) -> None:
+    members = [(f"utt{number}.wav", wav(100_000)) for number in range(20)]
+    path = server.folder / "a.tar"
+    path.write_bytes(shard(members))
+    content = path.read_bytes()
+    changed = content[:-1] + b"x" if of_equal_size else content[: len(content) // 2]
+
+    def change(number: int) -> None:
+        if number == 30:
+            path.write_bytes(changed)
+
+    server.on_request = change
+    error = refusal(f"{server.url}/a.tar")
+    assert "a.tar changed while it was read" in error.message
+
+
+def test_what_can_not_be_read_is_said(server: RangeServer) -> None:
+    (server.folder / "a.csv").write_text("id,duration\na,1\n")
+    missing = refusal(f"{server.url}/none.csv")
+    assert missing.message == f"{server.url}/none.csv does not exist"
+    server.status["/a.csv"] = 403
+    denied = refusal(f"{server.url}/a.csv")
+    assert "access denied" in denied.message
+    assert denied.hint is not None and "Credentials are read by" in denied.hint
+    server.status["/a.csv"] = 500
+    assert "can't be read" in refusal(f"{server.url}/a.csv").message
+    assert "Protocol not known" in refusal("nosuch://bucket/a.csv").message
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _filesystem.cache_clear()
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    error = refusal("s3://bucket/a.csv")
+    assert "fsspec is missing" in error.message
+    assert error.hint == "Install it: pip install 'batchtune[remote]'."
+
+
+class CountedBytes(Stored):
+    """Bytes in memory, and how often some were read."""
+
+    window = 2048
+
+    def __init__(self, content: bytes, gap: int) -> None:
+        self.content = content
+        self.size = len(content)
+        self.reads: list[int] = []
+        self._gap = gap
+
+    @property
+    def gap(self) -> int:
+        return self._gap
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = self.content[offset : offset + size]
+        self.reads.append(len(data))
+        return data
+
+    def stream(self) -> BinaryIO:
+        return io.BytesIO(self.content)
+
+    random_access = stream
+
+
+@pytest.mark.parametrize("step", [700, 3000, 9000, 50_000])
+def test_small_gaps_are_read_through(step: int) -> None:
+    content = os.urandom(400_000)
+    reads = {}
+    for gap in (0, 20_000):
+        stored = CountedBytes(content, gap)
+        window = Window(stored)
+        for offset in range(0, len(content), step):
+            assert window.read(offset, 600) == content[offset : offset + 600]
+        assert window.read(len(content) - 5, 600) == content[-5:]
+        reads[gap] = stored.reads
+    needed = len(range(0, len(content), step))
+    if step > 20_000:  # not worth it
+        assert reads[20_000] == reads[0]
+    else:
+        assert len(reads[20_000]) < max(needed // 2, 25)
+    assert max(reads[0]) <= 2048
+
+
+def test_what_is_needed_between_gaps_is_read_at_once() -> None:
+    content = os.urandom(1_000_000)
+    stored = CountedBytes(content, 0)
+    window = Window(stored)
+    for start in range(0, len(content) - 5000, 100_000):
+        for offset in range(start, start + 4000, 500):
+            window.read(offset, 500)
+    assert stored.reads[-5:] == [4000] * 5

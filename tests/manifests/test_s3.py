@@ -1,0 +1,108 @@
+"""Sources on S3, as moto's server on this machine plays it; credentials are those of the environment."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from manifests.samples import shard, wav
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import ReadOptions, load_lengths, scan
+from batchtune.manifests.storage import Traffic, _filesystem
+
+s3fs = pytest.importorskip("s3fs")
+moto_server = pytest.importorskip("moto.server")
+boto3 = pytest.importorskip("boto3")
+
+pytestmark = [
+    pytest.mark.slow,
+    # boto's and moto's own.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+# Longer than any gap that is read through, however slow this machine is.
+_LONG_SAMPLES = 140_000
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[object]:
+    """A client of a server with an empty bucket."""
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        yield client
+        _filesystem.cache_clear()
+    server.stop()
+
+
+def forget_credentials() -> None:
+    s3fs.S3FileSystem.clear_instance_cache()
+    _filesystem.cache_clear()
+
+
+def test_few_bytes_of_shards_are_fetched(s3: object, tmp_path: Path) -> None:
+    local = tmp_path / "train"
+    local.mkdir()
+    for number in range(4):
+        members = []
+        for example in range(100):
+            key = f"utt{number}-{example:03d}"
+            members.append((f"{key}.txt", b"ab" * (1 + example % 70)))
+            members.append((f"{key}.wav", wav(_LONG_SAMPLES + 16 * example)))
+        form = tarfile.USTAR_FORMAT if number < 2 else tarfile.PAX_FORMAT
+        path = local / f"{number}.tar"
+        path.write_bytes(shard(members, form))
+        s3.upload_file(str(path), "bucket", f"train/{number}.tar")  # type: ignore[attr-defined]
+    options = ReadOptions(target_key="txt")
+    expected = tmp_path / "local.parquet"
+    scan(local, options, expected)
+    fetched = []
+
+    def note_traffic(share: float, examples: int, traffic: Traffic) -> None:
+        fetched.append(traffic.size)
+
+    for manifest in ("s3://bucket/train", "s3://bucket/train/*.tar"):
+        output = tmp_path / "remote.parquet"
+        scan(manifest, options, output, jobs=2, on_progress=note_traffic)
+        tables = [
+            pyarrow.parquet.read_table(path).drop_columns(["source"])
+            for path in (output, expected)
+        ]
+        assert tables[0].equals(tables[1])
+        assert 0 < fetched[-1] <= 400 * 3 * 1024
+
+
+def test_a_bucket_or_object_that_is_missing_is_said(s3: object) -> None:
+    with pytest.raises(ManifestError, match="no such bucket"):
+        load_lengths("s3://no-such-bucket/a.csv")
+    with pytest.raises(ManifestError, match=r"none\.csv does not exist"):
+        load_lengths("s3://bucket/none.csv")
+    with pytest.raises(ManifestError, match="nothing matches"):
+        load_lengths("s3://bucket/none-*.csv")
+
+
+def test_missing_credentials_are_said(
+    s3: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    forget_credentials()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ManifestError, match="no credentials") as caught:
+        load_lengths("s3://bucket/a.csv")
+    assert "AWS_PROFILE" in str(caught.value.hint)
+    forget_credentials()
