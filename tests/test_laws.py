@@ -296,7 +296,7 @@ def test_few_trials_fail_where_failures_are_dear() -> None:
         *(pytest.param(TARGET_LAWS[name], True, id=name) for name in SMOOTH_OF_TWO),
     ],
 )
-def test_dear_failures_are_few_where_memory_is_smooth(
+def test_dear_failures_are_few_on_smooth_memory(
     law: Law, targets: bool, data: str
 ) -> None:
     device = LawDevice(law, made_lengths(data, targets=targets, count=1000))
@@ -315,7 +315,7 @@ def test_dear_failures_are_few_where_memory_is_smooth(
     data=st.sampled_from(DATA),
 )
 @settings(max_examples=40, deadline=None)
-def test_dear_failures_are_no_more_than_bisection_needs(
+def test_dear_failures_are_bounded_on_any_law(
     leaps: list[float], every: int, noise: float, targets: bool, data: str
 ) -> None:
     def need(batch_size: int, length: float, target: float) -> float:
