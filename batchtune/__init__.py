@@ -10,10 +10,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from batchtune.api import probe, read_run, sweep, tune
     from batchtune.errors import BatchtuneError
+    from batchtune.packing import TimeLaw, pack
     from batchtune.results import BatchShape
     from batchtune.sampler import (
         BucketBatchSampler,
         BucketedStream,
+        PackedBatchSampler,
         PooledBatchSampler,
         sampler_from_config,
     )
@@ -25,10 +27,13 @@ __all__ = [
     "BatchtuneError",
     "BucketBatchSampler",
     "BucketedStream",
+    "PackedBatchSampler",
     "PooledBatchSampler",
     "Recorder",
+    "TimeLaw",
     "Workload",
     "__version__",
+    "pack",
     "probe",
     "read_run",
     "sampler_from_config",
@@ -39,7 +44,9 @@ _HOMES = {
     "BatchShape": "results",
     "BatchtuneError": "errors",
     "Recorder": "scripts.recorder",
+    "TimeLaw": "packing",
     "Workload": "workloads",
+    "pack": "packing",
     "read_run": "api",
     "sweep": "api",
     "tune": "api",

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
 BASE = {
+    "arguments",
     "configs",
     "errors",
     "files",
@@ -32,6 +33,7 @@ LEVELS = [
     {"workloads"},  # the probe's worker builds them
     {"processes"},
     {"manifests", "epochs"},
+    {"packing"},
     {"buckets"},
     {"probe", "streams"},
     {"loaders", "verify"},  # what is out of memory the probe knows

@@ -140,22 +140,12 @@ class BucketBatcher(Batcher):
         return lay_out(self._counts, self._batch_sizes, dealing).batches_per_rank
 
 
-class PoolBatcher(Batcher):
-    """Examples in pools: shuffled, taken `pool_size` at a time, sorted by length, cut into batches.
+class ReshuffledBatcher(Batcher):
+    """Examples of which some shuffles make more batches than others; all epochs have as many as the first ones."""
 
-    All pools of an epoch are of one size, to within one example. The longest examples of a pool come first; of equally
-    long ones those that the shuffle put first.
-    """
-
-    def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
-        distinct = np.unique(lengths)
-        # Shape (examples,): the place of each length among the distinct ones, from the longest; few bits sort fast.
-        places = distinct.size - 1 - np.searchsorted(distinct, lengths)
-        self._places = places.astype(np.min_scalar_type(distinct.size))
-        self._distinct: FloatArray = distinct[::-1].astype(np.float64)
-        self._buckets = batching.table.assign(distinct[::-1])
-        self._batching = batching
-        self._pools = batching.pools_of(lengths.size)
+    def __init__(self, count: int) -> None:
+        """Take so many examples."""
+        self._count = count
         self._per_rank: dict[tuple[int, bool, Dealing], int] = {}
         self._first_steps: dict[tuple[Drawing, Dealing], tuple[Indices, Layout]] = {}
 
@@ -175,10 +165,10 @@ class PoolBatcher(Batcher):
             examples, steps = self._first_steps.get((shuffle, dealing)) or self._steps(
                 shuffle, dealing
             )
-            batches = steps_per_rank(steps)
+            batches = self._rounded_per_rank(steps)
             if batches == wanted or (batches > wanted) == dealing.drop_last:
                 break
-        return Cut(examples, replace(deal(steps, wanted), most_per_rank=wanted))
+        return self._dealt(examples, steps, wanted)
 
     def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
         """Return the most batches of the first three epochs, with `drop_last` the fewest."""
@@ -189,15 +179,47 @@ class PoolBatcher(Batcher):
             for epoch in epochs:
                 first = replace(drawing, epoch=epoch, attempt=0)
                 steps = self._steps(first, dealing)
-                numbers.append(steps_per_rank(steps[1]))
-                if self._places.size <= _REMEMBERED:
+                numbers.append(self._rounded_per_rank(steps[1]))
+                if self._count <= _REMEMBERED:
                     self._first_steps[first, dealing] = steps
             self._per_rank[plan] = min(numbers) if dealing.drop_last else max(numbers)
         return self._per_rank[plan]
 
+    def _rounded_per_rank(self, steps: Layout) -> int:
+        """Return the number of batches of each rank that a shuffle makes."""
+        return steps_per_rank(steps)
+
+    def _dealt(self, examples: Indices, steps: Layout, per_rank: int) -> Cut:
+        """Return the batches of the ranks, so many each."""
+        dealt = deal(steps, per_rank)
+        return Cut(examples, replace(dealt, most_per_rank=per_rank))
+
+    @abstractmethod
+    def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
+        """Return the examples of a shuffle, and its batches or, with `same_bucket`, its steps of all ranks."""
+
+
+class PoolBatcher(ReshuffledBatcher):
+    """Examples in pools: shuffled, taken `pool_size` at a time, sorted by length, cut into batches.
+
+    All pools of an epoch are of one size, to within one example. The longest examples of a pool come first; of equally
+    long ones those that the shuffle put first.
+    """
+
+    def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
+        super().__init__(lengths.size)
+        distinct = np.unique(lengths)
+        # Shape (examples,): the place of each length among the distinct ones, from the longest; few bits sort fast.
+        places = distinct.size - 1 - np.searchsorted(distinct, lengths)
+        self._places = places.astype(np.min_scalar_type(distinct.size))
+        self._distinct: FloatArray = distinct[::-1].astype(np.float64)
+        self._buckets = batching.table.assign(distinct[::-1])
+        self._batching = batching
+        self._pools = batching.pools_of(lengths.size)
+
     def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
         """Return the examples, and the pools' batches, or with `same_bucket` those of all ranks of a step in one."""
-        count = self._places.size
+        count = self._count
         overhead = self._batching.batch_overhead
         examples: Indices = np.arange(count, dtype=index_dtype(count))
         if drawing.shuffle:

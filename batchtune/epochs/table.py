@@ -263,13 +263,15 @@ class OverlongError(ValueError):
     """Examples beyond the last boundary."""
 
 
-def checked_lengths(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return the lengths that a user gave as an array; raise ValueError for one that is not positive and finite."""
-    values = _numbers(
-        "lengths",
-        lengths,
-        "; for a manifest, use from_config; for a data set, also give it length_of=",
-    )
+def checked_lengths(
+    lengths: npt.ArrayLike,
+    hint: str = "; for a manifest, use from_config; for a data set, also give it length_of=",
+) -> npt.NDArray[Any]:
+    """Return the lengths that a user gave as an array; raise ValueError for one that is not positive and finite.
+
+    The message for what is no array ends with the hint.
+    """
+    values = _numbers("lengths", lengths, hint)
     _check_each(
         "lengths must be positive and finite", values, (values > 0) & (values < np.inf)
     )

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch.distributed  # noqa: TID253  # this module is torch's: the package imports it only when its class is used
 
+from batchtune.arguments import whole
 from batchtune.errors import shortened
 from batchtune.exports.run_configs import read_stream_yaml
 
 _MOST_RANKS = 1_000_000
-# Counters have 64 bits, and there are further epochs and batches after the largest.
-_LARGEST = 2**62
 LARGEST_SEED = 2**128  # twice the bits of any that torch or NumPy draw
 
 # What is shorter is of length 0.
@@ -69,27 +68,6 @@ def checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] |
         raise ValueError("rank and world_size go together: give both")
     processes = whole("world_size", world_size, 1, highest=_MOST_RANKS)
     return whole("rank", rank, highest=processes - 1), processes
-
-
-def whole(name: str, value: float, lowest: int = 0, *, highest: int = _LARGEST) -> int:
-    """Return the value as an int; raise ValueError unless it is a whole number from `lowest` to `highest`.
-
-    Floats count, as a size may have been computed.
-    """
-    if not is_number(value) or value != value // 1 or value < lowest:
-        raise ValueError(
-            f"{name} must be a whole number, at least {lowest}, got {shortened(value)}"
-        )
-    if value > highest:
-        raise ValueError(f"{name} must be at most {highest:,}, got {shortened(value)}")
-    return int(value)
-
-
-def is_number(value: object) -> bool:
-    """Return whether the value is a number of Python or NumPy."""
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(
-        value, bool
-    )
 
 
 def flag(name: str, value: bool) -> bool:

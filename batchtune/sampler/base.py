@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler  # noqa: TID253  # as in arguments.py
 
-from batchtune.epochs.batchers import Batching
+from batchtune.arguments import whole
+from batchtune.epochs.batchers import Batcher, Batching
 from batchtune.epochs.layout import (
     ORDERINGS,
     Dealing,
@@ -38,7 +39,6 @@ from batchtune.sampler.arguments import (
     check_state,
     checked_ranks,
     flag,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -56,8 +56,203 @@ _READING = set(ReadOptions.__struct_fields__)
 
 
 class EpochBatchSampler(OnRanks, Sampler[list[int]]):
+    """A batch sampler that deals each epoch's batches to ranks, and resumes in mid-epoch.
+
+    Subclasses make its batcher, and give the options that decide on the batches, next to the lengths, for the digest of
+    its state.
+    """
+
+    # What the digest is of, and what makes smaller batches, for messages.
+    COVERED: ClassVar[str] = "lengths and options"
+    SIZES: ClassVar[str] = "max_tokens"
+
+    def __init__(
+        self,
+        values: npt.NDArray[Any],
+        batcher: Batcher,
+        options: list[Any],
+        *,
+        shuffle: bool,
+        drop_last: bool,
+        seed: int,
+        epoch: int,
+        rank: int | None,
+        world_size: int | None,
+        batch_ordering: Ordering = "random",
+        same_bucket: bool = False,
+        accumulate: int = 1,
+    ) -> None:
+        self.seed = whole("seed", seed, highest=LARGEST_SEED)
+        self.batch_ordering = batch_ordering
+        self.shuffle = flag("shuffle", shuffle)
+        self.drop_last = flag("drop_last", drop_last)
+        self.same_bucket = flag("same_bucket", same_bucket)
+        self.accumulate = accumulate
+        self._ranks = checked_ranks(rank, world_size)
+        self._batcher = batcher
+        # A copy, as the caller may change theirs between two epochs.
+        self._lengths = None if batch_ordering == "random" else np.array(values)
+        identity = [*options, self.shuffle, self.batch_ordering, self.drop_last]
+        digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(values, dtype="<f8").data)
+        self._digest = digest.hexdigest()
+        # The epoch and batch that the next pass begins with, and the last pass that gave a batch.
+        self._next = (whole("epoch", epoch), 0)
+        self._pass: _Pass | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running, else the next."""
+        return self._cursor[0]
+
+    @property
+    def repeated_examples(self) -> int:
+        """How many examples this epoch has twice, over all ranks; 0 unless there are too few to be dealt."""
+        return self._batcher.cut(*self._plan(self.epoch)).layout.repeated_examples
+
+    @property
+    def dropped_examples(self) -> int:
+        """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
+        drawing, dealing = self._plan(self.epoch)
+        cut = self._batcher.cut(drawing, dealing)
+        return dropped_examples(cut.layout, drawn(cut, drawing, self._lengths))
+
+    @property
+    def sampler(self) -> SimpleNamespace:
+        """Where Lightning, accelerate and (as `batch_sampler`) transformers' Trainer look for `set_epoch`."""
+        return SimpleNamespace(set_epoch=self.set_epoch)
+
+    batch_sampler = sampler
+
+    def __len__(self) -> int:
+        """Return the number of batches that this rank has, the same in every epoch and on every rank."""
+        return self._batcher.batches_per_rank(*self._plan(self.epoch))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._pass = None
+        return self._batches(_loader_of(sys._getframe(1)))
+
+    def _batches(self, loader: Mapping[str, Any] | None) -> Iterator[list[int]]:
+        # All of this runs with the first batch: a DataLoader with workers makes an iterator that it never uses.
+        epoch, first = self._next
+        self._next = (epoch + 1, 0)
+        now = self._pass = _Pass(epoch, first, first, loader)
+        drawing, dealing = self._plan(epoch)
+        cut = self._batcher.cut(drawing, dealing)
+        batches = drawn(cut, drawing, self._lengths)[self.rank :: self.world_size]
+        if not batches.size:
+            warnings.warn(
+                f"drop_last leaves out all {cut.layout.count:,} examples, as they don't fill a batch on each of "
+                f"{self.world_size} ranks: set drop_last=False, or lower {self.SIZES}.",
+                stacklevel=2,
+            )
+        for now.handed_out, batch in enumerate(cut.lists(batches[first:]), first + 1):
+            self._pass = now
+            yield batch
+        now.running = False
+
+    def _plan(self, epoch: int) -> tuple[Drawing, Dealing]:
+        drawing = Drawing(
+            shuffle=self.shuffle,
+            ordering=self.batch_ordering,
+            seed=self.seed,
+            epoch=epoch,
+        )
+        return drawing, Dealing(
+            world_size=self.world_size,
+            same_bucket=self.same_bucket,
+            drop_last=self.drop_last,
+            accumulate=self.accumulate,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there.
+
+        Unless this is called, an iteration that has given its first batch is followed by the next epoch.
+        """
+        wanted = whole("epoch", epoch)
+        if wanted != self._next[0] or (self._pass is not None and self._pass.running):
+            self._next = (wanted, 0)
+        self._pass = None
+
+    def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to go on after the delivered batches; the same on every rank.
+
+        `batches` of the last pass were trained on: say it if something between the sampler and the training fetches
+        ahead; None for all that a plain DataLoader has delivered. Raises ValueError if fewer were handed out.
+        """
+        epoch, position = self._cursor
+        if batches is not None:
+            epoch, position = self._after(whole("batches", batches))
+        return {"epoch": epoch, "position": position, **self._identity}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where the state was taken.
+
+        Raises ValueError if the state is of another sampler: other lengths, options, seed or number of ranks.
+        """
+        check_state(
+            "sampler",
+            state_dict,
+            ("epoch", "position"),
+            self._identity,
+            self.COVERED,
+        )
+        epoch = whole("epoch", state_dict["epoch"])
+        position = whole("position", state_dict["position"])
+        batches = self._batcher.batches_per_rank(*self._plan(epoch))
+        if position > batches:
+            raise ValueError(
+                f"the state is at batch {position}, but its epoch has {batches}"
+            )
+        self._next = (epoch, position)
+        self._pass = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the view of a running loader, which can't be copied to another process."""
+        return {
+            **self.__dict__,
+            "_pass": None if self._pass is None else replace(self._pass, loader=None),
+        }
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "world_size": self.world_size,
+            "digest": self._digest,
+        }
+
+    @property
+    def _cursor(self) -> tuple[int, int]:
+        now = self._pass
+        if now is not None and now.delivered is not None:
+            return self._after(now.delivered)
+        if now is not None and now.running:
+            return now.epoch, now.handed_out
+        return self._next
+
+    def _after(self, batches: int) -> tuple[int, int]:
+        """Return epoch and position after this many batches of the last pass; raise ValueError if it gave fewer."""
+        now = self._pass
+        handed_out = 0 if now is None else now.handed_out - now.first
+        if batches > handed_out:
+            raise ValueError(
+                f"batches is {batches}, but the sampler has handed out {handed_out} in this pass"
+            )
+        # Lightning sets the epoch again after its loader has begun it: until the next pass, what follows is not set.
+        if now is None or (
+            not now.running and batches == handed_out and self._next[0] != now.epoch
+        ):
+            return self._next
+        return now.epoch, now.first + batches
+
+
+class TableBatchSampler(EpochBatchSampler):
     """A batch sampler for buckets or pools."""
 
+    COVERED = "lengths, boundaries, batch sizes and options"
+    SIZES = "bucket_batch_sizes"
     # The `sampler` of the sampler.yaml files that it runs; None: any.
     KIND: ClassVar[str | None] = None
     # The fields of these files that are its arguments.
@@ -90,28 +285,29 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             raise ValueError(
                 f"overlong must be error or single, got {shortened(overlong)}"
             )
-        self.seed = whole("seed", seed, highest=LARGEST_SEED)
-        self.batch_ordering = batch_ordering
-        self.shuffle = flag("shuffle", shuffle)
-        self.drop_last = flag("drop_last", drop_last)
-        self.same_bucket = flag("same_bucket", same_bucket)
-        self._ranks = checked_ranks(rank, world_size)
+        same_bucket = flag("same_bucket", same_bucket)
         values = checked_lengths(lengths)
         table = holding_all(values, table, overlong)
-        self._batcher = Batching(table, self.pool_size, self.batch_overhead).batcher(
-            values
+        batching = Batching(table, self.pool_size, self.batch_overhead)
+        super().__init__(
+            values,
+            batching.batcher(values),
+            [
+                table.boundaries.tolist(),
+                table.batch_sizes.tolist(),
+                same_bucket,
+                self.pool_size,
+                self.batch_overhead,
+            ],
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+            epoch=epoch,
+            rank=rank,
+            world_size=world_size,
+            batch_ordering=batch_ordering,
+            same_bucket=same_bucket,
         )
-        # A copy, as the caller may change theirs between two epochs.
-        self._lengths = None if batch_ordering == "random" else np.array(values)
-        identity = [table.boundaries.tolist(), table.batch_sizes.tolist()]
-        identity += [self.shuffle, self.batch_ordering, self.drop_last]
-        identity += [self.same_bucket, self.pool_size, self.batch_overhead]
-        digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16)
-        digest.update(np.ascontiguousarray(values, dtype="<f8").data)
-        self._digest = digest.hexdigest()
-        # The epoch and batch that the next pass begins with, and the last pass that gave a batch.
-        self._next = (whole("epoch", epoch), 0)
-        self._pass: _Pass | None = None
 
     @classmethod
     def from_config(
@@ -200,149 +396,6 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 stacklevel=2,
             )
         return sampler
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is running, else the next."""
-        return self._cursor[0]
-
-    @property
-    def repeated_examples(self) -> int:
-        """How many examples this epoch has twice, over all ranks; 0 unless there are too few to be dealt."""
-        return self._batcher.cut(*self._plan(self.epoch)).layout.repeated_examples
-
-    @property
-    def dropped_examples(self) -> int:
-        """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
-        drawing, dealing = self._plan(self.epoch)
-        cut = self._batcher.cut(drawing, dealing)
-        return dropped_examples(cut.layout, drawn(cut, drawing, self._lengths))
-
-    @property
-    def sampler(self) -> SimpleNamespace:
-        """Where Lightning, accelerate and (as `batch_sampler`) transformers' Trainer look for `set_epoch`."""
-        return SimpleNamespace(set_epoch=self.set_epoch)
-
-    batch_sampler = sampler
-
-    def __len__(self) -> int:
-        """Return the number of batches that this rank has, the same in every epoch and on every rank."""
-        return self._batcher.batches_per_rank(*self._plan(self.epoch))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        self._pass = None
-        return self._batches(_loader_of(sys._getframe(1)))
-
-    def _batches(self, loader: Mapping[str, Any] | None) -> Iterator[list[int]]:
-        # All of this runs with the first batch: a DataLoader with workers makes an iterator that it never uses.
-        epoch, first = self._next
-        self._next = (epoch + 1, 0)
-        now = self._pass = _Pass(epoch, first, first, loader)
-        drawing, dealing = self._plan(epoch)
-        cut = self._batcher.cut(drawing, dealing)
-        batches = drawn(cut, drawing, self._lengths)[self.rank :: self.world_size]
-        if not batches.size:
-            warnings.warn(
-                f"drop_last leaves out all {cut.layout.count:,} examples, as they don't fill a batch on each of "
-                f"{self.world_size} ranks: set drop_last=False, or lower bucket_batch_sizes.",
-                stacklevel=2,
-            )
-        for now.handed_out, batch in enumerate(cut.lists(batches[first:]), first + 1):
-            self._pass = now
-            yield batch
-        now.running = False
-
-    def _plan(self, epoch: int) -> tuple[Drawing, Dealing]:
-        drawing = Drawing(
-            shuffle=self.shuffle,
-            ordering=self.batch_ordering,
-            seed=self.seed,
-            epoch=epoch,
-        )
-        return drawing, Dealing(
-            world_size=self.world_size,
-            same_bucket=self.same_bucket,
-            drop_last=self.drop_last,
-        )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there.
-
-        Unless this is called, an iteration that has given its first batch is followed by the next epoch.
-        """
-        wanted = whole("epoch", epoch)
-        if wanted != self._next[0] or (self._pass is not None and self._pass.running):
-            self._next = (wanted, 0)
-        self._pass = None
-
-    def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to go on after the delivered batches; the same on every rank.
-
-        `batches` of the last pass were trained on: say it if something between the sampler and the training fetches
-        ahead; None for all that a plain DataLoader has delivered. Raises ValueError if fewer were handed out.
-        """
-        epoch, position = self._cursor
-        if batches is not None:
-            epoch, position = self._after(whole("batches", batches))
-        return {"epoch": epoch, "position": position, **self._identity}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where the state was taken.
-
-        Raises ValueError if the state is of another sampler: other lengths, options, seed or number of ranks.
-        """
-        covered = "lengths, boundaries, batch sizes and options"
-        check_state(
-            "sampler", state_dict, ("epoch", "position"), self._identity, covered
-        )
-        epoch = whole("epoch", state_dict["epoch"])
-        position = whole("position", state_dict["position"])
-        batches = self._batcher.batches_per_rank(*self._plan(epoch))
-        if position > batches:
-            raise ValueError(
-                f"the state is at batch {position}, but its epoch has {batches}"
-            )
-        self._next = (epoch, position)
-        self._pass = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the view of a running loader, which can't be copied to another process."""
-        return {
-            **self.__dict__,
-            "_pass": None if self._pass is None else replace(self._pass, loader=None),
-        }
-
-    @property
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "world_size": self.world_size,
-            "digest": self._digest,
-        }
-
-    @property
-    def _cursor(self) -> tuple[int, int]:
-        now = self._pass
-        if now is not None and now.delivered is not None:
-            return self._after(now.delivered)
-        if now is not None and now.running:
-            return now.epoch, now.handed_out
-        return self._next
-
-    def _after(self, batches: int) -> tuple[int, int]:
-        """Return epoch and position after this many batches of the last pass; raise ValueError if it gave fewer."""
-        now = self._pass
-        handed_out = 0 if now is None else now.handed_out - now.first
-        if batches > handed_out:
-            raise ValueError(
-                f"batches is {batches}, but the sampler has handed out {handed_out} in this pass"
-            )
-        # Lightning sets the epoch again after its loader has begun it: until the next pass, what follows is not set.
-        if now is None or (
-            not now.running and batches == handed_out and self._next[0] != now.epoch
-        ):
-            return self._next
-        return now.epoch, now.first + batches
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  # as in arguments.py
 
+from batchtune.arguments import is_number, whole
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import shortened
 from batchtune.results import STREAM_ALGORITHMS, StreamAlgorithm
@@ -24,9 +25,7 @@ from batchtune.sampler.arguments import (
     check_state,
     checked_ranks,
     flag,
-    is_number,
     stream_options,
-    whole,
 )
 from batchtune.sampler.worker import (
     ExampleLimits,

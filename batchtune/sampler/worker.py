@@ -13,14 +13,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch  # noqa: TID253  # as in arguments.py
 from torch.utils.data import get_worker_info  # noqa: TID253  # as in arguments.py
 
+from batchtune.arguments import is_number, whole
 from batchtune.epochs.table import OverlongError
 from batchtune.errors import shortened
 from batchtune.sampler.arguments import (
     as_number,
     check_function,
     flag,
-    is_number,
-    whole,
 )
 from batchtune.streams.bucketed import Reader
 

@@ -1,0 +1,89 @@
+"""Epochs of packed micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from batchtune.epochs.batchers import ReshuffledBatcher
+from batchtune.epochs.layout import (
+    EXAMPLES,
+    Cut,
+    Dealing,
+    Drawing,
+    Indices,
+    Layout,
+    steps_per_rank,
+)
+from batchtune.lengths import IntArray
+from batchtune.packing.packed import Packed
+from batchtune.packing.packing import Budget
+
+
+class PackedBatcher(ReshuffledBatcher):
+    """Sequences in pools: shuffled, taken `pool_size` at a time, packed into micro-batches.
+
+    Micro-batches that all ranks run at the same time are those that take about as long. An epoch with fewer than others
+    has its slowest ones halved.
+    """
+
+    def __init__(self, tokens: IntArray, budget: Budget, pool_size: int) -> None:
+        super().__init__(tokens.size)
+        self._tokens = tokens
+        self._budget = budget
+        self._pools = -(-tokens.size // pool_size)
+
+    def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
+        """Return the sequences, and the micro-batches of all pools."""
+        shuffled = np.arange(self._count)
+        if drawing.shuffle:
+            drawing.stream(EXAMPLES).shuffle(shuffled)
+        sequences = []
+        sizes = []
+        for pool in np.array_split(shuffled, self._pools):
+            packed = self._budget.packed(self._tokens[pool])
+            sequences.append(pool[packed.sequences])
+            sizes.append(packed.sizes)
+        pools = Packed(np.concatenate(sequences), np.concatenate(sizes))
+        return pools.sequences, self._layout(pools, dealing)
+
+    def _rounded_per_rank(self, steps: Layout) -> int:
+        """Return the number of micro-batches of each rank, a multiple of those that are accumulated."""
+        accumulate = steps.dealing.accumulate
+        if steps.dealing.drop_last:
+            return steps_per_rank(steps) // accumulate * accumulate
+        return -(-steps_per_rank(steps) // accumulate) * accumulate
+
+    def _dealt(self, examples: Indices, steps: Layout, per_rank: int) -> Cut:
+        """Return so many micro-batches for each rank, the slowest first, side by side with those that take as long."""
+        seconds = self._budget.time_law.of_sequences(self._tokens)
+        wanted = per_rank * steps.dealing.world_size
+        packed = Packed(examples, steps.batch_sizes)
+        if not steps.dealing.drop_last:
+            packed = packed.split_to(wanted, seconds)
+        order = np.argsort(-packed.sums(seconds), kind="stable")
+        packed = packed.ordered(order)
+        layout = self._layout(packed, replace(steps.dealing, same_bucket=True))
+        if packed.count < wanted:
+            # Fewer sequences than ranks: some are dealt once more.
+            again = np.sort(np.arange(wanted) % packed.count)
+            layout = replace(
+                layout,
+                starts=layout.starts[again],
+                batch_sizes=layout.batch_sizes[again],
+                buckets=layout.buckets[again],
+                rest=layout.rest[again],
+            )
+        return Cut(packed.sequences, replace(layout, most_per_rank=per_rank))
+
+    def _layout(self, packed: Packed, dealing: Dealing) -> Layout:
+        return Layout(
+            starts=packed.starts,
+            batch_sizes=packed.sizes,
+            buckets=np.zeros_like(packed.sizes),
+            rest=np.zeros(packed.count, dtype=np.bool_),
+            dealing=dealing,
+            count=self._count,
+            in_order=True,
+        )

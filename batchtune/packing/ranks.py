@@ -1,0 +1,90 @@
+"""Micro-batches dealt to ranks that wait for each other, so that all take about as long."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.lengths import FloatArray
+
+# So many of the quickest micro-batches, and at least so many for each rank, even out what ranks differ by after the
+# slower ones were dealt in turn. More take longer to deal, and gain nothing.
+_QUICKEST = 4096
+_OF_A_RANK = 32
+
+# A part of the items: its sum, how many it holds, and (index, value) of each; all negated, so that the largest part
+# and, of several, the one with the largest difference between its parts, comes first.
+_Part: TypeAlias = tuple[float, int, list[tuple[int, float]]]
+
+
+def karmarkar_karp(
+    values: Sequence[float], parts: int, *, equal_size: bool
+) -> list[list[int]]:
+    """Divide items into parts of nearly equal sums by the largest differencing method; return the items of each.
+
+    The two divisions with the largest differences are merged, the largest parts of one with the smallest of the other,
+    until one is left. With `equal_size` all parts have as many items, so that these must be a multiple of the parts.
+    Ties are broken as in verl's and slime's `karmarkar_karp`, item for item.
+
+    Source: Karmarkar and Karp, The differencing method of set partitioning (1982).
+    """
+    items = sorted((value, index) for index, value in enumerate(values))
+    each = parts if equal_size else 1
+    divisions = []
+    for first in range(0, len(items), each):
+        taken = items[first : first + each]
+        division = sorted((-value, -1, [(-index, -value)]) for value, index in taken)
+        divisions.append((_negated_difference(division, parts), division))
+    heapq.heapify(divisions)
+    while len(divisions) > 1:
+        _, merged = heapq.heappop(divisions)
+        _, other = heapq.heappop(divisions)
+        held = len(merged)
+        for nth, part in enumerate(other):
+            # Parts that hold nothing are not stored.
+            place = parts - 1 - nth
+            if place < held:
+                merged[place] = _joined(merged[place], part)
+            else:
+                merged.append(part)
+        merged.sort()
+        heapq.heappush(divisions, (_negated_difference(merged, parts), merged))
+    return [[-index for index, _ in negated] for _, _, negated in divisions[0][1]]
+
+
+def _negated_difference(division: list[_Part], parts: int) -> float:
+    largest = division[0][0]
+    if len(division) < parts:
+        return largest
+    return largest - division[-1][0]
+
+
+def _joined(part: _Part, other: _Part) -> _Part:
+    return part[0] + other[0], part[1] + other[1], part[2] + other[2]
+
+
+def dealt(seconds: FloatArray, world_size: int) -> npt.NDArray[np.intp]:
+    """Return the order of micro-batches, a multiple of `world_size`, in which number i is rank i % world_size's.
+
+    Every rank gets as many, and the sums of their seconds are as even as by `karmarkar_karp`. Each rank begins with its
+    slowest, so that those that run at the same time take about as long.
+    """
+    order = np.argsort(-seconds, kind="stable")
+    quickest = max(_QUICKEST, _OF_A_RANK * world_size)
+    turns = max(0, order.size - quickest) // world_size
+    in_turn = order[: turns * world_size].reshape(turns, world_size)
+    in_turn[1::2] = in_turn[1::2, ::-1]
+    sums = seconds[in_turn].sum(axis=0)
+    last = order[turns * world_size :]
+    parts = karmarkar_karp(seconds[last].tolist(), world_size, equal_size=True)
+    parted = last[np.sort(np.array(parts), axis=1)]
+    # The slowest rank so far gets the part with the fewest seconds.
+    given = np.empty_like(parted)
+    given[np.argsort(-sums, kind="stable")] = parted[
+        np.argsort(seconds[parted].sum(axis=1), kind="stable")
+    ]
+    return np.concatenate((in_turn, given.T)).ravel()
