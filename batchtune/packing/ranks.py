@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from batchtune.lengths import FloatArray
 
-# So many of the quickest micro-batches, and at least so many for each rank, even out what ranks differ by after the
-# slower ones were dealt in turn. More take longer to deal, and gain nothing.
-_QUICKEST = 4096
+# So many of the slowest micro-batches, and at least so many for each rank, are dealt by Karmarkar-Karp. The others
+# differ so little from the next that dealing them in turn, back and forth, keeps the ranks as even.
+_SLOWEST = 4096
 _OF_A_RANK = 32
 
 # A part of the items: its sum, how many it holds, and (index, value) of each; all negated, so that the largest part
@@ -74,17 +74,10 @@ def dealt(seconds: FloatArray, world_size: int) -> npt.NDArray[np.intp]:
     slowest, so that those that run at the same time take about as long.
     """
     order = np.argsort(-seconds, kind="stable")
-    quickest = max(_QUICKEST, _OF_A_RANK * world_size)
-    turns = max(0, order.size - quickest) // world_size
-    in_turn = order[: turns * world_size].reshape(turns, world_size)
+    each = min(max(_SLOWEST // world_size, _OF_A_RANK), order.size // world_size)
+    slowest = order[: each * world_size]
+    parts = karmarkar_karp(seconds[slowest].tolist(), world_size, equal_size=True)
+    of_ranks = slowest[np.sort(np.array(parts), axis=1)]
+    in_turn = order[each * world_size :].reshape(-1, world_size)
     in_turn[1::2] = in_turn[1::2, ::-1]
-    sums = seconds[in_turn].sum(axis=0)
-    last = order[turns * world_size :]
-    parts = karmarkar_karp(seconds[last].tolist(), world_size, equal_size=True)
-    parted = last[np.sort(np.array(parts), axis=1)]
-    # The slowest rank so far gets the part with the fewest seconds.
-    given = np.empty_like(parted)
-    given[np.argsort(-sums, kind="stable")] = parted[
-        np.argsort(seconds[parted].sum(axis=1), kind="stable")
-    ]
-    return np.concatenate((in_turn, given.T)).ravel()
+    return np.concatenate((of_ranks.T, in_turn)).ravel()

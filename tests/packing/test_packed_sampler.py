@@ -1,0 +1,162 @@
+"""The packed batch sampler: its epochs, ranks and resumption."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from batchtune import PackedBatchSampler, TimeLaw
+
+CAP = 40
+LENGTHS = np.random.default_rng(0).integers(1, CAP + 1, 301)
+
+
+def packed(lengths: Any = LENGTHS, **options: Any) -> PackedBatchSampler:
+    return PackedBatchSampler(
+        lengths, **{"max_tokens": CAP, "pool_size": 100, **options}
+    )
+
+
+def ranks_of(world_size: int, **options: Any) -> list[PackedBatchSampler]:
+    return [
+        packed(rank=rank, world_size=world_size, **options)
+        for rank in range(world_size)
+    ]
+
+
+@given(
+    st.lists(st.integers(1, CAP), min_size=1, max_size=60),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["even", "first-fit", "best-fit"]),
+    st.integers(1, 60),
+)
+@settings(deadline=None, max_examples=60)
+@pytest.mark.filterwarnings("ignore:drop_last leaves out all")
+def test_ranks_have_equal_counts_and_share_the_sequences(
+    lengths: list[int],
+    world_size: int,
+    accumulate: int,
+    shuffle: bool,
+    drop_last: bool,
+    packer: str,
+    pool_size: int,
+) -> None:
+    ranks = ranks_of(
+        world_size,
+        lengths=lengths,
+        accumulate=accumulate,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        packer=packer,
+        pool_size=pool_size,
+    )
+    wanted = {len(rank) for rank in ranks}
+    for _ in range(2):
+        dropped = ranks[0].dropped_examples
+        repeated = ranks[0].repeated_examples
+        epoch = [list(rank) for rank in ranks]
+        assert {len(batches) for batches in epoch} == wanted
+        assert len(wanted) == 1 and min(wanted) % accumulate == 0
+        batches = [batch for of_rank in epoch for batch in of_rank]
+        assert all(sum(lengths[index] for index in batch) <= CAP for batch in batches)
+        found = [index for batch in batches for index in batch]
+        assert len(found) == len(lengths) + repeated - dropped
+        assert len(set(found)) == len(lengths) - dropped
+        assert not repeated or len(lengths) < world_size * accumulate
+        assert not dropped or drop_last
+
+
+def test_micro_batches_of_one_step_take_about_as_long() -> None:
+    law = TimeLaw(seconds_per_token=1, seconds_per_squared_token=0.1)
+    for packer in ("even", "first-fit"):
+        ranks = ranks_of(4, packer=packer, time_law=law, pool_size=301)
+        seconds = np.array(
+            [
+                [law.of_sequences(LENGTHS[batch]).sum() for batch in rank]
+                for rank in ranks
+            ]
+        )
+        slowest = seconds.max(axis=0).sum()
+        assert slowest < 1.02 * seconds.mean(axis=0).sum()
+
+
+def test_each_epoch_has_other_micro_batches() -> None:
+    sampler = packed(seed=3)
+    epochs = [list(sampler) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert {len(batches) for batches in epochs} == {len(sampler)}
+    sampler.set_epoch(0)
+    assert list(sampler) == epochs[0]
+    assert list(packed(seed=3, epoch=2)) == epochs[2]
+    assert list(pickle.loads(pickle.dumps(packed(seed=3)))) == epochs[0]
+
+
+@pytest.mark.parametrize("position", [0, 1, 7, None])
+def test_a_loaded_state_goes_on_batch_for_batch(position: int | None) -> None:
+    options = {"rank": 1, "world_size": 2, "accumulate": 2}
+    sampler = packed(epoch=2, **options)
+    batches = list(packed(epoch=2, **options))
+    taken = len(sampler) if position is None else position
+    running = iter(sampler)
+    assert [next(running) for _ in range(taken)] == batches[:taken]
+    resumed = packed(**options)
+    resumed.load_state_dict(sampler.state_dict())
+    assert list(resumed) == batches[taken:]
+    assert list(resumed) == list(packed(epoch=3, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 41},
+        {"packer": "best-fit"},
+        {"time_law": TimeLaw(seconds_per_token=1)},
+        {"pool_size": 99},
+        {"cut_at": 40},
+        {"accumulate": 2},
+        {"drop_last": True},
+        {"lengths": LENGTHS[::-1]},
+    ],
+)
+def test_the_state_of_another_sampler_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"its digest is .* of lengths and options"):
+        packed(**options).load_state_dict(packed().state_dict())
+
+
+def test_a_loader_with_workers_resumes_behind_what_it_delivered() -> None:
+    def loader_of(sampler: PackedBatchSampler) -> Any:
+        return DataLoader(
+            range(LENGTHS.size),  # type: ignore[arg-type]
+            batch_sampler=sampler,
+            collate_fn=list,
+            num_workers=2,
+        )
+
+    sampler = packed()
+    running = iter(loader_of(sampler))
+    before = [next(running) for _ in range(3)]
+    resumed = packed()
+    resumed.load_state_dict(sampler.state_dict())
+    assert before + list(loader_of(resumed)) == list(packed())
+
+
+def test_longer_sequences_are_named_or_count_as_cut() -> None:
+    lengths = [*LENGTHS, 100]
+    with pytest.raises(ValueError, match=r"1 of 302 sequences .* with index 301"):
+        packed(lengths)
+    assert [301] in list(packed(lengths, cut_at=CAP))
+
+
+def test_an_epoch_without_a_micro_batch_warns() -> None:
+    sampler = packed([3], drop_last=True, rank=0, world_size=2)
+    with pytest.warns(UserWarning, match=r"leaves out all 1 .* or lower max_tokens"):
+        assert list(sampler) == []

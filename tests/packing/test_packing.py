@@ -1,0 +1,303 @@
+"""Packing: the cap, the packers' rules, ranks, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import batchtune
+from batchtune import TimeLaw
+from batchtune.epochs.layout import Dealing
+from batchtune.packing.figures import figures_of, simulate_packing
+from batchtune.packing.packed import Packed
+from batchtune.packing.packers import PACKERS
+from batchtune.packing.packing import Budget
+from batchtune.packing.ranks import dealt, karmarkar_karp
+
+CAP = 40
+LENGTHS = st.lists(st.integers(1, CAP), min_size=1, max_size=80)
+LAW = TimeLaw(
+    seconds_per_token=1.0,
+    seconds_per_squared_token=0.1,
+    seconds_per_sequence=2.0,
+    seconds_per_batch=30.0,
+)
+PACKER = pytest.mark.parametrize("packer", PACKERS)
+
+
+def first_fit_in_order(lengths: list[int]) -> list[list[int]]:
+    """By the definition: each length goes into the first batch with room."""
+    batches: list[list[int]] = []
+    for length in lengths:
+        fitting = (batch for batch in batches if sum(batch) + length <= CAP)
+        batch = next(fitting, None)
+        if batch is None:
+            batches.append([length])
+        else:
+            batch.append(length)
+    return batches
+
+
+def best_fit_in_order(lengths: list[int]) -> list[list[int]]:
+    """By the definition: each length goes into the fullest batch with room, of several the one last changed first."""
+    batches: list[list[int]] = []
+    changed: list[int] = []
+    for time, length in enumerate(lengths):
+        fitting = [
+            (-sum(batch), changed[place], place)
+            for place, batch in enumerate(batches)
+            if sum(batch) + length <= CAP
+        ]
+        if fitting:
+            place = min(fitting)[-1]
+            batches[place].append(length)
+            changed[place] = time
+        else:
+            batches.append([length])
+            changed.append(time)
+    return batches
+
+
+def lengths_in(batches: list[list[int]], lengths: list[int]) -> list[list[int]]:
+    return [[lengths[index] for index in batch] for batch in batches]
+
+
+# Packers.
+
+
+@PACKER
+@given(lengths=LENGTHS, multiple=st.integers(1, 9))
+@settings(deadline=None, max_examples=80)
+def test_no_micro_batch_exceeds_the_cap_and_none_is_empty(
+    packer: str, lengths: list[int], multiple: int
+) -> None:
+    budget = Budget(max_tokens=CAP, packer=packer, time_law=LAW)
+    packed = budget.packed(np.array(lengths), multiple)
+    batches = list(packed.lists())
+    assert sorted(index for batch in batches for index in batch) == list(
+        range(len(lengths))
+    )
+    assert all(0 < sum(batch) <= CAP for batch in lengths_in(batches, lengths))
+    assert packed.count % multiple == 0 or packed.count > len(lengths) - multiple
+
+
+@given(LENGTHS)
+@settings(deadline=None)
+def test_first_fit_and_best_fit_are_those_by_definition(lengths: list[int]) -> None:
+    descending = sorted(lengths, reverse=True)
+    tokens = np.array(descending)
+    for packer, defined in (
+        ("first-fit", first_fit_in_order),
+        ("best-fit", best_fit_in_order),
+    ):
+        owners = PACKERS[packer](tokens, tokens.astype(float), CAP, 1)
+        packed = Packed.of_owners(np.arange(tokens.size), owners)
+        found = lengths_in(list(packed.lists()), descending)
+        assert found == defined(descending)
+
+
+@given(LENGTHS)
+@settings(deadline=None)
+def test_even_takes_1_percent_more_than_the_bound_at_most(lengths: list[int]) -> None:
+    bound = -(-sum(lengths) // CAP)
+    by_first_fit = len(batchtune.pack(lengths, CAP, packer="first-fit"))
+    assert len(batchtune.pack(lengths, CAP)) <= max(by_first_fit, int(1.01 * bound))
+
+
+@pytest.mark.parametrize("max_tokens", [8192, 131_072])
+def test_even_evens_out_the_time_of_many_micro_batches(max_tokens: int) -> None:
+    made = np.random.default_rng(0)
+    lengths = np.clip(made.lognormal(6, 1, 20_000), 1, max_tokens).astype(int)
+    bound = -(-int(lengths.sum()) // max_tokens)
+    spreads = {}
+    for packer in PACKERS:
+        budget = Budget(max_tokens=max_tokens, packer=packer)
+        packed = budget.packed(lengths)
+        seconds = budget.seconds(packed, lengths)
+        spreads[packer] = seconds.std() / seconds.mean()
+        assert packed.count <= 1.01 * bound
+    assert spreads["even"] < 0.8 * min(spreads["first-fit"], spreads["best-fit"])
+
+
+def test_few_micro_batches_of_many_sequences_are_even() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 50_000)
+    max_tokens = int(lengths.sum() * 0.51)
+    totals = [
+        int(lengths[batch].sum()) for batch in batchtune.pack(lengths, max_tokens)
+    ]
+    assert max(totals) - min(totals) < 100 and len(totals) == 2
+
+
+# Ranks.
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 8))
+@settings(deadline=None)
+def test_ranks_are_as_even_as_by_karmarkar_karp(
+    seconds: list[int], world_size: int
+) -> None:
+    seconds = seconds[: len(seconds) // world_size * world_size]
+    if not seconds:
+        return
+    values = np.array(seconds, dtype=np.float64)
+    order = dealt(values, world_size)
+    assert sorted(order.tolist()) == list(range(values.size))
+    of_ranks = values[order].reshape(-1, world_size).sum(axis=0)
+    parts = karmarkar_karp(seconds, world_size, equal_size=True)
+    slowest = max(sum(seconds[index] for index in part) for part in parts)
+    assert of_ranks.max() <= slowest
+
+
+def test_many_micro_batches_are_dealt_evenly_too() -> None:
+    seconds = np.random.default_rng(0).lognormal(0, 0.5, 80_000)
+    of_ranks = seconds[dealt(seconds, 16)].reshape(-1, 16).sum(axis=0)
+    assert of_ranks.max() < 1.001 * of_ranks.mean()
+
+
+@given(LENGTHS, st.integers(1, 5), st.integers(1, 3))
+@settings(deadline=None)
+def test_pack_deals_as_many_micro_batches_to_each_rank(
+    lengths: list[int], world_size: int, accumulate: int
+) -> None:
+    multiple = world_size * accumulate
+    try:
+        batches = batchtune.pack(
+            lengths, CAP, world_size=world_size, accumulate=accumulate
+        )
+    except ValueError as error:
+        assert "can't be dealt evenly" in str(error)
+        fewest = len(batchtune.pack(lengths, CAP))
+        assert -(-fewest // multiple) * multiple > len(lengths)
+        return
+    assert len(batches) % multiple == 0
+    found = [index for batch in batches for index in batch]
+    assert sorted(found) == list(range(len(lengths)))
+
+
+def test_ranks_of_one_global_batch_finish_together() -> None:
+    lengths = np.random.default_rng(0).integers(1, 8193, 512)
+    for accumulate in (1, 4):
+        budget = Budget(max_tokens=8192)
+        batches = batchtune.pack(lengths, 8192, world_size=8, accumulate=accumulate)
+        packed = Packed.of_lists(batches)
+        dealing = Dealing(world_size=8, accumulate=packed.count // 8)
+        figures = figures_of(packed, lengths, budget, dealing)
+        assert figures.slowest_rank < 1.02
+        assert packed.count % (8 * accumulate) == 0
+
+
+# Figures.
+
+
+def test_figures_are_those_of_the_micro_batches() -> None:
+    lengths = [30, 10, 50, 20, 5, 5]
+    budget = Budget(max_tokens=40, cut_at=40, time_law=LAW)
+    packed = Packed.of_lists([[0, 1], [2], [3, 4], [5]])
+    figures = figures_of(packed, lengths, budget, Dealing(world_size=2))
+    seconds = [
+        30 + 40 + 100 + 4,
+        30 + 40 + 160 + 2,
+        30 + 25 + 42.5 + 4,
+        30 + 5 + 2.5 + 2,
+    ]
+    assert figures.micro_batches == 4
+    assert figures.lower_bound == 3  # of 110 tokens, after the cut
+    assert (figures.largest_tokens, figures.over_cap) == (40, 0)
+    assert (figures.cut_sequences, figures.cut_tokens) == (1, 10)
+    assert figures.epoch_seconds == pytest.approx(seconds[1] + seconds[2])
+    assert figures.slowest_rank == pytest.approx(
+        figures.epoch_seconds / (sum(seconds) / 2)
+    )
+
+
+def test_figures_count_what_exceeds_the_cap() -> None:
+    budget = Budget(max_tokens=40)
+    packed = Packed.of_lists([[0, 1], [2]])
+    figures = figures_of(packed, [30, 11, 40], budget, Dealing())
+    assert (figures.over_cap, figures.largest_tokens) == (1, 41)
+
+
+def test_mates_meet_again_less_often_in_smaller_pools_than_one() -> None:
+    lengths = np.random.default_rng(0).integers(1, 41, 2000)
+    budget = Budget(max_tokens=CAP)
+    again = {}
+    for pool_size in (200, 2000):
+        epochs, mates = simulate_packing(
+            lengths, budget, pool_size, Dealing(world_size=4), seed=0
+        )
+        assert len({figures.micro_batches for figures in epochs}) == 1
+        assert not any(figures.over_cap for figures in epochs)
+        assert all(figures.slowest_rank < 1.02 for figures in epochs)
+        again[pool_size] = mates.again
+    assert again[200] < again[2000] < 0.2
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "message"),
+    [
+        ([], {}, "lengths must be one-dimensional and not empty"),
+        ([3, 0], {}, "lengths must be positive and finite, but entry 1 is 0"),
+        ([3, 2.5], {}, "whole numbers of tokens, but entry 1 is 2.5"),
+        (["3"], {}, "lengths must be numbers, got <U1$"),
+        ([3], {"max_tokens": 0}, "max_tokens must be a whole number, at least 1"),
+        ([3], {"packer": "x"}, "packer must be one of even, first-fit, best-fit"),
+        ([3], {"time_law": 1}, "time_law must be a batchtune.TimeLaw, got 1"),
+        ([3], {"cut_at": 41}, "cut_at must be at most max_tokens, 40, got 41"),
+        ([3], {"cut_at": 0}, "cut_at must be a whole number, at least 1, got 0"),
+        ([3], {"world_size": 0}, "world_size must be a whole number, at least 1"),
+        ([3], {"accumulate": 0.5}, "accumulate must be a whole number, at least 1"),
+        (
+            [3, 41, 4, 99],
+            {},
+            "2 of 4 sequences are longer than max_tokens, 40, the longest with 99 tokens: those with index 1, 3. .*"
+            "cut_at=40",
+        ),
+        (
+            [3] * 10,
+            {"world_size": 8, "accumulate": 2},
+            "10 sequences can't be dealt evenly to 8 ranks with an accumulation of 2: they fill 1 micro-batches, the "
+            "next multiple is 16, and each needs a sequence",
+        ),
+        (
+            [25] * 10,
+            {"world_size": 4},
+            "they fill 10 micro-batches, the next multiple is 12",
+        ),
+    ],
+)
+def test_bad_arguments_are_told(
+    lengths: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        batchtune.pack(lengths, **{"max_tokens": CAP, **options})
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "message"),
+    [
+        ({"seconds_per_token": -1}, "must be finite and at least 0"),
+        ({"seconds_per_token": float("nan")}, "must be finite and at least 0"),
+        ({"seconds_per_token": 0, "seconds_per_batch": 1}, "needs a positive"),
+    ],
+)
+def test_a_bad_time_law_is_told(coefficients: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TimeLaw(**coefficients)
+
+
+def test_longer_sequences_count_as_cut() -> None:
+    assert batchtune.pack([100, 20, 20], 40, cut_at=40) == [[0], [1, 2]]
+
+
+def test_packing_needs_no_torch() -> None:
+    code = "import sys, batchtune; batchtune.pack([1, 2], 2); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

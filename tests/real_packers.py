@@ -1,0 +1,116 @@
+"""Imports the real packers of other trainers: of each the one file, as none of the rest can be installed beside ours.
+
+What these files import of their own packages, and do not pack with, is replaced. A package may be installed, or be a
+folder on PYTHONPATH with the file alone, as `.ci/real-libraries` makes it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@cache
+def verl_balancing() -> Any:
+    """verl's module of `rearrange_micro_batches`."""
+    return load(
+        "verl/utils/seqlen_balancing.py",
+        {
+            "verl": {},
+            "verl.protocol": {"DataProto": object},
+            "verl.utils": {
+                "tensordict_utils": types.SimpleNamespace(
+                    index_select_tensor_dict=lambda batch, indices: indices
+                )
+            },
+            "verl.utils.device": {"get_device_name": lambda: "cpu"},
+        },
+    )
+
+
+@cache
+def axolotl_multipack() -> Any:
+    """axolotl's module of `MultipackBatchSampler`, compiled only where numba is installed."""
+    modules: dict[str, dict[str, Any]] = {
+        "axolotl": {},
+        "axolotl.utils": {},
+        "axolotl.utils.distributed": {
+            "reduce_and_broadcast": lambda local, reduce: reduce([local()])
+        },
+        "axolotl.utils.logging": {
+            "get_logger": lambda name: types.SimpleNamespace(
+                debug=lambda *_: None, info=lambda *_: None, warning=lambda *_: None
+            )
+        },
+    }
+    if importlib.util.find_spec("numba") is None:
+        modules["numba"] = {"njit": lambda function: function}
+    return load("axolotl/utils/samplers/multipack.py", modules)
+
+
+@cache
+def trl_data_utils() -> Any:
+    """TRL's module of `pack_dataset`, which needs of transformers only names."""
+    names = {"PreTrainedTokenizerBase": object, "ProcessorMixin": object}
+    return load("trl/data_utils.py", {"transformers": names})
+
+
+@cache
+def slime_schedule() -> Any:
+    """slime's module of `build_dp_schedule`."""
+    flops = load("slime/utils/flops_utils.py", {})
+    balancing = load("slime/utils/seqlen_balancing.py", {})
+    return load(
+        "slime/utils/dp_schedule.py",
+        {
+            "slime": {},
+            "slime.utils": {},
+            "slime.utils.flops_utils": vars(flops),
+            "slime.utils.seqlen_balancing": vars(balancing),
+        },
+    )
+
+
+def load(path: str, modules: dict[str, dict[str, Any]]) -> Any:
+    """Run one file of a package among stand-ins for the modules that it imports; skip the test without the package."""
+    package, _, within = path.partition("/")
+    found = importlib.util.find_spec(package)
+    folders = [] if found is None else found.submodule_search_locations or []
+    files = [Path(folder) / within for folder in folders]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        pytest.skip(f"{package} is not installed: .ci/real-libraries runs this test")
+    spec = importlib.util.spec_from_file_location(f"real_{package}_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with stand_ins(modules):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def stand_ins(modules: dict[str, dict[str, Any]]) -> Iterator[None]:
+    """Put made modules in the place of real ones."""
+    before = {name: sys.modules.get(name) for name in modules}
+    for name, members in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(
+            {key: value for key, value in members.items() if not key.startswith("__")}
+        )
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
