@@ -25,7 +25,7 @@ class PackedBatcher(ReshuffledBatcher):
     """Sequences in pools: shuffled, taken `pool_size` at a time, packed into micro-batches.
 
     Micro-batches that all ranks run at the same time are those that take about as long. An epoch with fewer than others
-    has its slowest ones halved.
+    has its last pool packed into more.
     """
 
     def __init__(self, tokens: IntArray, budget: Budget, pool_size: int) -> None:
@@ -61,7 +61,7 @@ class PackedBatcher(ReshuffledBatcher):
         wanted = per_rank * steps.dealing.world_size
         packed = Packed(examples, steps.batch_sizes)
         if not steps.dealing.drop_last:
-            packed = packed.split_to(wanted, seconds)
+            packed = self._last_pool_packed_to(wanted, packed).split_to(wanted, seconds)
         order = np.argsort(-packed.sums(seconds), kind="stable")
         packed = packed.ordered(order)
         layout = self._layout(packed, replace(steps.dealing, same_bucket=True))
@@ -76,6 +76,19 @@ class PackedBatcher(ReshuffledBatcher):
                 rest=layout.rest[again],
             )
         return Cut(packed.sequences, replace(layout, most_per_rank=per_rank))
+
+    def _last_pool_packed_to(self, wanted: int, packed: Packed) -> Packed:
+        """Return so many micro-batches if the last pool can make as many more."""
+        place = self._count - self._count // self._pools
+        before = int(np.searchsorted(packed.starts, place))
+        pool = packed.sequences[place:]
+        if packed.count == wanted or wanted - before > pool.size:
+            return packed
+        last = self._budget.packed(self._tokens[pool], wanted - before)
+        return Packed(
+            np.concatenate((packed.sequences[:place], pool[last.sequences])),
+            np.concatenate((packed.sizes[:before], last.sizes)),
+        )
 
     def _layout(self, packed: Packed, dealing: Dealing) -> Layout:
         return Layout(

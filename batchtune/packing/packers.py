@@ -22,7 +22,7 @@ no multiple of `multiple`, the caller splits some.
 """
 
 # More micro-batches than the bound, in which shorter ones may be looked for.
-_MORE = 0.01
+_MORE = 0.005
 # The tokens of the shortest sequences, of all, that fill up what the evened-out others leave free.
 _FILLING_SHARES = (0.05, 0.5)
 # A round deals sequences to at least 1/32 of the micro-batches that have room, in runs of at most 1/64 of their share.

@@ -13,7 +13,7 @@ from batchtune.errors import listed, shortened
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.packing.packed import Packed
 from batchtune.packing.packers import PACKERS
-from batchtune.packing.ranks import dealt
+from batchtune.packing.ranks import dealt, exchanged
 from batchtune.packing.time_law import DENSE_7B, TimeLaw
 
 # An int64 holds the tokens of a million sequences that are this long.
@@ -140,8 +140,10 @@ def pack(
     packed = budget.packed(tokens, multiple)
     if packed.count % multiple:
         raise ValueError(_why_uneven(budget, tokens, ranks, multiple))
-    order = dealt(budget.seconds(packed, tokens), ranks)
-    return list(packed.ordered(order).lists())
+    packed = packed.ordered(dealt(budget.seconds(packed, tokens), ranks))
+    seconds = time_law.of_sequences(tokens)
+    evened = exchanged(packed, tokens, seconds, budget.max_tokens, ranks)
+    return list(evened.lists())
 
 
 def _why_uneven(

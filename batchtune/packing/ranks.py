@@ -9,12 +9,18 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.lengths import FloatArray
+from batchtune.lengths import FloatArray, IntArray
+from batchtune.packing.packed import Packed
 
 # So many of the slowest micro-batches, and at least so many for each rank, are dealt by Karmarkar-Karp. The others
 # differ so little from the next that dealing them in turn, back and forth, keeps the ranks as even.
 _SLOWEST = 4096
 _OF_A_RANK = 32
+# Ranks that hold few micro-batches exchange sequences until they are as even as this, or nothing helps. Those of more
+# sequences hold so many micro-batches that they are even.
+_EVEN = 0.002
+_MOST_EXCHANGES = 200
+_MOST_SEQUENCES = 4096
 
 # A part of the items: its sum, how many it holds, and (index, value) of each; all negated, so that the largest part
 # and, of several, the one with the largest difference between its parts, comes first.
@@ -81,3 +87,55 @@ def dealt(seconds: FloatArray, world_size: int) -> npt.NDArray[np.intp]:
     in_turn = order[each * world_size :].reshape(-1, world_size)
     in_turn[1::2] = in_turn[1::2, ::-1]
     return np.concatenate((of_ranks.T, in_turn)).ravel()
+
+
+def exchanged(
+    packed: Packed,
+    tokens: IntArray,
+    seconds: FloatArray,
+    max_tokens: int,
+    world_size: int,
+) -> Packed:
+    """Return dealt micro-batches after the slowest rank has given others longer sequences for shorter or no ones.
+
+    `tokens` and `seconds` are those of each sequence, shape (sequences,). The number of micro-batches stays, and none
+    exceeds the cap. Each exchange is the one that leaves the slower of the two ranks the fewest seconds.
+    """
+    batches = np.empty(tokens.size, dtype=np.int64)
+    batches[packed.sequences] = np.repeat(np.arange(packed.count), packed.sizes)
+    sizes = packed.sizes.copy()
+    rooms = max_tokens - packed.sums(tokens)
+    loads = packed.sums(seconds).reshape(-1, world_size).sum(axis=0)
+    # What comes back: a sequence, or nothing, from any micro-batch.
+    given_tokens = np.append(tokens, np.zeros_like(sizes))
+    given_seconds = np.append(seconds, np.zeros(packed.count))
+    for _ in range(_MOST_EXCHANGES * (tokens.size <= _MOST_SEQUENCES)):
+        slowest = int(loads.argmax())
+        if loads[slowest] <= (1 + _EVEN) * loads.mean():
+            break
+        sent = np.flatnonzero(batches % world_size == slowest)[:, np.newaxis]
+        given_batches = np.append(batches, np.arange(packed.count))
+        more = tokens[sent] - given_tokens
+        later = seconds[sent] - given_seconds
+        fits = (more <= rooms[given_batches]) & (-more <= rooms[batches[sent]])
+        # No micro-batch is left empty.
+        fits &= (given_tokens > 0) | (sizes[batches[sent]] > 1)
+        slower = np.maximum(
+            loads[slowest] - later, loads[given_batches % world_size] + later
+        )
+        slower[~fits] = np.inf
+        row, given = np.unravel_index(slower.argmin(), slower.shape)
+        if slower[row, given] >= loads[slowest]:
+            break
+        sequence = int(sent[row, 0])
+        here = int(batches[sequence])
+        there = int(given_batches[given])
+        rooms[[here, there]] += np.array([1, -1]) * more[row, given]
+        loads[[slowest, there % world_size]] += np.array([-1, 1]) * later[row, given]
+        batches[sequence] = there
+        if given < tokens.size:
+            batches[given] = here
+        else:
+            sizes[[here, there]] += np.array([-1, 1])
+    order = np.argsort(-tokens, kind="stable")
+    return Packed.of_owners(order, batches[order])

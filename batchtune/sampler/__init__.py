@@ -136,7 +136,7 @@ class PackedBatchSampler(EpochBatchSampler):
 
     Each epoch shuffles the sequences, takes them `pool_size` at a time and packs each pool. Micro-batches that take
     about as long run at the same time on all ranks; these steps are then shuffled. All epochs have as many
-    micro-batches, `len()`: one with fewer has its slowest halved.
+    micro-batches, `len()`: one with fewer has its last pool packed into more.
 
     Example::
 
@@ -159,7 +159,7 @@ class PackedBatchSampler(EpochBatchSampler):
             than `max_tokens` is an error that names it.
         accumulate: Each rank has a multiple of so many micro-batches in an epoch.
         drop_last: Whether to leave out the micro-batches at the end that are not enough for all ranks, instead of
-            halving others; see `dropped_examples`.
+            packing the last pool into more; see `dropped_examples`.
 
     Raises:
         OverlongError: A sequence is longer than `max_tokens`.

@@ -5,10 +5,10 @@ the budget. The others are our twins of them, which `tests/packing/test_twins.py
 their times are the twins', not those of the real packers.
 
 - `steps`: global batches of `--global-batch` sequences for 8 ranks: micro-batches of all steps; the time of the slowest
-  rank / the mean of the ranks', over the steps, by the time law of `batchtune.packing.time_law.DENSE_7B`; the same if
-  Karmarkar-Karp divides the sequences by that law without any budget (`karmarkar_karp`); how many micro-batches exceed
-  the budget; the seconds of packing. verl, today and before its pull request 7553, first divides the sequences among
-  ranks by Karmarkar-Karp with equal counts, as its trainer's `balance_batch` does.
+  rank / the mean of the ranks', over the steps, by the time law of `batchtune.packing.time_law.DENSE_7B`; the same time
+  / that if Karmarkar-Karp divides the sequences by that law without any budget, over the steps and in the worst one;
+  how many micro-batches exceed the budget; the seconds of packing. verl, today and before its pull request 7553, first
+  divides the sequences among ranks by Karmarkar-Karp with equal counts, as its trainer's `balance_batch` does.
 - `epochs`: whole data sets, for 8 ranks that wait for each other at every micro-batch: axolotl and TRL pack so, in
   their order, and ranks take micro-batches in turn. `batchtune` is the sampler's first epoch.
 - `bounds`: whole data sets in one pool: micro-batches / ⌈tokens / budget⌉ by `even` and by first-fit-decreasing, the
@@ -26,6 +26,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from operator import truediv
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,7 +105,7 @@ def of_steps(data: dict[str, IntArray], size: int) -> Iterator[dict[str, Any]]:
                 tokens[first : first + size].tolist()
                 for first in range(0, tokens.size - size + 1, size)
             ]
-            least = sum(slowest_by_karmarkar_karp(held) for held in steps)
+            least = [slowest_by_karmarkar_karp(held) for held in steps]
             mean = sum(DENSE_7B.of_sequences(np.array(held)).sum() for held in steps)
             for packer, pack in packers.items():
                 seconds, packed = timed(
@@ -112,10 +113,10 @@ def of_steps(data: dict[str, IntArray], size: int) -> Iterator[dict[str, Any]]:
                         pack(held, budget) for held in steps
                     ]
                 )
-                slowest = 0.0
+                slowest = []
                 totals = []
                 for held, step in zip(steps, packed, strict=True):
-                    slowest += max(work_of(held, batches) for batches in step)
+                    slowest.append(max(work_of(held, batches) for batches in step))
                     for batches in step:
                         totals += [
                             sum(held[index] for index in batch) for batch in batches
@@ -126,8 +127,9 @@ def of_steps(data: dict[str, IntArray], size: int) -> Iterator[dict[str, Any]]:
                     "packer": packer,
                     "steps": len(steps),
                     "micro-batches": len(totals),
-                    "slowest / mean": round(slowest / mean * RANKS, 4),
-                    "karmarkar_karp": round(least / mean * RANKS, 4),
+                    "slowest / mean": round(sum(slowest) / mean * RANKS, 4),
+                    "/ karmarkar_karp": round(sum(slowest) / sum(least), 4),
+                    "worst step": round(max(map(truediv, slowest, least)), 4),
                     "over cap": sum(total > budget for total in totals),
                     "seconds": round(seconds, 3),
                 }

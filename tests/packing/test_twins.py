@@ -237,18 +237,26 @@ def test_an_epoch_of_axolotl_is_the_shortest_of_four() -> None:
 # TRL
 
 
-def real_trl(lengths: list[int], max_tokens: int) -> Any:
-    """The examples that each packed row holds: every token is its example's number."""
-    from datasets import Dataset
-
+def table_of(lengths: list[int]) -> pa.Table:
+    """A column of tokens, each its example's number."""
     tokens = [[example] * length for example, length in enumerate(lengths)]
-    column = pa.array(tokens, type=pa.list_(pa.int32()))
-    data = Dataset(pa.table({"input_ids": column}))
-    packed = trl_data_utils().pack_dataset(data, max_tokens, "bfd").with_format(None)
+    return pa.table({"input_ids": pa.array(tokens, type=pa.list_(pa.int32()))})
+
+
+def examples_of(packed: dict[str, Any]) -> list[list[int]]:
+    """The examples that each packed row holds."""
     return [
         [held[place] for place in np.cumsum([0, *sizes])[:-1]]
         for held, sizes in zip(packed["input_ids"], packed["seq_lengths"], strict=True)
     ]
+
+
+def real_trl(lengths: list[int], max_tokens: int) -> Any:
+    from datasets import Dataset
+
+    data = Dataset(table_of(lengths))
+    packed = trl_data_utils().pack_dataset(data, max_tokens, "bfd").with_format(None)
+    return examples_of(packed[:])
 
 
 @MANY
@@ -257,7 +265,8 @@ def test_trl_packs_the_same_rows(seeds: range) -> None:
         made = random.Random(seed)
         cap = made.choice([2, 20, 100])
         lengths = made_up(made, 60, cap + 5)
-        assert real_trl(lengths, cap) == trl_bfd(lengths, cap), lengths
+        real = trl_data_utils()._pack_bfd(table_of(lengths), cap)
+        assert examples_of(real.to_pydict()) == trl_bfd(lengths, cap), lengths
 
 
 def test_trl_packs_every_1000_rows_and_leaves_out_empty_ones() -> None:
