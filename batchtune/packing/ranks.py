@@ -16,11 +16,12 @@ from batchtune.packing.packed import Packed
 # differ so little from the next that dealing them in turn, back and forth, keeps the ranks as even.
 _SLOWEST = 4096
 _OF_A_RANK = 32
-# Ranks that hold few micro-batches exchange sequences until they are as even as this, or nothing helps. Those of more
-# sequences hold so many micro-batches that they are even.
+# The slowest rank exchanges sequences with one of so many of the quickest, until all are as even as this, or nothing
+# helps. Ranks of more sequences hold so many micro-batches that they need not.
+_EXCHANGING = 32
 _EVEN = 0.002
-_MOST_EXCHANGES = 200
-_MOST_SEQUENCES = 4096
+_MOST_EXCHANGES = 2000
+_MOST_OF_A_RANK = 256
 
 # A part of the items: its sum, how many it holds, and (index, value) of each; all negated, so that the largest part
 # and, of several, the one with the largest difference between its parts, comes first.
@@ -96,46 +97,52 @@ def exchanged(
     max_tokens: int,
     world_size: int,
 ) -> Packed:
-    """Return dealt micro-batches after the slowest rank has given others longer sequences for shorter or no ones.
+    """Return dealt micro-batches after slow ranks have given quick ones longer sequences for shorter or no ones.
 
     `tokens` and `seconds` are those of each sequence, shape (sequences,). The number of micro-batches stays, and none
     exceeds the cap. Each exchange is the one that leaves the slower of the two ranks the fewest seconds.
     """
+    if tokens.size > _MOST_OF_A_RANK * world_size:
+        return packed
     batches = np.empty(tokens.size, dtype=np.int64)
     batches[packed.sequences] = np.repeat(np.arange(packed.count), packed.sizes)
     sizes = packed.sizes.copy()
     rooms = max_tokens - packed.sums(tokens)
     loads = packed.sums(seconds).reshape(-1, world_size).sum(axis=0)
-    # What comes back: a sequence, or nothing, from any micro-batch.
-    given_tokens = np.append(tokens, np.zeros_like(sizes))
-    given_seconds = np.append(seconds, np.zeros(packed.count))
-    for _ in range(_MOST_EXCHANGES * (tokens.size <= _MOST_SEQUENCES)):
+    # What may come back: a sequence, or from any micro-batch nothing.
+    all_tokens = np.append(tokens, np.zeros_like(sizes))
+    all_seconds = np.append(seconds, np.zeros(packed.count))
+    all_batches = np.append(batches, np.arange(packed.count))
+    for _ in range(_MOST_EXCHANGES):
         slowest = int(loads.argmax())
         if loads[slowest] <= (1 + _EVEN) * loads.mean():
             break
+        quick = np.sort(loads)[:_EXCHANGING][-1]
+        back = np.flatnonzero(loads[all_batches % world_size] <= quick)
+        batches = all_batches[: tokens.size]
         sent = np.flatnonzero(batches % world_size == slowest)[:, np.newaxis]
-        given_batches = np.append(batches, np.arange(packed.count))
-        more = tokens[sent] - given_tokens
-        later = seconds[sent] - given_seconds
-        fits = (more <= rooms[given_batches]) & (-more <= rooms[batches[sent]])
+        more = tokens[sent] - all_tokens[back]
+        later = seconds[sent] - all_seconds[back]
+        fits = (more <= rooms[all_batches[back]]) & (-more <= rooms[batches[sent]])
         # No micro-batch is left empty.
-        fits &= (given_tokens > 0) | (sizes[batches[sent]] > 1)
-        slower = np.maximum(
-            loads[slowest] - later, loads[given_batches % world_size] + later
-        )
+        fits &= (all_tokens[back] > 0) | (sizes[batches[sent]] > 1)
+        others = loads[all_batches[back] % world_size]
+        slower = np.maximum(loads[slowest] - later, others + later)
         slower[~fits] = np.inf
-        row, given = np.unravel_index(slower.argmin(), slower.shape)
-        if slower[row, given] >= loads[slowest]:
+        row, column = np.unravel_index(slower.argmin(), slower.shape)
+        if slower[row, column] >= loads[slowest]:
             break
-        sequence = int(sent[row, 0])
-        here = int(batches[sequence])
-        there = int(given_batches[given])
-        rooms[[here, there]] += np.array([1, -1]) * more[row, given]
-        loads[[slowest, there % world_size]] += np.array([-1, 1]) * later[row, given]
-        batches[sequence] = there
-        if given < tokens.size:
-            batches[given] = here
+        given = int(sent[row, 0])
+        taken = int(back[column])
+        here = int(all_batches[given])
+        there = int(all_batches[taken])
+        rooms[[here, there]] += np.array([1, -1]) * more[row, column]
+        loads[[slowest, there % world_size]] += np.array([-1, 1]) * later[row, column]
+        all_batches[given] = there
+        if taken < tokens.size:
+            all_batches[taken] = here
         else:
             sizes[[here, there]] += np.array([-1, 1])
+    batches = all_batches[: tokens.size]
     order = np.argsort(-tokens, kind="stable")
     return Packed.of_owners(order, batches[order])
