@@ -144,7 +144,7 @@ def best_fit(
 def even(
     lengths: IntArray, seconds: FloatArray, max_tokens: int, multiple: int = 1
 ) -> IntArray:
-    """Even out the seconds of the micro-batches; at most 1% more than the bound, unless first-fit needs more.
+    """Even out the seconds of the micro-batches; at most 0.5% more than the bound, unless first-fit needs more.
 
     The bound is the number of tokens / `max_tokens`. Among the numbers of micro-batches up to that, and shares of the
     tokens that fill the micro-batches up in the end, it takes those with the smallest spread of seconds.

@@ -44,7 +44,7 @@ class Budget:
     def __post_init__(self) -> None:
         cap = whole("max_tokens", self.max_tokens, 1, highest=_MOST_TOKENS)
         object.__setattr__(self, "max_tokens", cap)
-        if self.packer not in PACKERS:
+        if not isinstance(self.packer, str) or self.packer not in PACKERS:
             raise ValueError(
                 f"packer must be one of {', '.join(PACKERS)}, got {shortened(self.packer)}"
             )
@@ -68,7 +68,7 @@ class Budget:
         if unsound.any():
             entry = int(unsound.argmax())
             raise ValueError(
-                f"lengths must be whole numbers of tokens, but entry {entry} is {values[entry]}: fix it"
+                f"lengths must be whole numbers of tokens, at most 2**40, but entry {entry} is {values[entry]}: fix it"
             )
         tokens: IntArray = values.astype(np.int64)
         if self.cut_at is not None:
@@ -120,10 +120,10 @@ def pack(
 
     Args:
         lengths: Shape (sequences,): whole numbers of tokens, at least 1.
-        max_tokens: As for `Budget`, like the next three.
-        packer: `even`, `first-fit` or `best-fit`.
+        max_tokens: The most tokens of a micro-batch.
+        packer: `even`, `first-fit` or `best-fit`, as for `Budget`.
         time_law: The time of a micro-batch, a `batchtune.TimeLaw`.
-        cut_at: Longer sequences count as so long.
+        cut_at: Longer sequences count as so long, and you cut them.
         world_size: The ranks that share the micro-batches.
         accumulate: Each rank gets a multiple of so many micro-batches.
 

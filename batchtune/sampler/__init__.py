@@ -148,7 +148,7 @@ class PackedBatchSampler(EpochBatchSampler):
     Args:
         lengths: Shape (sequences,): whole numbers of tokens, at least 1.
         max_tokens: The most tokens of a micro-batch.
-        packer: `even` fills micro-batches to the cap and evens out their time, with at most 1% more of them than
+        packer: `even` fills micro-batches to the cap and evens out their time, with at most 0.5% more of them than
             tokens / max_tokens in each pool, unless first-fit-decreasing needs more; `first-fit` and `best-fit` are
             those for descending lengths.
         time_law: The time of a micro-batch, a `batchtune.TimeLaw`; by default in proportion to the FLOPs of a dense

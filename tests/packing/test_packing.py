@@ -254,9 +254,10 @@ def test_mates_meet_again_less_often_in_smaller_pools_than_one() -> None:
     [
         ([], {}, "lengths must be one-dimensional and not empty"),
         ([3, 0], {}, "lengths must be positive and finite, but entry 1 is 0"),
-        ([3, 2.5], {}, "whole numbers of tokens, but entry 1 is 2.5"),
+        ([3, 2.5], {}, "whole numbers of tokens, at most 2.*40, but entry 1 is 2.5"),
         (["3"], {}, "lengths must be numbers, got <U1$"),
         ([3], {"max_tokens": 0}, "max_tokens must be a whole number, at least 1"),
+        ([3], {"packer": ["even"]}, "packer must be one of even, first-fit"),
         ([3], {"packer": "x"}, "packer must be one of even, first-fit, best-fit"),
         ([3], {"time_law": 1}, "time_law must be a batchtune.TimeLaw, got 1"),
         ([3], {"cut_at": 41}, "cut_at must be at most max_tokens, 40, got 41"),
