@@ -154,6 +154,7 @@ def _why_uneven(
     needed = -(-fewest // multiple) * multiple
     return (
         f"{tokens.size:,} sequences can't be dealt evenly to {world_size:,} ranks with an accumulation of "
-        f"{multiple // world_size:,}: they fill {fewest:,} micro-batches, the next multiple is {needed:,}, and each "
-        "needs a sequence. Pack more sequences at once, lower world_size or accumulate, or raise max_tokens"
+        f"{multiple // world_size:,}: the fewest micro-batches found are {fewest:,}, the next multiple of "
+        f"{multiple:,} is {needed:,}, and each needs a sequence. Pack more sequences at once, lower world_size or "
+        "accumulate, or raise max_tokens"
     )

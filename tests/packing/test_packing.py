@@ -273,13 +273,13 @@ def test_mates_meet_again_less_often_in_smaller_pools_than_one() -> None:
         (
             [3] * 10,
             {"world_size": 8, "accumulate": 2},
-            "10 sequences can't be dealt evenly to 8 ranks with an accumulation of 2: they fill 1 micro-batches, the "
-            "next multiple is 16, and each needs a sequence",
+            "10 sequences can't be dealt evenly to 8 ranks with an accumulation of 2: the fewest micro-batches "
+            "found are 1, the next multiple of 16 is 16, and each needs a sequence",
         ),
         (
             [25] * 10,
             {"world_size": 4},
-            "they fill 10 micro-batches, the next multiple is 12",
+            "found are 10, the next multiple of 4 is 12",
         ),
     ],
 )
