@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from batchtune.buckets.current import read_current
+from batchtune.buckets.packed import Packing
 from batchtune.buckets.strategies import checked_settings
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import UsageError, listed, nearest
@@ -89,6 +90,8 @@ def sweep(
     run: str | Path = DEFAULT_FOLDER,
     force: bool = False,
     max_batch_length: float | None = None,
+    max_tokens: int | None = None,
+    cut_at: int | None = None,
     current: str | None = None,
     **settings: Any,
 ) -> RunResults:
@@ -99,6 +102,8 @@ def sweep(
         run: The run folder, whose probe is used if it holds one: `run=probed.folder`.
         force: Whether to start over if the folder holds another run.
         max_batch_length: The largest padded length of a batch, in the unit of the lengths; not needed with a probe.
+        max_tokens: The most tokens of a packed batch, if the training packs: packers are compared, too.
+        cut_at: With `max_tokens`: the training cuts longer sequences at this length.
         current: Your current settings, to compare with, as for --current: `"max_batch_length=600,num_buckets=200"`.
         **settings: Fields of `SweepSettings`, such as `num_buckets=[10, 15]`, `world_size=8` or
             `strategies=["optimal"]`, and of `ReadOptions`, as for `probe`.
@@ -109,13 +114,18 @@ def sweep(
     """
     reading, sweeping = _split(settings, ReadOptions, SweepSettings)
     folder = Path(run)
+    packing = Packing.of(max_tokens, cut_at, current)
+    padded = None
+    if current is not None and (packing is None or packing.current is None):
+        padded = read_current(current)
     swept = run_sweep(
         _read(lengths, reading),
         checked_settings(**sweeping),
         folder,
         max_batch_length=max_batch_length,
-        current=None if current is None else read_current(current),
+        current=padded,
         force=force,
+        packing=packing,
     )
     write_config(swept, folder)
     return read_run(folder)

@@ -22,6 +22,7 @@ from batchtune.buckets.alternatives import (
 from batchtune.buckets.current import Current, current_batching
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
+from batchtune.buckets.packed import Packing, sweep_packers
 from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
@@ -42,6 +43,7 @@ from batchtune.results import (
     TRAINING_FILE,
     BucketUse,
     HistogramBin,
+    PackedRow,
     Probe,
     Row,
     Sizing,
@@ -75,15 +77,19 @@ def run_sweep(
     current: Current | None = None,
     force: bool = False,
     from_training: bool = False,
-    on_row: Callable[[Row], None] = lambda row: None,
+    packing: Packing | None = None,
+    on_row: Callable[[Row | PackedRow], None] = lambda row: None,
 ) -> Sweep:
     """Sweep bucket counts and strategies with the run folder's probe, if it has one, and write `sweep.json`.
 
     `max_batch_length` goes before the probe's; `force` discards results of other data in the folder; `on_row` is
     called with each row as soon as it is known. If `from_training`, the costs are those of the recorded training
-    instead of the probe's. Raises ResultError if the folder holds results of other data, or if max_batch_length is
-    neither given nor measured.
+    instead of the probe's. With `packing`, packers are compared as well, and its budget is the max_batch_length of
+    padded batches if none is given or measured. Raises ResultError if the folder holds results of other data, or if
+    max_batch_length is neither given nor measured, and UsageError if the lengths can't be packed.
     """
+    if packing is not None:
+        packing.tokens(lengths)
     if from_training:
         # Not even with `force`: the recording would be removed with the rest.
         foreign = holds_other_lengths(lengths, folder, force=False)
@@ -91,11 +97,21 @@ def run_sweep(
         max_batch_length = max_batch_length or largest
     else:
         foreign, costs, max_batch_length = costs_in(
-            folder, lengths, max_batch_length, force=force
+            folder,
+            lengths,
+            max_batch_length,
+            force=force,
+            unmeasured=None if packing is None else packing.budget.max_tokens,
         )
     swept = sweep(lengths, max_batch_length, settings, costs, current, on_row)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
+    if packing is not None:
+        padded = swept.recommended_row or swept.baselines[0]
+        packers = sweep_packers(
+            packing, lengths, settings, padded, max_batch_length, on_row
+        )
+        swept = structs.replace(swept, packing=packers)
     if foreign:
         clear_run(folder)
     write_result(folder / SWEEP_FILE, swept)
@@ -103,13 +119,23 @@ def run_sweep(
 
 
 def costs_in(
-    folder: Path, lengths: Lengths, max_batch_length: float | None, *, force: bool
+    folder: Path,
+    lengths: Lengths,
+    max_batch_length: float | None,
+    *,
+    force: bool,
+    unmeasured: float | None = None,
 ) -> tuple[bool, Costs, float]:
-    """Return whether the folder holds results of other data, the costs of its probe, and max_batch_length."""
+    """Return whether the folder holds results of other data, the costs of its probe, and max_batch_length.
+
+    Without a probe this is `unmeasured`, if it is not given.
+    """
     foreign = holds_other_lengths(lengths, folder, force=force)
     probe = None
     if not foreign and (folder / PROBE_FILE).exists():
         probe = read_result(folder / PROBE_FILE, Probe)
+    if probe is None and max_batch_length is None:
+        max_batch_length = unmeasured
     if max_batch_length is not None:
         costs = Costs() if probe is None else costs_of(probe)
         return foreign, capped(costs, max_batch_length), max_batch_length

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from batchtune.probe.messages import ProbeProgress
     from batchtune.reports import RunResults
     from batchtune.reports.page import Page
-    from batchtune.results import BatchShape, Device, Row, StreamRow, Trial
+    from batchtune.results import (
+        BatchShape,
+        Device,
+        PackedRow,
+        Row,
+        StreamRow,
+        Trial,
+    )
     from batchtune.results.shared import Result
     from batchtune.verify import VerifyProgress
 
@@ -210,7 +217,7 @@ class Progress:
             seconds_left = seconds * (1 - share) / share
         self.update(doing, share, 1.0, seconds_left)
 
-    def row(self, row: Row | StreamRow, rows: int | None = None) -> None:
+    def row(self, row: Row | PackedRow | StreamRow, rows: int | None = None) -> None:
         """Show one more row of a sweep, and how many there will be, if known."""
         self.rows += 1
         doing = f"Sweeping: {row.name}, row {self.rows}"

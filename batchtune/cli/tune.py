@@ -11,6 +11,7 @@ import typer
 
 from batchtune.cli import console
 from batchtune.cli.options import (
+    BUCKETS,
     ManifestOptions,
     MaxBatchLength,
     ProbeOptions,
@@ -28,6 +29,7 @@ from batchtune.units import format_length
 
 if TYPE_CHECKING:
     from batchtune.buckets.current import Current
+    from batchtune.buckets.packed import Packing
     from batchtune.lengths import Lengths
     from batchtune.results import Probe, StreamSweep, Sweep, SweepSettings
 
@@ -53,6 +55,7 @@ batchtune sweep-buckets train.csv
 batchtune sweep-buckets train.csv --max-batch-length 600 --num-buckets 10:20
 batchtune sweep-buckets train.csv --current max_batch_length=600,num_buckets=200
 batchtune sweep-buckets train.csv --from-training
+batchtune sweep-buckets train.csv --max-tokens 8192 --current axolotl:micro_batch_size=2,sequence_len=4096
 batchtune sweep-buckets train.csv --strategy optimal --strategy speechbrain --json | jq .reason
 """,
     "sweep-stream": """
@@ -232,8 +235,24 @@ def sweep_buckets(
             "padded length of its batches."
         ),
     ] = False,
+    max_tokens: Annotated[
+        int | None,
+        option(
+            "Your training packs: the most tokens of a packed batch. Packers are compared, too.",
+            "N",
+            rich_help_panel=BUCKETS,
+        ),
+    ] = None,
+    cut_at: Annotated[
+        int | None,
+        option(
+            "With --max-tokens: your training cuts longer sequences at this length.",
+            "N",
+            rich_help_panel=BUCKETS,
+        ),
+    ] = None,
 ) -> None:
-    """Compare bucket tables and recommend one.
+    """Compare bucket tables and recommend one; with --max-tokens, compare packers.
 
     Computes exactly what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
 
@@ -241,8 +260,13 @@ def sweep_buckets(
     --from-training, no probe is needed. Options with which the run read its manifest, such as --max-length, are taken
     from there and shown, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
+    from batchtune.buckets.packed import Packing
+
     settings = sweep.settings(run)
-    current = sweep.current_settings()
+    packing = Packing.of(max_tokens, cut_at, sweep.current)
+    current = None
+    if packing is None or packing.current is None:
+        current = sweep.current_settings()
     lengths = source.load(quiet=run.quiet, as_in=run.continued)
     _check_limit(max_batch_length, lengths, quiet=run.quiet)
     _show(
@@ -253,6 +277,7 @@ def sweep_buckets(
             run,
             max_batch_length=max_batch_length,
             from_training=from_training,
+            packing=packing,
         ),
         run,
     )
@@ -304,6 +329,7 @@ def sweep_and_write(
     *,
     max_batch_length: float | None = None,
     from_training: bool = False,
+    packing: Packing | None = None,
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
     from batchtune.buckets.sweep import run_sweep
@@ -317,6 +343,7 @@ def sweep_and_write(
             current=current,
             force=run.force,
             from_training=from_training,
+            packing=packing,
             on_row=bar.row,
         )
     _write_config(swept, run.run)

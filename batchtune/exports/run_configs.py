@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -31,6 +32,7 @@ from batchtune.exports.templating import (
     table_fields,
 )
 from batchtune.files import write_whole
+from batchtune.packing.packing import Budget
 from batchtune.results import (
     PROBE_FILE,
     SAMPLER_FILE,
@@ -39,8 +41,11 @@ from batchtune.results import (
     LoaderConfig,
     LoaderEvidence,
     LoaderTuning,
+    PackedConfig,
+    PackingSweep,
     Probe,
     ReadingRecord,
+    Record,
     Row,
     SamplerConfig,
     SamplerEvidence,
@@ -57,8 +62,12 @@ _HEADERS = Path(__file__).parent / "templates" / "headers"
 _LISTS = ("bucket_boundaries", "bucket_batch_sizes")
 
 
-def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
+def sampler_config(
+    sweep: Sweep, probe: Probe | None = None
+) -> SamplerConfig | PackedConfig:
     """Return the sweep's recommended row as a sampler config; raise ResultError if it recommends no row."""
+    if sweep.packed is not None:
+        return _packed_config(sweep, sweep.packed)
     row = recommended_row(sweep)
     return SamplerConfig(
         format=SamplerConfig.FORMAT,
@@ -80,9 +89,46 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
     )
 
 
-def render_sampler_yaml(config: SamplerConfig) -> str:
+def _packed_config(sweep: Sweep, packing: PackingSweep) -> PackedConfig:
+    """Return the recommended packer as a sampler config."""
+    row = packing.row
+    assert row.pool_size is not None
+    evidence = SamplerEvidence(
+        fingerprint=sweep.lengths.fingerprint,
+        device=None,
+        batches=row.batches,
+        padding_ratio=0.0,
+        estimated_epoch_seconds=row.estimated_epoch_seconds,
+        left_out=sweep.lengths.left_out,
+    )
+    reading = sweep.lengths.reading or ReadingRecord()
+    return PackedConfig(
+        format=PackedConfig.FORMAT,
+        version=PackedConfig.VERSION,
+        unit=sweep.lengths.unit,
+        sampler="packed",
+        max_tokens=packing.max_tokens,
+        packer=row.packer,
+        pool_size=row.pool_size,
+        cut_at=packing.cut_at,
+        accumulate=sweep.settings.get("accumulate", 1),
+        shuffle=True,
+        drop_last=False,
+        seed=sweep.settings.get("seed", 0),
+        evidence=msgspec.structs.replace(
+            evidence,
+            min_length=reading.min_length,
+            max_length=reading.max_length,
+            truncate=reading.truncate,
+        ),
+    )
+
+
+def render_sampler_yaml(config: SamplerConfig | PackedConfig) -> str:
     """Return the config as YAML; the same config gives the same bytes, and reading gives the same config."""
     document = msgspec.to_builtins(config)
+    if config.sampler == "packed":
+        return _render_yaml(document, "sampler-packed")
     if config.sampler == "pooled":
         return _render_yaml(document, "sampler-pooled")
     for name in ("sampler", "pool_size", "batch_overhead"):
@@ -91,14 +137,38 @@ def render_sampler_yaml(config: SamplerConfig) -> str:
 
 
 def read_sampler_yaml(path: Path) -> SamplerConfig:
+    """Read and check a `sampler.yaml` of padded batches.
+
+    Raises ResultError as `_read_config` does, and for packed ones.
+    """
+    config = read_any_sampler_yaml(path)
+    if isinstance(config, PackedConfig):
+        raise ResultError(
+            f"{path} describes packed micro-batches, and padded batches are needed here",
+            "Run `batchtune sweep-buckets` without --max-tokens.",
+        )
+    return config
+
+
+def read_any_sampler_yaml(path: Path) -> SamplerConfig | PackedConfig:
     """Read and check a `sampler.yaml`; raises ResultError as `_read_config` does."""
-    return _read_config(
-        path, SamplerConfig, SAMPLER_FILE, "sweep-buckets", _check_sampler
+    config: SamplerConfig | PackedConfig = _read_config(
+        path,
+        SamplerConfig,
+        SAMPLER_FILE,
+        "sweep-buckets",
+        _check_sampler,
+        {"packed": PackedConfig},
     )
+    return config
 
 
-def _check_sampler(config: SamplerConfig) -> None:
+def _check_sampler(config: SamplerConfig | PackedConfig) -> None:
     """Raise ValueError if fields contradict each other."""
+    if isinstance(config, PackedConfig):
+        Budget(max_tokens=config.max_tokens, packer=config.packer, cut_at=config.cut_at)
+        return
+    BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
     sizes = config.bucket_batch_sizes
     if config.num_buckets != len(sizes):
         raise ValueError(
@@ -149,12 +219,14 @@ def render_stream_yaml(config: StreamConfig) -> str:
 
 def read_stream_yaml(path: Path) -> StreamConfig:
     """Read and check a `stream.yaml`; raises ResultError as `_read_config` does."""
-    return _read_config(
+    config: StreamConfig = _read_config(
         path, StreamConfig, STREAM_CONFIG_FILE, "sweep-stream", _check_stream
     )
+    return config
 
 
 def _check_stream(config: StreamConfig) -> None:
+    BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
     if config.max_padding_ratio is not None and config.algorithm != "pivot":
         raise ValueError(
             f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}"
@@ -169,7 +241,8 @@ def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
     path = folder / SAMPLER_FILE
     if isinstance(swept, StreamSweep):
         path = folder / STREAM_CONFIG_FILE
-    if swept.recommended is None:
+    is_packed = isinstance(swept, Sweep) and swept.packed is not None
+    if swept.recommended is None and not is_packed:
         if not path.exists():
             return None
         path.unlink()
@@ -279,17 +352,17 @@ def _render_yaml(document: dict[str, Any], header: str) -> str:
     return "".join(lines)
 
 
-AnyConfig = TypeVar("AnyConfig", SamplerConfig, StreamConfig)
-
-
 def _read_config(
     path: Path,
-    kind: type[AnyConfig],
+    kind: type[SamplerConfig] | type[StreamConfig],
     name: str,
     command: str,
-    check: Callable[[AnyConfig], None],
-) -> AnyConfig:
-    """Read a config with a bucket table, which `command` writes as `name`; `check` raises ValueError on contradictions.
+    check: Callable[[Any], None],
+    kinds: Mapping[str, type[Record]] = MappingProxyType({}),
+) -> Any:
+    """Read a config, which `command` writes as `name`; `check` raises ValueError on contradictions.
+
+    `kinds` are those of other values of `sampler`.
 
     Raises:
         ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names the field.
@@ -314,8 +387,9 @@ def _read_config(
             "Install a newer batchtune.",
         )
     try:
-        config = msgspec.convert(document, type=kind)
-        BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
+        config = msgspec.convert(
+            document, type=kinds.get(str(header.get("sampler"))[:20], kind)
+        )
         check(config)
     except ValueError as error:  # msgspec's own, too
         raise ResultError(f"{path} is damaged: {error}", again) from error

@@ -28,6 +28,9 @@ class PackingFigures:
         over_cap: How many have more than max_tokens.
         cut_sequences: How many sequences are cut.
         cut_tokens: The tokens that this leaves out.
+        tokens: Their number, without those left out.
+        steps: The optimizer steps.
+        step_tokens_deviation: The standard deviation of the tokens of a step / their mean.
         epoch_seconds: The time of all steps, each of which lasts as long as its slowest rank.
         slowest_rank: That time / the mean of the ranks': 1 if all finish together.
     """
@@ -38,6 +41,9 @@ class PackingFigures:
     over_cap: int
     cut_sequences: int
     cut_tokens: int
+    tokens: int
+    steps: int
+    step_tokens_deviation: float
     epoch_seconds: float
     slowest_rank: float
 
@@ -54,6 +60,9 @@ def figures_of(
     together = dealing.world_size * dealing.accumulate
     seconds = np.zeros(-(-packed.count // together) * together)
     seconds[: packed.count] = budget.seconds(packed, tokens)
+    step_tokens = np.zeros(seconds.size)
+    step_tokens[: packed.count] = totals
+    step_tokens = step_tokens.reshape(-1, together).sum(axis=1)
     of_ranks = seconds.reshape(-1, dealing.accumulate, dealing.world_size).sum(axis=1)
     epoch_seconds = float(of_ranks.max(axis=1).sum())
     cut = np.asarray(lengths) - tokens
@@ -64,6 +73,9 @@ def figures_of(
         over_cap=int(np.count_nonzero(totals > budget.max_tokens)),
         cut_sequences=int(np.count_nonzero(cut)),
         cut_tokens=int(cut.sum()),
+        tokens=int(totals.sum()),
+        steps=step_tokens.size,
+        step_tokens_deviation=float(step_tokens.std() / step_tokens.mean()),
         epoch_seconds=epoch_seconds,
         slowest_rank=epoch_seconds * dealing.world_size / float(seconds.sum()),
     )

@@ -8,6 +8,7 @@ from functools import partial
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports import RunResults
+from batchtune.reports.packing import packing_section
 from batchtune.reports.section import (
     CURRENT,
     UNKNOWN,
@@ -52,6 +53,8 @@ def sweep_section(run: RunResults) -> Section:
     """Return what to report on `sweep.json`."""
     sweep = run.sweep
     assert sweep is not None
+    if sweep.packed is not None:
+        return packing_section(run, sweep, sweep.packed)
     row = sweep.recommended_row
     times = Times(run, sweep)
     timed = times.are_reliable

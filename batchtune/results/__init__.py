@@ -13,6 +13,7 @@ have to do with each other; `read_result` checks both, once, where a file is rea
 from batchtune.results.devices import *
 from batchtune.results.loader import *
 from batchtune.results.measured import *
+from batchtune.results.packing import *
 from batchtune.results.printed import *
 from batchtune.results.rows import *
 from batchtune.results.shared import *

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from batchtune.results.packing import PackingSweep
 from batchtune.results.rows import Row, SweepSettings, have_times
 from batchtune.results.shared import (
     ROUNDING,
@@ -168,6 +169,7 @@ class Sweep(Result, frozen=True, kw_only=True):
         histogram: Of the lengths, ascending bins that cover them all.
         quantiles: 1001 lengths: quantile i / 1000 of the data set at position i.
         buckets: Of the recommended table; empty without one, and for pools.
+        packing: The packers, if the training packs (--max-tokens); the other rows are then what to do without packing.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -193,6 +195,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     quantiles: Annotated[list[Length], msgspec.Meta(min_length=2)]
     buckets: list[BucketUse] = msgspec.field(default_factory=list)
     recommended_table: Count | None = None
+    packing: PackingSweep | msgspec.UnsetType = msgspec.UNSET
 
     def problems(self) -> Iterator[str]:
         """Check the settings, the indices of rows, the quantiles, and the recommended row's figures."""
@@ -225,6 +228,11 @@ class Sweep(Result, frozen=True, kw_only=True):
     def recommended_row(self) -> Row | None:
         """The recommended row, or None if no row beats the baseline."""
         return None if self.recommended is None else self.rows[self.recommended]
+
+    @property
+    def packed(self) -> PackingSweep | None:
+        """The packers; None if the training does not pack."""
+        return None if self.packing is msgspec.UNSET else self.packing
 
     @property
     def has_times(self) -> bool:
@@ -274,6 +282,35 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
     left_out: dict[str, Count] = msgspec.field(default_factory=dict)
     truncate: Length | None = None
     multiple_of: Length | None = None
+
+
+class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of the `sampler.yaml` of a training that packs, in its order.
+
+    Attributes:
+        unit: Of the lengths; None if unknown.
+        max_tokens: The most tokens of a micro-batch.
+        packer: As for `batchtune.PackedBatchSampler`.
+        pool_size: The most sequences that are packed at once.
+        cut_at: Longer sequences count as so long; None: none may be longer than max_tokens.
+        accumulate: Each rank has a multiple of so many micro-batches.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/sampler"
+
+    format: str
+    version: int
+    unit: str | None
+    sampler: Literal["packed"]
+    max_tokens: Size
+    packer: str
+    pool_size: Size
+    cut_at: Size | None = None
+    accumulate: Size
+    shuffle: bool
+    drop_last: bool
+    seed: Seed
+    evidence: SamplerEvidence
 
 
 class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):

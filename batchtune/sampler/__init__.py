@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 
@@ -111,7 +111,11 @@ class PooledBatchSampler(TableBatchSampler):
     """
 
     KIND = "pooled"
-    OPTIONS = (*TableBatchSampler.OPTIONS, "pool_size", "batch_overhead")
+    OPTIONS: ClassVar[tuple[str, ...]] = (
+        *TableBatchSampler.OPTIONS,
+        "pool_size",
+        "batch_overhead",
+    )
 
     def __init__(
         self,
@@ -166,6 +170,18 @@ class PackedBatchSampler(EpochBatchSampler):
         ValueError: An argument breaks its rule; the message says what to do.
     """
 
+    KIND = "packed"
+    OPTIONS: ClassVar[tuple[str, ...]] = (
+        "max_tokens",
+        "packer",
+        "pool_size",
+        "cut_at",
+        "accumulate",
+        "shuffle",
+        "drop_last",
+        "seed",
+    )
+
     def __init__(
         self,
         lengths: npt.ArrayLike,
@@ -203,4 +219,4 @@ class PackedBatchSampler(EpochBatchSampler):
         )
 
 
-sampler_from_config = TableBatchSampler.from_config
+sampler_from_config = EpochBatchSampler.from_config

@@ -28,7 +28,7 @@ from batchtune.epochs.layout import (
 )
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.errors import shortened
-from batchtune.exports.run_configs import read_sampler_yaml
+from batchtune.exports.run_configs import read_any_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions
 from batchtune.manifests.reading import load_ordered_lengths
@@ -65,6 +65,10 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     # What the digest is of, and what makes smaller batches, for messages.
     COVERED: ClassVar[str] = "lengths and options"
     SIZES: ClassVar[str] = "max_tokens"
+    # The `sampler` of the sampler.yaml files that it runs; None: any.
+    KIND: ClassVar[str | None] = None
+    # The fields of these files that are its arguments.
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -99,6 +103,96 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         # The epoch and batch that the next pass begins with, and the last pass that gave a batch.
         self._next = (whole("epoch", epoch), 0)
         self._pass: _Pass | None = None
+
+    @classmethod
+    def from_config(
+        cls,
+        path: str | Path,
+        lengths: Any,
+        *,
+        length_of: Callable[[Any], float] | None = None,
+        targets: npt.ArrayLike | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Make the sampler that a `sampler.yaml` describes.
+
+        `batchtune.sampler_from_config` takes files for buckets, for pools and for packing, so that a loader can stay as
+        it is when another sweep recommends the other kind. The classes refuse each other's files.
+
+        Example::
+
+            sampler = sampler_from_config("batchtune-run/sampler.yaml", dataset, length_of=lambda example: len(example))
+
+        Args:
+            path: Path of the file.
+            lengths: The length of each example, in the unit of the file: an array; or the path of a manifest, whose
+                row i is example i; or a data set, with `length_of`. If the data were tuned with --truncate, longer
+                ones count as truncated.
+            length_of: A function of an example of that data set that returns its length.
+            targets: Shape (examples,): the target lengths, if the data were tuned with some. They only serve to
+                recognise the data.
+            **overrides: Arguments of the class, which take precedence over the file; for a manifest also the fields of
+                `batchtune.manifests.ReadOptions`, such as `length_key="duration"` or `length_scale="1/16000"`.
+
+        Warns:
+            UserWarning: The file was tuned on other lengths.
+
+        Raises:
+            ResultError: The file is missing or damaged.
+            ManifestError, UsageError: The manifest can't be read as asked.
+            ValueError: The lengths do not match the file, an option breaks its rule, or the file describes a sampler
+                of another class.
+        """
+        config = read_any_sampler_yaml(Path(path))
+        if cls.KIND is not None and config.sampler != cls.KIND:
+            raise ValueError(
+                f"{path} describes a sampler of the kind {config.sampler!r}, but {cls.__name__} is of the kind "
+                f"{cls.KIND!r}: use batchtune.sampler_from_config, which makes the one that the file describes"
+            )
+        # The class itself comes last, lest a subclass of the same kind takes its place.
+        classes: dict[str | None, type[Any]] = {
+            made.KIND: made for made in (*_subclasses(cls), cls)
+        }
+        reading = {
+            name: overrides.pop(name) for name in sorted(_READING & overrides.keys())
+        }
+        if isinstance(lengths, (str, Path)):
+            for name in ("length_scale", "tokenizer"):
+                if reading.get(name) is not None:
+                    reading[name] = str(reading[name])
+            manifest = load_ordered_lengths(lengths, ReadOptions(**reading))
+            unit = manifest.lengths.unit
+            if None not in (unit, config.unit) and unit != config.unit:
+                raise ValueError(
+                    f"{lengths} counts lengths in {unit}, {path} in {config.unit}: say the length_scale (and the "
+                    "unit) that it was tuned with"
+                )
+            lengths = manifest.values
+            targets = manifest.targets
+        elif reading:
+            raise TypeError(
+                f"{', '.join(reading)}: these are for the path of a manifest"
+            )
+        elif length_of is not None:
+            measured = (
+                as_number(length_of(lengths[index]), index)
+                for index in range(len(lengths))
+            )
+            lengths = np.fromiter(measured, np.float64)
+        options = {
+            name: getattr(config, name) for name in classes[config.sampler].OPTIONS
+        }
+        evidence = config.evidence
+        if evidence.truncate is not None:
+            lengths = np.minimum(checked_lengths(lengths), evidence.truncate)
+        sampler: Self = classes[config.sampler](lengths, **{**options, **overrides})
+        if Lengths.of(lengths, targets).fingerprint != evidence.fingerprint:
+            warnings.warn(
+                f"{path} was tuned on other lengths than these (or with target lengths, which `targets` can give): "
+                "it works, but batches may be smaller, or padding larger, than necessary. Run `batchtune tune` again.",
+                stacklevel=2,
+            )
+        return sampler
 
     @property
     def epoch(self) -> int:
@@ -253,9 +347,6 @@ class TableBatchSampler(EpochBatchSampler):
 
     COVERED = "lengths, boundaries, batch sizes and options"
     SIZES = "bucket_batch_sizes"
-    # The `sampler` of the sampler.yaml files that it runs; None: any.
-    KIND: ClassVar[str | None] = None
-    # The fields of these files that are its arguments.
     OPTIONS: ClassVar[tuple[str, ...]] = _OF_ALL
     pool_size: int | None = None  # as for `PooledBatchSampler`; None in buckets
     batch_overhead: float | None = None
@@ -309,93 +400,12 @@ class TableBatchSampler(EpochBatchSampler):
             same_bucket=same_bucket,
         )
 
-    @classmethod
-    def from_config(
-        cls,
-        path: str | Path,
-        lengths: Any,
-        *,
-        length_of: Callable[[Any], float] | None = None,
-        targets: npt.ArrayLike | None = None,
-        **overrides: Any,
-    ) -> Self:
-        """Make the sampler that a `sampler.yaml` describes.
 
-        `batchtune.sampler_from_config` takes files for buckets and for pools, so that a loader can stay as it is when
-        another sweep recommends the other kind. The classes refuse each other's files.
-
-        Example::
-
-            sampler = sampler_from_config("batchtune-run/sampler.yaml", dataset, length_of=lambda example: len(example))
-
-        Args:
-            path: Path of the file.
-            lengths: The length of each example, in the unit of the file: an array; or the path of a manifest, whose
-                row i is example i; or a data set, with `length_of`. If the data were tuned with --truncate, longer
-                ones count as truncated.
-            length_of: A function of an example of that data set that returns its length.
-            targets: Shape (examples,): the target lengths, if the data were tuned with some. They only serve to
-                recognise the data.
-            **overrides: Arguments of the class, which take precedence over the file; for a manifest also the fields of
-                `batchtune.manifests.ReadOptions`, such as `length_key="duration"` or `length_scale="1/16000"`.
-
-        Warns:
-            UserWarning: The file was tuned on other lengths.
-
-        Raises:
-            ResultError: The file is missing or damaged.
-            ManifestError, UsageError: The manifest can't be read as asked.
-            ValueError: The lengths do not match the file, an option breaks its rule, or the file describes a sampler
-                of another class.
-        """
-        config = read_sampler_yaml(Path(path))
-        if cls.KIND is not None and config.sampler != cls.KIND:
-            raise ValueError(
-                f"{path} describes a sampler of the kind {config.sampler!r}, but {cls.__name__} is of the kind "
-                f"{cls.KIND!r}: use batchtune.sampler_from_config, which makes the one that the file describes"
-            )
-        # The class itself comes last, lest a subclass of the same kind takes its place.
-        classes = {made.KIND: made for made in (*cls.__subclasses__(), cls)}
-        reading = {
-            name: overrides.pop(name) for name in sorted(_READING & overrides.keys())
-        }
-        if isinstance(lengths, (str, Path)):
-            for name in ("length_scale", "tokenizer"):
-                if reading.get(name) is not None:
-                    reading[name] = str(reading[name])
-            manifest = load_ordered_lengths(lengths, ReadOptions(**reading))
-            unit = manifest.lengths.unit
-            if None not in (unit, config.unit) and unit != config.unit:
-                raise ValueError(
-                    f"{lengths} counts lengths in {unit}, {path} in {config.unit}: say the length_scale (and the "
-                    "unit) that it was tuned with"
-                )
-            lengths = manifest.values
-            targets = manifest.targets
-        elif reading:
-            raise TypeError(
-                f"{', '.join(reading)}: these are for the path of a manifest"
-            )
-        elif length_of is not None:
-            measured = (
-                as_number(length_of(lengths[index]), index)
-                for index in range(len(lengths))
-            )
-            lengths = np.fromiter(measured, np.float64)
-        options = {
-            name: getattr(config, name) for name in classes[config.sampler].OPTIONS
-        }
-        evidence = config.evidence
-        if evidence.truncate is not None:
-            lengths = np.minimum(checked_lengths(lengths), evidence.truncate)
-        sampler = classes[config.sampler](lengths, **{**options, **overrides})
-        if Lengths.of(lengths, targets).fingerprint != evidence.fingerprint:
-            warnings.warn(
-                f"{path} was tuned on other lengths than these (or with target lengths, which `targets` can give): "
-                "it works, but batches may be smaller, or padding larger, than necessary. Run `batchtune tune` again.",
-                stacklevel=2,
-            )
-        return sampler
+def _subclasses(made: type[Any]) -> Iterator[type[Any]]:
+    """Yield all classes that derive from it."""
+    for child in made.__subclasses__():
+        yield child
+        yield from _subclasses(child)
 
 
 @dataclass(slots=True)
