@@ -24,7 +24,6 @@ from batchtune.results import (
     PackedRow,
     PackingSweep,
     Row,
-    SweepSettings,
 )
 from batchtune.units import counted, format_number, format_percent
 
@@ -102,7 +101,8 @@ class Packing:
 def sweep_packers(
     packing: Packing,
     lengths: Lengths,
-    settings: SweepSettings,
+    dealing: Dealing,
+    seed: int,
     padded: Row | Baseline,
     max_batch_length: float,
     on_row: Callable[[PackedRow], None] = lambda row: None,
@@ -113,20 +113,17 @@ def sweep_packers(
         UsageError: The lengths can't be packed, or there are too few for all ranks.
     """
     tokens = packing.tokens(lengths)
-    dealing = Dealing(world_size=settings.world_size, accumulate=settings.accumulate)
-    together = settings.world_size * settings.accumulate
+    together = dealing.world_size * dealing.accumulate
     if tokens.size < together:
         raise UsageError(
-            f"{counted(tokens.size, 'sequence')} can't be dealt to {counted(settings.world_size, 'rank')} with an "
-            f"accumulation of {settings.accumulate:,}: a step needs {together:,} micro-batches, each of one sequence "
+            f"{counted(tokens.size, 'sequence')} can't be dealt to {counted(dealing.world_size, 'rank')} with an "
+            f"accumulation of {dealing.accumulate:,}: a step needs {together:,} micro-batches, each of one sequence "
             "at least",
             "Lower --world-size or --accumulate.",
         )
     rows = []
     for packer in PACKERS:
-        row = _row(
-            tokens, replace(packing.budget, packer=packer), dealing, settings.seed
-        )
+        row = _row(tokens, replace(packing.budget, packer=packer), dealing, seed)
         rows.append(row)
         on_row(row)
     fewest = min(row.batches for row in rows)
@@ -135,7 +132,7 @@ def sweep_packers(
     current = None
     current_settings = None
     if packing.current is not None:
-        current = price_packer(packing.current, tokens, dealing, settings.seed)
+        current = price_packer(packing.current, tokens, dealing, seed)
         given = packing.current.settings
         current_settings = packing.current.record(
             given.describe(), msgspec.to_builtins(given)

@@ -26,6 +26,7 @@ from batchtune.buckets.packed import Packing, sweep_packers
 from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.layout import Dealing
 from batchtune.epochs.measured_costs import (
     Costs,
     ProvenBy,
@@ -108,8 +109,9 @@ def run_sweep(
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
     if packing is not None:
         padded = swept.recommended_row or swept.baselines[0]
+        dealing = Dealing(world_size=swept.world_size, accumulate=settings.accumulate)
         packers = sweep_packers(
-            packing, lengths, settings, padded, max_batch_length, on_row
+            packing, lengths, dealing, settings.seed, padded, max_batch_length, on_row
         )
         swept = structs.replace(swept, packing=packers)
     if foreign:

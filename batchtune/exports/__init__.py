@@ -32,6 +32,11 @@ _MODULES = {
     "hf-streaming": "run_configs",
     "lhotse-shar": "lhotse",
     "nemo-tarred": "lhotse",
+    "verl": "packers",
+    "openrlhf": "packers",
+    "slime": "packers",
+    "trl": "packers",
+    "axolotl": "packers",
 }
 FRAMEWORKS: tuple[str, ...] = tuple(_MODULES)
 

@@ -28,6 +28,7 @@ from batchtune.exports.base import (
 from batchtune.exports.templating import (
     broken,
     from_template,
+    packed_fields,
     stream_fields,
     table_fields,
 )
@@ -401,6 +402,10 @@ def _of_sampler(name: str, title: str, file: str) -> Export:
         sweep = tuned.needed_sweep
         reading = sweep.lengths.reading or ReadingRecord()
         options = msgspec.structs.asdict(reading).items()
+        if sweep.packed is None:
+            fields = table_fields(Chosen(recommended_row(sweep)), tuned)
+        else:
+            fields = packed_fields(tuned, sweep.packed)
         return from_template(
             f"{name}.py.j2",
             title=title,
@@ -408,7 +413,8 @@ def _of_sampler(name: str, title: str, file: str) -> Export:
                 option: value for option, value in options if isinstance(value, str)
             },
             config=tuned.config,
-            **table_fields(Chosen(recommended_row(sweep)), tuned),
+            packed=sweep.packed is not None,
+            **fields,
         )
 
     return Export(name=name, title=title, file=file, render=render)

@@ -17,6 +17,7 @@ from batchtune.loaders import kind_of
 from batchtune.results import (
     LOADER_CONFIG_FILE,
     TORCH_ARGUMENTS,
+    PackingSweep,
     ReadingRecord,
     Row,
     StreamRow,
@@ -272,12 +273,45 @@ def table_fields(
     unproven = unproven_sizes(row)
     if unproven is not None:
         about += f"; {unproven} (`batchtune report` says why)"
+    fields = _sweep_fields(chosen, sweep)
+    if sweep.packed is not None:
+        fields["remarks"].append(
+            f"batchtune recommends packing to {sweep.packed.max_tokens:,} tokens, which is not expressed here: these "
+            "are the best padded batches"
+        )
     return {
         "about_row": about,
-        **_sweep_fields(chosen, sweep),
+        **fields,
         "limits": LengthLimits.of(sweep),
         "seed": sweep.settings.get("seed", 0),
         **_loader_fields(tuned, expresses),
+    }
+
+
+def packed_fields(tuned: Tuned, packing: PackingSweep) -> dict[str, Any]:
+    """Return what the templates of packed micro-batches have in common, with the keys of `table_fields`."""
+    sweep = tuned.needed_sweep
+    row = packing.row
+    lengths = sweep.lengths
+    remarks = []
+    if packing.cut_at is not None:
+        remarks.append(
+            f"{counted(row.cut_sequences, 'sequence')} longer than {packing.cut_at:,} count as cut there "
+            "(--cut-at): cut them in training, too"
+        )
+    return {
+        "about_row": f"{row.name}: {row.batches:,} micro-batches an epoch on {counted(sweep.world_size, 'rank')}, "
+        f"of at most {packing.max_tokens:,} tokens, none of them padding",
+        "about_data": f"Tuned by batchtune with --max-tokens {packing.max_tokens}, for "
+        f"{counted(lengths.count, 'sequence')} with lengths in {lengths.unit or 'an unknown unit'} (fingerprint "
+        f"{lengths.fingerprint[:12]}). Whether the budget fits was not measured",
+        "row": row,
+        "remarks": remarks,
+        "unit": lengths.unit,
+        "limits": LengthLimits.of(sweep),
+        "seed": sweep.settings.get("seed", 0),
+        "accumulate": sweep.settings.get("accumulate", 1),
+        **_loader_fields(tuned, TORCH_ARGUMENTS),
     }
 
 

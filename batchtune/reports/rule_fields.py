@@ -15,6 +15,8 @@ from batchtune.results import (
     Drift,
     LoaderRow,
     LowerBound,
+    PackedRow,
+    PackingSweep,
     Probe,
     Record,
     Row,
@@ -120,6 +122,8 @@ def all_fields() -> dict[str, Field]:
         *_fields(
             "bound.", LowerBound, lambda inputs: inputs.of_kind("sweep").lower_bound
         ),
+        *_fields("packed.", PackedRow, _packed),
+        *_fields("packed.current.", PackedRow, _packed_current),
         *_fields("verify.", Verification, _verification),
         *_fields("probe.", Probe, results["probe"]),
         *_fields("training.", Training, _training),
@@ -254,6 +258,22 @@ def _current(inputs: RuleInputs, kind: str) -> Any:
     how = f"run `batchtune {KINDS[kind].command}` with --current"
     _known(result.current, f"{KINDS[kind].words} knows no current config: {how}")
     return result
+
+
+def _packing(inputs: RuleInputs) -> PackingSweep:
+    """Return the packers that were compared. Raises NotKnownError without them."""
+    why = "packers were not compared: run `batchtune sweep-buckets` with --max-tokens"
+    packing: PackingSweep | None = inputs.of_kind("sweep").packed
+    return _known(packing, why)
+
+
+def _packed(inputs: RuleInputs) -> PackedRow:
+    return _packing(inputs).row
+
+
+def _packed_current(inputs: RuleInputs) -> PackedRow:
+    why = "your packer is not known: run `batchtune sweep-buckets` with --current verl:..., trl:... or axolotl:..."
+    return _known(_packing(inputs).current, why)
 
 
 def _drift(inputs: RuleInputs) -> Drift:
