@@ -13,6 +13,7 @@ from batchtune.results import (
     Exported,
     LoaderConfig,
     LoaderTuning,
+    PackedConfig,
     Probe,
     Record,
     Run,
@@ -78,6 +79,11 @@ SCHEMAS = {
         SamplerConfig,
         "sampler.yaml",
         "the recommendation; YAML with the same content as JSON",
+    ),
+    "packed-sampler": Described(
+        PackedConfig,
+        "sampler.yaml of a training that packs",
+        "the recommended packer; YAML with the same content as JSON",
     ),
     "report": Described(
         Report,

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from exports.stream_runs import TABLES, tuned
+from exports.stream_runs import PACKERS, TABLES, tuned
+from packed_records import MAX_TOKENS, with_packing
 from report_records import (
     hostile_results,
     made_probe,
@@ -124,6 +125,11 @@ def prose(text: str) -> str:
     return re.sub(r"\s*\n\s*#?\s*", " ", text)
 
 
+def for_export(name: str, sweep: Sweep, text: str = "even") -> Sweep:
+    """The sweep, of a training that packs if the framework does."""
+    return with_packing(sweep, text) if name in PACKERS else sweep
+
+
 @pytest.fixture(scope="module")
 def sweeps() -> dict[str, Sweep]:
     return {name: made() for name, made in SWEEPS.items()}
@@ -135,7 +141,9 @@ def test_every_sweep_is_exported_or_refused_because_of_its_unit(
 ) -> None:
     for found in sweeps.values():
         try:
-            text = export_of(name).render(tuned(found, probe=made_probe()))
+            text = export_of(name).render(
+                tuned(for_export(name, found), probe=made_probe())
+            )
         except ResultError as error:
             assert name in IN_SECONDS and found.lengths.unit not in ("s", "ms")
             assert (
@@ -150,7 +158,9 @@ def test_every_sweep_is_exported_or_refused_because_of_its_unit(
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_the_same_run_gives_the_same_bytes_on_any_machine(name: str) -> None:
     text, again = (
-        export_of(name).render(tuned(whole_sweep(), probe=made_probe()))
+        export_of(name).render(
+            tuned(for_export(name, whole_sweep()), probe=made_probe())
+        )
         for _ in range(2)
     )
     assert text == again
@@ -183,7 +193,8 @@ def hostile(name: str, text: str) -> Tuned:
     assert run.sweep is not None and run.probe is not None
     lengths = replace(run.sweep.lengths, unit="s" if name in IN_SECONDS else text)
     return tuned(
-        replace(run.sweep, lengths=lengths), probe=replace(run.probe, lengths=lengths)
+        for_export(name, replace(run.sweep, lengths=lengths), text),
+        probe=replace(run.probe, lengths=lengths),
     )
 
 
@@ -198,9 +209,13 @@ def test_a_hostile_string_stays_in_its_comment(name: str) -> None:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_hostile_path_stays_a_path(name: str) -> None:
-    harmless = export_of(name).render(tuned(made_sweep(), config="harmless"))
+    harmless = export_of(name).render(
+        tuned(for_export(name, made_sweep()), config="harmless")
+    )
     for kind, text in HOSTILE.items():
-        rendered = export_of(name).render(tuned(made_sweep(), config=text))
+        rendered = export_of(name).render(
+            tuned(for_export(name, made_sweep()), config=text)
+        )
         check(name, rendered)
         if "harmless" not in harmless:
             assert rendered == harmless, kind
@@ -285,7 +300,28 @@ def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
     assert "This is linear with" in text
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", PACKERS)
+def test_a_token_budget_is_exported_and_needed(name: str) -> None:
+    assert str(MAX_TOKENS) in export_of(name).render(
+        tuned(with_packing(made_sweep(), cut_at=100))
+    )
+    with pytest.raises(ResultError, match="packs by a token budget") as raised:
+        export_of(name).render(tuned(made_sweep()))
+    assert "--max-tokens" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_packing_runs_in_our_sampler_and_others_get_padded_batches(name: str) -> None:
+    text = export_of(name).render(tuned(with_packing(made_sweep())))
+    check(name, text)
+    assert ("even packing: 640 micro-batches an epoch" in prose(text)) == (name in OURS)
+    assert ("batchtune recommends packing to 8,192 tokens" in prose(text)) == (
+        name not in OURS
+    )
+    assert ("DataCollatorWithFlattening()" in text) == (name == "transformers")
+
+
+@pytest.mark.parametrize("name", [name for name in FRAMEWORKS if name not in PACKERS])
 def test_nothing_recommended_is_an_error(name: str) -> None:
     with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
         export_of(name).render(tuned(without_recommendation(made_sweep())))
