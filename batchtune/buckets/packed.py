@@ -90,8 +90,8 @@ class Packing:
         if overlong.size and budget.cut_at is None:
             named = ", ".join(f"{length:,}" for length in np.unique(overlong)[::-1][:5])
             raise UsageError(
-                f"{overlong.size:,} of {counted(values.size, 'sequence')} longer than "
-                f"--max-tokens {budget.max_tokens:,}: the longest have {named} tokens",
+                f"sequences longer than --max-tokens {budget.max_tokens:,}: {overlong.size:,} of {values.size:,}; the "
+                f"longest have {named} tokens",
                 f"Give at least --max-tokens {overlong[0]:,}, leave them out with --max-length {budget.max_tokens}, "
                 f"or, if your training cuts them, add --cut-at {budget.max_tokens}.",
             )
