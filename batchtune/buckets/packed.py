@@ -175,17 +175,20 @@ def _row(tokens: IntArray, budget: Budget, dealing: Dealing, seed: int) -> Packe
 
 def _reason(row: PackedRow, padded: Row | Baseline, max_batch_length: float) -> str:
     """Say why packing is recommended, and what the comparison with padded batches rests on."""
-    saved = 1 - row.tokens / padded.padded_length
-    how_much = f"{format_percent(abs(saved))} {'fewer' if saved >= 0 else 'more'}"
-    name = f"{padded.sized_name}" if isinstance(padded, Row) else padded.name
-    comparable = f"their batches do not compare: a padded one may have {format_number(max_batch_length)} tokens"
+    name = padded.sized_name if isinstance(padded, Row) else padded.name
+    comparable = (
+        f"but a padded batch may have {format_number(max_batch_length)} tokens, so their numbers of batches do not "
+        "compare"
+    )
     if max_batch_length == row.max_tokens:
-        comparable = f"both have at most {row.max_tokens:,} tokens in a batch"
+        comparable = f"and both have at most {row.max_tokens:,} in a batch"
+    if row.cut_sequences:
+        comparable += "; padded batches cut nothing"
     return (
-        f"the training packs (--max-tokens); {row.name} needs {row.batches:,} micro-batches an epoch (no packer needs "
-        f"fewer than {row.lower_bound:,}) and computes {how_much} tokens than the best padded batches ({name}, "
-        f"{format_number(padded.batches)} batches); the comparison is by tokens computed, padding included, as the "
-        f"time of packed micro-batches is not known, and {comparable}"
+        f"the training packs (--max-tokens); {row.name} needs {row.batches:,} micro-batches an epoch (lower bound: "
+        f"{row.lower_bound:,}); {name}, the best padded batches, need {padded.batches:,}, and spend "
+        f"{format_percent(padded.padding_ratio)} of their tokens on padding; tokens computed are compared, as packed "
+        f"times are not known, {comparable}"
     )
 
 
@@ -209,8 +212,7 @@ def _cautions(row: PackedRow, current: PackedRow | None) -> Iterator[str]:
             f"your settings of {current.packer} allow {current.max_tokens:,} tokens, but --max-tokens is "
             f"{row.max_tokens:,}: they may run out of memory"
         )
-    if current.left_out or current.cut_sequences:
-        yield (
-            f"{current.packer} leaves out {counted(current.left_out, 'sequence')} and cuts {current.cut_sequences:,} "
-            "in an epoch"
-        )
+    if current.left_out:
+        yield f"{current.packer} leaves out {counted(current.left_out, 'sequence')} in an epoch"
+    if current.cut_sequences:
+        yield f"{current.packer} cuts {counted(current.cut_sequences, 'sequence')} in an epoch"

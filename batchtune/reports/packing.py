@@ -45,11 +45,12 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     return Section(
         title="Sweep",
         sentences=[
-            f"Set max_tokens = {packing.max_tokens:,} with {row.name}: {_advantage(row, padded)}.",
+            f"Set max_tokens = {packing.max_tokens:,} with {row.name}: no padding, which is "
+            f"{format_percent(padded.padding_ratio)} of the tokens computed with the best padded batches.",
             *facts,
             f"Why: {with_full_stop(packing.reason)}",
             f"The largest of its micro-batches has {row.largest_tokens:,} of {packing.max_tokens:,} tokens; "
-            f"{row.over_cap:,} exceed the budget.",
+            f"{row.over_cap or 'none'} exceed the budget.",
             "No micro-batch was run: whether the budget fits is not measured.",
         ],
         brief=1 + len(facts),
@@ -76,13 +77,6 @@ def learning(packing: PackingSweep, padded: Row | Baseline) -> str:
         "tokens of a step, not of each micro-batch: num_items_in_batch in Transformers, TRL and axolotl, "
         "loss_agg_mode=token-mean in verl, --calculate-per-token-loss in slime."
     )
-
-
-def _advantage(row: PackedRow, padded: Row | Baseline) -> str:
-    """Compare the tokens computed with those of padded batches."""
-    change = 1 - row.tokens / padded.padded_length
-    word = "fewer" if change >= 0 else "more"
-    return f"{format_percent(abs(change))} {word} tokens computed than with the best padded batches"
 
 
 def _current(packing: PackingSweep) -> Iterator[str]:

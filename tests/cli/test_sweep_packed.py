@@ -56,7 +56,7 @@ def test_packers_are_compared_and_the_config_runs(
     row = packing["rows"][packing["recommended"]]
     assert row["tokens"] == LENGTHS.sum() and row["largest_tokens"] <= 2048
     assert row["lower_bound"] == -(-LENGTHS.sum() // 2048) <= row["batches"]
-    assert "both have at most 2,048 tokens in a batch" in packing["reason"]
+    assert "both have at most 2,048 in a batch" in packing["reason"]
     assert f"Set max_tokens = 2,048 with {row['packer']} packing" in ran.stdout
     assert f"Learning: {row['steps']:,} optimizer steps an epoch" in " ".join(
         ran.stdout.split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from batchtune import PackedBatchSampler, TimeLaw
+from batchtune import (
+    BucketBatchSampler,
+    PackedBatchSampler,
+    TimeLaw,
+    sampler_from_config,
+    sweep,
+)
+from batchtune.errors import ResultError
 
 CAP = 40
 LENGTHS = np.random.default_rng(0).integers(1, CAP + 1, 301)
@@ -160,3 +168,45 @@ def test_an_epoch_without_a_micro_batch_warns() -> None:
     sampler = packed([3], drop_last=True, rank=0, world_size=2)
     with pytest.warns(UserWarning, match=r"leaves out all 1 .* or lower max_tokens"):
         assert list(sampler) == []
+
+
+def test_a_config_makes_the_sampler(tmp_path: Path) -> None:
+    path = tmp_path / "sampler.yaml"
+    swept = sweep(
+        LENGTHS,
+        run=tmp_path,
+        max_tokens=100,
+        cut_at=30,
+        accumulate=2,
+        num_buckets=[5],
+        strategies=["quantile"],
+    )
+    assert swept.sweep is not None and swept.sweep.packed is not None
+    sampler = sampler_from_config(path, LENGTHS)
+    assert isinstance(sampler, PackedBatchSampler)
+    row = swept.sweep.packed.row
+    assert len(sampler) == row.batches and len(sampler) % 2 == 0
+    assert (sampler.budget.cut_at, sampler.budget.packer) == (30, row.packer)
+    other = PackedBatchSampler.from_config(path, LENGTHS, packer="even", seed=4)
+    assert (other.budget.packer, other.seed) == ("even", 4)
+    with pytest.raises(ValueError, match="of the kind 'packed'"):
+        BucketBatchSampler.from_config(path, LENGTHS)
+    with pytest.warns(UserWarning, match="tuned on other lengths"):
+        sampler_from_config(path, LENGTHS[:50])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("max_tokens: 100", "max_tokens: 20"),
+        ("packer: ", "packer: x"),
+        ("max_tokens: 100", "max_token: 100"),
+    ],
+)
+def test_a_damaged_config_is_named(tmp_path: Path, old: str, new: str) -> None:
+    options: dict[str, Any] = {"num_buckets": [5], "strategies": ["quantile"]}
+    sweep(LENGTHS, run=tmp_path, max_tokens=100, cut_at=30, **options)
+    path = tmp_path / "sampler.yaml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ResultError, match="is damaged"):
+        sampler_from_config(path, LENGTHS)
