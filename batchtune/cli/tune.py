@@ -238,7 +238,8 @@ def sweep_buckets(
     max_tokens: Annotated[
         int | None,
         option(
-            "Your training packs: the most tokens of a packed batch. Packers are compared, too.",
+            "Your training packs: the most tokens of a packed batch. Packers are compared, too; --current takes "
+            "verl:KEY=VALUE, trl: and axolotl:.",
             "N",
             rich_help_panel=BUCKETS,
         ),
@@ -252,7 +253,9 @@ def sweep_buckets(
         ),
     ] = None,
 ) -> None:
-    """Compare bucket tables and recommend one; with --max-tokens, compare packers.
+    """Compare bucket tables and recommend one.
+
+    With --max-tokens, for a training that packs, compares packers with padded batches and recommends one.
 
     Computes exactly what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
 

@@ -21,7 +21,7 @@ def _of_packer(name: str, title: str, file: str) -> Export:
             title=title,
             cut_at=sweep.packed.cut_at,
             known=name in KINDS,
-            **packed_fields(tuned, sweep.packed),
+            **packed_fields(tuned, sweep.packed, ()),
         )
 
     return Export(name=name, title=title, file=file, render=render)

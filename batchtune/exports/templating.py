@@ -288,8 +288,10 @@ def table_fields(
     }
 
 
-def packed_fields(tuned: Tuned, packing: PackingSweep) -> dict[str, Any]:
-    """Return what the templates of packed micro-batches have in common, with the keys of `table_fields`."""
+def packed_fields(
+    tuned: Tuned, packing: PackingSweep, expresses: Collection[str] = TORCH_ARGUMENTS
+) -> dict[str, Any]:
+    """Return what the templates of packed micro-batches have in common; arguments and keys as for `table_fields`."""
     sweep = tuned.needed_sweep
     row = packing.row
     lengths = sweep.lengths
@@ -311,7 +313,7 @@ def packed_fields(tuned: Tuned, packing: PackingSweep) -> dict[str, Any]:
         "limits": LengthLimits.of(sweep),
         "seed": sweep.settings.get("seed", 0),
         "accumulate": sweep.settings.get("accumulate", 1),
-        **_loader_fields(tuned, TORCH_ARGUMENTS),
+        **_loader_fields(tuned, expresses),
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import streamed_records
+from packed_records import with_packing
 from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS
 
 from batchtune.exports import FRAMEWORKS, Tuned
@@ -22,6 +23,12 @@ STREAMS = (
 # Exports of a token budget.
 PACKERS = ("verl", "openrlhf", "slime", "trl", "axolotl")
 TABLES = tuple(name for name in FRAMEWORKS if name not in (*STREAMS, *PACKERS))
+
+
+def for_export(name: str, sweep: Sweep, text: str = "even") -> Sweep:
+    """The sweep, of a training that packs if the framework does."""
+    return with_packing(sweep, text) if name in PACKERS else sweep
+
 
 BOUNDARIES = [4.0, 8.0, 12.5, 14.5, 16.0, 24.525]
 BATCHES = {"bucket": 660, "pool": 640, "pivot": 700, "speechbrain": 790}

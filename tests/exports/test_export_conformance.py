@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from exports.stream_runs import PACKERS, TABLES, tuned
+from exports.stream_runs import PACKERS, TABLES, for_export, tuned
 from packed_records import MAX_TOKENS, with_packing
 from report_records import (
     hostile_results,
@@ -123,11 +123,6 @@ def content(name: str, text: str) -> Any:
 def prose(text: str) -> str:
     """Comments with their line breaks undone."""
     return re.sub(r"\s*\n\s*#?\s*", " ", text)
-
-
-def for_export(name: str, sweep: Sweep, text: str = "even") -> Sweep:
-    """The sweep, of a training that packs if the framework does."""
-    return with_packing(sweep, text) if name in PACKERS else sweep
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +306,7 @@ def test_a_token_budget_is_exported_and_needed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_packing_runs_in_our_sampler_and_others_get_padded_batches(name: str) -> None:
+def test_packing_runs_in_our_sampler_alone(name: str) -> None:
     text = export_of(name).render(tuned(with_packing(made_sweep())))
     check(name, text)
     assert ("even packing: 640 micro-batches an epoch" in prose(text)) == (name in OURS)
