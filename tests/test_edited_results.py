@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import run_here
+from exports.stream_runs import PACKERS
 from loader_records import made_loader
 from made_once import MadeOnce
 from memory_laws import LAWS, LawDevice, made_lengths
@@ -347,7 +348,8 @@ def test_what_is_recorded_is_no_edit(recorded: Path, tmp_path: Path) -> None:
     for kind in KINDS:
         shutil.copytree(recorded / kind, tmp_path / kind)
         for arguments in commands(recorded, kind, tmp_path / kind):
-            if arguments[0] != "sweep-buckets":
+            # No run here has a token budget.
+            if arguments[0] != "sweep-buckets" and arguments[-1] not in PACKERS:
                 ran = run_here(
                     *arguments,
                     env={"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")},

@@ -54,5 +54,5 @@ def test_names_of_strangers_are_harmless(text: str) -> None:
     )
     for name in ("terminal", "markdown", "html"):
         shown = render(name, run)
-        assert "\x1b[31m" not in shown.replace("\x1b[0m", "") or text != "\x1b[31m"
+        assert "\x1b[31m" not in shown
         assert name != "html" or "max_tokens = 8,192 with <script>" not in shown
