@@ -257,18 +257,21 @@ def price_packer(
             f"they make fewer micro-batches than the {dealing.world_size:,} ranks need",
             None,
         )
-    ends = np.cumsum([sum(map(len, step)) for step in steps])
-    batches = [batch for step in steps for rank in step for batch in rank]
+    seconds = DENSE_7B.of_sequences(tokens)
+    batches: MicroBatches = []
+    ends = []
+    rank_seconds = []
+    for step in steps:
+        of_ranks = []
+        for rank in step:
+            batches += rank
+            of_ranks.append(float(seconds[np.concatenate(rank)].sum()))
+        ends.append(len(batches))
+        rank_seconds.append(of_ranks)
     packed = Packed.of_lists(batches)
     totals = packed.sums(tokens)
-    step_tokens = np.add.reduceat(totals, ends - np.diff(ends, prepend=0))
-    seconds = DENSE_7B.of_sequences(tokens)
-    loads = np.array(
-        [
-            [sum(seconds[batch].sum() for batch in rank) for rank in step]
-            for step in steps
-        ]
-    )
+    step_tokens = np.add.reduceat(totals, [0, *ends[:-1]])
+    loads = np.array(rank_seconds)
     total = int(totals.sum())
     cut = int(np.count_nonzero(is_cut[packed.sequences]))
     return PackedRow(
