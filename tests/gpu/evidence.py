@@ -17,6 +17,8 @@ in `--from` first. So where a machine is lent for a few minutes and starts bare,
     epoch                epochs of the recommended table, SpeechBrain, Lhotse and fixed batches: measured and predicted
     tests-truth          tests/gpu/test_truth_on_cuda.py, and so on
     whole                the frontier of `speech` on the whole device, at four lengths
+    tests-ranks
+    tests-scripts
     tests-surroundings
     tests-loaders
     tests-dali

@@ -146,10 +146,11 @@ PARTS = {
     "speech": Part(speech, 4.5),
     "soak": Part(soak, 3.0),
     "epoch": Part(epoch, 2.0),
-    "tests-truth": part_of_tests("truth", 4.0),
+    "tests-truth": part_of_tests("truth", 3.0),
     "whole": Part(whole, 2.5),
+    "tests-ranks": part_of_tests("ranks", 2.0),
     "tests-scripts": part_of_tests("scripts", 1.5),
-    "tests-surroundings": part_of_tests("surroundings", 2.0),
+    "tests-surroundings": part_of_tests("surroundings", 1.0),
     "tests-loaders": part_of_tests("loaders", 0.25),
     "tests-dali": part_of_tests("dali", 0.25),
 }
