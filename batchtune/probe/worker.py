@@ -150,6 +150,8 @@ class Worker:
         workload.setup(meter.torch_device)
         meter.synchronize()
         self._check_limits()
+        if request.settings.simulate_world_size is not None:
+            refuse_ddp()
         if request.first_shape is not None:
             self._warm_up(workload, meter, request.first_shape)
         self._stage = "device"
@@ -178,8 +180,6 @@ class Worker:
     ) -> Ready:
         """Settle the limit, now that the workload is built; trials can be run from then on."""
         world_size = probed_with.simulate_world_size
-        if world_size is not None:
-            refuse_ddp()
         ddp_bytes = gradient_bytes() if probed_with.ddp else 0
         meter.settle(reserve_of(probed_with, meter.device.kind), ddp_bytes)
         self._session = Session(workload, meter, self.agree)

@@ -224,8 +224,11 @@ def test_every_output_says_that_ranks_were_simulated(
         ("report", "--full"),
         ("report", "-o", "report.md"),
         ("report", "-o", "report.html"),
-        ("export", "--to", "torch"),
-        ("export", "--to", "speechbrain"),
+        *(
+            ("export", "--to", framework)
+            for framework in ("speechbrain", "nemo", "lhotse", "espnet", "fairseq")
+        ),
+        ("export", "--to", "pytorch"),
     ):
         ran = batchtune(*arguments)
         assert ran.returncode == 0, ran.stderr
