@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from batchtune.results import Device, DeviceProcess, Trial
@@ -15,16 +15,22 @@ _LARGE_SPREAD = 0.15  # of the times of a trial's steps: interquartile range / m
 
 WORST_TIME_ERROR = 1.0
 """A model of step times with a larger mean relative error estimates nothing."""
+WITHOUT_COMMUNICATION = (
+    "Ranks were simulated by one process. Step times are without communication, so training takes longer. Measure them "
+    "on real ranks with --nproc-per-node."
+)
 
 
 def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
     """Return why the figures of a probe may be wrong, each with its remedy; `device` is as it was when it began."""
     passed = [trial for trial in trials if trial.outcome == "ok"]
-    about = (
+    about: Iterable[str] = (
         _about_gpu(device, trials, passed)
         if device.processors is None
         else _about_cpu(device, passed)
     )
+    if device.simulated:
+        about = [WITHOUT_COMMUNICATION, *about]
     return [
         *about,
         *_scatter(passed),

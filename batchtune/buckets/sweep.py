@@ -218,7 +218,7 @@ def sweep(
         recommended=recommendation.row,
         recommended_table=recommendation.portable,
         reason=recommendation.reason,
-        warnings=list(cautions(lengths, limits, rows)),
+        warnings=[*cautions(lengths, limits, rows), *costs.warnings],
         trade_off=trade_off(epoch_costs(rows), [row.mates_again for row in rows]),
         saturation=saturation(
             pricing, limits, most_buckets, settings.throughput_fraction

@@ -388,6 +388,14 @@ class WorkloadOptions:
         "-- torchrun --nproc-per-node 8 train.py.",
         "N|auto",
     )
+    simulate_world_size: int | None = setting(
+        "Measure one rank of an FSDP2 training on so many, without the others: one process takes the first rank's "
+        "shard, under torch's fake process group. Step times are without communication. On a GPU, 1GiB is kept free "
+        "for NCCL; --reserve gives another size (default: as probed).",
+        "N",
+        min=1,
+        max=16_384,
+    )
     memory: str | None = setting(
         "Memory limit of the training process, of each rank for itself, such as 2GiB (default: as probed, or the whole "
         "device; on the CPU, ranks share the machine's).",
@@ -429,6 +437,7 @@ class WorkloadOptions:
             "nproc_per_node": _if_given(
                 partial(parse_nproc, device=self.device), self.nproc_per_node
             ),
+            "simulate_world_size": self.simulate_world_size,
             "memory_bytes": _if_given(parse_size, self.memory),
             "memory_fraction": self.memory_fraction,
             "reserve_bytes": _if_given(parse_size, self.reserve),

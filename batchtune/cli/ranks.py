@@ -92,7 +92,7 @@ def _command(launcher: list[str], words: list[str], ranks: int) -> str:
     """Return the command line of this process as it should be; that of a script says itself how many ranks it has."""
     command = [*launcher, "batchtune", *words]
     if "--" not in words and not any(
-        word.startswith("--nproc-per-node") for word in words
+        word.startswith(("--nproc-per-node", "--simulate-world-size")) for word in words
     ):
         command += ["--nproc-per-node", str(max(1, ranks))]
     return shlex.join(command)

@@ -18,7 +18,7 @@ from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import FrontierPoint, Probe
-from batchtune.trust import WORST_TIME_ERROR
+from batchtune.trust import WITHOUT_COMMUNICATION, WORST_TIME_ERROR
 
 _UNLIMITED = 2**53
 Sizes: TypeAlias = Callable[[FloatArray], IntArray]
@@ -156,6 +156,7 @@ class Costs:
 
     Attributes:
         world_size: Number of ranks that trained together.
+        warnings: Why the times may be wrong, each with its remedy.
         frontier: Lengths → the largest batch size that fits, at least 1.
         continued_frontier: The same, also beyond the longest length, where batches are padded further.
         joint_frontier: (lengths, target lengths) → the same; None if only the longest targets were measured.
@@ -169,6 +170,7 @@ class Costs:
     step_seconds: StepSeconds | None = None
     device_name: str | None = None
     world_size: int = 1
+    warnings: tuple[str, ...] = ()
     joint_frontier: JointSizes | None = None
     proven: Sizes | None = None
     joint_proven: JointSizes | None = None
@@ -190,6 +192,9 @@ def costs_of(probe: Probe) -> Costs:
         if probe.confirmation is not None and probe.confirmation.time_ratio is not None:
             times = times.scaled(probe.confirmation.time_ratio)
     frontier = Frontier.of(probe.frontier)
+    warnings: tuple[str, ...] = ()
+    if times is not None and probe.device.simulated:
+        warnings = (WITHOUT_COMMUNICATION,)
 
     def proven_by(longest: float, batch_size: int) -> int | None:
         if batch_size > int(frontier.proven(longest)):
@@ -211,6 +216,7 @@ def costs_of(probe: Probe) -> Costs:
         step_seconds=times,
         device_name=probe.device.text,
         world_size=probe.device.world_size,
+        warnings=warnings,
     )
     if not probe.joint_frontier:
         return costs

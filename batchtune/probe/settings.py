@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ _RECORDED = (
     ),
     *("seed", "reserve_bytes", "ddp"),
 )
-# Recorded where several ranks are probed.
-_RECORDED_OF_RANKS = ("nproc_per_node",)
+# Recorded where several ranks are probed, or simulated.
+_RECORDED_OF_RANKS = ("nproc_per_node", "simulate_world_size")
 
 
 class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
@@ -139,7 +140,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
         ):
             if not holds:
                 raise UsageError(f"{rule}, got {given}")
-        if self.has_ranks:
+        if self.has_ranks or self.simulate_world_size is not None:
             self._check_ranks()
 
     @property
@@ -148,20 +149,27 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
         return self.nproc_per_node is not None
 
     def _check_ranks(self) -> None:
-        """Raise UsageError for what does not go together with ranks."""
+        """Raise UsageError for what does not go together with ranks, be they real or simulated."""
+        flag = f"--nproc-per-node {self.nproc_per_node}"
+        if self.simulate_world_size is not None:
+            flag = f"--simulate-world-size {self.simulate_world_size}"
+            if self.has_ranks:
+                raise UsageError(
+                    f"{flag} has one process stand for all ranks, but --nproc-per-node starts them",
+                    "Give one of them.",
+                )
         if self.command is not None:
             raise UsageError(
-                "--nproc-per-node is for a workload, but a training script is measured",
+                f"{flag} is for a workload, but a training script is measured",
                 "A script's own command says how many ranks it has: -- torchrun --nproc-per-node 2 train.py. A model "
                 "that its framework trains has one.",
             )
         if self.ddp:
             raise UsageError(
-                f"--ddp keeps room for gradient buckets, but with --nproc-per-node {self.nproc_per_node} they are "
-                "really allocated",
+                f"--ddp keeps room for gradient buckets, but with {flag} all of them are really allocated",
                 "Leave out --ddp.",
             )
-        if ":" in self.device:
+        if self.has_ranks and ":" in self.device:
             raise UsageError(
                 f"--device {self.device} names one device, but each rank has its own: that of its local rank",
                 "Give --device cuda, and choose the GPUs with CUDA_VISIBLE_DEVICES=2,3.",
@@ -190,15 +198,20 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""
         settings = {name: getattr(self, name) for name in _RECORDED}
-        if self.has_ranks:
-            settings |= {name: getattr(self, name) for name in _RECORDED_OF_RANKS}
+        for name in _RECORDED_OF_RANKS:
+            value = getattr(self, name)
+            if value is not None:
+                settings[name] = value
         return settings
 
 
-def _ranks(nproc_per_node: int | None) -> str:
-    if nproc_per_node is None:
-        return "a process without ranks"
-    return f"{counted(nproc_per_node, 'rank')} a machine"
+def _ranks(recorded: Mapping[str, Any]) -> str:
+    """Say which ranks the settings of a run start or simulate."""
+    if recorded.get("nproc_per_node") is not None:
+        return f"{counted(recorded['nproc_per_node'], 'rank')} a machine"
+    if recorded.get("simulate_world_size") is not None:
+        return f"{counted(recorded['simulate_world_size'], 'rank')} (simulated)"
+    return "a process without ranks"
 
 
 def workload_sha256(settings: ProbeSettings) -> str | None:
@@ -259,16 +272,16 @@ def open_run(
         differences.append(other_lengths(lengths, run.lengths))
     if run.workload != settings.subject:
         differences.append(f"the workload {run.workload.words}")
-    for name in (*_RECORDED, *_RECORDED_OF_RANKS):
+    for name in _RECORDED:
         value = getattr(settings, name)
         before = run.settings.get(name)
         # Trials hold, however many of them there are.
         if name == "max_lengths" or before == value:
             continue
-        if name == "nproc_per_node":
-            differences.append(f"{_ranks(before)}, now {_ranks(value)}")
-        else:
-            differences.append(f"{name} = {before}, now {value}")
+        differences.append(f"{name} = {before}, now {value}")
+    ranks = _ranks(settings.recorded())
+    if _ranks(run.settings) != ranks:
+        differences.append(f"{_ranks(run.settings)}, now {ranks}")
     if differences and not knows_anything(folder):
         return None, []
     if differences:

@@ -35,6 +35,12 @@ from batchtune.probe.requests import (
     Stage,
 )
 from batchtune.probe.session import Session
+from batchtune.probe.simulated import (
+    as_simulated,
+    join_fake_group,
+    refuse_ddp,
+    reserve_of,
+)
 from batchtune.processes import command
 from batchtune.processes.worker import Failed, serve
 from batchtune.workloads.loading import first_line, user_traceback
@@ -144,17 +150,22 @@ class Worker:
         workload.setup(meter.torch_device)
         meter.synchronize()
         self._check_limits()
+        if request.settings.simulate_world_size is not None:
+            refuse_ddp()
         if request.first_shape is not None:
             self._warm_up(workload, meter, request.first_shape)
         self._stage = "device"
         return self._ready(workload, meter, request.settings)
 
     def _open(self, request: Prepare) -> Meter:
-        """Open the device."""
+        """Open the device, and join the fake process group if ranks are simulated."""
         settings = request.settings
-        return backend_for(settings.device).open(
+        meter = backend_for(settings.device).open(
             settings.device, settings, request.limit_bytes
         )
+        if settings.simulate_world_size is not None:
+            join_fake_group(settings.simulate_world_size)
+        return meter
 
     def _warm_up(self, workload: Workload, meter: Meter, shape: BatchShape) -> None:
         """Use memory that only a step takes, before the limit is settled; a worker that is alone has none."""
@@ -168,12 +179,14 @@ class Worker:
         self, workload: Workload, meter: Meter, probed_with: ProbedWith
     ) -> Ready:
         """Settle the limit, now that the workload is built; trials can be run from then on."""
+        world_size = probed_with.simulate_world_size
         ddp_bytes = gradient_bytes() if probed_with.ddp else 0
-        meter.settle(probed_with.reserve_bytes, ddp_bytes)
+        meter.settle(reserve_of(probed_with, meter.device.kind), ddp_bytes)
         self._session = Session(workload, meter, self.agree)
         self._training = Training()
         settings = {**_torch_settings(), **meter.switches()}
-        return Ready(device=replace(meter.device, settings=settings))
+        device = replace(meter.device, settings=settings)
+        return Ready(device=as_simulated(device, world_size))
 
     def _check_limits(self) -> None:
         """Raise WorkloadError if the workload has lowered a limit of this process."""

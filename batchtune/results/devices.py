@@ -101,7 +101,7 @@ class Device(Record, frozen=True, kw_only=True):
         mig: Whether it is a part of a GPU (Multi-Instance GPU).
         ecc: Whether its memory corrects errors, which takes some of it.
         outside_bytes: Held by this process outside torch's allocator: the context, the libraries' workspaces.
-        reserve_bytes: Kept free at the user's request.
+        reserve_bytes: Kept free at the user's request, or for NCCL if ranks are simulated.
         ddp_bytes: Kept free for the gradient buckets of DistributedDataParallel.
         settings: Name → value of the allocator's environment variables, TF32, cudnn.benchmark, deterministic
             algorithms and whatever else affects memory and time, after the workload's setup.
@@ -112,7 +112,7 @@ class Device(Record, frozen=True, kw_only=True):
         ranks: Of a training on several ranks, each one's device. The other fields then hold the worst of any rank.
         world_size, nnodes: How many ranks trained together, and on how many machines.
         backend: Of their process group, such as `nccl`; None without one.
-        simulated: Whether one process stood for all ranks.
+        simulated: Whether one process stood for all ranks, under a process group that communicates nothing.
     """
 
     kind: str
@@ -145,12 +145,16 @@ class Device(Record, frozen=True, kw_only=True):
     @property
     def whose(self) -> str:
         """Continue what holds for this device: ` for each of 8 ranks`; empty without ranks."""
-        return f" for each of {self._ranks_in_words}" if self.ranks else ""
+        return f" for each of {self._ranks_in_words}" if self._has_ranks else ""
 
     @property
     def text(self) -> str:
         """The device's name, and how many ranks trained together: `NVIDIA H100, 16 ranks on 2 machines`."""
-        return f"{self.name}, {self._ranks_in_words}" if self.ranks else self.name
+        return f"{self.name}, {self._ranks_in_words}" if self._has_ranks else self.name
+
+    @property
+    def _has_ranks(self) -> bool:
+        return self.simulated or bool(self.ranks)
 
     @property
     def _ranks_in_words(self) -> str:

@@ -259,6 +259,8 @@ class ProbedWith(Record, frozen=True, kw_only=True):
     ddp: bool = False
     # None: one process, without a process group. Each rank is a process, so a file of somebody else's is bounded.
     nproc_per_node: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    # Ranks that one process stands for.
+    simulate_world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] | None = None
 
 
 class Run(Measured, frozen=True, kw_only=True):

@@ -188,6 +188,7 @@ def sweep_stream(
             lengths, max_batch_length, "max_batch_length", "each becomes a batch of one"
         ),
         *row_cautions(shards, chosen, map_style),
+        *costs.warnings,
     ]
     if current is not None:
         warnings += current.notes

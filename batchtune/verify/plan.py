@@ -41,7 +41,14 @@ _MOST_STEPS = 200
 _MOST_SECONDS = 60.0
 # Of more examples, so many that are evenly spaced in order of length stand for all.
 _MOST_SHUFFLED = 1 << 24
-_OF_THE_LIMIT = ("memory_bytes", "memory_fraction", "reserve_bytes", "ddp")
+_OF_THE_LIMIT = (
+    "memory_bytes",
+    "memory_fraction",
+    "reserve_bytes",
+    "ddp",
+    "simulate_world_size",
+)
+_RANKS = ("nproc_per_node", "simulate_world_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +72,13 @@ def subject_of(
     recorded = ProbedWith()
     if probe is not None:
         recorded = msgspec.convert(probe.settings, ProbedWith)
+    probed_with = msgspec.structs.asdict(recorded)
+    if not asked.keys().isdisjoint(_RANKS):
+        # Real ranks take the place of simulated ones, and the other way round.
+        probed_with |= dict.fromkeys(_RANKS)
     settings = ProbeSettings(
         **{
-            **msgspec.structs.asdict(recorded),
+            **probed_with,
             **asked,
             "workload": workload.spec,
             "options": options,

@@ -188,7 +188,10 @@ def judge(
         reserved_growth_bytes=reserved_growth,
         holds=not reasons,
         reasons=reasons,
-        warnings=list(_warnings(steps, sum(retries), growth, plan)),
+        warnings=[
+            *_about_ranks(device),
+            *_warnings(steps, sum(retries), growth, plan),
+        ],
         **{name: getattr(config, name) for name in batching},
         **times,
     )
@@ -256,6 +259,15 @@ def _times(shuffled: Sequence[Trial], plan: VerifyPlan) -> dict[str, Any]:
                 deviation * math.sqrt(len(timed)) / estimated.sum()
             )
     return times
+
+
+def _about_ranks(device: Device) -> Iterator[str]:
+    """Yield that ranks were simulated."""
+    if device.simulated:
+        yield (
+            f"Verified on one rank's shard of {counted(device.world_size, 'rank')} (simulated): without communication, "
+            "neither its time nor its memory. Verify on real ranks with --nproc-per-node"
+        )
 
 
 def _warnings(

@@ -161,7 +161,7 @@ def wrapped(model: nn.Module, parallel: str | None) -> nn.Module:
         if parallel is not None:
             raise UsageError(
                 f"parallel={parallel} needs ranks that train together",
-                "Start some with --nproc-per-node.",
+                "Start some with --nproc-per-node, or simulate them with --simulate-world-size.",
             )
         return model
     if parallel != "fsdp2":

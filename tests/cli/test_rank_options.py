@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cli.conftest import KNOWN, Run, write_manifest
+from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, Run, write_manifest
 
 from batchtune.cli.ranks import parse_nproc, refuse_to_be_a_rank
 from batchtune.errors import ResultError, UsageError
@@ -16,7 +16,9 @@ from batchtune.results import (
     Device,
     Probe,
     RankDevice,
+    Sweep,
     Trial,
+    Verification,
     read_result,
 )
 from batchtune.run_folder import append_trial
@@ -110,7 +112,17 @@ def test_auto_needs_a_gpu() -> None:
         (["--nproc-per-node", "2", "--device", "cuda:1"], "names one device"),
         (
             ["--nproc-per-node", "2", "--", "python", "train.py"],
-            "--nproc-per-node is for a workload",
+            "--nproc-per-node 2 is for a workload",
+        ),
+        (["--simulate-world-size", "0"], "0 is not at least 1"),
+        (
+            ["--simulate-world-size", "64", "--nproc-per-node", "2"],
+            "one process stand for all ranks, but --nproc-per-node starts them",
+        ),
+        (["--simulate-world-size", "64", "--ddp"], "with --simulate-world-size 64"),
+        (
+            ["--simulate-world-size", "64", "--", "python", "train.py"],
+            "--simulate-world-size 64 is for a workload",
         ),
     ],
 )
@@ -159,6 +171,71 @@ def test_a_run_of_another_number_of_ranks_is_not_continued(tmp_path: Path) -> No
         ResultError, match="2 ranks a machine, now a process without ranks"
     ):
         open_run(lengths, alone, tmp_path)
+
+
+def test_a_run_of_simulated_ranks_is_not_continued_with_real_ones(
+    tmp_path: Path,
+) -> None:
+    lengths = Lengths.of([1.0, 2.0])
+    simulated = ProbeSettings(workload=KNOWN, options={}, simulate_world_size=64)
+    real = ProbeSettings(workload=KNOWN, options={}, nproc_per_node=2)
+    assert not simulated.failures_are_dear
+    device = Device(
+        kind="cpu",
+        name="made",
+        total_bytes=1,
+        limit_bytes=1,
+        driver=None,
+        torch="2.13",
+        allocator="malloc",
+        other_processes=None,
+        world_size=64,
+        simulated=True,
+    )
+    begin_run(lengths, simulated, tmp_path, device, force=False)
+    append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
+    assert open_run(lengths, simulated, tmp_path)[0] is not None
+    with pytest.raises(
+        ResultError, match=r"64 ranks \(simulated\), now 2 ranks a machine"
+    ):
+        open_run(lengths, real, tmp_path)
+
+
+def test_every_output_says_that_ranks_were_simulated(
+    batchtune: Run, tmp_path: Path
+) -> None:
+    write_manifest(tmp_path / "lengths.csv")
+    tuned = batchtune(
+        *("tune", "lengths.csv", *TUNE_STEADY, "--simulate-world-size", "2"),
+        *("--verify", *ANY_TIME),
+    )
+    assert tuned.returncode == 0, tuned.stderr
+    assert "for each of 2 ranks (simulated)" in tuned.stderr
+    run = tmp_path / "batchtune-run"
+    probe = read_result(run / "probe.json", Probe)
+    assert (probe.device.world_size, probe.device.backend) == (2, "fake")
+    assert read_result(run / "sweep.json", Sweep).world_size == 2
+    for name in ("probe.json", "sweep.json"):
+        assert "Step times are without communication" in (run / name).read_text()
+    verified = read_result(run / "verify.json", Verification)
+    assert "one rank's shard of 2 ranks (simulated)" in verified.warnings[0]
+    assert "2 ranks (simulated)" in (run / "sampler.yaml").read_text()
+    for arguments in (
+        ("report", "--full"),
+        ("report", "-o", "report.md"),
+        ("report", "-o", "report.html"),
+        *(
+            ("export", "--to", framework)
+            for framework in ("speechbrain", "nemo", "lhotse", "espnet", "fairseq")
+        ),
+        ("export", "--to", "pytorch"),
+    ):
+        ran = batchtune(*arguments)
+        assert ran.returncode == 0, ran.stderr
+        written = ran.stdout
+        if "-o" in arguments:
+            written = (tmp_path / arguments[-1]).read_text()
+        assert "2 ranks (simulated)" in " ".join(written.split()), arguments
 
 
 @pytest.mark.slow
