@@ -173,7 +173,7 @@ def test_a_run_of_another_number_of_ranks_is_not_continued(tmp_path: Path) -> No
         open_run(lengths, alone, tmp_path)
 
 
-def test_a_run_of_simulated_ranks_is_not_continued_with_real_ones(
+def test_simulated_ranks_are_not_continued_with_real_ones(
     tmp_path: Path,
 ) -> None:
     lengths = Lengths.of([1.0, 2.0])

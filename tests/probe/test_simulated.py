@@ -26,7 +26,7 @@ def test_ddp_is_refused_with_what_to_do() -> None:
     assert "--set parallel=fsdp2" in (refused.value.hint or "")
 
 
-def test_room_for_nccl_is_kept_on_gpus_unless_the_user_says_how_much() -> None:
+def test_room_for_nccl_is_kept_on_gpus() -> None:
     ranks = ProbedWith(simulate_world_size=64)
     assert reserve_of(ranks, "cuda") == NCCL_BYTES
     assert reserve_of(ranks, "cpu") == 0
