@@ -6,6 +6,7 @@ It answers over a socket of its own. Where the next collective depends on someth
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import gc
 import os
 import signal
@@ -44,8 +45,9 @@ def main() -> None:
     host, port, token = os.environ.pop(GANG_VARIABLE).split(",")
     channel = socket.create_connection((host, int(port)))
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # To see where it hangs.
-    faulthandler.register(signal.SIGUSR2, file=channel.fileno(), all_threads=False)
+    # To see where it hangs: urgent data on the socket makes the kernel send SIGURG, from another machine too.
+    fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
+    faulthandler.register(signal.SIGURG, file=channel.fileno(), all_threads=False)
     with channel.makefile("rb") as requests:
         place = RankPlace(channel, requests)
         place.say(place.hello(token))
@@ -67,6 +69,7 @@ class RankPlace:
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
         self.world_size = int(os.environ["WORLD_SIZE"])
+        self.nnodes = self.world_size // self.local_world_size
         self.host = socket.gethostname()
 
     def hello(self, token: str) -> Hello:
@@ -77,6 +80,7 @@ class RankPlace:
             world_size=self.world_size,
             host=self.host,
             pid=os.getpid(),
+            node_rank=self.rank // self.local_world_size,
         )
 
     def say(self, message: Message) -> None:
@@ -159,6 +163,7 @@ class RankWorker(Worker):
                 limit_bytes=meter.device.limit_bytes,
                 ranks=[own],
                 world_size=place.world_size,
+                nnodes=place.nnodes,
                 backend=self._backend,
             )
         )

@@ -47,7 +47,7 @@ _RECORDED = (
     *("seed", "reserve_bytes", "ddp"),
 )
 # Recorded where several ranks are probed.
-_RECORDED_OF_RANKS = ("nproc_per_node",)
+_RECORDED_OF_RANKS = ("nproc_per_node", "nnodes")
 
 
 class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
@@ -203,7 +203,11 @@ def _ranks(nproc_per_node: int | None) -> str:
 
 def workload_sha256(settings: ProbeSettings) -> str | None:
     """Return the hash of the workload's file, or of the first Python file in a command; None without one."""
-    names = settings.command or [settings.workload.rpartition(":")[0]]
+    return file_sha256(settings.command or [settings.workload.rpartition(":")[0]])
+
+
+def file_sha256(names: list[str]) -> str | None:
+    """Return the hash of the first of these that names a Python file; None without one."""
     for path in map(Path, names):
         if path.suffix == ".py" and path.is_file():
             return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -267,6 +271,9 @@ def open_run(
             continue
         if name == "nproc_per_node":
             differences.append(f"{_ranks(before)}, now {_ranks(value)}")
+        elif name == "nnodes":
+            machines = counted(before or 1, "machine")
+            differences.append(f"ranks on {machines}, now on {value or 1}")
         else:
             differences.append(f"{name} = {before}, now {value}")
     if differences and not knows_anything(folder):

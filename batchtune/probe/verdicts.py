@@ -89,7 +89,7 @@ def merged(replies: Mapping[int, Reply], request: Prepare | Run) -> Reply:
         assert isinstance(reply, Failed)
         alike = [other for other in replies.values() if other == reply]
         message = reply.message
-        if len(alike) != request.settings.nproc_per_node:
+        if len(alike) != request.settings.world_size:
             message = f"rank {rank}: {message}"
         return replace(reply, stage=reply.stage or "setup", message=message)
     if isinstance(reply, Failed):
