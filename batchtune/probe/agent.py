@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
@@ -23,7 +24,7 @@ from batchtune.probe.nodes import (
 from batchtune.probe.ranks import GARBAGE, Connection
 from batchtune.probe.requests import Launch, Launched
 from batchtune.probe.supervisor import worker_program
-from batchtune.processes.worker import Nursery, tail
+from batchtune.processes.worker import Nursery, WorkerLost, tail
 from batchtune.units import format_seconds
 
 _POLL_SECONDS = 0.5
@@ -55,7 +56,8 @@ def serve_node_0(launch: Launch, greeting: Greeting, timeout_seconds: float) -> 
             nursery.start_worker()
             has_ranks = True
             request = replace(launch, rdzv_id=message.rdzv_id, token=message.token)
-            nursery.ask(request, (Launched,), _STARTING_SECONDS)
+            with contextlib.suppress(WorkerLost):  # its ranks do not come to node 0
+                nursery.ask(request, (Launched,), _STARTING_SECONDS)
     finally:
         if has_ranks:
             nursery.end_worker()

@@ -150,6 +150,7 @@ class Nodes:
             )
         if difference is not None:
             say(agent, Done(error=difference[0], hint=difference[1]))
+            agent.channel.close()
             raise ProbeError(*difference)
         keep_alive(agent.channel)
         self._agents[rank] = agent

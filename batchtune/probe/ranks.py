@@ -139,7 +139,7 @@ class Ranks:
             hello = _decode_hello(connection.first_line())
         except GARBAGE:
             return False
-        is_ours = hmac.compare_digest(hello.token, self._token)
+        is_ours = hmac.compare_digest(hello.token.encode(), self._token.encode())
         if not is_ours or hello.world_size != self._world_size:
             return False
         self._connections[hello.rank] = connection

@@ -117,3 +117,15 @@ class TellsItsVariables(Shared):
                 )
             )
         return super().make_batch(shape)
+
+
+class TellsWhenItHangs(Shared):
+    """Makes a file when its fault begins."""
+
+    def __init__(self, path: str, fault: str) -> None:
+        super().__init__(fault=fault)
+        self.path = path
+
+    def hang(self) -> None:
+        with open(self.path, "w"):
+            super().hang()
