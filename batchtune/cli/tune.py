@@ -48,8 +48,7 @@ batchtune probe-oom train.csv --length-key duration --per-unit 16000 -- python t
 batchtune probe-oom train.csv --workload train.py:MyStep --set layers=12
 batchtune probe-oom train.csv --workload builtin:conformer-ctc --set size=base --set dtype=bf16
 batchtune probe-oom train.csv --workload train.py:MyStep --device cuda:1 --memory 20GiB --reserve 1GiB
-srun -N4 --ntasks-per-node=1 batchtune probe-oom train.csv --workload train.py:MyStep --nnodes 4 --nproc-per-node 8 \
-  --rdzv-endpoint node0:29500
+batchtune probe-oom train.csv --workload train.py:Step --nnodes 2 --nproc-per-node 8 --rdzv-endpoint a:29500
 """,
     "sweep-buckets": """
 batchtune sweep-buckets train.csv

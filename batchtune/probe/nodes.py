@@ -112,8 +112,7 @@ class Nodes:
         Raises ProbeError if one does not come in time, or differs in what must be the same on all nodes.
         """
         deadline = time.monotonic() + timeout_seconds
-        others = range(1, self._launch.nnodes)
-        while missing := [rank for rank in others if rank not in self._agents]:
+        while missing := self._missing():
             if time.monotonic() > deadline:
                 launch = self._launch
                 raise ProbeError(
@@ -128,6 +127,16 @@ class Nodes:
                     channel.close()
         self._listener.close()
 
+    def _missing(self) -> list[int]:
+        """Return the nodes without an agent; one that has gone may come again."""
+        for rank, agent in [*self._agents.items()]:
+            if has_closed(agent):
+                agent.channel.close()
+                del self._agents[rank]
+        return [
+            rank for rank in range(1, self._launch.nnodes) if rank not in self._agents
+        ]
+
     def _welcome(self, agent: Connection) -> bool:
         """Keep the connection of an agent; return whether it is one. Raises ProbeError if its node differs."""
         try:
@@ -138,12 +147,8 @@ class Nodes:
         is_ours = hmac.compare_digest(greeting.token.encode(), self._own.token.encode())
         if not is_ours or not 1 <= rank < self._launch.nnodes:
             return False
-        earlier = self._agents.get(rank)
-        if earlier is not None and has_closed(earlier):
-            earlier.channel.close()
-            earlier = None
         difference = _difference(greeting, self._own)
-        if earlier is not None:
+        if rank not in self._missing():
             difference = (
                 f"both {self._hosts[rank]} and {greeting.host} say that they are node {rank}",
                 "Give each node its own --node-rank.",

@@ -129,3 +129,11 @@ class TellsWhenItHangs(Shared):
     def hang(self) -> None:
         with open(self.path, "w"):
             super().hang()
+
+
+class ByLength(Shared):
+    """An example of length L has L / 100 MiB."""
+
+    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+        examples = shape.batch_size * shape.length / 100
+        return torch.ones(int(examples * ROWS_OF_A_MIB), WIDTH)

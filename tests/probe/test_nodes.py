@@ -1,5 +1,6 @@
 """Several nodes: what node 0 and the agents say to each other, and real ranks on two nodes of this machine."""
 
+import os
 import random
 import socket
 import subprocess
@@ -236,12 +237,11 @@ def test_a_node_that_goes_is_named(cluster: Cluster) -> None:
 
 def test_a_node_may_start_again_while_others_are_awaited(cluster: Cluster) -> None:
     cluster.stranger(encode(greeting_of(1)) + b"\n").close()
-    cluster.nodes.gather(20.0)
     agent = cluster.agent(1)
-    with pytest.raises(ProbeError, match="lost node 1"):
-        cluster.nodes.start()
-    with pytest.raises(ProbeError, match=r"closed the connection|does not answer"):
-        agent.result(30.0)
+    with cluster.nodes as nodes:
+        nodes.gather(20.0)
+        nodes.start()
+    agent.result(20.0)
 
 
 def test_what_is_not_node_0_is_told() -> None:
@@ -371,6 +371,10 @@ def two_nodes(
             subprocess.Popen(
                 [sys.executable, "-m", "batchtune", *command, *options],
                 cwd=place,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                },  # as torchrun sets it for two ranks
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -388,13 +392,13 @@ def two_nodes(
 
 def write_lengths(folder: Path) -> None:
     folder.mkdir()
-    rows = [f"{number},{24 + 76 * (number % 4)}\n" for number in range(120)]
+    rows = [f"{number},{24 + 76 * (number % 4)}\n" for number in range(2000)]
     (folder / "lengths.csv").write_text("id,tokens\n" + "".join(rows))
 
 
 def probing(*further: str) -> list[str]:
     return [
-        *("tune", "lengths.csv", "--workload", f"{GANG}:Shared", "--device", "cpu"),
+        *("tune", "lengths.csv", "--workload", f"{GANG}:ByLength", "--device", "cpu"),
         *("--memory", "460MiB", "--memory-fraction", "1", "--num-lengths", "2"),
         *("--num-buckets", "2", "--setup-timeout", "60", *further),
     ]
