@@ -396,6 +396,21 @@ class WorkloadOptions:
         min=1,
         max=16_384,
     )
+    nnodes: int | None = setting(
+        "Number of machines with ranks. Start the same command once on each, such as with srun --ntasks-per-node=1; "
+        "node 0 alone reads the manifest and writes the run folder.",
+        "N",
+        min=1,
+        max=1024,
+    )
+    node_rank: int | None = setting(
+        "Which of them this one is, from 0 on (default: SLURM_NODEID).", "N"
+    )
+    rdzv_endpoint: str | None = setting(
+        "Node 0, as the others reach it, and the first of three TCP ports there: of torchrun's rendezvous, then of "
+        "batchtune's two.",
+        "HOST:PORT",
+    )
     memory: str | None = setting(
         "Memory limit of the training process, of each rank for itself, such as 2GiB (default: as probed, or the whole "
         "device; on the CPU, ranks share the machine's).",
@@ -438,6 +453,7 @@ class WorkloadOptions:
                 partial(parse_nproc, device=self.device), self.nproc_per_node
             ),
             "simulate_world_size": self.simulate_world_size,
+            "nnodes": None if self.nnodes == 1 else self.nnodes,
             "memory_bytes": _if_given(parse_size, self.memory),
             "memory_fraction": self.memory_fraction,
             "reserve_bytes": _if_given(parse_size, self.reserve),

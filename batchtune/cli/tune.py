@@ -22,7 +22,7 @@ from batchtune.cli.options import (
     expand,
     option,
 )
-from batchtune.cli.ranks import refuse_to_be_a_rank
+from batchtune.cli.ranks import other_nodes, refuse_to_be_a_rank
 from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, sampler_plan, verify_with_progress
 from batchtune.errors import UsageError
 from batchtune.units import format_length
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from batchtune.buckets.current import Current
     from batchtune.buckets.packed import Packing
     from batchtune.lengths import Lengths
+    from batchtune.probe.nodes import Nodes
     from batchtune.results import Probe, StreamSweep, Sweep, SweepSettings
 
 LENGTHS_FILE = "lengths.parquet"  # of a script's own data set, in its order
@@ -49,6 +50,7 @@ batchtune probe-oom train.csv --length-key duration --per-unit 16000 -- python t
 batchtune probe-oom train.csv --workload train.py:MyStep --set layers=12
 batchtune probe-oom train.csv --workload builtin:conformer-ctc --set size=base --set dtype=bf16
 batchtune probe-oom train.csv --workload train.py:MyStep --device cuda:1 --memory 20GiB --reserve 1GiB
+batchtune probe-oom train.csv --workload train.py:Step --nnodes 2 --nproc-per-node 8 --rdzv-endpoint a:29500
 """,
     "sweep-buckets": """
 batchtune sweep-buckets train.csv
@@ -112,20 +114,24 @@ def tune(
     sweep_settings = sweep.settings(run)
     current = sweep.current_settings()
     source = _with_own_lengths(source, probe, run)
-    lengths = source.load(quiet=run.quiet)
-    probed = _probe(source, lengths, probe, run, sweep_settings)
-    swept = sweep_and_write(lengths, sweep_settings, current, run)
-    holds = True
-    if verify and swept.recommended is not None:
-        asked = {
-            "workload": probed.workload.spec,
-            "options": probed.workload.options,
-            **probe.asked(source, lengths),
-        }
-        plan = sampler_plan(lengths, run.run, verify_settings, quiet=run.quiet)
-        holds = verify_with_progress(plan, run.run, asked, quiet=run.quiet).holds
-    elif verify:
-        console.note("Warning: nothing to verify, because nothing is recommended.")
+    with other_nodes(probe, quiet=run.quiet) as nodes:
+        lengths = source.load(quiet=run.quiet)
+        probed = _probe(source, lengths, probe, run, sweep_settings, nodes)
+        swept = sweep_and_write(lengths, sweep_settings, current, run)
+        holds = True
+        if verify and swept.recommended is not None:
+            asked = {
+                "workload": probed.workload.spec,
+                "options": probed.workload.options,
+                **probe.asked(source, lengths),
+            }
+            plan = sampler_plan(lengths, run.run, verify_settings, quiet=run.quiet)
+            verification = verify_with_progress(
+                plan, run.run, asked, nodes=nodes, quiet=run.quiet
+            )
+            holds = verification.holds
+        elif verify:
+            console.note("Warning: nothing to verify, because nothing is recommended.")
     results = load_run(run.run)
     if run.json:
         console.write_result(render("json", results), None)
@@ -151,7 +157,9 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
 
     refuse_to_be_a_rank()
     source = _with_own_lengths(source, probe, run)
-    probed = _probe(source, source.load(quiet=run.quiet), probe, run)
+    with other_nodes(probe, quiet=run.quiet) as nodes:
+        lengths = source.load(quiet=run.quiet)
+        probed = _probe(source, lengths, probe, run, None, nodes)
     if run.json:
         console.write_json(probed)
     else:
@@ -196,7 +204,8 @@ def _probe(
     lengths: Lengths,
     probe: ProbeOptions,
     run: RunOptions,
-    sweep_settings: SweepSettings | None = None,
+    sweep_settings: SweepSettings | None,
+    nodes: Nodes | None,
 ) -> Probe:
     """Run the probe with a line for each trial and a bar below."""
     from batchtune.probe.messages import ProbeHooks
@@ -210,7 +219,9 @@ def _probe(
         console.note(chosen, quiet=run.quiet)
     with console.worker_bar(lengths.unit, ddp=settings.ddp, quiet=run.quiet) as bar:
         hooks = ProbeHooks(
-            on_progress=bar.probing, on_note=partial(console.note, quiet=run.quiet)
+            on_progress=bar.probing,
+            on_note=partial(console.note, quiet=run.quiet),
+            nodes=nodes,
         )
         return run_probe(
             lengths,

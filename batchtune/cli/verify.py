@@ -22,12 +22,13 @@ from batchtune.cli.options import (
     expand,
     option,
 )
-from batchtune.cli.ranks import refuse_to_be_a_rank
+from batchtune.cli.ranks import other_nodes, refuse_to_be_a_rank
 from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import StreamLengths
+    from batchtune.probe.nodes import Nodes
     from batchtune.results import (
         SamplerConfig,
         StreamConfig,
@@ -165,15 +166,18 @@ def verify(
         time_tolerance=time_tolerance,
         step_timeout_seconds=step_timeout,
     )
-    if stream:
-        stored = manifest.load_stream(quiet=quiet, as_in=folder)
-        asked = subject.asked(manifest, stored.lengths)
-        plan = _stream_plan(stored, folder, settings)
-    else:
-        lengths = manifest.load(quiet=quiet, as_in=folder)
-        asked = subject.asked(manifest, lengths)
-        plan = sampler_plan(lengths, folder, settings, quiet=quiet)
-    verification = verify_with_progress(plan, folder, asked, quiet=quiet)
+    with other_nodes(subject, quiet=quiet) as nodes:
+        if stream:
+            stored = manifest.load_stream(quiet=quiet, as_in=folder)
+            asked = subject.asked(manifest, stored.lengths)
+            plan = _stream_plan(stored, folder, settings)
+        else:
+            lengths = manifest.load(quiet=quiet, as_in=folder)
+            asked = subject.asked(manifest, lengths)
+            plan = sampler_plan(lengths, folder, settings, quiet=quiet)
+        verification = verify_with_progress(
+            plan, folder, asked, nodes=nodes, quiet=quiet
+        )
     if json:
         console.write_json(verification)
     else:
@@ -262,7 +266,12 @@ def _check_recommended(
 
 
 def verify_with_progress(
-    plan: VerifyPlan, folder: Path, asked: Mapping[str, Any], *, quiet: bool
+    plan: VerifyPlan,
+    folder: Path,
+    asked: Mapping[str, Any],
+    *,
+    nodes: Nodes | None,
+    quiet: bool,
 ) -> Verification:
     """Run a plan with a progress bar, and write `verify.json`; `asked` has the fields of `ProbeSettings` to change."""
     from batchtune.verify import run_verify
@@ -279,5 +288,10 @@ def verify_with_progress(
         plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet
     ) as bar:
         return run_verify(
-            plan, subject, folder, on_note=on_note, on_progress=bar.verifying
+            plan,
+            subject,
+            folder,
+            on_note=on_note,
+            on_progress=bar.verifying,
+            nodes=nodes,
         )

@@ -8,7 +8,6 @@ whatever a rank does to its device harms nothing here.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -16,9 +15,20 @@ import threading
 import time
 
 import msgspec
+from msgspec.structs import replace
 
+from batchtune.errors import ProbeError
+from batchtune.probe.nodes import listen, ports_hint
 from batchtune.probe.ranks import Ranks
-from batchtune.probe.requests import Identify, Prepare, Reply, Request, Run
+from batchtune.probe.requests import (
+    Identify,
+    Launch,
+    Launched,
+    Prepare,
+    Reply,
+    Request,
+    Run,
+)
 from batchtune.probe.verdicts import merged
 from batchtune.probe.worker import Worker
 from batchtune.processes import command, import_for_good
@@ -49,7 +59,7 @@ def work(channel: int) -> None:
     """Serve requests in a forked process."""
     serve(
         socket.socket(fileno=channel),
-        msgspec.json.Decoder[Request](Request).decode,
+        msgspec.json.Decoder[Request | Launch](Request | Launch).decode,
         Gang().answer,
     )
     os._exit(0)
@@ -69,10 +79,13 @@ class Gang:
 
     _ranks: Ranks
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: Request | Launch) -> Reply:
         """Pass a request on to all ranks, which the first one starts, and return one reply."""
         if isinstance(request, Identify):
             return Worker().answer(request)
+        if isinstance(request, Launch):
+            _launched(request)
+            return Launched()
         assert isinstance(request, Prepare | Run)
         started = time.monotonic()
         timeout_seconds = request.timeout_seconds or 0.0
@@ -87,31 +100,37 @@ class Gang:
 
     def _start(self, request: Prepare, timeout_seconds: float) -> Failed | None:
         """Start the ranks, and wait until all have connected; return why they can't be started."""
-        world_size = request.settings.nproc_per_node or 1
-        token = secrets.token_hex(16)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            host, port = listener.getsockname()
-            output = Output()
-            self._ranks = Ranks(listener, token, world_size, output.text, oom_kills())
-            torchrun = subprocess.Popen(
-                _torchrun(world_size),
-                env=_environment(world_size)
-                | {GANG_VARIABLE: f"{host},{port},{token}"},
-                stdin=subprocess.DEVNULL,
-                stdout=output.end,
-                stderr=output.end,
+        world_size = request.settings.world_size
+        launch = request.launch
+        if launch is None:
+            launch = Launch(nproc_per_node=world_size)
+        try:
+            listener = listen(launch, launch.leader_port)
+        except ProbeError as error:
+            return Failed(stage="device", message=error.message, hint=error.hint)
+        with listener:
+            launch = replace(launch, leader_port=listener.getsockname()[1])
+            torchrun, output = _launched(launch)
+            self._ranks = Ranks(
+                listener, launch.token, world_size, output.text, oom_kills()
             )
-            output.follow()
             if self._ranks.accept(timeout_seconds, lambda: torchrun.poll() is not None):
                 return None
         last_words = tail(output.text(), lines=12)
         code = torchrun.poll()
         if code is None:
+            message = f"torchrun did not start {world_size} ranks within {timeout_seconds:g} s"
+            hint = "If it needs longer, allow that with --setup-timeout SECONDS."
+            if launch.nnodes > 1:
+                missing = self._ranks.missing
+                nodes = sorted({rank // launch.nproc_per_node for rank in missing})
+                message += f": none came from node {', '.join(map(str, nodes))}"
+                hint = f"{hint} {ports_hint(launch)}"
             return Failed(
                 stage="setup",
                 outcome="timeout",
-                message=f"torchrun did not start {world_size} ranks within {timeout_seconds:g} s",
-                hint="If it needs longer, allow that with --setup-timeout SECONDS.",
+                message=message,
+                hint=hint,
                 traceback=last_words or None,
             )
         return Failed(
@@ -147,20 +166,37 @@ class Output:
         return bytes(self._printed).decode(errors="replace")
 
 
-def _torchrun(nproc_per_node: int) -> list[str]:
-    """Return the command that starts the ranks of this machine."""
+def _launched(launch: Launch) -> tuple[subprocess.Popen[bytes], Output]:
+    """Start the ranks of this node, and follow what they print."""
+    leader = f"{launch.host},{launch.leader_port},{launch.token}"
+    output = Output()
+    torchrun = subprocess.Popen(
+        _torchrun(launch),
+        env=_environment(launch.nproc_per_node) | {GANG_VARIABLE: leader},
+        stdin=subprocess.DEVNULL,
+        stdout=output.end,
+        stderr=output.end,
+    )
+    output.follow()
+    return torchrun, output
+
+
+def _torchrun(launch: Launch) -> list[str]:
+    """Return the command that starts the ranks of this node."""
+    rendezvous: tuple[str, ...] = ("--rdzv-backend", "static")
+    if launch.nnodes == 1:
+        # It takes any port. And not the name of this machine, which may lead nowhere.
+        rendezvous = ("--rdzv-backend", "c10d", "--local-addr", launch.host)
     return command(
         "batchtune.probe.gang",
-        *("--nnodes", 1),
-        *("--nproc-per-node", nproc_per_node),
+        *("--nnodes", launch.nnodes),
+        *("--node-rank", launch.node_rank),
+        *("--nproc-per-node", launch.nproc_per_node),
         *("--max-restarts", 0),
         *("--monitor-interval", _MONITOR_SECONDS),
-        *("--rdzv-backend", "c10d"),
-        *("--rdzv-endpoint", "127.0.0.1:0"),
-        # An old rendezvous must not be joined.
-        *("--rdzv-id", secrets.token_hex(8)),
-        # Not the name of this machine, which may lead nowhere.
-        *("--local-addr", "127.0.0.1"),
+        *rendezvous,
+        *("--rdzv-endpoint", f"{launch.host}:{launch.port}"),
+        *("--rdzv-id", launch.rdzv_id),
         # The ranks are started as all of batchtune's processes are, with nothing of the working folder on `sys.path`.
         "--no-python",
         *command("batchtune.probe.rank"),

@@ -11,6 +11,7 @@ from batchtune.buckets.advice import workload_unit_hint
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns, error_in_turns, rounds_of
+from batchtune.probe.nodes import Nodes
 from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings, workload_sha256
 from batchtune.probe.supervisor import Supervisor
@@ -57,11 +58,15 @@ class ProbeProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeHooks:
-    """A caller's hooks; `measurer` takes the place of worker processes on the device that the settings name."""
+    """A caller's hooks; `measurer` takes the place of worker processes on the device that the settings name.
+
+    `nodes` are the other machines with ranks, if any.
+    """
 
     on_progress: Callable[[ProbeProgress], None] = lambda progress: None
     on_note: Callable[[str], None] = lambda text: None
     measurer: Supervisor | None = None
+    nodes: Nodes | None = None
 
 
 @dataclass(frozen=True, slots=True)

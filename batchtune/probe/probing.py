@@ -88,6 +88,7 @@ def run_probe(
             previous.device.limit_bytes if previous is not None else None,
             lengths=lengths,
             on_note=hooks.on_note,
+            nodes=hooks.nodes,
             first_worker=1 + max((trial.worker or 0 for trial in trials), default=0),
         ) as measurer:
             started = time.monotonic()

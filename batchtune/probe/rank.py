@@ -6,6 +6,7 @@ It answers over a socket of its own. Where the next collective depends on someth
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import gc
 import os
 import signal
@@ -44,13 +45,21 @@ def main() -> None:
     host, port, token = os.environ.pop(GANG_VARIABLE).split(",")
     channel = socket.create_connection((host, int(port)))
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # To see where it hangs.
-    faulthandler.register(signal.SIGUSR2, file=channel.fileno(), all_threads=False)
+    print_stack_when_asked(channel)
     with channel.makefile("rb") as requests:
         rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
         place = RankPlace(channel, requests, rank, world_size)
         place.say(place.hello(token))
         place.serve(RankWorker(place))
+
+
+def print_stack_when_asked(channel: socket.socket) -> None:
+    """Print this process's stack to its channel whenever the other side sends urgent data, to see where it hangs.
+
+    The kernel then sends SIGURG, wherever the other side is.
+    """
+    fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
+    faulthandler.register(signal.SIGURG, file=channel.fileno(), all_threads=False)
 
 
 class RankPlace:
@@ -65,6 +74,7 @@ class RankPlace:
         self.world_size = world_size
         self.local_rank = int(os.environ.get("LOCAL_RANK", rank))
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        self.nnodes = self.world_size // self.local_world_size
         self.host = socket.gethostname()
 
     def hello(self, token: str) -> Hello:
@@ -75,6 +85,7 @@ class RankPlace:
             world_size=self.world_size,
             host=self.host,
             pid=os.getpid(),
+            node_rank=self.rank // self.local_world_size,
         )
 
     def say(self, message: Message) -> None:
@@ -183,6 +194,7 @@ class RankWorker(Worker):
                 limit_bytes=meter.device.limit_bytes,
                 ranks=[own],
                 world_size=place.world_size,
+                nnodes=place.nnodes,
                 backend=self._backend,
             )
         )

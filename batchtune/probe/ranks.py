@@ -13,7 +13,6 @@ import hmac
 import math
 import os
 import re
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +43,8 @@ _CAUGHT_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 # How long a process that has connected may take to say who it is.
 _HELLO_SECONDS = 2.0
+# Of a hello, a greeting, or the end of an output; more of what a stranger says is not read.
+_LONGEST_LINE_BYTES = 1 << 20
 # How long ranks that hang may take to print their stacks, and a process that closed its socket to end.
 _STACK_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1  # within a stack, which is printed at once
@@ -52,6 +53,8 @@ _ENDING_SECONDS = 1.0
 _INNERMOST_FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
 _decode = msgspec.json.Decoder[Reply | Vote](Reply | Vote).decode
 _decode_hello = msgspec.json.Decoder(Hello).decode
+# What decoding raises for what somebody else says.
+GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Connection:
@@ -68,6 +71,24 @@ class Connection:
             data = self.channel.recv(1 << 20)
         self.said += data
         return bool(data)
+
+    def first_line(self) -> bytes:
+        """Return the first line of a process that has just connected; nothing if it does not come soon."""
+        return self.wait_for_line(time.monotonic() + _HELLO_SECONDS) or b""
+
+    def wait_for_line(self, deadline: float | None) -> bytes | None:
+        """Return the next line once it is complete; None if the other side closes before, or the time is over."""
+        while b"\n" not in self.said:
+            seconds = -1.0
+            if deadline is not None:
+                seconds = max(0.0, deadline - time.monotonic())
+            if len(self.said) > _LONGEST_LINE_BYTES or not ready(
+                [self.channel], seconds
+            ):
+                return None
+            if not self.receive():
+                return None
+        return self.line()
 
     def line(self) -> bytes | None:
         """Return the next whole line; None before it is complete."""
@@ -140,22 +161,23 @@ class Ranks:
 
     def _welcome(self, connection: Connection) -> bool:
         """Keep the connection of a rank; return whether it is one."""
-        channel = connection.channel
-        channel.settimeout(_HELLO_SECONDS)
-        while b"\n" not in connection.said and connection.receive():
-            pass
-        channel.settimeout(None)
         try:
-            hello = _decode_hello(connection.line() or b"")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            hello = _decode_hello(connection.first_line())
+        except GARBAGE:
             return False
-        is_ours = hmac.compare_digest(hello.token, self._token)
+        is_ours = hmac.compare_digest(hello.token.encode(), self._token.encode())
         if not is_ours or self.world_size not in (None, hello.world_size):
             return False
         self.world_size = hello.world_size
         self._connections[hello.rank] = connection
         self._hellos[hello.rank] = hello
         return True
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not connected."""
+        ranks = range(self.world_size or 0)
+        return [rank for rank in ranks if rank not in self._connections]
 
     def send(self, message: Message) -> None:
         """Send all ranks a message."""
@@ -228,9 +250,16 @@ class Ranks:
         return message
 
     def _end_of(self, rank: int) -> Failed:
-        """Judge how the process of a rank has ended whose socket is closed."""
-        process = self._process(rank)
-        code = None if process is None else _exit_code(process)
+        """Judge how a rank's process has ended whose socket is closed; how that of another node did is not known."""
+        hello = self._hellos[rank]
+        if hello.node_rank > 0 or hello.host != socket.gethostname():
+            return Failed(
+                message=f"its process on node {hello.node_rank} ({hello.host}) ended",
+                outcome="crash",
+                hint="The output of that node may say why.",
+            )
+        process = hello.pid
+        code = _exit_code(process)
         others = rf"^\[rank(?!{rank}\])\d+\]:.*\n?"  # as torch marks what they print
         output = re.sub(others, "", self._output(), flags=re.MULTILINE)
         outcome: Literal["oom", "crash"] = "crash"
@@ -275,19 +304,12 @@ class Ranks:
             )
         return failures
 
-    def _process(self, rank: int) -> int | None:
-        """Return the process of a rank; None if it is on another machine."""
-        hello = self._hellos[rank]
-        return hello.pid if hello.host == socket.gethostname() else None
-
     def _stacks(self, ranks: Iterable[int]) -> dict[int, str]:
         """Return where these ranks are now, each printed through its own socket by a handler in C."""
         stacks = {}
         for rank in ranks:
-            process = self._process(rank)
-            if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGUSR2)
+            with contextlib.suppress(OSError):
+                self._connections[rank].channel.send(b"!", socket.MSG_OOB)
         deadline = time.monotonic() + _STACK_SECONDS
         for rank in ranks:
             connection = self._connections[rank]

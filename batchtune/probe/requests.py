@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from secrets import token_hex
 from typing import Any, Literal
 
 import msgspec
@@ -33,6 +35,7 @@ class Prepare(Message, frozen=True):
     script: ScriptRequest | None = None
     first_shape: BatchShape | None = None
     timeout_seconds: float | None = None
+    launch: Launch | None = None  # of node 0, where there are several
 
 
 class ScriptRequest(Message, frozen=True):
@@ -109,6 +112,30 @@ class Ran(Message, frozen=True):
     renew: bool = False  # the worker must be replaced: damaged by a sticky device error, or its memory is full of holes
 
 
+class Launch(Message, frozen=True):
+    """Asks to start the ranks of one node (`Launched`), which connect to their leader on node 0.
+
+    Attributes:
+        host, port: Of the rendezvous; a port of 0: any.
+        leader_port: Where the leader listens, on the same host; 0: any.
+        rdzv_id: Of this start alone: an old rendezvous must not be joined.
+        token: Shows the leader that a rank was started for this.
+    """
+
+    nproc_per_node: int
+    nnodes: int = 1
+    node_rank: int = 0
+    host: str = "127.0.0.1"
+    port: int = 0
+    leader_port: int = 0
+    rdzv_id: str = msgspec.field(default_factory=partial(token_hex, 16))
+    token: str = msgspec.field(default_factory=partial(token_hex, 16))
+
+
+class Launched(Message, frozen=True):
+    """The ranks of this node are starting."""
+
+
 class Hello(Message, frozen=True):
     """What a rank says first, over a socket of its own; `token` shows that it was started for this."""
 
@@ -117,6 +144,7 @@ class Hello(Message, frozen=True):
     world_size: int
     host: str
     pid: int
+    node_rank: int = 0
 
 
 class Vote(Message, frozen=True):
@@ -137,4 +165,4 @@ class Decision(Message, frozen=True):
 
 
 Request = Identify | Describe | Prepare | Run
-Reply = Identified | Described | Ready | Ran | Failed
+Reply = Identified | Described | Ready | Ran | Launched | Failed

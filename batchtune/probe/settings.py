@@ -48,7 +48,7 @@ _RECORDED = (
     *("seed", "reserve_bytes", "ddp"),
 )
 # Recorded where several ranks are probed, or simulated.
-_RECORDED_OF_RANKS = ("nproc_per_node", "simulate_world_size")
+_RECORDED_OF_RANKS = ("nproc_per_node", "nnodes", "simulate_world_size")
 
 
 class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
@@ -208,7 +208,9 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 def _ranks(recorded: Mapping[str, Any]) -> str:
     """Say which ranks the settings of a run start or simulate."""
     if recorded.get("nproc_per_node") is not None:
-        return f"{counted(recorded['nproc_per_node'], 'rank')} a machine"
+        words = f"{counted(recorded['nproc_per_node'], 'rank')} a machine"
+        nnodes = recorded.get("nnodes") or 1
+        return words if nnodes == 1 else f"{words} on {nnodes} machines"
     if recorded.get("simulate_world_size") is not None:
         return f"{counted(recorded['simulate_world_size'], 'rank')} (simulated)"
     return "a process without ranks"
@@ -216,7 +218,11 @@ def _ranks(recorded: Mapping[str, Any]) -> str:
 
 def workload_sha256(settings: ProbeSettings) -> str | None:
     """Return the hash of the workload's file, or of the first Python file in a command; None without one."""
-    names = settings.command or [settings.workload.rpartition(":")[0]]
+    return file_sha256(settings.command or [settings.workload.rpartition(":")[0]])
+
+
+def file_sha256(names: list[str]) -> str | None:
+    """Return the hash of the first of these that names a Python file; None without one."""
     for path in map(Path, names):
         if path.suffix == ".py" and path.is_file():
             return hashlib.sha256(path.read_bytes()).hexdigest()

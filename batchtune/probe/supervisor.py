@@ -12,9 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
+from batchtune.errors import (
+    BatchtuneError,
+    OptionError,
+    ProbeError,
+    UsageError,
+    WorkloadError,
+)
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
+from batchtune.probe.nodes import Nodes
 from batchtune.probe.requests import (
     Identified,
     Identify,
@@ -78,6 +85,7 @@ class Supervisor:
     Use as a context manager: no process outlives it, and it holds the device for itself from `start` to the end.
     `limit_bytes` is the memory limit of a continued run; None: the first worker computes it. Training will sample from
     these `lengths`. `on_note` is called with sentences that the user should read meanwhile.
+    `nodes` are the other machines with ranks, if any.
     """
 
     def __init__(
@@ -88,8 +96,15 @@ class Supervisor:
         first_worker: int = 1,
         lengths: Lengths | None = None,
         on_note: Callable[[str], None] | None = None,
+        nodes: Nodes | None = None,
     ) -> None:
+        if settings.nnodes is not None and nodes is None:
+            raise UsageError(
+                f"ranks on {settings.nnodes} machines were probed, but this command runs on one",
+                "Start it on each of them, with --nnodes, --nproc-per-node and --rdzv-endpoint.",
+            )
         self._settings = settings
+        self._nodes = nodes
         self._lengths = lengths
         self._limit_bytes = limit_bytes
         self.worker = first_worker - 1
@@ -173,6 +188,10 @@ class Supervisor:
             )
         if ran.renew:
             self._drop()
+            if self._nodes is not None:
+                self._nodes.check()
+                if ran.trial.outcome == "crash":
+                    self._show_nodes(self._nodes)
         elapsed = round(time.monotonic() - started, 6)
         return replace(
             ran, trial=replace(ran.trial, worker=self.worker, elapsed_seconds=elapsed)
@@ -202,10 +221,15 @@ class Supervisor:
         try:
             if not self._locks:
                 self._take_devices()
+            if self._nodes is not None:
+                request = replace(request, launch=self._nodes.start())
             device = self._ask(request, Ready).device
             self._take_those_of(device)
-        except BaseException:
+        except BaseException as error:
             self._drop()
+            if self._nodes is not None and isinstance(error, BatchtuneError):
+                self._nodes.check()
+                self._show_nodes(self._nodes)
             raise
         self._limit_bytes = device.limit_bytes
         self._unused = True
@@ -217,6 +241,11 @@ class Supervisor:
             return device
         other = DeviceProcess(pid=self._busy.process, used_bytes=None)
         return replace(device, other_processes=1, processes=[other])
+
+    def _show_nodes(self, nodes: Nodes) -> None:
+        """Show what other nodes printed last: they were lost, or did not start."""
+        for text in nodes.last_words:
+            self._note(text)
 
     def _first_shape(self) -> BatchShape | None:
         """Return the smallest batch of the data, which ranks run first; None for a process that is alone."""
@@ -352,6 +381,8 @@ class Supervisor:
         if self._has_worker:
             self._has_worker = False
             self._nursery.end_worker()
+            if self._nodes is not None:
+                self._nodes.end()
 
 
 def script_error(command: str, lost: WorkerLost) -> WorkloadError:

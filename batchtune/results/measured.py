@@ -259,8 +259,14 @@ class ProbedWith(Record, frozen=True, kw_only=True):
     ddp: bool = False
     # None: one process, without a process group. Each rank is a process, so a file of somebody else's is bounded.
     nproc_per_node: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    nnodes: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None  # None: one
     # Ranks that one process stands for.
     simulate_world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] | None = None
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are on all nodes."""
+        return (self.nproc_per_node or 1) * (self.nnodes or 1)
 
 
 class Run(Measured, frozen=True, kw_only=True):

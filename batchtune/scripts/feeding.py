@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -26,7 +24,7 @@ from typing import Any, NamedTuple
 from batchtune.errors import NoStepError, WorkloadError
 from batchtune.probe.attempt import Agree, alone
 from batchtune.probe.failures import first_noted
-from batchtune.probe.rank import RankPlace
+from batchtune.probe.rank import RankPlace, print_stack_when_asked
 from batchtune.processes.worker import Failed
 from batchtune.scripts.interposing import Begin
 from batchtune.units import counted
@@ -311,8 +309,7 @@ def _connected() -> RankPlace:
     host, port = _options["address"]
     channel = socket.create_connection((host, port))
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # To see where it hangs.
-    faulthandler.register(signal.SIGUSR2, file=channel.fileno(), all_threads=False)
+    print_stack_when_asked(channel)
 
     def leave() -> None:
         with contextlib.suppress(OSError):  # a child of a child

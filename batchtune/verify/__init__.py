@@ -12,6 +12,7 @@ from msgspec import structs
 from batchtune.errors import ResultError, WorkloadError
 from batchtune.probe.confirmation import alternating
 from batchtune.probe.failures import message_verdict
+from batchtune.probe.nodes import Nodes
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     VERIFY_FILE,
@@ -54,6 +55,7 @@ def run_verify(
     *,
     on_note: Callable[[str], None],
     on_progress: OnProgress,
+    nodes: Nodes | None = None,
 ) -> Verification:
     """Run the sampler's batches in a worker process and write `verify.json`, whole or not at all.
 
@@ -66,7 +68,11 @@ def run_verify(
     )
     workload = settings.subject
     supervisor = Supervisor(
-        settings, subject.limit_bytes, lengths=plan.lengths, on_note=on_note
+        settings,
+        subject.limit_bytes,
+        lengths=plan.lengths,
+        on_note=on_note,
+        nodes=nodes,
     )
     with alone_in(folder), supervisor:
         verification = verify(supervisor, plan, workload, on_progress=on_progress)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, Run, write_manifest
+from msgspec import structs
 
 from batchtune.cli.ranks import parse_nproc, refuse_to_be_a_rank
 from batchtune.errors import ResultError, UsageError
@@ -29,6 +30,7 @@ TORCHRUN = {
     "WORLD_SIZE": "4",
     "LOCAL_WORLD_SIZE": "2",
 }
+NODES = ["--node-rank", "0", "--nproc-per-node", "2", "--nnodes", "2"]
 WORDS = ["probe-oom", "train.csv", "--workload", "train.py:My Step"]
 
 
@@ -124,6 +126,15 @@ def test_auto_needs_a_gpu() -> None:
             ["--simulate-world-size", "64", "--", "python", "train.py"],
             "--simulate-world-size 64 is for a workload",
         ),
+        (["--nnodes", "2"], "--nproc-per-node does not say how many each has"),
+        (NODES, "--nnodes needs --rdzv-endpoint HOST:PORT"),
+        ([*NODES, "--rdzv-endpoint", "node0"], "must be HOST:PORT, got 'node0'"),
+        ([*NODES, "--rdzv-endpoint", "node0:65534"], "must be HOST:PORT"),
+        ([*NODES, "--node-rank", "2"], "node rank 2 is not one of 2 nodes"),
+        (NODES[2:], "which of the 2 nodes is this one?"),
+        (["--rdzv-endpoint", "a:1"], "--rdzv-endpoint is for several machines"),
+        (["--node-rank", "1"], "--node-rank is for several machines"),
+        (["--nnodes", "0"], "0 is not at least 1"),
     ],
 )
 def test_wrong_usage_says_what_is_right(
@@ -136,12 +147,8 @@ def test_wrong_usage_says_what_is_right(
     assert message in ran.stderr
 
 
-def test_a_run_of_another_number_of_ranks_is_not_continued(tmp_path: Path) -> None:
-    lengths = Lengths.of([1.0, 2.0])
-    alone = ProbeSettings(workload=KNOWN, options={}, device="cpu")
-    ranks = ProbeSettings(workload=KNOWN, options={}, device="cpu", nproc_per_node=2)
-    assert "nproc_per_node" not in alone.recorded()
-    device = Device(
+def made_device() -> Device:
+    return Device(
         kind="cpu",
         name="made",
         total_bytes=1,
@@ -163,6 +170,14 @@ def test_a_run_of_another_number_of_ranks_is_not_continued(tmp_path: Path) -> No
             for rank in (0, 1)
         ],
     )
+
+
+def test_a_run_of_another_number_of_ranks_is_not_continued(tmp_path: Path) -> None:
+    lengths = Lengths.of([1.0, 2.0])
+    alone = ProbeSettings(workload=KNOWN, options={}, device="cpu")
+    ranks = ProbeSettings(workload=KNOWN, options={}, device="cpu", nproc_per_node=2)
+    assert "nproc_per_node" not in alone.recorded()
+    device = made_device()
     assert describe_device(device).endswith(" for each of 2 ranks")
     begin_run(lengths, ranks, tmp_path, device, force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
@@ -258,3 +273,24 @@ def test_ranks_are_tuned_and_verified_end_to_end(
     assert probe.settings["nproc_per_node"] == 2
     assert [rank.rank for rank in probe.device.ranks] == [0, 1]
     assert all(trial.rank in (0, 1) for trial in probe.trials)
+
+
+def test_srun_says_which_node_this_is(batchtune: Run) -> None:
+    options = [*NODES[2:], "--rdzv-endpoint", "127.0.0.1:9", "--setup-timeout", "0.1"]
+    ran = batchtune("verify", "lengths.csv", *options, env={"SLURM_NODEID": "1"})
+    assert ran.returncode == 1
+    said = " ".join(ran.stderr.split())
+    assert "Node 1 of 2: starts ranks for node 0 (127.0.0.1:10)." in said
+    assert "node 0 does not answer at 127.0.0.1:10 within" in said
+
+
+def test_a_run_of_another_number_of_machines_is_another(tmp_path: Path) -> None:
+    one = ProbeSettings(workload=KNOWN, options={}, device="cpu", nproc_per_node=2)
+    two = structs.replace(one, nnodes=2)
+    assert (one.world_size, two.world_size) == (2, 4)
+    lengths = Lengths.of([1.0, 2.0])
+    begin_run(lengths, two, tmp_path, made_device(), force=False)
+    append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
+    assert open_run(lengths, two, tmp_path)[0] is not None
+    with pytest.raises(ResultError, match="2 ranks a machine on 2 machines, now 2 ranks a machine"):
+        open_run(lengths, one, tmp_path)

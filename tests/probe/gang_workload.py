@@ -117,3 +117,23 @@ class TellsItsVariables(Shared):
                 )
             )
         return super().make_batch(shape)
+
+
+class TellsWhenItHangs(Shared):
+    """Makes a file when its fault begins."""
+
+    def __init__(self, path: str, fault: str) -> None:
+        super().__init__(fault=fault)
+        self.path = path
+
+    def hang(self) -> None:
+        with open(self.path, "w"):
+            super().hang()
+
+
+class ByLength(Shared):
+    """An example of length L has L / 100 MiB."""
+
+    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+        examples = shape.batch_size * shape.length / 100
+        return torch.ones(int(examples * ROWS_OF_A_MIB), WIDTH)

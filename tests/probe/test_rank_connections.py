@@ -1,20 +1,20 @@
 """The ranks' connections, with threads in the place of ranks."""
 
-import os
-import signal
+import select
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from batchtune.probe import ranks as ranks_module
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import Hello, Ran, Reply, Run, Vote
 from batchtune.probe.verdicts import cause_of
-from batchtune.processes.worker import Failed, encode
+from batchtune.processes.worker import OUTERMOST_FRAME, Failed, encode
 from batchtune.results import BatchShape, Trial
 
 SHAPE = BatchShape(4, 3.0)
@@ -52,7 +52,7 @@ class Led:
             ]
             # One says nothing, one speaks another language, one does not know the token.
             strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
-            hello = Hello(token="none", rank=0, world_size=2, host="", pid=1)
+            hello = Hello(token="nöne", rank=0, world_size=2, host="", pid=1)
             strangers[2].sendall(encode(hello) + b"\n")
             self.made = [MadeRank(port, rank) for rank in (1, 0)][::-1]
             assert self.ranks.accept(20.0, lambda: False)
@@ -151,6 +151,16 @@ def test_a_rank_that_ends_is_noticed(led: Led) -> None:
     assert message(replies[1]).endswith("last words")
 
 
+def test_a_rank_of_another_node_just_ends(led: Led) -> None:
+    def end(rank: MadeRank) -> None:
+        rank.channel.shutdown(socket.SHUT_RDWR)
+
+    led.ranks._hellos[1] = replace(led.ranks._hellos[1], node_rank=1, host="b")
+    replies = led.gather(nothing, end)
+    assert causes(replies) == {1: "crash"}
+    assert message(replies[1]) == "its process on node 1 (b) ended"
+
+
 def test_a_rank_that_says_nonsense_is_a_crash(led: Led) -> None:
     def scribble(rank: MadeRank) -> None:
         rank.channel.sendall(b"step 1\n")
@@ -166,7 +176,6 @@ def test_a_rank_that_says_nonsense_is_a_crash(led: Led) -> None:
 )
 def test_ranks_that_hang_say_where(
     led: Led,
-    monkeypatch: pytest.MonkeyPatch,
     innermost: tuple[str, str],
     hanging: list[int],
 ) -> None:
@@ -174,16 +183,16 @@ def test_ranks_that_hang_say_where(
     stacks = [
         f'Thread 0x1 (most recent call first):\n  File "/lib/{file}", line 28 in wait\n'
         '  File "/me/train.py", line 12 in step\n'
+        f"{OUTERMOST_FRAME}60 in <module>\n"
         for file in innermost
     ]
 
-    def print_stack(pid: int, number: int) -> None:
-        assert (pid, number) == (os.getpid(), signal.SIGUSR2)
-        rank = led.made[2 - len(stacks)]
-        rank.channel.sendall(stacks.pop(0).encode())
+    def print_stack(rank: MadeRank) -> None:
+        select.select([], [], [rank.channel], 20.0)
+        assert rank.channel.recv(1, socket.MSG_OOB) == b"!"
+        rank.channel.sendall(stacks[rank.place.rank].encode())
 
-    monkeypatch.setattr(os, "kill", print_stack)
-    replies = led.gather(nothing, nothing, seconds=0.5)
+    replies = led.gather(print_stack, print_stack, seconds=0.5)
     assert causes(replies) == dict.fromkeys(hanging, "timeout")
     assert message(replies[1]).startswith("no answer within 0.5 s; it hangs at ")
 
@@ -193,6 +202,7 @@ def test_ranks_that_never_come_are_not_waited_for() -> None:
         ranks = Ranks(listener, TOKEN, 2, str, None)
         assert not ranks.accept(20.0, lambda: True)
         assert not ranks.accept(0.0, lambda: False)
+        assert ranks.missing == [0, 1]
 
 
 def test_the_first_rank_says_how_many_there_are() -> None:

@@ -1,0 +1,266 @@
+"""Several nodes: node 0 searches, and an agent on each other one (`probe.agent`) starts and ends its ranks on command.
+
+Each agent holds a connection to node 0, on the port after that of the rendezvous. It begins with a `Greeting`; then it
+hears `Start`, `End` (which it answers with `Ended`) and at last `Done`. The ranks' leader, on the port after that, is
+another process after each failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import time
+
+import msgspec
+from msgspec.structs import replace
+
+from batchtune.errors import BatchtuneError, ProbeError
+from batchtune.probe.ranks import GARBAGE, Connection
+from batchtune.probe.requests import Launch
+from batchtune.processes.nursery import ready
+from batchtune.processes.worker import Message, encode
+from batchtune.units import format_seconds
+
+_POLL_SECONDS = 0.2
+# How long an agent may take to end its ranks.
+_ENDING_SECONDS = 90.0
+# After this long without a sign of the other machine, three more signs are waited for.
+_QUIET_SECONDS = 30
+
+
+class Greeting(Message, frozen=True):
+    """What an agent says first.
+
+    Attributes:
+        token: What the user gave all nodes in `BATCHTUNE_NODES_TOKEN`; empty without.
+        facts: What must be the same on all nodes, by name.
+    """
+
+    token: str
+    node_rank: int
+    host: str
+    facts: dict[str, str]
+
+
+class Start(Message, frozen=True):
+    """Tells an agent to start its ranks."""
+
+    rdzv_id: str
+    token: str
+
+
+class End(Message, frozen=True):
+    """Tells an agent to end its ranks (`Ended`)."""
+
+
+class Ended(Message, frozen=True):
+    """An agent's ranks have ended; the end of what they printed."""
+
+    output: str
+
+
+class Done(Message, frozen=True):
+    """Tells an agent that node 0 has ended, and its error, if any."""
+
+    error: str | None = None
+    hint: str | None = None
+
+
+_decode_greeting = msgspec.json.Decoder(Greeting).decode
+_decode_ended = msgspec.json.Decoder(Ended).decode
+
+
+class Nodes:
+    """The connections of node 0 to the agents of all other nodes.
+
+    Use as a context manager: at the end it tells the agents that node 0 has ended, and why.
+    """
+
+    def __init__(self, launch: Launch, own: Greeting) -> None:
+        """Listen for agents; `launch` is that of node 0. Raises ProbeError if a port is in use."""
+        self._launch = launch
+        self._own = own
+        self._agents: dict[int, Connection] = {}
+        self._hosts: dict[int, str] = {}
+        self._has_started = False
+        self._lost: list[int] = []
+        self.last_words: list[str] = []
+        for port in (launch.port, launch.leader_port):
+            listen(launch, port).close()
+        self._listener = listen(launch, control_port(launch))
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        done = Done()
+        if isinstance(error, BatchtuneError):
+            done = Done(error=error.message, hint=error.hint)
+        elif error is not None:
+            done = Done(error=f"it was stopped ({type(error).__name__})")
+        self._listener.close()
+        for agent in self._agents.values():
+            say(agent, done)
+            agent.channel.close()
+
+    def gather(self, timeout_seconds: float) -> None:
+        """Wait until an agent of every other node has connected; nobody else can from then on.
+
+        Raises ProbeError if one does not come in time, or differs in what must be the same on all nodes.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while missing := self._missing():
+            if time.monotonic() > deadline:
+                launch = self._launch
+                raise ProbeError(
+                    f"no sign of node {', '.join(map(str, missing))} of {launch.nnodes} within "
+                    f"{format_seconds(timeout_seconds)} at {launch.host}:{control_port(launch)}",
+                    f"Start the same command on every node. {ports_hint(launch)} "
+                    "--setup-timeout SECONDS waits longer.",
+                )
+            if ready([self._listener], _POLL_SECONDS):
+                channel, _ = self._listener.accept()
+                if not self._welcome(Connection(channel)):
+                    channel.close()
+        self._listener.close()
+
+    def _missing(self) -> list[int]:
+        """Return the nodes without an agent; one that has gone may come again."""
+        for rank, agent in [*self._agents.items()]:
+            if has_closed(agent):
+                agent.channel.close()
+                del self._agents[rank]
+        return [
+            rank for rank in range(1, self._launch.nnodes) if rank not in self._agents
+        ]
+
+    def _welcome(self, agent: Connection) -> bool:
+        """Keep the connection of an agent; return whether it is one. Raises ProbeError if its node differs."""
+        try:
+            greeting = _decode_greeting(agent.first_line())
+        except GARBAGE:
+            return False
+        rank = greeting.node_rank
+        is_ours = hmac.compare_digest(greeting.token.encode(), self._own.token.encode())
+        if not is_ours or not 1 <= rank < self._launch.nnodes:
+            return False
+        difference = _difference(greeting, self._own)
+        if rank not in self._missing():
+            difference = (
+                f"both {self._hosts[rank]} and {greeting.host} say that they are node {rank}",
+                "Give each node its own --node-rank.",
+            )
+        if difference is not None:
+            say(agent, Done(error=difference[0], hint=difference[1]))
+            agent.channel.close()
+            raise ProbeError(*difference)
+        keep_alive(agent.channel)
+        self._agents[rank] = agent
+        self._hosts[rank] = greeting.host
+        return True
+
+    def start(self) -> Launch:
+        """Start the ranks of the other nodes; return how to start those of node 0. Raises ProbeError as `check`."""
+        launch = Launch(nproc_per_node=self._launch.nproc_per_node)
+        launch = replace(self._launch, rdzv_id=launch.rdzv_id, token=launch.token)
+        self._has_started = True
+        for rank, agent in self._agents.items():
+            say(agent, Start(rdzv_id=launch.rdzv_id, token=launch.token))
+            if has_closed(agent):
+                self._lost.append(rank)
+        self.check()
+        return launch
+
+    def end(self) -> None:
+        """End the ranks of the other nodes, and wait until they have ended."""
+        if not self._has_started:
+            return
+        self._has_started = False
+        self.last_words = []
+        for agent in self._agents.values():
+            say(agent, End())
+        deadline = time.monotonic() + _ENDING_SECONDS
+        for rank, agent in self._agents.items():
+            line = agent.wait_for_line(deadline)
+            try:
+                output = _decode_ended(line or b"").output
+            except GARBAGE:
+                self._lost.append(rank)
+                continue
+            if output:
+                self.last_words.append(
+                    f"Node {rank} ({self._hosts[rank]}) printed last:\n{output}"
+                )
+
+    def check(self) -> None:
+        """Raise ProbeError if a node was lost."""
+        if not self._lost:
+            return
+        lost = [f"node {rank} ({self._hosts[rank]})" for rank in sorted({*self._lost})]
+        raise ProbeError(
+            f"lost {' and '.join(lost)}: batchtune has ended there, or the machine does not answer",
+            "Its output there may say why. The same command on all nodes goes on from here; what ran just now is not "
+            "counted.",
+        )
+
+
+def control_port(launch: Launch) -> int:
+    """Return the port of node 0 that agents connect to."""
+    return launch.port + 1
+
+
+def ports_hint(launch: Launch) -> str:
+    """Return what to look at if other nodes do not come."""
+    return (
+        f"Other nodes must reach TCP ports {launch.port} to {launch.leader_port} of {launch.host}, and ranks must "
+        "reach each other: a firewall may forbid it."
+    )
+
+
+def listen(launch: Launch, port: int) -> socket.socket:
+    """Listen on a port of node 0, where other nodes reach it if there are any. Raises ProbeError if it is in use."""
+    address = "" if launch.nnodes > 1 else "127.0.0.1"
+    try:
+        return socket.create_server((address, port))
+    except OSError as error:
+        raise ProbeError(
+            f"node 0 can't listen on port {port} of {socket.gethostname()}: {error.strerror}",
+            "Several nodes need the port of --rdzv-endpoint and the two after it. Give another port there.",
+        ) from error
+
+
+def say(connection: Connection, message: Message) -> None:
+    """Send a message; that the other side has gone is noticed where its answer is read."""
+    with contextlib.suppress(OSError):
+        connection.channel.sendall(encode(message) + b"\n")
+
+
+def has_closed(connection: Connection) -> bool:
+    """Return whether the other side has closed a connection over which it has nothing to say."""
+    return bool(ready([connection.channel], 0)) and not connection.receive()
+
+
+def keep_alive(channel: socket.socket) -> None:
+    """Have the kernel close a connection to a machine that does not answer any more."""
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _QUIET_SECONDS)
+    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def _difference(greeting: Greeting, own: Greeting) -> tuple[str, str] | None:
+    """Return an error and a hint if a node differs in what must be the same on all."""
+    differing = [
+        f"{name} is {greeting.facts.get(name, 'unknown')} there, {value} on node 0 ({own.host})"
+        for name, value in own.facts.items()
+        if greeting.facts.get(name) != value
+    ]
+    if not differing:
+        return None
+    return (
+        f"node {greeting.node_rank} ({greeting.host}) differs: {'; '.join(differing)}",
+        "Start the same command on all nodes, with the same versions and the same workload file.",
+    )

@@ -1,0 +1,448 @@
+"""Several nodes: what node 0 and the agents say to each other, and real ranks on two nodes of this machine."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from test_gang import FAULT, GANG, LENGTHS, SMALL, settings
+from worker_processes import gone, ours, processes_of, wait_for
+
+from batchtune.errors import ProbeError, UsageError
+from batchtune.probe import agent as agent_module
+from batchtune.probe import ranks as ranks_module
+from batchtune.probe.agent import serve_node_0
+from batchtune.probe.nodes import Greeting, Nodes, control_port
+from batchtune.probe.requests import Launch, Launched
+from batchtune.probe.supervisor import Supervisor
+from batchtune.processes.worker import encode
+from batchtune.results import Probe, read_result
+
+FACTS = {"PyTorch": "2.13.0", "--set": "['layers=2']"}
+
+
+def free_ports() -> int:
+    """The first of three ports in a row that nothing uses, below those that the kernel gives to connections."""
+    while True:
+        first = random.randrange(20_000, 32_000)
+        try:
+            for port in range(first, first + 3):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return first
+
+
+def launch_of(node_rank: int, nnodes: int = 2, port: int = 0) -> Launch:
+    return Launch(
+        nproc_per_node=1,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        port=port,
+        leader_port=port + 2,
+    )
+
+
+def greeting_of(node_rank: int, **facts: str) -> Greeting:
+    return Greeting(
+        token="", node_rank=node_rank, host=f"host{node_rank}", facts={**FACTS, **facts}
+    )
+
+
+class MadeNursery:
+    """What an agent does with its worker process, in words."""
+
+    def __init__(self, *program: object) -> None:
+        self.done: list[Any] = []
+        MADE.append(self)
+
+    def start_worker(self) -> None:
+        self.done.append("start")
+
+    def ask(self, request: Launch, kinds: object, timeout_seconds: float) -> Launched:
+        self.done.append(request)
+        return Launched()
+
+    def output(self) -> str:
+        return "last words\n"
+
+    def end_worker(self) -> None:
+        self.done.append("end")
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+MADE: list[MadeNursery] = []
+
+
+class Cluster:
+    """Node 0, and agents as threads."""
+
+    def __init__(self, nnodes: int = 2) -> None:
+        self.nnodes = nnodes
+        self.port = free_ports()
+        self.nodes = Nodes(launch_of(0, nnodes, self.port), greeting_of(0))
+        self.threads = ThreadPoolExecutor()
+
+    def agent(self, node_rank: int, **facts: str) -> Future[None]:
+        launch = launch_of(node_rank, self.nnodes, self.port)
+        greeting = greeting_of(node_rank, **facts)
+        return self.threads.submit(serve_node_0, launch, greeting, 20.0)
+
+    def stranger(self, says: bytes) -> socket.socket:
+        channel = socket.create_connection(("127.0.0.1", self.port + 1))
+        channel.sendall(says)
+        return channel
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    MADE.clear()
+    monkeypatch.setattr(agent_module, "Nursery", MadeNursery)
+    monkeypatch.setattr(ranks_module, "_HELLO_SECONDS", 0.1)
+    made = Cluster()
+    yield made
+    made.nodes.__exit__(None, None, None)
+    made.threads.shutdown()
+
+
+def test_agents_start_and_end_their_ranks(cluster: Cluster) -> None:
+    agent = cluster.agent(1)
+    with cluster.nodes as nodes:
+        nodes.gather(20.0)
+        starts = []
+        for _ in range(2):
+            starts.append(nodes.start())
+            nodes.end()
+            assert nodes.last_words == ["Node 1 (host1) printed last:\nlast words"]
+    agent.result(20.0)
+    (nursery,) = MADE
+    asked = [replace(launch, node_rank=1) for launch in starts]
+    assert nursery.done == ["start", asked[0], "end", "start", asked[1], "end", "close"]
+    assert starts[0].rdzv_id != starts[1].rdzv_id
+    assert starts[0].token != starts[1].token
+
+
+def test_agents_are_told_why_node_0_fails(cluster: Cluster) -> None:
+    agent = cluster.agent(1)
+    with pytest.raises(UsageError), cluster.nodes as nodes:
+        nodes.gather(20.0)
+        nodes.start()
+        raise UsageError("no such manifest", "Name another.")
+    with pytest.raises(ProbeError, match="node 0 has ended: no such man") as ended:
+        agent.result(20.0)
+    assert ended.value.hint == "Name another."
+    assert MADE[0].done[-2:] == ["end", "close"]
+
+
+def test_an_agent_ends_its_ranks_if_node_0_is_gone(cluster: Cluster) -> None:
+    agent = cluster.agent(1)
+    cluster.nodes.gather(20.0)
+    cluster.nodes.start()
+    cluster.nodes._agents[1].channel.close()
+    with pytest.raises(ProbeError, match=r"node 0 \(.*\) has closed the connection"):
+        agent.result(20.0)
+    assert MADE[0].done[-2:] == ["end", "close"]
+
+
+def test_nodes_that_differ_are_refused_on_both_sides(cluster: Cluster) -> None:
+    agent = cluster.agent(1, PyTorch="2.12.1")
+    with (
+        pytest.raises(ProbeError) as refused,
+        cluster.nodes as nodes,
+    ):
+        nodes.gather(20.0)
+    message = (
+        "node 1 (host1) differs: PyTorch is 2.12.1 there, 2.13.0 on node 0 (host0)"
+    )
+    assert str(refused.value) == message
+    with pytest.raises(ProbeError) as told:
+        agent.result(20.0)
+    assert str(told.value) == f"node 0 has ended: {message}"
+
+
+def test_two_nodes_of_one_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "Nursery", MadeNursery)
+    cluster = Cluster(3)
+    agents = [cluster.agent(1) for _ in range(2)]
+    message = "both host1 and host1 say that they are node 1"
+    with pytest.raises(ProbeError, match=message), cluster.nodes as nodes:
+        nodes.gather(20.0)
+    for agent in agents:
+        with pytest.raises(ProbeError, match=message):
+            agent.result(20.0)
+    cluster.threads.shutdown()
+
+
+def test_strangers_are_turned_away(cluster: Cluster) -> None:
+    strangers = [
+        cluster.stranger(says)
+        for says in (
+            b"",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\xff\xfe\n",
+            b'{"type":"greeting","token":' + b"[" * 50_000 + b"\n",
+            encode(replace(greeting_of(1), token="wröng")) + b"\n",
+            encode(greeting_of(0)) + b"\n",
+            encode(greeting_of(2)) + b"\n",
+        )
+    ]
+    agent = cluster.agent(1)
+    with cluster.nodes as nodes:
+        nodes.gather(20.0)
+        # Nobody can come later.
+        with pytest.raises(ConnectionRefusedError):
+            cluster.stranger(b"")
+    agent.result(20.0)
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_node_that_never_comes_is_named(cluster: Cluster) -> None:
+    with pytest.raises(ProbeError) as missing:
+        cluster.nodes.gather(0.0)
+    port = cluster.port
+    assert str(missing.value).startswith("no sign of node 1 of 2 within 0 s at 127.0.")
+    assert str(missing.value).endswith(f":{port + 1}")
+    assert f"TCP ports {port} to {port + 2} of 127.0.0.1" in (missing.value.hint or "")
+
+
+def test_node_0_that_never_comes_is_named() -> None:
+    launch = launch_of(1, 2, free_ports())
+    with pytest.raises(ProbeError) as missing:
+        serve_node_0(launch, greeting_of(1), 0.0)
+    place = f"127.0.0.1:{control_port(launch)}"
+    assert f"node 0 does not answer at {place} within 0 s" in str(missing.value)
+
+
+def test_a_node_that_goes_is_named(cluster: Cluster) -> None:
+    channel = cluster.stranger(encode(greeting_of(1)) + b"\n")
+    nodes = cluster.nodes
+    nodes.gather(20.0)
+    nodes.start()
+    channel.close()
+    nodes.end()
+    for act in (nodes.check, nodes.start):
+        with pytest.raises(ProbeError, match=r"lost node 1 \(host1\): batchtune has"):
+            act()
+
+
+def test_a_node_may_start_again_while_others_are_awaited(cluster: Cluster) -> None:
+    cluster.stranger(encode(greeting_of(1)) + b"\n").close()
+    agent = cluster.agent(1)
+    with cluster.nodes as nodes:
+        nodes.gather(20.0)
+        nodes.start()
+    agent.result(20.0)
+
+
+def test_what_is_not_node_0_is_told() -> None:
+    port = free_ports()
+    with (
+        socket.create_server(("127.0.0.1", port + 1)) as listener,
+        ThreadPoolExecutor() as threads,
+    ):
+        agent = threads.submit(
+            serve_node_0, launch_of(1, 2, port), greeting_of(1), 20.0
+        )
+        channel, _ = listener.accept()
+        with channel:
+            channel.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+            with pytest.raises(ProbeError, match="is not batchtune"):
+                agent.result(20.0)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_a_port_in_use_is_named(offset: int) -> None:
+    port = free_ports()
+    with (
+        socket.create_server(("127.0.0.1", port + offset)),
+        pytest.raises(ProbeError, match=f"can't listen on port {port + offset} of "),
+    ):
+        Nodes(launch_of(0, 2, port), greeting_of(0))
+
+
+def test_ranks_of_several_machines_need_them() -> None:
+    with pytest.raises(UsageError, match="ranks on 2 machines were probed"):
+        Supervisor(replace(settings(), nproc_per_node=1, nnodes=2))
+
+
+AGENT = """
+import sys
+sys.path[:0] = {folders}
+from test_nodes import greeting_of, launch_of
+from batchtune.probe.agent import serve_node_0
+serve_node_0(launch_of(1, 2, {port}), greeting_of(1), 60.0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["agent", "node"])
+def test_a_node_that_is_killed_ends_the_probe(tmp_path: Path, victim: str) -> None:
+    """Node 1 is lost in the middle of a trial: its agent alone is killed, or all of it."""
+    folders = [str(folder) for folder in Path(__file__).parents[:2]]
+    port = free_ports()
+    with Nodes(launch_of(0, 2, port), greeting_of(0)) as nodes:
+        agent = subprocess.Popen(
+            [sys.executable, "-c", AGENT.format(folders=folders, port=port)]
+        )
+        nodes.gather(60.0)
+        here = replace(
+            settings("TellsWhenItHangs", path=str(tmp_path / "hangs"), fault="hang"),
+            nproc_per_node=1,
+            nnodes=2,
+        )
+        with (
+            Supervisor(here, lengths=LENGTHS, nodes=nodes) as supervisor,
+            ThreadPoolExecutor() as threads,
+        ):
+            device = supervisor.start()
+            assert (device.world_size, device.nnodes) == (2, 2)
+            assert supervisor.measure(SMALL, 0).trial.outcome == "ok"
+            trial = threads.submit(supervisor.measure, FAULT, 1)
+            wait_for(tmp_path / "hangs")
+            # Nursery, leader, torchrun and its rank.
+            there = processes_of(agent.pid)
+            assert len(there) == 4
+            agent.kill()
+            if victim == "node":
+                for process in there:
+                    subprocess.run(["kill", "-9", str(process)], check=False)
+            with pytest.raises(ProbeError, match=r"lost node 1 \(host1\)"):
+                trial.result()
+    agent.wait()
+    assert gone(agent.pid)
+    assert not ours()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_rank_of_another_node_that_fails_is_one_result() -> None:
+    """A rank there is killed, and one hangs: each is a trial, and all ranks start anew on both nodes."""
+    folders = [str(folder) for folder in Path(__file__).parents[:2]]
+    port = free_ports()
+    notes: list[str] = []
+    with Nodes(launch_of(0, 2, port), greeting_of(0)) as nodes:
+        agent = subprocess.Popen(
+            [sys.executable, "-c", AGENT.format(folders=folders, port=port)]
+        )
+        nodes.gather(60.0)
+        trials = []
+        for fault in ("kill", "hang"):
+            here = replace(
+                settings(fault=fault, timeout_seconds=5.0), nproc_per_node=1, nnodes=2
+            )
+            with Supervisor(
+                here, lengths=LENGTHS, nodes=nodes, on_note=notes.append
+            ) as supervisor:
+                trials += [
+                    supervisor.measure(shape, 0).trial for shape in (FAULT, SMALL)
+                ]
+    assert agent.wait() == 0
+    assert [trial.outcome for trial in trials] == ["crash", "ok", "timeout", "ok"]
+    host = socket.gethostname()
+    assert trials[0].error == f"rank 1: its process on node 1 ({host}) ended"
+    assert "it hangs at gang_workload.py" in (trials[2].error or "")
+    assert gone(agent.pid)
+    assert not ours()
+
+
+def two_nodes(
+    folder: Path, command: list[str], *others: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """What becomes of the command on two nodes, which have folders of their own, of node 0 first."""
+    started = []
+    endpoint = f"127.0.0.1:{free_ports()}"
+    for node in range(2):
+        place = folder / f"node{node}"
+        place.mkdir(exist_ok=True)
+        options = ["--nnodes", "2", "--rdzv-endpoint", endpoint]
+        options += ["--node-rank", str(node), *(others if node else ())]
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "batchtune", *command, *options],
+                cwd=place,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                },  # as torchrun sets it for two ranks
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    ended = []
+    for process in started:
+        printed, said = process.communicate()
+        ended.append(
+            subprocess.CompletedProcess(process.args, process.returncode, printed, said)
+        )
+        assert gone(process.pid)
+    return ended
+
+
+def write_lengths(folder: Path) -> None:
+    folder.mkdir()
+    rows = [f"{number},{24 + 76 * (number % 4)}\n" for number in range(2000)]
+    (folder / "lengths.csv").write_text("id,tokens\n" + "".join(rows))
+
+
+def probing(*further: str) -> list[str]:
+    return [
+        *("tune", "lengths.csv", "--workload", f"{GANG}:ByLength", "--device", "cpu"),
+        *("--memory", "460MiB", "--memory-fraction", "1", "--num-lengths", "2"),
+        *("--num-buckets", "2", "--setup-timeout", "60", *further),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_nodes_find_what_two_ranks_find(tmp_path: Path) -> None:
+    write_lengths(tmp_path / "node0")
+    verify = ["--verify", "--verify-steps", "3", "--time-tolerance", "1000"]
+    node_0, node_1 = two_nodes(tmp_path, probing("--nproc-per-node", "1", *verify))
+    assert (node_0.returncode, node_1.returncode) == (0, 0), node_0.stderr
+    assert node_1.stdout == ""
+    # Node 1 has no manifest, and writes nothing.
+    assert list((tmp_path / "node1").iterdir()) == []
+    run = tmp_path / "node0" / "batchtune-run"
+    assert (run / "verify.json").exists()
+    of_nodes = read_result(run / "probe.json", Probe)
+    assert of_nodes.settings["nnodes"] == 2
+    assert (of_nodes.device.nnodes, of_nodes.device.world_size) == (2, 2)
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "batchtune"),
+            *probing("--nproc-per-node", "2", "--run", "one"),
+        ],
+        cwd=tmp_path / "node0",
+        capture_output=True,
+        check=True,
+    )
+    of_ranks = read_result(tmp_path / "node0" / "one" / "probe.json", Probe)
+    assert of_ranks.device.nnodes == 1
+    for point, other in zip(of_nodes.frontier, of_ranks.frontier, strict=True):
+        assert abs(point.batch_size - other.batch_size) <= 1
+    assert not ours()
+
+
+@pytest.mark.slow
+def test_nodes_with_other_options_are_refused(tmp_path: Path) -> None:
+    write_lengths(tmp_path / "node0")
+    command = probing("--nproc-per-node", "1")
+    ended = two_nodes(tmp_path, command, "--memory", "300MiB")
+    for process in ended:
+        assert process.returncode == 1
+        assert "--memory is 300MiB there, 460MiB on node 0" in " ".join(
+            process.stderr.split()
+        )
+    assert not (tmp_path / "node0" / "batchtune-run").exists()
