@@ -292,5 +292,7 @@ def test_a_run_of_another_number_of_machines_is_another(tmp_path: Path) -> None:
     begin_run(lengths, two, tmp_path, made_device(), force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
     assert open_run(lengths, two, tmp_path)[0] is not None
-    with pytest.raises(ResultError, match="2 ranks a machine on 2 machines, now 2 ranks a machine"):
+    with pytest.raises(
+        ResultError, match="2 ranks a machine on 2 machines, now 2 ranks a machine"
+    ):
         open_run(lengths, one, tmp_path)

@@ -99,7 +99,7 @@ def test_a_setup_beyond_the_limit_says_that_it_is_too_small() -> None:
 def test_a_limit_below_pytorchs_need_is_reported_first() -> None:
     with (
         supervise("Good", memory_bytes=50 << 20) as supervisor,
-        pytest.raises(ProbeError, match="Python and PyTorch alone"),
+        pytest.raises(ProbeError, match="Python, PyTorch and your code hold"),
     ):
         supervisor.start()
 

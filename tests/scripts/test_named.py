@@ -180,9 +180,9 @@ def test_a_model_of_transformers_trains(tmp_path: Path, task: str) -> None:
 @pytest.mark.parametrize(
     ("task", "line"),
     [
-        ("causal-lm", "input_ids: [B, L] int64"),
-        ("ctc", "labels: [B, T] int64"),
-        ("speech-seq2seq", "labels: [B, L] int64"),
+        ("causal-lm", "input_ids: [B, L] int64 < 33"),
+        ("ctc", "labels: [B, T] int64 < 33"),
+        ("speech-seq2seq", "labels: [B, L] int64 < 33"),
     ],
 )
 def test_made_examples_show_their_axes(task: str, line: str) -> None:
@@ -242,4 +242,4 @@ def test_a_named_model_is_probed(tmp_path: Path) -> None:
         "target_per_unit": 1.0,
     }
     assert probe["workload"]["command"][3:5] == [MODELS, "Tagger"]
-    assert probe["device"]["script"]["batches"] == ["inputs: [B, L] int64"]
+    assert probe["device"]["script"]["batches"] == ["inputs: [B, L] int64 < 100"]
