@@ -135,11 +135,9 @@ class TrlSettings(PackerSettings, frozen=True, kw_only=True):
         size = self.per_device_train_batch_size
         batches = []
         for first in range(0, len(rows), size):
-            batch = [
-                order[place]
-                for row in places[first : first + size]
-                for place in rows[row]
-            ]
+            batch = []
+            for row in places[first : first + size]:
+                batch += [order[place] for place in rows[row]]
             batches.append(batch)
         return _in_turn(batches, dealing)
 

@@ -46,11 +46,9 @@ def verl_micro_batches(
         if count > fewest:
             raise ValueError(f"{count} micro-batches for a rank of {fewest} sequences")
         packed = [_verl_divided(lengths, count) for lengths in lengths_of_ranks]
-        totals = [
-            sum(lengths[index] for index in batch)
-            for lengths, batches in zip(lengths_of_ranks, packed, strict=True)
-            for batch in batches
-        ]
+        totals = []
+        for lengths, batches in zip(lengths_of_ranks, packed, strict=True):
+            totals += [sum(lengths[index] for index in batch) for batch in batches]
         if not keeps_cap or max(totals) <= max_tokens:
             return packed
         count += multiple
