@@ -280,5 +280,6 @@ def test_a_rank_sees_no_variables_of_another_launcher(
         supervisor.start()
         trial = supervisor.measure(FAULT, 0).trial
     told = dict(pair.split("=") for pair in re.findall(r"\w+=\S+", trial.error or ""))
-    assert told == {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    assert told.pop("LOCAL_RANK") in ("0", "1")  # whichever fails first
+    assert told == {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     assert os.environ["SLURM_PROCID"] == "7"
