@@ -22,7 +22,6 @@ from typing import Any
 from batchtune.scripts.scratch import keep_links_unwritten
 
 VARIABLE = "BATCHTUNE_SCRIPT"
-_used: list[str] = []  # classes of loaders that this process trained with
 _HOOK = Path(__file__).with_name("hook")
 # Each has `wrap(loader, begin, options)`, which returns the iterator that the script gets; `begin` starts the loader's
 # own, `options` is the JSON object.
@@ -72,8 +71,8 @@ def install() -> None:
 
 
 def _say_what_was_used() -> None:
-    """Print what a process with torch loaded its batches with, if it trained without a DataLoader."""
-    if "torch" not in sys.modules or _used:
+    """Print what a process with torch loaded its batches with; not called once it has used a DataLoader to train."""
+    if "torch" not in sys.modules:
         return
     said = f"batchtune: {Path(sys.argv[0]).name} iterated over no torch DataLoader with gradients"
     others = [name for name in _OTHER_LOADERS if name in sys.modules]
@@ -124,7 +123,7 @@ def _patch(loader_class: Any) -> None:
         if not is_training or torch.utils.data.get_worker_info() is not None:
             own: Iterator[Any] = begin(loader)
             return own
-        _used.append(type(loader).__name__)
+        atexit.unregister(_say_what_was_used)
         wrapped: Iterator[Any] = mode.wrap(loader, lambda: begin(loader), options)
         return wrapped
 
