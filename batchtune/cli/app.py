@@ -120,9 +120,13 @@ class Command(TyperCommand):
             piece.strip("{}").replace("}...", "...")
             for piece in super().collect_usage_pieces(ctx)
         ]
-        if any(parameter.name == "command" for parameter in self.params):
+        if self._takes_a_command:
             pieces.append("[-- COMMAND...]")
         return pieces
+
+    @property
+    def _takes_a_command(self) -> bool:
+        return any(parameter.name == "command" for parameter in self.params)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options by topic."""
@@ -132,6 +136,8 @@ class Command(TyperCommand):
             panel = getattr(parameter, "rich_help_panel", None) or COMMON
             if parameter.param_type_name == "argument":
                 panel = "Arguments"
+                if self._takes_a_command:
+                    text = text.replace("[required]", "[required without -- COMMAND]")
                 name = name.partition(" <")[0]  # without its type
             panels.setdefault(panel, []).append((name, text))
         for panel in sorted(panels, key=lambda panel: panel == COMMON):  # the last

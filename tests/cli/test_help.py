@@ -137,3 +137,10 @@ def test_bash_completes_commands_and_options(batchtune: Run) -> None:
             "COMP_CWORD": str(place),
         }
         assert set(batchtune(env=env).stdout.split()) == offered
+
+
+def test_a_manifest_is_not_required_with_a_command(batchtune: Run) -> None:
+    for command in ("tune", "probe-oom", "run"):
+        said = " ".join(batchtune(command, "--help").stdout.split())
+        assert "[required without -- COMMAND]" in said
+        assert "[required]" not in said
