@@ -84,7 +84,7 @@ def _wrong_unit(lengths: Lengths, median: float) -> Iterator[str]:
     fractions = values[np.abs(values - np.rint(values)) > 0.01]
     if unit in _COUNTS and fractions.size:
         yield (
-            f"{unit.capitalize()} come in whole numbers, but some lengths are none, such as "
+            f"{unit.capitalize()} come in whole numbers, but some lengths are not whole, such as "
             f"{format_number(float(fractions[0]))}. {remedy}"
         )
 

@@ -127,7 +127,7 @@ def test_the_max_length_of_a_remedy_leaves_out_what_it_says(
         (
             140.8,
             "frames",
-            "Frames come in whole numbers, but some lengths are none, such as 169. Is the unit right?",
+            "Frames come in whole numbers, but some lengths are not whole, such as 169. Is the unit right?",
         ),
         (14.08, "tokens", "such as 16.9"),
     ],
