@@ -84,9 +84,10 @@ class Identified(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The workload is built, on this device."""
+    """The workload is built, on this device; `packed`: its batches are."""
 
     device: Device
+    packed: bool = False
 
 
 class Run(Message, frozen=True):

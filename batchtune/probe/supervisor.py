@@ -108,6 +108,8 @@ class Supervisor:
         self._lengths = lengths
         self._limit_bytes = limit_bytes
         self.worker = first_worker - 1
+        self.packed = False
+        """Whether the workload packs its batches; known once a worker has started."""
         self._nursery = Nursery(
             *worker_program(
                 script=settings.command is not None, ranks=settings.has_ranks
@@ -223,7 +225,9 @@ class Supervisor:
                 self._take_devices()
             if self._nodes is not None:
                 request = replace(request, launch=self._nodes.start())
-            device = self._ask(request, Ready).device
+            ready = self._ask(request, Ready)
+            device = ready.device
+            self.packed = ready.packed
             self._take_those_of(device)
         except BaseException as error:
             self._drop()

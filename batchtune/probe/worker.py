@@ -186,7 +186,11 @@ class Worker:
         self._training = Training()
         settings = {**_torch_settings(), **meter.switches()}
         device = replace(meter.device, settings=settings)
-        return Ready(device=as_simulated(device, world_size))
+        return Ready(
+            device=as_simulated(device, world_size),
+            # Users' workloads mostly don't say so.
+            packed=bool(getattr(workload, "packed", False)),
+        )
 
     def _check_limits(self) -> None:
         """Raise WorkloadError if the workload has lowered a limit of this process."""

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from batchtune.results.devices import Measured
+from batchtune.results.packing import PackedProbe
 from batchtune.results.shared import (
     PER_CENT,
     Amount,
     BatchShape,
     ByteChange,
     Bytes,
+    ClosedBy,
     Count,
     Length,
     Record,
@@ -36,8 +38,9 @@ if TYPE_CHECKING:
 Outcome = Literal["ok", "oom", "timeout", "crash", "error"]
 DeviceName = Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}(:[0-9]{1,4})?$")]
 AnyLength = TypeVar("AnyLength", float, "npt.NDArray[np.float64]")
+# Of a packed batch: a file of somebody else's must not fill the memory.
+_MOST_SEQUENCES = 10**7
 VerifyPhase = Literal["worst", "shuffled"]
-ClosedBy = Literal["oom", "memory", "data", "timeout", "crash", "time"]
 
 
 class Trial(Record, frozen=True, kw_only=True):
@@ -71,6 +74,7 @@ class Trial(Record, frozen=True, kw_only=True):
         recorded: Whether it was no trial, but a batch of the recorded training in `training.jsonl`.
         rank: Of several ranks, the one that failed first or took the most memory; None without ranks.
         oom_ranks: The ranks that ran out of memory; None without ranks.
+        sequences: Of a packed batch, (length in tokens, how many sequences have it), the longest first; None: padded.
     """
 
     index: Count
@@ -105,6 +109,7 @@ class Trial(Record, frozen=True, kw_only=True):
     recorded: bool = False
     rank: Count | None = None
     oom_ranks: list[Count] | None = None
+    sequences: list[tuple[Size, Size]] | None = None
 
     @classmethod
     def of(cls, shape: BatchShape, outcome: Outcome, **facts: Any) -> Trial:
@@ -120,6 +125,11 @@ class Trial(Record, frozen=True, kw_only=True):
             "elapsed_seconds": 0.0,
             **facts,
         }
+        if shape.sequences is not None:
+            made["sequences"] = [
+                (length, len(list(equal)))
+                for length, equal in itertools.groupby(shape.sequences)
+            ]
         return cls(
             batch_size=shape.batch_size,
             length=shape.length,
@@ -131,12 +141,22 @@ class Trial(Record, frozen=True, kw_only=True):
     @property
     def shape(self) -> BatchShape:
         """The batch shape that was measured."""
+        if self.sequences is not None:
+            return BatchShape.packed(
+                itertools.chain.from_iterable(
+                    itertools.repeat(length, count) for length, count in self.sequences
+                )
+            )
         return BatchShape(self.batch_size, self.length, self.target_length)
 
     def problems(self, index: int | None = None) -> Iterator[str]:
         """Check the figures; `index` is its position in `trials.jsonl` or `probe.json`, if known."""
         if index not in (None, self.index):
             yield f"the index {self.index} can't be right here"
+        if self.sequences is not None:
+            count = sum(count for _, count in self.sequences)
+            if count != self.batch_size or count > _MOST_SEQUENCES:
+                yield f"sequences: {count:,} of them, but a batch_size of {self.batch_size:,}"
         for seconds in (self.step_seconds, self.mean_step_seconds):
             if seconds is not None and 0 < seconds < 1e-12:  # no clock can tell
                 yield f"no step takes {seconds} s"
@@ -293,12 +313,14 @@ class Probe(Measured, frozen=True, kw_only=True):
         margin: None if peaks are unknown.
         warnings: Why figures may be wrong, each with its remedy.
         unfinished: Whether the probe was interrupted, or ended by its time limit; the same command continues it.
+        packed: What fits of packed batches, of a workload that packs; then `frontier` is empty, and `max_batch_length`
+            is the token budget. None for one that pads.
     """
 
     FORMAT: ClassVar[str] = "batchtune/probe"
 
     trials: list[Trial]
-    frontier: Annotated[list[FrontierPoint], msgspec.Meta(min_length=1)]
+    frontier: list[FrontierPoint]
     models: Models
     max_batch_length: Length
     confirmation: Confirmation | None = None
@@ -306,11 +328,18 @@ class Probe(Measured, frozen=True, kw_only=True):
     joint_frontier: list[FrontierPoint] = msgspec.field(default_factory=list)
     warnings: list[str] = msgspec.field(default_factory=list)
     unfinished: bool = False
+    packed: PackedProbe | None = None
 
     def problems(self) -> Iterator[str]:
         """Check the settings, the order of trials and points, and that either all points have targets or none."""
         yield from wrong_settings(self.settings, ProbedWith)
         yield from wrong_limit(self.max_batch_length, self.lengths)
+        if not self.frontier and self.packed is None:
+            yield "frontier: it is empty, and nothing is packed"
+        if self.packed is not None:
+            for index in self.packed.proofs:
+                if index >= len(self.trials):
+                    yield f"packed: trial {index} of {len(self.trials)} proves max_tokens"
         for index, trial in enumerate(self.trials):
             if trial.index != index:
                 yield f"trials, entry {index}: the index {trial.index} can't be right here"
@@ -327,6 +356,8 @@ class Probe(Measured, frozen=True, kw_only=True):
     @property
     def is_proven(self) -> bool:
         """Whether its sizes were run alone and in turns, with a margin; not if the probe was interrupted before."""
+        if self.packed is not None:
+            return bool(self.packed.proofs)
         return all(point.trial is not None for point in self.frontier)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from batchtune.results.shared import (
+    Amount,
+    ClosedBy,
     Cost,
     CostCount,
     CostRatio,
@@ -19,6 +21,42 @@ from batchtune.results.shared import (
     Size,
     wrong_rows,
 )
+
+
+class PackedModel(Record, frozen=True, kw_only=True):
+    """cost = constant + token·Σ L + squared_token·Σ L² + sequence·n, of a packed batch of n sequences of lengths L.
+
+    Attributes:
+        relative_error: Root mean square of (fit / measured - 1) over the fitted trials.
+        largest_error: The largest |fit / measured - 1| among them.
+    """
+
+    constant: Amount
+    token: Amount
+    squared_token: Amount
+    sequence: Amount
+    relative_error: Amount
+    largest_error: Amount
+
+
+class PackedProbe(Record, frozen=True, kw_only=True):
+    """What fits of packed batches.
+
+    Attributes:
+        max_tokens: The largest token budget proven, for batches that one of the trials in `proofs` contains.
+        closed_by: Why no larger one: as for a point of the frontier; `data`: all tokens of the data, or --max-tokens.
+        oom_tokens: The fewest tokens that ran out of memory; None if none did.
+        proofs: Indices of the trials with `max_tokens` tokens, in compositions from the longest sequences to the
+            shortest; empty if the probe was interrupted before they ran in turns.
+        peak_bytes, step_seconds: Fits to all that ran; None if it is too little.
+    """
+
+    max_tokens: Size
+    closed_by: ClosedBy
+    oom_tokens: Size | None
+    proofs: list[Count]
+    peak_bytes: PackedModel | None
+    step_seconds: PackedModel | None
 
 
 class PackedRow(Record, frozen=True, kw_only=True):

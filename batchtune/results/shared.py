@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
@@ -27,6 +27,8 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=1e40)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+# Why a probe tried no larger batch: `FrontierPoint` describes them.
+ClosedBy = Literal["oom", "memory", "data", "timeout", "crash", "time"]
 
 # What lengths count.
 Unit = Literal["s", "ms", "samples", "frames", "tokens", "words", "characters", "bytes"]
@@ -54,17 +56,20 @@ _LARGEST_BATCH = 4e18  # examples that a 64-bit integer can count
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """The shape of a padded batch.
+    """The shape of a batch: padded, or packed.
 
     Attributes:
         batch_size: Number of examples, at least 1.
-        length: Length of the longest example, in the manifest's unit; all examples are padded to it.
+        length: Length of the longest example, in the manifest's unit; in a padded batch, all are padded to it.
         target_length: Length of the longest target (such as the tokens of a transcript); None without targets.
+        sequences: Of a packed batch, the length of each of its examples, in tokens, the longest first; they stand in
+            one row without padding. None: the batch is padded.
     """
 
     batch_size: int
     length: float
     target_length: float | None = None
+    sequences: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -72,22 +77,56 @@ class BatchShape:
         if not self.length > 0:
             raise ValueError(f"length must be positive, got {self.length}")
 
+    @classmethod
+    def packed(cls, lengths: Iterable[int]) -> BatchShape:
+        """Return the shape of a packed batch of sequences with these lengths, at least one."""
+        sequences = tuple(sorted(lengths, reverse=True))
+        return cls(len(sequences), float(sequences[0]), sequences=sequences)
+
     @property
     def padded_length(self) -> float:
         """Batch size × length of the longest example."""
         return self.batch_size * self.length
 
+    @property
+    def tokens(self) -> int:
+        """The tokens of a packed batch, Σ L."""
+        return sum(self._row)
+
+    @property
+    def squared_tokens(self) -> int:
+        """The sum of the squared lengths of a packed batch, Σ L²."""
+        return sum(length * length for length in self._row)
+
+    @property
+    def _row(self) -> tuple[int, ...]:
+        if self.sequences is None:
+            raise ValueError("a padded batch has no sequences")
+        return self.sequences
+
     def contains(self, other: BatchShape) -> bool:
-        """Return whether it is at least as large in every respect, and larger in one."""
+        """Return whether it is at least as large in every respect, and larger in one.
+
+        Packed batches are compared by their tokens, Σ L², number of sequences and longest one, and with no padded ones.
+        """
         no_less = (
             self.batch_size >= other.batch_size
             and self.length >= other.length
             and (self.target_length or 0.0) >= (other.target_length or 0.0)
         )
-        return no_less and self != other
+        if self.sequences is None or other.sequences is None:
+            return no_less and self.sequences is other.sequences and self != other
+        return (
+            no_less
+            and self.tokens >= other.tokens
+            and self.squared_tokens >= other.squared_tokens
+            and self != other
+        )
 
     def __str__(self) -> str:
-        return f"{self.batch_size} × {self.length:g}"
+        if self.sequences is None:
+            return f"{self.batch_size} × {self.length:g}"
+        return f"{self.tokens:,} tokens in {self.batch_size:,} sequences up to {self.length:g}"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,9 @@ class Workload(Protocol):
     ones in any order. Between two steps nothing may stay in memory but parameters, gradients and the optimizer's state:
     a loss or an output that is kept keeps its whole graph, and the next shape is then measured too large. What a step
     raises when memory runs out must reach the caller unchanged.
+
+    One that packs has an attribute `packed = True`: then a shape is a row of `shape.sequences`, the lengths of the
+    examples that stand in it one after the other, without padding, and `make_batch` makes exactly that row.
     """
 
     def setup(self, device: torch.device) -> None:
