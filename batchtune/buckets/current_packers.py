@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -220,13 +220,20 @@ def read_packer(text: str) -> PackerCurrent | None:
     if not separator or name not in KINDS:
         return None
     kind = KINDS[name]
-    fields = ", ".join(kind.__struct_fields__)
+    fields = ", ".join(map(_written, msgspec.structs.fields(kind)))
     known = Known(
         kinds=(kind,),
         hint=f"Write {name}:key=value,key=value; known are {fields}.",
         lacking=f"settings of {name}",
     )
     return read_settings(settings, known)
+
+
+def _written(field: msgspec.structs.FieldInfo) -> str:
+    """Return how a setting is written: its name, with its values if these are few."""
+    if get_origin(field.type) is not Literal:
+        return field.name
+    return f"{field.name}={'|'.join(get_args(field.type))}"
 
 
 def price_packer(

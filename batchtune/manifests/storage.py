@@ -464,10 +464,23 @@ def _is_transient(error: Exception) -> bool:
     return isinstance(error, (ConnectionError, TimeoutError)) or bool(names & broken)
 
 
+def _failed_connection(error: BaseException) -> OSError | None:
+    """Return why the server could not be reached: fsspec calls that a file that is not there."""
+    for cause in _chain(error):
+        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+            return cause
+    return None
+
+
 def unreadable(url: str, error: Exception) -> ManifestError:
     """Return the error for an object, or a listing, that a library of fsspec can't read."""
     reason = shortened(str(error) or type(error).__name__, 200)
     status = _status_of(error)
+    connection = _failed_connection(error)
+    if isinstance(error, FileNotFoundError) and status is not None:
+        reason = f"the server answers with status {status}"
+    elif isinstance(error, FileNotFoundError) and connection is not None:
+        reason = shortened(str(connection) or type(connection).__name__, 200)
     names = {type(cause).__name__ for cause in _chain(error)}
     if "NoSuchBucket" in str(error) or "bucket does not exist" in str(error):
         return ManifestError(
@@ -477,7 +490,8 @@ def unreadable(url: str, error: Exception) -> ManifestError:
         return ManifestError(f"{url} can't be read: access denied", _CREDENTIALS)
     if names & {"NoCredentialsError", "PartialCredentialsError", "NoAuthTokenError"}:
         return ManifestError(f"{url} can't be read: no credentials", _CREDENTIALS)
-    if isinstance(error, FileNotFoundError) and status in (None, 404, 410):
+    is_missing = status in (404, 410) or (status is None and connection is None)
+    if isinstance(error, FileNotFoundError) and is_missing:
         return ManifestError(f"{url} does not exist", "Check the URL.")
     return ManifestError(
         f"{url} can't be read: {reason}",

@@ -121,7 +121,7 @@ def pack(
     Args:
         lengths: Shape (sequences,): whole numbers of tokens, at least 1.
         max_tokens: The most tokens of a micro-batch.
-        packer: `even`, `first-fit` or `best-fit`, as for `Budget`.
+        packer: `even`, `first-fit` or `best-fit`, as for `batchtune.PackedBatchSampler`.
         time_law: The time of a micro-batch, a `batchtune.TimeLaw`.
         cut_at: Longer sequences count as so long, and you cut them.
         world_size: The ranks that share the micro-batches.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,10 @@ class TimeLaw:
 
     def __post_init__(self) -> None:
         coefficients = astuple(self)
-        if not all(0 <= value < math.inf for value in coefficients):
+        are_numbers = all(isinstance(value, Real) for value in coefficients)
+        if not are_numbers or not all(0 <= value < math.inf for value in coefficients):
             raise ValueError(
-                "the coefficients of a time law must be finite and at least 0, got "
+                "the coefficients of a time law must be numbers, finite and at least 0, got "
                 f"{shortened(coefficients)}"
             )
         if not any(coefficients[:-1]):

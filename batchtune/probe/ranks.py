@@ -50,6 +50,7 @@ _STACK_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1  # within a stack, which is printed at once
 _ENDING_SECONDS = 1.0
 
+_PACKAGE = Path(__file__).parents[1]
 _INNERMOST_FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
 _decode = msgspec.json.Decoder[Reply | Vote](Reply | Vote).decode
 _decode_hello = msgspec.json.Decoder(Hello).decode
@@ -294,7 +295,15 @@ class Ranks:
         for rank in hanging:
             message = f"no answer within {timeout_seconds:g} s"
             stack = user_stack(printed[rank])
-            if stack:
+            if _has_left(printed[rank]):
+                stack = ""
+                message += "; it has left its step, and other ranks have not"
+                for other in ranks:
+                    other_stack = user_stack(printed[other])
+                    if other not in hanging and other_stack:
+                        message += f": rank {other} waits at {last_frame(other_stack)}"
+                        break
+            elif stack:
                 message += f"; it hangs at {last_frame(stack)}"
             failures[rank] = Failed(
                 message=message,
@@ -339,6 +348,15 @@ def _waits(stack: str) -> bool:
     """Return whether the innermost frame is torch's own, which waits for other ranks or for the device."""
     innermost = _INNERMOST_FRAME.search(stack)
     return innermost is not None and "torch" in Path(innermost[1]).parts
+
+
+def _has_left(stack: str) -> bool:
+    """Return whether the rank is done with its step: it reads what batchtune says over its socket."""
+    files = [Path(name) for name in _INNERMOST_FRAME.findall(stack)[:2]]
+    if len(files) < 2:
+        return False
+    reader, caller = files
+    return reader.name == "socket.py" and _PACKAGE in caller.parents
 
 
 def _exit_code(process: int) -> int | None:

@@ -229,7 +229,8 @@ def _data_section(run: RunResults) -> Section:
     unit = lengths.unit
     news: list[str] = []
     if run.drift is not None:
-        news += drift_sentences(run.drift)
+        packs = run.sweep is not None and run.sweep.packed is not None
+        news += drift_sentences(run.drift, packs=packs)
     if lengths.truncated:
         longest = format_length(lengths.max, unit)
         news.append(
@@ -248,8 +249,16 @@ def _data_section(run: RunResults) -> Section:
     return Section(title="Data", sentences=[*news, f"{described}."], brief=len(news))
 
 
-def drift_sentences(drift: Drift) -> list[str]:
-    """Say how the other lengths differ from those of the run, and what that costs with the recommended row."""
+def drift_sentences(drift: Drift, *, packs: bool = False) -> list[str]:
+    """Say how the other lengths differ from those of the run, and what that costs with the recommended row.
+
+    Of a run that packs, the row is that of the best padded batches, and not what is recommended.
+    """
+    row = (
+        "the best padded row, which is not the packing,"
+        if packs
+        else "the recommendation"
+    )
     examples = counted(drift.lengths.count, "example")
     if not drift.changed:
         return [f"The manifest has the same lengths as the run: {examples}."]
@@ -262,7 +271,7 @@ def drift_sentences(drift: Drift) -> list[str]:
     return [
         f"The lengths of the manifest ({examples}) differ from those of the run, with "
         f"{counted(drift.beyond, 'example')} beyond the last boundary.",
-        f"On them the recommendation costs {format_percent(drift.stale)} more than if newly tuned: {costs}.",
+        f"On them {row} costs {format_percent(drift.stale)} more than if newly tuned: {costs}.",
     ]
 
 

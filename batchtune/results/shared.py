@@ -60,7 +60,8 @@ class BatchShape:
 
     Attributes:
         batch_size: Number of examples, at least 1.
-        length: Length of the longest example, in the manifest's unit; in a padded batch, all are padded to it.
+        length: Length of the longest example, in the manifest's unit; in a padded batch, all are padded to it. A float
+            even where lengths are whole: sizes of tensors take `int(shape.length)`.
         target_length: Length of the longest target (such as the tokens of a transcript); None without targets.
         sequences: Of a packed batch, the length of each of its examples, in tokens, the longest first; they stand in
             one row without padding. None: the batch is padded.

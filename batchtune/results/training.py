@@ -70,6 +70,10 @@ def read_training(path: Path) -> list[Recording]:
 
     Raises ResultError if the file can't be read, is too new, or a line is damaged.
     """
+    if not path.exists():
+        raise ResultError(
+            f"{path} does not exist", "`batchtune record -- COMMAND` writes it."
+        )
     hint = "Record the training again, or take the line out."
     recordings: list[Recording] = []
     lines = read_regular(path, _MOST_BYTES, hint).splitlines()

@@ -202,6 +202,12 @@ class TestPrices:
         with pytest.raises(BatchtuneError, match="--current"):
             priced(settings, Dealing(world_size=2))
 
+    def test_values_that_can_be_listed_are(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            read_packer("axolotl:sequence_len=99,excess_length_strategy=raise")
+        assert caught.value.hint is not None
+        assert "excess_length_strategy=drop|truncate" in caught.value.hint
+
     def test_of_no_packer(self) -> None:
         assert read_packer("batch_size=4") is None
         with pytest.raises(UsageError, match="ppo_max_token_len_per_gpu"):

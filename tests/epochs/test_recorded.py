@@ -79,6 +79,12 @@ def test_a_recording_without_times_is_an_error(tmp_path: Path) -> None:
         costs_of_training(path, LENGTHS)
 
 
+def test_a_training_that_was_not_recorded_is_told_how(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="does not exist") as raised:
+        costs_of_training(tmp_path / "training.jsonl", LENGTHS)
+    assert raised.value.hint == "`batchtune record -- COMMAND` writes it."
+
+
 def test_an_oom_counts_as_a_trial_of_the_lengths() -> None:
     ooms = [
         step((8, 20), (2, 30), oom="the largest of those at hand"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import socket
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -189,6 +190,13 @@ def test_an_object_that_changes_while_it_is_read(
     assert "a.tar changed while it was read" in error.message
 
 
+def _unused_port() -> int:
+    """Return a port of this machine on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
 def test_what_can_not_be_read_is_said(server: RangeServer) -> None:
     (server.folder / "a.csv").write_text("id,duration\na,1\n")
     missing = refusal(f"{server.url}/none.csv")
@@ -198,7 +206,11 @@ def test_what_can_not_be_read_is_said(server: RangeServer) -> None:
     assert "access denied" in denied.message
     assert denied.hint is not None and "Credentials are read by" in denied.hint
     server.status["/a.csv"] = 500
-    assert "can't be read" in refusal(f"{server.url}/a.csv").message
+    broken = refusal(f"{server.url}/a.csv")
+    assert broken.message.endswith("can't be read: the server answers with status 500")
+    unreached = refusal(f"http://127.0.0.1:{_unused_port()}/a.csv")
+    assert "can't be read: \"Cannot connect to host" in unreached.message
+    assert unreached.hint is not None and "the network" in unreached.hint
     assert "Protocol not known" in refusal("nosuch://bucket/a.csv").message
 
 

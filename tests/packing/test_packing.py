@@ -293,12 +293,13 @@ def test_bad_arguments_are_told(
 @pytest.mark.parametrize(
     ("coefficients", "message"),
     [
-        ({"seconds_per_token": -1}, "must be finite and at least 0"),
-        ({"seconds_per_token": float("nan")}, "must be finite and at least 0"),
+        ({"seconds_per_token": -1}, "must be numbers, finite and at least 0"),
+        ({"seconds_per_token": float("nan")}, "finite and at least 0"),
+        ({"seconds_per_token": "24576"}, "must be numbers"),
         ({"seconds_per_token": 0, "seconds_per_batch": 1}, "needs a positive"),
     ],
 )
-def test_a_bad_time_law_is_told(coefficients: dict[str, float], message: str) -> None:
+def test_a_bad_time_law_is_told(coefficients: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TimeLaw(**coefficients)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+import batchtune
 from batchtune.probe import ranks as ranks_module
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.ranks import Ranks
@@ -195,6 +196,26 @@ def test_ranks_that_hang_say_where(
     replies = led.gather(print_stack, print_stack, seconds=0.5)
     assert causes(replies) == dict.fromkeys(hanging, "timeout")
     assert message(replies[1]).startswith("no answer within 0.5 s; it hangs at ")
+
+
+def test_a_rank_that_left_its_step_does_not_hang(led: Led) -> None:
+    stacks = [
+        'Thread 0x1 (most recent call first):\n  File "/lib/site-packages/torch/x.py", line 28 in wait\n'
+        f'  File "/me/train.py", line 12 in step\n{OUTERMOST_FRAME}60 in <module>\n',
+        'Thread 0x1 (most recent call first):\n  File "/lib/socket.py", line 706 in readinto\n'
+        f'  File "{batchtune.__path__[0]}/probe/x.py", line 9 in read\n{OUTERMOST_FRAME}60 in <module>\n',
+    ]
+
+    def print_stack(rank: MadeRank) -> None:
+        select.select([], [], [rank.channel], 20.0)
+        assert rank.channel.recv(1, socket.MSG_OOB) == b"!"
+        rank.channel.sendall(stacks[rank.place.rank].encode())
+
+    replies = led.gather(print_stack, print_stack, seconds=0.5)
+    assert causes(replies) == {1: "timeout"}
+    assert message(replies[1]).endswith(
+        "it has left its step, and other ranks have not: rank 0 waits at train.py, line 12, in step"
+    )
 
 
 def test_ranks_that_never_come_are_not_waited_for() -> None:

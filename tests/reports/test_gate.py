@@ -393,6 +393,13 @@ def test_drift_is_told_with_what_it_costs() -> None:
     ]
 
 
+def test_drift_of_a_run_that_packs_is_told_of_its_padded_batches() -> None:
+    sentences = drift_sentences(made_drift(), packs=True)
+    assert (
+        "On them the best padded row, which is not the packing, costs" in sentences[1]
+    )
+
+
 def test_unchanged_lengths_are_told_as_such() -> None:
     assert drift_sentences(made_drift(changed=False)) == [
         "The manifest has the same lengths as the run: 28,539 examples."
