@@ -1,9 +1,10 @@
-"""A user's current packer, `--current NAME:key=value`: what axolotl, TRL or verl makes of the same lengths, exactly."""
+"""A user's current packer, `--current NAME:key=value`: what axolotl, slime, TRL or verl makes of the same lengths, exactly."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -17,18 +18,23 @@ from batchtune.buckets.current_settings import (
     read_settings,
 )
 from batchtune.epochs.layout import Dealing
-from batchtune.lengths import IntArray
+from batchtune.lengths import FloatArray, IntArray
+from batchtune.packing.figures import row_of
 from batchtune.packing.packed import Packed
+from batchtune.packing.packing import Budget
 from batchtune.packing.ranks import karmarkar_karp
-from batchtune.packing.time_law import DENSE_7B
+from batchtune.packing.time_law import DENSE_7B, TimeLaw
 from batchtune.packing.twins import (
     MicroBatches,
     axolotl_batches,
+    slime_steps,
     trl_bfd,
     verl_micro_batches,
 )
 from batchtune.results import PackedRow
 
+# No sequence is longer.
+_UNLIMITED = 2**53
 Steps: TypeAlias = list[list[MicroBatches]]
 """The micro-batches of each rank in each optimizer step."""
 
@@ -42,9 +48,9 @@ class PackerSettings(Settings, frozen=True, kw_only=True):
         """The most tokens of a micro-batch, as the framework understands the settings."""
 
     @property
-    @abstractmethod
     def longest(self) -> int:
-        """The most tokens of a sequence."""
+        """The most tokens of a sequence; by default those of a micro-batch."""
+        return self.max_tokens
 
     @property
     def cuts(self) -> bool:
@@ -164,11 +170,6 @@ class VerlSettings(PackerSettings, frozen=True, kw_only=True):
         """ppo_max_token_len_per_gpu."""
         return self.ppo_max_token_len_per_gpu
 
-    @property
-    def longest(self) -> int:
-        """ppo_max_token_len_per_gpu."""
-        return self.ppo_max_token_len_per_gpu
-
     def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
         """Return the micro-batches of each mini-batch, dealt to ranks by work; what fills no step is left out."""
         ranks = dealing.world_size
@@ -205,9 +206,60 @@ class VerlSettings(PackerSettings, frozen=True, kw_only=True):
         return steps
 
 
+class SlimeSettings(PackerSettings, frozen=True, kw_only=True):
+    """The settings of slime's dynamic batches, without context parallelism.
+
+    Attributes:
+        global_batch_size: Sequences of all ranks in a step.
+        balance_data: Whether micro-batches are dealt to ranks by their FLOPs, here those of a dense 7B model.
+    """
+
+    NAME = "slime"
+    SIGNS = ("max_tokens_per_gpu", "global_batch_size")
+
+    max_tokens_per_gpu: Size
+    global_batch_size: Size
+    balance_data: bool = False
+
+    @property
+    def max_tokens(self) -> int:
+        """max_tokens_per_gpu."""
+        return self.max_tokens_per_gpu
+
+    @property
+    def longest(self) -> int:
+        """Any number: a sequence with more than max_tokens_per_gpu is alone."""
+        return _UNLIMITED
+
+    def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
+        """Return the micro-batches of each global batch; what fills none is left out."""
+        work = None
+        if self.balance_data:
+            work = DENSE_7B.of_sequences(tokens[order]).tolist()
+        steps = slime_steps(
+            tokens[order].tolist(),
+            self.max_tokens,
+            world_size=dealing.world_size,
+            global_batch_size=self.global_batch_size,
+            work=work,
+        )
+        if not steps:
+            raise ValueError(
+                f"global_batch_size is {self.global_batch_size:,}, for {len(order):,} sequences"
+            )
+        return [
+            [
+                [[order[place] for place in batch] for batch in batches]
+                for batches in step
+            ]
+            for step in steps
+        ]
+
+
 PackerCurrent = Given[PackerSettings]
 KINDS: dict[str, type[PackerSettings]] = {
-    kind.NAME: kind for kind in (AxolotlSettings, TrlSettings, VerlSettings)
+    kind.NAME: kind
+    for kind in (AxolotlSettings, SlimeSettings, TrlSettings, VerlSettings)
 }
 
 
@@ -230,11 +282,17 @@ def read_packer(text: str) -> PackerCurrent | None:
 
 
 def price_packer(
-    current: PackerCurrent, lengths: IntArray, dealing: Dealing, seed: int
+    current: PackerCurrent,
+    lengths: IntArray,
+    dealing: Dealing,
+    seed: int,
+    time_law: TimeLaw = DENSE_7B,
+    proofs: FloatArray | None = None,
 ) -> PackedRow:
     """Return what an epoch of shuffled sequences with these lengths comes to in the user's packer.
 
-    Raises BatchtuneError if the settings don't work for these lengths.
+    The time law and the proofs are those of `packing.figures.row_of`. Raises BatchtuneError if the settings don't work
+    for these lengths.
     """
     settings = current.settings
     tokens = np.minimum(lengths, settings.longest)
@@ -255,39 +313,20 @@ def price_packer(
             f"they make fewer micro-batches than the {dealing.world_size:,} ranks need",
             None,
         )
-    seconds = DENSE_7B.of_sequences(tokens)
-    batches: MicroBatches = []
-    ends = []
-    rank_seconds = []
-    for step in steps:
-        of_ranks = []
-        for rank in step:
-            batches += rank
-            of_ranks.append(float(seconds[np.concatenate(rank)].sum()))
-        ends.append(len(batches))
-        rank_seconds.append(of_ranks)
-    packed = Packed.of_lists(batches)
-    totals = packed.sums(tokens)
-    step_tokens = np.add.reduceat(totals, [0, *ends[:-1]])
-    loads = np.array(rank_seconds)
-    total = int(totals.sum())
-    cut = int(np.count_nonzero(is_cut[packed.sequences]))
-    return PackedRow(
-        packer=settings.NAME,
-        max_tokens=settings.max_tokens,
-        batches=packed.count,
-        lower_bound=-(-total // settings.max_tokens),
-        tokens=total,
-        fill=total / (packed.count * settings.max_tokens),
-        largest_tokens=int(totals.max()),
-        over_cap=int(np.count_nonzero(totals > settings.max_tokens)),
-        cut_sequences=cut,
-        cut_tokens=int((lengths - tokens)[packed.sequences].sum()),
-        left_out=lengths.size - packed.sequences.size,
-        steps=len(steps),
-        step_tokens_deviation=float(step_tokens.std() / step_tokens.mean()),
-        slowest_rank=float(loads.max(axis=1).sum() / loads.mean(axis=1).sum()),
+    # Rank after rank and step after step.
+    slots = list(chain.from_iterable(steps))
+    sizes = [len(slot) for slot in slots]
+    budget = Budget(max_tokens=settings.max_tokens, time_law=time_law)
+    row = row_of(
+        Packed.of_lists(chain.from_iterable(slots)),
+        np.repeat(np.arange(len(slots)), sizes),
+        lengths,
+        tokens,
+        budget,
+        dealing.world_size,
+        proofs,
     )
+    return msgspec.structs.replace(row, packer=settings.NAME)
 
 
 def _in_turn(batches: Sequence[list[int]], dealing: Dealing) -> Steps:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from batchtune.results.packing import PackingSweep
+from batchtune.results.packing import LawCoefficients, PackingSweep
 from batchtune.results.rows import Row, SweepSettings, have_times
 from batchtune.results.shared import (
     ROUNDING,
@@ -169,7 +169,8 @@ class Sweep(Result, frozen=True, kw_only=True):
         histogram: Of the lengths, ascending bins that cover them all.
         quantiles: 1001 lengths: quantile i / 1000 of the data set at position i.
         buckets: Of the recommended table; empty without one, and for pools.
-        packing: The packers, if the training packs (--max-tokens); the other rows are then what to do without packing.
+        packing: The packers, if the training packs (its probe does, or --max-tokens says so); the other rows are then
+            what to do without packing.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -292,6 +293,7 @@ class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         max_tokens: The most tokens of a micro-batch.
         packer: As for `batchtune.PackedBatchSampler`.
         pool_size: The most sequences that are packed at once.
+        time_law: The time of a micro-batch as measured, as the arguments of `batchtune.TimeLaw`; None: not measured.
         cut_at: Longer sequences count as so long; None: none may be longer than max_tokens.
         accumulate: Each rank has a multiple of so many micro-batches.
     """
@@ -305,6 +307,7 @@ class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_tokens: Size
     packer: str
     pool_size: Size
+    time_law: LawCoefficients | None = None
     cut_at: Size | None = None
     accumulate: Size
     shuffle: bool
