@@ -1,4 +1,4 @@
-"""A user's current packer, `--current NAME:key=value`: what axolotl, slime, TRL or verl makes of the same lengths, exactly."""
+"""A user's current packer, `--current NAME:key=value`: what the framework makes of the same lengths, exactly."""
 
 from __future__ import annotations
 

@@ -91,6 +91,7 @@ def run_sweep(
     folder holds results of other data, or if max_batch_length is neither given nor measured, and UsageError if the
     lengths can't be packed.
     """
+    known: float | None
     if from_training:
         # Not even with `force`: the recording would be removed with the rest.
         foreign = holds_other_lengths(lengths, folder, force=False)
@@ -154,14 +155,14 @@ def costs_in(
     return foreign, costs, probe.max_batch_length
 
 
-def needed_limit(
-    max_batch_length: float | None, costs: Costs, folder: Path
-) -> float:
+def needed_limit(max_batch_length: float | None, costs: Costs, folder: Path) -> float:
     """Return max_batch_length; raise ResultError if it is neither given nor measured."""
     if max_batch_length is not None:
         return max_batch_length
     why = f"{folder} holds no {PROBE_FILE}"
-    remedy = "Measure it with `batchtune probe-oom`, or give it with --max-batch-length."
+    remedy = (
+        "Measure it with `batchtune probe-oom`, or give it with --max-batch-length."
+    )
     if costs.packed is not None:
         why = f"{folder / PROBE_FILE} is about packed batches, not padded ones"
         remedy = "Give it with --max-batch-length."

@@ -262,8 +262,8 @@ def sweep_buckets(
     cut_at: Annotated[
         int | None,
         option(
-            "With a token budget: your training cuts longer sequences at this length. The lengths stay as read, and what "
-            "is cut is counted; --truncate clips them when they are read, for the probe, too.",
+            "With a token budget: your training cuts longer sequences at this length. What is cut is "
+            "counted; --truncate instead clips the lengths when they are read, for the probe, too.",
             "N",
             rich_help_panel=BUCKETS,
         ),

@@ -228,9 +228,7 @@ def costs_of(probe: Probe) -> Costs:
     No times are known if the model misses even the measurements by far. Nothing is proven by a probe that was
     interrupted before its batches ran in turns.
     """
-    measured = Costs(
-        device_name=probe.device.text, world_size=probe.device.world_size
-    )
+    measured = Costs(device_name=probe.device.text, world_size=probe.device.world_size)
     if probe.packed is not None:
         packed = PackedCosts.of(probe, probe.packed)
         timed = packed.step_seconds is not None

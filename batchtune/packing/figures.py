@@ -146,8 +146,7 @@ def _drawn_batches(cut: Cut, drawing: Drawing) -> Packed:
 def _step_tokens(
     totals: npt.NDArray[np.number], slots: IntArray, world_size: int
 ) -> FloatArray:
-    step_tokens: FloatArray = np.bincount(slots // world_size, totals)
-    return step_tokens
+    return np.bincount(slots // world_size, totals).astype(np.float64)
 
 
 def _deviation(step_tokens: FloatArray) -> float:

@@ -22,7 +22,6 @@ from batchtune.results.shared import (
     wrong_rows,
 )
 
-
 LawCoefficients = dict[
     Literal[
         "seconds_per_token",
