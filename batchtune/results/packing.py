@@ -121,6 +121,11 @@ class PackedRow(Record, frozen=True, kw_only=True):
         """The row's name in sentences: `even packing`."""
         return f"{self.packer} packing"
 
+    @property
+    def padding_ratio(self) -> float:
+        """None of the tokens are padding."""
+        return 0.0
+
 
 class PackingSweep(Record, frozen=True, kw_only=True):
     """The packers compared.

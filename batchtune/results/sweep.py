@@ -262,7 +262,8 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
         batches: Batches of one epoch, over all ranks of the sweep.
         padding_ratio: Padded cells / all cells.
         estimated_epoch_seconds: None without step times.
-        unproven: How many buckets have a batch size that is not proven to fit; None without a probe.
+        unproven: How many buckets have a batch size that is not proven to fit, or how many micro-batches are not; None
+            without a probe.
         margin_bytes: Memory that proven batches leave free; None if unknown.
         min_length, max_length: The limits of --min-length and --max-length: no batch with shorter or longer examples
             was counted or run. None without such a limit.
