@@ -30,11 +30,12 @@ from batchtune.results import (
     PackedRow,
     PackingSweep,
     Row,
+    epoch_costs,
 )
 from batchtune.units import counted, format_number, format_percent, format_seconds
 
 POOL_SIZE = 8192
-# Among packers with at most this share more micro-batches than the fewest, the evenness of ranks decides.
+# Among packers that cost at most this share more than the best, the evenness of ranks decides, then randomness.
 _TOLERANCE = 0.005
 
 
@@ -200,12 +201,17 @@ def sweep_packers(
 
 
 def _best(rows: list[PackedRow]) -> PackedRow:
-    """Return the row that takes least time; without times, of those with the fewest micro-batches the most even."""
-    if rows[0].estimated_epoch_seconds is not None:
-        return min(rows, key=lambda row: row.estimated_epoch_seconds or 0.0)
-    fewest = min(row.batches for row in rows)
-    near = [row for row in rows if row.batches <= fewest * (1 + _TOLERANCE)]
-    return min(near, key=lambda row: (round(row.slowest_rank, 3), row.batches))
+    """Return the row to recommend: all of its micro-batches are proven, if any row's are, and it is among the fastest.
+
+    Without times it is among those with the fewest micro-batches.
+    """
+    safe = [row for row in rows if not row.unproven] or rows
+    costs = epoch_costs(safe)
+    limit = min(costs) * (1 + _TOLERANCE)
+    near = [row for row, cost in zip(safe, costs, strict=True) if cost <= limit]
+    return min(
+        near, key=lambda row: (round(row.slowest_rank, 3), row.mates_again or 0.0)
+    )
 
 
 def _reason(
@@ -215,7 +221,9 @@ def _reason(
     measured: PackedCosts | None,
 ) -> str:
     """Say why packing is recommended, and what the comparison with padded batches rests on."""
-    name = padded.sized_name if isinstance(padded, Row) else padded.name
+    name = f"{padded.name}, a fixed batch size of {padded.batch_size:,}, needs"
+    if isinstance(padded, Row):
+        name = f"{padded.sized_name}, the best padded batches, need"
     packs = "--max-tokens" if measured is None else "as its probe did"
     needs = f"{row.name} needs {row.batches:,} micro-batches an epoch (lower bound: {row.lower_bound:,})"
     unknown = "packed times are not known"
@@ -231,8 +239,8 @@ def _reason(
     if row.cut_sequences:
         comparable += "; padded batches cut nothing"
     return (
-        f"the training packs ({packs}); {needs}; {name}, the best padded batches, need {padded.batches:,}, and spend "
-        f"{format_percent(padded.padding_ratio)} of their tokens on padding; tokens computed are compared, as "
+        f"the training packs ({packs}); {needs}; {name} {padded.batches:,}, with "
+        f"{format_percent(padded.padding_ratio)} padding; tokens computed are compared, as "
         f"{unknown}, {comparable}"
     )
 

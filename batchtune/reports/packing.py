@@ -10,6 +10,7 @@ from batchtune.reports.section import (
     TIMES,
     Section,
     Table,
+    current_name,
     format_share,
     known,
     left_free,
@@ -46,7 +47,8 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     """Return what to report on the packers of `sweep.json`, next to padded batches."""
     row = packing.row
     padded = sweep.recommended_row or sweep.baselines[0]
-    facts = [_proof(run, row), *_current(packing), learning(packing)]
+    padded_name = _padded_name(sweep)
+    facts = [_proof(run, row), *_current(packing), learning(packing, padded_name)]
     next_steps = [
         (str(run.folder / SAMPLER_FILE), "the config, for PackedBatchSampler")
     ]
@@ -59,7 +61,7 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
         title="Sweep",
         sentences=[
             f"Set max_tokens = {packing.max_tokens:,} with {row.name}: no padding, which is "
-            f"{format_percent(padded.padding_ratio)} of the tokens computed with the best padded batches.",
+            f"{format_percent(padded.padding_ratio)} of the tokens computed with {padded_name}.",
             *facts,
             f"Why: {with_full_stop(packing.reason)}",
             f"The largest of its micro-batches has {row.largest_tokens:,} of {packing.max_tokens:,} tokens; "
@@ -76,13 +78,20 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     )
 
 
-def learning(packing: PackingSweep) -> str:
+def _padded_name(sweep: Sweep) -> str:
+    """Return what sentences call the padded batches to compare with."""
+    if sweep.recommended_row is not None:
+        return "the best padded batches"
+    return f"a fixed batch size of {format_number(sweep.baselines[0].batch_size)}"
+
+
+def learning(packing: PackingSweep, padded_name: str) -> str:
     """Say how the optimizer steps of an epoch and their tokens change, and which losses weigh all tokens alike."""
     row = packing.row
     current = packing.current
     steps = packing.padded_steps
     deviation = packing.padded_step_tokens_deviation
-    before = "the best padded batches"
+    before = padded_name
     losses = list(dict.fromkeys(_TOKEN_LOSSES.values()))
     if current is not None:
         steps = current.steps
@@ -138,8 +147,8 @@ def _current(packing: PackingSweep) -> Iterator[str]:
             verdict = f"takes {format_percent(-saved)} more time for the same tokens"
         yield (
             f"Changing to {row.name} {verdict}: an epoch takes an estimated {format_seconds(seconds)} instead of "
-            f"{format_seconds(current_seconds)}, the slowest rank {_slower(row)} longer than the mean instead of "
-            f"{_slower(current)}."
+            f"{format_seconds(current_seconds)}, with {row.steps:,} optimizer steps instead of {current.steps:,}, and "
+            f"the slowest rank {_slower(row)} longer than the mean instead of {_slower(current)}."
         )
     if current.max_tokens != packing.max_tokens:
         yield (
@@ -169,7 +178,10 @@ def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
     rows = [_cells(f"packed ({row.packer})", row, reference) for row in packing.rows]
     if packing.current is not None:
         rows.append(_cells(CURRENT, packing.current, reference))
-    rows += [_padded_cells(padded, reference) for padded in _padded(sweep)]
+    rows += [
+        _padded_cells(name, padded, reference)
+        for name, padded in _padded(sweep).items()
+    ]
     return make_table(
         f"Packed to {packing.max_tokens:,} tokens, and padded",
         rows,
@@ -179,21 +191,26 @@ def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
     )
 
 
-def _padded(sweep: Sweep) -> list[Row | Baseline]:
-    """Return the best rows of padded batches, with and without pools, the best one first, and the first baseline."""
-    rows: list[Row | Baseline] = []
+def _padded(sweep: Sweep) -> dict[str, Row | Baseline]:
+    """Return padded batches by what the table calls them: the user's, the best table and pools, and a fixed size."""
+    named: dict[str, Row | Baseline] = {}
+    if sweep.current is not None:
+        named[current_name(sweep)] = sweep.current
+    rows = []
     if sweep.recommended_row is not None:
         rows.append(sweep.recommended_row)
-    if sweep.recommended_table not in (None, sweep.recommended):
+    if sweep.recommended_table is not None:
         rows.append(sweep.rows[sweep.recommended_table])
     pools = [row for row in sweep.rows if row.uses_pools]
-    if pools and not any(isinstance(row, Row) and row.uses_pools for row in rows):
+    if pools and not any(row.uses_pools for row in rows):
         rows.append(min(pools, key=lambda row: row.batches))
-    return [*rows, sweep.baselines[0]]
+    for padded in (*rows, sweep.baselines[0]):
+        named[f"padded: {padded.name}"] = padded
+    return named
 
 
 def _padded_cells(
-    padded: Row | Baseline, reference: PackedRow
+    name: str, padded: Row | Baseline, reference: PackedRow
 ) -> Mapping[str, str | None]:
     again = None
     largest = None
@@ -201,7 +218,7 @@ def _padded_cells(
         again = padded.mates_again
         largest = padded.largest_padded_length
     return {
-        "": f"padded: {padded.name}",
+        "": name,
         "batches": format_number(padded.batches),
         "padding": format_percent(padded.padding_ratio),
         "largest": known(largest, format_number),

@@ -160,6 +160,8 @@ def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
         baseline.name: baseline for baseline in sweep.baselines
     }
     levels["lower bound"] = sweep.lower_bound
+    if sweep.packed is not None:
+        levels[sweep.packed.row.name] = sweep.packed.row
     return _cost_figure(
         run,
         sweep,
