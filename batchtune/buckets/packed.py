@@ -221,9 +221,10 @@ def _reason(
     measured: PackedCosts | None,
 ) -> str:
     """Say why packing is recommended, and what the comparison with padded batches rests on."""
-    name = f"{padded.name}, a fixed batch size of {padded.batch_size:,}, needs"
     if isinstance(padded, Row):
         name = f"{padded.sized_name}, the best padded batches, need"
+    else:
+        name = f"a fixed batch size of {padded.batch_size:,} needs"
     packs = "--max-tokens" if measured is None else "as its probe did"
     needs = f"{row.name} needs {row.batches:,} micro-batches an epoch (lower bound: {row.lower_bound:,})"
     unknown = "packed times are not known"

@@ -204,9 +204,10 @@ def _padded(sweep: Sweep) -> dict[str, Row | Baseline]:
     pools = [row for row in sweep.rows if row.uses_pools]
     if pools and not any(row.uses_pools for row in rows):
         rows.append(min(pools, key=lambda row: row.batches))
-    for padded in (*rows, sweep.baselines[0]):
-        named[f"padded: {padded.name}"] = padded
-    return named
+    for row in rows:
+        named[f"padded: {row.name}"] = row
+    baseline = sweep.baselines[0]
+    return {**named, f"padded: {baseline.name}": baseline}
 
 
 def _padded_cells(
