@@ -175,6 +175,14 @@ def _slower(row: PackedRow) -> str:
 def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
     """Lay out the packers, the user's own, the best pools and table of padded batches, and a fixed batch size."""
     reference = packing.row
+    hidden = []
+    if sweep.world_size == 1:
+        hidden.append("slowest rank")
+    packed = [*packing.rows]
+    if packing.current is not None:
+        packed.append(packing.current)
+    if not any(row.cut_sequences for row in packed):
+        hidden.append("cut")
     rows = [_cells(f"packed ({row.packer})", row, reference) for row in packing.rows]
     if packing.current is not None:
         rows.append(_cells(CURRENT, packing.current, reference))
@@ -184,7 +192,7 @@ def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
     ]
     return make_table(
         f"Packed to {packing.max_tokens:,} tokens, and padded",
-        rows,
+        [{**row, **dict.fromkeys(hidden)} for row in rows],
         left=[""],
         marked=packing.recommended,
         brief=True,
