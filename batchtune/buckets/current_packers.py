@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import chain
@@ -58,7 +59,7 @@ class PackerSettings(Settings, frozen=True, kw_only=True):
         return False
 
     @abstractmethod
-    def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
+    def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
         """Return the micro-batches of an epoch of sequences in this order, none longer than `longest`.
 
         Raises ValueError if the framework makes none of them.
@@ -98,11 +99,11 @@ class AxolotlSettings(PackerSettings, frozen=True, kw_only=True):
         """Whether longer ones are truncated; by default they are dropped."""
         return self.excess_length_strategy == "truncate"
 
-    def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
+    def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
         """Return the bins, dealt in turn."""
         batches = axolotl_batches(
-            tokens.tolist(),
-            order,
+            lengths,
+            range(len(lengths)),
             self.max_tokens,
             bin_size=self.sample_packing_bin_size,
             group_size=self.sample_packing_group_size,
@@ -134,17 +135,15 @@ class TrlSettings(PackerSettings, frozen=True, kw_only=True):
         """Whether longer ones are truncated."""
         return True
 
-    def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
+    def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
         """Return the packed rows, so many at a time, shuffled and dealt in turn."""
-        rows = trl_bfd(tokens[order].tolist(), self.max_length)
-        places = np.random.default_rng(len(rows)).permutation(len(rows)).tolist()
+        rows = trl_bfd(lengths, self.max_length)
+        random.Random(len(rows)).shuffle(rows)
         size = self.per_device_train_batch_size
-        batches = []
-        for first in range(0, len(rows), size):
-            batch = []
-            for row in places[first : first + size]:
-                batch += [order[place] for place in rows[row]]
-            batches.append(batch)
+        batches = [
+            list(chain.from_iterable(rows[first : first + size]))
+            for first in range(0, len(rows), size)
+        ]
         return _in_turn(batches, dealing)
 
 
@@ -170,7 +169,7 @@ class VerlSettings(PackerSettings, frozen=True, kw_only=True):
         """ppo_max_token_len_per_gpu."""
         return self.ppo_max_token_len_per_gpu
 
-    def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
+    def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
         """Return the micro-batches of each mini-batch, dealt to ranks by work; what fills no step is left out."""
         ranks = dealing.world_size
         size = self.ppo_mini_batch_size or self.train_batch_size
@@ -179,21 +178,19 @@ class VerlSettings(PackerSettings, frozen=True, kw_only=True):
                 f"train_batch_size must be a multiple of ppo_mini_batch_size, and that of the {ranks:,} ranks, got "
                 f"{self.train_batch_size:,} and {size:,}"
             )
-        taken = len(order) // self.train_batch_size * self.train_batch_size
+        taken = len(lengths) // self.train_batch_size * self.train_batch_size
         if not taken:
             raise ValueError(
-                f"train_batch_size is {self.train_batch_size:,}, for {len(order):,} sequences"
+                f"train_batch_size is {self.train_batch_size:,}, for {len(lengths):,} sequences"
             )
         steps = []
         for first in range(0, taken, size):
-            held = order[first : first + size]
-            work = [
-                24576 * int(tokens[index]) + int(tokens[index]) ** 2 for index in held
-            ]
+            held = lengths[first : first + size]
+            work = [24576 * length + length**2 for length in held]
             parts = karmarkar_karp(work, ranks, equal_size=True)
-            of_ranks = [[held[place] for place in sorted(part)] for part in parts]
+            of_ranks = [[first + place for place in sorted(part)] for part in parts]
             packed = verl_micro_batches(
-                [tokens[part].tolist() for part in of_ranks],
+                [[lengths[place] for place in part] for part in of_ranks],
                 self.max_tokens,
                 keeps_cap=self.keeps_cap,
             )
@@ -231,13 +228,13 @@ class SlimeSettings(PackerSettings, frozen=True, kw_only=True):
         """Any number: a sequence with more than max_tokens_per_gpu is alone."""
         return _UNLIMITED
 
-    def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
+    def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
         """Return the micro-batches of each global batch; what fills none is left out."""
         work = None
         if self.balance_data:
-            work = DENSE_7B.of_sequences(tokens[order]).tolist()
+            work = DENSE_7B.of_sequences(np.array(lengths)).tolist()
         steps = slime_steps(
-            tokens[order].tolist(),
+            lengths,
             self.max_tokens,
             world_size=dealing.world_size,
             global_batch_size=self.global_batch_size,
@@ -245,15 +242,9 @@ class SlimeSettings(PackerSettings, frozen=True, kw_only=True):
         )
         if not steps:
             raise ValueError(
-                f"global_batch_size is {self.global_batch_size:,}, for {len(order):,} sequences"
+                f"global_batch_size is {self.global_batch_size:,}, for {len(lengths):,} sequences"
             )
-        return [
-            [
-                [[order[place] for place in batch] for batch in batches]
-                for batches in step
-            ]
-            for step in steps
-        ]
+        return steps
 
 
 PackerCurrent = Given[PackerSettings]
@@ -305,7 +296,7 @@ def price_packer(
             f"all sequences are longer than {settings.longest:,} tokens", None
         )
     try:
-        steps = settings.steps(tokens, order.tolist(), dealing)
+        steps = settings.steps(tokens[order].tolist(), dealing)
     except ValueError as error:
         raise current.wrong(str(error), None) from error
     if not steps:
@@ -316,9 +307,10 @@ def price_packer(
     # Rank after rank and step after step.
     slots = list(chain.from_iterable(steps))
     sizes = [len(slot) for slot in slots]
+    packed = Packed.of_lists(chain.from_iterable(slots))
     budget = Budget(max_tokens=settings.max_tokens, time_law=time_law)
     row = row_of(
-        Packed.of_lists(chain.from_iterable(slots)),
+        Packed(order[packed.sequences], packed.sizes),
         np.repeat(np.arange(len(slots)), sizes),
         lengths,
         tokens,

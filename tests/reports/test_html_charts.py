@@ -43,7 +43,6 @@ def test_packing_is_a_level_and_no_padded_row_is_recommended() -> None:
     traces = drawn("sweep", sweep=sweep)
     assert set(traces["even packing"]["y"]) == {640}
     assert "recommended" not in traces
-    assert set(drawn("lengths", sweep=sweep)) == {"examples"}
     # By time it has no height, as its time is not known.
     assert "even packing" not in drawn("sweep", sweep=with_packing(made_sweep()))
 
