@@ -209,6 +209,7 @@ class SlimeSettings(PackerSettings, frozen=True, kw_only=True):
     Attributes:
         global_batch_size: Sequences of all ranks in a step.
         balance_data: Whether micro-batches are dealt to ranks by their FLOPs, here those of a dense 7B model.
+        microbatch_group_size_per_vp_stage: Each rank has a multiple of so many micro-batches in a step.
     """
 
     NAME = "slime"
@@ -217,6 +218,7 @@ class SlimeSettings(PackerSettings, frozen=True, kw_only=True):
     max_tokens_per_gpu: Size
     global_batch_size: Size
     balance_data: bool = False
+    microbatch_group_size_per_vp_stage: Size = 1
 
     @property
     def max_tokens(self) -> int:
@@ -238,6 +240,7 @@ class SlimeSettings(PackerSettings, frozen=True, kw_only=True):
             self.max_tokens,
             world_size=dealing.world_size,
             global_batch_size=self.global_batch_size,
+            multiple=self.microbatch_group_size_per_vp_stage,
             work=work,
         )
         if not steps:
