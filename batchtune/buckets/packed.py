@@ -139,11 +139,14 @@ def sweep_packers(
     padded: Row | Baseline,
     max_batch_length: float,
     *,
+    before: Row | None = None,
     measured: PackedCosts | None = None,
     current: PackerCurrent | None = None,
     on_row: Callable[[PackedRow], None] = lambda row: None,
 ) -> PackingSweep:
     """Compare the packers with each other and with `padded`, the best padded batches, and recommend one of them.
+
+    `before` are the padded batches that the user trains with; None: the best ones.
 
     Raises:
         UsageError: The lengths can't be packed, or there are too few for all ranks.
@@ -172,10 +175,11 @@ def sweep_packers(
         priced = price_packer(current, tokens, dealing, seed, budget.time_law, proofs)
         given = current.settings
         current_settings = current.record(given.describe(), msgspec.to_builtins(given))
-    if isinstance(padded, Row):
-        batching = Batching.of(padded)
+    replaced = before or padded
+    if isinstance(replaced, Row):
+        batching = Batching.of(replaced)
     else:
-        batching = Batching(BucketTable.of([lengths.longest], [padded.batch_size]))
+        batching = Batching(BucketTable.of([lengths.longest], [replaced.batch_size]))
     law = None
     if budget.time_law != DENSE_7B:
         law = msgspec.convert(asdict(budget.time_law), LawCoefficients)
@@ -187,7 +191,7 @@ def sweep_packers(
         cut_at=budget.cut_at,
         proven_tokens=proven_tokens,
         time_law=law,
-        padded_steps=dealing.steps(padded.batches),
+        padded_steps=dealing.steps(replaced.batches),
         padded_step_tokens_deviation=padded_step_tokens_deviation(
             tokens, batching, dealing, seed
         ),

@@ -121,6 +121,7 @@ def run_sweep(
             settings.seed,
             swept.recommended_row or swept.baselines[0],
             limit,
+            before=swept.current,
             measured=costs.packed,
             current=packing.current,
             on_row=on_row,

@@ -47,8 +47,11 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     """Return what to report on the packers of `sweep.json`, next to padded batches."""
     row = packing.row
     padded = sweep.recommended_row or sweep.baselines[0]
-    padded_name = _padded_name(sweep)
-    facts = [_proof(run, row), *_current(packing), learning(packing, padded_name)]
+    padded_name = "the best padded batches"
+    if sweep.recommended_row is None:
+        padded_name = f"a fixed batch size of {sweep.baselines[0].batch_size:,}"
+    before = padded_name if sweep.current is None else CURRENT
+    facts = [_proof(run, row), *_current(packing), learning(packing, before)]
     next_steps = [
         (str(run.folder / SAMPLER_FILE), "the config, for PackedBatchSampler")
     ]
@@ -78,20 +81,16 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     )
 
 
-def _padded_name(sweep: Sweep) -> str:
-    """Return what sentences call the padded batches to compare with."""
-    if sweep.recommended_row is not None:
-        return "the best padded batches"
-    return f"a fixed batch size of {format_number(sweep.baselines[0].batch_size)}"
+def learning(packing: PackingSweep, padded: str) -> str:
+    """Say how the optimizer steps of an epoch and their tokens change, and which losses weigh all tokens alike.
 
-
-def learning(packing: PackingSweep, padded_name: str) -> str:
-    """Say how the optimizer steps of an epoch and their tokens change, and which losses weigh all tokens alike."""
+    `padded` is what sentences call the padded batches that are replaced.
+    """
     row = packing.row
     current = packing.current
     steps = packing.padded_steps
     deviation = packing.padded_step_tokens_deviation
-    before = padded_name
+    before = padded
     losses = list(dict.fromkeys(_TOKEN_LOSSES.values()))
     if current is not None:
         steps = current.steps

@@ -135,7 +135,8 @@ class PackingSweep(Record, frozen=True, kw_only=True):
         cut_at: Longer sequences are cut at it; None: none may be longer than max_tokens.
         proven_tokens: The token budget that the probe proved; None if it proved none.
         time_law: The probe's, as the arguments of `batchtune.TimeLaw`; None without one.
-        padded_steps: Optimizer steps of an epoch of the best padded batches, or without any of `fixed-random`.
+        padded_steps: Optimizer steps of an epoch of the user's padded batches, if they are known, or else of the best
+            ones, or else of `fixed-random`.
         padded_step_tokens_deviation: As for a row, of those batches; padding is not counted.
         recommended: Index of the recommended row.
         current: The user's own packer, as a row; None if unknown.

@@ -357,6 +357,20 @@ class TestOfAProbe:
         assert f"optimizer steps instead of {packing['current']['steps']}" in output
         assert "--calculate-per-token-loss in slime" in output
 
+    def test_padded_batches_of_the_user_are_what_learning_changes_from(
+        self, batchtune: Run, text: Path, tmp_path: Path, probed: Callable[..., Probe]
+    ) -> None:
+        probed()
+        ran = batchtune("sweep-buckets", text, *FAST, "--current", "batch_size=4")
+        packing = sweep_of(tmp_path)["packing"]
+        assert packing["padded_steps"] == 150
+        order = np.random.default_rng(0).permutation(LENGTHS)
+        totals = order.reshape(150, 4).sum(axis=1)
+        assert packing["padded_step_tokens_deviation"] == pytest.approx(
+            totals.std() / totals.mean(), rel=0.2
+        )
+        assert "150 with your current config" in " ".join(ran.stdout.split())
+
     def test_another_run_is_the_baseline(
         self, batchtune: Run, text: Path, tmp_path: Path, probed: Callable[..., Probe]
     ) -> None:
