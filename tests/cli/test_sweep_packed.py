@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from batchtune import PackedBatchSampler, sampler_from_config
 from batchtune.buckets.current_packers import price_packer, read_packer
 from batchtune.epochs.layout import Dealing
-from batchtune.errors import BatchtuneError, UsageError
+from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.packing.twins import axolotl_batches, slime_steps, verl_micro_batches
 from batchtune.results import Probe, write_result
 
@@ -288,6 +288,28 @@ class TestOfAProbe:
         assert warning in output and "are not proven to fit" in output
         assert batchtune("report", "--fail-if", "packed.unproven > 0").returncode == 3
 
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            ("seconds_per_token: ", "seconds_per_token: -"),
+            ("seconds_per_token: ", "seconds_per_letter: "),
+        ],
+    )
+    def test_a_damaged_time_law_is_named(
+        self,
+        batchtune: Run,
+        text: Path,
+        tmp_path: Path,
+        probed: Callable[..., Probe],
+        edit: tuple[str, str],
+    ) -> None:
+        probed()
+        batchtune("sweep-buckets", text, *FAST)
+        config = tmp_path / "batchtune-run" / "sampler.yaml"
+        config.write_text(config.read_text().replace(*edit))
+        with pytest.raises(ResultError, match="is damaged"):
+            sampler_from_config(config, LENGTHS)
+
     def test_a_smaller_budget_is_taken_without_a_warning(
         self, batchtune: Run, text: Path, tmp_path: Path, probed: Callable[..., Probe]
     ) -> None:
@@ -357,7 +379,7 @@ class TestOfAProbe:
         assert f"optimizer steps instead of {packing['current']['steps']}" in output
         assert "--calculate-per-token-loss in slime" in output
 
-    def test_padded_batches_of_the_user_are_what_learning_changes_from(
+    def test_learning_is_compared_with_the_users_padded_batches(
         self, batchtune: Run, text: Path, tmp_path: Path, probed: Callable[..., Probe]
     ) -> None:
         probed()

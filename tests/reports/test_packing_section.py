@@ -41,7 +41,7 @@ def test_learning_is_one_line_with_both_numbers() -> None:
     assert "not of each micro-batch: loss_agg_mode=token-mean in verl." in text
 
 
-def test_packed_rows_stand_beside_tables_pools_and_the_users_own_batches() -> None:
+def test_packed_rows_stand_beside_padded_ones() -> None:
     sweep = replace(
         with_packing(made_sweep(), rows=[packed_row(unproven=3, simulated_epochs=3)]),
         current=made_sweep().rows[0],
