@@ -99,6 +99,9 @@ def tune(
 
     Without MANIFEST, the lengths are those of the script's data set.
 
+    Of a workload that packs, the probe finds the token budget, and packers are compared. If your training cuts
+    sequences, cut them here with --truncate, before the probe.
+
     Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json, sampler.yaml and, with --verify,
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
     """

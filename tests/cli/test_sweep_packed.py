@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 
 from batchtune import PackedBatchSampler, sampler_from_config
 from batchtune.buckets.current_packers import price_packer, read_packer
+from batchtune.cli import tune
 from batchtune.epochs.layout import Dealing
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.packing.twins import axolotl_batches, slime_steps, verl_micro_batches
@@ -392,6 +393,23 @@ class TestOfAProbe:
             totals.std() / totals.mean(), rel=0.2
         )
         assert "150 with your current config" in " ".join(ran.stdout.split())
+
+    def test_tune_takes_the_budget_of_its_probe(
+        self,
+        batchtune: Run,
+        text: Path,
+        tmp_path: Path,
+        probed: Callable[..., Probe],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(tune, "_probe", lambda *_: probed())
+        current = "verl:ppo_max_token_len_per_gpu=1024,train_batch_size=64"
+        ran = batchtune("tune", text, *FAST, "--current", current, "--verify")
+        assert ran.returncode == 0, ran.stderr
+        packing = sweep_of(tmp_path)["packing"]
+        assert packing["max_tokens"] == 2048 and packing["current"]["packer"] == "verl"
+        assert "Set max_tokens = 2,048" in ran.stdout
+        assert "nothing to verify" in ran.stderr
 
     def test_another_run_is_the_baseline(
         self, batchtune: Run, text: Path, tmp_path: Path, probed: Callable[..., Probe]
