@@ -102,8 +102,9 @@ def sweep(
         run: The run folder, whose probe is used if it holds one: `run=probed.folder`.
         force: Whether to start over if the folder holds another run.
         max_batch_length: The largest padded length of a batch, in the unit of the lengths; not needed with a probe.
-        max_tokens: The most tokens of a packed batch, if the training packs: packers are compared, too.
-        cut_at: With `max_tokens`: the training cuts longer sequences at this length.
+        max_tokens: The most tokens of a packed batch, if the training packs: packers are compared, too. Not needed with
+            a probe of packed batches.
+        cut_at: With a token budget: the training cuts longer sequences at this length.
         current: Your current settings, to compare with, as for --current: `"max_batch_length=600,num_buckets=200"`.
         **settings: Fields of `SweepSettings`, such as `num_buckets=[10, 15]`, `world_size=8` or
             `strategies=["optimal"]`, and of `ReadOptions`, as for `probe`.
@@ -116,7 +117,7 @@ def sweep(
     folder = Path(run)
     packing = Packing.of(max_tokens, cut_at, current)
     padded = None
-    if current is not None and (packing is None or packing.current is None):
+    if current is not None and packing.current is None:
         padded = read_current(current)
     swept = run_sweep(
         _read(lengths, reading),

@@ -1,14 +1,88 @@
-"""Made packers of a sweep."""
+"""Made packers of a sweep, and probes of packed batches."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+from report_records import made_probe
 
-from batchtune.results import PackedRow, PackingSweep, Sweep
+from batchtune.lengths import Lengths
+from batchtune.results import (
+    BatchShape,
+    Confirmation,
+    Models,
+    PackedModel,
+    PackedProbe,
+    PackedRow,
+    PackingSweep,
+    Probe,
+    Sweep,
+    Trial,
+)
 
 MAX_TOKENS = 8192
+TIME_MODEL = PackedModel(
+    constant=0.01,
+    token=2e-5,
+    squared_token=1e-8,
+    sequence=1e-5,
+    relative_error=0.02,
+    largest_error=0.05,
+)
+# Of the tokens, the share in the longest sequences; the rest is in the shortest.
+LONG_SHARES = (1.0, 0.99, 0.9, 0.75, 0.5, 0.25, 0.0)
+
+
+def packed_probe(
+    lengths: npt.ArrayLike,
+    max_tokens: int,
+    shares: tuple[float, ...] = LONG_SHARES,
+    **fields: Any,
+) -> Probe:
+    """A probe that proved the budget with these compositions, and took 10% longer for them in turns."""
+    values = np.sort(np.asarray(lengths))
+    trials = []
+    for index, share in enumerate(shares):
+        long = taken(values[::-1], int(share * max_tokens))
+        shape = BatchShape.packed(long + taken(values, max_tokens - sum(long)))
+        trial = Trial.of(shape, "ok", index=index, steps=3, step_seconds=1.0)
+        trials.append(trial)
+    packed = PackedProbe(
+        max_tokens=max_tokens,
+        closed_by="memory",
+        oom_tokens=None,
+        proofs=list(range(len(trials))),
+        peak_bytes=None,
+        step_seconds=TIME_MODEL,
+    )
+    return msgspec.structs.replace(
+        made_probe(),
+        lengths=Lengths.of(values, unit="tokens").summary(),
+        trials=trials,
+        frontier=[],
+        models=Models(peak_bytes=None, step_seconds=None),
+        max_batch_length=float(max_tokens),
+        confirmation=Confirmation(
+            shapes=len(trials),
+            steps=20,
+            workers=2,
+            alloc_retries=0,
+            reserved_growth_bytes=0,
+            given_up=0,
+            time_ratio=1.1,
+        ),
+        packed=msgspec.structs.replace(packed, **fields),
+    )
+
+
+def taken(values: npt.NDArray[Any], tokens: int) -> list[int]:
+    """The first of these sequences, cut so that they have so many tokens."""
+    ends = np.minimum(np.cumsum(values), tokens)
+    sequences = np.diff(ends, prepend=0)
+    return [int(length) for length in sequences if length]
 
 
 def packed_row(packer: str = "even", **fields: Any) -> PackedRow:
@@ -36,6 +110,8 @@ def with_packing(sweep: Sweep, text: str = "even", **fields: Any) -> Sweep:
     """Return the sweep of a training that packs; every string of its packers is `text`."""
     packing = PackingSweep(
         max_tokens=MAX_TOKENS,
+        padded_steps=634,
+        padded_step_tokens_deviation=0.14,
         rows=[packed_row(text)],
         recommended=0,
         reason=text,

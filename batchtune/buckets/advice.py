@@ -174,6 +174,8 @@ def _shown_cost(row: Row, timed: bool) -> str:
 
 def _why_none(rows: Sequence[Row], fewer: Sequence[int], fixed: Baseline) -> str:
     """Say why no row is recommended."""
+    if not rows:
+        return "no padded batches are compared (--strategy packed)"
     if not fewer:
         fewest = min(rows, key=lambda row: row.batches)
         return (

@@ -1,9 +1,11 @@
-"""A user's current packer, `--current NAME:key=value`: what axolotl, TRL or verl makes of the same lengths, exactly."""
+"""A user's current packer, `--current NAME:key=value`: what the framework makes of the same lengths, exactly."""
 
 from __future__ import annotations
 
+import random
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal, TypeAlias, get_args, get_origin
 
 import msgspec
@@ -17,18 +19,23 @@ from batchtune.buckets.current_settings import (
     read_settings,
 )
 from batchtune.epochs.layout import Dealing
-from batchtune.lengths import IntArray
+from batchtune.lengths import FloatArray, IntArray
+from batchtune.packing.figures import row_of
 from batchtune.packing.packed import Packed
+from batchtune.packing.packing import Budget
 from batchtune.packing.ranks import karmarkar_karp
-from batchtune.packing.time_law import DENSE_7B
+from batchtune.packing.time_law import DENSE_7B, TimeLaw
 from batchtune.packing.twins import (
     MicroBatches,
     axolotl_batches,
+    slime_steps,
     trl_bfd,
     verl_micro_batches,
 )
 from batchtune.results import PackedRow
 
+# No sequence is longer.
+_UNLIMITED = 2**53
 Steps: TypeAlias = list[list[MicroBatches]]
 """The micro-batches of each rank in each optimizer step."""
 
@@ -42,9 +49,9 @@ class PackerSettings(Settings, frozen=True, kw_only=True):
         """The most tokens of a micro-batch, as the framework understands the settings."""
 
     @property
-    @abstractmethod
     def longest(self) -> int:
-        """The most tokens of a sequence."""
+        """The most tokens of a sequence; by default those of a micro-batch."""
+        return self.max_tokens
 
     @property
     def cuts(self) -> bool:
@@ -52,7 +59,7 @@ class PackerSettings(Settings, frozen=True, kw_only=True):
         return False
 
     @abstractmethod
-    def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
+    def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
         """Return the micro-batches of an epoch of sequences in this order, none longer than `longest`.
 
         Raises ValueError if the framework makes none of them.
@@ -92,11 +99,11 @@ class AxolotlSettings(PackerSettings, frozen=True, kw_only=True):
         """Whether longer ones are truncated; by default they are dropped."""
         return self.excess_length_strategy == "truncate"
 
-    def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
+    def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
         """Return the bins, dealt in turn."""
         batches = axolotl_batches(
-            tokens.tolist(),
-            order,
+            lengths,
+            range(len(lengths)),
             self.max_tokens,
             bin_size=self.sample_packing_bin_size,
             group_size=self.sample_packing_group_size,
@@ -128,17 +135,15 @@ class TrlSettings(PackerSettings, frozen=True, kw_only=True):
         """Whether longer ones are truncated."""
         return True
 
-    def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
+    def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
         """Return the packed rows, so many at a time, shuffled and dealt in turn."""
-        rows = trl_bfd(tokens[order].tolist(), self.max_length)
-        places = np.random.default_rng(len(rows)).permutation(len(rows)).tolist()
+        rows = trl_bfd(lengths, self.max_length)
+        random.Random(len(rows)).shuffle(rows)
         size = self.per_device_train_batch_size
-        batches = []
-        for first in range(0, len(rows), size):
-            batch = []
-            for row in places[first : first + size]:
-                batch += [order[place] for place in rows[row]]
-            batches.append(batch)
+        batches = [
+            list(chain.from_iterable(rows[first : first + size]))
+            for first in range(0, len(rows), size)
+        ]
         return _in_turn(batches, dealing)
 
 
@@ -164,12 +169,7 @@ class VerlSettings(PackerSettings, frozen=True, kw_only=True):
         """ppo_max_token_len_per_gpu."""
         return self.ppo_max_token_len_per_gpu
 
-    @property
-    def longest(self) -> int:
-        """ppo_max_token_len_per_gpu."""
-        return self.ppo_max_token_len_per_gpu
-
-    def steps(self, tokens: IntArray, order: list[int], dealing: Dealing) -> Steps:
+    def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
         """Return the micro-batches of each mini-batch, dealt to ranks by work; what fills no step is left out."""
         ranks = dealing.world_size
         size = self.ppo_mini_batch_size or self.train_batch_size
@@ -178,21 +178,19 @@ class VerlSettings(PackerSettings, frozen=True, kw_only=True):
                 f"train_batch_size must be a multiple of ppo_mini_batch_size, and that of the {ranks:,} ranks, got "
                 f"{self.train_batch_size:,} and {size:,}"
             )
-        taken = len(order) // self.train_batch_size * self.train_batch_size
+        taken = len(lengths) // self.train_batch_size * self.train_batch_size
         if not taken:
             raise ValueError(
-                f"train_batch_size is {self.train_batch_size:,}, for {len(order):,} sequences"
+                f"train_batch_size is {self.train_batch_size:,}, for {len(lengths):,} sequences"
             )
         steps = []
         for first in range(0, taken, size):
-            held = order[first : first + size]
-            work = [
-                24576 * int(tokens[index]) + int(tokens[index]) ** 2 for index in held
-            ]
+            held = lengths[first : first + size]
+            work = [24576 * length + length**2 for length in held]
             parts = karmarkar_karp(work, ranks, equal_size=True)
-            of_ranks = [[held[place] for place in sorted(part)] for part in parts]
+            of_ranks = [[first + place for place in sorted(part)] for part in parts]
             packed = verl_micro_batches(
-                [tokens[part].tolist() for part in of_ranks],
+                [[lengths[place] for place in part] for part in of_ranks],
                 self.max_tokens,
                 keeps_cap=self.keeps_cap,
             )
@@ -205,9 +203,57 @@ class VerlSettings(PackerSettings, frozen=True, kw_only=True):
         return steps
 
 
+class SlimeSettings(PackerSettings, frozen=True, kw_only=True):
+    """The settings of slime's dynamic batches, without context parallelism.
+
+    Attributes:
+        global_batch_size: Sequences of all ranks in a step.
+        balance_data: Whether micro-batches are dealt to ranks by their FLOPs, here those of a dense 7B model.
+        microbatch_group_size_per_vp_stage: Each rank has a multiple of so many micro-batches in a step.
+    """
+
+    NAME = "slime"
+    SIGNS = ("max_tokens_per_gpu", "global_batch_size")
+
+    max_tokens_per_gpu: Size
+    global_batch_size: Size
+    balance_data: bool = False
+    microbatch_group_size_per_vp_stage: Size = 1
+
+    @property
+    def max_tokens(self) -> int:
+        """max_tokens_per_gpu."""
+        return self.max_tokens_per_gpu
+
+    @property
+    def longest(self) -> int:
+        """Any number: a sequence with more than max_tokens_per_gpu is alone."""
+        return _UNLIMITED
+
+    def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
+        """Return the micro-batches of each global batch; what fills none is left out."""
+        work = None
+        if self.balance_data:
+            work = DENSE_7B.of_sequences(np.array(lengths)).tolist()
+        steps = slime_steps(
+            lengths,
+            self.max_tokens,
+            world_size=dealing.world_size,
+            global_batch_size=self.global_batch_size,
+            multiple=self.microbatch_group_size_per_vp_stage,
+            work=work,
+        )
+        if not steps:
+            raise ValueError(
+                f"global_batch_size is {self.global_batch_size:,}, for {len(lengths):,} sequences"
+            )
+        return steps
+
+
 PackerCurrent = Given[PackerSettings]
 KINDS: dict[str, type[PackerSettings]] = {
-    kind.NAME: kind for kind in (AxolotlSettings, TrlSettings, VerlSettings)
+    kind.NAME: kind
+    for kind in (AxolotlSettings, SlimeSettings, TrlSettings, VerlSettings)
 }
 
 
@@ -237,11 +283,17 @@ def _written(field: msgspec.structs.FieldInfo) -> str:
 
 
 def price_packer(
-    current: PackerCurrent, lengths: IntArray, dealing: Dealing, seed: int
+    current: PackerCurrent,
+    lengths: IntArray,
+    dealing: Dealing,
+    seed: int,
+    time_law: TimeLaw = DENSE_7B,
+    proofs: FloatArray | None = None,
 ) -> PackedRow:
     """Return what an epoch of shuffled sequences with these lengths comes to in the user's packer.
 
-    Raises BatchtuneError if the settings don't work for these lengths.
+    The time law and the proofs are those of `packing.figures.row_of`. Raises BatchtuneError if the settings don't work
+    for these lengths.
     """
     settings = current.settings
     tokens = np.minimum(lengths, settings.longest)
@@ -254,7 +306,7 @@ def price_packer(
             f"all sequences are longer than {settings.longest:,} tokens", None
         )
     try:
-        steps = settings.steps(tokens, order.tolist(), dealing)
+        steps = settings.steps(tokens[order].tolist(), dealing)
     except ValueError as error:
         raise current.wrong(str(error), None) from error
     if not steps:
@@ -262,39 +314,21 @@ def price_packer(
             f"they make fewer micro-batches than the {dealing.world_size:,} ranks need",
             None,
         )
-    seconds = DENSE_7B.of_sequences(tokens)
-    batches: MicroBatches = []
-    ends = []
-    rank_seconds = []
-    for step in steps:
-        of_ranks = []
-        for rank in step:
-            batches += rank
-            of_ranks.append(float(seconds[np.concatenate(rank)].sum()))
-        ends.append(len(batches))
-        rank_seconds.append(of_ranks)
-    packed = Packed.of_lists(batches)
-    totals = packed.sums(tokens)
-    step_tokens = np.add.reduceat(totals, [0, *ends[:-1]])
-    loads = np.array(rank_seconds)
-    total = int(totals.sum())
-    cut = int(np.count_nonzero(is_cut[packed.sequences]))
-    return PackedRow(
-        packer=settings.NAME,
-        max_tokens=settings.max_tokens,
-        batches=packed.count,
-        lower_bound=-(-total // settings.max_tokens),
-        tokens=total,
-        fill=total / (packed.count * settings.max_tokens),
-        largest_tokens=int(totals.max()),
-        over_cap=int(np.count_nonzero(totals > settings.max_tokens)),
-        cut_sequences=cut,
-        cut_tokens=int((lengths - tokens)[packed.sequences].sum()),
-        left_out=lengths.size - packed.sequences.size,
-        steps=len(steps),
-        step_tokens_deviation=float(step_tokens.std() / step_tokens.mean()),
-        slowest_rank=float(loads.max(axis=1).sum() / loads.mean(axis=1).sum()),
+    # Rank after rank and step after step.
+    slots = list(chain.from_iterable(steps))
+    sizes = [len(slot) for slot in slots]
+    packed = Packed.of_lists(chain.from_iterable(slots))
+    budget = Budget(max_tokens=settings.max_tokens, time_law=time_law)
+    row = row_of(
+        Packed(order[packed.sequences], packed.sizes),
+        np.repeat(np.arange(len(slots)), sizes),
+        lengths,
+        tokens,
+        budget,
+        dealing.world_size,
+        proofs,
     )
+    return msgspec.structs.replace(row, packer=settings.NAME)
 
 
 def _in_turn(batches: Sequence[list[int]], dealing: Dealing) -> Steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import msgspec
 import numpy as np
@@ -13,22 +13,29 @@ from batchtune.buckets.current_packers import (
     price_packer,
     read_packer,
 )
+from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import Dealing
+from batchtune.epochs.measured_costs import PackedCosts
+from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import IntArray, Lengths
-from batchtune.packing.figures import simulate_packing
+from batchtune.packing.figures import padded_step_tokens_deviation, simulated_row
 from batchtune.packing.packers import PACKERS
 from batchtune.packing.packing import Budget
+from batchtune.packing.time_law import DENSE_7B, TimeLaw
 from batchtune.results import (
     Baseline,
+    LawCoefficients,
+    PackedModel,
     PackedRow,
     PackingSweep,
     Row,
+    epoch_costs,
 )
-from batchtune.units import counted, format_number, format_percent
+from batchtune.units import counted, format_number, format_percent, format_seconds
 
 POOL_SIZE = 8192
-# Among packers with at most this share more micro-batches than the fewest, the evenness of ranks decides.
+# Among packers that cost at most this share more than the best, the evenness of ranks decides, then randomness.
 _TOLERANCE = 0.005
 
 
@@ -37,82 +44,114 @@ class Packing:
     """What a user says about packing.
 
     Attributes:
-        budget: What sequences are packed to.
-        current: The user's own packer; None if unknown.
+        max_tokens: --max-tokens.
+        cut_at: --cut-at.
+        current: The packer in --current; None if it names none.
     """
 
-    budget: Budget
+    max_tokens: int | None = None
+    cut_at: int | None = None
     current: PackerCurrent | None = None
 
     @classmethod
     def of(
         cls,
-        max_tokens: int | None,
+        max_tokens: int | None = None,
         cut_at: int | None = None,
         current: str | None = None,
-    ) -> Packing | None:
-        """Return what --max-tokens, --cut-at and a packer in --current say; None if the training does not pack.
-
-        Without max_tokens it is that of the packer's settings. Raises UsageError if a value is invalid.
-        """
+    ) -> Packing:
+        """Return what these options say. Raises UsageError if a value is invalid."""
         packer = None if current is None else read_packer(current)
-        if packer is not None and max_tokens is None:
-            max_tokens = packer.settings.max_tokens
+        packing = cls(max_tokens=max_tokens, cut_at=cut_at, current=packer)
+        if max_tokens is not None:
+            packing.budget(None)
+        return packing
+
+    def budget(self, measured: PackedCosts | None) -> Budget | None:
+        """Return what sequences are packed to: --max-tokens, or what was measured, or the user's own cap.
+
+        Returns None if the training does not pack. Raises UsageError if a value is invalid.
+        """
+        max_tokens = self.max_tokens
+        if max_tokens is None and measured is not None:
+            max_tokens = measured.max_tokens
+        elif max_tokens is None and self.current is not None:
+            max_tokens = self.current.settings.max_tokens
         if max_tokens is None:
-            if cut_at is not None:
+            if self.cut_at is not None:
                 raise UsageError(
-                    "--cut-at needs --max-tokens",
+                    "--cut-at needs a token budget, and none is given or measured",
                     "Add --max-tokens N, or use --truncate.",
                 )
             return None
+        law = DENSE_7B
+        if measured is not None and measured.step_seconds is not None:
+            law = time_law_of(measured.step_seconds)
         try:
-            budget = Budget(max_tokens=max_tokens, cut_at=cut_at)
+            return Budget(max_tokens=max_tokens, cut_at=self.cut_at, time_law=law)
         except ValueError as error:
             problem = str(error).replace("max_tokens", "--max-tokens")
             raise UsageError(problem.replace("cut_at", "--cut-at")) from error
-        return cls(budget=budget, current=packer)
 
-    def tokens(self, lengths: Lengths) -> IntArray:
-        """Return the lengths as whole tokens, none cut, shape (sequences,).
 
-        Raises UsageError if one is fractional, or longer than the budget and not cut.
-        """
-        values = lengths.values
-        fractional = values[values != np.floor(values)]
-        if fractional.size:
-            raise UsageError(
-                f"--max-tokens needs whole lengths, but {fractional.size:,} of {values.size:,} are fractional, such as "
-                f"{fractional[0]:g}",
-                "Give lengths in tokens, or convert them with --length-scale.",
-            )
-        budget = self.budget
-        overlong = values[values > budget.max_tokens].astype(np.int64)
-        if overlong.size and budget.cut_at is None:
-            named = ", ".join(f"{length:,}" for length in np.unique(overlong)[::-1][:5])
-            raise UsageError(
-                f"sequences longer than --max-tokens {budget.max_tokens:,}: {overlong.size:,} of {values.size:,}; the "
-                f"longest have {named} tokens",
-                f"Give at least --max-tokens {overlong[0]:,}, leave them out with --max-length {budget.max_tokens}, "
-                f"or, if your training cuts them, add --cut-at {budget.max_tokens}.",
-            )
-        return values.astype(np.int64)
+def time_law_of(model: PackedModel) -> TimeLaw:
+    """Return a probe's fit as a time law; the default one if all micro-batches take equally long by the fit."""
+    if not model.token + model.squared_token + model.sequence:
+        return DENSE_7B
+    return TimeLaw(
+        seconds_per_token=model.token,
+        seconds_per_squared_token=model.squared_token,
+        seconds_per_sequence=model.sequence,
+        seconds_per_batch=model.constant,
+    )
+
+
+def tokens_of(lengths: Lengths, budget: Budget) -> IntArray:
+    """Return the lengths as whole tokens, none cut, shape (sequences,).
+
+    Raises UsageError if one is fractional, or longer than the budget and not cut.
+    """
+    values = lengths.values
+    fractional = values[values != np.floor(values)]
+    if fractional.size:
+        raise UsageError(
+            f"packing needs whole lengths, but {fractional.size:,} of {values.size:,} are fractional, such as "
+            f"{fractional[0]:g}",
+            "Give lengths in tokens, or convert them with --length-scale.",
+        )
+    overlong = values[values > budget.max_tokens].astype(np.int64)
+    if overlong.size and budget.cut_at is None:
+        named = ", ".join(f"{length:,}" for length in np.unique(overlong)[::-1][:5])
+        raise UsageError(
+            f"sequences longer than the token budget of {budget.max_tokens:,}: {overlong.size:,} of {values.size:,}; "
+            f"the longest have {named} tokens",
+            f"Give at least --max-tokens {overlong.max()}, leave them out with --max-length {budget.max_tokens}, or, "
+            f"if your training cuts them, add --cut-at {budget.max_tokens}.",
+        )
+    return values.astype(np.int64)
 
 
 def sweep_packers(
-    packing: Packing,
+    budget: Budget,
     lengths: Lengths,
     dealing: Dealing,
     seed: int,
     padded: Row | Baseline,
     max_batch_length: float,
+    *,
+    before: Row | None = None,
+    measured: PackedCosts | None = None,
+    current: PackerCurrent | None = None,
     on_row: Callable[[PackedRow], None] = lambda row: None,
 ) -> PackingSweep:
     """Compare the packers with each other and with `padded`, the best padded batches, and recommend one of them.
 
+    `before` are the padded batches that the user trains with; None: the best ones.
+
     Raises:
         UsageError: The lengths can't be packed, or there are too few for all ranks.
     """
-    tokens = packing.tokens(lengths)
+    tokens = tokens_of(lengths, budget)
     together = dealing.world_size * dealing.accumulate
     if tokens.size < together:
         raise UsageError(
@@ -121,61 +160,81 @@ def sweep_packers(
             "at least",
             "Lower --world-size or --accumulate.",
         )
+    proofs = None if measured is None else measured.proofs
+    pool_size = min(POOL_SIZE, tokens.size)
     rows = []
     for packer in PACKERS:
-        row = _row(tokens, replace(packing.budget, packer=packer), dealing, seed)
+        with_packer = replace(budget, packer=packer)
+        row = simulated_row(tokens, with_packer, pool_size, dealing, seed, proofs)
         rows.append(row)
         on_row(row)
-    fewest = min(row.batches for row in rows)
-    near = [row for row in rows if row.batches <= fewest * (1 + _TOLERANCE)]
-    chosen = min(near, key=lambda row: (round(row.slowest_rank, 3), row.batches))
-    current = None
+    chosen = _best(rows)
+    priced = None
     current_settings = None
-    if packing.current is not None:
-        current = price_packer(packing.current, tokens, dealing, seed)
-        given = packing.current.settings
-        current_settings = packing.current.record(
-            given.describe(), msgspec.to_builtins(given)
-        )
+    if current is not None:
+        priced = price_packer(current, tokens, dealing, seed, budget.time_law, proofs)
+        given = current.settings
+        current_settings = current.record(given.describe(), msgspec.to_builtins(given))
+    replaced = before or padded
+    if isinstance(replaced, Row):
+        batching = Batching.of(replaced)
+    else:
+        batching = Batching(BucketTable.of([lengths.longest], [replaced.batch_size]))
+    law = None
+    if budget.time_law != DENSE_7B:
+        law = msgspec.convert(asdict(budget.time_law), LawCoefficients)
+    proven_tokens = None
+    if measured is not None and len(measured.proofs):
+        proven_tokens = measured.max_tokens
     return PackingSweep(
-        max_tokens=packing.budget.max_tokens,
-        cut_at=packing.budget.cut_at,
+        max_tokens=budget.max_tokens,
+        cut_at=budget.cut_at,
+        proven_tokens=proven_tokens,
+        time_law=law,
+        padded_steps=dealing.steps(replaced.batches),
+        padded_step_tokens_deviation=padded_step_tokens_deviation(
+            tokens, batching, dealing, seed
+        ),
         rows=rows,
         recommended=rows.index(chosen),
-        reason=_reason(chosen, padded, max_batch_length),
-        warnings=list(_cautions(chosen, current)),
-        current=current,
+        reason=_reason(chosen, padded, max_batch_length, measured),
+        warnings=[*_cautions(chosen, measured), *_cautions_of_current(priced, chosen)],
+        current=priced,
         current_settings=current_settings,
     )
 
 
-def _row(tokens: IntArray, budget: Budget, dealing: Dealing, seed: int) -> PackedRow:
-    """Return what the sampler's epochs with this packer come to: the first one, and the worst of all for the cap."""
-    pool_size = min(POOL_SIZE, tokens.size)
-    epochs, mates = simulate_packing(tokens, budget, pool_size, dealing, seed)
-    first = epochs[0]
-    return PackedRow(
-        packer=budget.packer,
-        max_tokens=budget.max_tokens,
-        pool_size=pool_size,
-        batches=first.micro_batches,
-        lower_bound=first.lower_bound,
-        tokens=first.tokens,
-        fill=first.tokens / (first.micro_batches * budget.max_tokens),
-        largest_tokens=max(epoch.largest_tokens for epoch in epochs),
-        over_cap=sum(epoch.over_cap for epoch in epochs),
-        cut_sequences=first.cut_sequences,
-        cut_tokens=first.cut_tokens,
-        steps=first.steps,
-        step_tokens_deviation=first.step_tokens_deviation,
-        slowest_rank=first.slowest_rank,
-        mates_again=mates.again,
+def _best(rows: list[PackedRow]) -> PackedRow:
+    """Return the row to recommend: all of its micro-batches are proven, if any row's are, and it is among the fastest.
+
+    Without times it is among those with the fewest micro-batches.
+    """
+    safe = [row for row in rows if not row.unproven] or rows
+    costs = epoch_costs(safe)
+    limit = min(costs) * (1 + _TOLERANCE)
+    near = [row for row, cost in zip(safe, costs, strict=True) if cost <= limit]
+    return min(
+        near, key=lambda row: (round(row.slowest_rank, 3), row.mates_again or 0.0)
     )
 
 
-def _reason(row: PackedRow, padded: Row | Baseline, max_batch_length: float) -> str:
+def _reason(
+    row: PackedRow,
+    padded: Row | Baseline,
+    max_batch_length: float,
+    measured: PackedCosts | None,
+) -> str:
     """Say why packing is recommended, and what the comparison with padded batches rests on."""
-    name = padded.sized_name if isinstance(padded, Row) else padded.name
+    if isinstance(padded, Row):
+        name = f"{padded.sized_name}, the best padded batches, need"
+    else:
+        name = f"a fixed batch size of {padded.batch_size:,} needs"
+    packs = "--max-tokens" if measured is None else "as its probe did"
+    needs = f"{row.name} needs {row.batches:,} micro-batches an epoch (lower bound: {row.lower_bound:,})"
+    unknown = "packed times are not known"
+    if row.estimated_epoch_seconds is not None:
+        needs += f", an estimated {format_seconds(row.estimated_epoch_seconds)}"
+        unknown = "padded batches were not timed"
     comparable = (
         f"but a padded batch may have {format_number(max_batch_length)} tokens, so their numbers of batches do not "
         "compare"
@@ -185,20 +244,39 @@ def _reason(row: PackedRow, padded: Row | Baseline, max_batch_length: float) -> 
     if row.cut_sequences:
         comparable += "; padded batches cut nothing"
     return (
-        f"the training packs (--max-tokens); {row.name} needs {row.batches:,} micro-batches an epoch (lower bound: "
-        f"{row.lower_bound:,}); {name}, the best padded batches, need {padded.batches:,}, and spend "
-        f"{format_percent(padded.padding_ratio)} of their tokens on padding; tokens computed are compared, as packed "
-        f"times are not known, {comparable}"
+        f"the training packs ({packs}); {needs}; {name} {padded.batches:,}, with "
+        f"{format_percent(padded.padding_ratio)} padding; tokens computed are compared, as "
+        f"{unknown}, {comparable}"
     )
 
 
-def _cautions(row: PackedRow, current: PackedRow | None) -> Iterator[str]:
-    """Yield the warnings, each without a full stop."""
+def _cautions(row: PackedRow, measured: PackedCosts | None) -> Iterator[str]:
+    """Yield the warnings about the recommended row, each without a full stop."""
+    if measured is not None and not len(measured.proofs):
+        yield (
+            f"the probe was interrupted before it proved a token budget, so {row.max_tokens:,} tokens may run out of "
+            "memory: the same `batchtune probe-oom` continues it"
+        )
+    elif measured is not None and row.max_tokens > measured.max_tokens:
+        yield (
+            f"--max-tokens {row.max_tokens} is more than the {measured.max_tokens:,} tokens that the probe proved, and "
+            "may run out of memory: leave it out, or probe with it"
+        )
+    elif row.unproven:
+        yield (
+            f"{row.unproven:,} of the {row.batches * row.simulated_epochs:,} micro-batches of "
+            f"{counted(row.simulated_epochs, 'epoch')} exceed each proven one in tokens, squared tokens, sequences or "
+            f"the longest sequence, and may run out of memory: give a --max-tokens below {row.max_tokens}"
+        )
     if row.cut_sequences:
         yield (
             f"--cut-at cuts {counted(row.cut_sequences, 'sequence')}, which leaves out {row.cut_tokens:,} tokens: your "
             "training must cut them, too"
         )
+
+
+def _cautions_of_current(current: PackedRow | None, row: PackedRow) -> Iterator[str]:
+    """Yield the warnings about the user's own packer, each without a full stop."""
     if current is None:
         return
     if current.over_cap:
@@ -209,8 +287,13 @@ def _cautions(row: PackedRow, current: PackedRow | None) -> Iterator[str]:
         )
     if current.max_tokens > row.max_tokens:
         yield (
-            f"your settings of {current.packer} allow {current.max_tokens:,} tokens, but --max-tokens is "
+            f"your settings of {current.packer} allow {current.max_tokens:,} tokens, but the budget is "
             f"{row.max_tokens:,}: they may run out of memory"
+        )
+    elif current.unproven:
+        yield (
+            f"{current.unproven:,} of {current.batches:,} micro-batches of your settings of {current.packer} are not "
+            "proven to fit: they may run out of memory"
         )
     if current.left_out:
         yield f"{current.packer} leaves out {counted(current.left_out, 'sequence')} in an epoch"

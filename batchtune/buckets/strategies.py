@@ -259,6 +259,8 @@ STRATEGIES: dict[str, Strategy] = {
     "optimal": Optimal(),
     "pooled": Pooled(),
 }
+# Named like a strategy, but it makes no padded batches: `buckets.packed` compares packers.
+PACKED = "packed"
 
 
 def checked_settings(**values: Any) -> SweepSettings:
@@ -268,11 +270,14 @@ def checked_settings(**values: Any) -> SweepSettings:
     except msgspec.ValidationError as error:
         raise UsageError(f"--{invalid_field(error).replace('_', '-', 2)}") from error
     for name in settings.strategies:
-        if name not in STRATEGIES:
-            hint = f"{did_you_mean(name, STRATEGIES)}Known strategies: {', '.join(STRATEGIES)}."
+        known = (*STRATEGIES, PACKED)
+        if name not in known:
+            hint = f"{did_you_mean(name, known)}Known strategies: {', '.join(known)}."
             raise UsageError(f"unknown strategy {shortened(name)} (--strategy)", hint)
     compared = settings.strategies or STRATEGIES
-    if settings.pool_sizes and not any(STRATEGIES[name].in_pools for name in compared):
+    if settings.pool_sizes and not any(
+        name != PACKED and STRATEGIES[name].in_pools for name in compared
+    ):
         raise UsageError(
             f"--pool-size has no effect: --strategy {', '.join(settings.strategies)} makes no pools",
             "Add --strategy pooled, or leave out --pool-size.",

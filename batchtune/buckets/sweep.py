@@ -22,8 +22,8 @@ from batchtune.buckets.alternatives import (
 from batchtune.buckets.current import Current, current_batching
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
-from batchtune.buckets.packed import Packing, sweep_packers
-from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
+from batchtune.buckets.packed import Packing, sweep_packers, tokens_of
+from batchtune.buckets.strategies import PACKED, STRATEGIES, Problem, sizes_up_to
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.layout import Dealing
@@ -57,6 +57,7 @@ from batchtune.results import (
 )
 from batchtune.run_folder import clear_run, holds_other_lengths
 
+NO_PACKING = Packing()
 # So many sizes of pools are compared, from this many examples to all.
 _POOL_SIZES = 8
 _SMALLEST_POOL = 1000
@@ -78,40 +79,52 @@ def run_sweep(
     current: Current | None = None,
     force: bool = False,
     from_training: bool = False,
-    packing: Packing | None = None,
+    packing: Packing = NO_PACKING,
     on_row: Callable[[Row | PackedRow], None] = lambda row: None,
 ) -> Sweep:
     """Sweep bucket counts and strategies with the run folder's probe, if it has one, and write `sweep.json`.
 
     `max_batch_length` goes before the probe's; `force` discards results of other data in the folder; `on_row` is
     called with each row as soon as it is known. If `from_training`, the costs are those of the recorded training
-    instead of the probe's. With `packing`, packers are compared as well, and its budget is the max_batch_length of
-    padded batches if none is given or measured. Raises ResultError if the folder holds results of other data, or if
-    max_batch_length is neither given nor measured, and UsageError if the lengths can't be packed.
+    instead of the probe's. With a token budget, of `packing` or of a probe of packed batches, packers are compared as
+    well, and it is the max_batch_length of padded batches if none is given or measured. Raises ResultError if the
+    folder holds results of other data, or if max_batch_length is neither given nor measured, and UsageError if the
+    lengths can't be packed.
     """
-    if packing is not None:
-        packing.tokens(lengths)
+    known: float | None
     if from_training:
         # Not even with `force`: the recording would be removed with the rest.
         foreign = holds_other_lengths(lengths, folder, force=False)
         costs, largest = costs_of_training(folder / TRAINING_FILE, lengths)
-        max_batch_length = max_batch_length or largest
+        known = max_batch_length or largest
     else:
-        foreign, costs, max_batch_length = costs_in(
-            folder,
-            lengths,
-            max_batch_length,
-            force=force,
-            unmeasured=None if packing is None else packing.budget.max_tokens,
+        foreign, costs, known = costs_in(folder, lengths, max_batch_length, force=force)
+    budget = packing.budget(costs.packed)
+    if budget is not None:
+        # Nothing is swept if it can't be packed.
+        tokens_of(lengths, budget)
+        known = known or budget.max_tokens
+    elif PACKED in settings.strategies:
+        raise UsageError(
+            "--strategy packed needs a token budget, and none is given or measured",
+            "Add --max-tokens N, or probe a workload that packs.",
         )
-    swept = sweep(lengths, max_batch_length, settings, costs, current, on_row)
+    limit = needed_limit(known, costs, folder)
+    swept = sweep(lengths, limit, settings, costs, current, on_row)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
-    if packing is not None:
-        padded = swept.recommended_row or swept.baselines[0]
-        dealing = Dealing(world_size=swept.world_size, accumulate=settings.accumulate)
+    if budget is not None:
         packers = sweep_packers(
-            packing, lengths, dealing, settings.seed, padded, max_batch_length, on_row
+            budget,
+            lengths,
+            Dealing(world_size=swept.world_size, accumulate=settings.accumulate),
+            settings.seed,
+            swept.recommended_row or swept.baselines[0],
+            limit,
+            before=swept.current,
+            measured=costs.packed,
+            current=packing.current,
+            on_row=on_row,
         )
         swept = structs.replace(swept, packing=packers)
     if foreign:
@@ -126,27 +139,35 @@ def costs_in(
     max_batch_length: float | None,
     *,
     force: bool,
-    unmeasured: float | None = None,
-) -> tuple[bool, Costs, float]:
+) -> tuple[bool, Costs, float | None]:
     """Return whether the folder holds results of other data, the costs of its probe, and max_batch_length.
 
-    Without a probe this is `unmeasured`, if it is not given.
+    This is as given, or that of a probe of padded batches; None if it is not known.
     """
     foreign = holds_other_lengths(lengths, folder, force=force)
-    probe = None
-    if not foreign and (folder / PROBE_FILE).exists():
-        probe = read_result(folder / PROBE_FILE, Probe)
-    if probe is None and max_batch_length is None:
-        max_batch_length = unmeasured
+    if foreign or not (folder / PROBE_FILE).exists():
+        return foreign, Costs(), max_batch_length
+    probe = read_result(folder / PROBE_FILE, Probe)
+    costs = costs_of(probe)
     if max_batch_length is not None:
-        costs = Costs() if probe is None else costs_of(probe)
         return foreign, capped(costs, max_batch_length), max_batch_length
-    if probe is None:
-        raise ResultError(
-            f"how large a batch may be is not known: {folder} holds no {PROBE_FILE}",
-            "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
-        )
-    return foreign, costs_of(probe), probe.max_batch_length
+    if probe.packed is not None:
+        return foreign, costs, None
+    return foreign, costs, probe.max_batch_length
+
+
+def needed_limit(max_batch_length: float | None, costs: Costs, folder: Path) -> float:
+    """Return max_batch_length; raise ResultError if it is neither given nor measured."""
+    if max_batch_length is not None:
+        return max_batch_length
+    why = f"{folder} holds no {PROBE_FILE}"
+    remedy = (
+        "Measure it with `batchtune probe-oom`, or give it with --max-batch-length."
+    )
+    if costs.packed is not None:
+        why = f"{folder / PROBE_FILE} is about packed batches, not padded ones"
+        remedy = "Give it with --max-batch-length."
+    raise ResultError(f"how large a batch may be is not known: {why}", remedy)
 
 
 def probed_ranks(folder: Path) -> int:
@@ -243,6 +264,9 @@ def _rows(
 ) -> Iterator[Priced]:
     problems = {sizing: _problem(pricing, limits, sizing) for sizing in limits.sizings}
     for name in settings.strategies:
+        # `run_sweep` compares packers.
+        if name == PACKED:
+            continue
         strategy = STRATEGIES[name]
         numbers = settings.num_buckets
         sizings = limits.sizings[:1]

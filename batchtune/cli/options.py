@@ -586,14 +586,15 @@ class SweepOptions:
     strategy: Annotated[
         list[str] | None,
         option(
-            "A strategy to compare: speechbrain, linear, exponential, quantile, optimal or pooled; can be repeated "
-            "(default: all).",
+            "A strategy to compare: speechbrain, linear, exponential, quantile, optimal, pooled or, with a token "
+            "budget, packed; can be repeated (default: all).",
             "S",
         ),
     ] = None
     current: str | None = setting(
         "Your current settings, to compare with: max_batch_length=600,num_buckets=200, batch_size=16 or "
-        "bucket_boundaries=4:8,bucket_batch_sizes=32:16, or a SpeechBrain YAML.",
+        "bucket_boundaries=4:8,bucket_batch_sizes=32:16, a SpeechBrain YAML, or, if your training packs, "
+        "verl:KEY=VALUE,... (slime:, trl:, axolotl:).",
         "WHAT",
     )
     pool_size: str | None = setting(

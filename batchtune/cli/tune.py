@@ -99,6 +99,9 @@ def tune(
 
     Without MANIFEST, the lengths are those of the script's data set.
 
+    Of a workload that packs, the probe finds the token budget, and packers are compared. If your training cuts
+    sequences, cut them here with --truncate, before the probe.
+
     Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json, sampler.yaml and, with --verify,
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
     """
@@ -112,14 +115,18 @@ def tune(
         step_timeout_seconds=probe.trial_timeout,
     )
     sweep_settings = sweep.settings(run)
-    current = sweep.current_settings()
+    packing, current = _current(sweep)
     source = _with_own_lengths(source, probe, run)
     with other_nodes(probe, quiet=run.quiet) as nodes:
         lengths = source.load(quiet=run.quiet)
         probed = _probe(source, lengths, probe, run, sweep_settings, nodes)
-        swept = sweep_and_write(lengths, sweep_settings, current, run)
+        swept = sweep_and_write(lengths, sweep_settings, current, run, packing=packing)
         holds = True
-        if verify and swept.recommended is not None:
+        if verify and swept.packed is not None:
+            console.note(
+                "Warning: nothing to verify: packed micro-batches are not run by --verify, only by the probe."
+            )
+        elif verify and swept.recommended is not None:
             asked = {
                 "workload": probed.workload.spec,
                 "options": probed.workload.options,
@@ -249,8 +256,8 @@ def sweep_buckets(
     max_tokens: Annotated[
         int | None,
         option(
-            "Your training packs: the most tokens of a packed batch. Packers are compared, too; --current takes "
-            "verl:KEY=VALUE, trl: and axolotl:.",
+            "Your training packs: the most tokens of a packed batch (default: what a probe of packed batches proved). "
+            "Packers are compared, too; --current takes verl:KEY=VALUE, slime:, trl: and axolotl:.",
             "N",
             rich_help_panel=BUCKETS,
         ),
@@ -258,7 +265,8 @@ def sweep_buckets(
     cut_at: Annotated[
         int | None,
         option(
-            "With --max-tokens: your training cuts longer sequences at this length.",
+            "With a token budget: your training cuts longer sequences at this length. What is cut is "
+            "counted; --truncate instead clips the lengths when they are read, for the probe, too.",
             "N",
             rich_help_panel=BUCKETS,
         ),
@@ -266,7 +274,8 @@ def sweep_buckets(
 ) -> None:
     """Compare bucket tables and recommend one.
 
-    With --max-tokens, for a training that packs, compares packers with padded batches and recommends one.
+    For a training that packs (its probe did, or --max-tokens says so), compares packers with padded batches and
+    recommends one.
 
     Computes exactly what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
 
@@ -274,13 +283,8 @@ def sweep_buckets(
     --from-training, no probe is needed. Options with which the run read its manifest, such as --max-length, are taken
     from there and shown, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
-    from batchtune.buckets.packed import Packing
-
     settings = sweep.settings(run)
-    packing = Packing.of(max_tokens, cut_at, sweep.current)
-    current = None
-    if packing is None or packing.current is None:
-        current = sweep.current_settings()
+    packing, current = _current(sweep, max_tokens, cut_at)
     lengths = source.load(quiet=run.quiet, as_in=run.continued)
     _check_limit(max_batch_length, lengths, quiet=run.quiet)
     _show(
@@ -295,6 +299,18 @@ def sweep_buckets(
         ),
         run,
     )
+
+
+def _current(
+    sweep: SweepOptions, max_tokens: int | None = None, cut_at: int | None = None
+) -> tuple[Packing, Current | None]:
+    """Return what the user says about packing, and their current settings if these are of padded batches."""
+    from batchtune.buckets.packed import Packing
+
+    packing = Packing.of(max_tokens, cut_at, sweep.current)
+    if packing.current is not None:
+        return packing, None
+    return packing, sweep.current_settings()
 
 
 @expand
@@ -343,7 +359,7 @@ def sweep_and_write(
     *,
     max_batch_length: float | None = None,
     from_training: bool = False,
-    packing: Packing | None = None,
+    packing: Packing,
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
     from batchtune.buckets.sweep import run_sweep

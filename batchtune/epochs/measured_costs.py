@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-from batchtune.results import FrontierPoint, Probe
+from batchtune.results import FrontierPoint, PackedModel, PackedProbe, Probe
 from batchtune.trust import WITHOUT_COMMUNICATION, WORST_TIME_ERROR
 
 _UNLIMITED = 2**53
@@ -150,6 +151,47 @@ BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
 """(batch sizes, lengths of their longest examples) → cost of each batch, element by element."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedCosts:
+    """The measurements of a probe of packed batches.
+
+    Attributes:
+        max_tokens: The token budget; without proofs the largest that passed.
+        proofs: Shape (proofs, 4): tokens, Σ of their squares, sequences and the longest of each proven batch.
+        step_seconds: The time of a step among others, as training runs it; None if it is not known.
+    """
+
+    max_tokens: int
+    proofs: FloatArray
+    step_seconds: PackedModel | None
+
+    @classmethod
+    def of(cls, probe: Probe, packed: PackedProbe) -> PackedCosts:
+        """Return those of a probe."""
+        shapes = [probe.trials[index].shape for index in packed.proofs]
+        proofs = [
+            (shape.tokens, shape.squared_tokens, shape.batch_size, shape.length)
+            for shape in shapes
+        ]
+        model = packed.step_seconds
+        if model is not None and model.relative_error > WORST_TIME_ERROR:
+            model = None
+        if model is not None:
+            ratio = _time_ratio(probe)
+            model = structs.replace(
+                model,
+                constant=model.constant * ratio,
+                token=model.token * ratio,
+                squared_token=model.squared_token * ratio,
+                sequence=model.sequence * ratio,
+            )
+        return cls(
+            max_tokens=packed.max_tokens,
+            proofs=np.array(proofs, dtype=np.float64).reshape(-1, 4),
+            step_seconds=model,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """The measurements of a probe; all None without one.
@@ -163,6 +205,7 @@ class Costs:
         proven: Lengths → the largest batch size that is proven to fit, 0 without a proof; `joint_proven` likewise.
         joint_lengths: The lengths at which pairs were measured.
         proven_by: (longest length, batch size) → index of the trial that proves such a batch, or None.
+        packed: What a probe of packed batches measured; then there is nothing of padded ones.
     """
 
     frontier: Sizes | None = None
@@ -176,6 +219,7 @@ class Costs:
     joint_proven: JointSizes | None = None
     joint_lengths: FloatArray = field(default_factory=lambda: np.empty(0))
     proven_by: ProvenBy | None = None
+    packed: PackedCosts | None = None
 
 
 def costs_of(probe: Probe) -> Costs:
@@ -184,17 +228,17 @@ def costs_of(probe: Probe) -> Costs:
     No times are known if the model misses even the measurements by far. Nothing is proven by a probe that was
     interrupted before its batches ran in turns.
     """
+    measured = Costs(device_name=probe.device.text, world_size=probe.device.world_size)
+    if probe.packed is not None:
+        packed = PackedCosts.of(probe, probe.packed)
+        timed = packed.step_seconds is not None
+        return replace(measured, packed=packed, warnings=_cautions(probe, timed))
     model = probe.models.step_seconds
     times = None
     if model is not None and model.relative_error <= WORST_TIME_ERROR:
-        times = StepTimes.of(probe.trials, model)
-        # Steps in turns with other shapes, as in training. Corrections are ratios to the model: this scales all times.
-        if probe.confirmation is not None and probe.confirmation.time_ratio is not None:
-            times = times.scaled(probe.confirmation.time_ratio)
+        # Corrections are ratios to the model: this scales all times.
+        times = StepTimes.of(probe.trials, model).scaled(_time_ratio(probe))
     frontier = Frontier.of(probe.frontier)
-    warnings: tuple[str, ...] = ()
-    if times is not None and probe.device.simulated:
-        warnings = (WITHOUT_COMMUNICATION,)
 
     def proven_by(longest: float, batch_size: int) -> int | None:
         if batch_size > int(frontier.proven(longest)):
@@ -206,7 +250,8 @@ def costs_of(probe: Probe) -> Costs:
         )
         return next(fitting).trial
 
-    costs = Costs(
+    costs = replace(
+        measured,
         frontier=frontier,
         continued_frontier=frontier.continued,
         proven=frontier.proven
@@ -214,9 +259,7 @@ def costs_of(probe: Probe) -> Costs:
         else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
         proven_by=proven_by,
         step_seconds=times,
-        device_name=probe.device.text,
-        world_size=probe.device.world_size,
-        warnings=warnings,
+        warnings=_cautions(probe, timed=times is not None),
     )
     if not probe.joint_frontier:
         return costs
@@ -227,6 +270,20 @@ def costs_of(probe: Probe) -> Costs:
         joint_proven=joint.proven,
         joint_lengths=np.unique(joint.lengths),
     )
+
+
+def _time_ratio(probe: Probe) -> float:
+    """Return the time of steps in turns with other shapes, as in training / that of repeated ones."""
+    if probe.confirmation is None or probe.confirmation.time_ratio is None:
+        return 1.0
+    return probe.confirmation.time_ratio
+
+
+def _cautions(probe: Probe, timed: bool) -> tuple[str, ...]:
+    """Say why times, if there are any, may be wrong."""
+    if timed and probe.device.simulated:
+        return (WITHOUT_COMMUNICATION,)
+    return ()
 
 
 def capped(costs: Costs, max_batch_length: float) -> Costs:

@@ -34,6 +34,7 @@ from batchtune.exports.templating import (
 )
 from batchtune.files import write_whole
 from batchtune.packing.packing import Budget
+from batchtune.packing.time_law import TimeLaw
 from batchtune.results import (
     PROBE_FILE,
     SAMPLER_FILE,
@@ -43,6 +44,7 @@ from batchtune.results import (
     LoaderEvidence,
     LoaderTuning,
     PackedConfig,
+    PackedRow,
     PackingSweep,
     Probe,
     ReadingRecord,
@@ -68,7 +70,7 @@ def sampler_config(
 ) -> SamplerConfig | PackedConfig:
     """Return the sweep's recommended row as a sampler config; raise ResultError if it recommends no row."""
     if sweep.packed is not None:
-        return _packed_config(sweep, sweep.packed)
+        return _packed_config(sweep, sweep.packed, probe)
     row = recommended_row(sweep)
     return SamplerConfig(
         format=SamplerConfig.FORMAT,
@@ -90,19 +92,16 @@ def sampler_config(
     )
 
 
-def _packed_config(sweep: Sweep, packing: PackingSweep) -> PackedConfig:
+def _packed_config(
+    sweep: Sweep, packing: PackingSweep, probe: Probe | None
+) -> PackedConfig:
     """Return the recommended packer as a sampler config."""
     row = packing.row
     assert row.pool_size is not None
-    evidence = SamplerEvidence(
-        fingerprint=sweep.lengths.fingerprint,
-        device=None,
-        batches=row.batches,
-        padding_ratio=0.0,
-        estimated_epoch_seconds=row.estimated_epoch_seconds,
-        left_out=sweep.lengths.left_out,
-    )
-    reading = sweep.lengths.reading or ReadingRecord()
+    if row.unproven is None:
+        # The device and its margin were measured with other batches, if at all.
+        sweep = msgspec.structs.replace(sweep, device_name=None)
+        probe = None
     return PackedConfig(
         format=PackedConfig.FORMAT,
         version=PackedConfig.VERSION,
@@ -111,16 +110,14 @@ def _packed_config(sweep: Sweep, packing: PackingSweep) -> PackedConfig:
         max_tokens=packing.max_tokens,
         packer=row.packer,
         pool_size=row.pool_size,
+        time_law=packing.time_law,
         cut_at=packing.cut_at,
         accumulate=sweep.settings.get("accumulate", 1),
         shuffle=True,
         drop_last=False,
         seed=sweep.settings.get("seed", 0),
         evidence=msgspec.structs.replace(
-            evidence,
-            min_length=reading.min_length,
-            max_length=reading.max_length,
-            truncate=reading.truncate,
+            _evidence_of(sweep, row, probe), multiple_of=None
         ),
     )
 
@@ -146,7 +143,7 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
     if isinstance(config, PackedConfig):
         raise ResultError(
             f"{path} describes packed micro-batches, and padded batches are needed here",
-            "Run `batchtune sweep-buckets` without --max-tokens.",
+            "Run `batchtune sweep-buckets` without --max-tokens, in a run folder without a probe of packed batches.",
         )
     return config
 
@@ -167,6 +164,8 @@ def read_any_sampler_yaml(path: Path) -> SamplerConfig | PackedConfig:
 def _check_sampler(config: SamplerConfig | PackedConfig) -> None:
     """Raise ValueError if fields contradict each other."""
     if isinstance(config, PackedConfig):
+        if config.time_law is not None:
+            TimeLaw(**config.time_law)
         Budget(max_tokens=config.max_tokens, packer=config.packer, cut_at=config.cut_at)
         return
     BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
@@ -292,7 +291,9 @@ def render_loader_yaml(tuning: LoaderTuning) -> str:
 
 
 def _evidence_of(
-    sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe | None
+    sweep: Sweep | StreamSweep,
+    row: Row | StreamRow | PackedRow,
+    probe: Probe | None,
 ) -> SamplerEvidence:
     """Return the evidence for a row of a sweep."""
     reading = sweep.lengths.reading or ReadingRecord()

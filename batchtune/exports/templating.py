@@ -17,6 +17,7 @@ from batchtune.loaders import kind_of
 from batchtune.results import (
     LOADER_CONFIG_FILE,
     TORCH_ARGUMENTS,
+    PackedRow,
     PackingSweep,
     ReadingRecord,
     Row,
@@ -296,17 +297,21 @@ def packed_fields(
     row = packing.row
     lengths = sweep.lengths
     remarks = []
+    about = f"{row.name}: {row.batches:,} micro-batches an epoch on {counted(sweep.world_size, 'rank')}"
+    if row.estimated_epoch_seconds:
+        about += (
+            f", {format_seconds(row.estimated_epoch_seconds)} by the probe's time law"
+        )
     if packing.cut_at is not None:
         remarks.append(
             f"{counted(row.cut_sequences, 'sequence')} longer than {packing.cut_at:,} count as cut there "
             "(--cut-at): cut them in training, too"
         )
     return {
-        "about_row": f"{row.name}: {row.batches:,} micro-batches an epoch on {counted(sweep.world_size, 'rank')}, "
-        f"of at most {packing.max_tokens:,} tokens, none of them padding",
-        "about_data": f"Tuned by batchtune with --max-tokens {packing.max_tokens}, for "
+        "about_row": f"{about}, of at most {packing.max_tokens:,} tokens, none of them padding",
+        "about_data": f"Tuned by batchtune with max_tokens {packing.max_tokens}, for "
         f"{counted(lengths.count, 'sequence')} with lengths in {lengths.unit or 'an unknown unit'} (fingerprint "
-        f"{lengths.fingerprint[:12]}). Whether the budget fits was not measured",
+        f"{lengths.fingerprint[:12]}). {_fits(row)}",
         "row": row,
         "remarks": remarks,
         "unit": lengths.unit,
@@ -315,6 +320,15 @@ def packed_fields(
         "accumulate": sweep.settings.get("accumulate", 1),
         **_loader_fields(tuned, expresses),
     }
+
+
+def _fits(row: PackedRow) -> str:
+    """Say whether the budget is proven to fit, in a sentence without a full stop."""
+    if row.unproven is None:
+        return "Whether the budget fits was not measured"
+    if row.unproven:
+        return f"{row.unproven:,} micro-batches are not proven to fit (`batchtune report` says why)"
+    return "A probe ran micro-batches that are at least as large"
 
 
 def stream_fields(

@@ -1,99 +1,153 @@
-"""What packed micro-batches come to: their number, tokens and time."""
+"""What packed micro-batches come to: their number, tokens and time, as a row of a sweep."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
-from batchtune.epochs.layout import Dealing, Drawing, drawn
-from batchtune.epochs.simulation import Mates, mates_in_cuts
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.layout import Cut, Dealing, Drawing, drawn, positions
+from batchtune.epochs.simulation import mates_in_cuts
+from batchtune.lengths import FloatArray, IntArray
 from batchtune.packing.batcher import PackedBatcher
 from batchtune.packing.packed import Packed
 from batchtune.packing.packing import Budget
+from batchtune.packing.time_law import DENSE_7B
+from batchtune.results import PackedRow
 
 # Any two epochs tell how often mates meet again; three tell how much the others differ.
 _EPOCHS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackingFigures:
-    """The figures of micro-batches, of all ranks.
+def row_of(
+    packed: Packed,
+    slots: IntArray,
+    lengths: npt.ArrayLike,
+    tokens: IntArray,
+    budget: Budget,
+    world_size: int,
+    proofs: FloatArray | None = None,
+) -> PackedRow:
+    """Return what the micro-batches of an epoch come to.
 
-    Attributes:
-        micro_batches: Their number.
-        lower_bound: The number of tokens / max_tokens, rounded up.
-        largest_tokens: The most tokens of one.
-        over_cap: How many have more than max_tokens.
-        cut_sequences: How many sequences are cut.
-        cut_tokens: The tokens that this leaves out.
-        tokens: Their number, without those left out.
-        steps: The optimizer steps.
-        step_tokens_deviation: The standard deviation of the tokens of a step / their mean.
-        epoch_seconds: The time of all steps, each of which lasts as long as its slowest rank.
-        slowest_rank: That time / the mean of the ranks': 1 if all finish together.
+    Args:
+        packed: The micro-batches.
+        slots: Shape (micro-batches,): step × world_size + rank of each; equal ones are accumulated.
+        lengths: Shape (sequences,): before any was cut.
+        tokens: Shape (sequences,): as they are trained.
+        budget: With the packer's name, the cap and the time law.
+        world_size: The ranks.
+        proofs: Shape (proofs, 4): the batches that are proven to fit, as `Packed.extents`; None if unknown.
     """
-
-    micro_batches: int
-    lower_bound: int
-    largest_tokens: int
-    over_cap: int
-    cut_sequences: int
-    cut_tokens: int
-    tokens: int
-    steps: int
-    step_tokens_deviation: float
-    epoch_seconds: float
-    slowest_rank: float
-
-
-def figures_of(
-    packed: Packed, lengths: npt.ArrayLike, budget: Budget, dealing: Dealing
-) -> PackingFigures:
-    """Return the figures of micro-batches of which number i is rank i % world_size's.
-
-    `lengths`, shape (sequences,), are those before any was cut.
-    """
-    tokens = budget.checked(lengths)
+    extents = packed.extents(tokens)
     totals = packed.sums(tokens)
-    together = dealing.world_size * dealing.accumulate
-    seconds = np.zeros(-(-packed.count // together) * together)
-    seconds[: packed.count] = budget.seconds(packed, tokens)
-    step_tokens = np.zeros(seconds.size)
-    step_tokens[: packed.count] = totals
-    step_tokens = step_tokens.reshape(-1, together).sum(axis=1)
-    of_ranks = seconds.reshape(-1, dealing.accumulate, dealing.world_size).sum(axis=1)
+    total = int(totals.sum())
+    step_tokens = _step_tokens(totals, slots, world_size)
+    seconds = np.bincount(
+        slots, budget.seconds(packed, tokens), step_tokens.size * world_size
+    )
+    of_ranks = seconds.reshape(-1, world_size)
     epoch_seconds = float(of_ranks.max(axis=1).sum())
-    cut = np.asarray(lengths) - tokens
-    return PackingFigures(
-        micro_batches=packed.count,
-        lower_bound=-(-int(totals.sum()) // budget.max_tokens),
+    cut = (np.asarray(lengths) - tokens)[packed.sequences]
+    unproven = None
+    if proofs is not None:
+        contained = np.zeros(packed.count, dtype=np.bool_)
+        for proof in proofs:
+            contained |= (extents <= proof).all(axis=1)
+        unproven = int(np.count_nonzero(~contained))
+    return PackedRow(
+        packer=budget.packer,
+        max_tokens=budget.max_tokens,
+        batches=packed.count,
+        lower_bound=-(-total // budget.max_tokens),
+        tokens=total,
+        fill=total / (packed.count * budget.max_tokens),
         largest_tokens=int(totals.max()),
         over_cap=int(np.count_nonzero(totals > budget.max_tokens)),
+        unproven=unproven,
         cut_sequences=int(np.count_nonzero(cut)),
         cut_tokens=int(cut.sum()),
-        tokens=int(totals.sum()),
+        left_out=tokens.size - packed.sequences.size,
         steps=step_tokens.size,
-        step_tokens_deviation=float(step_tokens.std() / step_tokens.mean()),
-        epoch_seconds=epoch_seconds,
-        slowest_rank=epoch_seconds * dealing.world_size / float(seconds.sum()),
+        step_tokens_deviation=_deviation(step_tokens),
+        slowest_rank=epoch_seconds * world_size / float(seconds.sum()),
+        # FLOPs are no seconds.
+        estimated_epoch_seconds=None if budget.time_law == DENSE_7B else epoch_seconds,
     )
 
 
-def simulate_packing(
-    lengths: npt.ArrayLike, budget: Budget, pool_size: int, dealing: Dealing, seed: int
-) -> tuple[list[PackingFigures], Mates]:
-    """Return the figures of the sampler's first epochs with this seed, and those of two sequences of a micro-batch."""
+def in_turn(batches: int, dealing: Dealing) -> IntArray:
+    """Return the slots of micro-batches of which number i is rank i % world_size's, as for `row_of`."""
+    number = np.arange(batches)
+    step = number // (dealing.world_size * dealing.accumulate)
+    return step * dealing.world_size + number % dealing.world_size
+
+
+def simulated_row(
+    lengths: npt.ArrayLike,
+    budget: Budget,
+    pool_size: int,
+    dealing: Dealing,
+    seed: int,
+    proofs: FloatArray | None = None,
+) -> PackedRow:
+    """Return what the sampler's first epochs with this seed come to: the first, and all of them for what must fit."""
     tokens = budget.checked(lengths)
     batcher = PackedBatcher(tokens, budget, pool_size)
     cuts = []
-    epochs = []
+    rows = []
     for epoch in range(_EPOCHS):
         drawing = Drawing(seed=seed, epoch=epoch)
         cut = batcher.cut(drawing, dealing)
         cuts.append(cut)
-        packed = Packed(cut.examples, cut.layout.batch_sizes)
-        in_order = packed.ordered(drawn(cut, drawing))
-        epochs.append(figures_of(in_order, lengths, budget, dealing))
-    return epochs, mates_in_cuts(cuts, tokens)
+        packed = _drawn_batches(cut, drawing)
+        slots = in_turn(packed.count, dealing)
+        rows.append(
+            row_of(packed, slots, lengths, tokens, budget, dealing.world_size, proofs)
+        )
+    first = rows[0]
+    if first.unproven is not None:
+        first = structs.replace(first, unproven=sum(row.unproven or 0 for row in rows))
+    return structs.replace(
+        first,
+        pool_size=pool_size,
+        simulated_epochs=_EPOCHS,
+        largest_tokens=max(row.largest_tokens for row in rows),
+        over_cap=sum(row.over_cap for row in rows),
+        mates_again=mates_in_cuts(cuts, tokens).again,
+    )
+
+
+def padded_step_tokens_deviation(
+    tokens: npt.NDArray[np.number],
+    batching: Batching,
+    dealing: Dealing,
+    seed: int,
+) -> float:
+    """Return the standard deviation of the tokens of a step / their mean, of an epoch of padded batches.
+
+    Padding is not counted, as no loss is computed on it.
+    """
+    drawing = Drawing(seed=seed, epoch=0)
+    cut = batching.batcher(tokens).cut(drawing, dealing)
+    batches = _drawn_batches(cut, drawing)
+    slots = in_turn(batches.count, dealing)
+    return _deviation(_step_tokens(batches.sums(tokens), slots, dealing.world_size))
+
+
+def _drawn_batches(cut: Cut, drawing: Drawing) -> Packed:
+    """Return the batches of an epoch in their order."""
+    order = drawn(cut, drawing)
+    sizes = cut.layout.batch_sizes[order]
+    return Packed(cut.examples[positions(cut.layout.starts[order], sizes)], sizes)
+
+
+def _step_tokens(
+    totals: npt.NDArray[np.number], slots: IntArray, world_size: int
+) -> FloatArray:
+    return np.bincount(slots // world_size, totals).astype(np.float64)
+
+
+def _deviation(step_tokens: FloatArray) -> float:
+    return float(step_tokens.std() / step_tokens.mean())

@@ -59,6 +59,18 @@ class Packed:
         """Return the sum for each micro-batch of one value for each sequence."""
         return np.add.reduceat(values[self.sequences], self.starts)
 
+    def extents(self, tokens: IntArray) -> FloatArray:
+        """Return what memory depends on: tokens, Σ of their squares, sequences and the longest, shape (batches, 4)."""
+        held = tokens[self.sequences].astype(np.float64)
+        return np.column_stack(
+            (
+                np.add.reduceat(held, self.starts),
+                np.add.reduceat(held**2, self.starts),
+                self.sizes,
+                np.maximum.reduceat(held, self.starts),
+            )
+        )
+
     def ordered(self, order: npt.NDArray[np.intp]) -> Packed:
         """Return the micro-batches in another order."""
         sizes = self.sizes[order]

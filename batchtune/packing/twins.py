@@ -44,7 +44,9 @@ def verl_micro_batches(
     count = -(-count // multiple) * multiple
     while True:
         if count > fewest:
-            raise ValueError(f"{count} micro-batches for a rank of {fewest} sequences")
+            raise ValueError(
+                f"a rank has {fewest:,} sequences in a step, but all ranks need {count:,} micro-batches"
+            )
         packed = [_verl_divided(lengths, count) for lengths in lengths_of_ranks]
         totals = []
         for lengths, batches in zip(lengths_of_ranks, packed, strict=True):
@@ -95,14 +97,6 @@ def axolotl_batches(
     if drop_last and batches and len(batches[-1]) < batch_size:
         batches.pop()
     return batches
-
-
-def axolotl_epoch_length(batches_of_orders: Sequence[int]) -> int:
-    """Return the length of axolotl's epochs: the fewest batches of the orders that `len()` draws, on any rank.
-
-    It draws four, or one if there are at least as many ranks. Longer epochs end after so many.
-    """
-    return min(batches_of_orders)
 
 
 def trl_bfd(
@@ -183,7 +177,9 @@ def _halve_largest(packed: MicroBatches, wanted: int, lengths: Sequence[int]) ->
             if len(packed[batch]) > 1
         ]
         if not divisible:
-            raise ValueError(f"{len(lengths)} sequences for {wanted} micro-batches")
+            raise ValueError(
+                f"a step has {len(lengths):,} sequences, but its ranks need {wanted:,} micro-batches"
+            )
         _, largest = max(divisible)
         halves: MicroBatches = [[], []]
         tokens = [0, 0]

@@ -10,8 +10,10 @@ from batchtune.reports.section import (
     TIMES,
     Section,
     Table,
+    current_name,
     format_share,
     known,
+    left_free,
     make_table,
     swept_warnings,
 )
@@ -24,6 +26,7 @@ from batchtune.results import (
     Sweep,
 )
 from batchtune.units import (
+    counted,
     format_number,
     format_percent,
     format_ratio,
@@ -31,52 +34,99 @@ from batchtune.units import (
     with_full_stop,
 )
 
+# How frameworks take a loss that is a mean over the tokens of a step.
+_TOKEN_LOSSES = {
+    "trl": "num_items_in_batch in Transformers, TRL and axolotl",
+    "axolotl": "num_items_in_batch in Transformers, TRL and axolotl",
+    "verl": "loss_agg_mode=token-mean in verl",
+    "slime": "--calculate-per-token-loss in slime",
+}
+
 
 def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Section:
-    """Return what to report on the packers of `sweep.json`, next to the best padded batches."""
+    """Return what to report on the packers of `sweep.json`, next to padded batches."""
     row = packing.row
     padded = sweep.recommended_row or sweep.baselines[0]
-    facts = [*_current(packing), learning(packing, padded)]
-    config = (str(run.folder / SAMPLER_FILE), "the config, for PackedBatchSampler")
-    export = (
-        f"batchtune export{run.as_argument} --to FRAMEWORK",
-        "the lines for verl, TRL, axolotl, ...",
-    )
+    padded_name = "the best padded batches"
+    if sweep.recommended_row is None:
+        padded_name = f"a fixed batch size of {sweep.baselines[0].batch_size:,}"
+    before = padded_name if sweep.current is None else CURRENT
+    facts = [_proof(run, row), *_current(packing), learning(packing, before)]
+    next_steps = [
+        (str(run.folder / SAMPLER_FILE), "the config, for PackedBatchSampler")
+    ]
+    if run.probe is None:
+        probe = f"batchtune probe-oom MANIFEST --workload W{run.as_option}"
+        next_steps.append((probe, "measure what fits, with a workload that packs"))
+    export = f"batchtune export{run.as_argument} --to FRAMEWORK"
+    next_steps.append((export, "the lines for verl, TRL, axolotl, ..."))
     return Section(
         title="Sweep",
         sentences=[
             f"Set max_tokens = {packing.max_tokens:,} with {row.name}: no padding, which is "
-            f"{format_percent(padded.padding_ratio)} of the tokens computed with the best padded batches.",
+            f"{format_percent(padded.padding_ratio)} of the tokens computed with {padded_name}.",
             *facts,
             f"Why: {with_full_stop(packing.reason)}",
             f"The largest of its micro-batches has {row.largest_tokens:,} of {packing.max_tokens:,} tokens; "
             f"{row.over_cap or 'none'} exceed the budget.",
-            "No micro-batch was run: whether the budget fits is not measured.",
+            *_accuracy(run, row),
         ],
         brief=1 + len(facts),
-        tables=[_comparison(packing, padded)],
+        tables=[_comparison(sweep, packing)],
         warnings=[
             *map(with_full_stop, packing.warnings),
             *swept_warnings(run, sweep, "sweep-buckets"),
         ],
-        next_steps=[config, export],
+        next_steps=next_steps,
     )
 
 
-def learning(packing: PackingSweep, padded: Row | Baseline) -> str:
-    """Say how the optimizer steps of an epoch and their tokens change, and which losses weigh all tokens alike."""
+def learning(packing: PackingSweep, padded: str) -> str:
+    """Say how the optimizer steps of an epoch and their tokens change, and which losses weigh all tokens alike.
+
+    `padded` is what sentences call the padded batches that are replaced.
+    """
     row = packing.row
-    before = "they are not known"
-    if packing.current is not None:
-        before = f"{packing.current.steps:,} with {CURRENT}"
-    elif isinstance(padded, Row):
-        before = f"{padded.steps:,} with the best padded batches"
+    current = packing.current
+    steps = packing.padded_steps
+    deviation = packing.padded_step_tokens_deviation
+    before = padded
+    losses = list(dict.fromkeys(_TOKEN_LOSSES.values()))
+    if current is not None:
+        steps = current.steps
+        deviation = current.step_tokens_deviation
+        before = CURRENT
+        if current.packer in _TOKEN_LOSSES:
+            losses = [_TOKEN_LOSSES[current.packer]]
     return (
-        f"Learning: {row.steps:,} optimizer steps an epoch, {before}; the tokens of a step vary by "
-        f"±{format_percent(row.step_tokens_deviation)}. To weigh all tokens alike, take a loss that is a mean over the "
-        "tokens of a step, not of each micro-batch: num_items_in_batch in Transformers, TRL and axolotl, "
-        "loss_agg_mode=token-mean in verl, --calculate-per-token-loss in slime."
+        f"Learning: {row.steps:,} optimizer steps an epoch, {steps:,} with {before}; the tokens of a step vary by "
+        f"±{format_percent(row.step_tokens_deviation)}, there by ±{format_percent(deviation)}. To weigh all tokens "
+        "alike, take a loss that is a mean over the tokens of a step, not of each micro-batch: "
+        f"{', '.join(losses)}."
     )
+
+
+def _proof(run: RunResults, row: PackedRow) -> str:
+    """Say whether micro-batches as large were run, and how much memory that leaves."""
+    if row.unproven is None:
+        return "No micro-batch was run: whether the budget fits is not measured."
+    epochs = counted(row.simulated_epochs, "simulated epoch")
+    simulated = f"{row.batches * row.simulated_epochs:,} micro-batches of {epochs}"
+    if row.unproven:
+        return f"{row.unproven:,} of {simulated} are not proven to fit: the warnings say what to do."
+    return f"Each of {simulated} was run, or is no larger than one that was{left_free(run)}."
+
+
+def _accuracy(run: RunResults, row: PackedRow) -> Iterator[str]:
+    """Say what times and the evenness of ranks rest on."""
+    if row.estimated_epoch_seconds is None:
+        return
+    fit = ""
+    if run.probe is not None and run.probe.packed is not None:
+        model = run.probe.packed.step_seconds
+        if model is not None:
+            fit = f", which fits its trials to within {format_percent(model.relative_error)}"
+    yield f"Times, and how even ranks are, follow from the probe's time law{fit}."
 
 
 def _current(packing: PackingSweep) -> Iterator[str]:
@@ -87,58 +137,106 @@ def _current(packing: PackingSweep) -> Iterator[str]:
         return
     row = packing.row
     yield f"{CURRENT.capitalize()} is {settings.get('describe')} ({settings.get('source')})."
+    seconds = row.estimated_epoch_seconds
+    current_seconds = current.estimated_epoch_seconds
+    if seconds and current_seconds:
+        saved = 1 - (seconds / row.tokens) / (current_seconds / current.tokens)
+        verdict = f"saves {format_percent(saved)} of the time for the same tokens"
+        if saved < 0:
+            verdict = f"takes {format_percent(-saved)} more time for the same tokens"
+        yield (
+            f"Changing to {row.name} {verdict}: an epoch takes an estimated {format_seconds(seconds)} instead of "
+            f"{format_seconds(current_seconds)}, with {row.steps:,} optimizer steps instead of {current.steps:,}, and "
+            f"the slowest rank {_slower(row)} longer than the mean instead of {_slower(current)}."
+        )
     if current.max_tokens != packing.max_tokens:
         yield (
             f"Its budget is {current.max_tokens:,} tokens, so its micro-batches do not compare with those of "
             f"{packing.max_tokens:,}."
         )
         return
-    change = 1 - _per_token(row) / _per_token(current)
+    change = 1 - (row.batches / row.tokens) / (current.batches / current.tokens)
     word = "fewer" if change >= 0 else "more"
+    fewer = f"{format_percent(abs(change))} {word} micro-batches of the same tokens"
+    if seconds and current_seconds:
+        yield f"That is {fewer}."
+        return
     yield (
-        f"Changing to {row.name} makes {format_percent(abs(change))} {word} micro-batches of the same tokens; the "
-        f"slowest rank takes {_slower(row)} longer than the mean instead of {_slower(current)}, by FLOPs."
+        f"Changing to {row.name} makes {fewer}; the slowest rank takes {_slower(row)} longer than the mean instead of "
+        f"{_slower(current)}, by FLOPs."
     )
-
-
-def _per_token(row: PackedRow) -> float:
-    return row.batches / row.tokens
 
 
 def _slower(row: PackedRow) -> str:
     return format_percent(max(0.0, row.slowest_rank - 1))
 
 
-def _comparison(packing: PackingSweep, padded: Row | Baseline) -> Table:
-    """Lay out the packers, the user's own, and the best padded batches."""
+def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
+    """Lay out the packers, the user's own, the best pools and table of padded batches, and a fixed batch size."""
     reference = packing.row
-    rows = [_cells(row.packer, row, reference) for row in packing.rows]
+    hidden = []
+    if sweep.world_size == 1:
+        hidden.append("slowest rank")
+    packed = [*packing.rows]
+    if packing.current is not None:
+        packed.append(packing.current)
+    if not any(row.cut_sequences for row in packed):
+        hidden.append("cut")
+    rows = [_cells(f"packed ({row.packer})", row, reference) for row in packing.rows]
     if packing.current is not None:
         rows.append(_cells(CURRENT, packing.current, reference))
-    again = None
-    name = padded.name
-    if isinstance(padded, Row):
-        again = padded.mates_again
-    rows.append(
-        {
-            "": f"padded: {name}",
-            "batches": format_number(padded.batches),
-            "padding": format_percent(padded.padding_ratio),
-            "largest": None,
-            "cut": None,
-            "slowest rank": None,
-            "mates again": known(again, format_share),
-            "tokens": _relative(padded.padded_length, reference),
-            "estimated epoch": known(padded.estimated_epoch_seconds, format_seconds),
-        }
-    )
+    rows += [
+        _padded_cells(name, padded, reference)
+        for name, padded in _padded(sweep).items()
+    ]
     return make_table(
         f"Packed to {packing.max_tokens:,} tokens, and padded",
-        rows,
+        [{**row, **dict.fromkeys(hidden)} for row in rows],
         left=[""],
         marked=packing.recommended,
         brief=True,
     )
+
+
+def _padded(sweep: Sweep) -> dict[str, Row | Baseline]:
+    """Return padded batches by what the table calls them: the user's, the best table and pools, and a fixed size."""
+    named: dict[str, Row | Baseline] = {}
+    if sweep.current is not None:
+        named[current_name(sweep)] = sweep.current
+    rows = []
+    if sweep.recommended_row is not None:
+        rows.append(sweep.recommended_row)
+    if sweep.recommended_table is not None:
+        rows.append(sweep.rows[sweep.recommended_table])
+    pools = [row for row in sweep.rows if row.uses_pools]
+    if pools and not any(row.uses_pools for row in rows):
+        rows.append(min(pools, key=lambda row: row.batches))
+    for row in rows:
+        named[f"padded: {row.name}"] = row
+    baseline = sweep.baselines[0]
+    return {**named, f"padded: {baseline.name}": baseline}
+
+
+def _padded_cells(
+    name: str, padded: Row | Baseline, reference: PackedRow
+) -> Mapping[str, str | None]:
+    again = None
+    largest = None
+    if isinstance(padded, Row):
+        again = padded.mates_again
+        largest = padded.largest_padded_length
+    return {
+        "": name,
+        "batches": format_number(padded.batches),
+        "padding": format_percent(padded.padding_ratio),
+        "largest": known(largest, format_number),
+        "unproven": None,
+        "cut": None,
+        "slowest rank": None,
+        "mates again": known(again, format_share),
+        "tokens": _relative(padded.padded_length, reference),
+        "estimated epoch": known(padded.estimated_epoch_seconds, format_seconds),
+    }
 
 
 def _cells(name: str, row: PackedRow, reference: PackedRow) -> Mapping[str, str | None]:
@@ -147,6 +245,7 @@ def _cells(name: str, row: PackedRow, reference: PackedRow) -> Mapping[str, str 
         "batches": format_number(row.batches),
         "padding": format_percent(0.0),
         "largest": format_number(row.largest_tokens),
+        "unproven": known(row.unproven, format_number),
         "cut": format_number(row.cut_sequences),
         "slowest rank": f"+{_slower(row)}",
         "mates again": known(row.mates_again, format_share),

@@ -122,7 +122,7 @@ def all_fields() -> dict[str, Field]:
         *_fields(
             "bound.", LowerBound, lambda inputs: inputs.of_kind("sweep").lower_bound
         ),
-        *_fields("packed.", PackedRow, _packed),
+        *_fields("packed.", PackedRow, _packed, kind="sweep"),
         *_fields("packed.current.", PackedRow, _packed_current),
         *_fields("verify.", Verification, _verification),
         *_fields("probe.", Probe, results["probe"]),
@@ -262,7 +262,7 @@ def _current(inputs: RuleInputs, kind: str) -> Any:
 
 def _packing(inputs: RuleInputs) -> PackingSweep:
     """Return the packers that were compared. Raises NotKnownError without them."""
-    why = "packers were not compared: run `batchtune sweep-buckets` with --max-tokens"
+    why = "packers were not compared: run `batchtune sweep-buckets` with --max-tokens, or probe a workload that packs"
     packing: PackingSweep | None = inputs.of_kind("sweep").packed
     return _known(packing, why)
 
@@ -272,7 +272,7 @@ def _packed(inputs: RuleInputs) -> PackedRow:
 
 
 def _packed_current(inputs: RuleInputs) -> PackedRow:
-    why = "your packer is not known: run `batchtune sweep-buckets` with --current verl:..., trl:... or axolotl:..."
+    why = "your packer is not known: run `batchtune sweep-buckets` with --current NAME:..., such as verl:..."
     return _known(_packing(inputs).current, why)
 
 
@@ -293,7 +293,10 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, str]:
     kind = KINDS[field.kind]
     why = f"the baseline has no {kind.file}: run `batchtune {kind.command}` there"
     compared = _known(getattr(baseline, field.kind), why)
-    row = _known(compared.recommended_row, "the baseline recommends no row")
+    try:
+        row = field.record(RuleInputs(results=baseline))
+    except NotKnownError as error:
+        raise NotKnownError(f"the baseline: {error}") from error
     lengths = inputs.of_kind(field.kind).lengths
     other = compared.lengths
     if lengths is None or other is None:

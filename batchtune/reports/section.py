@@ -20,6 +20,7 @@ from batchtune.units import (
     format_percent,
     format_ratio,
     format_seconds,
+    format_size,
     with_full_stop,
 )
 
@@ -356,9 +357,18 @@ def sizes_table(
     return make_table(f"{title} ({row.name})", rows, left=["proven by"], file=file)
 
 
+def left_free(run: RunResults) -> str:
+    """Say how much memory proven batches leave free, after a comma or a semicolon."""
+    probe = run.probe
+    if probe is None or probe.margin is None or not probe.margin.bytes:
+        return "; how much memory that leaves free is not known"
+    share = format_percent(probe.margin.bytes / probe.device.limit_bytes)
+    return f", and leaves {format_size(probe.margin.bytes)} ({share} of the limit) free"
+
+
 def swept_warnings(run: RunResults, sweep: AnySweep, command: str) -> Iterator[str]:
     """Warn of another max_batch_length than was measured, then yield the sweep's own warnings."""
-    if run.probe is not None:
+    if run.probe is not None and run.probe.packed is None:
         unit = sweep.lengths.unit
         measured = run.probe.max_batch_length
         differs = (

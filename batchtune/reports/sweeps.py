@@ -23,6 +23,7 @@ from batchtune.reports.section import (
     headline,
     known,
     known_cost,
+    left_free,
     make_table,
     sizes_table,
     swept_warnings,
@@ -41,7 +42,6 @@ from batchtune.units import (
     format_number,
     format_percent,
     format_seconds,
-    format_size,
     with_full_stop,
 )
 
@@ -166,17 +166,7 @@ def _proof(run: RunResults, row: Row) -> Iterator[str]:
     if unproven is not None:
         yield f"{unproven.capitalize()}: the warnings say what to do."
     elif row.unproven is not None:
-        left = "; how much memory that leaves free is not known"
-        if (
-            run.probe is not None
-            and run.probe.margin is not None
-            and run.probe.margin.bytes
-        ):
-            share = format_percent(
-                run.probe.margin.bytes / run.probe.device.limit_bytes
-            )
-            left = f", and leaves {format_size(run.probe.margin.bytes)} ({share} of the limit) free"
-        yield f"Every batch size was run, or is no larger than one that was{left}."
+        yield f"Every batch size was run, or is no larger than one that was{left_free(run)}."
 
 
 def _support(sweep: Sweep, row: Row) -> Iterator[str]:

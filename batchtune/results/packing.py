@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,6 +21,16 @@ from batchtune.results.shared import (
     Size,
     wrong_rows,
 )
+
+LawCoefficients = dict[
+    Literal[
+        "seconds_per_token",
+        "seconds_per_squared_token",
+        "seconds_per_sequence",
+        "seconds_per_batch",
+    ],
+    Amount,
+]
 
 
 class PackedModel(Record, frozen=True, kw_only=True):
@@ -70,14 +80,20 @@ class PackedRow(Record, frozen=True, kw_only=True):
         tokens: Of one epoch, without those cut or left out.
         fill: tokens / (batches × max_tokens).
         largest_tokens: The most tokens of a micro-batch.
+        simulated_epochs: How many epochs largest_tokens, over_cap and unproven are about; the other figures are those
+            of the first.
         over_cap: How many micro-batches have more than max_tokens.
+        unproven: How many micro-batches are not proven to fit: no proof of the probe has as many tokens, squared
+            tokens and sequences, and as long a one. None without a probe of packed batches.
         cut_sequences, cut_tokens: How many sequences are cut, and the tokens that this leaves out.
         left_out: How many sequences an epoch leaves out, because they fill no step.
         steps: Optimizer steps of one epoch.
         step_tokens_deviation: The standard deviation of the tokens of a step / their mean.
-        slowest_rank: The time of the slowest rank / the mean of all, by the FLOPs of a dense 7B model.
+        slowest_rank: The time of the slowest rank / the mean of all, by the probe's time law, or without one by the
+            FLOPs of a dense 7B model.
         mates_again: As for a row; None for a framework's packer.
-        estimated_epoch_seconds: None, unless the time of packed micro-batches is known.
+        estimated_epoch_seconds: Of all steps, each as long as its slowest rank takes, by the probe's time law; None
+            without one.
     """
 
     packer: str
@@ -88,7 +104,9 @@ class PackedRow(Record, frozen=True, kw_only=True):
     tokens: CostSize
     fill: GainRatio
     largest_tokens: CostSize
+    simulated_epochs: Size = 1
     over_cap: CostCount
+    unproven: CostCount | None = None
     cut_sequences: CostCount
     cut_tokens: CostCount
     left_out: CostCount = 0
@@ -103,6 +121,11 @@ class PackedRow(Record, frozen=True, kw_only=True):
         """The row's name in sentences: `even packing`."""
         return f"{self.packer} packing"
 
+    @property
+    def padding_ratio(self) -> float:
+        """None of the tokens are padding."""
+        return 0.0
+
 
 class PackingSweep(Record, frozen=True, kw_only=True):
     """The packers compared.
@@ -110,6 +133,11 @@ class PackingSweep(Record, frozen=True, kw_only=True):
     Attributes:
         max_tokens: The token budget: the most tokens of a micro-batch.
         cut_at: Longer sequences are cut at it; None: none may be longer than max_tokens.
+        proven_tokens: The token budget that the probe proved; None if it proved none.
+        time_law: The probe's, as the arguments of `batchtune.TimeLaw`; None without one.
+        padded_steps: Optimizer steps of an epoch of the user's padded batches, if they are known, or else of the best
+            ones, or else of `fixed-random`.
+        padded_step_tokens_deviation: As for a row, of those batches; padding is not counted.
         recommended: Index of the recommended row.
         current: The user's own packer, as a row; None if unknown.
         current_settings: Its settings, and their `source`.
@@ -117,6 +145,10 @@ class PackingSweep(Record, frozen=True, kw_only=True):
 
     max_tokens: Size
     cut_at: Size | None = None
+    proven_tokens: Size | None = None
+    time_law: LawCoefficients | None = None
+    padded_steps: Size
+    padded_step_tokens_deviation: CostRatio
     rows: list[PackedRow]
     recommended: Count
     reason: str

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from batchtune.results.packing import PackingSweep
+from batchtune.results.packing import LawCoefficients, PackingSweep
 from batchtune.results.rows import Row, SweepSettings, have_times
 from batchtune.results.shared import (
     ROUNDING,
@@ -169,7 +169,8 @@ class Sweep(Result, frozen=True, kw_only=True):
         histogram: Of the lengths, ascending bins that cover them all.
         quantiles: 1001 lengths: quantile i / 1000 of the data set at position i.
         buckets: Of the recommended table; empty without one, and for pools.
-        packing: The packers, if the training packs (--max-tokens); the other rows are then what to do without packing.
+        packing: The packers, if the training packs (its probe does, or --max-tokens says so); the other rows are then
+            what to do without packing.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -261,7 +262,8 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
         batches: Batches of one epoch, over all ranks of the sweep.
         padding_ratio: Padded cells / all cells.
         estimated_epoch_seconds: None without step times.
-        unproven: How many buckets have a batch size that is not proven to fit; None without a probe.
+        unproven: How many buckets have a batch size that is not proven to fit, or how many micro-batches are not; None
+            without a probe.
         margin_bytes: Memory that proven batches leave free; None if unknown.
         min_length, max_length: The limits of --min-length and --max-length: no batch with shorter or longer examples
             was counted or run. None without such a limit.
@@ -292,6 +294,7 @@ class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         max_tokens: The most tokens of a micro-batch.
         packer: As for `batchtune.PackedBatchSampler`.
         pool_size: The most sequences that are packed at once.
+        time_law: The time of a micro-batch as measured, as the arguments of `batchtune.TimeLaw`; None: not measured.
         cut_at: Longer sequences count as so long; None: none may be longer than max_tokens.
         accumulate: Each rank has a multiple of so many micro-batches.
     """
@@ -305,6 +308,7 @@ class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_tokens: Size
     packer: str
     pool_size: Size
+    time_law: LawCoefficients | None = None
     cut_at: Size | None = None
     accumulate: Size
     shuffle: bool

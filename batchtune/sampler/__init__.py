@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -155,8 +156,8 @@ class PackedBatchSampler(EpochBatchSampler):
         packer: `even` fills micro-batches to the cap and evens out their time, with at most 0.5% more of them than
             tokens / max_tokens in each pool, unless first-fit-decreasing needs more; `first-fit` and `best-fit` are
             those for descending lengths.
-        time_law: The time of a micro-batch, a `batchtune.TimeLaw`; by default in proportion to the FLOPs of a dense
-            7B model.
+        time_law: The time of a micro-batch, a `batchtune.TimeLaw` or its arguments; by default in proportion to the
+            FLOPs of a dense 7B model.
         pool_size: The most sequences of a pool, at least 1. All pools are of one size, to within one sequence; each
             leaves one micro-batch that is not full.
         cut_at: Longer sequences count as so long, and the data set or `collate_fn` cuts them; None: a sequence longer
@@ -174,6 +175,7 @@ class PackedBatchSampler(EpochBatchSampler):
     OPTIONS: ClassVar[tuple[str, ...]] = (
         "max_tokens",
         "packer",
+        "time_law",
         "pool_size",
         "cut_at",
         "accumulate",
@@ -188,7 +190,7 @@ class PackedBatchSampler(EpochBatchSampler):
         *,
         max_tokens: int,
         packer: str = "even",
-        time_law: TimeLaw = DENSE_7B,
+        time_law: TimeLaw | Mapping[str, float] | None = None,
         pool_size: int = 8192,
         cut_at: int | None = None,
         accumulate: int = 1,
@@ -199,8 +201,13 @@ class PackedBatchSampler(EpochBatchSampler):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        if isinstance(time_law, Mapping):
+            time_law = TimeLaw(**time_law)
         self.budget = Budget(
-            max_tokens=max_tokens, packer=packer, time_law=time_law, cut_at=cut_at
+            max_tokens=max_tokens,
+            packer=packer,
+            time_law=DENSE_7B if time_law is None else time_law,
+            cut_at=cut_at,
         )
         self.pool_size = whole("pool_size", pool_size, 1)
         tokens = self.budget.checked(lengths)

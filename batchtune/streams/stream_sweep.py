@@ -15,7 +15,7 @@ from batchtune.buckets.advice import longer_than, recommend
 from batchtune.buckets.current_settings import Size
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
 from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
-from batchtune.buckets.sweep import all_fit, costs_in, sweep
+from batchtune.buckets.sweep import all_fit, costs_in, needed_limit, sweep
 from batchtune.epochs.measured_costs import Costs, StepSeconds
 from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable, Limits
@@ -112,9 +112,10 @@ def run_stream_sweep(
 
     `on_row` is called with each row as soon as it is known, and the number of all.
     """
-    foreign, costs, limit = costs_in(
+    foreign, costs, known = costs_in(
         folder, stream.lengths, max_batch_length, force=force
     )
+    limit = needed_limit(known, costs, folder)
     result = sweep_stream(stream, limit, settings, costs, current, on_row)
     if foreign:
         clear_run(folder)

@@ -39,7 +39,7 @@ from public_lengths import SETS, IntArray, folder
 import batchtune
 from batchtune.epochs.layout import Dealing, Drawing, drawn
 from batchtune.packing.batcher import PackedBatcher
-from batchtune.packing.figures import PackingFigures, figures_of
+from batchtune.packing.figures import in_turn, row_of
 from batchtune.packing.packed import Packed
 from batchtune.packing.packing import Budget
 from batchtune.packing.ranks import karmarkar_karp
@@ -50,6 +50,7 @@ from batchtune.packing.twins import (
     trl_bfd,
     verl_micro_batches,
 )
+from batchtune.results import PackedRow
 
 BUDGETS = (2048, 4096, 8192, 16_384)
 RANKS = 8
@@ -212,23 +213,24 @@ def of_epochs(data: dict[str, IntArray]) -> Iterator[dict[str, Any]]:
                 ("trl", trl),
             ):
                 seconds, packed = timed(pack)
-                figures = figures_of(packed, tokens, settings, dealing)
+                slots = in_turn(packed.count, dealing)
+                row = row_of(packed, slots, tokens, tokens, settings, RANKS)
                 yield {
                     "data": name,
                     "budget": budget,
                     "packer": packer,
-                    **of_figures(figures),
+                    **of_row(row),
                     "seconds": round(seconds, 3),
                 }
 
 
-def of_figures(figures: PackingFigures) -> dict[str, Any]:
+def of_row(row: PackedRow) -> dict[str, Any]:
     """The columns of an epoch."""
     return {
-        "micro-batches": figures.micro_batches,
-        "/ bound": round(figures.micro_batches / figures.lower_bound, 4),
-        "slowest / mean": round(figures.slowest_rank, 4),
-        "over cap": figures.over_cap,
+        "micro-batches": row.batches,
+        "/ bound": round(row.batches / row.lower_bound, 4),
+        "slowest / mean": round(row.slowest_rank, 4),
+        "over cap": row.over_cap,
     }
 
 

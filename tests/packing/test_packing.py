@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 import batchtune
 from batchtune import TimeLaw
 from batchtune.epochs.layout import Dealing
-from batchtune.packing.figures import figures_of, simulate_packing
+from batchtune.packing.figures import in_turn, row_of, simulated_row
 from batchtune.packing.packed import Packed
 from batchtune.packing.packers import PACKERS
 from batchtune.packing.packing import Budget
 from batchtune.packing.ranks import dealt, karmarkar_karp
+from batchtune.results import BatchShape, PackedRow
 
 CAP = 40
 LENGTHS = st.lists(st.integers(1, CAP), min_size=1, max_size=80)
@@ -193,42 +194,87 @@ def test_ranks_finish_together_whatever_the_budget(count: int, max_tokens: int) 
         packed = Packed.of_lists(batches)
         dealing = Dealing(world_size=8, accumulate=packed.count // 8)
         budget = Budget(max_tokens=max_tokens)
-        figures = figures_of(packed, lengths, budget, dealing)
+        row = row_of_lists(packed, lengths, budget, dealing)
         work = budget.time_law.of_sequences(lengths)
         parts = karmarkar_karp(work.tolist(), 8, equal_size=False)
         without_budget = max(float(work[part].sum()) for part in parts)
-        assert figures.epoch_seconds < 1.02 * without_budget
+        assert row.slowest_rank * float(work.sum()) / 8 < 1.02 * without_budget
 
 
 # Figures.
+
+
+def row_of_lists(
+    packed: Packed, lengths: Any, budget: Budget, dealing: Dealing, proofs: Any = None
+) -> PackedRow:
+    return row_of(
+        packed,
+        in_turn(packed.count, dealing),
+        lengths,
+        np.minimum(lengths, budget.cut_at or CAP * CAP * CAP),
+        budget,
+        dealing.world_size,
+        proofs,
+    )
 
 
 def test_figures_are_those_of_the_micro_batches() -> None:
     lengths = [30, 10, 50, 20, 5, 5]
     budget = Budget(max_tokens=40, cut_at=40, time_law=LAW)
     packed = Packed.of_lists([[0, 1], [2], [3, 4], [5]])
-    figures = figures_of(packed, lengths, budget, Dealing(world_size=2))
+    row = row_of_lists(packed, lengths, budget, Dealing(world_size=2))
     seconds = [
         30 + 40 + 100 + 4,
         30 + 40 + 160 + 2,
         30 + 25 + 42.5 + 4,
         30 + 5 + 2.5 + 2,
     ]
-    assert figures.micro_batches == 4
-    assert figures.lower_bound == 3  # of 110 tokens, after the cut
-    assert (figures.largest_tokens, figures.over_cap) == (40, 0)
-    assert (figures.cut_sequences, figures.cut_tokens) == (1, 10)
-    assert figures.epoch_seconds == pytest.approx(seconds[1] + seconds[2])
-    assert figures.slowest_rank == pytest.approx(
-        figures.epoch_seconds / (sum(seconds) / 2)
-    )
+    assert row.batches == 4
+    assert row.lower_bound == 3  # of 110 tokens, after the cut
+    assert (row.largest_tokens, row.over_cap, row.unproven) == (40, 0, None)
+    assert (row.cut_sequences, row.cut_tokens) == (1, 10)
+    epoch_seconds = seconds[1] + seconds[2]
+    assert row.estimated_epoch_seconds == pytest.approx(epoch_seconds)
+    assert row.slowest_rank == pytest.approx(epoch_seconds / (sum(seconds) / 2))
 
 
 def test_figures_count_what_exceeds_the_cap() -> None:
     budget = Budget(max_tokens=40)
     packed = Packed.of_lists([[0, 1], [2]])
-    figures = figures_of(packed, [30, 11, 40], budget, Dealing())
-    assert (figures.over_cap, figures.largest_tokens) == (1, 41)
+    row = row_of_lists(packed, [30, 11, 40], budget, Dealing())
+    assert (row.over_cap, row.largest_tokens) == (1, 41)
+    # By FLOPs no time is known.
+    assert row.estimated_epoch_seconds is None
+
+
+def test_micro_batches_that_no_proof_contains_are_unproven() -> None:
+    budget = Budget(max_tokens=40)
+    packed = Packed.of_lists([[0], [1, 2, 3], [4, 5, 6, 7, 8]])
+    lengths = [40, 20, 10, 10, 16, 6, 6, 6, 6]
+    long = BatchShape.packed([40])
+    short = BatchShape.packed([8] * 5)
+    mixed = BatchShape.packed([24, 8, 4, 4])
+    for shapes, unproven in (
+        ([], 3),
+        ([long], 2),
+        ([long, short], 2),
+        ([long, short, mixed], 1),
+        ([long, BatchShape.packed([24, 4, 4, 4, 4])], 0),
+    ):
+        proofs = np.array(
+            [
+                (shape.tokens, shape.squared_tokens, shape.batch_size, shape.length)
+                for shape in shapes
+            ]
+        ).reshape(-1, 4)
+        row = row_of_lists(packed, lengths, budget, Dealing(), proofs)
+        assert row.unproven == unproven
+        held = [BatchShape.packed([lengths[i] for i in b]) for b in packed.lists()]
+        contained = [
+            any(shape == batch or shape.contains(batch) for shape in shapes)
+            for batch in held
+        ]
+        assert contained.count(False) == unproven
 
 
 def test_mates_meet_again_less_often_in_smaller_pools_than_one() -> None:
@@ -236,13 +282,9 @@ def test_mates_meet_again_less_often_in_smaller_pools_than_one() -> None:
     budget = Budget(max_tokens=CAP)
     again = {}
     for pool_size in (200, 2000):
-        epochs, mates = simulate_packing(
-            lengths, budget, pool_size, Dealing(world_size=4), seed=0
-        )
-        assert len({figures.micro_batches for figures in epochs}) == 1
-        assert not any(figures.over_cap for figures in epochs)
-        assert all(figures.slowest_rank < 1.02 for figures in epochs)
-        again[pool_size] = mates.again
+        row = simulated_row(lengths, budget, pool_size, Dealing(world_size=4), seed=0)
+        assert row.over_cap == 0 and row.slowest_rank < 1.02
+        again[pool_size] = row.mates_again
     assert again[200] < again[2000] < 0.2
 
 

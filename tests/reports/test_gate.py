@@ -225,7 +225,7 @@ CAN_NOT_TELL = {
     "a baseline that recommends nothing": (
         "batches worse 2%",
         {"baseline": without_recommendation(made_sweep())},
-        "baseline recommends no row",
+        "the baseline: the sweep recommends no row",
     ),
     "a baseline of another unit": (
         "batches worse 2%",

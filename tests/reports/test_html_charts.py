@@ -8,6 +8,7 @@ import pytest
 from html_records import full_results, with_data
 from loader_records import all_failed, loaded, made_iterable
 from msgspec.structs import replace
+from packed_records import with_packing
 from pooled_records import pooled_sweep
 from report_records import made_probe, made_sweep, without_recommendation
 from streamed_records import BUFFERS, empty_stream, made_stream, whole_stream
@@ -35,6 +36,15 @@ def test_a_whole_run_has_five_charts() -> None:
         "frontier",
         "loader",
     ]
+
+
+def test_packing_is_a_level_and_no_padded_row_is_recommended() -> None:
+    sweep = with_packing(made_sweep(timed=False))
+    traces = drawn("sweep", sweep=sweep)
+    assert set(traces["even packing"]["y"]) == {640}
+    assert "recommended" not in traces
+    # By time it has no height, as its time is not known.
+    assert "even packing" not in drawn("sweep", sweep=with_packing(made_sweep()))
 
 
 def test_every_row_is_a_point_at_its_buckets_and_batches() -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import count, cycle
 from typing import Any
 
+from msgspec import structs
+
 from batchtune.loaders import kind_of
 from batchtune.reports import RunResults
 from batchtune.reports.loaders import row_cells, setting_name
@@ -88,10 +90,14 @@ class Figure:
 def figures(run: RunResults) -> list[Figure]:
     """Return the charts of a run, in the order to show them."""
     drawn = []
-    if run.sweep is not None and not all(row.uses_pools for row in run.sweep.rows):
-        drawn.append(_sweep_figure(run, run.sweep))
-    if run.sweep is not None and run.sweep.histogram:
-        drawn.append(_lengths_figure(run.sweep))
+    sweep = run.sweep
+    if sweep is not None and sweep.packed is not None:
+        # Padded batches are drawn for comparison.
+        sweep = structs.replace(sweep, recommended=None, recommended_table=None)
+    if sweep is not None and not all(row.uses_pools for row in sweep.rows):
+        drawn.append(_sweep_figure(run, sweep))
+    if sweep is not None and sweep.histogram:
+        drawn.append(_lengths_figure(sweep))
     if run.stream is not None and run.stream.rows:
         drawn.append(_stream_figure(run, run.stream))
     if run.probe is not None and run.probe.frontier:
@@ -160,6 +166,9 @@ def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
         baseline.name: baseline for baseline in sweep.baselines
     }
     levels["lower bound"] = sweep.lower_bound
+    packed = None if sweep.packed is None else sweep.packed.row
+    if packed is not None and known_cost(packed, timed=sweep.has_times):
+        levels[packed.name] = packed
     return _cost_figure(
         run,
         sweep,
