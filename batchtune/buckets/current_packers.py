@@ -28,12 +28,15 @@ from batchtune.packing.time_law import DENSE_7B, TimeLaw
 from batchtune.packing.twins import (
     MicroBatches,
     axolotl_batches,
+    axolotl_epoch_length,
     slime_steps,
     trl_bfd,
     verl_micro_batches,
 )
 from batchtune.results import PackedRow
 
+# axolotl counts the batches of so many orders, with at least as many ranks of one, to know how long epochs are.
+_ORDERS = 4
 # No sequence is longer.
 _UNLIMITED = 2**53
 Steps: TypeAlias = list[list[MicroBatches]]
@@ -100,15 +103,24 @@ class AxolotlSettings(PackerSettings, frozen=True, kw_only=True):
         return self.excess_length_strategy == "truncate"
 
     def steps(self, lengths: list[int], dealing: Dealing) -> Steps:
-        """Return the bins, dealt in turn."""
-        batches = axolotl_batches(
+        """Return the bins, dealt in turn, as many as axolotl counts for an epoch."""
+        batches = self._bins(lengths, range(len(lengths)))
+        counts = [len(batches)]
+        further = 0 if dealing.world_size >= _ORDERS else _ORDERS - 1
+        for seed in range(further):
+            order = np.random.default_rng(seed).permutation(len(lengths))
+            counts.append(len(self._bins(lengths, order.tolist())))
+        length = axolotl_epoch_length(counts)
+        return _in_turn([batch[0] for batch in batches[:length]], dealing)
+
+    def _bins(self, lengths: list[int], order: Sequence[int]) -> list[MicroBatches]:
+        return axolotl_batches(
             lengths,
-            range(len(lengths)),
+            order,
             self.max_tokens,
             bin_size=self.sample_packing_bin_size,
             group_size=self.sample_packing_group_size,
         )
-        return _in_turn([batch[0] for batch in batches], dealing)
 
 
 class TrlSettings(PackerSettings, frozen=True, kw_only=True):

@@ -99,6 +99,14 @@ def axolotl_batches(
     return batches
 
 
+def axolotl_epoch_length(batches_of_orders: Sequence[int]) -> int:
+    """Return the length of axolotl's epochs: the fewest batches of the orders that `len()` draws, on any rank.
+
+    It draws four, or one if there are at least as many ranks. Longer epochs end after so many.
+    """
+    return min(batches_of_orders)
+
+
 def trl_bfd(
     lengths: Sequence[int], max_tokens: int, *, rows_at_once: int = 1000
 ) -> MicroBatches:

@@ -22,6 +22,7 @@ from real_packers import (
 
 from batchtune.packing.twins import (
     axolotl_batches,
+    axolotl_epoch_length,
     slime_steps,
     trl_bfd,
     verl_micro_batches,
@@ -211,6 +212,26 @@ def test_axolotl_on_public_lengths(name: str) -> None:
     order = list(range(len(lengths)))
     real = real_axolotl(lengths, order, options)
     assert real == axolotl_batches(lengths, order, **options)
+
+
+def test_an_epoch_of_axolotl_is_the_shortest_of_four() -> None:
+    made = random.Random(0)
+    lengths = made_up(made, 300, 8192)
+    drawn: list[list[int]] = []
+
+    class Shuffled:
+        def __iter__(self) -> Any:
+            drawn.append(made.sample(range(len(lengths)), len(lengths)))
+            return iter(drawn[-1])
+
+    sampler = axolotl_multipack().MultipackBatchSampler(
+        Shuffled(), 1, 50, np.array(lengths), 4, drop_last=True
+    )
+    length = len(sampler)
+    counts = [
+        len(axolotl_batches(lengths, order, 50, bin_size=4)) for order in drawn[-4:]
+    ]
+    assert length == axolotl_epoch_length(counts)
 
 
 # TRL
