@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import msgspec
 import numpy as np
 
 from batchtune.buckets.optimal import TIE, best_buckets, representative_ends
@@ -22,9 +21,9 @@ from batchtune.epochs.expectation import (
 )
 from batchtune.epochs.measured_costs import BatchCost
 from batchtune.epochs.table import BucketTable, speechbrain_table
-from batchtune.errors import UsageError, did_you_mean, invalid_field, shortened
+from batchtune.errors import UsageError, did_you_mean, shortened
 from batchtune.lengths import SPEECH_UNITS, FloatArray, Histogram, IntArray, Lengths
-from batchtune.results import MOST_BUCKETS, Row, SweepSettings
+from batchtune.results import MOST_BUCKETS, Row, SweepSettings, checked
 from batchtune.units import format_length, format_number
 
 # The most lengths that may be ends of buckets, if batches are counted, and if they have a cost, which takes longer:
@@ -263,10 +262,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 def checked_settings(**values: Any) -> SweepSettings:
     """Return the settings of a sweep; UsageError for an unknown strategy, a wrong value, or sizes of no pools."""
-    try:
-        settings = msgspec.convert(values, SweepSettings)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"--{invalid_field(error).replace('_', '-', 2)}") from error
+    settings = checked(SweepSettings, values)
     for name in settings.strategies:
         if name not in STRATEGIES:
             hint = f"{did_you_mean(name, STRATEGIES)}Known strategies: {', '.join(STRATEGIES)}."

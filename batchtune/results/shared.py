@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 
-from batchtune.errors import ResultError, shortened
+from batchtune.errors import ResultError, UsageError, invalid_field, shortened
 from batchtune.files import read_regular, write_whole
 
 # With these bounds, sums and products stay far from what a float or a 64-bit integer can hold.
@@ -274,6 +274,20 @@ def wrong_settings(settings: dict[str, Any], kind: type[Record]) -> Iterator[str
         msgspec.convert(settings, kind)
     except msgspec.ValidationError as error:
         yield f"settings: {error}"
+
+
+S = TypeVar("S")
+_IN_UNITS = re.compile("_(seconds|bytes)$")
+
+
+def checked(kind: type[S], values: Mapping[str, Any]) -> S:
+    """Return a user's settings; UsageError, which names the option, for one of another type or out of range."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        field, _, problem = invalid_field(error).partition(": ")
+        option = _IN_UNITS.sub("", field).replace("_", "-")
+        raise UsageError(f"--{option}: {problem}") from error
 
 
 RUN_FILE = "run.json"

@@ -19,7 +19,7 @@ from batchtune.buckets.sweep import all_fit, costs_in, sweep
 from batchtune.epochs.measured_costs import Costs, StepSeconds
 from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable, Limits
-from batchtune.errors import UsageError, invalid_field
+from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import (
@@ -86,16 +86,6 @@ class StreamSettings(StreamedWith, frozen=True, kw_only=True):
     max_batch_size: Size | None = None
     bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
     min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-
-    @classmethod
-    def checked(cls, **values: Any) -> StreamSettings:
-        """Return the settings; UsageError if a number is out of range."""
-        try:
-            return msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            raise UsageError(
-                f"--{invalid_field(error).replace('_', '-', 2)}"
-            ) from error
 
 
 def run_stream_sweep(
