@@ -23,7 +23,6 @@ from batchtune.reports.section import (
     clean,
     current_name,
     format_shape,
-    known_cost,
     spread,
 )
 from batchtune.reports.streams import MAP_STYLE, algorithm_name
@@ -36,6 +35,7 @@ from batchtune.results import (
     Row,
     StreamSweep,
     Sweep,
+    cost_of,
 )
 from batchtune.units import (
     counted,
@@ -212,10 +212,10 @@ def _cost_figure(
     for name, place, row in places:
         series = best.setdefault(name, {})
         other = series.setdefault(place, row)
-        is_better = known_cost(row, timed=timed) < known_cost(other, timed=timed)
+        is_better = cost_of(row, timed=timed) < cost_of(other, timed=timed)
         if row is chosen or (other is not chosen and is_better):
             series[place] = row
-    highest = max(known_cost(row, timed=timed) for _, _, row in places)
+    highest = max(cost_of(row, timed=timed) for _, _, row in places)
     divisor = 1.0
     y_title = "batches of one epoch"
     if timed:
@@ -225,7 +225,7 @@ def _cost_figure(
             y_title = "estimated time of one epoch (min)"
 
     def height(costed: Costed) -> float:
-        return known_cost(costed, timed=timed) / divisor
+        return cost_of(costed, timed=timed) / divisor
 
     data = []
     ends = [place for _, place, _ in places]
