@@ -317,6 +317,9 @@ RUN_FILES = (
 
 R = TypeVar("R", bound=Result)
 
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are not JSON of the expected type."""
+
 # Legal in JSON, but terminals act on it (control characters, changes of writing direction), or GitHub (commands).
 _ACTIVE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]|(?<=##)\\[")
 
@@ -363,7 +366,7 @@ def read_result(path: Path, kind: type[R]) -> R:
         result = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise ResultError(f"{path} is edited or damaged: {error}", again) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise ResultError(f"{path} is damaged: {error}", again) from error
     for problem in _problems(result):
         raise ResultError(f"{path} is edited or damaged: {problem}", again)
