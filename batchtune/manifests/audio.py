@@ -126,14 +126,7 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength:
     """Return the length of a WAV file that begins so."""
     if len(head) < 12 or head[8:12] != b"WAVE":
         raise Unreadable("no WAV header")
-
-    def read(start: int, size: int) -> bytes:
-        return (
-            head[start : start + size]
-            if start + size <= len(head)
-            else payload.read(start, size)
-        )
-
+    read = payload.read
     fmt = b""
     fact = 0
     long_size = None
