@@ -50,6 +50,8 @@ CostBytes = Annotated[Bytes, LESS_IS_BETTER]
 Gain = Annotated[Amount, MORE_IS_BETTER]
 GainRatio = Annotated[Gain, PER_CENT]
 
+S = TypeVar("S")
+
 ROUNDING = 1e-6  # relative tolerance between numbers that follow from each other
 _LARGEST_BATCH = 4e18  # examples that a 64-bit integer can count
 
@@ -261,6 +263,13 @@ def wrong_table(
         yield "boundaries do not ascend"
 
 
+def row_at(rows: Sequence[S], index: int | None) -> S | None:
+    """Return the row at an index; None without one."""
+    if index is None:
+        return None
+    return rows[index]
+
+
 def wrong_rows(rows: Sequence[Record], **indices: int | None) -> Iterator[str]:
     """Yield what is wrong with the named indices of rows."""
     for name, index in indices.items():
@@ -276,7 +285,6 @@ def wrong_settings(settings: dict[str, Any], kind: type[Record]) -> Iterator[str
         yield f"settings: {error}"
 
 
-S = TypeVar("S")
 _IN_UNITS = re.compile("_(seconds|bytes)$")
 
 

@@ -30,6 +30,7 @@ from batchtune.results import (
     StreamSweep,
     SweepSettings,
     meta_of,
+    row_at,
     write_result,
 )
 from batchtune.run_folder import clear_run
@@ -167,10 +168,9 @@ def sweep_stream(
         del priced[0]
     rows = with_equals(priced)
     # Sized as the stream's tables are, so that only the stream makes a difference.
-    best_table = recommend(tables, as_map.baselines).portable
-    map_style = None if best_table is None else tables[best_table]
+    map_style = row_at(tables, recommend(tables, as_map.baselines).portable)
     recommendation = recommend_stream(rows, min_randomness=settings.min_randomness)
-    chosen = None if recommendation.row is None else rows[recommendation.row]
+    chosen = row_at(rows, recommendation.row)
     shards = shards_of(stream, sizes, settings.readers)
     warnings = [
         *stream_cautions(shards, settings.shard_size, settings.readers),
