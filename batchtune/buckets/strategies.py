@@ -281,10 +281,11 @@ def parse_num_buckets(text: str) -> tuple[int, ...]:
     numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", part.strip())
-        first = int(match[1]) if match is not None else 0
-        last = first
-        if match is not None and match[2] is not None:
-            last = int(match[2])
+        first = 0
+        last = 0
+        if match is not None:
+            first = int(match[1])
+            last = int(match[2] or first)
         if not 1 <= first <= last <= MOST_BUCKETS:
             raise UsageError(
                 f"the number of buckets must be from 1 to {MOST_BUCKETS}, or ascending ranges, got {shortened(text)}",

@@ -278,12 +278,12 @@ class Ranks:
 
 def _patience(message: Reply | Vote | None) -> float:
     """Return how long to wait for other ranks after a message, in seconds."""
-    if isinstance(message, Vote):
-        return math.inf if message.caught is None else _CAUGHT_SECONDS
-    cause = None if message is None else cause_of(message)
-    if cause is None:
+    if isinstance(message, Vote) and message.caught is not None:
+        return _CAUGHT_SECONDS
+    if message is None or isinstance(message, Vote):
         return math.inf
-    return _SECONDARY_SECONDS if cause == "secondary" else _GRACE_SECONDS
+    by_cause = {None: math.inf, "secondary": _SECONDARY_SECONDS}
+    return by_cause.get(cause_of(message), _GRACE_SECONDS)
 
 
 def _waits(stack: str) -> bool:
