@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from batchtune import processes
-from batchtune.errors import ProbeError
+from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
 from batchtune.processes.nursery import ready
 from batchtune.results import MALFORMED, LoaderOutcome
 from batchtune.workloads.loading import user_stack
@@ -78,6 +78,18 @@ class Failed(Message, frozen=True):
     traceback: str | None = None
     outcome: LoaderOutcome = "error"
     stage: str | None = None
+
+    @classmethod
+    def of(cls, error: BatchtuneError, stage: str | None = None) -> Failed:
+        """Return an error that says itself what is wrong; a wrong option is its own stage."""
+        traceback = None
+        if isinstance(error, WorkloadError):
+            traceback = error.traceback
+        if isinstance(error, OptionError):
+            stage = "options"
+        return cls(
+            stage=stage, message=error.message, hint=error.hint, traceback=traceback
+        )
 
     @property
     def text(self) -> str:

@@ -252,11 +252,11 @@ def wrong_limit(max_batch_length: float, lengths: LengthsSummary) -> Iterator[st
 
 
 def wrong_table(
-    boundaries: Sequence[float], batch_sizes: Sequence[int], sizes: str = "batch sizes"
+    boundaries: Sequence[float], batch_sizes: Sequence[int]
 ) -> Iterator[str]:
     """Yield what is wrong with a bucket table."""
     if len(boundaries) != len(batch_sizes):
-        yield f"it has {len(boundaries)} boundaries and {len(batch_sizes)} {sizes}"
+        yield f"it has {len(boundaries)} boundaries and {len(batch_sizes)} batch sizes"
     if not boundaries:
         yield "boundaries is empty"
     if any(before >= after for before, after in itertools.pairwise(boundaries)):
