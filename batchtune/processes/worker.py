@@ -24,7 +24,7 @@ from batchtune import processes
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
 from batchtune.processes.nursery import ready
 from batchtune.results import MALFORMED, LoaderOutcome
-from batchtune.workloads.loading import user_stack
+from batchtune.workloads.loading import last_frame, user_stack
 
 Answer = TypeVar("Answer", bound="Message")
 Request = TypeVar("Request")
@@ -159,6 +159,13 @@ class WorkerLost(Exception):
         super().__init__(how)
         self.outcome = outcome
         self.output = output
+
+    @property
+    def place(self) -> str:
+        """Where it hangs, to end a sentence; empty if that is not known."""
+        if not self.output:
+            return ""
+        return f"; it hangs at {last_frame(self.output)}"
 
 
 def tail(output: str, lines: int) -> str:
