@@ -50,7 +50,7 @@ def serve_node_0(launch: Launch, greeting: Greeting, timeout_seconds: float) -> 
                 nursery.end_worker()
                 has_ranks = False
             if isinstance(message, End):
-                node_0.send(Ended(output=_last_words(nursery)))
+                node_0.send(Ended(output=tail(nursery.output(), _SHOWN_LINES)))
                 continue
             nursery.start_worker()
             has_ranks = True
@@ -64,10 +64,6 @@ def serve_node_0(launch: Launch, greeting: Greeting, timeout_seconds: float) -> 
         node_0.channel.close()
     if message.error is not None:
         raise ProbeError(f"node 0 has ended: {message.error}", message.hint)
-
-
-def _last_words(nursery: Nursery) -> str:
-    return tail(nursery.output(), _SHOWN_LINES)
 
 
 def _connected(launch: Launch, timeout_seconds: float) -> Connection:
