@@ -26,7 +26,7 @@ from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
-from batchtune.results import Record, SweepSettings
+from batchtune.results import Record, SweepSettings, checked
 from batchtune.run_folder import holds_other_lengths
 from batchtune.workloads import with_unit
 from batchtune.workloads.loading import spec_of
@@ -73,8 +73,14 @@ def probe(
     holds_other_lengths(read, folder, force=force)
     probed = run_probe(
         read,
-        ProbeSettings.checked(
-            workload=workload, options=options, force=force, **probing
+        checked(
+            ProbeSettings,
+            {
+                "workload": workload,
+                "options": options,
+                "force": force,
+                **probing,
+            },
         ),
         folder,
         force=force,

@@ -277,7 +277,7 @@ class Recipe:
                 f"{self.name} has {len(training)} blocks of batching settings: {paths}",
                 f"Say which one: {choose}{printable(training[0].path)}.",
             )
-        return training[0] if training else None
+        return next(iter(training), None)
 
     def check_block(self, block: Block) -> None:
         """Raise ResultError if a block's settings are not all in it."""

@@ -136,6 +136,21 @@ class ProbeError(BatchtuneError):
     """The probe has no result: nothing fits, or the device can't be used."""
 
 
+def linked_errors(
+    error: BaseException, *, contexts: bool = False
+) -> list[BaseException]:
+    """Return the exception and what it was raised from, each once; with `contexts`, also what was being handled."""
+    chain = [error]
+    for link in chain:  # which grows
+        causes = [link.__cause__]
+        if contexts and not link.__suppress_context__:
+            causes.append(link.__context__)
+        for cause in causes:
+            if cause is not None and all(cause is not known for known in chain):
+                chain.append(cause)
+    return chain
+
+
 def invalid_field(error: Exception) -> str:
     """Return what msgspec finds wrong in plain words: `num_buckets: must be a whole number of at least 1`."""
     problem, _, place = printable(str(error)).partition(" - at `$.")

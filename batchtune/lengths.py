@@ -163,8 +163,6 @@ class Lengths:
         *,
         counts: IntArray | None = None,
         unit: Unit | None = None,
-        left_out: dict[str, int] | None = None,
-        notes: tuple[str, ...] = (),
     ) -> Lengths:
         """Sort lengths in descending order, with their targets; each is `counts` examples, by default one.
 
@@ -189,7 +187,7 @@ class Lengths:
             if not (np.isfinite(target_lengths).all() and target_lengths.min() >= 0):
                 raise ValueError("target lengths must be finite and not negative")
         runs = Runs.of(array, target_lengths, counts)
-        return cls(runs, unit, left_out or {}, notes)
+        return cls(runs, unit)
 
     @cached_property
     def values(self) -> FloatArray:

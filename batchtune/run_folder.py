@@ -15,6 +15,7 @@ from batchtune.files import open_to_append, read_regular, unwritable, write_whol
 from batchtune.lengths import Lengths
 from batchtune.results import (
     LARGEST_BYTES,
+    MALFORMED,
     PROBE_FILE,
     RUN_FILE,
     RUN_FILES,
@@ -125,7 +126,7 @@ def read_trials(path: Path) -> list[Trial]:
             for problem in trial.problems(number - 1):
                 raise msgspec.ValidationError(problem)
             trials.append(trial)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise ResultError(
                 f"{path}, line {number}: not a trial: {error}",
                 "Start over with --force, or take the line out.",

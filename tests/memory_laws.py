@@ -311,3 +311,24 @@ class LawDevice:
             return None
         inside = (self.lengths.values > below) & (self.lengths.values <= up_to)
         return float(self.lengths.targets[inside].max())
+
+
+class AlteredDevice(LawDevice):
+    """A device that alters what comes of its law."""
+
+    def altered(self, ran: Ran) -> Ran:
+        """What a trial or a step becomes."""
+        raise NotImplementedError
+
+    def measure(
+        self,
+        shape: BatchShape,
+        index: int,
+        *,
+        fresh: bool = False,
+        timing: bool = False,
+    ) -> Ran:
+        return self.altered(super().measure(shape, index, fresh=fresh, timing=timing))
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        return self.altered(super().step(shape, release=release))

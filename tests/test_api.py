@@ -235,7 +235,7 @@ def test_a_similar_setting_is_suggested() -> None:
 
 
 def test_a_wrong_setting_of_the_probe_is_named() -> None:
-    with pytest.raises(UsageError, match="memory_fraction: must be a number"):
+    with pytest.raises(UsageError, match="--memory-fraction: must be a number"):
         batchtune.probe(KNOWN, [1.0], memory_fraction="most")
 
 

@@ -26,12 +26,6 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 # Sums of the same costs in another order differ by rounding: smaller differences than this are ties.
 TIE = 1e-12
 
-# If a vectorised pass over the hull's points drops less than this share, their neighbourhoods go one by one.
-_WORTHWHILE_PASS = 0.02
-_WIDENING = 8
-# One point in this many makes the first, rough hull.
-_SAMPLE_STEP = 64
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BestBuckets:
@@ -132,7 +126,7 @@ def optimal_boundaries(
     at most k buckets, f_k(j) = w_j·C_j + min over i of (f_{k-1}(i) - w_j·C_i): the least of lines at w_j, read off the
     lower convex hull of the points (C_i, f_{k-1}(i)).
 
-    Two facts make it O(K·U) after the hull, and all of it array operations; both hold for any costs:
+    Two facts make it O(K·U); both hold for any costs:
 
     - An end u_j with a later u_m that costs no more is never needed: extending the bucket to u_m (over whole
       buckets if they cost no less) is no dearer. So only ends with w_j < w_m for all m > j take part, and
@@ -156,7 +150,7 @@ def optimal_boundaries(
     totals = [lowest_costs[-1]]
     previous = [np.zeros(counts.size, dtype=np.int64)]
     for _ in range(min(max(num_buckets), ends.size) - 1):
-        hull = _lower_hull(counts, lowest_costs)
+        hull = _lower_hull(counts.tolist(), lowest_costs.tolist())
         slopes = np.diff(lowest_costs[hull]) / np.diff(counts[hull])
         # Rounding can make an end beyond one's own look equally cheap; it never is cheaper.
         before = np.minimum(hull[np.searchsorted(slopes, costs)], own_ends)
@@ -172,49 +166,8 @@ def optimal_boundaries(
     ]
 
 
-def _lower_hull(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
-    """Return the indices of the lower convex hull's vertices, for strictly ascending x.
-
-    A point on or above the segment between any two others is no vertex. So points may be dropped in any order,
-    and many at once, until each of the others lies below the segment between its neighbours: only the hull is
-    like that. First the points above the hull of a sample are dropped, then, pass by pass, all above their
-    neighbours. If these are few, their neighbourhood's own hull decides, taken wider from pass to pass, since a
-    dent that unravels point by point would take as many passes as it has points.
-    """
-    sample = np.append(np.arange(0, x.size - 1, _SAMPLE_STEP), x.size - 1)
-    corners = sample[_lower_hull_one_by_one(x[sample].tolist(), y[sample].tolist())]
-    spans = np.diff(corners)
-    dx = np.repeat(np.diff(x[corners]), spans)
-    dy = np.repeat(np.diff(y[corners]), spans)
-    from_x = np.repeat(x[corners[:-1]], spans)
-    from_y = np.repeat(y[corners[:-1]], spans)
-    below = np.append((y[:-1] - from_y) * dx < dy * (x[:-1] - from_x), True)
-    below[corners] = True
-    kept = np.flatnonzero(below)
-    reach = 1
-    while kept.size > 2:
-        dx = np.diff(x[kept])
-        dy = np.diff(y[kept])
-        bent = 1 + np.flatnonzero(dy[:-1] * dx[1:] >= dy[1:] * dx[:-1])
-        if bent.size == 0:
-            break
-        if bent.size >= _WORTHWHILE_PASS * kept.size:
-            kept = np.delete(kept, bent)
-            continue
-        # All points that are at most `reach` from one of these.
-        steps = np.bincount(np.maximum(bent - reach, 0), minlength=kept.size)
-        steps -= np.bincount(
-            np.minimum(bent + reach + 1, kept.size), minlength=kept.size + 1
-        )[:-1]
-        near = np.flatnonzero(np.cumsum(steps) > 0)
-        corners = _lower_hull_one_by_one(x[kept[near]].tolist(), y[kept[near]].tolist())
-        kept = np.delete(kept, np.delete(near, corners))
-        reach *= _WIDENING
-    return kept
-
-
-def _lower_hull_one_by_one(x: list[float], y: list[float]) -> npt.NDArray[np.intp]:
-    """Return the same point by point, always in linear time (Andrew's monotone chain)."""
+def _lower_hull(x: list[float], y: list[float]) -> npt.NDArray[np.intp]:
+    """Return the indices of the lower convex hull's vertices, for strictly ascending x (Andrew's monotone chain)."""
     hull: list[int] = []
     for i in range(len(x)):
         while len(hull) > 1:
@@ -224,7 +177,7 @@ def _lower_hull_one_by_one(x: list[float], y: list[float]) -> npt.NDArray[np.int
                 break
             hull.pop()
         hull.append(i)
-    return cast("npt.NDArray[np.intp]", np.array(hull, dtype=np.intp))
+    return np.array(hull, dtype=np.intp)
 
 
 ExampleCostsOf = Callable[[FloatArray, FloatArray], FloatArray]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import msgspec
 import numpy as np
 
 from batchtune.buckets.optimal import TIE, best_buckets, representative_ends
@@ -22,9 +21,9 @@ from batchtune.epochs.expectation import (
 )
 from batchtune.epochs.measured_costs import BatchCost
 from batchtune.epochs.table import BucketTable, speechbrain_table
-from batchtune.errors import UsageError, did_you_mean, invalid_field, shortened
+from batchtune.errors import UsageError, did_you_mean, shortened
 from batchtune.lengths import SPEECH_UNITS, FloatArray, Histogram, IntArray, Lengths
-from batchtune.results import MOST_BUCKETS, Row, SweepSettings
+from batchtune.results import MOST_BUCKETS, Row, SweepSettings, checked
 from batchtune.units import format_length, format_number
 
 # The most lengths that may be ends of buckets, if batches are counted, and if they have a cost, which takes longer:
@@ -265,10 +264,7 @@ PACKED = "packed"
 
 def checked_settings(**values: Any) -> SweepSettings:
     """Return the settings of a sweep; UsageError for an unknown strategy, a wrong value, or sizes of no pools."""
-    try:
-        settings = msgspec.convert(values, SweepSettings)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"--{invalid_field(error).replace('_', '-', 2)}") from error
+    settings = checked(SweepSettings, values)
     for name in settings.strategies:
         known = (*STRATEGIES, PACKED)
         if name not in known:
@@ -290,10 +286,11 @@ def parse_num_buckets(text: str) -> tuple[int, ...]:
     numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", part.strip())
-        first = int(match[1]) if match is not None else 0
-        last = first
-        if match is not None and match[2] is not None:
-            last = int(match[2])
+        first = 0
+        last = 0
+        if match is not None:
+            first = int(match[1])
+            last = int(match[2] or first)
         if not 1 <= first <= last <= MOST_BUCKETS:
             raise UsageError(
                 f"the number of buckets must be from 1 to {MOST_BUCKETS}, or ascending ranges, got {shortened(text)}",

@@ -53,6 +53,7 @@ from batchtune.results import (
     epoch_costs,
     meta_of,
     read_result,
+    row_at,
     write_result,
 )
 from batchtune.run_folder import clear_run, holds_other_lengths
@@ -221,9 +222,7 @@ def sweep(
     recommendation = recommend(
         rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded
     )
-    recommended = None
-    if recommendation.row is not None:
-        recommended = rows[recommendation.row]
+    recommended = row_at(rows, recommendation.row)
     most_buckets = max(settings.num_buckets)
     if recommended is not None and not recommended.uses_pools:
         most_buckets = len(recommended.boundaries)

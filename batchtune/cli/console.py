@@ -40,14 +40,6 @@ _FIRST_LINE_AFTER_SECONDS = 10.0
 _SILENT_SECONDS = 30.0  # at most, in a log
 _POLL_SECONDS = 0.5
 _TOLD_SHARE = 1e-4  # of which the time left can be told
-_TUNING = {
-    "opening": "Building the loader",
-    "comparing": "Comparing the first batches of workers, with",
-    "measuring": "Measuring",
-    "confirming": "Taking batches as training does, with",
-    "stages": "Measuring the stages",
-    "reproducing": "Comparing two epochs of",
-}
 
 
 def note(text: str, *, quiet: bool = False) -> None:
@@ -232,7 +224,7 @@ class Progress:
         words = [
             f"{name}={argument_text(value)}" for name, value in tuning.arguments.items()
         ]
-        doing = " ".join([_TUNING[tuning.doing], *words])
+        doing = " ".join([tuning.doing, *words])
         self.update(
             f"{doing}, {tuning.done} of {tuning.total}",
             tuning.done,

@@ -111,15 +111,11 @@ def scan(
         raise UsageError(
             "--ray-address is for the engine ray", "Add --engine ray, or leave it out."
         )
-    if engine == "ray" and (output is None or summary):
+    writes = output is not None and not summary
+    if not writes and (histogram or engine == "ray"):
         raise UsageError(
-            "--engine ray writes a file",
+            "--histogram and --engine ray are for writing a file, but none is written",
             "Name it with -o, and leave out --summary.",
-        )
-    if histogram and (output is None or summary):
-        raise UsageError(
-            "--histogram says what is written, but nothing is",
-            "Name the file with -o, and leave out --summary.",
         )
     if output is None or summary:
         lengths = source.load(quiet=quiet, described=False)

@@ -558,6 +558,7 @@ class ProbeOptions(WorkloadOptions):
     ) -> ProbeSettings:
         """Return the settings of the probe. Raises UsageError if one is invalid, or the workload must be named."""
         from batchtune.probe.settings import ProbeSettings
+        from batchtune.results import checked
         from batchtune.workloads import default_workload, with_unit
 
         asked = {
@@ -571,7 +572,7 @@ class ProbeOptions(WorkloadOptions):
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
         asked["options"] = with_unit(asked["workload"], asked["options"], lengths.unit)
-        return ProbeSettings(**given(ProbeSettings, self, run, **asked))
+        return checked(ProbeSettings, given(ProbeSettings, self, run, **asked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -701,18 +702,18 @@ class StreamOptions:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
         from batchtune.buckets.strategies import parse_num_buckets, parse_sizes
         from batchtune.buckets.sweep import probed_ranks
+        from batchtune.results import checked
         from batchtune.streams.stream_sweep import StreamSettings
 
-        return StreamSettings.checked(
-            **given(
-                StreamSettings,
-                self,
-                run,
-                world_size=self.world_size or probed_ranks(run.run),
-                buffer_sizes=parse_sizes(self.buffer_size, "--buffer-size"),
-                num_buckets=parse_num_buckets(self.num_buckets),
-            )
+        values = given(
+            StreamSettings,
+            self,
+            run,
+            world_size=self.world_size or probed_ranks(run.run),
+            buffer_sizes=parse_sizes(self.buffer_size, "--buffer-size"),
+            num_buckets=parse_num_buckets(self.num_buckets),
         )
+        return checked(StreamSettings, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -765,21 +766,22 @@ class LoaderOptions:
     def settings(self, target: str, run: Path) -> LoaderSettings:
         """Return the settings of the tuning. Raises UsageError if a value is invalid."""
         from batchtune.loaders.settings import LoaderSettings, parse_sweep
-        from batchtune.results import SAMPLER_FILE
+        from batchtune.results import SAMPLER_FILE, checked
         from batchtune.workloads import parse_options
 
-        config = run / SAMPLER_FILE
-        settings = LoaderSettings(
-            **given(
-                LoaderSettings,
-                self,
-                target=target,
-                options=parse_options(self.set or []),
-                sweep=parse_sweep(self.sweep or []),
-                config=str(config) if config.exists() else None,
-            )
+        values = given(
+            LoaderSettings,
+            self,
+            target=target,
+            options=parse_options(self.set or []),
+            sweep=parse_sweep(self.sweep or []),
         )
-        return settings.for_quick() if self.quick else settings
+        if (run / SAMPLER_FILE).exists():
+            values["config"] = str(run / SAMPLER_FILE)
+        settings = checked(LoaderSettings, values)
+        if self.quick:
+            return settings.for_quick()
+        return settings
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:

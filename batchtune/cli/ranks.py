@@ -76,7 +76,10 @@ def refuse_to_be_a_rank(
             f"batchtune was started {where}, once a rank, but starts the ranks itself",
             f"Start it once: {_command([], words, ranks)}",
         )
-    tasks = _tasks(environment)
+    # Those of a step count before those of its job.
+    tasks = _number(environment, "SLURM_STEP_TASKS_PER_NODE") or _number(
+        environment, "SLURM_NTASKS_PER_NODE"
+    )
     if tasks > 1:
         raise UsageError(
             f"SLURM starts {tasks} tasks of batchtune on a machine, one a GPU, but batchtune starts the ranks itself",
@@ -92,13 +95,6 @@ def _ranks_here(environment: Mapping[str, str]) -> int | None:
         return None
     return _number(environment, "LOCAL_WORLD_SIZE") or _number(
         environment, "WORLD_SIZE"
-    )
-
-
-def _tasks(environment: Mapping[str, str]) -> int:
-    """Return how many tasks SLURM starts on a machine; those of a step count before those of its job."""
-    return _number(environment, "SLURM_STEP_TASKS_PER_NODE") or _number(
-        environment, "SLURM_NTASKS_PER_NODE"
     )
 
 

@@ -132,20 +132,18 @@ def _read(path: Path) -> Any:
 
 def _as_text(value: Any, parameter: Any) -> str | list[str] | bool:
     """Return a value of TOML as the command line would give it."""
+    from batchtune.results import argument_text
+
     if isinstance(value, bool):
         return value
     if isinstance(value, Mapping):  # set = { layers = 12 }
-        value = [f"{key}={_word(part)}" for key, part in value.items()]
+        value = [f"{key}={argument_text(part)}" for key, part in value.items()]
     if not isinstance(value, list):
         value = [value]
-    words = [_word(part) for part in value]
+    words = [argument_text(part) for part in value]
     if getattr(parameter, "multiple", False):
         return words
     return ",".join(words)
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def origin_of(ctx: Any, parameter: Any) -> Origin | None:

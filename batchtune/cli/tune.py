@@ -106,14 +106,16 @@ def tune(
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
     """
     from batchtune.reports import load_run, render
+    from batchtune.results import checked
     from batchtune.verify.plan import VerifySettings
 
     refuse_to_be_a_rank()
-    verify_settings = VerifySettings(
-        steps=verify_steps,
-        time_tolerance=time_tolerance,
-        step_timeout_seconds=probe.trial_timeout,
-    )
+    how_to_verify = {
+        "steps": verify_steps,
+        "time_tolerance": time_tolerance,
+        "step_timeout_seconds": probe.trial_timeout,
+    }
+    verify_settings = checked(VerifySettings, how_to_verify)
     sweep_settings = sweep.settings(run)
     packing, current = _current(sweep)
     source = _with_own_lengths(source, probe, run)

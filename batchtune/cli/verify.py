@@ -139,7 +139,7 @@ def verify(
     from batchtune.files import check_writable
     from batchtune.reports import load_run
     from batchtune.reports.page import build_verification_page
-    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
+    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, checked
     from batchtune.verify.plan import VerifySettings
 
     refuse_to_be_a_rank()
@@ -159,13 +159,14 @@ def verify(
         raise UsageError(
             "how long to verify is not clear", "Give one of --steps and --epoch."
         )
-    settings = VerifySettings(
-        steps=steps,
-        epoch=epoch,
-        seed=seed,
-        time_tolerance=time_tolerance,
-        step_timeout_seconds=step_timeout,
-    )
+    values = {
+        "steps": steps,
+        "epoch": epoch,
+        "seed": seed,
+        "time_tolerance": time_tolerance,
+        "step_timeout_seconds": step_timeout,
+    }
+    settings = checked(VerifySettings, values)
     with other_nodes(subject, quiet=quiet) as nodes:
         if stream:
             stored = manifest.load_stream(quiet=quiet, as_in=folder)

@@ -171,14 +171,12 @@ def _choose(
     timed = sweep.has_times
 
     def preference(row: Row | StreamRow) -> tuple[bool, float, int]:
-        return bool(row.unproven), cost_of(row, timed=timed) or 0.0, len(row.boundaries)
+        return bool(row.unproven), cost_of(row, timed=timed), len(row.boundaries)
 
     row = min(expressed, key=preference)
     if next_best is not None and expresses(next_best):
         row = next_best
-    more = (cost_of(row, timed=timed) or 0.0) / (
-        cost_of(recommended, timed=timed) or 1.0
-    ) - 1
+    more = cost_of(row, timed=timed) / (cost_of(recommended, timed=timed) or 1.0) - 1
     what = "time" if timed else "batches"
     remark = (
         f"batchtune recommends {_described(recommended)}, which {framework} can't express: {why}. This is "

@@ -151,7 +151,7 @@ def _lengths(tensor: Any, examples: int) -> list[float]:
     sides = [int(side) for side in tensor.shape]
     if examples in sides:
         sides.remove(examples)
-    return [max(sides)] * examples if sides else []
+    return [max(sides, default=0)] * examples
 
 
 def _digest(value: Any) -> str:

@@ -17,17 +17,15 @@ from msgspec.structs import replace
 from batchtune.errors import LoaderError, OptionError
 from batchtune.loaders.protocol import Open, Opened, Reply, Split, Stages, Take, Taken
 from batchtune.loaders.settings import LoaderSettings
-from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost
+from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost, tail
 from batchtune.results import Arguments, LoaderOutcome, LoaderStage, Reproduced
 from batchtune.units import format_seconds
-from batchtune.workloads.loading import last_frame
 
 Answer = TypeVar("Answer", Opened, Taken, Stages)
 
 _WARM_UP_BATCHES = 8
 # The most epochs of a measurement, if they end at once.
 _MOST_EPOCHS = 50
-_LAST_LINES = 5
 # How many batches of each worker are compared, for how long they are taken, and how many might be equal by chance.
 _REPEATS_ROUNDS = 8
 _REPEATS_SECONDS = 10.0
@@ -212,17 +210,16 @@ class LoaderRunner:
             reply = self._nursery.ask(request, (kind, Failed), timeout)
         except WorkerLost as lost:
             if lost.outcome != "timeout":
-                printed = "\n".join(lost.output.strip().splitlines()[-_LAST_LINES:])
+                printed = tail(lost.output, lines=5)
                 message = f"the process that takes the batches {lost}"
                 raise _Failure(
                     Failed(
                         outcome=lost.outcome, message=message, traceback=printed or None
                     )
                 ) from None
-            where = f", at {last_frame(lost.output)}" if lost.output else ""
             reply = Failed(
                 outcome="timeout",
-                message=f"the loader hangs{where}: it took longer than {format_seconds(timeout)}",
+                message=f"the loader took longer than {format_seconds(timeout)}{lost.place}",
                 hint="If it just takes long, allow more with --timeout (a batch) or --setup-timeout (building it).",
             )
         if isinstance(reply, Failed):

@@ -5,25 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from batchtune.errors import UsageError, did_you_mean, invalid_field
 from batchtune.loaders import KINDS, Axes, LoaderKind
-from batchtune.results import Argument, WorkloadRecord, argument_text
+from batchtune.results import Argument, Seed, WorkloadRecord, argument_text
 from batchtune.workloads import parse_options
 
 _MAX_VALUES = 64
-# What a number may be.
-_RANGES = {
-    "seconds": (0.05, 3600),
-    "trials": (1, 100),
-    "timeout_seconds": (0.1, 1e6),
-    "setup_timeout_seconds": (0.1, 1e6),
-    "step_ms": (1e-3, 1e9),
-    "seed": (0, 2**63 - 1),
-}
+_Timeout = Annotated[float, msgspec.Meta(ge=0.1, le=1e6)]
 # The most that a quick tuning takes of these.
 _QUICK_SECONDS = 1.0
 _QUICK_TRIALS = 2
@@ -32,7 +24,7 @@ _QUICK_TIMEOUT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """The loader to measure, and how.
+    """The loader to measure, and how; `results.checked` checks the types and ranges.
 
     Attributes:
         target: `FILE.py:NAME`, the user's code that makes the loader; options: of `--set`.
@@ -49,7 +41,7 @@ class LoaderSettings:
         config: The run's `sampler.yaml`; None without one.
 
     Raises:
-        UsageError: A value is out of range.
+        UsageError: There is no such kind, or too few processors.
     """
 
     target: str
@@ -58,15 +50,15 @@ class LoaderSettings:
     sweep: Mapping[str, Sequence[Argument]] = field(default_factory=dict)
     device: str = "auto"
     ranks_per_node: int = 1
-    seconds: float = 2.0
-    trials: int = 3
-    timeout_seconds: float = 60.0
-    setup_timeout_seconds: float = 600.0
-    step_ms: float | None = None
+    seconds: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 2.0
+    trials: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
+    timeout_seconds: _Timeout = 60.0
+    setup_timeout_seconds: _Timeout = 600.0
+    step_ms: Annotated[float, msgspec.Meta(ge=1e-3, le=1e9)] | None = None
     quick: bool = False
     stages: bool = False
     check_reproducible: bool = False
-    seed: int = 0
+    seed: Seed = 0
     config: str | None = None
 
     def __post_init__(self) -> None:
@@ -74,13 +66,6 @@ class LoaderSettings:
             raise UsageError(
                 f"--kind must be one of {', '.join(KINDS)}, got {self.kind!r}"
             )
-        for name, (low, high) in _RANGES.items():
-            number = getattr(self, name)
-            if number is not None and not low <= number <= high:  # NaN is not either
-                option = name.removesuffix("_seconds").replace("_", "-")
-                raise UsageError(
-                    f"--{option} must be from {low:g} to {high:g}, got {number:g}"
-                )
         processors = len(all_processors())
         if not 1 <= self.ranks_per_node <= processors:
             raise UsageError(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from msgspec.structs import replace
 
@@ -55,19 +54,14 @@ _STAGES_SECONDS = 3.0
 _QUICK_SECONDS = 40.0
 
 
-Doing = Literal[
-    "opening", "comparing", "measuring", "confirming", "stages", "reproducing"
-]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderProgress:
-    """The progress of a tuning: the setting that it measures, and how many are done.
+    """The progress of a tuning: what it does, in words that the setting continues, and how many are done.
 
     `seconds` is how long what is done takes at most, where that is known.
     """
 
-    doing: Doing
+    doing: str
     arguments: Arguments = field(default_factory=dict)
     done: int = 0
     total: int = 1
@@ -103,7 +97,7 @@ def run_loader_tuning(
                 "Give another folder with --run, or --force to replace it.",
             )
     with alone_in(folder), closing(LoaderRunner(settings)) as runner:
-        on_progress(LoaderProgress(doing="opening"))
+        on_progress(LoaderProgress(doing="Building the loader"))
         tuner = Tuner(settings, runner, folder, on_progress)
         try:
             tuner.tune()
@@ -164,14 +158,17 @@ class Tuner:
             workers = self._kind.workers(arguments)
             if workers > 1 and not self._opened.dealt:
                 self._on_progress(
-                    LoaderProgress(doing="comparing", arguments=arguments)
+                    LoaderProgress(
+                        doing="Comparing the first batches of workers, with",
+                        arguments=arguments,
+                    )
                 )
                 self._repeats = self._runner.repeats(arguments, workers)
                 break
         self._measure_all()
         self._compare_best()
         if self._settings.stages:
-            self._on_progress(LoaderProgress(doing="stages"))
+            self._on_progress(LoaderProgress(doing="Measuring the stages"))
             with self._noting("The stages can't be measured"):
                 self._stages = self._runner.stages(
                     max(_STAGES_SECONDS, self._settings.seconds)
@@ -180,7 +177,7 @@ class Tuner:
         if self._settings.check_reproducible and best is not None:
             self._on_progress(
                 LoaderProgress(
-                    doing="reproducing",
+                    doing="Comparing two epochs of",
                     arguments=best.arguments,
                     seconds=2 * COMPARED_SECONDS,
                 )
@@ -211,7 +208,7 @@ class Tuner:
                 return
             self._on_progress(
                 LoaderProgress(
-                    doing="measuring", arguments=arguments, done=done, total=total
+                    doing="Measuring", arguments=arguments, done=done, total=total
                 )
             )
             measurement = self._first_measurement(arguments)
@@ -287,7 +284,7 @@ class Tuner:
                 continue
             self._on_progress(
                 LoaderProgress(
-                    doing="confirming",
+                    doing="Taking batches as training does, with",
                     arguments=row.arguments,
                     done=done,
                     total=len(turns),

@@ -20,7 +20,7 @@ import traceback
 import psutil
 from msgspec.structs import replace
 
-from batchtune.errors import BatchtuneError, LoaderError, OptionError, WorkloadError
+from batchtune.errors import BatchtuneError, LoaderError
 from batchtune.loaders import KINDS, OpenLoader, Target, kind_of
 from batchtune.loaders.batches import digests_of, words_of
 from batchtune.loaders.protocol import (
@@ -224,12 +224,7 @@ def failed(error: BaseException, kills: int | None) -> Failed:
     `kills` is how many processes the kernel had ended for want of memory when the loader was opened.
     """
     if isinstance(error, BatchtuneError):
-        failure = Failed(message=error.message, hint=error.hint)
-        if isinstance(error, WorkloadError):
-            failure = replace(failure, traceback=error.traceback)
-        if isinstance(error, OptionError):
-            failure = replace(failure, stage="options")
-        return failure
+        return Failed.of(error)
     message = first_line(error)
     last_lines = user_traceback(error)
     # The error itself ends what torch passes on.

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TypeAlias, get_args
@@ -184,14 +184,12 @@ def _sources_behind(url: str, wanted: str | None, *, is_alone: bool) -> list[Sou
         for name, found in listed_objects(f"{folder}/").items()
     }
     names = [name for name in found_by_name if not _HIDDEN.search(name)]
-    if wanted in (None, "kaldi"):
-        for name in _KALDI_FILES:
-            if name in found_by_name:
-                return [Source(f"{folder}/{name}", None, found_by_name[name])]
-    format_name, files = _of_one_format(folder, names, wanted)
-    if format_name == "audio":
-        return _audio_sources(folder, files)
-    return [Source(f"{folder}/{name}", None, found_by_name[name]) for name in files]
+    return _sources_of(
+        folder,
+        names,
+        wanted,
+        lambda name: Source(f"{folder}/{name}", None, found_by_name[name]),
+    )
 
 
 def _source_at_url(url: str, wanted: str | None, listed: Listed | None) -> Source:
@@ -222,17 +220,28 @@ def _sources_in(folder: Path, wanted: str | None) -> list[Source]:
         splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
         message = f"{folder} is a DatasetDict, a folder of several data sets: {listed(splits)}"
         raise ManifestError(message, f"Name one of them, as {folder}/NAME.")
+    return _sources_of(
+        folder,
+        _files_below(folder),
+        wanted,
+        lambda name: Source(folder / name, is_named=False),
+    )
+
+
+def _sources_of(
+    folder: Path | str,
+    names: Sequence[str],
+    wanted: str | None,
+    source_of: Callable[[str], Source],
+) -> list[Source]:
+    """Return what is read of these files of a folder: one of Kaldi's, or all of the only format."""
     if wanted in (None, "kaldi"):
         for name in _KALDI_FILES:
-            if (folder / name).is_file():
-                return [Source(folder / name, is_named=False)]
-    format_name, files = _of_one_format(folder, _files_below(folder), wanted)
-    if format_name == "audio":
-        return _audio_sources(folder, files)
-    return [Source(folder / name, is_named=False) for name in files]
-
-
-def _audio_sources(folder: Path | str, files: Sequence[str]) -> list[Source]:
+            if name in names:
+                return [source_of(name)]
+    format_name, files = _of_one_format(folder, names, wanted)
+    if format_name != "audio":
+        return [source_of(name) for name in files]
     starts = range(0, len(files), _FILES_AT_ONCE)
     return [Source(folder, files[start : start + _FILES_AT_ONCE]) for start in starts]
 

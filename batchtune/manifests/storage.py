@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from batchtune.errors import ManifestError, shortened
+from batchtune.errors import ManifestError, linked_errors, shortened
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.ASCII)
 
@@ -438,17 +438,9 @@ def listed_of(info: Mapping[str, Any]) -> Listed | None:
     return Listed(int(info["size"]), f"{info['size']} {next(noted, '')}")
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and those that caused it."""
-    errors = [error]
-    while (cause := errors[-1].__cause__ or errors[-1].__context__) is not None:
-        errors.append(cause)
-    return errors
-
-
 def _status_of(error: BaseException) -> int | None:
     """Return the status of the server's answer, as aiohttp's errors name it; None without one."""
-    for cause in _chain(error):
+    for cause in linked_errors(error, contexts=True):
         status = getattr(cause, "status", None)
         if isinstance(status, int):
             return status
@@ -459,14 +451,14 @@ def _is_transient(error: Exception) -> bool:
     """Return whether a request may succeed a second time: the connection broke, or took too long."""
     if _status_of(error) is not None or isinstance(error, PermissionError):
         return False
-    names = {type(cause).__name__ for cause in _chain(error)}
+    names = {type(cause).__name__ for cause in linked_errors(error, contexts=True)}
     broken = {"ServerDisconnectedError", "ClientOSError", "ClientPayloadError"}
     return isinstance(error, (ConnectionError, TimeoutError)) or bool(names & broken)
 
 
 def _failed_connection(error: BaseException) -> OSError | None:
     """Return why the server could not be reached: fsspec calls that a file that is not there."""
-    for cause in _chain(error):
+    for cause in linked_errors(error, contexts=True):
         if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
             return cause
     return None
@@ -481,7 +473,7 @@ def unreadable(url: str, error: Exception) -> ManifestError:
         reason = f"the server answers with status {status}"
     elif isinstance(error, FileNotFoundError) and connection is not None:
         reason = shortened(str(connection) or type(connection).__name__, 200)
-    names = {type(cause).__name__ for cause in _chain(error)}
+    names = {type(cause).__name__ for cause in linked_errors(error, contexts=True)}
     if "NoSuchBucket" in str(error) or "bucket does not exist" in str(error):
         return ManifestError(
             f"{url} can't be read: there is no such bucket", "Check its name."

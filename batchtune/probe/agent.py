@@ -19,12 +19,11 @@ from batchtune.probe.nodes import (
     control_port,
     keep_alive,
     ports_hint,
-    say,
 )
-from batchtune.probe.ranks import GARBAGE, Connection
 from batchtune.probe.requests import Launch, Launched
 from batchtune.probe.supervisor import worker_program
-from batchtune.processes.worker import Nursery, WorkerLost, tail
+from batchtune.processes.worker import Connection, Nursery, WorkerLost, tail
+from batchtune.results import MALFORMED
 from batchtune.units import format_seconds
 
 _POLL_SECONDS = 0.5
@@ -39,7 +38,7 @@ def serve_node_0(launch: Launch, greeting: Greeting, timeout_seconds: float) -> 
     Raises ProbeError if node 0 does not answer in time, ends without a word, or has failed itself.
     """
     node_0 = _connected(launch, timeout_seconds)
-    say(node_0, greeting)
+    node_0.send(greeting)
     nursery = Nursery(*worker_program(ranks=True))
     has_ranks = False
     try:
@@ -51,7 +50,7 @@ def serve_node_0(launch: Launch, greeting: Greeting, timeout_seconds: float) -> 
                 nursery.end_worker()
                 has_ranks = False
             if isinstance(message, End):
-                say(node_0, Ended(output=_last_words(nursery)))
+                node_0.send(Ended(output=tail(nursery.output(), _SHOWN_LINES)))
                 continue
             nursery.start_worker()
             has_ranks = True
@@ -65,10 +64,6 @@ def serve_node_0(launch: Launch, greeting: Greeting, timeout_seconds: float) -> 
         node_0.channel.close()
     if message.error is not None:
         raise ProbeError(f"node 0 has ended: {message.error}", message.hint)
-
-
-def _last_words(nursery: Nursery) -> str:
-    return tail(nursery.output(), _SHOWN_LINES)
 
 
 def _connected(launch: Launch, timeout_seconds: float) -> Connection:
@@ -103,7 +98,7 @@ def _heard(node_0: Connection, launch: Launch) -> Start | End | Done:
         )
     try:
         message: Start | End | Done = _decode(line)
-    except GARBAGE as error:
+    except MALFORMED as error:
         raise ProbeError(
             f"what answers in place of {where} is not batchtune",
             "Give another port with --rdzv-endpoint.",

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+from batchtune.errors import linked_errors
 from batchtune.probe.devices import backends
 from batchtune.units import format_size
 from batchtune.workloads.loading import first_line
@@ -86,11 +87,11 @@ def error_verdict(error: BaseException) -> Verdict | None:
     `__context__`) may restate that one, or be a bug in the handler: if only the other one is an OOM, the verdict is
     `disguised`. After `raise ... from None` the other one does not count.
     """
-    verdicts = {_own_verdict(cause) for cause in _linked(error)}
+    verdicts = {_own_verdict(cause) for cause in linked_errors(error)}
     if "oom" in verdicts:
         return "oom"
     if "disguised" in verdicts or any(
-        _own_verdict(other) for other in _linked(error, contexts=True)
+        _own_verdict(other) for other in linked_errors(error, contexts=True)
     ):
         return "disguised"
     return None
@@ -150,19 +151,6 @@ def _own_verdict(error: BaseException) -> Verdict | None:
         return None
     except Exception:  # its own __str__ fails: it says nothing
         return None
-
-
-def _linked(error: BaseException, *, contexts: bool = False) -> list[BaseException]:
-    """Return the exception and what it was raised from, each once; with `contexts`, also what was being handled."""
-    chain = [error]
-    for link in chain:  # which grows
-        causes = [link.__cause__]
-        if contexts and not link.__suppress_context__:
-            causes.append(link.__context__)
-        for cause in causes:
-            if cause is not None and all(cause is not known for known in chain):
-                chain.append(cause)
-    return chain
 
 
 def process_limits() -> dict[str, int]:

@@ -107,7 +107,7 @@ class Gang:
         try:
             listener = listen(launch, launch.leader_port)
         except ProbeError as error:
-            return Failed(stage="device", message=error.message, hint=error.hint)
+            return Failed.of(error, "device")
         with listener:
             launch = replace(launch, leader_port=listener.getsockname()[1])
             torchrun, output = _launched(launch)

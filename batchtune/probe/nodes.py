@@ -7,7 +7,6 @@ another process after each failure.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import socket
 import time
@@ -16,10 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, ProbeError
-from batchtune.probe.ranks import GARBAGE, Connection
 from batchtune.probe.requests import Launch
 from batchtune.processes.nursery import ready
-from batchtune.processes.worker import Message, encode
+from batchtune.processes.worker import Connection, Message
+from batchtune.results import MALFORMED
 from batchtune.units import format_seconds
 
 _POLL_SECONDS = 0.2
@@ -103,7 +102,7 @@ class Nodes:
             done = Done(error=f"it was stopped ({type(error).__name__})")
         self._listener.close()
         for agent in self._agents.values():
-            say(agent, done)
+            agent.send(done)
             agent.channel.close()
 
     def gather(self, timeout_seconds: float) -> None:
@@ -141,7 +140,7 @@ class Nodes:
         """Keep the connection of an agent; return whether it is one. Raises ProbeError if its node differs."""
         try:
             greeting = _decode_greeting(agent.first_line())
-        except GARBAGE:
+        except MALFORMED:
             return False
         rank = greeting.node_rank
         is_ours = hmac.compare_digest(greeting.token.encode(), self._own.token.encode())
@@ -154,7 +153,7 @@ class Nodes:
                 "Give each node its own --node-rank.",
             )
         if difference is not None:
-            say(agent, Done(error=difference[0], hint=difference[1]))
+            agent.send(Done(error=difference[0], hint=difference[1]))
             agent.channel.close()
             raise ProbeError(*difference)
         keep_alive(agent.channel)
@@ -168,7 +167,7 @@ class Nodes:
         launch = replace(self._launch, rdzv_id=launch.rdzv_id, token=launch.token)
         self._has_started = True
         for rank, agent in self._agents.items():
-            say(agent, Start(rdzv_id=launch.rdzv_id, token=launch.token))
+            agent.send(Start(rdzv_id=launch.rdzv_id, token=launch.token))
             if has_closed(agent):
                 self._lost.append(rank)
         self.check()
@@ -181,13 +180,13 @@ class Nodes:
         self._has_started = False
         self.last_words = []
         for agent in self._agents.values():
-            say(agent, End())
+            agent.send(End())
         deadline = time.monotonic() + _ENDING_SECONDS
         for rank, agent in self._agents.items():
             line = agent.wait_for_line(deadline)
             try:
                 output = _decode_ended(line or b"").output
-            except GARBAGE:
+            except MALFORMED:
                 self._lost.append(rank)
                 continue
             if output:
@@ -230,12 +229,6 @@ def listen(launch: Launch, port: int) -> socket.socket:
             f"node 0 can't listen on port {port} of {socket.gethostname()}: {error.strerror}",
             "Several nodes need the port of --rdzv-endpoint and the two after it. Give another port there.",
         ) from error
-
-
-def say(connection: Connection, message: Message) -> None:
-    """Send a message; that the other side has gone is noticed where its answer is read."""
-    with contextlib.suppress(OSError):
-        connection.channel.sendall(encode(message) + b"\n")
 
 
 def has_closed(connection: Connection) -> bool:

@@ -25,13 +25,14 @@ from batchtune.probe.requests import Decision, Hello, Reply, Vote
 from batchtune.probe.verdicts import cause_of
 from batchtune.processes.nursery import ready
 from batchtune.processes.worker import (
+    Connection,
     Failed,
     Message,
-    encode,
     judged_end,
     oom_kills,
     tail,
 )
+from batchtune.results import MALFORMED
 from batchtune.workloads.loading import last_frame, user_stack
 
 # How long other ranks may take to fail too, once one has: what they wait for never comes.
@@ -41,10 +42,6 @@ _SECONDARY_SECONDS = 5.0
 # How much slower a step may be on other ranks than on one that caught an out-of-memory error in it.
 _CAUGHT_SECONDS = 10.0
 _POLL_SECONDS = 0.2
-# How long a process that has connected may take to say who it is.
-_HELLO_SECONDS = 2.0
-# Of a hello, a greeting, or the end of an output; more of what a stranger says is not read.
-_LONGEST_LINE_BYTES = 1 << 20
 # How long ranks that hang may take to print their stacks, and a process that closed its socket to end.
 _STACK_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1  # within a stack, which is printed at once
@@ -54,50 +51,6 @@ _PACKAGE = Path(__file__).parents[1]
 _INNERMOST_FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
 _decode = msgspec.json.Decoder[Reply | Vote](Reply | Vote).decode
 _decode_hello = msgspec.json.Decoder(Hello).decode
-# What decoding raises for what somebody else says.
-GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-class Connection:
-    """A socket, and what came through it that no line has taken yet."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
-        self.said = b""
-
-    def receive(self) -> bool:
-        """Read what has come; return False if the other side has closed it."""
-        data = b""
-        with contextlib.suppress(OSError):
-            data = self.channel.recv(1 << 20)
-        self.said += data
-        return bool(data)
-
-    def first_line(self) -> bytes:
-        """Return the first line of a process that has just connected; nothing if it does not come soon."""
-        return self.wait_for_line(time.monotonic() + _HELLO_SECONDS) or b""
-
-    def wait_for_line(self, deadline: float | None) -> bytes | None:
-        """Return the next line once it is complete; None if the other side closes before, or the time is over."""
-        while b"\n" not in self.said:
-            seconds = -1.0
-            if deadline is not None:
-                seconds = max(0.0, deadline - time.monotonic())
-            if len(self.said) > _LONGEST_LINE_BYTES or not ready(
-                [self.channel], seconds
-            ):
-                return None
-            if not self.receive():
-                return None
-        return self.line()
-
-    def line(self) -> bytes | None:
-        """Return the next whole line; None before it is complete."""
-        line, newline, rest = self.said.partition(b"\n")
-        if not newline:
-            return None
-        self.said = rest
-        return line
 
 
 class Ranks:
@@ -164,7 +117,7 @@ class Ranks:
         """Keep the connection of a rank; return whether it is one."""
         try:
             hello = _decode_hello(connection.first_line())
-        except GARBAGE:
+        except MALFORMED:
             return False
         is_ours = hmac.compare_digest(hello.token.encode(), self._token.encode())
         if not is_ours or self.world_size not in (None, hello.world_size):
@@ -182,10 +135,8 @@ class Ranks:
 
     def send(self, message: Message) -> None:
         """Send all ranks a message."""
-        line = encode(message) + b"\n"
         for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # it has ended: `gather` notices
-                connection.channel.sendall(line)
+            connection.send(message)
 
     def gather(
         self, timeout_seconds: float, spent_seconds: float = 0.0
@@ -245,7 +196,7 @@ class Ranks:
             return None if is_open else self._end_of(rank)
         try:
             message: Reply | Vote = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except MALFORMED:
             text = f"said {line[:100]!r} over its channel to batchtune: your code writes to files that are not its own"
             return Failed(message=text, outcome="crash")
         return message
@@ -336,12 +287,12 @@ class Ranks:
 
 def _patience(message: Reply | Vote | None) -> float:
     """Return how long to wait for other ranks after a message, in seconds."""
-    if isinstance(message, Vote):
-        return math.inf if message.caught is None else _CAUGHT_SECONDS
-    cause = None if message is None else cause_of(message)
-    if cause is None:
+    if isinstance(message, Vote) and message.caught is not None:
+        return _CAUGHT_SECONDS
+    if message is None or isinstance(message, Vote):
         return math.inf
-    return _SECONDARY_SECONDS if cause == "secondary" else _GRACE_SECONDS
+    by_cause = {None: math.inf, "secondary": _SECONDARY_SECONDS}
+    return by_cause.get(cause_of(message), _GRACE_SECONDS)
 
 
 def _waits(stack: str) -> bool:

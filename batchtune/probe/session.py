@@ -8,7 +8,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from batchtune.errors import NoStepError
+from batchtune.errors import NoStepError, linked_errors
 from batchtune.probe.attempt import Agree, Attempt, alone
 from batchtune.probe.devices import Meter
 from batchtune.probe.failures import (
@@ -175,12 +175,8 @@ def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
     The failed step's variables are freed first: otherwise no memory may be left to write a text.
     """
     try:
-        cause: BaseException | None = error
-        seen: set[int] = set()
-        while cause is not None and id(cause) not in seen:
-            seen.add(id(cause))
+        for cause in linked_errors(error, contexts=True):
             traceback.clear_frames(cause.__traceback__)
-            cause = cause.__cause__ or cause.__context__
         return first_line(error), error_verdict(error), user_traceback(error)
     except MemoryError:
         return "MemoryError, and no memory to say where", "oom", None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from batchtune.errors import ResultError, UsageError, invalid_field, shortened
+from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
 from batchtune.results import (
@@ -18,8 +18,10 @@ from batchtune.results import (
     RUN_FILES,
     TRIALS_FILE,
     Device,
+    Positive,
     ProbedWith,
     Run,
+    Size,
     Trial,
     WorkloadRecord,
     meta_of,
@@ -52,7 +54,9 @@ _RECORDED_OF_RANKS = ("nproc_per_node", "nnodes", "simulate_world_size")
 
 
 class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
-    """The workload, the device, and how closely to measure. Raises UsageError if a value is out of range.
+    """The workload, the device, and how closely to measure; `results.checked` checks the types and ranges.
+
+    Raises UsageError for values that do not go together.
 
     Attributes:
         workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`; with a command, the command as text.
@@ -72,13 +76,14 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     command: list[str] | None = None
     scratch: str | None = None
     force: bool = False
-    num_lengths: int = 12
-    max_lengths: int | None = None
-    tolerance: float = 0.01
-    trial_timeout_seconds: float = 300.0
-    setup_timeout_seconds: float = 600.0
-    wait_seconds: float = 0.0
-    minutes: float | None = None
+    device: str = "auto"
+    num_lengths: Annotated[int, msgspec.Meta(ge=2)] = 12
+    max_lengths: Size | None = None
+    tolerance: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.01
+    trial_timeout_seconds: Positive = 300.0
+    setup_timeout_seconds: Positive = 600.0
+    wait_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    minutes: Positive | None = None
 
     def __post_init__(self) -> None:
         if not is_device(self.device):
@@ -86,60 +91,10 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
                 f"unknown device {shortened(self.device)}",
                 f"Use --device {DEVICE_FORMS}.",
             )
-        for holds, rule, given in (
-            (
-                0 < self.memory_fraction <= 1,
-                "the memory fraction must be above 0 and at most 1",
-                self.memory_fraction,
-            ),
-            (
-                0 <= self.tolerance < 1,
-                "the tolerance must be at least 0 and below 1",
-                self.tolerance,
-            ),
-            (
-                self.reserve_bytes >= 0,
-                "the memory to keep free must be at least 0",
-                self.reserve_bytes,
-            ),
-            (
-                self.num_lengths >= 2,
-                "at least 2 lengths must be probed",
-                self.num_lengths,
-            ),
-            (
-                self.max_lengths is None or self.max_lengths >= self.num_lengths,
-                f"--max-lengths must be no less than the {self.num_lengths} of --num-lengths",
-                self.max_lengths,
-            ),
-            (
-                self.max_batch_size is None or self.max_batch_size >= 1,
-                "the largest batch size must be at least 1",
-                self.max_batch_size,
-            ),
-            (
-                self.trial_timeout_seconds > 0,
-                "the time limit of a trial must be positive",
-                self.trial_timeout_seconds,
-            ),
-            (
-                self.setup_timeout_seconds > 0,
-                "--setup-timeout must be above 0 seconds",
-                f"{self.setup_timeout_seconds:g}",
-            ),
-            (
-                self.minutes is None or self.minutes > 0,
-                "--minutes must be above 0",
-                self.minutes,
-            ),
-            (
-                self.wait_seconds >= 0,
-                "--wait must be at least 0 seconds",
-                f"{self.wait_seconds:g}",
-            ),
-        ):
-            if not holds:
-                raise UsageError(f"{rule}, got {given}")
+        if self.max_lengths is not None and self.max_lengths < self.num_lengths:
+            raise UsageError(
+                f"--max-lengths must be no less than the {self.num_lengths} of --num-lengths, got {self.max_lengths}"
+            )
         if self.has_ranks or self.simulate_world_size is not None:
             self._check_ranks()
 
@@ -186,14 +141,6 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     def failures_are_dear(self) -> bool:
         """Whether a failed trial costs a start of the user's script, or of all ranks, which takes longer than some."""
         return self.command is not None or self.has_ranks
-
-    @classmethod
-    def checked(cls, **values: Any) -> ProbeSettings:
-        """Return the settings. Raises UsageError if a value is of the wrong type or out of range."""
-        try:
-            return msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            raise UsageError(invalid_field(error)) from error
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""

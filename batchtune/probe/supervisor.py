@@ -42,7 +42,6 @@ from batchtune.results import (
     Trial,
 )
 from batchtune.units import format_seconds
-from batchtune.workloads.loading import last_frame
 
 Prepared = TypeVar("Prepared", Identified, Ready)
 
@@ -182,7 +181,7 @@ class Supervisor:
         except WorkerLost as lost:
             error = f"the worker process {lost}"
             if lost.outcome == "timeout":
-                error = f"no answer within {limit:g} s{_hangs_at(lost)}"
+                error = f"no answer within {limit:g} s{lost.place}"
             elif lost.output:
                 error += f": {tail(lost.output, lines=3)}"
             ran = Ran(
@@ -361,7 +360,7 @@ class Supervisor:
         if lost.outcome == "timeout":
             return WorkloadError(
                 f"{workload}: its setup took longer than "
-                f"{format_seconds(self._settings.setup_timeout_seconds)}{_hangs_at(lost)}",
+                f"{format_seconds(self._settings.setup_timeout_seconds)}{lost.place}",
                 "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
                 lost.output or None,
             )
@@ -433,9 +432,3 @@ def _spaced(lengths: Lengths) -> tuple[list[float], list[float] | None]:
     if lengths.targets is not None:
         targets = np.sort(lengths.targets).tolist()
     return np.sort(lengths.values).tolist(), targets
-
-
-def _hangs_at(lost: WorkerLost) -> str:
-    if not lost.output:
-        return ""
-    return f"; it hangs at {last_frame(lost.output)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -25,10 +25,8 @@ from batchtune.probe.requests import (
 from batchtune.processes.worker import Failed
 from batchtune.results import Device, Outcome, RankDevice, Trial, Twin
 
-Cause = Literal["oom", "error", "crash", "secondary", "timeout"]
-
-_PRECEDENCE: tuple[Cause, ...] = ("oom", "error", "crash", "secondary", "timeout")
-_OUTCOMES: dict[Cause, Outcome] = {
+# Cause of a failure → its outcome, by precedence.
+_OUTCOMES: dict[str, Outcome] = {
     "oom": "oom",
     "error": "error",
     "crash": "crash",
@@ -75,7 +73,7 @@ _OF_DEVICES = (
 )
 
 
-def cause_of(reply: Reply) -> Cause | None:
+def cause_of(reply: Reply) -> str | None:
     """Return why a rank's reply is a failure; None if it is none."""
     if isinstance(reply, Ran):
         outcome: str = reply.trial.outcome
@@ -87,7 +85,9 @@ def cause_of(reply: Reply) -> Cause | None:
         return None
     if outcome == "error" and _SECONDARY.search(text):
         return "secondary"
-    return next((cause for cause in _PRECEDENCE if cause == outcome), None)
+    if outcome in _OUTCOMES:
+        return outcome
+    return None
 
 
 def merged(
@@ -96,16 +96,17 @@ def merged(
     world_size: int | None,
 ) -> Reply:
     """Return one reply to a request that all ranks got, of theirs by rank, in the order in which they came."""
-    causes: dict[int, Cause] = {}
+    causes: dict[int, str] = {}
     for rank, reply in replies.items():
         cause = cause_of(reply)
         if cause is not None:
             causes[rank] = cause
     if not causes:
         return _passed([replies[rank] for rank in sorted(replies)])
-    rank = min(causes, key=lambda rank: _PRECEDENCE.index(causes[rank]))
+    first = next(cause for cause in _OUTCOMES if cause in causes.values())
+    rank = next(rank for rank, cause in causes.items() if cause == first)
     reply = replies[rank]
-    outcome = _OUTCOMES[causes[rank]]
+    outcome = _OUTCOMES[first]
     if not isinstance(request, Run):
         assert isinstance(reply, Failed)
         alike = [other for other in replies.values() if other == reply]

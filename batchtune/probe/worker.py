@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from batchtune.errors import BatchtuneError, OptionError, WorkloadError
+from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.failures import error_verdict, lowered_limit, process_limits
 from batchtune.probe.requests import (
@@ -96,12 +96,7 @@ class Worker:
                 return self._describe(request)
             return self._prepare(request)
         except BatchtuneError as error:
-            failed = Failed(stage=self._stage, message=error.message, hint=error.hint)
-            if isinstance(error, OptionError):
-                return replace(failed, stage="options")
-            if isinstance(error, WorkloadError):
-                return replace(failed, traceback=error.traceback)
-            return failed
+            return Failed.of(error, self._stage)
         except BaseException as error:
             lowered = lowered_limit(self._limits)
             if lowered is not None:

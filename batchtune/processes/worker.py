@@ -21,10 +21,10 @@ import msgspec
 import psutil
 
 from batchtune import processes
-from batchtune.errors import ProbeError
+from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
 from batchtune.processes.nursery import ready
-from batchtune.results import LoaderOutcome
-from batchtune.workloads.loading import user_stack
+from batchtune.results import MALFORMED, LoaderOutcome
+from batchtune.workloads.loading import last_frame, user_stack
 
 Answer = TypeVar("Answer", bound="Message")
 Request = TypeVar("Request")
@@ -38,6 +38,10 @@ _CLEARING_SECONDS = 60.0
 _KILLING_SECONDS = 5.0
 _OUTPUT_KEPT_BYTES = 64 * 1024
 _LONGEST_REPLY_BYTES = 16 << 20
+# How long a process that has connected may take to say who it is.
+_HELLO_SECONDS = 2.0
+# Of a hello, a greeting, or the end of an output; more of what a stranger says is not read.
+_LONGEST_LINE_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
 # How long a worker whose channel has closed may take to end.
 _ENDING_SECONDS = 5.0
@@ -57,6 +61,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
     """Base of the messages between a supervisor and its worker: one JSON document a line, over a socket."""
 
 
+encode = msgspec.json.Encoder().encode
+
+
 class Failed(Message, frozen=True):
     """The user's code failed: its own error, or what ended it.
 
@@ -72,6 +79,18 @@ class Failed(Message, frozen=True):
     outcome: LoaderOutcome = "error"
     stage: str | None = None
 
+    @classmethod
+    def of(cls, error: BatchtuneError, stage: str | None = None) -> Failed:
+        """Return an error that says itself what is wrong; a wrong option is its own stage."""
+        traceback = None
+        if isinstance(error, WorkloadError):
+            traceback = error.traceback
+        if isinstance(error, OptionError):
+            stage = "options"
+        return cls(
+            stage=stage, message=error.message, hint=error.hint, traceback=traceback
+        )
+
     @property
     def text(self) -> str:
         """The message, the hint and the traceback, each on lines of its own."""
@@ -80,7 +99,51 @@ class Failed(Message, frozen=True):
         )
 
 
-encode = msgspec.json.Encoder().encode
+class Connection:
+    """A socket, and what came through it that no line has taken yet."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.said = b""
+
+    def send(self, message: Message) -> None:
+        """Send a message; that the other side has gone is noticed where its answer is read."""
+        with contextlib.suppress(OSError):
+            self.channel.sendall(encode(message) + b"\n")
+
+    def receive(self) -> bool:
+        """Read what has come; return False if the other side has closed it."""
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self.channel.recv(1 << 20)
+        self.said += data
+        return bool(data)
+
+    def first_line(self) -> bytes:
+        """Return the first line of a process that has just connected; nothing if it does not come soon."""
+        return self.wait_for_line(time.monotonic() + _HELLO_SECONDS) or b""
+
+    def wait_for_line(self, deadline: float | None) -> bytes | None:
+        """Return the next line once it is complete; None if the other side closes before, or the time is over."""
+        while b"\n" not in self.said:
+            seconds = -1.0
+            if deadline is not None:
+                seconds = max(0.0, deadline - time.monotonic())
+            if len(self.said) > _LONGEST_LINE_BYTES or not ready(
+                [self.channel], seconds
+            ):
+                return None
+            if not self.receive():
+                return None
+        return self.line()
+
+    def line(self) -> bytes | None:
+        """Return the next whole line; None before it is complete."""
+        line, newline, rest = self.said.partition(b"\n")
+        if not newline:
+            return None
+        self.said = rest
+        return line
 
 
 class WorkerLost(Exception):
@@ -96,6 +159,13 @@ class WorkerLost(Exception):
         super().__init__(how)
         self.outcome = outcome
         self.output = output
+
+    @property
+    def place(self) -> str:
+        """Where it hangs, to end a sentence; empty if that is not known."""
+        if not self.output:
+            return ""
+        return f"; it hangs at {last_frame(self.output)}"
 
 
 def tail(output: str, lines: int) -> str:
@@ -138,8 +208,8 @@ class Nursery:
             self._start()
         self._oom_kills = oom_kills()
         self._exit_code = None
-        self._said = b""
-        self._channel, worker_end = socket.socketpair()
+        channel, worker_end = socket.socketpair()
+        self._connection = Connection(channel)
         output, writing = os.pipe()
         # The worker's, too, wherever the nursery was started.
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
@@ -164,20 +234,20 @@ class Nursery:
         self, request: Message, kinds: tuple[type[Answer], ...], timeout_seconds: float
     ) -> Answer:
         """Send the worker a request, and wait for a reply of these kinds. Raises WorkerLost if none comes in time."""
-        if not self._said and ready([self._channel], 0):
-            self._receive()
-        if not self._said:  # else something came though nothing was asked
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._channel.sendall(encode(request) + b"\n")
+        connection = self._connection
+        if not connection.said and ready([connection.channel], 0):
+            connection.receive()
+        said = connection.said
+        if not said:  # else something came though nothing was asked
+            connection.send(request)
             self._wait_for_line(time.monotonic() + timeout_seconds)
-            line, _, rest = self._said.partition(b"\n")
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                if isinstance(reply := self._replies.decode(line), kinds):
-                    self._said = rest
+            said = connection.line() or connection.said
+            with contextlib.suppress(*MALFORMED):
+                if isinstance(reply := self._replies.decode(said), kinds):
                     return reply
-        said = f"said {self._said[:100]!r} over its channel to batchtune"
         raise WorkerLost(
-            "crash", f"{said}: your code writes to files that are not its own"
+            "crash",
+            f"said {said[:100]!r} over its channel to batchtune: your code writes to files that are not its own",
         )
 
     def output(self) -> str:
@@ -186,7 +256,7 @@ class Nursery:
 
     def end_worker(self) -> None:
         """Kill the worker and all that it started."""
-        self._channel.close()
+        self._connection.channel.close()
         if self._ended() is None:
             with contextlib.suppress(OSError):
                 self._control.send(b"end")
@@ -267,25 +337,20 @@ class Nursery:
             time.sleep(0.01)
 
     def _wait_for_line(self, deadline: float) -> None:
-        while b"\n" not in self._said and len(self._said) < _LONGEST_REPLY_BYTES:
+        connection = self._connection
+        while (
+            b"\n" not in connection.said and len(connection.said) < _LONGEST_REPLY_BYTES
+        ):
             # First look whether it has ended, then read: its last words are read even then.
             ended = self._ended() is not None
-            readable = ready([self._channel], 0 if ended else _POLL_SECONDS)
-            if readable and self._receive():
+            readable = ready([connection.channel], 0 if ended else _POLL_SECONDS)
+            if readable and connection.receive():
                 continue
             # A child of the workload's may hold the channel open after the worker has gone.
             if readable or ended:
                 self._died()
             if time.monotonic() > deadline:
                 raise WorkerLost("timeout", "hangs", self._stack())
-
-    def _receive(self) -> bool:
-        """Read from the channel; return False if it is closed."""
-        data = b""
-        with contextlib.suppress(ConnectionResetError):
-            data = self._channel.recv(65536)
-        self._said += data
-        return bool(data)
 
     def _stack(self) -> str:
         """Return where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""

@@ -104,11 +104,9 @@ class RunResults:
     training: Training | None = None
 
     @property
-    def main(self) -> Sweep | StreamSweep | Probe | LoaderTuning:
-        """The sweep, or that of a stream, or the probe, or a loader's tuning: they agree on the lengths."""
-        main = self.sweep or self.stream or self.probe or self.loader
-        assert main is not None
-        return main
+    def main(self) -> Sweep | StreamSweep | Probe | LoaderTuning | None:
+        """The sweep, or that of a stream, or the probe, or a loader's tuning, if any: they agree on the lengths."""
+        return self.sweep or self.stream or self.probe or self.loader
 
     @property
     def as_argument(self) -> str:
@@ -176,8 +174,9 @@ class RunResults:
     @property
     def lengths(self) -> LengthsSummary | None:
         """The data set that the results are about; None for a loader's tuning or a training that knows no lengths."""
-        main = self.sweep or self.stream or self.probe or self.loader
-        return None if main is None else main.lengths
+        if self.main is None:
+            return None
+        return self.main.lengths
 
     @property
     def trials(self) -> pd.DataFrame:

@@ -278,6 +278,7 @@ def drift_sentences(drift: Drift, *, packs: bool = False) -> list[str]:
 def doctor_page(doctor: Doctor) -> Page:
     """Return versions, devices, settings, packages and warnings."""
     devices = [gpu.device for gpu in doctor.gpus if gpu.device]
+    devices.append("cpu")
     versions = {
         "batchtune": doctor.meta.batchtune,
         "Python": f"{doctor.python} on {doctor.system}",
@@ -285,7 +286,7 @@ def doctor_page(doctor: Doctor) -> Page:
         "Driver": known(doctor.driver, lambda version: f"NVIDIA {version}"),
         "NVML": doctor.nvml_problem,
         "GPUs": str(len(doctor.gpus)),
-        "--device auto": f"takes {devices[0] if devices else 'cpu'}",
+        "--device auto": f"takes {devices[0]}",
     }
     tables = [facts_table("Software", versions)]
     tables += [

@@ -276,9 +276,7 @@ def _current_facts(sweep: AnySweep, row: AnyRow, timed: bool) -> Iterator[str]:
     current = sweep.current
     if current is not None and sweep.current_fits is not False:
         alike = timed and row.equal_to_best and current.equal_to_best
-        if not alike and known_cost(current, timed=timed) < known_cost(
-            row, timed=timed
-        ):
+        if not alike and cost_of(current, timed=timed) < cost_of(row, timed=timed):
             yield f"{CURRENT.capitalize()} is better than what is recommended: keep it."
     settings = sweep.current_settings or {}
     if isinstance(settings.get("describe"), str):
@@ -292,11 +290,6 @@ def _current_facts(sweep: AnySweep, row: AnyRow, timed: bool) -> Iterator[str]:
 def current_name(sweep: AnySweep) -> str:
     """Return what tables and charts call the user's own config; it says so if its batches do not fit."""
     return f"{CURRENT} (does not fit)" if sweep.current_fits is False else CURRENT
-
-
-def known_cost(costed: Costed, *, timed: bool) -> float:
-    """Return an epoch's cost, as `cost_of`, where it is known; else 0."""
-    return cost_of(costed, timed=timed) or 0.0
 
 
 def cost_cells(
@@ -319,10 +312,10 @@ def comparison_table(
     timed: bool,
 ) -> Table:
     """Lay out what an epoch costs, with each cost as a multiple of the first one's; times only if they compare."""
-    reference = known_cost(next(iter(compared.values())), timed=timed)
+    reference = cost_of(next(iter(compared.values())), timed=timed)
     rows = []
     for name, costed in compared.items():
-        cost = known_cost(costed, timed=timed)
+        cost = cost_of(costed, timed=timed)
         relative = None
         if cost and reference:
             relative = f"{format_ratio(cost / reference)}{TIMES}"

@@ -19,7 +19,6 @@ from batchtune.reports.section import (
     format_share,
     headline,
     known,
-    known_cost,
     make_table,
     sizes_table,
     swept_warnings,
@@ -31,6 +30,7 @@ from batchtune.results import (
     Shards,
     StreamRow,
     StreamSweep,
+    cost_of,
 )
 from batchtune.units import (
     counted,
@@ -240,7 +240,7 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
         if stream.speechbrain_row in rows:
             rows = [stream.speechbrain_row]
         best = min(
-            rows, key=lambda row: (bool(row.unproven), known_cost(row, timed=timed))
+            rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed))
         )
         if algorithm != chosen.algorithm:
             compared[f"{algorithm_name(best)}, best"] = best

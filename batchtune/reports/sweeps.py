@@ -22,7 +22,6 @@ from batchtune.reports.section import (
     format_shape,
     headline,
     known,
-    known_cost,
     left_free,
     make_table,
     sizes_table,
@@ -34,6 +33,7 @@ from batchtune.results import (
     LowerBound,
     Row,
     Sweep,
+    cost_of,
     unproven_sizes,
 )
 from batchtune.units import (
@@ -285,7 +285,7 @@ def _rows_table(sweep: Sweep, *, timed: bool) -> Table:
     best: dict[str, int] = {}
     for index, row in enumerate(sweep.rows):
         fastest = sweep.rows[best.setdefault(series_name(row), index)]
-        if known_cost(row, timed=timed) < known_cost(fastest, timed=timed):
+        if cost_of(row, timed=timed) < cost_of(fastest, timed=timed):
             best[series_name(row)] = index
     chosen = {
         sweep.recommended,

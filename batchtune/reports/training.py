@@ -37,7 +37,7 @@ def read_recording(
         "device": recording.start.device,
         "steps": len(recording.steps) - len(ooms),
         "ooms": len(ooms),
-        "first_oom": ooms[0] if ooms else None,
+        "first_oom": next(iter(ooms), None),
     }
     timed = [step for step in recording.steps if step.seconds is not None]
     shapes = list(itertools.chain.from_iterable(step.batches for step in timed))

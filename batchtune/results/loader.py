@@ -24,6 +24,7 @@ from batchtune.results.shared import (
     Size,
     StepSeconds,
     WorkloadRecord,
+    row_at,
     wrong_rows,
     wrong_settings,
 )
@@ -252,7 +253,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     @property
     def recommended_row(self) -> LoaderRow | None:
         """The recommended row, if any."""
-        return None if self.recommended is None else self.rows[self.recommended]
+        return row_at(self.rows, self.recommended)
 
     @property
     def working_rows(self) -> list[LoaderRow]:

@@ -197,12 +197,14 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         yield from wrong_table(self.boundaries, self.batch_sizes)
 
 
-def cost_of(costed: Costed, *, timed: bool) -> float | None:
-    """Return an epoch's cost: its estimated seconds if `timed` (None if unknown), else its batches.
+def cost_of(costed: Costed, *, timed: bool) -> float:
+    """Return an epoch's cost: its estimated seconds if `timed` (0 if unknown), else its batches.
 
     `Sweep.has_times` decides for all rows: seconds and batches are never mixed.
     """
-    return costed.estimated_epoch_seconds if timed else float(costed.batches)
+    if timed:
+        return costed.estimated_epoch_seconds or 0.0
+    return float(costed.batches)
 
 
 def have_times(rows: Iterable[Costed]) -> bool:
@@ -213,4 +215,4 @@ def have_times(rows: Iterable[Costed]) -> bool:
 def epoch_costs(rows: Sequence[Costed]) -> list[float]:
     """Return comparable costs: estimated seconds, or the numbers of batches if any row has no time."""
     timed = have_times(rows)
-    return [cost_of(row, timed=timed) or 0.0 for row in rows]
+    return [cost_of(row, timed=timed) for row in rows]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 
-from batchtune.errors import ResultError, shortened
+from batchtune.errors import ResultError, UsageError, invalid_field, shortened
 from batchtune.files import read_regular, write_whole
 
 # With these bounds, sums and products stay far from what a float or a 64-bit integer can hold.
@@ -49,6 +49,8 @@ CostSize = Annotated[Size, LESS_IS_BETTER]
 CostBytes = Annotated[Bytes, LESS_IS_BETTER]
 Gain = Annotated[Amount, MORE_IS_BETTER]
 GainRatio = Annotated[Gain, PER_CENT]
+
+S = TypeVar("S")
 
 ROUNDING = 1e-6  # relative tolerance between numbers that follow from each other
 _LARGEST_BATCH = 4e18  # examples that a 64-bit integer can count
@@ -251,15 +253,22 @@ def wrong_limit(max_batch_length: float, lengths: LengthsSummary) -> Iterator[st
 
 
 def wrong_table(
-    boundaries: Sequence[float], batch_sizes: Sequence[int], sizes: str = "batch sizes"
+    boundaries: Sequence[float], batch_sizes: Sequence[int]
 ) -> Iterator[str]:
     """Yield what is wrong with a bucket table."""
     if len(boundaries) != len(batch_sizes):
-        yield f"it has {len(boundaries)} boundaries and {len(batch_sizes)} {sizes}"
+        yield f"it has {len(boundaries)} boundaries and {len(batch_sizes)} batch sizes"
     if not boundaries:
         yield "boundaries is empty"
     if any(before >= after for before, after in itertools.pairwise(boundaries)):
         yield "boundaries do not ascend"
+
+
+def row_at(rows: Sequence[S], index: int | None) -> S | None:
+    """Return the row at an index; None without one."""
+    if index is None:
+        return None
+    return rows[index]
 
 
 def wrong_rows(rows: Sequence[Record], **indices: int | None) -> Iterator[str]:
@@ -275,6 +284,19 @@ def wrong_settings(settings: dict[str, Any], kind: type[Record]) -> Iterator[str
         msgspec.convert(settings, kind)
     except msgspec.ValidationError as error:
         yield f"settings: {error}"
+
+
+_IN_UNITS = re.compile("_(seconds|bytes)$")
+
+
+def checked(kind: type[S], values: Mapping[str, Any]) -> S:
+    """Return a user's settings; UsageError, which names the option, for one of another type or out of range."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        field, _, problem = invalid_field(error).partition(": ")
+        option = _IN_UNITS.sub("", field).replace("_", "-")
+        raise UsageError(f"--{option}: {problem}") from error
 
 
 RUN_FILE = "run.json"
@@ -303,6 +325,9 @@ RUN_FILES = (
 )
 
 R = TypeVar("R", bound=Result)
+
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are not JSON of the expected type."""
 
 # Legal in JSON, but terminals act on it (control characters, changes of writing direction), or GitHub (commands).
 _ACTIVE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]|(?<=##)\\[")
@@ -350,7 +375,7 @@ def read_result(path: Path, kind: type[R]) -> R:
         result = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise ResultError(f"{path} is edited or damaged: {error}", again) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise ResultError(f"{path} is damaged: {error}", again) from error
     for problem in _problems(result):
         raise ResultError(f"{path} is edited or damaged: {problem}", again)

@@ -26,6 +26,7 @@ from batchtune.results.shared import (
     Share,
     Size,
     StreamAlgorithm,
+    row_at,
     wrong_limit,
     wrong_rows,
     wrong_settings,
@@ -259,16 +260,12 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     @property
     def recommended_row(self) -> StreamRow | None:
         """The recommended row, if any."""
-        return None if self.recommended is None else self.rows[self.recommended]
+        return row_at(self.rows, self.recommended)
 
     @property
     def speechbrain_row(self) -> StreamRow | None:
         """The best row of SpeechBrain's own algorithm, if any."""
-        return (
-            None
-            if self.recommended_speechbrain is None
-            else self.rows[self.recommended_speechbrain]
-        )
+        return row_at(self.rows, self.recommended_speechbrain)
 
     @property
     def has_times(self) -> bool:

@@ -25,6 +25,7 @@ from batchtune.results.shared import (
     Share,
     Size,
     TargetLength,
+    row_at,
     wrong_limit,
     wrong_rows,
     wrong_settings,
@@ -228,7 +229,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     @property
     def recommended_row(self) -> Row | None:
         """The recommended row, or None if no row beats the baseline."""
-        return None if self.recommended is None else self.rows[self.recommended]
+        return row_at(self.rows, self.recommended)
 
     @property
     def packed(self) -> PackingSweep | None:

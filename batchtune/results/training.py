@@ -11,6 +11,7 @@ import msgspec
 from batchtune.errors import ResultError
 from batchtune.files import read_regular
 from batchtune.results.shared import (
+    MALFORMED,
     Amount,
     BatchShape,
     Bytes,
@@ -87,7 +88,7 @@ def read_training(path: Path) -> list[Recording]:
             elif line and recordings:
                 step = msgspec.json.decode(line, type=TrainingStep)
                 recordings[-1].steps.append(step)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             is_cut_short = number == len(lines) and not line.endswith(b"}")
             if recordings and is_cut_short:  # written when the power or the disk ended
                 break

@@ -75,8 +75,8 @@ def recommend_stream(
         reason += (
             f", {speechbrain.name} at its best {_described(speechbrain, timed=timed)}"
         )
-    cheapest = min(allowed, key=lambda other: _cost(other, timed=timed))
-    saves = _cost(cheapest, timed=timed) < _cost(row, timed=timed) * (1 - _EQUAL)
+    cheapest = min(allowed, key=lambda other: cost_of(other, timed=timed))
+    saves = cost_of(cheapest, timed=timed) < cost_of(row, timed=timed) * (1 - _EQUAL)
     if saves and cheapest.mates_again > row.mates_again:
         reason += (
             f"; {cheapest.name} takes {_described(cheapest, timed=timed)}, but batch mates meet again in "
@@ -86,21 +86,17 @@ def recommend_stream(
     return Recommendation(rows.index(row), reason, portable)
 
 
-def _cost(row: StreamRow, *, timed: bool) -> float:
-    return cost_of(row, timed=timed) or 0.0
-
-
 def _best_of(rows: Sequence[StreamRow], *, timed: bool) -> StreamRow:
     """Return the best of some rows: of those that are equal to the cheapest, with the smallest buffer."""
-    cheapest = min(rows, key=lambda row: _cost(row, timed=timed))
+    cheapest = min(rows, key=lambda row: cost_of(row, timed=timed))
 
     def is_equal(row: StreamRow) -> bool:
         deviations = [row.batches_deviation, cheapest.batches_deviation]
         if timed:
             deviations = [row.epoch_seconds_deviation, cheapest.epoch_seconds_deviation]
         spread = sum(deviation or 0.0 for deviation in deviations)
-        lowest = _cost(cheapest, timed=timed)
-        return bool(row.equal_to_best) or _cost(row, timed=timed) - lowest <= max(
+        lowest = cost_of(cheapest, timed=timed)
+        return bool(row.equal_to_best) or cost_of(row, timed=timed) - lowest <= max(
             _EQUAL * lowest, spread
         )
 
@@ -108,7 +104,7 @@ def _best_of(rows: Sequence[StreamRow], *, timed: bool) -> StreamRow:
     smallest = min(row.buffer_size for row in equal)
     return min(
         (row for row in equal if row.buffer_size == smallest),
-        key=lambda row: _cost(row, timed=timed) * (1 + row.mates_again),
+        key=lambda row: cost_of(row, timed=timed) * (1 + row.mates_again),
     )
 
 
@@ -117,7 +113,7 @@ def _described(row: StreamRow, *, timed: bool) -> str:
     batches = f"{format_number(row.batches)} batches"
     if not timed:
         return batches
-    return f"{format_seconds(_cost(row, timed=True))} an epoch ({batches})"
+    return f"{format_seconds(cost_of(row, timed=True))} an epoch ({batches})"
 
 
 def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAdvice:

@@ -260,9 +260,9 @@ def simulate_stream(
     )
     longest_targets = None
     if stored.targets is not None:
-        longest_targets = _longest(stored.targets[order], starts)
+        longest_targets = np.maximum.reduceat(stored.targets[order], starts)
     batches_by_worker = np.array([batches.ends.size for batches in made])
-    longest = _longest(stored.lengths[order], starts)
+    longest = np.maximum.reduceat(stored.lengths[order], starts)
     return StreamEpoch(
         cut=Cut(order, layout),
         shapes=EpochShapes(sizes, longest, longest_targets, buckets),
@@ -289,10 +289,6 @@ def most_held(batches: StreamBatches, lengths: npt.ArrayLike) -> float:
     batched = np.concatenate(([0.0], np.cumsum(values[batches.examples])))
     before = np.concatenate(([0], batches.ends))
     return float(np.max(read[np.append(batches.read, values.size)] - batched[before]))
-
-
-def _longest(values: FloatArray, starts: IntArray) -> FloatArray:
-    return np.maximum.reduceat(values, starts) if starts.size else np.empty(0)
 
 
 def distance_apart(epoch: StreamEpoch) -> float:

@@ -19,7 +19,7 @@ from batchtune.buckets.sweep import all_fit, costs_in, needed_limit, sweep
 from batchtune.epochs.measured_costs import Costs, StepSeconds
 from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable, Limits
-from batchtune.errors import UsageError, invalid_field
+from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import (
@@ -30,6 +30,7 @@ from batchtune.results import (
     StreamSweep,
     SweepSettings,
     meta_of,
+    row_at,
     write_result,
 )
 from batchtune.run_folder import clear_run
@@ -86,16 +87,6 @@ class StreamSettings(StreamedWith, frozen=True, kw_only=True):
     max_batch_size: Size | None = None
     bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
     min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-
-    @classmethod
-    def checked(cls, **values: Any) -> StreamSettings:
-        """Return the settings; UsageError if a number is out of range."""
-        try:
-            return msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            raise UsageError(
-                f"--{invalid_field(error).replace('_', '-', 2)}"
-            ) from error
 
 
 def run_stream_sweep(
@@ -178,10 +169,9 @@ def sweep_stream(
         del priced[0]
     rows = with_equals(priced)
     # Sized as the stream's tables are, so that only the stream makes a difference.
-    best_table = recommend(tables, as_map.baselines).portable
-    map_style = None if best_table is None else tables[best_table]
+    map_style = row_at(tables, recommend(tables, as_map.baselines).portable)
     recommendation = recommend_stream(rows, min_randomness=settings.min_randomness)
-    chosen = None if recommendation.row is None else rows[recommendation.row]
+    chosen = row_at(rows, recommendation.row)
     shards = shards_of(stream, sizes, settings.readers)
     warnings = [
         *stream_cautions(shards, settings.shard_size, settings.readers),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,11 +23,15 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     BatchShape,
+    Positive,
     Probe,
     ProbedWith,
     SamplerConfig,
+    Seed,
+    Size,
     StreamConfig,
     WorkloadRecord,
+    checked,
 )
 from batchtune.streams.simulated import StoredStream, stream_epoch
 from batchtune.units import format_length
@@ -76,14 +79,8 @@ def subject_of(
     if not asked.keys().isdisjoint(_RANKS):
         # Real ranks take the place of simulated ones, and the other way round.
         probed_with |= dict.fromkeys(_RANKS)
-    settings = ProbeSettings(
-        **{
-            **probed_with,
-            **asked,
-            "workload": workload.spec,
-            "options": options,
-        }
-    )
+    values = {**probed_with, **asked, "workload": workload.spec, "options": options}
+    settings = checked(ProbeSettings, values)
     limit = None
     if probe is not None and all(
         getattr(settings, name) == getattr(recorded, name) for name in _OF_THE_LIMIT
@@ -127,7 +124,7 @@ def _workload(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
-    """How much to run, and how closely to look; UsageError if a value is out of range.
+    """How much to run, and how closely to look; `results.checked` checks the types and ranges.
 
     Attributes:
         steps: Number of shuffled steps, which may be more than an epoch has; None: as many as are soon done.
@@ -136,26 +133,11 @@ class VerifySettings:
         time_tolerance: The largest deviation of the measured time from the estimate, as a fraction of it.
     """
 
-    steps: int | None = None
+    steps: Size | None = None
     epoch: bool = False
-    seed: int | None = None
-    time_tolerance: float = 0.10
-    step_timeout_seconds: float = 300.0
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(
-                f"the number of steps must be at least 1, got {self.steps}"
-            )
-        if self.seed is not None and self.seed < 0:
-            raise UsageError(f"the seed must be at least 0, got {self.seed}")
-        positive = {
-            "time tolerance": self.time_tolerance,
-            "time limit of a step": self.step_timeout_seconds,
-        }
-        for name, value in positive.items():
-            if not 0 < value < math.inf:
-                raise UsageError(f"the {name} must be a positive number, got {value}")
+    seed: Seed | None = None
+    time_tolerance: Positive = 0.10
+    step_timeout_seconds: Positive = 300.0
 
     def seed_of(self, config: SamplerConfig | StreamConfig) -> int:
         """Return the seed of the shuffles: the user's, or else the config's."""

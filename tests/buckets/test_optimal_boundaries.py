@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.buckets.optimal import (
-    _lower_hull,
-    _lower_hull_one_by_one,
-    optimal_boundaries,
-)
+from batchtune.buckets.optimal import optimal_boundaries
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
 
@@ -104,15 +100,3 @@ def test_hard_costs_and_counts_agree_with_the_plain_programme(
         assert cost_of(histogram, costs, boundaries) == pytest.approx(
             by_plain_programme(costs, counts, 6), rel=1e-12
         )
-
-
-@pytest.mark.parametrize("dents", [1, 400])
-def test_few_dents_in_a_long_curve_are_found(dents: int) -> None:
-    rng = np.random.default_rng(dents)
-    x = np.cumsum(rng.integers(1, 4, 5000)).astype(float)
-    y = (x - 5000) ** 2
-    y[rng.integers(0, x.size, dents)] -= rng.integers(1, 100_000, dents)
-    assert (
-        _lower_hull(x, y).tolist()
-        == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
-    )

@@ -127,10 +127,10 @@ def test_wrong_usage_is_exit_code_2(
         (["--memory-fraction", "0"], "fraction"),
         (["--tolerance", "1"], "tolerance"),
         (["--device", "tpu"], "tpu"),
-        (["--num-lengths", "1"], "2 lengths"),
+        (["--num-lengths", "1"], "--num-lengths: must be a whole number of at least 2"),
         (["--set", "size"], "size"),
-        (["--setup-timeout", "0"], "--setup-timeout must be above 0"),
-        (["--wait", "-1"], "--wait must be at least 0"),
+        (["--setup-timeout", "0"], "--setup-timeout: must be a number above 0"),
+        (["--wait", "-1"], "--wait: must be a number of at least 0"),
     ],
     ids=" ".join,
 )

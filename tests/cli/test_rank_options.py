@@ -1,6 +1,7 @@
 """Several ranks on the command line: what is refused, and with which command instead."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, Run, write_manifest
@@ -147,7 +148,7 @@ def test_wrong_usage_says_what_is_right(
     assert message in ran.stderr
 
 
-def made_device() -> Device:
+def made_device(**ranks: Any) -> Device:
     return Device(
         kind="cpu",
         name="made",
@@ -157,18 +158,18 @@ def made_device() -> Device:
         torch="2.13",
         allocator="malloc",
         other_processes=None,
-        world_size=2,
-        ranks=[
-            RankDevice(
-                rank=rank,
-                host="here",
-                name="made",
-                limit_bytes=1,
-                outside_bytes=None,
-                base_bytes=0,
-            )
-            for rank in (0, 1)
-        ],
+        **ranks,
+    )
+
+
+def made_rank(rank: int) -> RankDevice:
+    return RankDevice(
+        rank=rank,
+        host="here",
+        name="made",
+        limit_bytes=1,
+        outside_bytes=None,
+        base_bytes=0,
     )
 
 
@@ -177,7 +178,7 @@ def test_a_run_of_another_number_of_ranks_is_not_continued(tmp_path: Path) -> No
     alone = ProbeSettings(workload=KNOWN, options={}, device="cpu")
     ranks = ProbeSettings(workload=KNOWN, options={}, device="cpu", nproc_per_node=2)
     assert "nproc_per_node" not in alone.recorded()
-    device = made_device()
+    device = made_device(world_size=2, ranks=[made_rank(0), made_rank(1)])
     assert describe_device(device).endswith(" for each of 2 ranks")
     begin_run(lengths, ranks, tmp_path, device, force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
@@ -195,18 +196,7 @@ def test_simulated_ranks_are_not_continued_with_real_ones(
     simulated = ProbeSettings(workload=KNOWN, options={}, simulate_world_size=64)
     real = ProbeSettings(workload=KNOWN, options={}, nproc_per_node=2)
     assert not simulated.failures_are_dear
-    device = Device(
-        kind="cpu",
-        name="made",
-        total_bytes=1,
-        limit_bytes=1,
-        driver=None,
-        torch="2.13",
-        allocator="malloc",
-        other_processes=None,
-        world_size=64,
-        simulated=True,
-    )
+    device = made_device(world_size=64, simulated=True)
     begin_run(lengths, simulated, tmp_path, device, force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
     assert open_run(lengths, simulated, tmp_path)[0] is not None
@@ -289,7 +279,13 @@ def test_a_run_of_another_number_of_machines_is_another(tmp_path: Path) -> None:
     two = structs.replace(one, nnodes=2)
     assert (one.world_size, two.world_size) == (2, 4)
     lengths = Lengths.of([1.0, 2.0])
-    begin_run(lengths, two, tmp_path, made_device(), force=False)
+    begin_run(
+        lengths,
+        two,
+        tmp_path,
+        made_device(world_size=2, ranks=[made_rank(0), made_rank(1)]),
+        force=False,
+    )
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
     assert open_run(lengths, two, tmp_path)[0] is not None
     with pytest.raises(

@@ -223,8 +223,8 @@ def test_a_histogram_is_a_manifest_of_the_commands(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--histogram"], "--histogram says what is written, but nothing is"),
-        (["--engine", "ray"], "--engine ray writes a file"),
+        (["--histogram"], "are for writing a file, but none is written"),
+        (["--engine", "ray"], "are for writing a file, but none is written"),
         (["--engine", "dask"], "unknown --engine 'dask'"),
         (["--ray-address", "auto"], "--ray-address is for the engine ray"),
     ],

@@ -240,10 +240,10 @@ def test_a_target_that_cant_be_used_is_explained(
         (["--sweep", "a=1", "--sweep", "a=2"], "given twice"),
         (["--kind", "tensorflow"], "--kind must be one of dali, torch, iterable"),
         (["--ranks-per-node", "100000"], "each rank needs one"),
-        (["--step-ms", "0"], "--step-ms must be from"),
-        (["--seconds", "nan"], "--seconds must be from"),
-        (["--trials", "0"], "--trials must be from"),
-        (["--seed", "-1"], "--seed must be from 0"),
+        (["--step-ms", "0"], "--step-ms: must be a number of at least 0.001"),
+        (["--seconds", "nan"], "--seconds: must be a number of at least 0.05"),
+        (["--trials", "0"], "--trials: must be a whole number"),
+        (["--seed", "-1"], "--seed: must be a whole number of at least 0"),
     ],
 )
 def test_wrong_options_are_refused(

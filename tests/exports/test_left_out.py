@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -39,8 +40,8 @@ KEPT = ALL[(ALL >= 1) & (ALL <= 30)]
 
 def swept(unit: str = "s", scale: float = 1.0) -> Sweep:
     """Of the 900 lengths from 1 to 30 s, in another unit by its scale."""
-    lengths = Lengths.of(
-        KEPT * scale,
+    lengths = replace(
+        Lengths.of(KEPT * scale),
         unit=unit,  # type: ignore[arg-type]  # one of them
         left_out={"longer than --max-length 30": 100, "shorter than --min-length 1": 5},
     )

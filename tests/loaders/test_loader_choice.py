@@ -194,7 +194,7 @@ def test_what_reproducing_takes_is_said_before(
         target="a.py:make", sweep={"num_workers": [0]}, check_reproducible=True
     )
     run_loader_tuning(settings, tmp_path, on_progress=said.append)
-    (progress,) = [one for one in said if one.doing == "reproducing"]
+    (progress,) = [one for one in said if one.doing == "Comparing two epochs of"]
     assert progress.seconds == 120
 
 

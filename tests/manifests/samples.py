@@ -37,6 +37,21 @@ def wav(num_samples: int) -> bytes:
     return stream.getvalue()
 
 
+# Longer than any gap that is read through, however slow this machine is.
+_LONG_SAMPLES = 140_000
+
+
+def long_shard(number: int, examples: int) -> bytes:
+    """A shard of texts and long audio: the first two as old tar has them, others with pax headers."""
+    members = []
+    for example in range(examples):
+        key = f"utt{number}-{example:03d}"
+        members.append((f"{key}.txt", b"ab" * (1 + example % 70)))
+        members.append((f"{key}.wav", wav(_LONG_SAMPLES + 16 * example)))
+    form = tarfile.USTAR_FORMAT if number < 2 else tarfile.PAX_FORMAT
+    return shard(members, form)
+
+
 @dataclass(frozen=True)
 class Sample:
     """How to write a small manifest of a format.

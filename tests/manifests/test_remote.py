@@ -7,7 +7,6 @@ import io
 import os
 import socket
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -17,7 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from manifests.range_server import RangeServer, serving
-from manifests.samples import shard, wav
+from manifests.samples import long_shard, shard, wav
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, load_stream, scan
@@ -26,8 +25,6 @@ from batchtune.manifests.storage import Stored, Window, _filesystem
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
 
-# Longer than any gap that is read through, however slow this machine is.
-_LONG_SAMPLES = 140_000
 _MOST_BYTES_A_SAMPLE = 3 * 1024
 
 
@@ -51,13 +48,7 @@ def long_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four shards of 125 examples: two as old tar has them, two with pax headers; 140 MB."""
     folder = tmp_path_factory.mktemp("long")
     for number in range(4):
-        members = []
-        for example in range(125):
-            key = f"utt{number}-{example:03d}"
-            members.append((f"{key}.txt", b"ab" * (1 + example % 70)))
-            members.append((f"{key}.wav", wav(_LONG_SAMPLES + 16 * example)))
-        form = tarfile.USTAR_FORMAT if number < 2 else tarfile.PAX_FORMAT
-        (folder / f"train-{number}.tar").write_bytes(shard(members, form))
+        (folder / f"train-{number}.tar").write_bytes(long_shard(number, 125))
     return folder
 
 

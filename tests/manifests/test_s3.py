@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from manifests.samples import shard, wav
+from manifests.samples import long_shard
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, scan
@@ -25,9 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-# Longer than any gap that is read through, however slow this machine is.
-_LONG_SAMPLES = 140_000
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +54,8 @@ def test_few_bytes_of_shards_are_fetched(s3: object, tmp_path: Path) -> None:
     local = tmp_path / "train"
     local.mkdir()
     for number in range(4):
-        members = []
-        for example in range(100):
-            key = f"utt{number}-{example:03d}"
-            members.append((f"{key}.txt", b"ab" * (1 + example % 70)))
-            members.append((f"{key}.wav", wav(_LONG_SAMPLES + 16 * example)))
-        form = tarfile.USTAR_FORMAT if number < 2 else tarfile.PAX_FORMAT
         path = local / f"{number}.tar"
-        path.write_bytes(shard(members, form))
+        path.write_bytes(long_shard(number, 100))
         s3.upload_file(str(path), "bucket", f"train/{number}.tar")  # type: ignore[attr-defined]
     options = ReadOptions(target_key="txt")
     expected = tmp_path / "local.parquet"

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from benchmarks.laws import MOST_LOSS, measure, probe_law, table_of
 from made_trials import ran
-from memory_laws import LAWS, LIMIT_BYTES, Law, LawDevice, made_lengths
+from memory_laws import (
+    LAWS,
+    LIMIT_BYTES,
+    AlteredDevice,
+    Law,
+    LawDevice,
+    made_lengths,
+)
 from msgspec.structs import replace
 
 from batchtune.buckets.sweep import sweep
@@ -42,7 +49,7 @@ LIMITED = ProbeSettings(
 
 
 @dataclass
-class Timed(LawDevice):
+class Timed(AlteredDevice):
     """Takes a second of the monotonic clock for a trial or a step; interrupts what comes after `most` of them."""
 
     now: float = 0.0
@@ -53,21 +60,7 @@ class Timed(LawDevice):
         self.now += self.start_seconds
         return super().start()
 
-    def measure(
-        self,
-        shape: BatchShape,
-        index: int,
-        *,
-        fresh: bool = False,
-        timing: bool = False,
-    ) -> Ran:
-        ran = super().measure(shape, index, fresh=fresh, timing=timing)
-        return self._timed(ran)
-
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        return self._timed(super().step(shape, release=release))
-
-    def _timed(self, ran: Ran) -> Ran:
+    def altered(self, ran: Ran) -> Ran:
         self.now += 1.0
         if self.now > self.most:
             raise KeyboardInterrupt
@@ -196,7 +189,7 @@ def test_an_interruption_overwrites_nothing_that_is_proven(
 
 
 @dataclass
-class Scattered(LawDevice):
+class Scattered(AlteredDevice):
     """Steps take up to five times as long, and later processes hold 1.5% of the memory less than the first."""
 
     def seconds(self, shape: BatchShape) -> float:
@@ -208,20 +201,7 @@ class Scattered(LawDevice):
     def _less(self) -> int:
         return 120_000_000 if self.worker > 1 else 0
 
-    def measure(
-        self,
-        shape: BatchShape,
-        index: int,
-        *,
-        fresh: bool = False,
-        timing: bool = False,
-    ) -> Ran:
-        return self._held(super().measure(shape, index, fresh=fresh, timing=timing))
-
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        return self._held(super().step(shape, release=release))
-
-    def _held(self, ran: Ran) -> Ran:
+    def altered(self, ran: Ran) -> Ran:
         if ran.trial.rest_bytes is None:
             return ran
         return replace(
@@ -260,7 +240,7 @@ def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
         )
 
 
-class MostlyInUse(LawDevice):
+class MostlyInUse(AlteredDevice):
     """A small model: 83% of the memory is in use between steps, and of the rest the last 1.5% can't be had.
 
     Frames come in eights, which short examples fill badly: they need more for each second than longer ones.
@@ -279,20 +259,7 @@ class MostlyInUse(LawDevice):
     def in_use(self) -> int:
         return int(0.83 * LIMIT_BYTES)
 
-    def measure(
-        self,
-        shape: BatchShape,
-        index: int,
-        *,
-        fresh: bool = False,
-        timing: bool = False,
-    ) -> Ran:
-        return self._held(super().measure(shape, index, fresh=fresh, timing=timing))
-
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        return self._held(super().step(shape, release=release))
-
-    def _held(self, reply: Ran) -> Ran:
+    def altered(self, reply: Ran) -> Ran:
         trial = reply.trial
         if self.bytes(trial.shape) > LIMIT_BYTES - 0.015 * (LIMIT_BYTES - self.in_use):
             return ran(

@@ -17,11 +17,11 @@ from worker_processes import gone, ours, processes_of, wait_for
 
 from batchtune.errors import ProbeError, UsageError
 from batchtune.probe import agent as agent_module
-from batchtune.probe import ranks as ranks_module
 from batchtune.probe.agent import serve_node_0
 from batchtune.probe.nodes import Greeting, Nodes, control_port
 from batchtune.probe.requests import Launch, Launched
 from batchtune.probe.supervisor import Supervisor
+from batchtune.processes import worker as worker_processes
 from batchtune.processes.worker import encode
 from batchtune.results import Probe, read_result
 
@@ -107,7 +107,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     MADE.clear()
     monkeypatch.setattr(agent_module, "Nursery", MadeNursery)
-    monkeypatch.setattr(ranks_module, "_HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(worker_processes, "_HELLO_SECONDS", 0.1)
     made = Cluster()
     yield made
     made.nodes.__exit__(None, None, None)

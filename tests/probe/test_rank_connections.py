@@ -15,6 +15,7 @@ from batchtune.probe.rank import RankPlace
 from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import Hello, Ran, Reply, Run, Vote
 from batchtune.probe.verdicts import cause_of
+from batchtune.processes import worker as worker_processes
 from batchtune.processes.worker import OUTERMOST_FRAME, Failed, encode
 from batchtune.results import BatchShape, Trial
 
@@ -92,7 +93,7 @@ def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
     monkeypatch.setattr(ranks_module, "_CAUGHT_SECONDS", 0.3)
     monkeypatch.setattr(ranks_module, "_STACK_SECONDS", 0.1)
     monkeypatch.setattr(ranks_module, "_ENDING_SECONDS", 0.1)
-    monkeypatch.setattr(ranks_module, "_HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(worker_processes, "_HELLO_SECONDS", 0.1)
     made = Led()
     yield made
     made.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -140,10 +141,8 @@ def test_a_unit_that_does_not_fit_the_median_is_told(
 
 
 def test_a_scans_record_survives_its_file(tmp_path: Path) -> None:
-    lengths = Lengths.of(
-        [1, 2, 3, 4],
-        [0, 1, 1, 2],
-        unit="tokens",
+    lengths = replace(
+        Lengths.of([1, 2, 3, 4], [0, 1, 1, 2], unit="tokens"),
         left_out={"longer": 3},
         notes=("Read twice.",),
     )
@@ -193,10 +192,8 @@ def test_the_first_line_says_how_many_how_long_and_how_much(
 
 def test_the_next_lines_say_the_spread_and_what_was_left_out() -> None:
     left_out = {"shorter than --min-length 1": 1, "empty": 2}
-    lengths = Lengths.of(
-        [4, 3, 2],
-        [10, 0, 12000],
-        unit="tokens",
+    lengths = replace(
+        Lengths.of([4, 3, 2], [10, 0, 12000], unit="tokens"),
         left_out=left_out,
         notes=("Read twice.",),
     )

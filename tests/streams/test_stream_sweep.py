@@ -15,7 +15,7 @@ from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths, Shard
 from batchtune.manifests import StreamLengths
-from batchtune.results import StreamedWith, StreamSweep
+from batchtune.results import StreamedWith, StreamSweep, checked
 from batchtune.streams import simulated as stream_simulation
 from batchtune.streams.advice import recommend_stream
 from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_random
@@ -65,9 +65,8 @@ def swept(
     current: CurrentStream | None = None,
     **options: object,
 ) -> StreamSweep:
-    settings = StreamSettings.checked(
-        **{"buffer_sizes": (100, 400), "num_buckets": (4, 8), **options}
-    )
+    chosen = {"buffer_sizes": (100, 400), "num_buckets": (4, 8), **options}
+    settings = checked(StreamSettings, chosen)
     return sweep_stream(stream_of(values, shards), 300.0, settings, MEASURED, current)
 
 
@@ -313,7 +312,7 @@ def test_settings_out_of_range_are_refused() -> None:
         {"bytes_per_length": 0.0},
     ):
         with pytest.raises(UsageError, match="--"):
-            StreamSettings.checked(**wrong)
+            checked(StreamSettings, wrong)
 
 
 def test_speechbrains_filter_leaves_out_and_holds_nothing_of_it() -> None:

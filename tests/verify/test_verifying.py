@@ -26,6 +26,7 @@ from batchtune.results import (
     SamplerConfig,
     Verification,
     WorkloadRecord,
+    checked,
 )
 from batchtune.verify import VerifyProgress, verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
@@ -261,7 +262,7 @@ def test_settings_without_meaning_are_refused(
     settings: dict[str, object], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        VerifySettings(**settings)  # type: ignore[arg-type]
+        checked(VerifySettings, settings)
 
 
 def test_batches_that_are_padded_to_multiples_are_run_so() -> None:

@@ -30,10 +30,10 @@ from batchtune.manifests.base import (
     walk,
 )
 from batchtune.manifests.source import Block, Head
+from batchtune.results import MALFORMED
 
 # A comma, and the key in an object.
 _BEFORE_VALUE = re.compile(r'[\s,]*(?:"[^"\\]*(?:\\.[^"\\]*)*"\s*:\s*)?')
-_REFUSED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 Getter = Callable[[Any], object]
 
@@ -61,7 +61,7 @@ def _holds_objects_by_id(head: Head) -> bool:
     """Return whether a JSON file is one object of objects, rather than an object on every line."""
     if not begins_with(head, "{"):
         return False
-    with contextlib.suppress(*_REFUSED):
+    with contextlib.suppress(*MALFORMED):
         first = msgspec.json.decode(head.lines[0])
         return (
             len(head.lines) == 1
@@ -102,7 +102,7 @@ class Nemo(Format):
         head = self.source.head
         values: list[object] = []
         if self.opening is None:
-            with contextlib.suppress(*_REFUSED):  # those before a fault are kept
+            with contextlib.suppress(*MALFORMED):  # those before a fault are kept
                 values.extend(map(msgspec.json.decode, head.lines[:PEEKED_ROWS]))
         elif self.fits(head):
             values = _first_values(head)
@@ -170,7 +170,7 @@ class Nemo(Format):
         """Return the objects, of the first of these types that fits. Raises ManifestError for a fault."""
         decoded: Any
         for kind in kinds:
-            with contextlib.suppress(*_REFUSED):
+            with contextlib.suppress(*MALFORMED):
                 if self.opening == "{":
                     decoded = msgspec.json.decode(block.data, type=dict[str, kind])  # type: ignore[valid-type]
                     return decoded.values()  # type: ignore[no-any-return]
@@ -184,7 +184,7 @@ class Nemo(Format):
         for place, _, text in self._entries(block):
             try:
                 objects.append(msgspec.json.decode(text, type=kinds[-1]))
-            except _REFUSED as error:
+            except MALFORMED as error:
                 raise self._refused(place, error) from None
         return objects
 
@@ -202,7 +202,7 @@ class Nemo(Format):
             kind = dict[str, msgspec.Raw]
         try:
             values = msgspec.json.decode(block.data, type=kind)
-        except _REFUSED as error:
+        except MALFORMED as error:
             byte = re.search(r"\(byte (\d+)\)", str(error))
             position = len(block.data.rstrip())
             if byte is not None:

@@ -267,7 +267,7 @@ class Kaldi(_List):
     @staticmethod
     def fits(head: Head) -> bool:
         """Return whether the first line is two words, the second of them a number or a shape."""
-        words = head.lines[0].split() if head.lines else []
+        words = next(iter(head.lines), "").split()
         if len(words) != 2 or words[0].startswith(("{", "[")):
             return False
         return number(words[1]) is not None or _SHAPE.fullmatch(words[1]) is not None

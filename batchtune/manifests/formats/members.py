@@ -35,6 +35,7 @@ from batchtune.manifests.base import (
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.storage import RemoteFile, Window
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
+from batchtune.results import MALFORMED
 
 _NUM_SAMPLES = "num_samples"
 _AUDIO = "audio"
@@ -101,7 +102,7 @@ def _json_value(payload: Payload, path: KeyPath) -> object:
         content = msgspec.json.decode(
             payload.read(0, payload.size).removeprefix(b"\xef\xbb\xbf")
         )
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise Unreadable("malformed JSON", str(error)) from None
     return walk(content, path)
 

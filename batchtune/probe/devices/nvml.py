@@ -135,10 +135,10 @@ class Gpu(_Nvml):
 
     def processes(self) -> list[DeviceProcess] | None:
         """Return who uses it, for computing or for graphics, each with its memory, in the order of their ids."""
-        compute = self._processes("nvmlDeviceGetComputeRunningProcesses")
+        compute = self.ask("nvmlDeviceGetComputeRunningProcesses")
         if compute is None:
             return None
-        graphics = self._processes("nvmlDeviceGetGraphicsRunningProcesses") or ()
+        graphics = self.ask("nvmlDeviceGetGraphicsRunningProcesses") or ()
         used: dict[int, int | None] = {}
         for process in (*compute, *graphics):
             size = _bytes(process, "usedGpuMemory")
@@ -146,11 +146,6 @@ class Gpu(_Nvml):
             if size is not None:
                 used[process.pid] = max(size, listed or 0)
         return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
-
-    def _processes(self, call: str) -> Any:
-        """Ask by the newest form of the call that both the package and the driver know."""
-        answers = (self.ask(call + version) for version in ("", "_v3", "_v2"))
-        return next((answer for answer in answers if answer is not None), None)
 
     def sm_clock_mhz(self) -> int | None:
         """Return the current clock of the multiprocessors."""
@@ -288,8 +283,6 @@ def _loaded() -> tuple[Any, str | None]:
 
 
 def _text(value: Any) -> str | None:
-    if isinstance(value, bytes):  # older packages answer in bytes
-        value = value.decode(errors="replace")
     if isinstance(value, str) and value:
         return value
     return None

@@ -25,7 +25,6 @@ from batchtune.reports.section import (
     clean,
     current_name,
     format_shape,
-    known_cost,
     spread,
 )
 from batchtune.reports.streams import MAP_STYLE, algorithm_name
@@ -38,6 +37,7 @@ from batchtune.results import (
     Row,
     StreamSweep,
     Sweep,
+    cost_of,
 )
 from batchtune.units import (
     counted,
@@ -167,7 +167,7 @@ def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
     }
     levels["lower bound"] = sweep.lower_bound
     packed = None if sweep.packed is None else sweep.packed.row
-    if packed is not None and known_cost(packed, timed=sweep.has_times):
+    if packed is not None and cost_of(packed, timed=sweep.has_times):
         levels[packed.name] = packed
     return _cost_figure(
         run,
@@ -221,10 +221,10 @@ def _cost_figure(
     for name, place, row in places:
         series = best.setdefault(name, {})
         other = series.setdefault(place, row)
-        is_better = known_cost(row, timed=timed) < known_cost(other, timed=timed)
+        is_better = cost_of(row, timed=timed) < cost_of(other, timed=timed)
         if row is chosen or (other is not chosen and is_better):
             series[place] = row
-    highest = max(known_cost(row, timed=timed) for _, _, row in places)
+    highest = max(cost_of(row, timed=timed) for _, _, row in places)
     divisor = 1.0
     y_title = "batches of one epoch"
     if timed:
@@ -234,7 +234,7 @@ def _cost_figure(
             y_title = "estimated time of one epoch (min)"
 
     def height(costed: Costed) -> float:
-        return known_cost(costed, timed=timed) / divisor
+        return cost_of(costed, timed=timed) / divisor
 
     data = []
     ends = [place for _, place, _ in places]
