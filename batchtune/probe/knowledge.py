@@ -57,8 +57,6 @@ class Knowledge(Outcomes):
             if trial.batch_size not in sizes:
                 sizes.append(trial.batch_size)
         self._ran = Shapes(self.passed)
-        self.failures = self.failures_by_shape()
-        """The trial that rules out each shape."""
         self.peaks = Peaks(task.limit_bytes, trials, task.steps)
         proven = [shape for shape in self.of_shape if self.is_proven(shape)]
         self._proven = Shapes(proven)

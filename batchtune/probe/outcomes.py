@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -24,8 +25,9 @@ class Outcomes:
                 self.of_shape[trial.shape].append(trial)
         self.passed = {shape for shape in self.of_shape if self.passes(shape)}
 
-    def failures_by_shape(self) -> dict[BatchShape, Trial]:
-        """Return the trial that rules out each shape that failed."""
+    @cached_property
+    def failures(self) -> dict[BatchShape, Trial]:
+        """The trial that rules out each shape that failed."""
         failures = {}
         for shape in self.of_shape:
             failure = self._failure(shape)
