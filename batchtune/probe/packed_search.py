@@ -44,7 +44,6 @@ _FIRST_DEAR_STEP = 2
 # Where the batch is little of the memory, it says little about the limit: no more than so many times its tokens.
 _LITTLE = 0.1
 _FARTHEST = 8
-_FARTHEST_IF_DEAR = 3
 # A law that misses its trials by more is trusted less than a composition's own last two.
 _MISFIT = 0.02
 # A law with the square of all tokens, as of a mask over the whole row, must miss by less than this share of the other.
@@ -55,10 +54,6 @@ _SUSPICIOUS = 0.25
 _AS_PADDED = 0.75
 # Peaks of so near numbers of tokens, as a share, differ by chance.
 _APART = 0.05
-# What the law gives a composition that never ran, if too few trials are left to close in on its limit.
-_SAFE = 0.9
-# Of several reasons why a budget is not larger, the first counts.
-_REASONS: tuple[ClosedBy, ...] = ("oom", "crash", "timeout", "memory")
 # A failure below the law's limit: an allocator may fail to use this share of the memory; what fails below is a leap.
 _UNUSABLE = 0.03
 
@@ -76,6 +71,11 @@ class PackedTask:
     limit_bytes: int
     cap: int
     steps: list[Trial] = field(default_factory=list)
+
+
+def _well_below(tokens: int, last: int) -> bool:
+    """Return whether so many tokens are so far below the last that their peaks show a slope."""
+    return tokens <= last * (1 - _APART)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,13 @@ class Bracket:
     failures: int
     step: int
 
+    @property
+    def has_crept(self) -> bool:
+        """Whether the last two that ran are proven and near each other, but the limit is not: the law is wrong here."""
+        if len(self.ran) < 2 or self.ran[-1][0] != self.low:
+            return False
+        return not _well_below(self.ran[-2][0], self.low)
+
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
@@ -111,28 +118,51 @@ class _Limit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Law:
-    """Peak bytes by the features of a batch; with the square of all its tokens where the trials show it."""
+    """Peak bytes by the features of a batch.
+
+    Attributes:
+        coefficients: Of 1, Σ L, Σ L², the number of sequences, and of (Σ L)² where the trials show that.
+        floor: What small batches take whatever their size, as by the optimizer's step; 0 without one.
+        error: Root mean square of fit / measured - 1.
+    """
 
     coefficients: FloatArray
+    floor: float
     error: float
-    grows_with_the_row: bool
 
     @classmethod
-    def of(cls, features: FloatArray, peaks: FloatArray) -> _Law:
-        """Fit it to the features of batches, shape (batches, 3), and their peaks."""
+    def of(
+        cls, features: FloatArray, peaks: FloatArray, rest_bytes: float, equal: float
+    ) -> _Law:
+        """Fit it to the features of batches, shape (batches, 3), and their peaks, which are equal to within `equal`.
+
+        Above a floor, nothing but what is in use between steps may show the constant part.
+        """
+        tokens = features[:, 0]
+        is_flat = peaks <= peaks.min() + equal
+        floor = 0.0
+        if np.ptp(tokens[is_flat]) > tokens.min() and not is_flat.all():
+            floor = float(peaks.min())
+            features = np.vstack((features[~is_flat], np.zeros(3)))
+            peaks = np.append(peaks[~is_flat], max(rest_bytes, 1.0))
         plain, errors = fit_terms(features, peaks)
+        error = root_mean_square(errors)
         with_row = np.column_stack((features, features[:, 0] ** 2))
         dense, dense_errors = fit_terms(with_row, peaks)
-        error = root_mean_square(errors)
         dense_error = root_mean_square(dense_errors)
         if error > _MISFIT and dense_error < _WORTH_A_TERM * error:
-            return cls(dense, dense_error, True)
-        return cls(np.append(plain, 0.0), error, False)
+            return cls(dense, floor, dense_error)
+        return cls(np.append(plain, 0.0), floor, error)
+
+    @property
+    def grows_with_the_row(self) -> bool:
+        """Whether it has the square of all tokens."""
+        return bool(self.coefficients[-1] > 0)
 
     def __call__(self, features: FloatArray) -> float:
         """Return the peak of a batch."""
         terms = np.array([1.0, *features, features[0] ** 2])
-        return float(self.coefficients @ terms)
+        return max(self.floor, float(self.coefficients @ terms))
 
 
 class PackedKnowledge(Outcomes):
@@ -281,10 +311,17 @@ class PackedKnowledge(Outcomes):
     def law(self) -> _Law | None:
         """The law of memory, by all that passed; None if only one composition did, which can't tell its terms apart."""
         shapes, peaks = self._measured
-        if len({name for name, bracket in self.brackets.items() if bracket.ran}) < 2:
+        in_longest = {
+            self.task.compositions.shape("longest", tokens) for tokens in self.budgets
+        }
+        if in_longest.issuperset(shapes):
             return None
-        features = [features_of(shape) for shape in shapes]
-        return _Law.of(np.array(features, dtype=np.float64), np.array(peaks))
+        return _Law.of(
+            np.array([features_of(shape) for shape in shapes], dtype=np.float64),
+            np.array(peaks),
+            rest_bytes=float(self.peaks.rest_bytes or 0),
+            equal=float(self.peaks.margin.bytes),
+        )
 
     @property
     def needs_a_mask(self) -> bool:
@@ -353,13 +390,23 @@ class PackedKnowledge(Outcomes):
         if bracket.high <= cap:
             highest = min(highest, bracket.high - 1)
         guess = max(lowest, self._by_law(bracket, lowest, highest))
+        if bracket.has_crept:
+            guess = min(highest, self._by_last_step(bracket))
+            if bracket.high <= cap:
+                guess = min(guess, (bracket.low + bracket.high) // 2)
+            return max(lowest, guess)
         if bracket.high > cap or guess < bracket.high - bracket.step:
             return guess
-        # A failure refutes the guess.
-        back = bracket.high - max(bracket.step, int(_UNUSABLE * bracket.high))
-        if bracket.failures < 2 and back > bracket.low and bracket.high_by == "oom":
-            return max(lowest, back)
-        return max(lowest, (max(bracket.low, least) + bracket.high) // 2)
+        # A failure refutes the guess. Not all memory may be usable, or memory leaps somewhere below.
+        near = max(bracket.step, int(_UNUSABLE * bracket.high))
+        beyond = self.predicted(bracket.composition, min(cap, bracket.high + near))
+        is_near = beyond is not None and beyond > self.room_bytes
+        if is_near and bracket.failures < 2 and bracket.high - near > bracket.low:
+            return max(lowest, bracket.high - near)
+        low = max(bracket.low, least)
+        if bracket.high > 2 * low:
+            return max(lowest, int((low * bracket.high) ** 0.5))
+        return max(lowest, (low + bracket.high) // 2)
 
     def _reach(self, bracket: Bracket) -> int:
         """Return how far the trials of a composition lead at most."""
@@ -376,11 +423,18 @@ class PackedKnowledge(Outcomes):
         if self.law is None:
             factor = _FIRST_DEAR_STEP if dear else _FIRST_STEP
             return min(factor * last, max(last, int(0.9 * in_proportion)))
-        if dear:
-            return min(_FARTHEST_IF_DEAR * last, max(last, in_proportion))
         if used < _LITTLE * (self.room_bytes - rest):
             return _FARTHEST * last
+        if dear and (len(bracket.ran) < 3 or self.law.error > _MISFIT):
+            return max(last, in_proportion)
         return self.task.cap
+
+    def _by_last_step(self, bracket: Bracket) -> int:
+        """Return the tokens at the limit if memory grows on as between the last two; the cap if it did not grow."""
+        (before, low), (last, peak) = bracket.ran[-2:]
+        if peak - low <= self.peaks.margin.bytes:
+            return self.task.cap
+        return last + int((self.room_bytes - peak) * (last - before) / (peak - low))
 
     def _by_law(self, bracket: Bracket, lowest: int, highest: int) -> int:
         """Return the most tokens within bounds that leave room for half a step, by the law."""
@@ -490,30 +544,38 @@ class PackedSearch:
         still_open = [limit for limit in limits if limit.closed_by is None]
         worst = min(still_open, key=lambda limit: limit.tokens, default=None)
         shape_of = self.task.compositions.shape
-        if worst is not None and (
-            settled is None or not self._holds(known, settled, worst, still_open)
-        ):
+        if worst is not None and not self._is_settled(known, settled, worst):
             if self._trials_left(known.trials) > len(COMPOSITIONS):
-                return shape_of(worst.bracket.composition, worst.tokens)
-            settled = min(_safe(limit) for limit in limits)
+                return shape_of(_telling(known, worst), worst.tokens)
+            # By now, what holds as far as is known, at one of the numbers of tokens that ran.
+            held = [
+                tokens
+                for tokens in known.budgets
+                if tokens <= self.task.cap and self._seems_to_hold(known, tokens)
+            ]
+            settled = max(held, default=known.budgets[0])
         assert settled is not None
         for name in known.unproven(settled):
             return shape_of(name, settled)
         return None
 
-    def _holds(
-        self,
-        known: PackedKnowledge,
-        tokens: int,
-        worst: _Limit,
-        still_open: Sequence[_Limit],
+    def _is_settled(
+        self, known: PackedKnowledge, settled: int | None, worst: _Limit
     ) -> bool:
-        """Return whether all compositions whose limit is not known yet seem to hold so many tokens."""
-        if worst.tokens < tokens - step_at(tokens, self.task.settings.tolerance):
+        """Return whether all seem to hold the tokens that some hold; `worst` has the least limit yet to be found."""
+        if settled is None:
             return False
-        for limit in still_open:
-            predicted = known.predicted(limit.bracket.composition, tokens)
-            if limit.bracket.high <= tokens or (predicted or 0.0) > known.room_bytes:
+        step = step_at(settled, self.task.settings.tolerance)
+        return worst.tokens >= settled - step and self._seems_to_hold(known, settled)
+
+    def _seems_to_hold(self, known: PackedKnowledge, tokens: int) -> bool:
+        """Return whether each composition is proven with so many tokens, or nothing speaks against it."""
+        for bracket in known.brackets.values():
+            predicted = known.predicted(bracket.composition, tokens) or 0.0
+            is_proven = bracket.low >= tokens
+            if not is_proven and (
+                bracket.high <= tokens or predicted > known.room_bytes
+            ):
                 return False
         return True
 
@@ -554,17 +616,17 @@ class PackedSearch:
 
     def closed_by(self, known: PackedKnowledge, tokens: int) -> ClosedBy:
         """Return why a proven budget is not larger."""
-        reasons = {
-            limit.closed_by or limit.bracket.high_by
-            for limit in map(known.limit, known.brackets.values())
-            if limit.tokens <= tokens + limit.bracket.step
-        }
         if tokens >= self.task.cap:
             return "data"
-        for reason in _REASONS:
-            if reason in reasons:
-                return reason
-        return "memory"
+        nearest = min(known.brackets.values(), key=lambda bracket: bracket.high)
+        is_near = nearest.high - tokens <= 2 * nearest.step
+        by_memory = any(
+            known.limit(bracket).closed_by == "memory"
+            for bracket in known.brackets.values()
+        )
+        if nearest.high > self.task.cap or (by_memory and not is_near):
+            return "memory"
+        return nearest.high_by
 
     def does_not_fit(self, trials: Sequence[Trial]) -> bool:
         """Return whether the longest sequence alone failed."""
@@ -580,13 +642,14 @@ class PackedSearch:
         return len(trials), max(len(trials) + 1, most)
 
 
-def _well_below(tokens: int, last: int) -> bool:
-    """Return whether so many tokens are so far below the last that their peaks show a slope."""
-    return tokens <= last * (1 - _APART)
-
-
-def _safe(limit: _Limit) -> int:
-    """Return tokens that surely fit, or most probably."""
-    if limit.closed_by is not None:
-        return limit.tokens
-    return limit.bracket.low or int(_SAFE * limit.tokens)
+def _telling(known: PackedKnowledge, worst: _Limit) -> Composition:
+    """Return the composition to try: where the number of sequences is too much in the halves, that of the shortest."""
+    brackets = known.brackets
+    is_by_number = brackets["longest"].low >= brackets["halves"].high
+    if (
+        worst.bracket.composition == "halves"
+        and is_by_number
+        and brackets["shortest"].low < worst.tokens < brackets["shortest"].high
+    ):
+        return "shortest"
+    return worst.bracket.composition
