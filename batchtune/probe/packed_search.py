@@ -41,6 +41,7 @@ MOST_TRIALS = 15
 # The second trial has so many times the tokens of the longest sequence, where failures are dear so many.
 _FIRST_STEP = 4
 _FIRST_DEAR_STEP = 2
+_LEAST_STEP = 1.3
 # Where the batch is little of the memory, it says little about the limit: no more than so many times its tokens.
 _LITTLE = 0.1
 _FARTHEST = 8
@@ -54,6 +55,8 @@ _SUSPICIOUS = 0.25
 _AS_PADDED = 0.75
 # Peaks of so near numbers of tokens, as a share, differ by chance.
 _APART = 0.05
+# With fewer trials above a floor, all that exceeds it is taken to be in proportion to the tokens.
+_FEWEST_ABOVE_A_FLOOR = 4
 # A failure below the law's limit: an allocator may fail to use this share of the memory; what fails below is a leap.
 _UNUSABLE = 0.03
 
@@ -145,6 +148,8 @@ class _Law:
             floor = float(peaks.min())
             features = np.vstack((features[~is_flat], np.zeros(3)))
             peaks = np.append(peaks[~is_flat], max(rest_bytes, 1.0))
+            if len(peaks) - 1 < _FEWEST_ABOVE_A_FLOOR:
+                features[:, 1:] = 0.0  # they can't tell the terms apart
         plain, errors = fit_terms(features, peaks)
         error = root_mean_square(errors)
         with_row = np.column_stack((features, features[:, 0] ** 2))
@@ -422,12 +427,14 @@ class PackedKnowledge(Outcomes):
         in_proportion = int(last * (self.room_bytes - rest) / used)
         if self.law is None:
             factor = _FIRST_DEAR_STEP if dear else _FIRST_STEP
-            return min(factor * last, max(last, int(0.9 * in_proportion)))
-        if used < _LITTLE * (self.room_bytes - rest):
-            return _FARTHEST * last
-        if dear and (len(bracket.ran) < 3 or self.law.error > _MISFIT):
-            return max(last, in_proportion)
-        return self.task.cap
+            # A floor of memory would hold it at the first batch.
+            least = int(_LEAST_STEP * last)
+            return min(factor * last, max(least, int(0.9 * in_proportion)))
+        is_telling = used >= _LITTLE * (self.room_bytes - rest)
+        is_trusted = len(bracket.ran) > 2 and self.law.error <= _MISFIT
+        if dear and is_telling and not is_trusted:
+            return max(int(_LEAST_STEP * last), in_proportion)
+        return _FARTHEST * last
 
     def _by_last_step(self, bracket: Bracket) -> int:
         """Return the tokens at the limit if memory grows on as between the last two; the cap if it did not grow."""
