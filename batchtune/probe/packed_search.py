@@ -49,6 +49,8 @@ _FARTHEST = 8
 _MISFIT = 0.02
 # A law with the square of all tokens, as of a mask over the whole row, must miss by less than this share of the other.
 _WORTH_A_TERM = 0.5
+# The first batch that is compared has so many times the tokens of the longest sequence.
+_CONTRAST = 1.25
 # Half of the tokens in the shortest sequences: with so much more than the longest ones take, as a share of what these
 # take beyond a single one, the workload may pad; it does if padding alone would explain this share of the memory.
 _SUSPICIOUS = 0.25
@@ -515,7 +517,8 @@ class PackedSearch:
         as a few of the longest. Raises PadsThough if it does.
         """
         bracket = known.brackets["longest"]
-        budgets = [tokens for tokens, _ in bracket.ran if tokens >= 2 * self._least]
+        least = _CONTRAST * self._least
+        budgets = [tokens for tokens, _ in bracket.ran if tokens >= least]
         if not budgets:
             return None
         tokens = budgets[0]
@@ -529,7 +532,7 @@ class PackedSearch:
         if grown <= known.peaks.margin.bytes:
             return None
         excess = (known.peaks.highest(halves) or np.inf) - first - grown
-        alike = compositions.padded_alike(tokens // self._least)
+        alike = compositions.padded_alike(longest.batch_size)
         tells = 2 * (alike.tokens - self._least) < tokens - self._least
         if excess < _SUSPICIOUS * grown or not tells:
             return None
