@@ -188,7 +188,8 @@ class RankWorker(Worker):
             outside_bytes=device.outside_bytes,
             base_bytes=meter.in_use(),
         )
-        return Ready(
+        return replace(
+            ready,
             device=replace(
                 device,
                 limit_bytes=meter.device.limit_bytes,
@@ -196,5 +197,5 @@ class RankWorker(Worker):
                 world_size=place.world_size,
                 nnodes=place.nnodes,
                 backend=self._backend,
-            )
+            ),
         )

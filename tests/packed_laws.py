@@ -1,0 +1,101 @@
+"""A made device for packed batches: its memory is a formula of the sequences, exact or with noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from memory_laws import BASE_BYTES, LAWS, Law, LawDevice, made_lengths
+
+from batchtune.lengths import Lengths
+from batchtune.probe.compositions import COMPOSITIONS, Compositions
+from batchtune.probe.messages import ProbeHooks
+from batchtune.probe.probing import run_probe
+from batchtune.probe.settings import ProbeSettings
+from batchtune.results import BatchShape, Probe
+
+Memory = Callable[[BatchShape], float]
+"""Packed batch -> the bytes that it takes beyond those in use between steps."""
+
+TOKENS = made_lengths("tokens")
+SENTENCES = Lengths.of((made_lengths("sentences").values * 60).round())
+
+
+@dataclass
+class PackedDevice(LawDevice):
+    """Runs packed batches by a formula; a peak is its value ± half of the law's noise."""
+
+    law: Law = LAWS["linear"]
+    lengths: Lengths = field(default_factory=lambda: TOKENS)
+    packed: bool = True
+    memory: Memory = field(default=lambda shape: 1e5 * shape.tokens)
+
+    def bytes(self, shape: BatchShape) -> float:
+        if shape.sequences is None:
+            return super().bytes(shape)
+        return BASE_BYTES + self.memory(shape)
+
+    def seconds(self, shape: BatchShape) -> float:
+        if shape.sequences is None:
+            return super().seconds(shape)
+        return 0.02 + 1e-6 * shape.tokens + 1e-9 * shape.squared_tokens
+
+    def largest_budget(self, most: int) -> int:
+        """The most tokens up to `most` of which all compositions fit, by trying; memory must grow with them."""
+        compositions = Compositions(self.lengths, 0)
+        passed, failed = 0, most + 1
+        while failed - passed > 1:
+            middle = (passed + failed) // 2
+            shapes = [compositions.shape(name, middle) for name in COMPOSITIONS]
+            if all(map(self.fits, shapes)):
+                passed = middle
+            else:
+                failed = middle
+        return passed
+
+
+def settings(*, dear: bool = False, **changed: object) -> ProbeSettings:
+    return ProbeSettings(
+        workload="made.py:Packs",
+        options={},
+        device="cuda",
+        memory_fraction=1.0,
+        nproc_per_node=2 if dear else None,
+        **changed,  # type: ignore[arg-type]
+    )
+
+
+def probe_packed(
+    device: PackedDevice, folder: Path, *, dear: bool = False, **changed: object
+) -> Probe:
+    return run_probe(
+        device.lengths,
+        settings(dear=dear, **changed),
+        folder,
+        hooks=ProbeHooks(measurer=device),  # type: ignore[arg-type]
+    )
+
+
+def trials_before_turns(probe: Probe) -> int:
+    """How many trials the search took, without what failed in turns, or after that."""
+    given_up = [trial.index for trial in probe.trials if trial.confirmation]
+    return min(given_up, default=len(probe.trials))
+
+
+def drawn_batches(lengths: Lengths, tokens: int, count: int) -> list[BatchShape]:
+    """Micro-batches as packers make them: random sequences of some part of the data, as many as fit."""
+    rng = np.random.default_rng(7)
+    values = lengths.values.astype(int)
+    batches = []
+    for _ in range(count):
+        start, end = np.sort(rng.integers(0, values.size, 2))
+        row: list[int] = []
+        for length in rng.permutation(values[start : end + 1]).tolist():
+            if sum(row) + length > tokens:
+                break
+            row.append(length)
+        if row:
+            batches.append(BatchShape.packed(row))
+    return batches

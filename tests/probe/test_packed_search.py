@@ -1,0 +1,414 @@
+"""The token budget of packed batches on a made device: never too large, within a per cent, in few trials."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from memory_laws import LIMIT_BYTES, Law
+from msgspec.structs import replace
+from packed_laws import (
+    SENTENCES,
+    TOKENS,
+    Memory,
+    PackedDevice,
+    drawn_batches,
+    probe_packed,
+    settings,
+    trials_before_turns,
+)
+
+from batchtune.epochs.packed_model import fit_packed, predict_packed
+from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
+from batchtune.lengths import Lengths
+from batchtune.probe.compositions import COMPOSITIONS, Compositions
+from batchtune.probe.packed_search import MOST_TRIALS, PackedSearch
+from batchtune.probe.requests import Ran
+from batchtune.results import PROBE_FILE, BatchShape, Probe, read_result
+
+
+def linear(shape: BatchShape) -> float:
+    return 1e5 * shape.tokens
+
+
+# Memory that does not grow evenly: a mask over the row, a floor, pages, another kernel.
+ROUGH: dict[str, Memory] = {
+    "mask": lambda shape: 1e5 * shape.tokens + 4.0 * shape.tokens**2,
+    "floor": lambda shape: max(3e9, 1e5 * shape.tokens),
+    "high floor": lambda shape: max(6.5e9, 1e5 * shape.tokens),
+    "pages": lambda shape: 1e5 * 8192 * math.ceil(shape.tokens / 8192),
+    "large pages": lambda shape: 1e5 * 30_000 * math.ceil(shape.tokens / 30_000),
+    "powers of two": lambda shape: 1e5 * 2 ** math.ceil(math.log2(shape.tokens)),
+    "wall": lambda shape: (1e5 if shape.tokens < 40_000 else 1e6) * shape.tokens,
+    "concave": lambda shape: 1e6 * shape.tokens**0.8,
+}
+# Up to where the answer lies within a per cent and a step of the truth.
+EVEN = ("mask", "floor", "concave")
+
+
+def probed(
+    memory: Memory,
+    *,
+    noise: float = 0.0,
+    lengths: Lengths = TOKENS,
+    dear: bool = False,
+    **changed: object,
+) -> tuple[PackedDevice, Probe]:
+    device = PackedDevice(
+        Law(lambda size, length, target: 0.0, noise=noise),
+        lengths,
+        memory=memory,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return device, probe_packed(device, Path(folder), dear=dear, **changed)
+
+
+def assert_never_too_large(device: PackedDevice, probe: Probe) -> int:
+    """The budget holds for its compositions and all that they contain; return the largest that does."""
+    packed = probe.packed
+    assert packed is not None
+    truth = device.largest_budget(int(device.lengths.total))
+    assert packed.max_tokens <= truth
+    proofs = [probe.trials[index].shape for index in packed.proofs]
+    assert {shape.tokens for shape in proofs} == {packed.max_tokens}
+    contained = [
+        batch
+        for batch in drawn_batches(device.lengths, packed.max_tokens, 30)
+        if any(proof.contains(batch) for proof in proofs)
+    ]
+    assert contained
+    assert all(map(device.fits, contained))
+    assert trials_before_turns(probe) <= MOST_TRIALS
+    return truth
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(
+    token=st.floats(2e4, 1.5e6),
+    squared=st.sampled_from([0.0, 5.0, 60.0]),
+    sequence=st.sampled_from([0.0, 2e5, 3e6]),
+    noise=st.sampled_from([0.0, 0.002, 0.01]),
+    lengths=st.sampled_from([TOKENS, SENTENCES]),
+    dear=st.booleans(),
+)
+def test_even_memory_is_found_within_two_per_cent(
+    token: float,
+    squared: float,
+    sequence: float,
+    noise: float,
+    lengths: Lengths,
+    dear: bool,
+) -> None:
+    def memory(shape: BatchShape) -> float:
+        return (
+            token * shape.tokens
+            + squared * shape.squared_tokens
+            + sequence * shape.batch_size
+        )
+
+    device, probe = probed(memory, noise=noise, lengths=lengths, dear=dear)
+    truth = assert_never_too_large(device, probe)
+    assert probe.packed is not None
+    assert probe.packed.max_tokens >= truth * (0.98 - 2 * noise) - 1
+    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
+
+
+@pytest.mark.parametrize("dear", [False, True])
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+@pytest.mark.parametrize("name", ROUGH)
+def test_uneven_memory_never_gives_too_large_a_budget(
+    name: str, noise: float, dear: bool
+) -> None:
+    device, probe = probed(ROUGH[name], noise=noise, dear=dear)
+    truth = assert_never_too_large(device, probe)
+    assert probe.packed is not None
+    assert probe.packed.max_tokens >= (0.96 if name in EVEN else 0.4) * truth
+
+
+def test_few_trials_fail_and_the_laws_are_fitted() -> None:
+    _, probe = probed(
+        lambda shape: 5e4 * shape.tokens + 30 * shape.squared_tokens + 3e6
+    )
+    assert len(probe.trials) <= 10
+    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 1
+    assert probe.packed is not None
+    assert probe.packed.peak_bytes is not None
+    assert probe.packed.peak_bytes.token == pytest.approx(5e4, rel=0.05)
+    assert probe.packed.peak_bytes.squared_token == pytest.approx(30, rel=0.05)
+    assert probe.packed.step_seconds is not None
+    assert probe.packed.step_seconds.squared_token == pytest.approx(1e-9, rel=0.05)
+    assert probe.is_proven
+    assert probe.frontier == []
+    assert probe.max_batch_length == probe.packed.max_tokens
+
+
+def test_a_mask_over_the_row_is_warned_of() -> None:
+    _, probe = probed(ROUGH["mask"])
+    assert any("square of all tokens" in text for text in probe.warnings)
+    _, probe = probed(linear)
+    assert not any("square of all tokens" in text for text in probe.warnings)
+
+
+@pytest.mark.parametrize("changed", [{}, {"max_tokens": 9_000}])
+def test_what_the_data_can_fill_ends_the_search(changed: dict[str, int]) -> None:
+    lengths = Lengths.of([2048.0] * 4 + [100.0] * 30)
+    _, probe = probed(linear, lengths=lengths, **changed)
+    assert probe.packed is not None
+    assert probe.packed.max_tokens == changed.get("max_tokens", 4 * 2048 + 3000)
+    assert probe.packed.closed_by == "data"
+    assert probe.packed.oom_tokens is None
+
+
+def test_equal_sequences_have_equal_compositions() -> None:
+    device, probe = probed(linear, lengths=Lengths.of([1000.0] * 500))
+    assert_never_too_large(device, probe)
+    assert probe.packed is not None
+    assert len(probe.packed.proofs) == 2  # one of them has two sequences that are cut
+
+
+def test_a_single_sequence_is_a_budget() -> None:
+    _, probe = probed(linear, lengths=Lengths.of([1000.0]))
+    assert probe.packed is not None
+    assert probe.packed.max_tokens == 1000
+
+
+# Compositions
+
+
+@given(
+    values=st.lists(st.integers(1, 50), min_size=1, max_size=40),
+    part=st.floats(0.0, 1.0),
+)
+def test_compositions_have_exactly_so_many_tokens(
+    values: list[int], part: float
+) -> None:
+    compositions = Compositions(Lengths.of(np.array(values, dtype=float)), 0)
+    tokens = max(values) + int(part * (sum(values) - max(values)))
+    shapes = {name: compositions.shape(name, tokens) for name in COMPOSITIONS}
+    for name, shape in shapes.items():
+        assert shape.tokens == tokens
+        assert compositions.features(name, tokens).tolist() == [
+            tokens,
+            shape.squared_tokens,
+            shape.batch_size,
+        ]
+        # The halves have two sequences that may be cut.
+        assert shape.batch_size <= shapes["shortest"].batch_size + 1
+        assert shape.squared_tokens <= shapes["longest"].squared_tokens
+
+
+def test_nearly_all_micro_batches_are_contained() -> None:
+    compositions = Compositions(TOKENS, 0)
+    shapes = [compositions.shape(name, 16_384) for name in COMPOSITIONS]
+    rng = np.random.default_rng(3)
+    contained = 0
+    for _ in range(200):
+        row = rng.choice(TOKENS.values, 200).astype(int)
+        batch = BatchShape.packed(row[row.cumsum() <= 16_384].tolist())
+        contained += any(shape.contains(batch) for shape in shapes)
+    assert contained >= 190
+
+
+def test_a_fit_passes_through_exact_measurements() -> None:
+    shapes = [
+        BatchShape.packed(row)
+        for row in ([9], [9, 9], [1] * 18, [5, 5, 5], [40], [2] * 50)
+    ]
+    costs = [
+        7 + 3 * shape.tokens + 2 * shape.squared_tokens + 11 * shape.batch_size
+        for shape in shapes
+    ]
+    model = fit_packed(shapes, costs)
+    assert model is not None
+    assert predict_packed(model, 100, 1000, 10) == pytest.approx(7 + 300 + 2000 + 110)
+    assert model.largest_error == pytest.approx(0, abs=1e-9)
+    assert fit_packed(shapes[:2], costs[:2]) is None
+
+
+# What goes wrong
+
+
+def test_a_workload_that_pads_is_told() -> None:
+    with pytest.raises(WorkloadError, match="its memory is that of padded") as caught:
+        probed(lambda shape: 1e5 * shape.batch_size * shape.length)
+    assert "leave out packed = True" in (caught.value.hint or "")
+
+
+def test_a_workload_that_ignores_the_batch_is_told() -> None:
+    class Ignores(PackedDevice):
+        def seconds(self, shape: BatchShape) -> float:
+            return 0.1
+
+    device = Ignores(memory=lambda shape: 1e9)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pytest.raises(WorkloadError, match="do not depend on the batch") as caught,
+    ):
+        probe_packed(device, Path(folder))
+    assert "into one row" in (caught.value.hint or "")
+
+
+def test_sequences_that_are_too_long_are_counted() -> None:
+    message = r"examples exceed 1\d\d\d, the longest that fits"
+    with pytest.raises(ProbeError, match=message) as caught:
+        probed(lambda shape: 5e6 * shape.tokens)
+    assert "--max-length 1" in (caught.value.hint or "")
+    assert "--truncate 1" in (caught.value.hint or "")
+
+
+def test_a_longest_sequence_that_fits_alone_may_be_no_budget() -> None:
+    with pytest.raises(ProbeError, match="no token budget fits") as caught:
+        probed(lambda shape: 1e5 * shape.tokens + 2e8 * shape.batch_size)
+    assert "--min-length" in (caught.value.hint or "")
+
+
+BAD_INPUT: list[tuple[Lengths, dict[str, object], str]] = [
+    (Lengths.of([3.0, 2.5, 1.5]), {}, "2 of 3 are fractional, such as 2.5"),
+    (Lengths.of([3.0, 2.0], [1.0, 1.0]), {}, "packed sequences have one length"),
+    (TOKENS, {"max_batch_size": 8}, "--max-batch-size is for padded batches"),
+    (TOKENS, {"max_tokens": 100}, "--max-tokens 100 is less than the longest"),
+]
+
+
+@pytest.mark.parametrize(("lengths", "changed", "message"), BAD_INPUT)
+def test_what_can_not_be_packed_is_an_error(
+    lengths: Lengths, changed: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    device = PackedDevice(lengths=lengths)
+    with pytest.raises(UsageError, match=message):
+        probe_packed(device, tmp_path / "run", **changed)
+    assert not (tmp_path / "run" / PROBE_FILE).exists()
+
+
+def test_a_token_budget_is_not_for_padded_batches(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--max-tokens is for a workload that packs"):
+        probe_packed(PackedDevice(packed=False), tmp_path, max_tokens=5000)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_trials_of_the_other_kind_are_refused(packed: bool, tmp_path: Path) -> None:
+    probe_packed(PackedDevice(packed=packed), tmp_path)
+    with pytest.raises(ResultError, match="holds a probe of p"):
+        probe_packed(PackedDevice(packed=not packed), tmp_path)
+
+
+# Interruptions and faults
+
+
+@dataclass
+class Unsteady(PackedDevice):
+    """Is interrupted after `most` trials and steps, or answers otherwise once: `answer` replaces a trial's reply."""
+
+    most: int = 10**6
+    answer: Callable[[Ran], Ran] = lambda reply: reply
+    count: int = 0
+
+    def measure(
+        self,
+        shape: BatchShape,
+        index: int,
+        *,
+        fresh: bool = False,
+        timing: bool = False,
+    ) -> Ran:
+        self._count()
+        reply = super().measure(shape, index, fresh=fresh, timing=timing)
+        return self.answer(reply) if not fresh else reply
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        self._count()
+        return super().step(shape, release=release)
+
+    def _count(self) -> None:
+        self.count += 1
+        if self.count > self.most:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("most", [1, 3, 6, 9])
+def test_an_interrupted_probe_goes_on_as_if_it_had_not_been(
+    most: int, tmp_path: Path
+) -> None:
+    whole = probe_packed(PackedDevice(), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        probe_packed(Unsteady(most=most), tmp_path / "run")
+    left = read_result(tmp_path / "run" / PROBE_FILE, Probe)
+    assert left.unfinished
+    assert not left.is_proven
+    assert left.packed is not None
+    assert whole.packed is not None
+    assert 0 < left.packed.max_tokens <= whole.packed.max_tokens
+    assert left.packed.closed_by == "time"
+    goes_on = probe_packed(PackedDevice(), tmp_path / "run")
+    shapes = [[trial.shape for trial in probe.trials] for probe in (goes_on, whole)]
+    assert shapes[0] == shapes[1]
+    assert goes_on.packed is not None
+    assert goes_on.packed.max_tokens == whole.packed.max_tokens
+    assert not goes_on.unfinished
+
+
+def test_minutes_end_a_packed_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Unsteady()
+    monkeypatch.setattr(
+        "batchtune.probe.probing.time.monotonic", lambda: 10.0 * device.count
+    )
+    probe = probe_packed(device, tmp_path, minutes=0.6)
+    assert probe.unfinished
+    assert len(probe.trials) < 7
+    assert any("--minutes" in text for text in probe.warnings)
+    assert not probe_packed(device, tmp_path).unfinished
+
+
+def test_a_crash_is_tried_again_before_it_is_believed(tmp_path: Path) -> None:
+    crashed: list[BatchShape] = []
+
+    def crash_once(reply: Ran) -> Ran:
+        trial = reply.trial
+        if trial.index < 4:
+            return reply
+        crashed.append(trial.shape)
+        return replace(
+            reply,
+            trial=replace(trial, outcome="crash", peak_bytes=None, error="SIGSEGV"),
+        )
+
+    probe = probe_packed(Unsteady(answer=crash_once), tmp_path)
+    passed = {trial.shape for trial in probe.trials if trial.outcome == "ok"}
+    assert crashed
+    assert set(crashed) <= passed
+    assert probe.packed is not None
+    assert probe.packed.max_tokens >= 68_000
+
+
+def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path: Path) -> None:
+    class Fragments(PackedDevice):
+        def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+            reply = super().step(shape, release=release)
+            if self.bytes(shape) <= 0.97 * LIMIT_BYTES:
+                return reply
+            return replace(reply, trial=replace(reply.trial, outcome="oom"))
+
+    probe = probe_packed(Fragments(), tmp_path)
+    assert probe.packed is not None
+    assert 60_000 <= probe.packed.max_tokens <= 0.97 * 70_000
+    assert probe.confirmation is not None
+    assert probe.confirmation.given_up > 0
+
+
+def test_the_search_is_a_function_of_the_trials() -> None:
+    _, probe = probed(linear)
+    for count in range(len(probe.trials)):
+        search = PackedSearch(TOKENS, settings(), LIMIT_BYTES)
+        wanted = search.propose(probe.trials[:count])
+        assert wanted is not None
+        assert wanted.shape == probe.trials[count].shape
