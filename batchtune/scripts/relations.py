@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,22 +32,38 @@ class Unclear(WorkloadError):
 
 @dataclass(frozen=True)
 class Axes:
-    """A batch's shape in units of its own axes, such as samples or tokens, not in the manifest's unit."""
+    """A batch's shape in units of its own axes, such as samples or tokens, not in the manifest's unit.
+
+    A packed batch has the lengths of its `sequences`, the longest first; those of a padded one are all the same.
+    """
 
     batch_size: int
     length: int
     target_length: int | None = None
+    sequences: tuple[int, ...] | None = None
+
+    @classmethod
+    def packed(cls, lengths: Iterable[int]) -> Axes:
+        """Return the shape of a packed batch of sequences with these lengths, at least one."""
+        sequences = tuple(sorted(lengths, reverse=True))
+        return cls(len(sequences), sequences[0], sequences=sequences)
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The length of each example."""
+        return self.sequences or (self.length,) * self.batch_size
 
     def terms(self) -> dict[str, int]:
-        """Return what sizes can follow: an axis, or the total over a batch that is packed without padding."""
+        """Return what sizes can follow: an axis, or the total over a batch with or without padding."""
         terms = {
             "B": self.batch_size,
             "L": self.length,
             "B·L": self.batch_size * self.length,
+            "ΣL": sum(self.row),
         }
         if self.target_length is not None:
-            terms["T"] = self.target_length
-            terms["B·T"] = self.batch_size * self.target_length
+            total = self.batch_size * self.target_length
+            terms |= {"T": self.target_length, "B·T": total, "ΣT": total}
         return terms
 
 

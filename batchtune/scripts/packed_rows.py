@@ -1,0 +1,76 @@
+"""Reads the row of a packed batch: the lengths of the sequences that stand in it one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from batchtune.lengths import IntArray
+from batchtune.scripts.trees import sizes
+
+# Parts of the names of leaves that number the sequences, and of flat ones that have the position of each token.
+_NUMBERS = ("seq_id", "sequence_id", "doc")
+_POSITIONS = "pos"
+
+
+def packed_row(batch: Mapping[str, Any]) -> IntArray | None:
+    """Return the lengths of the sequences in a batch, by its offsets, its positions or its numbers of sequences.
+
+    `batch` holds its leaves by path. None if it shows none of these. Padding at the end counts as further sequences, or
+    is part of the last one, as it is to the model. Nothing is read from a GPU, which would have to be waited for.
+    """
+    for path in batch:
+        if is_offsets(path, batch):
+            lengths = np.diff(_whole_numbers(batch[path]))
+            return lengths[lengths > 0]
+    for path, leaf in batch.items():
+        starts = _starts(path, leaf)
+        if starts is not None:
+            return np.diff(starts, append=max(sizes(leaf)))
+    return None
+
+
+def is_offsets(path: str, batch: Mapping[str, Any]) -> bool:
+    """Return whether a leaf has the bounds of sequences, from 0 upwards to the size of another leaf."""
+    values = _whole_numbers(batch[path])
+    if values.size < 2 or values[0] != 0 or (np.diff(values) < 0).any():
+        return False
+    return any(values[-1] in sizes(leaf) for leaf in batch.values())
+
+
+def _starts(path: str, leaf: Any) -> IntArray | None:
+    """Return where sequences begin by a leaf that has the position of each token in its sequence, or its number."""
+    name = path.rpartition(".")[2]
+    values = _whole_numbers(leaf)
+    if not values.size:
+        return None
+    steps = np.diff(values)
+    if any(word in name for word in _NUMBERS) and values[0] in (0, 1):
+        rise_by_one = np.isin(steps, (0, 1)).all()
+        return np.append(0, np.flatnonzero(steps) + 1) if rise_by_one else None
+    if len(sizes(leaf)) == 1 and _POSITIONS not in name:
+        return None
+    starts = np.append(0, np.flatnonzero(steps != 1) + 1)
+    begin_alike = bool((values[starts] == values[0]).all())
+    return starts if begin_alike and starts.size < values.size else None
+
+
+def _whole_numbers(leaf: Any) -> IntArray:
+    """Return the integers of a leaf with a single row; none of any other, nor of one on a GPU."""
+    shape = sizes(leaf)
+    is_one_row = len(shape) == 1 or (len(shape) == 2 and shape[0] == 1)
+    is_whole = "int" in str(getattr(leaf, "dtype", "int"))
+    if isinstance(leaf, (list, tuple)):
+        is_whole = all(type(item) is int for item in leaf)
+    is_at_hand = str(getattr(leaf, "device", "cpu")) == "cpu"
+    if not (is_one_row and is_whole and is_at_hand):
+        return np.empty(0, np.int64)
+    return np.asarray(leaf).ravel().astype(np.int64)
+
+
+def batches_of(leaves: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the leaves of each batch by path."""
+    for group in zip(*leaves.values(), strict=True):
+        yield dict(zip(leaves, group, strict=True))
