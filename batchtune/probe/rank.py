@@ -188,13 +188,12 @@ class RankWorker(Worker):
             outside_bytes=device.outside_bytes,
             base_bytes=meter.in_use(),
         )
-        return Ready(
-            device=replace(
-                device,
-                limit_bytes=meter.device.limit_bytes,
-                ranks=[own],
-                world_size=place.world_size,
-                nnodes=place.nnodes,
-                backend=self._backend,
-            )
+        device = replace(
+            device,
+            limit_bytes=meter.device.limit_bytes,
+            ranks=[own],
+            world_size=place.world_size,
+            nnodes=place.nnodes,
+            backend=self._backend,
         )
+        return replace(ready, device=device)

@@ -17,6 +17,7 @@ from batchtune.scripts.relations import (
     Numbers,
     Relation,
     Terms,
+    first_fit,
     fitted,
 )
 from batchtune.scripts.trees import measured
@@ -67,11 +68,11 @@ def followed_collated(
     offsets = [path for path in leaves if _are_offsets(path, leaves)]
     others = {path: group for path, group in leaves.items() if path not in offsets}
     _, relations = followed(others, batch_terms, "collated batches", any_value=True)
-    for path in offsets:
-        seen = measured({path: leaves[path]})
-        relation = fitted("B", counts, seen[path, 0])
+    bounds = measured({path: leaves[path] for path in offsets})
+    for place, seen in bounds.items():
+        relation = first_fit(batch_terms, seen)
         if relation is not None:
-            relations[path, 0] = relation
+            relations[place] = relation
     axes = {
         relation.term
         for (_, key), relation in relations.items()

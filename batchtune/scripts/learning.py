@@ -257,10 +257,11 @@ def _lines(leaves: Leaves, relations: Mapping[Place, Relation]) -> tuple[str, ..
     for path, group in leaves.items():
         leaf = group[0]
         kind = str(getattr(leaf, "dtype", type(leaf).__name__)).removeprefix("torch.")
-        words = [
-            str(relations.get((path, axis), size))
-            for axis, size in enumerate(sizes(leaf))
-        ]
+        words = []
+        for axis, size in enumerate(sizes(leaf)):
+            varies = any(sizes(other)[axis] != size for other in group)
+            word = "…" if varies else size
+            words.append(str(relations.get((path, axis), word)))
         line = f"{path or 'batch'}: [{', '.join(words)}] {kind}"
         values = [
             f", {key} {relation}"

@@ -37,6 +37,8 @@ def is_offsets(path: str, batch: Mapping[str, Any]) -> bool:
     values = _whole_numbers(batch[path])
     if values.size < 2 or values[0] != 0 or (np.diff(values) < 0).any():
         return False
+    if values[-1] < values.size - 1:  # numbers of sequences, one for each token
+        return False
     return any(values[-1] in sizes(leaf) for leaf in batch.values())
 
 

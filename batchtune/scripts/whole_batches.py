@@ -108,12 +108,13 @@ def _packed(leaves: Leaves, lengths: Sequence[Any]) -> tuple[Terms, Relations]:
     layouts: Relations = {}
     for path, group in leaves.items():
         arrays = [numeric(leaf) for leaf in group]
-        for kind in ("offsets", "positions", "numbers"):
+        if _are_laid_out(arrays, lengths, "offsets"):
+            layouts[path, 0] = Relation("B", offset=1)
+            layouts[path, "offsets"] = Relation("L")
+            del others[path]
+        for kind in ("positions", "numbers"):
             if _are_laid_out(arrays, lengths, kind):
                 layouts[path, kind] = Relation("L")
-        if (path, "offsets") in layouts:
-            layouts[path, 0] = Relation("B", offset=1)
-            del others[path]
     terms, relations = followed(others, terms, "batches")
     return terms, relations | layouts
 
