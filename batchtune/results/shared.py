@@ -85,7 +85,9 @@ class BatchShape:
 
     @property
     def padded_length(self) -> float:
-        """Batch size × length of the longest example."""
+        """Batch size × length of the longest example; of a packed batch its tokens."""
+        if self.sequences is not None:
+            return float(self.tokens)
         return self.batch_size * self.length
 
     @property

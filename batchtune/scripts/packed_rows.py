@@ -13,6 +13,8 @@ from batchtune.scripts.trees import sizes
 # Parts of the names of leaves that number the sequences, and of flat ones that have the position of each token.
 _NUMBERS = ("seq_id", "sequence_id", "doc")
 _POSITIONS = "pos"
+# The beginning of the names of offsets, as flash attention calls them.
+_OFFSETS = "cu_seq"
 
 
 def packed_row(batch: Mapping[str, Any]) -> IntArray | None:
@@ -30,6 +32,16 @@ def packed_row(batch: Mapping[str, Any]) -> IntArray | None:
         if starts is not None:
             return np.diff(starts, append=max(sizes(leaf)))
     return None
+
+
+def hides_row(batch: Mapping[str, Any]) -> bool:
+    """Return whether a batch may be packed, and what would show its sequences is on a GPU."""
+    for path, leaf in batch.items():
+        name = path.rpartition(".")[2]
+        is_row = sizes(leaf)[:1] == (1,) and _POSITIONS in name
+        if not _is_at_hand(leaf) and (is_row or name.startswith(_OFFSETS)):
+            return True
+    return False
 
 
 def is_offsets(path: str, batch: Mapping[str, Any]) -> bool:
@@ -66,10 +78,13 @@ def _whole_numbers(leaf: Any) -> IntArray:
     is_whole = "int" in str(getattr(leaf, "dtype", "int"))
     if isinstance(leaf, (list, tuple)):
         is_whole = all(type(item) is int for item in leaf)
-    is_at_hand = str(getattr(leaf, "device", "cpu")) == "cpu"
-    if not (is_one_row and is_whole and is_at_hand):
+    if not (is_one_row and is_whole and _is_at_hand(leaf)):
         return np.empty(0, np.int64)
     return np.asarray(leaf).ravel().astype(np.int64)
+
+
+def _is_at_hand(leaf: Any) -> bool:
+    return str(getattr(leaf, "device", "cpu")) == "cpu"
 
 
 def batches_of(leaves: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
