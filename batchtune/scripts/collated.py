@@ -34,6 +34,10 @@ class Packing:
     sequence: Relation = Relation("L")  # noqa: RUF009  # it is frozen
     shows_row: bool = True
 
+    def sizes(self, lengths: Numbers) -> Numbers:
+        """Return the size of each example's sequence."""
+        return np.array([self.sequence.at(Axes(1, int(length))) for length in lengths])
+
     def axes(self, batch: Mapping[str, Any], total: int) -> Axes:
         """Return the shape of a batch; if it shows no sequences, it is a single one to the model as well."""
         row = packed_row(batch) if self.shows_row else None
@@ -57,36 +61,34 @@ def followed_collated(
     counts = np.array([group.size for group in groups], float)
     batch_terms = {"B": counts}
     for term, values in terms.items():
-        batch_terms[term] = np.array([values[group].max() for group in groups])
-    for term, values in terms.items():
-        batch_terms[f"B·{term}"] = counts * batch_terms[term]
+        longest = np.array([values[group].max() for group in groups])
+        batch_terms[term] = longest
+        batch_terms[f"B·{term}"] = counts * longest
         batch_terms[f"Σ{term}"] = _sums(values, groups)
     packings = _packings(leaves, groups, terms["L"])
     for packing in packings:
-        batch_terms[packing.total] = _sums(_sizes(packing, terms["L"]), groups)
+        batch_terms[packing.total] = _sums(packing.sizes(terms["L"]), groups)
     # Their number is not always one more than that of examples: padding may be a sequence of its own.
-    offsets = [path for path in leaves if _are_offsets(path, leaves)]
-    others = {path: group for path, group in leaves.items() if path not in offsets}
+    batches = list(batches_of(leaves))
+    offsets: Leaves = {}
+    others: Leaves = {}
+    for path, group in leaves.items():
+        are_offsets = all(is_offsets(path, batch) for batch in batches)
+        (offsets if are_offsets else others)[path] = group
     _, relations = followed(others, batch_terms, "collated batches", any_value=True)
-    bounds = measured({path: leaves[path] for path in offsets})
-    for place, seen in bounds.items():
+    for place, seen in measured(offsets).items():
         relation = first_fit(batch_terms, seen)
         if relation is not None:
             relations[place] = relation
-    axes = {
-        relation.term
-        for (_, key), relation in relations.items()
-        if isinstance(key, int)
-    }
-    if "T" in terms or axes & {"L", "B·L"}:
-        return relations, None
-    packings = [packing for packing in packings if packing.total in axes]
-    for packing in packings:
-        if _show_rows(leaves, groups, _sizes(packing, terms["L"])):
-            return relations, packing
-    if not packings:
-        return relations, None
-    return relations, replace(packings[0], shows_row=False)
+    axes = {relation.term for (_, key), relation in relations.items() if key != "value"}
+    if "T" not in terms and not axes & {"L", "B·L"}:
+        for packing in packings:
+            if packing.total in axes:
+                sizes = packing.sizes(terms["L"])
+                rows = [sizes[group] for group in groups]
+                shows_row = all(map(_begins_with, map(packed_row, batches), rows))
+                return relations, replace(packing, shows_row=shows_row)
+    return relations, None
 
 
 def _packings(
@@ -94,14 +96,12 @@ def _packings(
 ) -> list[Packing]:
     """Return how sequences may follow their examples, by the sizes of batches of one example."""
     single = [number for number, group in enumerate(groups) if group.size == 1]
-    base = np.array([lengths[groups[number][0]] for number in single])
-    alone = {
-        path: [group[number] for number in single] for path, group in leaves.items()
-    }
+    base = lengths[[groups[number][0] for number in single]]
+    alone = {path: [group[i] for i in single] for path, group in leaves.items()}
     packings = {"ΣL": Packing()}
     for (_, key), seen in measured(alone).items():
         relation = fitted("L", base, seen)
-        if isinstance(key, int) and relation is not None and str(relation) != "L":
+        if key != "value" and relation is not None and str(relation) != "L":
             total = f"Σ({relation})"
             packings[total] = Packing(total, relation)
     return list(packings.values())
@@ -111,22 +111,8 @@ def _sums(values: Numbers, groups: Sequence[IntArray]) -> Numbers:
     return np.array([values[group].sum() for group in groups])
 
 
-def _sizes(packing: Packing, lengths: Numbers) -> Numbers:
-    """Return the size of each example's sequence in a packed batch."""
-    return np.array([packing.sequence.at(Axes(1, int(length))) for length in lengths])
-
-
-def _are_offsets(path: str, leaves: Leaves) -> bool:
-    return all(is_offsets(path, batch) for batch in batches_of(leaves))
-
-
-def _show_rows(leaves: Leaves, groups: Sequence[IntArray], sizes: Numbers) -> bool:
-    """Return whether each batch shows its sequences; padding may follow, or be part of the last one."""
-    for batch, group in zip(batches_of(leaves), groups, strict=True):
-        row = packed_row(batch)
-        wanted = sizes[group]
-        if row is None or row.sum() < wanted.sum():
-            return False
-        if not np.array_equal(row[: wanted.size - 1], wanted[:-1]):
-            return False
-    return True
+def _begins_with(row: IntArray | None, sizes: Numbers) -> bool:
+    """Return whether a row shows these sequences; padding may follow them, or be part of the last one."""
+    if row is None or row.sum() < sizes.sum():
+        return False
+    return np.array_equal(row[: sizes.size - 1], sizes[:-1])

@@ -10,11 +10,9 @@ import numpy as np
 from batchtune.lengths import IntArray
 from batchtune.scripts.trees import sizes
 
-# Parts of the names of leaves that number the sequences, and of flat ones that have the position of each token.
-_NUMBERS = ("seq_id", "sequence_id", "doc")
+# Parts of the names of leaves that have the number of each token's sequence, and its position there.
+_NUMBERS = ("seq_id", "sequence_id", "doc_id", "document_id")
 _POSITIONS = "pos"
-# The beginning of the names of offsets, as flash attention calls them.
-_OFFSETS = "cu_seq"
 
 
 def packed_row(batch: Mapping[str, Any]) -> IntArray | None:
@@ -37,9 +35,8 @@ def packed_row(batch: Mapping[str, Any]) -> IntArray | None:
 def hides_row(batch: Mapping[str, Any]) -> bool:
     """Return whether a batch may be packed, and what would show its sequences is on a GPU."""
     for path, leaf in batch.items():
-        name = path.rpartition(".")[2]
-        is_row = sizes(leaf)[:1] == (1,) and _POSITIONS in name
-        if not _is_at_hand(leaf) and (is_row or name.startswith(_OFFSETS)):
+        is_row = "position_ids" in path and sizes(leaf)[0] == 1
+        if (is_row or "cu_seq" in path) and not _is_at_hand(leaf):
             return True
     return False
 
@@ -58,17 +55,16 @@ def _starts(path: str, leaf: Any) -> IntArray | None:
     """Return where sequences begin by a leaf that has the position of each token in its sequence, or its number."""
     name = path.rpartition(".")[2]
     values = _whole_numbers(leaf)
-    if not values.size:
+    is_number = any(word in name for word in _NUMBERS)
+    is_position = len(sizes(leaf)) == 2 or _POSITIONS in name
+    if not (values.size and (is_number or is_position)):
         return None
     steps = np.diff(values)
-    if any(word in name for word in _NUMBERS) and values[0] in (0, 1):
-        rise_by_one = np.isin(steps, (0, 1)).all()
-        return np.append(0, np.flatnonzero(steps) + 1) if rise_by_one else None
-    if len(sizes(leaf)) == 1 and _POSITIONS not in name:
+    starts = np.append(0, np.flatnonzero(steps != (not is_number)) + 1)
+    begin = values[0] + is_number * np.arange(starts.size)
+    if starts.size == values.size or (values[starts] != begin).any():
         return None
-    starts = np.append(0, np.flatnonzero(steps != 1) + 1)
-    begin_alike = bool((values[starts] == values[0]).all())
-    return starts if begin_alike and starts.size < values.size else None
+    return starts
 
 
 def _whole_numbers(leaf: Any) -> IntArray:

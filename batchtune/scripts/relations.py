@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.errors import WorkloadError
+from batchtune.results import BatchShape
 
 # A leaf's path, and what of it is measured: the size of an axis, its largest `value`, its longest item (`inner`).
 Place = tuple[str, int | str]
@@ -30,32 +30,19 @@ class Unclear(WorkloadError):
     """What a training script's examples or batches don't tell: the message shows what was seen, the hint what helps."""
 
 
-@dataclass(frozen=True)
-class Axes:
-    """A batch's shape in units of its own axes, such as samples or tokens, not in the manifest's unit.
+class Axes(BatchShape):
+    """A batch's shape in units of its own axes, such as samples or tokens, not in the manifest's unit."""
 
-    A packed batch has the lengths of its `sequences`, the longest first; those of a padded one are all the same.
-    """
-
-    batch_size: int
-    length: int
-    target_length: int | None = None
-    sequences: tuple[int, ...] | None = None
-
-    @classmethod
-    def packed(cls, lengths: Iterable[int]) -> Axes:
-        """Return the shape of a packed batch of sequences with these lengths, at least one."""
-        sequences = tuple(sorted(lengths, reverse=True))
-        return cls(len(sequences), sequences[0], sequences=sequences)
+    __slots__ = ()
 
     @property
-    def row(self) -> tuple[int, ...]:
-        """The length of each example."""
+    def row(self) -> tuple[float, ...]:
+        """The length of each example; in a padded batch all are the same."""
         return self.sequences or (self.length,) * self.batch_size
 
-    def terms(self) -> dict[str, int]:
+    def terms(self) -> dict[str, float]:
         """Return what sizes can follow: an axis, or the total over a batch with or without padding."""
-        terms = {
+        terms: dict[str, float] = {
             "B": self.batch_size,
             "L": self.length,
             "B·L": self.batch_size * self.length,

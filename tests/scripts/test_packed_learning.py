@@ -256,6 +256,7 @@ def test_random_layouts(
         {"ids": torch.ones(4, 30), "positions": torch.arange(30).expand(4, 30)},
         {"x": torch.ones(4, 30, 8), "lengths": torch.tensor([30, 30, 30, 30])},
         {"x": torch.ones(4, 30, 8), "speakers": torch.tensor([0, 1, 0, 1])},
+        {"x": torch.ones(4, 30), "seq_idx": torch.zeros(4, 30, dtype=torch.long)},
         {"x": torch.ones(1, 30), "token_type_ids": torch.tensor([[0] * 10 + [1] * 20])},
         {"x": [[1, 2], [3]], "y": ["a", "b"], "z": 3, "u": []},
     ],
