@@ -188,12 +188,14 @@ class RankWorker(Worker):
             outside_bytes=device.outside_bytes,
             base_bytes=meter.in_use(),
         )
-        device = replace(
-            device,
-            limit_bytes=meter.device.limit_bytes,
-            ranks=[own],
-            world_size=place.world_size,
-            nnodes=place.nnodes,
-            backend=self._backend,
+        return replace(
+            ready,
+            device=replace(
+                device,
+                limit_bytes=meter.device.limit_bytes,
+                ranks=[own],
+                world_size=place.world_size,
+                nnodes=place.nnodes,
+                backend=self._backend,
+            ),
         )
-        return replace(ready, device=device)

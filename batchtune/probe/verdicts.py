@@ -133,8 +133,9 @@ def _passed(replies: Sequence[Reply]) -> Reply:
     readies = [reply for reply in replies if isinstance(reply, Ready)]
     if readies:
         devices = [ready.device for ready in readies]
-        merged = replace(readies[0], device=_merged_device(devices))
-        return _different_scripts(devices) or merged
+        return _different_scripts(devices) or Ready(
+            device=_merged_device(devices), packed=readies[0].packed
+        )
     rans = [reply for reply in replies if isinstance(reply, Ran)]
     return Ran(
         trial=_merged_trial([ran.trial for ran in rans]),
