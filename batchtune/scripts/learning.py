@@ -259,7 +259,7 @@ def _lines(leaves: Leaves, relations: Mapping[Place, Relation]) -> tuple[str, ..
         kind = str(getattr(leaf, "dtype", type(leaf).__name__)).removeprefix("torch.")
         words = []
         for axis, size in enumerate(sizes(leaf)):
-            varies = any(sizes(other)[axis] != size for other in group)
+            varies = any(sizes(other)[axis : axis + 1] != (size,) for other in group)
             word = "…" if varies else size
             words.append(str(relations.get((path, axis), word)))
         line = f"{path or 'batch'}: [{', '.join(words)}] {kind}"

@@ -12,7 +12,7 @@ from batchtune.scripts.trees import sizes
 
 # Parts of the names of leaves that have the number of each token's sequence, and its position there.
 _NUMBERS = ("seq_id", "sequence_id", "doc_id", "document_id")
-_POSITIONS = "pos"
+_POSITIONS = ("position", "pos_id")
 
 
 def packed_row(batch: Mapping[str, Any]) -> IntArray | None:
@@ -35,20 +35,21 @@ def packed_row(batch: Mapping[str, Any]) -> IntArray | None:
 def hides_row(batch: Mapping[str, Any]) -> bool:
     """Return whether a batch may be packed, and what would show its sequences is on a GPU."""
     for path, leaf in batch.items():
-        is_row = "position_ids" in path and sizes(leaf)[0] == 1
+        is_row = "position_ids" in path and sizes(leaf)[:1] == (1,)
         if (is_row or "cu_seq" in path) and not _is_at_hand(leaf):
             return True
     return False
 
 
 def is_offsets(path: str, batch: Mapping[str, Any]) -> bool:
-    """Return whether a leaf has the bounds of sequences, from 0 upwards to the size of another leaf."""
+    """Return whether a leaf has the bounds of sequences, from 0 upwards to the tokens of another leaf."""
     values = _whole_numbers(batch[path])
     if values.size < 2 or values[0] != 0 or (np.diff(values) < 0).any():
         return False
     if values[-1] < values.size - 1:  # numbers of sequences, one for each token
         return False
-    return any(values[-1] in sizes(leaf) for leaf in batch.values())
+    long_axes = [[size for size in sizes(leaf) if size > 1] for leaf in batch.values()]
+    return any(axes[:1] == [values[-1]] for axes in long_axes)
 
 
 def _starts(path: str, leaf: Any) -> IntArray | None:
@@ -56,7 +57,7 @@ def _starts(path: str, leaf: Any) -> IntArray | None:
     name = path.rpartition(".")[2]
     values = _whole_numbers(leaf)
     is_number = any(word in name for word in _NUMBERS)
-    is_position = len(sizes(leaf)) == 2 or _POSITIONS in name
+    is_position = len(sizes(leaf)) == 2 or any(word in name for word in _POSITIONS)
     if not (values.size and (is_number or is_position)):
         return None
     steps = np.diff(values)

@@ -64,7 +64,7 @@ def shifted(batch: list[Any]) -> dict[str, Any]:
     return {
         "x": torch.cat([row[:-1] for row in rows])[None],
         "y": torch.cat([row[1:] for row in rows])[None],
-        "pos": torch.cat([torch.arange(len(row) - 1) for row in rows]),
+        "positions": torch.cat([torch.arange(len(row) - 1) for row in rows]),
     }
 
 
@@ -203,6 +203,19 @@ def test_examples_that_are_packed_already_are_refused() -> None:
         assert "padding_free=True" in str(error.value.hint)
 
 
+def test_a_length_that_stands_alone_follows_the_made_sequence() -> None:
+    """As TRL writes `seq_lengths` of examples that are not packed."""
+    data = [{**one, "seq_lengths": [len(one["input_ids"])]} for one in examples()]
+
+    def collate(batch: list[Any]) -> dict[str, Any]:
+        lengths = [one["seq_lengths"][0] for one in batch]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        return {"ids": torch.cat(rows_of(batch)), "position_ids": positions}
+
+    made = Learned.from_examples(data, collate).make(Axes.packed(ROW))
+    assert len(made["position_ids"]) == len(made["ids"]) == sum(ROW)
+
+
 LEAVES: dict[str, Callable[[list[torch.Tensor]], Any]] = {
     "position_ids": lambda rows: torch.cat([torch.arange(len(row)) for row in rows]),
     "cu_seqlens": lambda rows: torch.tensor(
@@ -256,6 +269,8 @@ def test_random_layouts(
         {"ids": torch.ones(4, 30), "positions": torch.arange(30).expand(4, 30)},
         {"x": torch.ones(4, 30, 8), "lengths": torch.tensor([30, 30, 30, 30])},
         {"x": torch.ones(4, 30, 8), "speakers": torch.tensor([0, 1, 0, 1])},
+        {"x": torch.ones(4, 30), "is_positive": torch.tensor([0, 1, 0, 1])},
+        {"x": torch.ones(4, 3), "index": torch.arange(4)},
         {"x": torch.ones(4, 30), "seq_idx": torch.zeros(4, 30, dtype=torch.long)},
         {"x": torch.ones(1, 30), "token_type_ids": torch.tensor([[0] * 10 + [1] * 20])},
         {"x": [[1, 2], [3]], "y": ["a", "b"], "z": 3, "u": []},
