@@ -152,6 +152,7 @@ class LawDevice:
     slower_in_turns: float = 1.0
     first_step: Callable[[BatchShape], float] | None = None
     worker: int = 0
+    packed: bool = False
     steps: int = 0
     seed: int = 0
     device: Device = field(init=False)

@@ -290,6 +290,12 @@ class WorkerBar:
             )
         elif probing.shortening:
             self._show(probing, "Finding the longest that fits:", probing.seconds_left)
+        elif probing.shape.sequences is not None:
+            self._show(
+                probing,
+                f"Trial {probing.done + 1} of {probing.total} at most:",
+                probing.seconds_left,
+            )
         else:
             self._show(
                 probing,
@@ -322,6 +328,8 @@ class WorkerBar:
         )
 
     def _shape(self, shape: BatchShape) -> str:
+        if shape.sequences is not None:
+            return f"{shape.tokens:,} tokens in {counted(shape.batch_size, 'sequence')}"
         return f"{shape.batch_size:,} × {format_length(shape.length, self.unit)}"
 
 

@@ -546,8 +546,12 @@ class ProbeOptions(WorkloadOptions):
         "running is not cut short, so it may take one trial longer.",
         "N",
     )
+    max_tokens: int | None = setting(
+        "For a workload that packs: try no larger batch than this many tokens (default: all tokens of the data).",
+        "N",
+    )
     tolerance: float = setting(
-        "How far a batch size may be below the largest that fits, as a fraction of it.",
+        "How far a batch size, or a token budget, may be below the largest that fits, as a fraction of it.",
         "X",
         default=0.01,
     )

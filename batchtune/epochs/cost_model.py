@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -93,6 +94,26 @@ def scaled(model: CostModel, factor: float) -> CostModel:
     )
 
 
+def weights_by_cost(costs: FloatArray) -> FloatArray:
+    """Return how much the relative error of each measurement counts, shape (measured,)."""
+    return cast(FloatArray, (costs / costs.max()) ** _BY_COST)
+
+
+def nonnegative(columns: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return coefficients of at least 0 with which the columns come closest to 1, by weighted least squares.
+
+    Columns, shape (measured, coefficients), may differ by orders of magnitude.
+    """
+    from scipy.optimize import nnls
+
+    scales = np.linalg.norm(columns, axis=0)
+    scales = np.where(scales > 0, scales, 1.0)
+    weighted = columns / scales * weights[:, np.newaxis]
+    coefficients, _ = nnls(weighted, weights, maxiter=1000)
+    found: FloatArray = coefficients / scales
+    return found
+
+
 def needs_targets(model: CostModel) -> bool:
     """Return whether the cost depends on the target length."""
     return bool(model.target_linear or model.target_quadratic or model.cross)
@@ -122,7 +143,7 @@ def fit_cost(
     padded = size * (long + target)
     if not padded.size or np.ptp(padded) == 0 or not (cost > 0).all():
         return None
-    weight = (cost / cost.max()) ** _BY_COST
+    weight = weights_by_cost(cost)
     if weights is not None:
         weight *= np.asarray(weights, dtype=np.float64)
     order = np.argsort(padded, kind="stable")
@@ -251,15 +272,13 @@ class _Measured:
         being the row's leverage (Allen 1974, the PRESS statistic), so that nothing has to be fitted anew. The first
         error is infinite if some coefficient hangs on a single measurement, or on none.
         """
-        from scipy.optimize import nnls
-
         names = ("constant", *form)
         columns = np.stack([self.columns[name] for name in names], axis=1)
         scales = np.linalg.norm(columns, axis=0)
         # They differ by many orders of magnitude.
         columns /= np.where(scales > 0, scales, 1.0)
         weighted = (columns * self.weights[:, np.newaxis])[count:]
-        coefficients, _ = nnls(weighted, self.weights[count:], maxiter=1000)
+        coefficients = nonnegative(columns[count:], self.weights[count:])
         fitted = columns @ coefficients
         floor = level / self.cost
         others = max(count, 2)

@@ -14,6 +14,7 @@ from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.probe.bounds import Anchor, Bracket, Shapes, is_covered, step_at
 from batchtune.probe.margin import Peaks
 from batchtune.probe.memory_fit import MemoryFit
+from batchtune.probe.outcomes import Outcomes
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, ClosedBy, Trial
 
@@ -29,13 +30,12 @@ class Task:
     steps: list[Trial] = field(default_factory=list)
 
 
-class Knowledge:
+class Knowledge(Outcomes):
     """All that is known from a list of trials; derived from them, never stored.
 
     A shape is proven if a trial passed that is at least as large in every respect and leaves the margin free: memory
-    is assumed to grow with batch size, length and target. A failure that contradicts this wins: it rules out every
-    shape at least as large, whatever passed there. Where `confirmed` is not None, a shape can only be proven if one of
-    these is at least as large.
+    is assumed to grow with batch size, length and target. Where `confirmed` is not None, a shape can only be proven if
+    one of these is at least as large.
     """
 
     def __init__(
@@ -44,37 +44,21 @@ class Knowledge:
         trials: Sequence[Trial],
         confirmed: Collection[BatchShape] | None = None,
     ) -> None:
+        super().__init__(trials)
         self.task = task
         self.lengths = task.lengths
         self.settings = task.settings
-        self.trials = trials
         self.confirmed = confirmed
-        self._trials_of: dict[BatchShape, list[Trial]] = defaultdict(list)
         self._sizes: dict[Anchor, list[int]] = defaultdict(list)
         for trial in trials:
-            if trial.outcome == "error":  # the workload's own, fixed since
+            if trial.outcome == "error" or (trial.timing and trial.outcome == "ok"):
                 continue
-            shape = trial.shape
-            is_searched = not trial.timing or trial.outcome != "ok"
-            if (
-                is_searched
-                and trial.batch_size
-                not in self._sizes[Anchor(trial.length, trial.target_length)]
-            ):
-                self._sizes[Anchor(trial.length, trial.target_length)].append(
-                    trial.batch_size
-                )
-            self._trials_of[shape].append(trial)
-        self._passed = {shape for shape in self._trials_of if self.passes(shape)}
-        self._ran = Shapes(self._passed)
-        self.failures = {
-            shape: failure
-            for shape in self._trials_of
-            if (failure := self._failure(shape)) is not None
-        }
-        """The trial that rules out each shape."""
+            sizes = self._sizes[Anchor(trial.length, trial.target_length)]
+            if trial.batch_size not in sizes:
+                sizes.append(trial.batch_size)
+        self._ran = Shapes(self.passed)
         self.peaks = Peaks(task.limit_bytes, trials, task.steps)
-        proven = [shape for shape in self._trials_of if self.is_proven(shape)]
+        proven = [shape for shape in self.of_shape if self.is_proven(shape)]
         self._proven = Shapes(proven)
         ooms = [
             shape
@@ -82,7 +66,7 @@ class Knowledge:
             if failure.outcome == "oom"
         ]
         self._out_of_reach = Shapes(
-            [*ooms, *(self._passed - self.failures.keys() - set(proven))]
+            [*ooms, *(self.passed - self.failures.keys() - set(proven))]
         )
         self.is_contradicted = any(map(self.is_dominated, ooms))
         """Whether a shape ran out of memory twice though a larger one passed: then lengths need their own proofs."""
@@ -95,7 +79,7 @@ class Knowledge:
     @cached_property
     def fit(self) -> MemoryFit:
         """The model of memory, and how much of it batches can use."""
-        passed = [shape for shape in self._trials_of if shape in self._passed]
+        passed = [shape for shape in self.of_shape if shape in self.passed]
         return MemoryFit(self.peaks, passed, list(self.brackets.values()))
 
     # Where sizes are searched
@@ -121,57 +105,14 @@ class Knowledge:
 
     # One shape
 
-    def tried(self, shape: BatchShape) -> int:
-        """Return how many trials a shape had."""
-        return len(self._trials_of.get(shape, ()))
-
-    def passes(self, shape: BatchShape) -> bool:
-        """Return whether a trial of a shape passed."""
-        return any(trial.outcome == "ok" for trial in self._trials_of.get(shape, ()))
-
-    def passed_trial(self, shape: BatchShape) -> Trial:
-        """Return the first trial of a shape that passed."""
-        return next(trial for trial in self._trials_of[shape] if trial.outcome == "ok")
-
-    def median_seconds(self, shape: BatchShape) -> float | None:
-        """Return the median step time of a shape; None if unknown."""
-        times = [
-            trial.step_seconds
-            for trial in self._trials_of[shape]
-            if trial.step_seconds is not None
-        ]
-        if not times:
-            return None
-        return float(np.median(times))
-
-    def _failure(self, shape: BatchShape) -> Trial | None:
-        """Return the trial that rules a shape out: an OOM (two if a larger shape passed), a second crash or time-out.
-
-        A failure while shapes took turns rules a shape out at once.
-        """
-        trials = self._trials_of[shape]
-        ooms = [trial for trial in trials if trial.outcome == "oom"]
-        faults = [trial for trial in trials if trial.outcome not in ("ok", "oom")]
-        for trial in trials:
-            if trial.outcome != "ok" and trial.confirmation:
-                return trial
-        if len(ooms) > 1 or (ooms and not self.is_dominated(shape)):
-            return ooms[0]
-        if len(faults) > 1:
-            return faults[-1]
-        return None
-
     def to_retry(self, anchor: Anchor) -> int | None:
         """Return a batch size here to try again in a fresh worker before its failure is believed.
 
-        Its only trial crashed, timed out, or ran out of memory though a larger shape passed.
+        See `needs_retry`.
         """
         for size in self._sizes.get(anchor, ()):
-            trials = self._trials_of[anchor.shape(size)]
-            trial = trials[0]
-            if len(trials) == 1 and not trial.confirmation and trial.outcome != "ok":
-                if trial.outcome != "oom" or self.is_dominated(trial.shape):
-                    return size
+            if self.needs_retry(anchor.shape(size)):
+                return size
         return None
 
     def is_dominated(self, shape: BatchShape) -> bool:
@@ -180,7 +121,7 @@ class Knowledge:
 
     def is_proven(self, shape: BatchShape) -> bool:
         """Return whether it passed, never failed, and leaves the margin free."""
-        if shape not in self._passed or shape in self.failures:
+        if shape not in self.passed or shape in self.failures:
             return False
         if self.confirmed is not None and not is_covered(shape, self.confirmed):
             return False
@@ -191,7 +132,7 @@ class Knowledge:
     def proof(self, anchor: Anchor, batch_size: int) -> int | None:
         """Return the index of the trial that proves this size here: the smallest proven shape that covers it."""
         proofs = []
-        for shape in self._trials_of:
+        for shape in self.of_shape:
             covers = shape.batch_size >= batch_size and anchor.is_within(
                 Anchor(shape.length, shape.target_length)
             )
@@ -273,7 +214,7 @@ class Knowledge:
         ran = [
             size
             for size in sizes
-            if anchor.shape(size) in self._passed and (failed is None or size < failed)
+            if anchor.shape(size) in self.passed and (failed is None or size < failed)
         ]
         passed = max(
             (size for size in ran if self.is_proven(anchor.shape(size))), default=0
@@ -321,7 +262,7 @@ class Knowledge:
                 falls.append(
                     (
                         shape,
-                        next(other for other in self._passed if other.contains(shape)),
+                        next(other for other in self.passed if other.contains(shape)),
                     )
                 )
         return falls

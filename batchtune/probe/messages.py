@@ -137,8 +137,46 @@ class TooLong(ProbeError):
             f"the longest example ({format_length(lengths.longest, lengths.unit)}) does not fit within "
             f"{format_size(limit_bytes)}, even alone: {self.too_long:,} of {counted(lengths.count, 'example')} exceed "
             f"{format_length(fitting_length, lengths.unit)}, the longest that fits ({trial.error or trial.outcome})",
-            f"{_unit_hint(lengths, workload)}Leave them out with --max-length {fitting_length!r}, {_GIVE_MORE}; "
+            f"{_unit_hint(lengths, workload)}Leave them out with --max-length {fitting_length!r}, "
+            f"{_or_cut(trial, fitting_length)}{_GIVE_MORE}; {_START_OVER}.",
+        )
+
+
+def _or_cut(trial: Trial, fitting_length: float) -> str:
+    if trial.sequences is None:
+        return ""
+    return f"cut them with --truncate {fitting_length:g} if your training does, "
+
+
+class LeastBudgetFails(ProbeError):
+    """The longest sequence fits alone, but not as many tokens in other sequences; `trial` shows it."""
+
+    def __init__(self, lengths: Lengths, limit_bytes: int, trial: Trial) -> None:
+        why = trial.error or "it leaves too little free for the spread of its peaks"
+        super().__init__(
+            f"no token budget fits within {format_size(limit_bytes)}: it must hold the longest sequence "
+            f"({format_length(lengths.longest, lengths.unit)}), but {trial.shape} do not fit ({why})",
+            f"Leave out long sequences with --max-length, or short ones with --min-length, {_GIVE_MORE}; "
             f"{_START_OVER}.",
+        )
+
+
+class PadsThough(WorkloadError):
+    """A workload says that it packs, but one long sequence with short ones takes as much as several long ones.
+
+    `trials` are of the longest sequence, of several of them, and of one with as many of the shortest.
+    """
+
+    def __init__(self, workload: str, trials: Sequence[Trial]) -> None:
+        took = [
+            f"{trial.shape} took {format_size(trial.peak_bytes or 0)}"
+            for trial in trials
+        ]
+        super().__init__(
+            f"{workload} has packed = True, but its memory is that of padded batches: {took[0]}, {took[1]}, and "
+            f"{took[2]}",
+            "Does make_batch() pad? It must put the sequences of shape.sequences into one row, one after the other. If "
+            f"your training pads, leave out packed = True; {_START_OVER}.",
         )
 
 
@@ -159,18 +197,24 @@ class IgnoresShape(WorkloadError):
     def __init__(self, lengths: Lengths, workload: str, equal: Sequence[Trial]) -> None:
         batches = []
         for trial in equal:
-            shape = (
-                f"{trial.batch_size:,} × {format_length(trial.length, lengths.unit)}"
-            )
+            shape = _described(trial.shape, lengths)
             seconds = format_seconds(trial.step_seconds or 0)
             batches.append(
                 f"{shape} took {format_size(trial.peak_bytes or 0)} and {seconds}"
             )
+        makes = "return a batch of shape.batch_size examples, padded to shape.length"
+        if equal[0].sequences is not None:
+            makes = "put the sequences of shape.sequences into one row"
         super().__init__(
             f"{workload}: memory and step time do not depend on the batch: {' and '.join(batches)}",
-            "Does make_batch() ignore its `shape`? It must return a batch of shape.batch_size examples, padded to "
-            f"shape.length. Fix it, {_START_OVER}.",
+            f"Does make_batch() ignore its `shape`? It must {makes}. Fix it, {_START_OVER}.",
         )
+
+
+def _described(shape: BatchShape, lengths: Lengths) -> str:
+    if shape.sequences is not None:
+        return str(shape)
+    return f"{shape.batch_size:,} × {format_length(shape.length, lengths.unit)}"
 
 
 def workload_error(workload: str, ran: Ran) -> WorkloadError:
@@ -306,6 +350,15 @@ def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:
             f"{_reason(margin)}: {margin.bytes / device.limit_bytes:.1%} of the limit of "
             f"{format_size(device.limit_bytes)} is left free for that. A workload whose memory does not depend on "
             "chance, and a step with a small batch before training begins, make that room usable."
+        )
+
+
+def about_masks(needs_a_mask: bool) -> Iterator[str]:
+    """Yield that a packed workload's memory grows with the square of the row."""
+    if needs_a_mask:
+        yield (
+            "Memory grows with the square of all tokens of a batch, as with a mask over the whole row. Attention "
+            "within each sequence (varlen, cu_seqlens) needs none, and fits larger batches."
         )
 
 

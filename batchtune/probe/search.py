@@ -21,7 +21,9 @@ from batchtune.probe.bounds import Anchor, ladder
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.guess import next_batch_size
 from batchtune.probe.knowledge import Knowledge, Task
+from batchtune.probe.margin import Peaks
 from batchtune.probe.messages import IgnoresShape, NothingFits, SingleFails, TooLong
+from batchtune.probe.outcomes import Outcomes
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, FrontierPoint, Trial
 
@@ -85,7 +87,13 @@ class FrontierSearch:
         known = self.known(trials)
         longest = known.anchor(self._lengths.longest)
         if longest.shape(1) in known.failures:
-            return self._longest_that_fits(known)
+            return longest_that_fits(
+                known,
+                self._lengths,
+                lambda length: known.anchor(length).shape(1),
+                known.settings.workload,
+                known.task.limit_bytes,
+            )
         if known.closed_by(known.bracket(longest)) == "data":
             equal = self.equal_batches(known)
             if equal is not None:
@@ -114,68 +122,22 @@ class FrontierSearch:
             return None
         return NextTrial(anchor.shape(batch_size))
 
-    def _longest_that_fits(self, known: Knowledge) -> NextTrial:
-        """Bisect over the distinct lengths, one example at a time, for the longest that fits; raise what it shows."""
-        workload = known.settings.workload
-        limit_bytes = known.task.limit_bytes
-        distinct = self._lengths.histogram.lengths
-        # The shortest is tried second: if even that fails, no other needs a try.
-        passed = -1
-        failed = distinct.size
-        index = distinct.size - 1
-        while failed - passed > 1:
-            anchor = known.anchor(float(distinct[index]))
-            retry = known.to_retry(anchor)
-            if retry is not None:
-                return NextTrial(anchor.shape(retry), fresh=True)
-            failure = known.failures.get(anchor.shape(1))
-            if failure is None and not known.passes(anchor.shape(1)):
-                return NextTrial(anchor.shape(1))
-            if failure is None:
-                passed = index
-            else:
-                trial = failure
-                failed = index
-                if trial.outcome != "oom":
-                    raise SingleFails(workload, trial)
-            index = (
-                0
-                if failed == distinct.size - 1 and passed < 0
-                else (passed + failed) // 2
-            )
-        if passed >= 0:
-            raise TooLong(
-                self._lengths, workload, limit_bytes, trial, float(distinct[passed])
-            )
-        if message_verdict(trial.error or "") == "disguised":
-            raise SingleFails(workload, trial)
-        raise NothingFits(self._lengths, workload, limit_bytes, trial)
-
     def equal_batches(self, known: Knowledge) -> IgnoresShape | None:
         """Return an error if the smallest and the largest batch of the longest example take the same; None if not.
 
         Memory may have a floor, and times a constant part: only the largest batch that the data can fill is proof that
-        the shape is ignored. Both must be the same: the peaks to within the margin, the times to within the cube root
-        of the sizes' ratio, as a busy machine scatters them.
+        the shape is ignored.
         """
         longest = known.anchor(self._lengths.longest)
         peaks = known.bracket(longest).peaks
         if len(peaks) < 2:
             return None
-        smallest, low = peaks[0]
-        largest, high = peaks[-1]
-        ratio = largest / smallest
-        seconds = known.median_seconds(longest.shape(smallest))
-        seconds_of_largest = known.median_seconds(longest.shape(largest))
-        if seconds is None or seconds_of_largest is None or ratio < _VERY_DIFFERENT:
+        smallest = longest.shape(peaks[0][0])
+        largest = longest.shape(peaks[-1][0])
+        ratio = largest.batch_size / smallest.batch_size
+        if not are_alike(known, (smallest, largest), ratio, known.peaks):
             return None
-        if abs(
-            high - low
-        ) > known.peaks.margin.bytes or seconds_of_largest > seconds * ratio ** (1 / 3):
-            return None
-        equal = [
-            known.passed_trial(longest.shape(size)) for size in (smallest, largest)
-        ]
+        equal = [known.passed_trial(shape) for shape in (smallest, largest)]
         return IgnoresShape(self._lengths, known.settings.workload, equal)
 
     # Results
@@ -313,3 +275,61 @@ def _first_failure(trials: Sequence[Trial], longest: float) -> int | None:
             return trial.batch_size
         faults.add(trial.batch_size)
     return None
+
+
+def longest_that_fits(
+    known: Outcomes,
+    lengths: Lengths,
+    shape_of: Callable[[float], BatchShape],
+    workload: str,
+    limit_bytes: int,
+) -> NextTrial:
+    """Bisect over the distinct lengths, one example at a time, for the longest that fits; raise what it shows.
+
+    `shape_of` maps a length to the batch of one such example. Raises TooLong, NothingFits or SingleFails.
+    """
+    distinct = lengths.histogram.lengths
+    # The shortest is tried second: if even that fails, no other needs a try.
+    passed = -1
+    failed = distinct.size
+    index = distinct.size - 1
+    while failed - passed > 1:
+        shape = shape_of(float(distinct[index]))
+        if known.needs_retry(shape):
+            return NextTrial(shape, fresh=True)
+        failure = known.failures.get(shape)
+        if failure is None and not known.passes(shape):
+            return NextTrial(shape)
+        if failure is None:
+            passed = index
+        else:
+            trial = failure
+            failed = index
+            if trial.outcome != "oom":
+                raise SingleFails(workload, trial)
+        index = (
+            0 if failed == distinct.size - 1 and passed < 0 else (passed + failed) // 2
+        )
+    if passed >= 0:
+        raise TooLong(lengths, workload, limit_bytes, trial, float(distinct[passed]))
+    if message_verdict(trial.error or "") == "disguised":
+        raise SingleFails(workload, trial)
+    raise NothingFits(lengths, workload, limit_bytes, trial)
+
+
+def are_alike(
+    known: Outcomes, shapes: tuple[BatchShape, BatchShape], ratio: float, peaks: Peaks
+) -> bool:
+    """Return whether a small and a large shape, of sizes in this ratio, take the same memory and time.
+
+    Both must be the same: the peaks to within the margin, the times to within the cube root of the ratio, as a busy
+    machine scatters them.
+    """
+    if ratio < _VERY_DIFFERENT or not all(map(known.passes, shapes)):
+        return False
+    low, high = map(peaks.highest, shapes)
+    seconds, seconds_of_largest = map(known.median_seconds, shapes)
+    if None in (low, high) or seconds is None or seconds_of_largest is None:
+        return False
+    is_slower = seconds_of_largest > seconds * ratio ** (1 / 3)
+    return not is_slower and abs((high or 0) - (low or 0)) <= peaks.margin.bytes

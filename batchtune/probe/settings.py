@@ -49,6 +49,8 @@ _RECORDED = (
 )
 # Recorded where several ranks are probed, or simulated.
 _RECORDED_OF_RANKS = ("nproc_per_node", "nnodes", "simulate_world_size")
+# Trials hold whatever the largest budget is.
+_RECORDED_IF_GIVEN = (*_RECORDED_OF_RANKS, "max_tokens")
 
 
 class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
@@ -116,6 +118,11 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
                 self.max_batch_size is None or self.max_batch_size >= 1,
                 "the largest batch size must be at least 1",
                 self.max_batch_size,
+            ),
+            (
+                self.max_tokens is None or self.max_tokens >= 1,
+                "--max-tokens must be at least 1",
+                self.max_tokens,
             ),
             (
                 self.trial_timeout_seconds > 0,
@@ -198,7 +205,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""
         settings = {name: getattr(self, name) for name in _RECORDED}
-        for name in _RECORDED_OF_RANKS:
+        for name in _RECORDED_IF_GIVEN:
             value = getattr(self, name)
             if value is not None:
                 settings[name] = value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import socket
 import sys
@@ -43,13 +44,14 @@ from batchtune.probe.simulated import (
 )
 from batchtune.processes import command
 from batchtune.processes.worker import Failed, serve
+from batchtune.results import BatchShape
 from batchtune.workloads.loading import first_line, user_traceback
 
 if TYPE_CHECKING:
     import torch
 
     from batchtune.probe.devices import Meter
-    from batchtune.results import BatchShape, ProbedWith
+    from batchtune.results import ProbedWith
     from batchtune.workloads import Workload
 
 
@@ -153,7 +155,10 @@ class Worker:
         if request.settings.simulate_world_size is not None:
             refuse_ddp()
         if request.first_shape is not None:
-            self._warm_up(workload, meter, request.first_shape)
+            first_shape = request.first_shape
+            if packs(workload):
+                first_shape = BatchShape.packed([math.ceil(first_shape.length)])
+            self._warm_up(workload, meter, first_shape)
         self._stage = "device"
         return self._ready(workload, meter, request.settings)
 
@@ -188,8 +193,7 @@ class Worker:
         device = replace(meter.device, settings=settings)
         return Ready(
             device=as_simulated(device, world_size),
-            # Users' workloads mostly don't say so.
-            packed=bool(getattr(workload, "packed", False)),
+            packed=packs(workload),
         )
 
     def _check_limits(self) -> None:
@@ -197,6 +201,11 @@ class Worker:
         lowered = lowered_limit(self._limits)
         if lowered is not None:
             raise WorkloadError(lowered)
+
+
+def packs(workload: Workload) -> bool:
+    """Return whether a workload's batches are packed; users' mostly don't say."""
+    return bool(getattr(workload, "packed", False))
 
 
 def _torch_settings() -> dict[str, Any]:

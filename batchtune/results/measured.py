@@ -274,6 +274,8 @@ class ProbedWith(Record, frozen=True, kw_only=True):
     memory_bytes: Size | None = None
     memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     max_batch_size: Size | None = None
+    # Of packed batches: no larger budget is tried. None: all tokens of the data.
+    max_tokens: Size | None = None
     seed: Seed = 0
     reserve_bytes: Bytes = 0
     ddp: bool = False

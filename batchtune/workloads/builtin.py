@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from batchtune.workloads.training import (
     Natural,
     SelfAttention,
     Size,
+    Spans,
     TrainingConfig,
     TrainingWorkload,
     feed_forward,
@@ -25,6 +26,8 @@ from batchtune.workloads.training import (
 FEATURES = 80
 FRAMES_PER_SECOND = 100
 SUBSAMPLING = 4
+# What torch's cross-entropy leaves out.
+NOTHING_FOLLOWS = -100
 
 
 class ConformerCTCConfig(TrainingConfig, frozen=True, kw_only=True):
@@ -198,37 +201,69 @@ class TransformerLMConfig(TrainingConfig, frozen=True):
         "large": Size(dim=1024, layers=24, heads=16, vocab=32000),
     }
 
+    # Whether sequences stand in one row without padding, each attending to itself alone.
+    packed: bool = False
 
-class TransformerLM(TrainingWorkload[TransformerLMConfig, Tensor]):
+
+class TokenBatch(NamedTuple):
+    """Tokens (batch, positions), and the token that follows each, -100 where none does; `spans` of a packed row."""
+
+    tokens: Tensor
+    following: Tensor
+    spans: Spans | None
+
+
+class TransformerLM(TrainingWorkload[TransformerLMConfig, TokenBatch]):
     """Next-token prediction with a pre-norm transformer; its options are the fields of `TransformerLMConfig`.
 
     A length counts tokens, and characters or bytes just the same. A target length is added to it: prompt and
-    answer are trained on as one sequence.
+    answer are trained on as one sequence. If `packed`, the last token of a sequence predicts nothing.
     """
 
     CONFIG = TransformerLMConfig
+
+    @property
+    def packed(self) -> bool:
+        """Whether its batches are packed rows."""
+        return self.config.packed
 
     def build_model(self) -> nn.Module:
         """Return the language model."""
         return LanguageModel(self.config)
 
-    def make_batch(self, shape: BatchShape) -> Tensor:
-        """Return random tokens, (batch_size, positions + 1): each position predicts the token after it."""
+    def make_batch(self, shape: BatchShape) -> TokenBatch:
+        """Return random tokens: of a padded batch (batch_size, length), of a packed one (1, tokens)."""
+        if shape.sequences is not None:
+            return packed_batch(self._random(1, shape.tokens), shape.sequences)
         positions = whole(shape.length) + whole(shape.target_length or 0)
-        return torch.randint(
-            self.config.hyper.vocab,
-            (shape.batch_size, positions + 1),
-            device=self.device,
-        )
+        tokens = self._random(shape.batch_size, positions + 1)
+        return TokenBatch(tokens[:, :-1], tokens[:, 1:], None)
 
-    def loss(self, batch: Tensor) -> Tensor:
-        """Return the mean cross-entropy over all positions."""
-        logits: Tensor = self.model(batch[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randint(self.config.hyper.vocab, shape, device=self.device)
+
+    def loss(self, batch: TokenBatch) -> Tensor:
+        """Return the mean cross-entropy over all tokens that another one follows."""
+        logits: Tensor = self.model(batch.tokens, batch.spans)
+        following = batch.following.flatten()
+        # A packed row may hold nothing but sequences of one token, whose mean would not be a number.
+        count = (following >= 0).sum().clamp(min=1)
+        total = F.cross_entropy(
+            logits.flatten(0, 1).float(), following, reduction="sum"
+        )
+        return total / count
+
+
+def packed_batch(tokens: Tensor, lengths: Sequence[int]) -> TokenBatch:
+    """Return a row of tokens, shape (1, tokens), as sequences with these lengths, one after the other."""
+    spans = Spans.of(lengths, tokens.device)
+    following = tokens.roll(-1, dims=1)
+    following[0, spans.ends[1:].long() - 1] = NOTHING_FOLLOWS
+    return TokenBatch(tokens, following, spans)
 
 
 class LanguageModel(nn.Module):
-    """Tokens (batch, positions) to logits (batch, positions, vocab) of the token after each."""
+    """Tokens (batch, positions) to logits (batch, positions, vocab) of the token after each; or a packed row's."""
 
     def __init__(self, config: TransformerLMConfig) -> None:
         super().__init__()
@@ -240,9 +275,9 @@ class LanguageModel(nn.Module):
         self.blocks = Blocks(config, lambda: Block(hyper, config.dropout))
         self.norm = nn.LayerNorm(hyper.dim)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, spans: Spans | None = None) -> Tensor:
         """Return the logits."""
-        x = self.blocks(self.dropout(self.embedding(tokens)))
+        x = self.blocks(self.dropout(self.embedding(tokens)), spans)
         return F.linear(self.norm(x), self.embedding.weight)
 
 
@@ -256,8 +291,8 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.feed_forward = feed_forward(hyper.dim, nn.GELU(), dropout)
 
-    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+    def forward(self, x: Tensor, angles: Tensor, spans: Spans | None = None) -> Tensor:
         """Map (batch, positions, dim) to the same shape."""
-        x = x + self.dropout(self.attention(self.norm(x), angles))
+        x = x + self.dropout(self.attention(self.norm(x), angles, spans))
         output: Tensor = x + self.feed_forward(x)
         return output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
@@ -196,8 +196,69 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Where the sequences of a packed row lie, one after the other.
+
+    Attributes:
+        lengths: Tokens of each.
+        positions: Of each token in its sequence, from 0, shape (tokens,).
+        ends: Where each begins in the row, and the last one ends, shape (sequences + 1,), int32.
+    """
+
+    lengths: list[int]
+    positions: Tensor
+    ends: Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Spans:
+        """Return those of sequences with these lengths."""
+        tokens = torch.tensor(lengths, device=device)
+        ends = F.pad(tokens.cumsum(0), (1, 0))
+        begins = ends[:-1].repeat_interleave(tokens, output_size=sum(lengths))
+        positions = torch.arange(sum(lengths), device=device) - begins
+        return cls(list(lengths), positions, ends.to(torch.int32))
+
+
+def attend_within(
+    queries: Tensor, keys: Tensor, values: Tensor, spans: Spans
+) -> Tensor:
+    """Return causal attention within each sequence of a row; all of shape (1, heads, tokens, features).
+
+    On a GPU in half precision one kernel does it (FlashAttention for variable lengths); elsewhere each sequence is on
+    its own. Neither builds a mask, so memory and time grow as if each were a row of its own.
+    """
+    if queries.is_cuda and queries.dtype in (torch.bfloat16, torch.float16):
+        from torch.nn.attention.varlen import varlen_attn
+
+        longest = max(spans.lengths)
+        mixed = varlen_attn(
+            queries[0].transpose(0, 1),
+            keys[0].transpose(0, 1),
+            values[0].transpose(0, 1),
+            cu_seq_q=spans.ends,
+            cu_seq_k=spans.ends,
+            max_q=longest,
+            max_k=longest,
+            window_size=(-1, 0),
+        )
+        assert isinstance(mixed, Tensor)
+        return mixed.transpose(0, 1).unsqueeze(0)
+    sequences = zip(
+        torch.split(queries, spans.lengths, dim=2),
+        torch.split(keys, spans.lengths, dim=2),
+        torch.split(values, spans.lengths, dim=2),
+        strict=True,
+    )
+    attended = [
+        F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        for query, key, value in sequences
+    ]
+    return torch.cat(attended, dim=2)
+
+
 class SelfAttention(nn.Module):
-    """Multi-head self-attention.
+    """Multi-head self-attention, in a packed row within each sequence.
 
     Without a mask, as every example of a batch has its full length, and without dropout inside, torch uses its fused
     kernels on every device, and memory does not grow with the square of the length.
@@ -210,16 +271,21 @@ class SelfAttention(nn.Module):
         self.queries_keys_values = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+    def forward(self, x: Tensor, angles: Tensor, spans: Spans | None = None) -> Tensor:
         """Map (batch, positions, dim) to the same shape."""
         batch_size, positions, dim = x.shape
         projected = self.queries_keys_values(x).view(
             batch_size, positions, 3, self.heads, dim // self.heads
         )
         queries, keys, values = projected.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(
-            rotate(queries, angles), rotate(keys, angles), values, is_causal=self.causal
-        )
+        queries = rotate(queries, angles)
+        keys = rotate(keys, angles)
+        if spans is not None:
+            mixed = attend_within(queries, keys, values, spans)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                queries, keys, values, is_causal=self.causal
+            )
         output: Tensor = self.output(
             mixed.transpose(1, 2).reshape(batch_size, positions, dim)
         )
@@ -250,14 +316,22 @@ class Blocks(nn.Module):
         self.head_dim = hyper.dim // hyper.heads
         self.blocks = nn.ModuleList(make_block() for _ in range(hyper.layers))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Keep each block's activations for the backward pass, or have them computed again there."""
-        angles = rotary_angles(x.shape[1], self.head_dim, x.device)
+    def forward(self, x: Tensor, spans: Spans | None = None) -> Tensor:
+        """Keep each block's activations for the backward pass, or have them computed again there.
+
+        With `spans`, x is one packed row, in which positions begin anew with each sequence.
+        """
+        arguments: tuple[Any, ...] = (
+            rotary_angles(x.shape[1], self.head_dim, x.device),
+        )
+        if spans is not None:
+            angles = rotary_angles(max(spans.lengths), self.head_dim, x.device)
+            arguments = (angles[spans.positions], spans)
         for block in self.blocks:
             x = (
-                checkpoint(block, x, angles, use_reentrant=False)
+                checkpoint(block, x, *arguments, use_reentrant=False)
                 if self.checkpointed
-                else block(x, angles)
+                else block(x, *arguments)
             )
         return x
 

@@ -252,7 +252,9 @@ def test_a_speech_option_outside_its_range_is_refused(
 
 
 def test_a_text_batch_is_prompt_answer_and_the_next_token() -> None:
-    assert built("transformer-lm").make_batch(BatchShape(3, 20, 9)).shape == (3, 30)
+    batch = built("transformer-lm").make_batch(BatchShape(3, 20, 9))
+    assert batch.tokens.shape == batch.following.shape == (3, 29)
+    assert torch.equal(batch.tokens[:, 1:], batch.following[:, :-1])
 
 
 def test_the_language_model_sees_no_later_token() -> None:

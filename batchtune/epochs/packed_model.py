@@ -1,0 +1,84 @@
+"""The cost of a packed batch as a function of its sequences, fitted to measured ones.
+
+cost = constant + token·Σ L + squared_token·Σ L² + sequence·n
+
+Layers that work on each token, attention within each sequence, and what each sequence takes whatever its length, over
+a constant part. The padded batches' model (`cost_model`) has the same terms of one length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.epochs.cost_model import nonnegative, weights_by_cost
+from batchtune.lengths import FloatArray
+from batchtune.results import BatchShape, PackedModel
+
+# With fewer distinct batches a fit says nothing that they don't.
+_FEWEST = 3
+
+
+def features_of(shape: BatchShape) -> tuple[int, int, int]:
+    """Return a packed batch's Σ L, Σ L² and number of sequences."""
+    return shape.tokens, shape.squared_tokens, shape.batch_size
+
+
+def predict_packed(
+    model: PackedModel,
+    tokens: npt.ArrayLike,
+    squared_tokens: npt.ArrayLike,
+    sequences: npt.ArrayLike,
+) -> FloatArray:
+    """Return the cost of packed batches, all arguments broadcast against each other, in bytes or seconds."""
+    tokens, squared_tokens, sequences = (
+        np.asarray(values, dtype=np.float64)
+        for values in (tokens, squared_tokens, sequences)
+    )
+    return (
+        model.constant
+        + model.token * tokens
+        + model.squared_token * squared_tokens
+        + model.sequence * sequences
+    )
+
+
+def fit_packed(
+    shapes: Sequence[BatchShape], costs: Sequence[float]
+) -> PackedModel | None:
+    """Fit the model to distinct packed batches by least squares of the relative error, with coefficients of at least 0.
+
+    Errors count by the square root of the cost, as for padded batches. None for fewer than 3 batches, or if their
+    tokens do not differ, or a cost is 0.
+    """
+    cost = np.array(costs, dtype=np.float64)
+    features = np.array([features_of(shape) for shape in shapes], dtype=np.float64)
+    if cost.size < _FEWEST or np.ptp(features[:, 0]) == 0 or not (cost > 0).all():
+        return None
+    coefficients, error = fit_terms(features, cost)
+    constant, token, squared_token, sequence = coefficients.tolist()
+    return PackedModel(
+        constant=constant,
+        token=token,
+        squared_token=squared_token,
+        sequence=sequence,
+        relative_error=root_mean_square(error),
+        largest_error=float(np.abs(error).max()),
+    )
+
+
+def fit_terms(features: FloatArray, costs: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Fit a constant and a coefficient of each feature, shape (batches, features), to positive costs.
+
+    Return the coefficients, the constant first, and each batch's fit / measured - 1.
+    """
+    columns = np.column_stack((np.ones(costs.size), features)) / costs[:, np.newaxis]
+    coefficients = nonnegative(columns, weights_by_cost(costs))
+    return coefficients, columns @ coefficients - 1
+
+
+def root_mean_square(errors: FloatArray) -> float:
+    """Return the root of the mean of the squares."""
+    return float(np.sqrt(np.mean(errors**2)))

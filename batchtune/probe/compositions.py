@@ -1,0 +1,110 @@
+"""The micro-batches of exactly so many tokens that are the worst for memory, and a typical one.
+
+Of all with as many tokens, that of the longest sequences has the most Σ L², that of the shortest the most sequences.
+The one with half of its tokens in either contains nearly all that training packs: few come near both of its figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import BatchShape
+
+Composition = Literal["longest", "halves", "typical", "shortest"]
+COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
+
+# So many stand for all sequences where a typical batch is drawn.
+_MOST_DRAWN = 1 << 20
+# What a trial may record; no training packs as many.
+_MOST_SEQUENCES = 10**7
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """Sequences in a line: lengths, each so many times, shape (runs,)."""
+
+    lengths: IntArray
+    counts: IntArray
+
+    @cached_property
+    def _totals(self) -> IntArray:
+        totals: IntArray = np.cumsum(self.lengths * self.counts)
+        return totals
+
+    def first(self, tokens: int) -> _Line:
+        """Return the first ones that come to so many tokens, the last of them cut."""
+        whole = int(np.searchsorted(self._totals, tokens, side="right"))
+        left = tokens - int(self._totals[whole - 1]) if whole else tokens
+        taken = _Line(self.lengths[:whole], self.counts[:whole])
+        if not left:
+            return taken
+        more, cut = divmod(left, int(self.lengths[whole]))
+        last = _Line(
+            np.array([self.lengths[whole], cut]), np.array([more, int(cut > 0)])
+        )
+        return taken.and_then(last)
+
+    def and_then(self, other: _Line) -> _Line:
+        """Return a line that goes on with another one."""
+        return _Line(
+            np.concatenate((self.lengths, other.lengths)),
+            np.concatenate((self.counts, other.counts)),
+        )
+
+
+class Compositions:
+    """Those of a data set, of which all lengths are whole tokens."""
+
+    def __init__(self, lengths: Lengths, seed: int) -> None:
+        histogram = lengths.histogram
+        distinct = histogram.lengths.astype(np.int64)
+        self.longest = int(distinct[-1])
+        """The tokens of the longest sequence, the least budget."""
+        self.all_tokens = int(
+            histogram.total_of(np.array(min(lengths.count, _MOST_SEQUENCES)))
+        )
+        """The tokens of the whole data set, or of as many sequences as a trial can have."""
+        self._shortest_first = _Line(distinct, histogram.counts)
+        self._longest_first = _Line(distinct[::-1], histogram.counts[::-1])
+        drawn = lengths.evenly(_MOST_DRAWN).values.astype(np.int64)
+        np.random.default_rng(seed).shuffle(drawn)
+        drawn = np.tile(drawn, -(-self.all_tokens // int(drawn.sum())))
+        self._drawn = _Line(drawn, np.ones(drawn.size, np.int64))
+        self._shapes: dict[tuple[Composition, int], BatchShape] = {}
+
+    def shape(self, composition: Composition, tokens: int) -> BatchShape:
+        """Return the batch of so many tokens."""
+        key = (composition, tokens)
+        if key not in self._shapes:
+            line = self._line(composition, tokens)
+            sequences = np.repeat(line.lengths, line.counts)
+            self._shapes[key] = BatchShape.packed(sequences.tolist())
+        return self._shapes[key]
+
+    def features(self, composition: Composition, tokens: int) -> FloatArray:
+        """Return that batch's Σ L, Σ L² and number of sequences, without making it."""
+        line = self._line(composition, tokens)
+        squares = np.sum(line.lengths**2 * line.counts)
+        return np.array([tokens, squares, line.counts.sum()], dtype=np.float64)
+
+    def _line(self, composition: Composition, tokens: int) -> _Line:
+        if composition == "longest":
+            return self._longest_first.first(tokens)
+        if composition == "shortest":
+            return self._shortest_first.first(tokens)
+        if composition == "typical":
+            return self._drawn.first(tokens)
+        # At least one of the longest is whole, or no batch with it would be contained.
+        in_longest = max(tokens - tokens // 2, min(self.longest, tokens))
+        longest = self._longest_first.first(in_longest)
+        return longest.and_then(self._shortest_first.first(tokens - in_longest))
+
+    def padded_alike(self, sequences: int) -> BatchShape:
+        """Return one of the longest sequences with the shortest ones, which padded are as many of the longest."""
+        shortest = int(self._shortest_first.lengths[0])
+        return BatchShape.packed([self.longest, *[shortest] * (sequences - 1)])

@@ -1,0 +1,270 @@
+"""The way of a probe from its first trial to `probe.json`, whatever it searches: padded batches or packed ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from batchtune.errors import ProbeError
+from batchtune.lengths import Lengths
+from batchtune.probe import messages
+from batchtune.probe.bounds import is_covered
+from batchtune.probe.confirmation import Turns, confirm, error_in_turns, rounds_of
+from batchtune.probe.messages import (
+    SLOWER_IN_TURNS,
+    ProbeClock,
+    ProbeHooks,
+    ProbeProgress,
+)
+from batchtune.probe.requests import Ran
+from batchtune.probe.search import NextTrial
+from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import (
+    PROBE_FILE,
+    TRIALS_FILE,
+    BatchShape,
+    Device,
+    Probe,
+    SweepSettings,
+    Trial,
+    read_result,
+    write_result,
+)
+from batchtune.run_folder import append_trial
+
+# A batch that still fails in turns after this many times is left out: smaller ones that passed take its place.
+_MOST_CONFIRMATIONS = 6
+
+
+class Search(Protocol):
+    """Chooses the trials, as a pure function of those so far."""
+
+    def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
+        """Return what to try next, or None if all is known."""
+
+    def does_not_fit(self, trials: Sequence[Trial]) -> bool:
+        """Return whether one of the longest examples alone failed."""
+
+    def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
+        """Return how much is done, and of how much."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Probing(ABC):
+    """One probe at work; `run_device` is the device as it was when the run began, `device` as it is now.
+
+    `changed` warns of trials from before a change of the workload's file; tables of `sweep_settings` are what padded
+    batches are measured for.
+    """
+
+    lengths: Lengths
+    settings: ProbeSettings
+    folder: Path
+    run_device: Device
+    device: Device
+    measurer: Supervisor
+    hooks: ProbeHooks
+    trials: list[Trial]
+    changed: list[str]
+    sweep_settings: SweepSettings
+    clock: ProbeClock
+    is_shortening: bool = False  # the longest example does not fit
+    out_of_time: bool = False
+
+    @property
+    @abstractmethod
+    def _searching(self) -> Search:
+        """What chooses the trials."""
+
+    @abstractmethod
+    def _shapes(self) -> list[BatchShape]:
+        """Return what to confirm, in order."""
+
+    @abstractmethod
+    def _knows_something(self) -> bool:
+        """Return whether something fits, by now."""
+
+    @abstractmethod
+    def _takes_in(self, turns: Turns) -> bool:
+        """Keep the steps of the turns as evidence; return whether all that passed in them is still proven."""
+
+    @abstractmethod
+    def _result(self, turns: Turns | None) -> Probe:
+        """Return the result; `turns` is None if the probe was interrupted."""
+
+    def _complete(self) -> None:
+        """Run what is only of use once the search has ended."""
+        return
+
+    def run(self) -> Probe:
+        """Search and confirm, and write `probe.json`; if interrupted, what is known by then."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            self._write_interrupted()
+            raise
+
+    def _run(self) -> Probe:
+        """Search, confirm, and search again where a shape was given up, until all hold."""
+        self._search()
+        self._complete()
+        finished = self._finished()
+        if finished is not None:
+            return finished
+        turns = Turns()
+        for _ in range(_MOST_CONFIRMATIONS):
+            shapes = self._shapes()
+            if turns.confirmed and all(
+                is_covered(shape, turns.confirmed) for shape in shapes
+            ):
+                break  # smaller ones than those that passed in turns take up no more memory
+            turns = self._confirm(shapes)
+            if not self._learn(turns) or self.out_of_time:
+                break
+            self._search()
+        probe = self._result(turns)
+        write_result(self.folder / PROBE_FILE, probe)
+        return probe
+
+    def _finished(self) -> Probe | None:
+        """Return the probe that the folder holds, if it was made of these trials and is finished."""
+        path = self.folder / PROBE_FILE
+        if not self.trials or not path.exists():
+            return None
+        probe = read_result(path, Probe)
+        is_finished = probe.confirmation is not None and not probe.unfinished
+        if probe.trials != self.trials or not is_finished:
+            return None
+        if not set(self.changed) <= set(probe.warnings):
+            probe = replace(probe, warnings=[*self.changed, *probe.warnings])
+            write_result(path, probe)
+        return probe
+
+    def _write_interrupted(self) -> None:
+        """Write what is known when the probe is interrupted, unless an earlier one knew more."""
+        path = self.folder / PROBE_FILE
+        knows_better = path.exists() and read_result(path, Probe).is_proven
+        if not knows_better and not self.is_shortening and self._knows_something():
+            write_result(path, self._result(None))
+            self.hooks.on_note(messages.interrupted(path))
+
+    def _has_time(self) -> bool:
+        """Return whether time is left for another trial, and to confirm what is known then."""
+        if not self.clock.leaves_a_trial(self.trials, self.device.limit_bytes):
+            self.out_of_time = True
+        return not self.out_of_time
+
+    def _search(self) -> None:
+        while (
+            wanted := self._searching.propose(self.trials)
+        ) is not None and self._has_time():
+            if not self.is_shortening and self._searching.does_not_fit(self.trials):
+                self.is_shortening = True
+                self.hooks.on_note(
+                    messages.longest_does_not_fit(self.lengths, self.device)
+                )
+            self._measure(wanted.shape, fresh=wanted.fresh)
+
+    def _measure(
+        self, shape: BatchShape, *, fresh: bool = False, timing: bool = False
+    ) -> None:
+        self._show_progress(shape, None)
+        self._keep(
+            self.measurer.measure(shape, len(self.trials), fresh=fresh, timing=timing)
+        )
+
+    def _keep(self, ran: Ran) -> None:
+        """Journal a trial. Raises WorkloadError for an error of the workload's own."""
+        append_trial(self.folder / TRIALS_FILE, ran.trial)
+        self.trials.append(ran.trial)
+        if ran.trial.outcome == "error":
+            raise messages.workload_error(self.settings.workload, ran)
+        self._show_progress(ran.trial.shape, ran.trial)
+
+    def _show_progress(self, shape: BatchShape, trial: Trial | None) -> None:
+        done, total = self._searching.progress(self.trials)
+        seconds_left = None
+        if done:
+            spent = sum(trial.elapsed_seconds for trial in self.trials)
+            seconds_left = spent / done * (total - done)
+            if not self.is_shortening:
+                seconds_left += self.clock.confirmation_seconds(
+                    self.trials, self.device.limit_bytes
+                )
+        self.hooks.on_progress(
+            ProbeProgress(
+                shape=shape,
+                trial=trial,
+                done=done,
+                total=total,
+                seconds_left=seconds_left,
+                device=self.device,
+                shortening=self.is_shortening,
+            )
+        )
+
+    def _confirm(self, shapes: list[BatchShape]) -> Turns:
+        """Run the shapes in turns."""
+        if not shapes:
+            return Turns()
+        rounds = rounds_of(self.trials, self.device.limit_bytes)
+        seconds = {
+            trial.shape: SLOWER_IN_TURNS * (trial.step_seconds or 0.0)
+            for trial in self.trials
+        }
+        left = shapes * rounds
+        total = len(left)
+
+        def on_step(shape: BatchShape) -> bool:
+            if not self.clock.leaves(seconds[shape]):
+                self.out_of_time = True
+                return False
+            self.hooks.on_progress(
+                ProbeProgress(
+                    shape=shape,
+                    trial=None,
+                    done=total - len(left),
+                    total=total,
+                    seconds_left=sum(seconds[other] for other in left),
+                    device=self.device,
+                    confirming=True,
+                )
+            )
+            del left[:1]  # none is left if a worker died and all run again
+            return True
+
+        return confirm(self.measurer, shapes, rounds, on_step)
+
+    def _learn(self, turns: Turns) -> bool:
+        """Take in what the turns showed; return whether anything must be measured again."""
+        for failure in turns.failures:  # journalled as trials that rule the shapes out
+            trial = replace(
+                failure.trial,
+                index=len(self.trials),
+                steps=0,
+                peak_bytes=None,
+                rest_bytes=None,
+                error=error_in_turns(failure.trial),
+                worker=self.measurer.worker,
+                confirmation=True,
+            )
+            self._keep(replace(failure, trial=trial))
+        are_proven = self._takes_in(turns)
+        some_failed = bool(turns.failures) or any(
+            step.outcome == "oom" for step in turns.steps
+        )
+        return some_failed or not are_proven
+
+
+def nothing_in_time() -> ProbeError:
+    """Return the error if the probe's time ended before anything passed."""
+    return ProbeError(
+        "the time of --minutes ended before the first trial",
+        "Allow more. Building the workload counts, and so does the first trial's time.",
+    )

@@ -1,0 +1,93 @@
+"""Which shapes passed and which failed, by all trials of each: one that crashed, or fell, is tried again first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from batchtune.results import BatchShape, Trial
+
+
+class Outcomes:
+    """The outcome of each shape; memory is assumed to grow from a shape to one that contains it.
+
+    A failure that contradicts this wins: it rules out every shape at least as large, whatever passed there.
+    """
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self.trials = trials
+        self.of_shape: dict[BatchShape, list[Trial]] = defaultdict(list)
+        for trial in trials:
+            if trial.outcome != "error":  # the workload's own, fixed since
+                self.of_shape[trial.shape].append(trial)
+        self.passed = {shape for shape in self.of_shape if self.passes(shape)}
+
+    @cached_property
+    def failures(self) -> dict[BatchShape, Trial]:
+        """The trial that rules out each shape that failed."""
+        failures = {}
+        for shape in self.of_shape:
+            failure = self._failure(shape)
+            if failure is not None:
+                failures[shape] = failure
+        return failures
+
+    def tried(self, shape: BatchShape) -> int:
+        """Return how many trials a shape had."""
+        return len(self.of_shape.get(shape, ()))
+
+    def passes(self, shape: BatchShape) -> bool:
+        """Return whether a trial of a shape passed."""
+        return any(trial.outcome == "ok" for trial in self.of_shape.get(shape, ()))
+
+    def passed_trial(self, shape: BatchShape) -> Trial:
+        """Return the first trial of a shape that passed."""
+        return next(trial for trial in self.of_shape[shape] if trial.outcome == "ok")
+
+    def median_seconds(self, shape: BatchShape) -> float | None:
+        """Return the median step time of a shape; None if unknown."""
+        times = [
+            trial.step_seconds
+            for trial in self.of_shape[shape]
+            if trial.step_seconds is not None
+        ]
+        if not times:
+            return None
+        return float(np.median(times))
+
+    def is_dominated(self, shape: BatchShape) -> bool:
+        """Return whether a shape that contains this one passed."""
+        return any(other.contains(shape) for other in self.passed)
+
+    def _failure(self, shape: BatchShape) -> Trial | None:
+        """Return the trial that rules a shape out: an OOM (two if a larger shape passed), a second crash or time-out.
+
+        A failure while shapes took turns rules a shape out at once.
+        """
+        trials = self.of_shape[shape]
+        ooms = [trial for trial in trials if trial.outcome == "oom"]
+        faults = [trial for trial in trials if trial.outcome not in ("ok", "oom")]
+        for trial in trials:
+            if trial.outcome != "ok" and trial.confirmation:
+                return trial
+        if len(ooms) > 1 or (ooms and not self.is_dominated(shape)):
+            return ooms[0]
+        if len(faults) > 1:
+            return faults[-1]
+        return None
+
+    def needs_retry(self, shape: BatchShape) -> bool:
+        """Return whether a shape must be tried again in a fresh worker before its failure is believed.
+
+        Its only trial crashed, timed out, or ran out of memory though a larger shape passed.
+        """
+        trials = self.of_shape.get(shape, ())
+        if len(trials) != 1:
+            return False
+        trial = trials[0]
+        if trial.confirmation or trial.outcome == "ok":
+            return False
+        return trial.outcome != "oom" or self.is_dominated(shape)

@@ -1,0 +1,102 @@
+"""The built-in language model on packed rows: each sequence trains as if it were alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from batchtune.results import BatchShape
+from batchtune.workloads.builtin import packed_batch
+from batchtune.workloads.loading import load_workload
+
+LENGTHS = [9, 1, 5, 5, 2]
+
+
+def built(**options: Any) -> Any:
+    workload = load_workload(
+        "builtin:transformer-lm",
+        {"size": "tiny", "layers": 2, "vocab": 50, "packed": True} | options,
+    )
+    workload.setup(torch.device("cpu"))
+    return workload
+
+
+def row(seed: int = 0) -> Tensor:
+    made = torch.Generator().manual_seed(seed)
+    return torch.randint(50, (1, sum(LENGTHS)), generator=made)
+
+
+def padded_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
+    """The same sequences as a padded batch, the padding and the last token of each masked."""
+    sequences = tokens[0].split(LENGTHS)
+    inputs = pad_sequence(sequences, batch_first=True)
+    following = pad_sequence(
+        [sequence[1:] for sequence in sequences], batch_first=True, padding_value=-100
+    )
+    logits = model(inputs)[:, : following.shape[1]]
+    return F.cross_entropy(logits.flatten(0, 1), following.flatten())
+
+
+def gradients(model: torch.nn.Module) -> Tensor:
+    found = [parameter.grad.flatten().clone() for parameter in model.parameters()]
+    model.zero_grad()
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_packed_row_trains_as_the_padded_batch(checkpoint: bool) -> None:
+    workload = built(dropout=0.0, checkpoint=checkpoint)
+    model = workload.model
+    packed = workload.loss(packed_batch(row(), LENGTHS))
+    packed.backward()
+    of_row = gradients(model)
+    padded = padded_loss(model, row())
+    padded.backward()
+    torch.testing.assert_close(packed, padded)
+    torch.testing.assert_close(of_row, gradients(model), atol=1e-6, rtol=1e-4)
+
+
+def test_a_sequence_changes_nothing_of_the_others() -> None:
+    workload = built(dropout=0.0)
+    tokens = row()
+    changed = tokens.clone()
+    changed[:, :9] = (changed[:, :9] + 1) % 50
+    spans = packed_batch(tokens, LENGTHS).spans
+    before = workload.model(tokens, spans)
+    after = workload.model(changed, spans)
+    assert torch.equal(before[:, 9:], after[:, 9:])
+    assert not torch.equal(before[:, :9], after[:, :9])
+
+
+def test_a_batch_is_one_row_of_exactly_its_sequences() -> None:
+    workload = built()
+    assert workload.packed
+    batch = workload.make_batch(BatchShape.packed(LENGTHS))
+    assert batch.tokens.shape == (1, 22)
+    assert batch.spans.positions.tolist() == [
+        *range(9),
+        *range(5),
+        *range(5),
+        0,
+        1,
+        0,
+    ]
+    assert (batch.following < 0).sum() == len(LENGTHS)
+    workload.step(batch)
+
+
+def test_sequences_of_one_token_leave_nothing_to_predict() -> None:
+    workload = built()
+    loss = workload.loss(workload.make_batch(BatchShape.packed([1, 1])))
+    assert loss.item() == 0.0
+
+
+def test_without_the_option_batches_are_padded() -> None:
+    workload = built(packed=False)
+    assert not workload.packed
+    assert workload.make_batch(BatchShape(3, 7.0)).spans is None
