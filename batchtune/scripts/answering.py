@@ -180,11 +180,7 @@ class ScriptWorker(RankWorker):
     ) -> Learned:
         """Learn from examples of the data set, or, where it makes batches itself, from its own batches."""
         loader = feed.loader
-        keys: dict[str, Any] = {
-            name: options[name]
-            for name in ("length_key", "target_key")
-            if name in options
-        }
+        keys = {name: options.get(name) for name in ("length_key", "target_key")}
         if loader.batch_size is not None or loader.batch_sampler is not None:
             learned: Learned = self._loop.call(
                 lambda: Learned.from_examples(
@@ -194,8 +190,7 @@ class ScriptWorker(RankWorker):
             return learned
         while len(own_batches) < _WHOLE_BATCHES:
             self._loop.train(own_batch)
-        if "batch_size_key" in options:
-            keys["batch_size_key"] = options["batch_size_key"]
+        keys["batch_size_key"] = options.get("batch_size_key")
         return Learned.from_batches(own_batches, **keys)
 
 

@@ -173,12 +173,10 @@ class Learned:
         """Return the shape of a batch of the script, exactly or up to the multiple that it is padded to."""
         leaves = _leaves(batch, self._relations)
         found: dict[str, int] = {}
-        for place, values in measured(
-            {path: [leaves[path]] for path in leaves}
-        ).items():
-            relation = self._relations.get(place)
-            if relation is not None:
-                largest = relation.term_of(values[0])
+        seen = measured({path: [leaf] for path, leaf in leaves.items()})
+        for place, relation in self._relations.items():
+            if place in seen:
+                largest = relation.term_of(seen[place][0])
                 found[relation.term] = min(largest, found.get(relation.term, largest))
         if self.packing is not None and self.packing.total in found:
             return self.packing.axes(leaves, found[self.packing.total])
@@ -209,17 +207,12 @@ def _leaves(tree: Any, relations: Mapping[Place, Relation]) -> dict[str, Any]:
 
 def _check_unpacked(leaves: Leaves) -> None:
     """Raise Unclear if the data set has packed its examples: each is a row of sequences already."""
-    most_sequences = 0
-    for example in batches_of(leaves):
-        row = packed_row(example)
-        for path, leaf in example.items():
-            # As TRL writes them.
-            if path.endswith("seq_lengths"):
-                row = np.asarray(leaf)
-        if row is None:
-            return
-        most_sequences = max(most_sequences, row.size)
-    if most_sequences > 1:
+    rows = leaves.get("seq_lengths")  # as TRL writes them
+    if rows is None:
+        rows = [packed_row(example) for example in batches_of(leaves)]
+    counts = [0 if row is None else len(row) for row in rows]
+    most_sequences = max(counts)
+    if min(counts) > 0 and most_sequences > 1:
         raise Unclear(
             f"the examples of the script's data set are packed already, up to {most_sequences} sequences in one",
             "Let the script pack when it makes batches, from a data set of single sequences: with TRL "

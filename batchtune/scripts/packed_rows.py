@@ -46,8 +46,6 @@ def is_offsets(path: str, batch: Mapping[str, Any]) -> bool:
     values = _whole_numbers(batch[path])
     if values.size < 2 or values[0] != 0 or (np.diff(values) < 0).any():
         return False
-    if values[-1] < values.size - 1:  # numbers of sequences, one for each token
-        return False
     long_axes = [[size for size in sizes(leaf) if size > 1] for leaf in batch.values()]
     return any(axes[:1] == [values[-1]] for axes in long_axes)
 
@@ -71,7 +69,7 @@ def _starts(path: str, leaf: Any) -> IntArray | None:
 def _whole_numbers(leaf: Any) -> IntArray:
     """Return the integers of a leaf with a single row; none of any other, nor of one on a GPU."""
     shape = sizes(leaf)
-    is_one_row = len(shape) == 1 or (len(shape) == 2 and shape[0] == 1)
+    is_one_row = shape != () and shape[:-1] in ((), (1,))
     is_whole = "int" in str(getattr(leaf, "dtype", "int"))
     if isinstance(leaf, (list, tuple)):
         is_whole = all(type(item) is int for item in leaf)

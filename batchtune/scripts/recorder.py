@@ -126,23 +126,25 @@ class Recorder:
         row = packed_row(leaves)
         if row is not None and (self._packs or row.size > 1):
             self._packs = True
-            units = np.maximum(1, np.rint(row / self._per_unit)).astype(int)
-            self._batches.append(BatchShape.packed(units.tolist()))
+            lengths = np.maximum(1, np.rint(row / self._per_unit)).astype(int)
+            self._batches.append(BatchShape.packed(lengths.tolist()))
             return
-        if self._packs or hides_row(leaves):
+        if row is None and hides_row(leaves):
             self._batches.append(None)
             return
         batch_sizes: dict[int, int] = {}
         for leaf in leaves.values():
-            shape = sizes(leaf)
-            if len(shape) > 1 and all(shape):
-                batch_sizes[shape[min(self._axis, len(shape) - 1)]] = shape[0]
+            axes = sizes(leaf)
+            if len(axes) > 1 and all(axes):
+                batch_sizes[axes[min(self._axis, len(axes) - 1)]] = axes[0]
         if batch_sizes:
             length, *others = sorted(batch_sizes, reverse=True)
             target_length = others[0] / self._target_per_unit if others else None
-            self._batches.append(
-                BatchShape(batch_sizes[length], length / self._per_unit, target_length)
-            )
+            units = length / self._per_unit
+            shape = BatchShape(batch_sizes[length], units, target_length)
+            if self._packs:  # it shows no sequences: to the model it is a single one
+                shape = BatchShape.packed([max(1, round(units))])
+            self._batches.append(shape)
 
     def stop(self) -> None:
         """Note that the batch is done, and with it a step if an optimizer has stepped."""
@@ -167,9 +169,8 @@ class Recorder:
         from batchtune.probe.failures import error_verdict
         from batchtune.workloads.loading import first_line
 
-        batches = self._take_batches()
-        if batches and error_verdict(error) == "oom":
-            self._log.write(batches, oom=first_line(error))
+        if self._batches and error_verdict(error) == "oom":
+            self._log.write(self._take_batches(), oom=first_line(error))
         self._batches = []
 
     def _end_epoch(self) -> None:

@@ -121,10 +121,10 @@ def _packed(leaves: Leaves, lengths: Sequence[Any]) -> tuple[Terms, Relations]:
 
 def _are_laid_out(arrays: Sequence[Any], lengths: Sequence[Any], kind: str) -> bool:
     """Return whether a leaf has this layout of packed examples in each batch."""
-    for values, each in zip(arrays, lengths, strict=True):
-        if values is None or not np.array_equal(values.ravel(), layout(kind, each)):
-            return False
-    return True
+    return all(
+        values is not None and np.array_equal(values.ravel(), layout(kind, each))
+        for values, each in zip(arrays, lengths, strict=True)
+    )
 
 
 def layout(kind: str, lengths: Any) -> npt.NDArray[np.int64]:

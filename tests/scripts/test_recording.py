@@ -241,5 +241,9 @@ def test_rows_on_a_gpu_are_left_out_and_counted(
         for _ in recorder.watch([batch] * 3):
             trainer.train((torch.ones(2, 10, 4), torch.ones(2, 3)))
             trainer.step()
-    assert [step.batches for step in steps_in(path)] == [[], [], []]
-    assert "left out 3 packed batches" in capsys.readouterr().err
+        recorder.start(batch)
+        recorder.failed(MemoryError("big"))
+    steps = steps_in(path)
+    assert [step.batches for step in steps] == [[], [], [], []]
+    assert steps[-1].oom == "MemoryError: big"
+    assert "left out 4 packed batches" in capsys.readouterr().err
