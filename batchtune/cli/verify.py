@@ -197,6 +197,7 @@ def sampler_plan(
     from batchtune.exports.run_configs import read_sampler_yaml
     from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep
 
+    _check_padded(folder)
     path = folder / SAMPLER_FILE
     _check_recommended(path, folder / SWEEP_FILE, Sweep, "sweep-buckets")
     config = read_sampler_yaml(path)
@@ -216,6 +217,7 @@ def _stream_plan(
     from batchtune.exports.run_configs import read_stream_yaml
     from batchtune.results import STREAM_CONFIG_FILE, STREAM_FILE, StreamSweep
 
+    _check_padded(folder)
     path = folder / STREAM_CONFIG_FILE
     _check_recommended(path, folder / STREAM_FILE, StreamSweep, "sweep-stream")
     return _plan(stored.lengths, path, read_stream_yaml(path), settings, stored)
@@ -246,6 +248,18 @@ def _plan(
     return VerifyPlan(
         lengths=lengths, config=config, settings=settings, probe=probe, stream=stream
     )
+
+
+def _check_padded(folder: Path) -> None:
+    """Raise ResultError if packed batches were probed."""
+    from batchtune.results import PROBE_FILE, Probe, read_result
+
+    path = folder / PROBE_FILE
+    if path.exists() and read_result(path, Probe).packed is not None:
+        raise ResultError(
+            f"{path} is of packed batches, and verify runs padded ones only",
+            "The probe itself has run the worst packed batches, alone and in turns: `batchtune report` shows them.",
+        )
 
 
 def _check_recommended(

@@ -9,6 +9,7 @@ a constant part. The padded batches' model (`cost_model`) has the same terms of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,10 @@ from batchtune.results import BatchShape, PackedModel
 
 # With fewer distinct batches a fit says nothing that they don't.
 _FEWEST = 3
+# Fits that miss by less are equally good.
+_NEGLIGIBLE = 1e-3
+# A term counts only if it cuts the error to less than this share.
+_WORTH_IT = 0.8
 
 
 def features_of(shape: BatchShape) -> tuple[int, int, int]:
@@ -72,10 +77,28 @@ def fit_packed(
 def fit_terms(features: FloatArray, costs: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Fit a constant and a coefficient of each feature, shape (batches, features), to positive costs.
 
+    A feature after the first counts only if it explains the costs: few batches can't tell what follows from what.
     Return the coefficients, the constant first, and each batch's fit / measured - 1.
     """
+    further = range(1, features.shape[1])
+    candidates = []
+    for count in range(features.shape[1]):
+        for terms in combinations(further, count):
+            coefficients, error = _fit(features, costs, (0, *terms))
+            score = max(root_mean_square(error), _NEGLIGIBLE) / _WORTH_IT**count
+            candidates.append((score, coefficients, error))
+    _, coefficients, error = min(candidates, key=lambda candidate: candidate[0])
+    return coefficients, error
+
+
+def _fit(
+    features: FloatArray, costs: FloatArray, terms: tuple[int, ...]
+) -> tuple[FloatArray, FloatArray]:
+    """Fit the constant and these features; the other coefficients are 0."""
     columns = np.column_stack((np.ones(costs.size), features)) / costs[:, np.newaxis]
-    coefficients = nonnegative(columns, weights_by_cost(costs))
+    used = [0, *(1 + term for term in terms)]
+    coefficients = np.zeros(1 + features.shape[1])
+    coefficients[used] = nonnegative(columns[:, used], weights_by_cost(costs))
     return coefficients, columns @ coefficients - 1
 
 

@@ -22,6 +22,7 @@ from batchtune.results import (
     CostModel,
     Device,
     Outcome,
+    PackedProbe,
     Probe,
     Row,
     StreamRow,
@@ -54,6 +55,8 @@ def probe_section(run: RunResults) -> Section:
     assert probe is not None
     failed = [trial for trial in probe.trials if trial.outcome not in ("ok", "oom")]
     tables = [_frontier_table(probe)] if probe.frontier else []
+    if probe.packed is not None and probe.packed.proofs:
+        tables.append(_compositions_table(probe, probe.packed))
     tables += failures_table(
         "Trials that failed, but not for lack of memory",
         failed,
@@ -68,7 +71,7 @@ def probe_section(run: RunResults) -> Section:
         )
     )
     next_steps = []
-    if run.main is probe:
+    if run.main is probe and probe.packed is None:
         next_steps = [
             (
                 f"batchtune sweep-buckets MANIFEST{run.as_option}",
@@ -90,7 +93,9 @@ def _sentences(probe: Probe) -> Iterator[str]:
     unit = probe.lengths.unit
     limit = format_length(probe.max_batch_length, unit)
     device = describe_device(probe.device)
-    if probe.unfinished:
+    if probe.packed is not None:
+        yield from _packed_sentences(probe, probe.packed)
+    elif probe.unfinished:
         yield f"At least max_batch_length = {limit} fits, by an unfinished probe, measured on {device}."
     else:
         yield f"max_batch_length = {limit} is the most that fits at every length, measured on {device}."
@@ -124,12 +129,65 @@ def _sentences(probe: Probe) -> Iterator[str]:
         f"Measured: {probe.workload.words} with torch {probe.device.torch}{driver}, allocator "
         f"{probe.device.allocator}, in {counted(len(probe.trials), 'trial')} ({ended})."
     )
+    if probe.packed is not None:
+        yield from _packed_laws(probe.packed)
     fits = [
         f"{name} to within {format_percent(model.relative_error)}"
         for name, model in _models(probe)
     ]
     if fits:
         yield f"The models fit the trials: {', '.join(fits)}."
+
+
+def _packed_sentences(probe: Probe, packed: PackedProbe) -> Iterator[str]:
+    """Say how many tokens fit in a packed batch, why no more, and which batches prove it."""
+    device = describe_device(probe.device)
+    most = f"max_tokens = {packed.max_tokens:,}"
+    if probe.unfinished:
+        yield f"At least {most} fit in a packed batch, by an unfinished probe, measured on {device}."
+    else:
+        yield f"{most} is the most that fits in a packed batch, measured on {device}."
+    reasons = {
+        "memory": "the measured peaks leave too little room for more",
+        "data": "that is all of the data, or of --max-tokens",
+        "time": "the probe ended before more were tried",
+    }
+    reason = reasons.get(packed.closed_by, f"more tokens ended in {packed.closed_by}")
+    if packed.oom_tokens is not None:
+        reason += f"; {packed.oom_tokens:,} tokens ran out of memory"
+    proofs = [probe.trials[index] for index in packed.proofs]
+    proven = "No batch has proven it yet"
+    if proofs:
+        sizes = [trial.batch_size for trial in proofs]
+        proven = (
+            f"It was proven with the longest sequences, the shortest, half of each, and a random draw: "
+            f"{min(sizes):,} to {counted(max(sizes), 'sequence')}"
+        )
+    yield f"{proven}. Why no more: {reason}."
+
+
+def _packed_laws(packed: PackedProbe) -> Iterator[str]:
+    """Say what the peak memory and the step time of a packed batch depend on."""
+    for name, model, form in (
+        ("Peak memory", packed.peak_bytes, format_size),
+        ("Step time", packed.step_seconds, format_seconds),
+    ):
+        if model is None:
+            continue
+        parts = {
+            "": model.constant,
+            " a token": model.token,
+            " a sequence": model.sequence,
+        }
+        terms = [f"{form(cost)}{of}" for of, cost in parts.items() if cost]
+        if model.squared_token:
+            # For one token it would be too little to read.
+            cost = form(model.squared_token * 1e6)
+            terms.append(f"{cost} for the square of 1,000 tokens of a sequence")
+        yield (
+            f"{name}: {' + '.join(terms)}, to within {format_percent(model.relative_error)} (at most "
+            f"{format_percent(model.largest_error)})."
+        )
 
 
 def _models(probe: Probe) -> Iterator[tuple[str, CostModel]]:
@@ -193,13 +251,42 @@ def _frontier_table(probe: Probe) -> Table:
     )
 
 
+def _compositions_table(probe: Probe, packed: PackedProbe) -> Table:
+    rows = []
+    for index in packed.proofs:
+        trial = probe.trials[index]
+        shape = trial.shape
+        assert shape.sequences is not None
+        rows.append(
+            {
+                "sequences": format_number(trial.batch_size),
+                "longest": format_length(shape.length, probe.lengths.unit),
+                "shortest": format_length(shape.sequences[-1], probe.lengths.unit),
+                "sum of squares": format_number(shape.squared_tokens),
+                "peak memory": known(trial.peak_bytes, format_size),
+                "step time": known(trial.step_seconds, format_seconds),
+                "trial": str(index),
+            }
+        )
+    return make_table(
+        f"Batches with {packed.max_tokens:,} tokens that fit",
+        rows,
+        left=[],
+        file="probe.json",
+    )
+
+
+def _trial_shape(trial: Trial, unit: str | None) -> str:
+    if trial.sequences is not None:
+        return str(trial.shape)
+    return format_shape(trial.batch_size, trial.length, unit)
+
+
 def _trials_table(probe: Probe) -> Table:
     rows = [
         {
             "trial": str(trial.index),
-            "batch shape": format_shape(
-                trial.batch_size, trial.length, probe.lengths.unit
-            ),
+            "batch shape": _trial_shape(trial, probe.lengths.unit),
             "target length": known(trial.target_length, format_number),
             "outcome": trial.outcome,
             "step time": known(trial.step_seconds, format_seconds),
@@ -220,13 +307,19 @@ def _trials_table(probe: Probe) -> Table:
     )
 
 
+def _failed_shape(failure: Trial | VerifyFailure, unit: str | None) -> str:
+    if isinstance(failure, Trial):
+        return _trial_shape(failure, unit)
+    return format_shape(failure.batch_size, failure.length, unit)
+
+
 def failures_table(
     title: str, failures: list[Trial] | list[VerifyFailure], unit: str | None, file: str
 ) -> list[Table]:
     """Lay out the batches that failed; no table without any."""
     rows = [
         {
-            "batch shape": format_shape(failure.batch_size, failure.length, unit),
+            "batch shape": _failed_shape(failure, unit),
             "outcome": failure.outcome,
             "message": failure.error or UNKNOWN,
         }
