@@ -166,7 +166,7 @@ def run(
 
 def _lengths_of_script(source: ManifestOptions, folder: Path) -> StreamLengths:
     """Read the lengths that a run folder's sampler.yaml is for, in their order; raise ResultError for others."""
-    from batchtune.exports.run_configs import read_sampler_yaml
+    from batchtune.exports.run_configs import read_any_sampler_yaml
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.run_folder import check_lengths, lengths_of
     from batchtune.scripts.script_loaders import STREAM_LINES
@@ -177,7 +177,7 @@ def _lengths_of_script(source: ManifestOptions, folder: Path) -> StreamLengths:
             f"{folder} is the run of a stream, which can't be given to a script",
             STREAM_LINES.format(run=folder),
         )
-    config = read_sampler_yaml(path)
+    config = read_any_sampler_yaml(path)
     if not source.manifest:
         source = replace(source, manifest=[str(folder / OWN_LENGTHS_FILE)])
     stored = source.load_stream(quiet=True, as_in=folder)

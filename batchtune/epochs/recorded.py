@@ -46,10 +46,13 @@ def trials_of(steps: Sequence[TrainingStep], lengths: Lengths) -> list[Trial]:
                 f"recorded batches are up to {largest.length:g} long, the examples up to {lengths.longest:g}",
                 f"Remove {TRAINING_FILE}, and record with --per-unit: how many positions of a tensor are one unit.",
             )
-        length = min(max(largest.length, lengths.shortest), lengths.longest)
+        shape = largest
+        if shape.sequences is None:
+            length = min(max(shape.length, lengths.shortest), lengths.longest)
+            shape = BatchShape(shape.batch_size, length)
         padded_length = sum(shape.padded_length for shape in step.batches)
         trial = Trial.of(
-            BatchShape(largest.batch_size, length),
+            shape,
             "ok",
             step_seconds=step.seconds
             and step.seconds * largest.padded_length / padded_length,
@@ -59,7 +62,7 @@ def trials_of(steps: Sequence[TrainingStep], lengths: Lengths) -> list[Trial]:
             trial = replace(
                 trial,
                 outcome="oom",
-                target_length=lengths.worst_target(length),
+                target_length=lengths.worst_target(shape.length),
                 error=step.oom,
                 confirmation=True,
             )
@@ -93,6 +96,11 @@ def costs_of_training(path: Path, lengths: Lengths) -> tuple[Costs, float]:
     """
     recording = read_training(path)[-1]
     trials = trials_of(recording.steps, lengths)
+    if any(trial.sequences is not None for trial in trials):
+        raise ResultError(
+            f"the last recording of {path} is of packed batches, which give no costs of padded ones",
+            "Run `batchtune tune` with the script, which measures packed batches.",
+        )
     timed = [trial for trial in trials if trial.step_seconds]
     if not timed:
         raise ResultError(

@@ -411,14 +411,15 @@ def about_script(script: Script) -> Iterator[str]:
         "and MLflow are turned off."
     )
     yield f"Learned from the script's own data ({script.loader}): {'; '.join(script.batches)}."
+    if script.packed:
+        yield "Its batches are packed: ΣL is the sum of the lengths of their sequences."
     if script.accumulation > 1:
         yield f"An optimizer step trains on {script.accumulation} batches; a trial measures all of them."
     for twin in script.twins:
         difference = twin.difference
         if abs(difference) > _EQUAL_TWINS:
-            shape = BatchShape(twin.batch_size, twin.length, twin.target_length)
             yield (
-                f"Warning: a made batch of {shape} allocates {difference:+.1%} compared with the script's own: "
+                f"Warning: a made batch of {twin.shape} allocates {difference:+.1%} compared with the script's own: "
                 "largest batches may be off by as much."
             )
 

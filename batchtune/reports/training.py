@@ -44,7 +44,8 @@ def read_recording(
     if shapes:
         figures["mean_step_seconds"] = fmean(step.seconds or 0.0 for step in timed)
         figures["peak_bytes"] = max(step.peak_bytes or 0 for step in timed) or None
-    if shapes and probe is not None:
+    is_padded = all(shape.sequences is None for shape in shapes)
+    if shapes and is_padded and probe is not None:
         figures |= _predictions(shapes, probe, len(timed))
     if shapes and lengths is not None:
         epochs = sum(shape.batch_size for shape in shapes) / lengths.count

@@ -8,6 +8,7 @@ import msgspec
 
 from batchtune.results.shared import (
     Amount,
+    BatchShape,
     ByteChange,
     Bytes,
     Count,
@@ -30,6 +31,14 @@ class Twin(Record, frozen=True, kw_only=True):
     target_length: TargetLength | None
     own_bytes: Bytes
     made_bytes: Bytes
+    sequences: tuple[Size, ...] | None = None
+
+    @property
+    def shape(self) -> BatchShape:
+        """The shape of both."""
+        return BatchShape(
+            self.batch_size, self.length, self.target_length, self.sequences
+        )
 
     @property
     def difference(self) -> float:
@@ -52,6 +61,7 @@ class Script(Record, frozen=True, kw_only=True):
         accumulation: How many batches an optimizer step trains on.
         look_ahead: How many batches the loop fetches before it trains on them.
         twins: Peaks of its own batches and of made ones; empty if they were compared earlier.
+        packed: Whether its batches are packed: rows of sequences without padding.
     """
 
     batches: list[str]
@@ -63,6 +73,7 @@ class Script(Record, frozen=True, kw_only=True):
     offset: int = 0
     target_offset: int = 0
     twins: list[Twin] = msgspec.field(default_factory=list)
+    packed: bool = False
 
 
 class DeviceProcess(Record, frozen=True, kw_only=True):

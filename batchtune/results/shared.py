@@ -8,12 +8,15 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 
 from batchtune.errors import ResultError, UsageError, invalid_field, shortened
 from batchtune.files import read_regular, write_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # With these bounds, sums and products stay far from what a float or a 64-bit integer can hold.
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
@@ -81,14 +84,16 @@ class BatchShape:
             raise ValueError(f"length must be positive, got {self.length}")
 
     @classmethod
-    def packed(cls, lengths: Iterable[int]) -> BatchShape:
+    def packed(cls, lengths: Iterable[int]) -> Self:
         """Return the shape of a packed batch of sequences with these lengths, at least one."""
         sequences = tuple(sorted(lengths, reverse=True))
         return cls(len(sequences), float(sequences[0]), sequences=sequences)
 
     @property
     def padded_length(self) -> float:
-        """Batch size × length of the longest example."""
+        """Batch size × length of the longest example; of a packed batch its tokens."""
+        if self.sequences is not None:
+            return float(self.tokens)
         return self.batch_size * self.length
 
     @property

@@ -131,6 +131,7 @@ class ScriptWorker(RankWorker):
             accumulation=accumulation,
             look_ahead=fed.stale,
             twins=twins,
+            packed=fed.packed,
         )
         if fed.target_scale is not None:
             facts = replace(
@@ -179,11 +180,7 @@ class ScriptWorker(RankWorker):
     ) -> Learned:
         """Learn from examples of the data set, or, where it makes batches itself, from its own batches."""
         loader = feed.loader
-        keys: dict[str, Any] = {
-            name: options[name]
-            for name in ("length_key", "target_key")
-            if name in options
-        }
+        keys = {name: options.get(name) for name in ("length_key", "target_key")}
         if loader.batch_size is not None or loader.batch_sampler is not None:
             learned: Learned = self._loop.call(
                 lambda: Learned.from_examples(
@@ -193,8 +190,7 @@ class ScriptWorker(RankWorker):
             return learned
         while len(own_batches) < _WHOLE_BATCHES:
             self._loop.train(own_batch)
-        if "batch_size_key" in options:
-            keys["batch_size_key"] = options["batch_size_key"]
+        keys["batch_size_key"] = options.get("batch_size_key")
         return Learned.from_batches(own_batches, **keys)
 
 
@@ -247,10 +243,9 @@ def _check(twins: list[Twin], *, force: bool) -> None:
     """Raise WorkloadError if made batches take other memory than the script's own."""
     for twin in twins:
         if abs(twin.difference) > _WRONG_TWINS and not force:
-            shape = BatchShape(twin.batch_size, twin.length, twin.target_length)
             raise WorkloadError(
-                f"a made batch of {shape} allocates {twin.made_bytes:,} bytes, the script's own {twin.own_bytes:,}: "
-                f"{twin.difference:+.1%}",
+                f"a made batch of {twin.shape} allocates {twin.made_bytes:,} bytes, the script's own "
+                f"{twin.own_bytes:,}: {twin.difference:+.1%}",
                 "Memory depends on more than the shape of a batch, or what was learned of it is wrong. Go on anyway "
                 "with --force.",
             )
@@ -273,6 +268,7 @@ class Fed:
         self._learned = learned
         self._meter = meter
         self._accumulation = accumulation
+        self.packed = learned.packing is not None
         # Batches that the loop holds when it gets one more: they are trained on first.
         self.stale = largest(max(0, loop.batches_before_forward - 1))
         # Without target lengths in the manifest: as long as any that was seen.
@@ -319,6 +315,7 @@ class Fed:
         Libraries that load their parts in the first steps, and the heap, may add a few MiB to one of them.
         """
         axes = self._learned.axes_of(batch)
+        per_unit = self.scale.per_unit
         made = self._loop.call(lambda: self._learned.make(axes))
         own_peaks = []
         made_peaks = []
@@ -328,10 +325,14 @@ class Fed:
         target: float | None = axes.target_length
         if target is not None and self.target_scale is not None:
             target /= self.target_scale.per_unit
+        sequences: tuple[int, ...] | None = None
+        if axes.sequences is not None:
+            sequences = tuple(max(1, round(size / per_unit)) for size in axes.sequences)
         return Twin(
             batch_size=axes.batch_size,
-            length=axes.length / self.scale.per_unit,
+            length=axes.length / per_unit,
             target_length=target,
+            sequences=sequences,
             own_bytes=min(own_peaks),
             made_bytes=min(made_peaks),
         )
@@ -355,6 +356,8 @@ class Fed:
         return batch
 
     def _axes(self, shape: BatchShape) -> Axes:
+        if shape.sequences is not None:
+            return Axes.packed(map(self.scale.size, shape.sequences))
         target: int | None = None
         if self._learned.targets is not None:
             target = self._longest_target

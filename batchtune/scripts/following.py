@@ -41,7 +41,7 @@ def followed(
 ) -> tuple[Terms, Relations]:
     """Return all terms, and how every size that varies follows them, and numbers that are lengths.
 
-    Numbers are values without an axis, or one for each row; with `any_value` the largest value of any leaf counts, too.
+    Numbers are values that stand alone, or one for each row; with `any_value` the largest value of any leaf, too.
     With `keys`, sizes that follow no term become terms: first the length L, then, if another is left, the target T.
 
     Raises:
@@ -81,7 +81,7 @@ def followed(
     for place, values in seen.items():
         shape = sizes(leaves[place[0]][0])
         is_row = len(shape) == 1 and has_rows(place[0], relations)
-        if place[1] == "value" and (not shape or is_row or any_value):
+        if place[1] == "value" and (shape in ((), (1,)) or is_row or any_value):
             relation = first_fit(terms, values)
             if relation is not None:
                 relations[place] = relation

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from batchtune.scripts.collated import Packing, followed_collated, groups_of
 from batchtune.scripts.following import (
     NAME_THEM,
     Leaves,
     followed,
     has_rows,
 )
+from batchtune.scripts.packed_rows import batches_of, packed_row
 from batchtune.scripts.relations import (
-    MANY,
     Axes,
     Place,
     Relation,
@@ -52,6 +53,7 @@ class Learned:
     """
 
     lines: tuple[str, ...]
+    packing: Packing | None  # None: its batches are padded
     _terms: Terms
     _relations: Mapping[Place, Relation]  # of a batch
     _template: Any  # the longest example, or the longest row of a batch
@@ -74,24 +76,25 @@ class Learned:
         Raises:
             Unclear: No axis, or more than two, vary; the batch does not show them; or `collate` fails.
         """
+        example_leaves = flatten(examples)
+        _check_unpacked(example_leaves)
         terms, template_relations = followed(
-            flatten(examples), {}, "examples", (length_key, target_key)
+            example_leaves, {}, "examples", (length_key, target_key)
         )
-        rows = np.linspace(0, len(examples) - 1, MANY).astype(int)
-        counts = np.resize([1.0, 2.0, 3.0], MANY)
-        batches = [
-            _collated(collate, examples[int(row)], int(count))
-            for row, count in zip(rows, counts, strict=True)
-        ]
-        batch_terms = {"B": counts}
-        for term, values in terms.items():
-            batch_terms[term] = values[rows]
-            batch_terms[f"B·{term}"] = counts * values[rows]
-        leaves = flatten(batches)
-        relations = followed(leaves, batch_terms, "collated batches", any_value=True)[1]
-        lines = _lines(leaves, relations)
-        template = examples[_longest(terms)]
-        return cls(lines, terms, relations, template, template_relations, collate)
+        groups = groups_of(len(examples))
+        leaves = flatten(
+            [_collated(collate, [examples[i] for i in group]) for group in groups]
+        )
+        relations, packing = followed_collated(leaves, groups, terms)
+        return cls(
+            _lines(leaves, relations),
+            packing,
+            terms,
+            relations,
+            examples[_longest(terms)],
+            template_relations,
+            collate,
+        )
 
     @classmethod
     def from_batches(
@@ -119,9 +122,14 @@ class Learned:
             for path, group in leaves.items()
             if has_rows(path, relations)
         }
-        template = rebuilt(batches[longest], rows)
         return cls(
-            _lines(leaves, relations), terms, relations, template, relations, None
+            _lines(leaves, relations),
+            Packing() if "ΣL" in terms else None,
+            terms,
+            relations,
+            rebuilt(batches[longest], rows),
+            relations,
+            None,
         )
 
     @property
@@ -137,39 +145,50 @@ class Learned:
         return tuple(self._terms["T"].astype(int).tolist())
 
     def make(self, axes: Axes) -> Any:
-        """Return a batch of this shape, every example as long as the longest; `targets`' longest if none is given.
+        """Return a batch of this shape; every example of a padded one is as long as the longest.
+
+        `targets`' longest is that of all if none is given.
 
         Raises:
             Unclear: The script's collate function fails.
         """
         if axes.target_length is None and self.targets is not None:
             axes = replace(axes, target_length=max(self.targets))
-        leaves = _leaves(self._template, self._template_relations)
-        made = {path: group[0] for path, group in leaves.items()}
-        for (path, key), relation in self._template_relations.items():
-            made[path] = _changed(made[path], key, relation, axes)
-        tree = rebuilt(self._template, made)
         if self._collate is None:
-            return tree
-        return _collated(self._collate, tree, axes.batch_size)
+            return self._resized(axes)
+        examples = {
+            length: self._resized(Axes(1, length, axes.target_length))
+            for length in set(axes.row)
+        }
+        return _collated(self._collate, [examples[length] for length in axes.row])
+
+    def _resized(self, axes: Axes) -> Any:
+        """Return the template in this shape."""
+        leaves = _leaves(self._template, self._template_relations)
+        for (path, key), relation in self._template_relations.items():
+            leaves[path] = _changed(leaves[path], key, relation, axes)
+        return rebuilt(self._template, leaves)
 
     def axes_of(self, batch: Any) -> Axes:
         """Return the shape of a batch of the script, exactly or up to the multiple that it is padded to."""
-        seen = measured(_leaves(batch, self._relations))
+        leaves = _leaves(batch, self._relations)
         found: dict[str, int] = {}
+        seen = measured({path: [leaf] for path, leaf in leaves.items()})
         for place, relation in self._relations.items():
             if place in seen:
                 largest = relation.term_of(seen[place][0])
                 found[relation.term] = min(largest, found.get(relation.term, largest))
+        if self.packing is not None and self.packing.total in found:
+            return self.packing.axes(leaves, found[self.packing.total])
         axes = {
             relation.term
             for (_, key), relation in self._relations.items()
             if key != "value"
         }
-        for term in ("L", "T"):
-            # The longest length of a packed batch tells less of it than the total.
-            if f"B·{term}" in found and term not in axes:
-                found[term] = math.ceil(found[f"B·{term}"] / found.get("B", 1))
+        for total in found.keys() & {"B·L", "ΣL", "B·T", "ΣT"}:
+            # The longest length of a batch without an axis of it tells less of it than the total.
+            if total[-1] not in axes:
+                found[total[-1]] = math.ceil(found[total] / found.get("B", 1))
         if not {"B", "L"} <= found.keys():
             raise Unclear("a batch of the script does not show its size and length")
         return Axes(found["B"], found["L"], found.get("T"))
@@ -180,8 +199,25 @@ def _longest(terms: Terms) -> int:
     return int(np.argmax(terms["L"] * np.sign(terms.get("T", 1))))
 
 
-def _leaves(tree: Any, relations: Mapping[Place, Relation]) -> Leaves:
-    return flatten([tree], stops={path for path, _ in relations})
+def _leaves(tree: Any, relations: Mapping[Place, Relation]) -> dict[str, Any]:
+    """Return the leaves of a tree by path, not taken further apart than those that follow something."""
+    leaves = flatten([tree], stops={path for path, _ in relations})
+    return {path: leaf for path, (leaf,) in leaves.items()}
+
+
+def _check_unpacked(leaves: Leaves) -> None:
+    """Raise Unclear if the data set has packed its examples: each is a row of sequences already."""
+    rows = leaves.get("seq_lengths")  # as TRL writes them
+    if rows is None:
+        rows = [packed_row(example) for example in batches_of(leaves)]
+    counts = [0 if row is None else len(row) for row in rows]
+    most_sequences = max(counts)
+    if min(counts) > 0 and most_sequences > 1:
+        raise Unclear(
+            f"the examples of the script's data set are packed already, up to {most_sequences} sequences in one",
+            "Let the script pack when it makes batches, from a data set of single sequences: with TRL "
+            "packing=False and padding_free=True, otherwise with transformers' DataCollatorWithFlattening.",
+        )
 
 
 def _changed(leaf: Any, key: int | str, relation: Relation, axes: Axes) -> Any:
@@ -194,16 +230,16 @@ def _changed(leaf: Any, key: int | str, relation: Relation, axes: Axes) -> Any:
         return type(leaf)(resized(item, 0, size) for item in leaf)
     if key == "value":
         return with_values(leaf, wanted)
-    return with_values(leaf, layout(key, [size] * axes.batch_size))
+    return with_values(leaf, layout(key, axes.row))
 
 
-def _collated(collate: Collate, example: Any, count: int) -> Any:
+def _collated(collate: Collate, examples: Sequence[Any]) -> Any:
     """Return a batch of copies: collate functions may change dicts and lists. Raises Unclear if the function fails."""
     try:
-        return collate([rebuilt(example, {}) for _ in range(count)])
+        return collate([rebuilt(example, {}) for example in examples])
     except Exception as error:
         raise Unclear(
-            f"the script's collate function fails on copies of an example: {type(error).__name__}: {error}",
+            f"the script's collate function fails: {type(error).__name__}: {error}",
             NAME_THEM,
         ) from error
 
@@ -214,10 +250,11 @@ def _lines(leaves: Leaves, relations: Mapping[Place, Relation]) -> tuple[str, ..
     for path, group in leaves.items():
         leaf = group[0]
         kind = str(getattr(leaf, "dtype", type(leaf).__name__)).removeprefix("torch.")
-        words = [
-            str(relations.get((path, axis), size))
-            for axis, size in enumerate(sizes(leaf))
-        ]
+        words = []
+        for axis, size in enumerate(sizes(leaf)):
+            varies = any(sizes(other)[axis : axis + 1] != (size,) for other in group)
+            word = "…" if varies else size
+            words.append(str(relations.get((path, axis), word)))
         line = f"{path or 'batch'}: [{', '.join(words)}] {kind}"
         values = [
             f", {key} {relation}"

@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from batchtune.results import RUN_FILE, TRAINING_FILE, BatchShape, Run, read_result
 from batchtune.scripts.training_log import TrainingLog
 
@@ -46,15 +48,19 @@ class Recorder:
         folder = Path(run)
         self._per_unit = per_unit or 1.0
         self._target_per_unit = 1.0
+        self._packs = False
         path = folder / RUN_FILE
         script = read_result(path, Run).device.script if path.exists() else None
         if script is not None:
             self._per_unit = per_unit or script.per_unit
             self._target_per_unit = script.target_per_unit or 1.0
+            self._packs = script.packed
         self._axis = axis
         self._log = TrainingLog(folder / TRAINING_FILE)
         self._hooks: list[Any] = []  # none while the log is closed
-        self._batches: list[BatchShape] = []  # that the loop got since the last step
+        # That the loop got since the last step; None: the row of a packed one is unknown.
+        self._batches: list[BatchShape | None] = []
+        self._unknown = 0
         self._ahead = 0  # how many of them are of the next step
         self._has_stepped = False
 
@@ -110,21 +116,35 @@ class Recorder:
     def start(self, batch: Any) -> None:
         """Note that the loop gets a batch; one without a tensor of two axes does not count.
 
-        Its length is the largest size along the axis, its target length the largest of the other sizes along it.
+        Its length is the largest size along the axis, its target length the largest of the other sizes along it. A
+        packed batch has the lengths that its offsets, positions or numbers of sequences show.
         """
+        from batchtune.scripts.packed_rows import hides_row, packed_row
         from batchtune.scripts.trees import flatten, sizes
 
+        leaves = {path: leaf for path, (leaf,) in flatten([batch]).items()}
+        row = packed_row(leaves)
+        if row is not None and (self._packs or row.size > 1):
+            self._packs = True
+            lengths = np.maximum(1, np.rint(row / self._per_unit)).astype(int)
+            self._batches.append(BatchShape.packed(lengths.tolist()))
+            return
+        if row is None and hides_row(leaves):
+            self._batches.append(None)
+            return
         batch_sizes: dict[int, int] = {}
-        for (leaf,) in flatten([batch]).values():
-            shape = sizes(leaf)
-            if len(shape) > 1 and all(shape):
-                batch_sizes[shape[min(self._axis, len(shape) - 1)]] = shape[0]
+        for leaf in leaves.values():
+            axes = sizes(leaf)
+            if len(axes) > 1 and all(axes):
+                batch_sizes[axes[min(self._axis, len(axes) - 1)]] = axes[0]
         if batch_sizes:
             length, *others = sorted(batch_sizes, reverse=True)
             target_length = others[0] / self._target_per_unit if others else None
-            self._batches.append(
-                BatchShape(batch_sizes[length], length / self._per_unit, target_length)
-            )
+            units = length / self._per_unit
+            shape = BatchShape(batch_sizes[length], units, target_length)
+            if self._packs:  # it shows no sequences: to the model it is a single one
+                shape = BatchShape.packed([max(1, round(units))])
+            self._batches.append(shape)
 
     def stop(self) -> None:
         """Note that the batch is done, and with it a step if an optimizer has stepped."""
@@ -134,31 +154,42 @@ class Recorder:
 
     def _take_batches(self) -> list[BatchShape]:
         """Return the batches of the step that was made, or failed, and keep the one ahead."""
-        count = max(1, len(self._batches) - self._ahead)
+        return self._take(max(1, len(self._batches) - self._ahead))
+
+    def _take(self, count: int) -> list[BatchShape]:
+        """Return the known ones of so many batches, and count the others."""
         taken = self._batches[:count]
         self._batches = self._batches[count:]
-        return taken
+        known = [shape for shape in taken if shape is not None]
+        self._unknown += len(taken) - len(known)
+        return known
 
     def failed(self, error: BaseException) -> None:
         """Record the batch that failed, if the error says that memory ran out."""
         from batchtune.probe.failures import error_verdict
         from batchtune.workloads.loading import first_line
 
-        batches = self._take_batches()
-        if batches and error_verdict(error) == "oom":
-            self._log.write(batches, oom=first_line(error))
+        if self._batches and error_verdict(error) == "oom":
+            self._log.write(self._take_batches(), oom=first_line(error))
         self._batches = []
 
     def _end_epoch(self) -> None:
         """Write the step that was made after the last batch was asked for; its time is not known."""
         if self._has_stepped and self._batches:
-            self._log.write(self._batches)
+            self._log.write(self._take(len(self._batches)))
         self._has_stepped = False
         self._batches = []
 
     def close(self) -> None:
         """End the recording."""
         self._end_epoch()
+        if self._unknown:
+            print(
+                f"Warning: batchtune left out {self._unknown:,} packed batches: the lengths of their sequences could "
+                "not be read without waiting for the GPU. Use `batchtune record -- COMMAND`, or watch the loader.",
+                file=sys.stderr,
+            )
+            self._unknown = 0
         self._log.close()
         for hook in self._hooks:
             hook.remove()

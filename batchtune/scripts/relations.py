@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.errors import WorkloadError
+from batchtune.results import BatchShape
 
 # A leaf's path, and what of it is measured: the size of an axis, its largest `value`, its longest item (`inner`).
 Place = tuple[str, int | str]
@@ -29,24 +30,27 @@ class Unclear(WorkloadError):
     """What a training script's examples or batches don't tell: the message shows what was seen, the hint what helps."""
 
 
-@dataclass(frozen=True)
-class Axes:
+class Axes(BatchShape):
     """A batch's shape in units of its own axes, such as samples or tokens, not in the manifest's unit."""
 
-    batch_size: int
-    length: int
-    target_length: int | None = None
+    __slots__ = ()
 
-    def terms(self) -> dict[str, int]:
-        """Return what sizes can follow: an axis, or the total over a batch that is packed without padding."""
-        terms = {
+    @property
+    def row(self) -> tuple[float, ...]:
+        """The length of each example; in a padded batch all are the same."""
+        return self.sequences or (self.length,) * self.batch_size
+
+    def terms(self) -> dict[str, float]:
+        """Return what sizes can follow: an axis, or the total over a batch with or without padding."""
+        terms: dict[str, float] = {
             "B": self.batch_size,
             "L": self.length,
             "B·L": self.batch_size * self.length,
+            "ΣL": sum(self.row),
         }
         if self.target_length is not None:
-            terms["T"] = self.target_length
-            terms["B·T"] = self.batch_size * self.target_length
+            total = self.batch_size * self.target_length
+            terms |= {"T": self.target_length, "B·T": total, "ΣT": total}
         return terms
 
 

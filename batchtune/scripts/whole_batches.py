@@ -16,6 +16,7 @@ from batchtune.scripts.following import (
     has_rows,
     ranges,
 )
+from batchtune.scripts.packed_rows import batches_of, packed_row
 from batchtune.scripts.relations import Numbers, Relation, Seen, Terms, Unclear
 from batchtune.scripts.trees import measured, numeric, sizes
 
@@ -42,10 +43,11 @@ def learned_from_batches(
             raise Unclear(
                 f"{path} is not in every batch of the script, or not of one kind"
             )
+    rows = [packed_row(batch) for batch in batches_of(leaves)]
+    lengths = [row for row in rows if row is not None]
+    if len(lengths) == len(rows) and any(row.size > 1 for row in lengths):
+        return _packed(leaves, lengths)
     seen = measured(leaves)
-    for path, group in leaves.items():
-        if _are_offsets(path, group, seen):
-            return _packed(leaves, [np.diff(np.asarray(leaf)) for leaf in group])
     sizes_of_batches = {"B": _batch_sizes(seen, batch_size_key)}
     terms, relations = followed(leaves, sizes_of_batches, "batches", keys)
     _check_fixed_sizes(seen, terms, relations)
@@ -95,28 +97,12 @@ def _batch_sizes(seen: Seen, key: str | None) -> Numbers:
     return counts
 
 
-def _are_offsets(path: str, group: Sequence[Any], seen: Seen) -> bool:
-    """Return whether a leaf has the bounds of packed examples, from 0 upwards to the size of another leaf."""
-    for leaf in group:
-        values = numeric(leaf)
-        if values is None or values.min() != 0:
-            return False
-        if not np.array_equal(values, np.unique(values)):
-            return False
-    ends = seen[path, "value"]
-    return bool(np.ptp(ends)) and any(
-        np.array_equal(ends, total)
-        for (_, key), total in seen.items()
-        if key != "value"
-    )
-
-
 def _packed(leaves: Leaves, lengths: Sequence[Any]) -> tuple[Terms, Relations]:
     """Return the terms of batches without padding, and how every size follows them."""
     terms = {
         "B": np.array([len(each) for each in lengths], float),
         "L": np.array([each.max() for each in lengths], float),
-        "B·L": np.array([each.sum() for each in lengths], float),
+        "ΣL": np.array([each.sum() for each in lengths], float),
     }
     others = dict(leaves)
     layouts: Relations = {}
@@ -126,22 +112,25 @@ def _packed(leaves: Leaves, lengths: Sequence[Any]) -> tuple[Terms, Relations]:
             layouts[path, 0] = Relation("B", offset=1)
             layouts[path, "offsets"] = Relation("L")
             del others[path]
-        elif _are_laid_out(arrays, lengths, "positions"):
-            layouts[path, "positions"] = Relation("L")
+        for kind in ("positions", "numbers"):
+            if _are_laid_out(arrays, lengths, kind):
+                layouts[path, kind] = Relation("L")
     terms, relations = followed(others, terms, "batches")
     return terms, relations | layouts
 
 
 def _are_laid_out(arrays: Sequence[Any], lengths: Sequence[Any], kind: str) -> bool:
-    """Return whether a leaf holds the offsets or positions of packed examples in each batch."""
-    for values, each in zip(arrays, lengths, strict=True):
-        if values is None or not np.array_equal(values.ravel(), layout(kind, each)):
-            return False
-    return True
+    """Return whether a leaf has this layout of packed examples in each batch."""
+    return all(
+        values is not None and np.array_equal(values.ravel(), layout(kind, each))
+        for values, each in zip(arrays, lengths, strict=True)
+    )
 
 
 def layout(kind: str, lengths: Any) -> npt.NDArray[np.int64]:
-    """Return offsets of packed examples of these lengths, or the position of each entry in its example."""
+    """Return offsets of packed examples, or for each entry its position in its example, or the example's number."""
     if kind == "offsets":
         return np.append(0, np.cumsum(lengths))
+    if kind == "numbers":
+        return np.repeat(np.arange(len(lengths)), lengths)
     return np.concatenate([np.arange(length) for length in lengths])

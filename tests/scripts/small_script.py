@@ -39,10 +39,15 @@ class Stream(IterableDataset):
 
 
 def collate(examples):
+    if VARIANT == "packed":
+        positions = [torch.arange(len(example)) for example in examples]
+        return {"x": torch.cat(examples)[None], "position_ids": torch.cat(positions)}
     return pad_sequence(examples, batch_first=True)
 
 
 def loss_of(model, batch):
+    if VARIANT == "packed":
+        batch = batch["x"]
     if len(batch) > FAILS_ABOVE:
         if VARIANT in ("oom", "swallowed"):
             torch.empty(1 << 42)

@@ -27,6 +27,11 @@ SCRIPTS = {
         "speechbrain/save/*/encoder.ckpt",
     ),
     "llama": (["llama.py"], "--max_steps=2", "llama/model.safetensors"),
+    "packed": (
+        ["packed_llama.py"],
+        "--max_steps=2",
+        "packed_llama/model.safetensors",
+    ),
     "whisper": (["whisper.py"], "--max_steps=2", "whisper/model.safetensors"),
     "wav2vec2": (["wav2vec2.py"], "--max_steps=2", "wav2vec2/model.safetensors"),
 }
@@ -103,6 +108,7 @@ TUNED = {
     "lightning": (["speech_train.csv", "--target-key=text"], "544MiB", 100),
     "speechbrain": (["speech_train.csv", "--target-key=text"], "640MiB", 16000),
     "llama": (["code_train.csv"], "672MiB", 1),
+    "packed": (["code_train.csv"], "672MiB", 1),
     "whisper": (["speech_train.csv", "--length-key=text"], "640MiB", 1),
     "wav2vec2": (["speech_train.csv", "--target-key=text"], "704MiB", 16000),
 }
@@ -139,7 +145,7 @@ def test_it_is_tuned_run_and_recorded_as_it_is(
     probe = json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())
     script = probe["device"]["script"]
     assert script["per_unit"] == per_unit
-    if name in ("plain", "speechbrain"):
+    if name in ("plain", "speechbrain", "packed"):
         learned = f"({script['loader']}): {'; '.join(script['batches'])}."
         assert learned in (EXAMPLES / "README.md").read_text()
     # Within 2%, or a MiB of the heap.

@@ -76,6 +76,32 @@ def test_a_script_trains_on_the_shapes_that_are_asked_for(working_folder: Path) 
     assert os.listdir(working_folder) == ["model.pt"]
 
 
+def test_a_script_that_packs_trains_on_rows_of_sequences() -> None:
+    notes: list[str] = []
+    supervisor = supervise("packed")
+    supervisor._note = notes.append
+    rows = [[99, 20, 61], [99] * 30 + [20] * 20]
+    with supervisor:
+        device = supervisor.start()
+        assert supervisor.packed
+        small, large = (
+            supervisor.measure(BatchShape.packed(row), index).trial
+            for index, row in enumerate(rows)
+        )
+    assert (small.outcome, large.outcome) == ("ok", "ok")
+    assert small.sequences == [(99, 1), (61, 1), (20, 1)]
+    growth = (large.peak_bytes or 0) - (small.peak_bytes or 0)
+    frame_bytes = growth / (sum(rows[1]) - sum(rows[0]))
+    assert 4 * 256 < frame_bytes < 4 * (5 * 256 + 16)
+    script = device.script
+    assert script is not None and script.packed
+    assert "x: [1, ΣL, 16] float32" in script.batches
+    for twin in script.twins:
+        assert abs(twin.difference) <= 0.02
+        assert twin.sequences is not None and len(twin.sequences) == 4
+    assert any("batches are packed" in note for note in notes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "outcome"), [("oom", "oom"), ("swallowed", "oom"), ("killed", "crash")]

@@ -210,3 +210,40 @@ def test_every_line_parses_after_a_kill(tmp_path: Path) -> None:
         assert process.stdout.readline() == "trained\n"
         process.kill()
     assert len(steps_in(tmp_path / "training.jsonl")) >= 10_000
+
+
+def packed_batch(*lengths: int) -> dict[str, torch.Tensor]:
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return {"input_ids": torch.ones_like(positions)[None], "position_ids": positions}
+
+
+def test_packed_batches_are_recorded_as_rows(path: Path) -> None:
+    assert shapes_of(packed_batch(5, 30, 7), path) == [BatchShape.packed((30, 7, 5))]
+    offsets = torch.tensor([0, 5, 35, 35], dtype=torch.int32)
+    batch = {"x": torch.ones(1, 35, 8), "cu_seqlens": offsets}
+    assert shapes_of(batch, path)[-1] == BatchShape.packed((30, 5))
+
+
+def test_a_padded_batch_with_positions_is_not_packed(path: Path) -> None:
+    batch = packed_batch(30)
+    assert shapes_of(batch, path) == [BatchShape(1, 30)]
+    batch = {name: leaf.expand(3, 30) for name, leaf in batch.items()}
+    assert shapes_of(batch, path)[-1] == BatchShape(3, 30)
+
+
+def test_rows_on_a_gpu_are_left_out_and_counted(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer()
+    # As on a GPU, nothing can be read from there at once.
+    batch = {"x": torch.ones(1, 35), "position_ids": torch.ones(1, 35, device="meta")}
+    with Recorder(path.parent) as recorder:
+        for _ in recorder.watch([batch] * 3):
+            trainer.train((torch.ones(2, 10, 4), torch.ones(2, 3)))
+            trainer.step()
+        recorder.start(batch)
+        recorder.failed(MemoryError("big"))
+    steps = steps_in(path)
+    assert [step.batches for step in steps] == [[], [], [], []]
+    assert steps[-1].oom == "MemoryError: big"
+    assert "left out 4 packed batches" in capsys.readouterr().err

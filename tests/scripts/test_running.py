@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +43,26 @@ def folder(made_once: MadeOnce) -> Path:
         sweep = ["sweep-buckets", "train.csv", "--max-batch-length", "100"]
         ran = run_here_in(folder, *sweep, "--num-buckets", "3")
         assert ran.returncode == 0, ran.stderr
+        sweep = ["sweep-buckets", "train.csv", "--max-tokens", "80"]
+        ran = run_here_in(folder, *sweep, "--run", "packed")
+        assert ran.returncode == 0, ran.stderr
 
     return made_once("tuned-for-scripts", make)
 
 
-def recommended(folder: Path, epoch: int, **options: Any) -> list[list[int]]:
-    config = folder / "batchtune-run" / "sampler.yaml"
+def recommended(
+    folder: Path, epoch: int, run: str = "batchtune-run", **options: Any
+) -> list[list[int]]:
+    config = folder / run / "sampler.yaml"
     return list(sampler_from_config(config, LENGTHS, epoch=epoch, **options))
 
 
 def run(
-    folder: Path, command: list[str], *script: str, lengths: str = "train.csv"
+    folder: Path, command: list[str], *script: str, options: Sequence[str] = ()
 ) -> tuple[list[Line], subprocess.CompletedProcess[str]]:
     """Runs the script, and returns the lines that it printed."""
     words = [*command, str(SCRIPT), *script]
-    ran = run_in(folder, "run", lengths, "--", *words, check=False)
+    ran = run_in(folder, "run", "train.csv", *options, "--", *words, check=False)
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
     return [tuple(line) for line in lines], ran
 
@@ -99,6 +105,23 @@ def test_each_of_two_ranks_trains_on_its_batches(
         before = [[2 * len(expected)] for _ in option]
         assert batches(lines, "before", 0, rank) == before
     assert ran.stderr.count(f"{len(expected)} an epoch on each rank") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_script_that_packs_trains_on_the_recommended_rows(
+    folder: Path, ranks: int
+) -> None:
+    command = TORCHRUN if ranks == 2 else [sys.executable]
+    options = ["--run", "packed"]
+    lines, ran = run(folder, command, "--pack", options=options)
+    assert ran.returncode == 0, ran.stderr
+    for rank in range(ranks):
+        for epoch in range(2):
+            expected = recommended(folder, epoch, "packed", rank=rank, world_size=ranks)
+            assert batches(lines, "train", epoch, rank) == expected
+            assert all(sum(LENGTHS[batch]) <= 80 for batch in expected)
+        assert batches(lines, "length", 0, rank) == [[len(expected), 3]]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ parser.add_argument("--examples", type=int, default=60)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--accelerate", action="store_true")
 parser.add_argument("--stream", action="store_true")
+parser.add_argument("--pack", action="store_true")
 asked = parser.parse_args()
 
 
@@ -39,6 +40,10 @@ def pad(examples: list[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(examples, True, -1.0)
 
 
+def pack(examples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(examples)[None]
+
+
 def say(what: str, epoch: int, numbers: list[int]) -> None:
     line = [what, int(os.environ.get("RANK", "0")), epoch, numbers]
     # At once: two ranks write to one pipe.
@@ -46,11 +51,14 @@ def say(what: str, epoch: int, numbers: list[int]) -> None:
 
 
 def indices(batch: torch.Tensor) -> list[int]:
+    if asked.pack:
+        batch = batch[0].unique_consecutive()[:, None]
     return [int(index) for index in batch[:, 0]]
 
 
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
+collate = pack if asked.pack else pad
 data = Stream() if asked.stream else Rows(asked.examples)
 sampler = None
 if "RANK" in os.environ and not asked.accelerate:
@@ -60,10 +68,10 @@ loader = DataLoader(
     data,
     batch_size=4,
     sampler=sampler,
-    collate_fn=pad,
+    collate_fn=collate,
     num_workers=asked.workers,
 )
-validation = DataLoader(Rows(10), batch_size=4, collate_fn=pad)
+validation = DataLoader(Rows(10), batch_size=4, collate_fn=collate)
 if asked.accelerate:
     from accelerate import Accelerator
 
