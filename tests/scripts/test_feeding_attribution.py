@@ -28,6 +28,7 @@ class MadeLearned:
 
     lengths = (1, 2)
     targets = None
+    packing = None
 
     def make(self, axes: Axes) -> tuple[int, int]:
         return (axes.batch_size, axes.length)
