@@ -1,6 +1,6 @@
 """Finds the token budget of packed batches: a pure function of the trials so far, as the search of padded ones is.
 
-A budget holds if four micro-batches with exactly so many tokens fit (`compositions`). For each composition the search
+A budget holds if seven micro-batches with exactly so many tokens fit (`compositions`). For four of them the search
 brackets the most tokens between a trial that passed and one that failed; a law of the peak memory, fitted to all that
 passed, says where to try next. It follows the composition that fits the fewest tokens, and runs the others only at the
 budget that this one leaves.
@@ -23,7 +23,12 @@ from batchtune.epochs.packed_model import (
 )
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.bounds import is_covered, step_at
-from batchtune.probe.compositions import COMPOSITIONS, Composition, Compositions
+from batchtune.probe.compositions import (
+    COMPOSITIONS,
+    SOUGHT,
+    Composition,
+    Compositions,
+)
 from batchtune.probe.margin import Peaks
 from batchtune.probe.messages import (
     IgnoresShape,
@@ -36,7 +41,7 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, ClosedBy, PackedModel, Trial
 
 MOST_TRIALS = 15
-"""Until the batches run in turns; what fails there, or has to be tried again, takes more."""
+"""Until the other compositions run, and all in turns; what fails there, or has to be tried again, takes more."""
 
 # The second trial has so many times the tokens of the longest sequence, where failures are dear so many.
 _FIRST_STEP = 4
@@ -204,13 +209,15 @@ class PackedKnowledge(Outcomes):
         return {name: compositions.shape(name, tokens) for name in COMPOSITIONS}
 
     def unproven(self, tokens: int) -> list[Composition]:
-        """Return the compositions that are not proven with so many tokens, those that take the most memory first."""
+        """Return the compositions that are not proven with so many tokens, in the order in which to run them."""
         missing = [
             name
             for name, shape in self.shapes(tokens).items()
             if not self.is_proven(shape)
         ]
-        return sorted(missing, key=lambda name: -(self.predicted(name, tokens) or 0.0))
+        sought = [name for name in missing if name in self.brackets]
+        sought.sort(key=lambda name: -(self.predicted(name, tokens) or 0.0))
+        return sought + [name for name in missing if name not in self.brackets]
 
     @cached_property
     def budgets(self) -> list[int]:
@@ -244,8 +251,16 @@ class PackedKnowledge(Outcomes):
 
     @cached_property
     def brackets(self) -> dict[Composition, Bracket]:
-        """The bounds of each composition."""
-        return {name: self._bracket(name) for name in COMPOSITIONS}
+        """The bounds of each composition that is sought, and of each other that failed."""
+        brackets = {name: self._bracket(name) for name in SOUGHT}
+        for name in COMPOSITIONS:
+            if name not in SOUGHT and not self._is_proven_wherever_tried(name):
+                brackets[name] = self._bracket(name)
+        return brackets
+
+    def _is_proven_wherever_tried(self, name: Composition) -> bool:
+        shapes = {self.task.compositions.shape(name, tokens) for tokens in self.budgets}
+        return all(map(self.is_proven, shapes & self.of_shape.keys()))
 
     def _bracket(self, name: Composition) -> Bracket:
         shapes = {
@@ -555,7 +570,7 @@ class PackedSearch:
         worst = min(still_open, key=lambda limit: limit.tokens, default=None)
         shape_of = self.task.compositions.shape
         if worst is not None and not self._is_settled(known, settled, worst):
-            if self._trials_left(known.trials) > len(COMPOSITIONS):
+            if self._trials_left(known) > len(SOUGHT):
                 return shape_of(_telling(known, worst), worst.tokens)
             # By now, what holds as far as is known, at one of the numbers of tokens that ran.
             held = [
@@ -589,11 +604,21 @@ class PackedSearch:
                 return False
         return True
 
-    def _trials_left(self, trials: Sequence[Trial]) -> int:
+    def _trials_left(self, known: PackedKnowledge) -> int:
         """Return how many trials the search may take yet; each batch that fails in turns gives it more."""
-        counted = [trial for trial in trials if trial.outcome != "error"]
-        given_up = sum(trial.confirmation for trial in trials)
-        return MOST_TRIALS + len(COMPOSITIONS) * given_up - len(counted)
+        between = {
+            shape
+            for tokens in known.budgets
+            for name, shape in known.shapes(tokens).items()
+            if name not in SOUGHT
+        }
+        counted = [
+            trial
+            for trial in known.trials
+            if trial.outcome != "error" and trial.shape not in between
+        ]
+        given_up = sum(trial.confirmation for trial in known.trials)
+        return MOST_TRIALS + len(SOUGHT) * given_up - len(counted)
 
     def _check(self, known: PackedKnowledge) -> None:
         """Raise what the trials show to be wrong: nothing depends on the batch, or not even the least budget fits."""
