@@ -47,9 +47,11 @@ OUTERMOST_FRAME = f'  File "{processes.__file__}", line '
 """Begins the last line of a worker's stack."""
 
 
-# What torchrun says of the threads of its processes before it starts them.
+# What torchrun says of the threads of its processes before it starts them, as its logger or `python -m` prints it.
 _TORCHRUN_BANNER = re.compile(
-    r"^.*torch[./]distributed[./]run(?:\.py:\d+\]|: \[WARNING\]).*\n?", re.MULTILINE
+    r"^.*torch[./]distributed[./]run(?:\.py:\d+\]|: \[WARNING\]).*\n?"
+    r"|^\*{41}\nSetting OMP_NUM_THREADS .*\n\*{41}\n?",
+    re.MULTILINE,
 )
 _TORCHRUN_REPORT = re.compile(
     r"^.*torch[./]distributed[./]elastic.*(?:closing signal|failed \(exitcode)",

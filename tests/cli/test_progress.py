@@ -75,7 +75,7 @@ def test_the_confirmation_names_n_of_m() -> None:
     assert shown.bar.doing == "Confirming in turns, step 5 of 17: 12 × 24.5 s"
 
 
-def test_a_script_s_first_batches_are_waited_for_as_long_as_its_setup() -> None:
+def test_a_script_s_first_batches_have_the_setups_time_limit() -> None:
     script = replace(WORKLOAD, command=["train.py"], setup_timeout_seconds=90.0)
     with worker_bar("s", script, quiet=True) as shown:
         assert shown.bar.doing == (

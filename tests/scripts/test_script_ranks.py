@@ -209,8 +209,19 @@ def test_torchruns_report_does_not_hide_a_script_s_last_words() -> None:
     words = "[rank1]: ValueError: no such folder\n"
     assert tail(words + report, lines=3) == words.strip()
     assert tail(report, lines=1) == "Traceback (most recent call last):"
-    banner = "W1124 14:07:08.451000 26245 torch/distributed/run.py:874] Setting OMP_NUM_THREADS environment variable\n"
-    assert tail(banner + words, lines=3) == words.strip()
+
+
+def test_torchruns_banner_is_none_of_a_script_s_words() -> None:
+    lines = ["*" * 41, "Setting OMP_NUM_THREADS environment variable", "*" * 41]
+    logged = [
+        f"W1124 14:07:08.451000 2624 torch/distributed/run.py:874] {line}\n"
+        for line in lines
+    ]
+    printed = "\n".join(lines)
+    for banner in ("".join(logged), f"\n{printed}\n"):
+        assert tail(f"{banner}ValueError: no such folder\n", lines=3).strip() == (
+            "ValueError: no such folder"
+        )
 
 
 @pytest.mark.slow
