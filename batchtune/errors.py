@@ -26,6 +26,12 @@ _KINDS = {
 }
 _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 _LINES_BEGIN = re.compile(r"^\s*::", re.MULTILINE)
+# A user with a password in a URL, any user on the web (Azure has a container's name in that place), and the query.
+_USER = re.compile(
+    r"(?<=://)[^\s/?#:@]*:[^\s/?#]*@|(?:(?<=http://)|(?<=https://))[^\s/?#]*@"
+)
+_QUERY = re.compile(r"(?<=://)[^\s?'\"]+\?[^\s'\"]+")
+_QUERY_VALUE = re.compile(r"=[^&]*?(?=[,.:;)]*(?:&|$))")
 
 
 def shortened(value: object, limit: int = QUOTED_CHARACTERS) -> str:
@@ -63,6 +69,17 @@ def bounded(text: str) -> str:
     return _LONG_WORD.sub(lambda match: f"{match[0][:200]}…{match[0][-100:]}", text)
 
 
+def without_secrets(text: str) -> str:
+    """Return text whose URLs have neither a user nor values in their query: a signed URL opens its object to anyone."""
+    text = _USER.sub("…@", text)
+    return _QUERY.sub(_without_values, text)
+
+
+def _without_values(url: re.Match[str]) -> str:
+    name, _, query = url[0].partition("?")
+    return f"{name}?{_QUERY_VALUE.sub('=…', query)}"
+
+
 def printable(text: str) -> str:
     """Return text safe for a terminal: control characters become question marks."""
     return "".join(character if character.isprintable() else "?" for character in text)
@@ -86,7 +103,8 @@ class BatchtuneError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        message, hint = bounded(message), None if hint is None else bounded(hint)
+        message = bounded(without_secrets(message))
+        hint = None if hint is None else bounded(hint)
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.errors import UsageError, without_commands
+from batchtune.errors import UsageError, without_commands, without_secrets
 from batchtune.units import counted, format_length, format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from batchtune.loaders.tuner import LoaderProgress
     from batchtune.manifests.storage import Traffic
     from batchtune.probe.messages import ProbeProgress
+    from batchtune.probe.settings import ProbeSettings
     from batchtune.reports import RunResults
     from batchtune.reports.page import Page
     from batchtune.results import (
@@ -46,7 +47,7 @@ def note(text: str, *, quiet: bool = False) -> None:
     """Print a line to stderr, unless quiet."""
     if not quiet:
         # Names of files and columns may come from anywhere.
-        harmless = visible(without_commands(text, wrapped=False))
+        harmless = visible(without_commands(without_secrets(text), wrapped=False))
         print(harmless, file=sys.stderr, flush=True)
 
 
@@ -254,10 +255,18 @@ class Progress:
 
 
 @contextmanager
-def worker_bar(unit: str | None, *, ddp: bool, quiet: bool) -> Iterator[WorkerBar]:
+def worker_bar(
+    unit: str | None, settings: ProbeSettings, *, quiet: bool
+) -> Iterator[WorkerBar]:
     """Show the training steps of a worker process; `unit` is that of the lengths."""
-    with progress("Building the workload", quiet=quiet) as bar:
-        yield WorkerBar(bar, unit, ddp, quiet)
+    doing = "Building the workload"
+    if settings.command is not None:
+        limit = format_seconds(settings.setup_timeout_seconds)
+        doing = (
+            f"Waiting for the script's first batches, at most {limit} (--setup-timeout)"
+        )
+    with progress(doing, quiet=quiet) as bar:
+        yield WorkerBar(bar, unit, settings.ddp, quiet)
 
 
 @dataclass(slots=True)

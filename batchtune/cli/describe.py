@@ -21,6 +21,9 @@ from batchtune.cli.options import (
 )
 from batchtune.errors import UsageError, did_you_mean, shortened
 
+# Names of what -o does not write.
+_OTHER_FORMATS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".arrow", ".gz", ".zst")
+
 EXAMPLES = {
     "scan": """
 batchtune scan train.csv
@@ -150,7 +153,7 @@ def scan(
 
 
 def _check_output(output: Path) -> None:
-    """Raise UsageError rather than overwrite a file other than Parquet: perhaps the manifest itself."""
+    """Raise UsageError rather than overwrite a file other than Parquet, perhaps the manifest, or be named like one."""
     if str(output) != "-" and output.is_file() and output.stat().st_size:
         with output.open("rb") as stream:
             if stream.read(4) != b"PAR1":
@@ -158,6 +161,11 @@ def _check_output(output: Path) -> None:
                     f"{output} exists and is not a Parquet file",
                     "Name another with -o, or remove it.",
                 )
+    if output.suffix.lower() in _OTHER_FORMATS:
+        raise UsageError(
+            f"scan writes Parquet, but {output.name} is the name of another format",
+            f"Give -o {output.with_suffix('.parquet')}.",
+        )
 
 
 @expand

@@ -90,7 +90,11 @@ RunFolder = Annotated[
     ),
 ]
 SetupTimeout = Annotated[
-    float, option("Time limit for importing and building your code.", "SECONDS")
+    float,
+    option(
+        "Time limit for importing and building your code, and for a script's first batches.",
+        "SECONDS",
+    ),
 ]
 MaxBatchLength = Annotated[
     float | None,

@@ -226,7 +226,7 @@ def _probe(
     if probe.workload is None and settings.command is None:
         chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
         console.note(chosen, quiet=run.quiet)
-    with console.worker_bar(lengths.unit, ddp=settings.ddp, quiet=run.quiet) as bar:
+    with console.worker_bar(lengths.unit, settings, quiet=run.quiet) as bar:
         hooks = ProbeHooks(
             on_progress=bar.probing,
             on_note=partial(console.note, quiet=run.quiet),

@@ -299,9 +299,7 @@ def verify_with_progress(
         quiet=quiet,
     )
     on_note = partial(console.note, quiet=quiet)
-    with console.worker_bar(
-        plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet
-    ) as bar:
+    with console.worker_bar(plan.lengths.unit, subject.settings, quiet=quiet) as bar:
         return run_verify(
             plan,
             subject,

@@ -31,6 +31,7 @@ from batchtune.processes.worker import (
     judged_end,
     oom_kills,
     tail,
+    without_torchrun,
 )
 from batchtune.results import MALFORMED
 from batchtune.workloads.loading import last_frame, user_stack
@@ -214,6 +215,7 @@ class Ranks:
         code = _exit_code(process)
         others = rf"^\[rank(?!{rank}\])\d+\]:.*\n?"  # as torch marks what they print
         output = re.sub(others, "", self._output(), flags=re.MULTILINE)
+        output = without_torchrun(output)
         outcome: Literal["oom", "crash"] = "crash"
         how = "ended"
         if code is not None:

@@ -33,6 +33,7 @@ from batchtune.probe.requests import (
     ScriptRequest,
 )
 from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.verdicts import first_to_end
 from batchtune.processes.worker import Failed, Nursery, WorkerLost, tail
 from batchtune.results import (
     BatchShape,
@@ -391,6 +392,11 @@ class Supervisor:
 def script_error(command: str, lost: WorkerLost) -> WorkloadError:
     """Return the error for a training script that ended, or hung, before it trained."""
     message = f"{command} {lost} before it trained"
+    output = lost.output
+    first = first_to_end(output)
+    if first is not None:
+        how, output = first
+        message += f": {how}"
     hint = (
         "Its last output may say why. Run it by itself first; here it gets no input, and a scratch copy of the working "
         "folder."
@@ -401,7 +407,7 @@ def script_error(command: str, lost: WorkerLost) -> WorkloadError:
             "What loads its batches must be a torch DataLoader, in a process with PYTHONPATH (`python -I` ignores it). "
             "Does it go on from a checkpoint that is at its end?"
         )
-    return WorkloadError(message, hint, tail(lost.output, lines=12))
+    return WorkloadError(message, hint, tail(output, lines=12))
 
 
 def about_script(script: Script) -> Iterator[str]:

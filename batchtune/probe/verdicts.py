@@ -8,6 +8,7 @@ answer in time. Of several, the first that said so counts.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from batchtune.probe.requests import (
     Reply,
     Run,
 )
-from batchtune.processes.worker import Failed
+from batchtune.processes.worker import Failed, judged_end
 from batchtune.results import Device, Outcome, RankDevice, Trial, Twin
 
 # Cause of a failure → its outcome, by precedence.
@@ -39,6 +40,9 @@ _SECONDARY = re.compile(
     r"|NCCL remote process|ncclRemoteError|unhandled system error|ncclSystemError|DistNetworkError|DistStoreError"
     r"|TCPStore|DistBackendError"
 )
+# How torch marks the lines of a rank's traceback, and torchrun reports how each rank has ended.
+_RANKS_LINE = re.compile(r"^\[rank(\d+)\]: (.*)$", re.MULTILINE)
+_RANKS_END = re.compile(r"^ +rank +: (\d+) .*\n +exitcode +: (-?\d+)", re.MULTILINE)
 # The largest of any rank counts.
 _OF_TRIALS = (
     "step_seconds",
@@ -87,6 +91,26 @@ def cause_of(reply: Reply) -> str | None:
         return "secondary"
     if outcome in _OUTCOMES:
         return outcome
+    return None
+
+
+def first_to_end(output: str) -> tuple[str, str] | None:
+    """Return which of several ranks ended first, and the lines that it printed; None if the output does not show it.
+
+    It is the output of a command that has ended before its ranks could say anything else. A rank that lost its
+    connection to another one ended later, as did one that torchrun terminated.
+    """
+    lines_by_rank: dict[str, list[str]] = {}
+    for rank, line in _RANKS_LINE.findall(output):
+        lines_by_rank.setdefault(rank, []).append(line)
+    for rank, lines in lines_by_rank.items():
+        text = "\n".join(lines)
+        if not _SECONDARY.search(text):
+            return f"rank {rank} ended first", text
+    for rank, code in _RANKS_END.findall(output):
+        if rank not in lines_by_rank and int(code) != -signal.SIGTERM:
+            _, how = judged_end(int(code), "", None)
+            return f"rank {rank} ended first: its process {how}", output
     return None
 
 

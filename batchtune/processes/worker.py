@@ -51,6 +51,12 @@ OUTERMOST_FRAME = f'  File "{processes.__file__}", line '
 """Begins the last line of a worker's stack."""
 
 
+# What torchrun says of the threads of its processes before it starts them, as its logger or `python -m` prints it.
+_TORCHRUN_BANNER = re.compile(
+    r"^.*torch[./]distributed[./]run(?:\.py:\d+\]|: \[WARNING\]).*\n?"
+    r"|^\*{41}\nSetting OMP_NUM_THREADS .*\n\*{41}\n?",
+    re.MULTILINE,
+)
 _TORCHRUN_REPORT = re.compile(
     r"^.*torch[./]distributed[./]elastic.*(?:closing signal|failed \(exitcode)",
     re.MULTILINE,
@@ -169,9 +175,15 @@ class WorkerLost(Exception):
 
 
 def tail(output: str, lines: int) -> str:
-    """Return the last lines of a worker's output, before torchrun's report of the processes that it ended."""
+    """Return the last lines of a worker's output; torchrun's own only where there are no others."""
+    own = without_torchrun(output) or output.rstrip()
+    return "\n".join(own.splitlines()[-lines:])
+
+
+def without_torchrun(output: str) -> str:
+    """Return a worker's output without torchrun's banner, and before its report of the processes that it ended."""
     own = _TORCHRUN_REPORT.split(output, maxsplit=1)[0]
-    return "\n".join((own.rstrip() or output.rstrip()).splitlines()[-lines:])
+    return _TORCHRUN_BANNER.sub("", own).rstrip()
 
 
 class Nursery:

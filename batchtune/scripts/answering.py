@@ -91,6 +91,8 @@ class ScriptWorker(RankWorker):
             own_batches.append(batch)
             return batch
 
+        if not script.force:
+            loop.call(_check_finite)  # before one rank's gradients reach all others
         loop.train(own_batch)  # the rest of what was fetched ahead
         accumulation = loop.train(own_batch)
         if not script.force:

@@ -74,7 +74,12 @@ def _say_what_was_used() -> None:
     """Print what a process with torch loaded its batches with; not called once it has used a DataLoader to train."""
     if "torch" not in sys.modules:
         return
-    said = f"batchtune: {Path(sys.argv[0]).name} iterated over no torch DataLoader with gradients"
+    from torch import distributed
+
+    marked = ""
+    if distributed.is_available() and distributed.is_initialized():
+        marked = f"[rank{distributed.get_rank()}]: "  # as torch marks its traceback
+    said = f"{marked}batchtune: {Path(sys.argv[0]).name} iterated over no torch DataLoader with gradients"
     others = [name for name in _OTHER_LOADERS if name in sys.modules]
     if others:
         said += (

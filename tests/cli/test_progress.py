@@ -11,14 +11,17 @@ from typing import Any, cast
 
 import pytest
 from cli.conftest import KNOWN, Run
+from msgspec.structs import replace
 from report_records import made_probe, made_trial
 
 from batchtune.cli.console import Progress, worker_bar
 from batchtune.probe.messages import ProbeProgress
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape
 
 SHAPE = BatchShape(12, 24.5)
 DEVICE = made_probe().device
+WORKLOAD = ProbeSettings(workload="step.py:Step", options={})
 
 
 def progress_of(**changes: Any) -> ProbeProgress:
@@ -67,9 +70,17 @@ def test_a_log_is_never_silent_for_30_s(
 
 
 def test_the_confirmation_names_n_of_m() -> None:
-    with worker_bar("s", ddp=False, quiet=True) as shown:
+    with worker_bar("s", WORKLOAD, quiet=True) as shown:
         shown.probing(progress_of(confirming=True, done=4, total=17))
     assert shown.bar.doing == "Confirming in turns, step 5 of 17: 12 × 24.5 s"
+
+
+def test_a_script_s_first_batches_have_the_setups_time_limit() -> None:
+    script = replace(WORKLOAD, command=["train.py"], setup_timeout_seconds=90.0)
+    with worker_bar("s", script, quiet=True) as shown:
+        assert shown.bar.doing == (
+            "Waiting for the script's first batches, at most 1 min 30 s (--setup-timeout)"
+        )
 
 
 def test_a_terminal_shows_each_trial_and_the_time_left(
@@ -81,7 +92,7 @@ def test_a_terminal_shows_each_trial_and_the_time_left(
     monkeypatch.setenv("COLUMNS", "160")
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
-        with worker_bar("s", ddp=True, quiet=False) as bar:
+        with worker_bar("s", replace(WORKLOAD, ddp=True), quiet=False) as bar:
             for trial in (None, made_trial(0, "oom")):
                 bar.probing(progress_of(trial=trial))
     seen = b""

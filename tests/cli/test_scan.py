@@ -192,6 +192,16 @@ def test_a_file_that_is_no_parquet_is_not_overwritten(
     assert manifest.read_bytes() == before
 
 
+def test_parquet_is_not_written_under_the_name_of_another_format(
+    batchtune: Run, manifest: Path
+) -> None:
+    ran = batchtune("scan", manifest, "-o", "new.csv")
+    assert ran.returncode == 2
+    assert "scan writes Parquet, but new.csv is the name of another" in ran.stderr
+    assert "Give -o new.parquet." in ran.stderr
+    assert not manifest.with_name("new.csv").exists()
+
+
 def test_names_can_do_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) -> None:
     (tmp_path / "red\x1b[31m\x07.csv").write_text("id,\x1b[32mcolumn\na,1\n")
     ran = batchtune("scan", "red\x1b[31m\x07.csv")

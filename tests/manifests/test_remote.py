@@ -205,6 +205,17 @@ def test_what_can_not_be_read_is_said(server: RangeServer) -> None:
     assert "Protocol not known" in refusal("nosuch://bucket/a.csv").message
 
 
+def test_no_error_shows_a_password_or_a_signature(server: RangeServer) -> None:
+    place = server.url.removeprefix("http://")
+    query = "X-Amz-Date=2024&X-Amz-Signature=secret"
+    signed = f"http://me:secret@{place}/a.csv?{query}"
+    shown = f"http://…@{place}/a.csv?X-Amz-Date=…&X-Amz-Signature=…"
+    assert refusal(signed).message == f"{shown} does not exist"
+    (server.folder / f"a.csv?{query}").write_text("id,duration\na,1\n")
+    unknown = refusal(signed, length_key="frames")
+    assert unknown.message.startswith(f"{shown} has no column 'frames'")
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _filesystem.cache_clear()
     monkeypatch.setitem(sys.modules, "fsspec", None)

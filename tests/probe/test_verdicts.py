@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
-from batchtune.probe.verdicts import merged
+from batchtune.probe.verdicts import first_to_end, merged
 from batchtune.processes.worker import Failed
 from batchtune.results import BatchShape, Device, ProbedWith, RankDevice, Trial
 
@@ -94,6 +94,28 @@ def test_of_two_processes_that_ended_the_first_counts() -> None:
     reply = merged({1: KILLED, 0: failed("crash", "its process was aborted")}, RUN, 2)
     assert isinstance(reply, Ran)
     assert (reply.trial.rank, reply.trial.outcome) == (1, "crash")
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (f"[rank0]: {GLOO}\n[rank1]: {OWN}\n", ("rank 1 ended first", OWN)),
+        (f"[rank0]: {GLOO}\n", None),
+        ("no such file\n", None),
+    ],
+)
+def test_a_lost_connection_is_not_what_ended_first(
+    output: str, expected: tuple[str, str] | None
+) -> None:
+    assert first_to_end(output) == expected
+
+
+def test_torchrun_tells_how_a_silent_rank_ended() -> None:
+    output = f"[rank0]: {GLOO}\n"
+    for rank, code in enumerate((1, -15, -9)):
+        output += f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 7)\n"
+    ended = ("rank 2 ended first: its process was killed by SIGKILL", output)
+    assert first_to_end(output) == ended
 
 
 def device(rank: int, limit_bytes: int, **facts: Any) -> Device:

@@ -35,8 +35,11 @@ class Lengths(Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         example = torch.randn(self.lengths[index], 16)
-        if OPTIONS.fault == "learns" and os.environ["RANK"] == "1":
-            return example.double()
+        if os.environ.get("RANK") == "1":
+            if OPTIONS.fault == "data":
+                raise IndexError("broken example")
+            if OPTIONS.fault == "learns":
+                return example.double()
         return example
 
 
@@ -58,6 +61,17 @@ def fail() -> None:
             time.sleep(1000)
         case "ends":
             raise SystemExit(0)
+
+
+def fail_early() -> None:
+    """Have the fault of a rank that does not come to train."""
+    match OPTIONS.fault:
+        case "early":
+            raise ValueError("no such folder")
+        case "early exit":
+            raise SystemExit(0)
+        case "early death":
+            os._exit(5)
 
 
 class Model(torch.nn.Module):
@@ -88,8 +102,8 @@ def train_plainly(loader: DataLoader, model: Model) -> None:
         num_workers=OPTIONS.workers,
         persistent_workers=OPTIONS.workers > 0,
     )
-    if OPTIONS.fault == "early" and distributed.get_rank() == 1:
-        raise ValueError("no such folder")
+    if distributed.get_rank() == 1:
+        fail_early()
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for epoch in range(4):
@@ -107,6 +121,8 @@ def train_plainly(loader: DataLoader, model: Model) -> None:
                 continue
             if OPTIONS.fault != "no step":
                 optimizer.step()
+            if OPTIONS.fault == "not finite" and distributed.get_rank() == 1:
+                model.layers[0].bias.data.fill_(float("nan"))
             optimizer.zero_grad()
 
 
