@@ -19,8 +19,8 @@ from batchtune.lengths import FloatArray
 
 Loaded = tuple[FloatArray, FloatArray | None]
 # A chat is cut at 4,096 tokens and a file of code at 8,192; all are then this much shorter, as the models are small.
-CHAT_CUT, CHAT_SCALE = 4096, 8
-CODE_CUT, CODE_SCALE, BYTES_PER_TOKEN = 8192, 16, 4
+CHAT_CUT, CHAT_SCALE = 4096, 16
+CODE_CUT, CODE_SCALE, BYTES_PER_TOKEN = 8192, 32, 4
 
 
 class NoLengths(Exception):
@@ -142,8 +142,8 @@ RECIPES = {
             lengths=librispeech,
             unit="s",
             counted="s of audio",
-            count=800,
-            limit_mib=450,
+            count=1600,
+            limit_mib=400,
             lr=2e-3,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
@@ -160,7 +160,7 @@ RECIPES = {
             unit="s",
             counted="s of audio",
             count=900,
-            limit_mib=450,
+            limit_mib=400,
             lr=2e-3,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
@@ -185,7 +185,7 @@ RECIPES = {
             unit="s",
             counted="s of audio",
             count=2500,
-            limit_mib=450,
+            limit_mib=380,
             lr=2e-3,
             options={"layers": 4},
             on_cuda=SPEECH_ON_CUDA,
@@ -200,8 +200,8 @@ RECIPES = {
             lengths=chats,
             unit="tokens",
             counted="tokens",
-            count=700,
-            limit_mib=550,
+            count=600,
+            limit_mib=540,
             lr=2e-3,
             options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
@@ -216,8 +216,8 @@ RECIPES = {
             lengths=chats,
             unit="tokens",
             counted="tokens",
-            count=700,
-            limit_mib=550,
+            count=600,
+            limit_mib=540,
             lr=2e-3,
             options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
@@ -237,8 +237,8 @@ RECIPES = {
             lengths=code_files,
             unit="tokens",
             counted="tokens",
-            count=1500,
-            limit_mib=450,
+            count=800,
+            limit_mib=385,
             lr=2e-3,
             on_cuda=TEXT_ON_CUDA,
             # transformers, examples/pytorch/language-modeling/run_mlm.py: per_device_train_batch_size 8.
@@ -252,9 +252,10 @@ RECIPES = {
             lengths=common_voice,
             unit="s",
             counted="s of audio",
-            count=2500,
-            limit_mib=450,
+            count=2000,
+            limit_mib=380,
             lr=2e-3,
+            options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             streamed=True,
             # webdataset, filters.batched: batchsize 20.

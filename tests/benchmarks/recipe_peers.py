@@ -53,6 +53,10 @@ class DoesNotFit(Exception):
     """Not even batches of one fit the limit."""
 
 
+class NothingRecommended(Exception):
+    """batchtune recommends no table, as none beats a fixed batch size."""
+
+
 class Bench(Protocol):
     """What finds a contender's setting may use."""
 
@@ -213,18 +217,21 @@ def tuned_speechbrain(bench: Bench) -> tuple[Epochs, str]:
     def fits(max_batch_length: float) -> bool:
         return bench.fits(worst_batches(bench, make(max_batch_length)[0](0)))
 
-    passed, failed = 0.0, float("inf")
-    length = float(bench.lengths.max())
-    while failed - passed > 0.05 * failed:
-        if fits(length):
-            passed = length
-        else:
-            failed = length
-        if length < bench.lengths.min():
+    passed = float(bench.lengths.max())
+    while not fits(passed):
+        passed /= 2
+        if passed < bench.lengths.min():
             raise DoesNotFit
-        length = 2 * passed if failed == float("inf") else (passed + failed) / 2
-        if length > bench.lengths.sum():
-            break
+    failed = 2 * passed
+    while failed < bench.lengths.sum() and fits(failed):
+        passed = failed
+        failed = 2 * passed
+    while failed - passed > 0.05 * failed:
+        middle = (passed + failed) / 2
+        if fits(middle):
+            passed = middle
+        else:
+            failed = middle
     epochs, buckets = make(passed)
     return epochs, f"max_batch_length {passed:.4g}, num_buckets {buckets}"
 
@@ -556,18 +563,20 @@ def batchtune_stream(bench: Bench) -> tuple[Epochs, str]:
 
 def batchtune_recommended(bench: Bench) -> tuple[Epochs, str]:
     """Batch as sampler.yaml says."""
+    swept = read_result(bench.run / SWEEP_FILE, Sweep)
+    row = swept.recommended_row
+    if row is None:
+        raise NothingRecommended
     targets = {} if bench.targets is None else {"target_lengths": bench.targets}
     sampler = sampler_from_config(bench.run / "sampler.yaml", bench.lengths, **targets)
-    swept = read_result(bench.run / SWEEP_FILE, Sweep)
-    assert swept.recommended_row is not None
-    row = swept.recommended_row
     return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
 
 
 def batchtune_table(bench: Bench) -> tuple[Epochs, str]:
     """Batch by the best bucket table, where pools are recommended."""
     swept = read_result(bench.run / SWEEP_FILE, Sweep)
-    assert swept.recommended_table is not None
+    if swept.recommended_table is None:
+        raise NothingRecommended
     row = swept.rows[swept.recommended_table]
     sampler = BucketBatchSampler(
         bench.lengths,

@@ -7,11 +7,13 @@ the step left is freed, and training goes on.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +34,12 @@ from batchtune.probe.session import drain_autograd
 from batchtune.probe.settings import ProbeSettings
 
 Reply = dict[str, Any]
+# A failure that leaves more than this part of the limit in use costs the worker of a search.
+HELD_SHARE = 0.002
+# A disguised one names another cause: oneDNN "could not create a primitive".
+OUT_OF_MEMORY = ("oom", "disguised")
+# Lightning's finder would try a batch of one for ever.
+MOST_TRIES_OF_ONE = 10
 
 
 class Trainer:
@@ -55,6 +63,7 @@ class Trainer:
         shortest = min(range(len(self.lengths)), key=self.lengths.__getitem__)
         for _ in range(2):
             self.run_step(self.batch_of([shortest]))
+        self.rest_bytes = self.meter.in_use()
 
     def reset(self, seed: int, lr: float) -> Reply:
         """Begin a training anew."""
@@ -97,8 +106,9 @@ class Trainer:
         try:
             return self.run_step(make())
         except (RuntimeError, MemoryError) as error:
-            if error_verdict(error) != "oom":
+            if error_verdict(error) not in OUT_OF_MEMORY:
                 raise
+            traceback.clear_frames(error.__traceback__)
         drain_autograd()
         self.training.optimizer.zero_grad()
         gc.collect()
@@ -107,22 +117,28 @@ class Trainer:
 
     def fits(self, batches: list[list[int]]) -> Reply:
         """Train on batches, until one does not fit."""
-        started = time.perf_counter()
         fits = all(
             self.tried(lambda indices=indices: self.batch_of(indices)) is not None
             for indices in batches
         )
-        return {"fits": fits, "seconds": time.perf_counter() - started}
+        return self.verdict(fits)
 
     def fits_shape(self, batch_size: int, length: float, target: float | None) -> Reply:
         """Train on made batches of a shape, two steps as OOMptimizer does."""
-        started = time.perf_counter()
         shape = BatchShape(batch_size, length, target)
         fits = all(
             self.tried(lambda: self.training.make_batch(shape)) is not None
             for _ in range(2)
         )
-        return {"fits": fits, "seconds": time.perf_counter() - started}
+        return self.verdict(fits)
+
+    def verdict(self, fits: bool) -> Reply:
+        """Return a trial's outcome, and whether a failure left so much behind that the next would not compare."""
+        left = self.meter.in_use() - self.rest_bytes
+        return {
+            "fits": fits,
+            "worn": not fits and left > HELD_SHARE * self.meter.device.limit_bytes,
+        }
 
     def evaluate(self) -> Reply:
         """Return the mean loss of the examples that are held out."""
@@ -145,16 +161,17 @@ class Trainer:
         class Module(lightning.LightningModule):
             def __init__(self) -> None:
                 super().__init__()
-                self.automatic_optimization = False
                 self.batch_size = 2
-                self.layer = torch.nn.Linear(1, 1)
+                self.model = trainer.training.model
 
-            def training_step(self, indices: list[int], _: int) -> None:
+            def training_step(self, indices: list[int], _: int) -> torch.Tensor:
                 tried.append(self.batch_size)
-                trainer.training.step(trainer.batch_of(indices))
+                if tried.count(1) > MOST_TRIES_OF_ONE:
+                    raise SystemExit("not even one example fits")
+                return trainer.training.loss(trainer.batch_of(indices))
 
             def configure_optimizers(self) -> Any:
-                return torch.optim.SGD(self.parameters())
+                return trainer.training.optimizer
 
             def train_dataloader(self) -> Any:
                 return DataLoader(
@@ -190,6 +207,21 @@ class Trainer:
         }
 
 
+def data_bytes() -> int:
+    """Return the bytes of this process that count against the limit on a CPU."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("VmData"))
+    return int(line.split()[1]) * 1024
+
+
+def raised_for_lightning(asked: dict[str, Any]) -> dict[str, Any]:
+    """Import Lightning; what that holds comes on top of the limit, as no contender trains with it."""
+    before = data_bytes()
+    importlib.import_module("lightning.pytorch.tuner.tuning")
+    held = data_bytes() - before if asked["device"] == "cpu" else 0
+    return {**asked, "limit_bytes": asked["limit_bytes"] + held}
+
+
 def main() -> None:
     """Answer requests until there are no more. What libraries print goes to stderr."""
     warnings.simplefilter("ignore")
@@ -200,6 +232,8 @@ def main() -> None:
         asked = json.loads(line)
         name = asked.pop("do")
         if trainer is None:
+            if asked.pop("with_lightning"):
+                asked = raised_for_lightning(asked)
             trainer = Trainer(asked)
             reply: Reply = {
                 "limit_bytes": trainer.meter.device.limit_bytes,

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 from benchmarks.recipe_list import RECIPES, NoLengths, Recipe
-from benchmarks.recipe_peers import Batches, Contender, DoesNotFit, call_batchtune
+from benchmarks.recipe_peers import Batches, Contender, DoesNotFit, NothingRecommended, call_batchtune
 from benchmarks.recipe_summary import draw, errors_of, machine_name, summarise
 
 from batchtune.errors import BatchtuneError
@@ -140,7 +140,7 @@ class RecipeBench:
             self._worker.close()
             self._worker = None
 
-    def new_worker(self) -> Worker:
+    def new_worker(self, *, with_lightning: bool = False) -> Worker:
         """Start a training process."""
         count = self.lengths.size
         by_length = sorted(
@@ -162,6 +162,7 @@ class RecipeBench:
                 "lengths": self._all.tolist(),
                 "targets": targets,
                 "held_out": held_out,
+                "with_lightning": with_lightning,
             }
         )
 
@@ -180,6 +181,8 @@ class RecipeBench:
         fits = reply is not None and bool(reply["fits"])
         self.trials += 1
         self.ooms += not fits
+        if reply is not None and reply["worn"]:
+            self.release()
         return fits
 
     def fits(self, batches: Batches) -> bool:
@@ -197,8 +200,14 @@ class RecipeBench:
 
     def lightning_batch_size(self) -> int:
         """Ask Lightning's finder."""
-        reply = self._asked("lightning_batch_size", count=self.lengths.size)
-        if reply is None or reply["batch_size"] is None:
+        worker = self.new_worker(with_lightning=True)
+        try:
+            reply = worker.ask("lightning_batch_size", count=self.lengths.size)
+        except WorkerDied as error:
+            raise DoesNotFit from error
+        finally:
+            worker.close()
+        if reply["batch_size"] is None:
             raise DoesNotFit
         self.trials += reply["trials"]
         self.ooms += reply["ooms"]
@@ -282,9 +291,9 @@ def loaded(
 
 
 def found_settings(
-    bench: RecipeBench, contenders: Sequence[Contender]
+    bench: RecipeBench, contenders: Sequence[Contender], left_out: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Find the setting of each contender, or read what an earlier call has found.
+    """Find the setting of each contender, or read what an earlier call has found; add who has none to `left_out`.
 
     Raises DoesNotFit if what the recipe ships does not run at batch size 1.
     """
@@ -311,7 +320,10 @@ def found_settings(
         except DoesNotFit:
             if contender.kind == "shipped":
                 raise
-            print(f"{contender.name}: nothing fits; left out", file=sys.stderr)
+            left_out.append(f"{contender.name} (nothing fits)")
+            continue
+        except NothingRecommended:
+            left_out.append(f"{contender.name} (no table beats a fixed batch size)")
             continue
         cost = {
             "seconds": time.monotonic() - started,
@@ -356,11 +368,11 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
             contenders.append(contender)
         else:
             left_out.append(f"{contender.name} ({contender.needs} is not installed)")
-    for name in left_out:
-        print(f"{recipe.name}: left out: {name}", file=sys.stderr)
     with RecipeBench(recipe, options) as bench:
-        found = found_settings(bench, contenders)
+        found = found_settings(bench, contenders, left_out)
         contenders = [one for one in contenders if one.name in found]
+        for text in left_out:
+            progress(recipe, f"left out: {text}")
         results = {
             "recipe": recipe.name,
             "machine": machine_name(options.device),
@@ -384,13 +396,15 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
         if path.exists():
             results = continued(results, json.loads(path.read_text()), path)
         rounds = results["rounds"]
-        if is_known(results):
+        if is_known(results) or (options.quick and rounds):
             print(f"{recipe.name}: complete", flush=True)
             return
         workers = {one.name: bench.new_worker() for one in contenders}
         seconds = 0.0
         try:
             while not is_known(results):
+                if options.quick and rounds:
+                    break
                 if rounds and time.monotonic() + seconds > deadline:
                     print(f"{recipe.name}: its minutes are over", flush=True)
                     break
@@ -512,7 +526,7 @@ def on_device(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     if options.device.startswith("cuda"):
         recipe = replace(recipe, **recipe.on_cuda)
     if options.quick:
-        recipe = replace(recipe, count=min(recipe.count, 200))
+        recipe = replace(recipe, count=recipe.count // 2)
     return recipe
 
 
@@ -535,7 +549,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--manifest", help="lengths, in place of a recipe's own")
     parser.add_argument("--picture", action="store_true", help="draw the picture too")
-    parser.add_argument("--quick", action="store_true", help="200 examples, to try it")
+    parser.add_argument("--quick", action="store_true", help="half of the examples, one round")
     options = parser.parse_args(argv)
     for name in options.recipes:
         if name not in RECIPES and options.recipes != ["summarise"]:
