@@ -143,7 +143,10 @@ class Block(nn.Module):
         self.cross = Attention(dim) if crosses else None
         self.cross_norm = nn.LayerNorm(dim)
         self.feed = nn.Sequential(
-            nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 4 * dim),
+            nn.GELU(),
+            nn.Linear(4 * dim, dim),
         )
 
     def forward(
@@ -230,7 +233,9 @@ class CtcTraining(Speech):
 
     def loss(self, batch: Example) -> torch.Tensor:
         """Return the CTC loss for each token."""
-        hidden, lengths = self.model["encoder"](batch["frames"], batch["frames_lengths"])
+        hidden, lengths = self.model["encoder"](
+            batch["frames"], batch["frames_lengths"]
+        )
         scores = self.model["classify"](hidden).log_softmax(-1).transpose(0, 1)
         summed = nn.functional.ctc_loss(
             scores,
@@ -262,7 +267,9 @@ class EncoderDecoderTraining(Speech):
 
     def loss(self, batch: Example) -> torch.Tensor:
         """Return the loss of the next character."""
-        source, lengths = self.model["encoder"](batch["frames"], batch["frames_lengths"])
+        source, lengths = self.model["encoder"](
+            batch["frames"], batch["frames_lengths"]
+        )
         mask = valid_positions(lengths, source.shape[1])
         tokens = batch["tokens"]
         # 0 pads, and begins each transcript.
@@ -443,9 +450,13 @@ def attention_of_rows(
         sequences = [query.shape[2]]
     else:
         sequences = cu_seq_lens_q.diff().tolist()
-    parts = zip(*(part.split(sequences, dim=2) for part in (query, key, value)), strict=True)
+    parts = zip(
+        *(part.split(sequences, dim=2) for part in (query, key, value)), strict=True
+    )
     attended = [
-        scaled_dot_product_attention(*part, is_causal=True, scale=scaling, enable_gqa=True)
+        scaled_dot_product_attention(
+            *part, is_causal=True, scale=scaling, enable_gqa=True
+        )
         for part in parts
     ]
     return torch.cat(attended, dim=2).transpose(1, 2), None

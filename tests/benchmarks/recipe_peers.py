@@ -14,9 +14,8 @@ import json
 import logging
 import subprocess
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +40,8 @@ Batches = list[list[int]]
 Epochs = Callable[[int], Batches]
 # OOMptimizer's default: it stops when the gap is 5% of the size that failed.
 OOMPTIMIZER_THRESHOLD = 0.05
+# axolotl's default: sample_packing_bin_size.
+AXOLOTL_BIN_SIZE = 200
 # Lhotse's default number of buckets.
 LHOTSE_BUCKETS = 10
 # What users of SpeechBrain try, of which the one with the fewest batches is taken.
@@ -236,9 +237,7 @@ def tuned_speechbrain(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f"max_batch_length {passed:.4g}, num_buckets {buckets}"
 
 
-def accelerates_size(
-    bench: Bench, make: Callable[[int], Epochs]
-) -> tuple[Epochs, int]:
+def accelerates_size(bench: Bench, make: Callable[[int], Epochs]) -> tuple[Epochs, int]:
     """Find a batch size with accelerate's decorator: from 128 down by a tenth, until an epoch's worst batches run."""
     from accelerate.utils import find_executable_batch_size
 
@@ -369,7 +368,10 @@ def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
         max_seq_len_buckets=edges, batch_sizes=[found[edge] for edge in edges]
     )
     epochs = lhotse(bench, duration_bins=list(bins), constraint=constraint)
-    return epochs, f"{len(edges)} buckets, sizes {found[edges[-1]]} to {found[edges[0]]}"
+    return (
+        epochs,
+        f"{len(edges)} buckets, sizes {found[edges[-1]]} to {found[edges[0]]}",
+    )
 
 
 def trl_rows(bench: Bench, cut_at: int) -> Epochs:
@@ -446,6 +448,7 @@ def tuned_axolotl(cut_at: int) -> Contender:
                     sampler=shuffled(lengths.size, epoch),
                     batch_size=1,
                     batch_max_len=rows * cut_at,
+                    bin_size=AXOLOTL_BIN_SIZE,
                     lengths=lengths,
                     num_processes=1,
                 )

@@ -60,12 +60,12 @@ def errors_of(results: Results) -> dict[str, float]:
 
 
 def ratios_of(results: Results, name: str, other: str) -> list[float]:
-    """Return how many times as fast as another a contender was, round by round; empty if either ever died."""
+    """Return how many times as fast as another a contender was, round by round; empty if either ever ran out of memory."""
     ratios = []
     for round_of in results["rounds"]:
         mine = round_of[name]
         theirs = round_of[other]
-        if mine["died"] or theirs["died"] or not mine["seconds"]:
+        if mine["oom"] or theirs["oom"]:
             return []
         ratios.append(theirs["seconds"] / mine["seconds"])
     return ratios
@@ -76,14 +76,16 @@ class Shown:
     """A contender over all rounds.
 
     Attributes:
-        times_shipped: How many times as fast as the shipped setting; None if either died.
+        seconds: Of an epoch; None if each ran out of memory.
+        ooms: Epochs that ran out of memory, and ended there.
+        times_shipped: How many times as fast as the shipped setting; None if either ran out of memory.
         losses: Of each round, which is a seed.
     """
 
     name: str
     kind: str
     facts: dict[str, Any]
-    seconds: float
+    seconds: float | None
     ooms: int
     peak_bytes: int
     times_shipped: float | None
@@ -93,13 +95,14 @@ class Shown:
     def of(cls, results: Results, name: str) -> Shown:
         """Summarise the rounds of a contender."""
         rounds = [round_of[name] for round_of in results["rounds"]]
+        whole = [one["seconds"] for one in rounds if not one["oom"]]
         ratios = ratios_of(results, name, next(iter(results["contenders"])))
         return cls(
             name=name,
             kind=results["contenders"][name]["kind"],
             facts=results["contenders"][name],
-            seconds=statistics.mean(one["seconds"] for one in rounds),
-            ooms=sum(one["ooms"] for one in rounds),
+            seconds=statistics.mean(whole) if whole else None,
+            ooms=sum(one["oom"] for one in rounds),
             peak_bytes=max(one["peak_bytes"] for one in rounds),
             times_shipped=statistics.mean(ratios) if ratios else None,
             losses=[one["loss"] for one in rounds if "loss" in one],
@@ -198,7 +201,7 @@ def table(summaries: Iterable[Summary]) -> str:
         peer = summary.best_peer
         fastest = "all ran out of memory"
         if peer is not None:
-            fastest = f"{peer.seconds:.1f} s ({peer.name})"
+            fastest = f"{epoch_of(peer)} ({peer.name})"
         cells = [
             TITLES[summary.name],
             epoch_of(summary.shipped),
@@ -213,8 +216,10 @@ def table(summaries: Iterable[Summary]) -> str:
 
 def epoch_of(one: Shown) -> str:
     """Return the time of an epoch, and whether memory ran out."""
+    if one.seconds is None:
+        return "out of memory"
     if one.ooms:
-        return f"{one.seconds:.1f} s, {one.ooms} OOMs"
+        return f"{one.seconds:.1f} s, {one.ooms} epochs out of memory"
     return f"{one.seconds:.1f} s"
 
 
@@ -246,7 +251,9 @@ def goals(summaries: list[Summary]) -> list[tuple[bool, str]]:
                 )
             )
         ooms = summary.batchtune.ooms
-        found.append((ooms == 0, f"{summary.name}: no OOM: {ooms}"))
+        found.append(
+            (ooms == 0, f"{summary.name}: no epoch runs out of memory: {ooms}")
+        )
         unchanged = summary.loss_is_unchanged()
         if unchanged is not None:
             mine = summary.batchtune.loss
@@ -272,14 +279,17 @@ def details(summary: Summary) -> str:
     ]
     for one in summary.contenders:
         ratio = one.times_shipped
-        saved = summary.shipped.seconds - one.seconds
+        seconds = one.seconds or 0.0
+        saved = (summary.shipped.seconds or 0.0) - seconds
         paid = "never"
         if saved > 0:
             paid = f"{one.facts['finding_seconds'] / saved:.1f}"
         loss = "–" if one.loss is None else f"{one.loss[0]:.3f} ± {one.loss[1]:.3f}"
         speed = results["total_length"] / one.seconds if one.seconds else 0.0
+        if one.seconds is None:
+            paid = "–"
         lines.append(
-            f"  {one.name:32}{one.seconds:8.2f}{times(ratio):>9}{errors[one.name]:7.1%}{speed:10.0f}{one.facts['batches']:8}"
+            f"  {one.name:32}{seconds:8.2f}{times(ratio):>9}{errors[one.name]:7.1%}{speed:10.0f}{one.facts['batches']:8}"
             f"{one.facts['padding_ratio']:8.1%}{one.peak_bytes / limit:6.0%}{one.ooms:5}{loss:>16}"
             f"{one.facts['finding_seconds']:8.0f}s{one.facts['finding_trials']:7}{one.facts['finding_ooms']:5}{paid:>11}  {one.facts['setting']}"
         )
@@ -370,7 +380,7 @@ def picture_of(summary: Summary) -> str:
             return bottom - size / highest * STRIP
 
         parts.append(label(one.name, "name", 8, top + 34))
-        parts.append(label(f"{one.seconds:.1f} s an epoch", "small", 8, top + 52))
+        parts.append(label(f"{epoch_of(one)} an epoch", "small", 8, top + 52))
         ends = list(accumulate(step[0] for step in trace))
         points = [f"{x_of(0):.1f},{bottom:.1f}"]
         for step, end in zip(trace, ends, strict=True):
@@ -387,20 +397,26 @@ def picture_of(summary: Summary) -> str:
         if one.kind == "batchtune" and ceiling:
             parts.append(rule("ceiling", y_of(ceiling)))
             parts.append(
-                label("ceiling predicted before the run", "small", WIDTH - RIGHT, y_of(ceiling) - 4, "end")  # fmt: skip
+                label(
+                    "ceiling predicted before the run",
+                    "small",
+                    WIDTH - RIGHT,
+                    y_of(ceiling) - 4,
+                    "end",
+                )  # fmt: skip
             )
         top = bottom + GAP
     parts.insert(0, label(f"memory of each step, limit {limit >> 20} MiB", "small", LEFT, 18))  # fmt: skip
     top += 26
     parts.append(label("seconds an epoch", "small", LEFT, top - 8))
-    slowest = max(one.seconds for one in shown)
+    slowest = max(one.seconds or 0.0 for one in shown) or 1.0
     for one in shown:
-        width = one.seconds / slowest * (WIDTH - LEFT - RIGHT - 70)
+        width = (one.seconds or 0.0) / slowest * (WIDTH - LEFT - RIGHT - 70)
         parts.append(label(one.name, "name", 8, top + 14))
         parts.append(
             f'<rect x="{LEFT}" y="{top}" width="{width:.1f}" height="{BAR}" fill="{COLORS[one.kind]}"/>'
         )
-        parts.append(label(f"{one.seconds:.1f} s", "small", LEFT + width + 6, top + 14))
+        parts.append(label(epoch_of(one), "small", LEFT + width + 6, top + 14))
         top += BAR + 8
     title = f"{TITLES[summary.name]}, {results['data']}, {results['machine']}"
     parts.append(label(title, "small", 8, top + 16))
@@ -412,9 +428,7 @@ def picture_of(summary: Summary) -> str:
     )
 
 
-def label(
-    text: str, kind: str, x: float, y: float, anchor: str = "start"
-) -> str:
+def label(text: str, kind: str, x: float, y: float, anchor: str = "start") -> str:
     """Return a text of the picture."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 

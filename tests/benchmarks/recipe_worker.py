@@ -1,7 +1,7 @@
 """One contender's training process, which `recipes.py` starts and asks over its standard streams, a JSON line each.
 
-It runs under the memory limit of everybody, set and measured as a probe of batchtune does it. An OOM is counted, what
-the step left is freed, and training goes on.
+It runs under the memory limit of everybody, set and measured as a probe of batchtune does it. An OOM ends an epoch, as
+it ends a training; a search goes on after one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from batchtune.probe.session import drain_autograd
 from batchtune.probe.settings import ProbeSettings
 
 Reply = dict[str, Any]
+# Of what a probe holds for a training process on the CPU, this is what any process holds that is started, not forked.
+SPENT_BYTES = 12 << 20
 # A failure that leaves more than this part of the limit in use costs the worker of a search.
 HELD_SHARE = 0.002
 # A disguised one names another cause: oneDNN "could not create a primitive".
@@ -55,7 +57,7 @@ class Trainer:
         self.meter = backend_for(asked["device"]).open(
             asked["device"], settings, asked["limit_bytes"]
         )
-        self.meter.hold(len(self.lengths))
+        self.meter.hold(len(self.lengths), spent_bytes=SPENT_BYTES)
         self.meter.limit()
         self.reset(0, 1e-3)
         self.meter.settle(0, 0)
@@ -64,6 +66,7 @@ class Trainer:
         for _ in range(2):
             self.run_step(self.batch_of([shortest]))
         self.rest_bytes = self.meter.in_use()
+        self.is_damaged = False
 
     def reset(self, seed: int, lr: float) -> Reply:
         """Begin a training anew."""
@@ -92,22 +95,25 @@ class Trainer:
         return seconds, self.meter.peak()
 
     def train(self, batches: list[list[int]]) -> Reply:
-        """Train on batches; tell the seconds and peak of each, None for both where memory ran out."""
-        seconds: list[float | None] = []
-        peaks: list[int | None] = []
+        """Train on batches; tell the seconds and peak of each step until one runs out of memory, which ends a training."""
+        steps = []
         for indices in batches:
             step = self.tried(lambda indices=indices: self.batch_of(indices))
-            seconds.append(None if step is None else step[0])
-            peaks.append(None if step is None else step[1])
-        return {"seconds": seconds, "peaks": peaks}
+            if step is None:
+                return {"steps": steps, "oom": True}
+            steps.append(step)
+        return {"steps": steps, "oom": False}
 
     def tried(self, make: Any) -> tuple[float, int | None] | None:
         """Make a batch and train on it; None if memory ran out."""
         try:
             return self.run_step(make())
         except (RuntimeError, MemoryError) as error:
-            if error_verdict(error) not in OUT_OF_MEMORY:
+            verdict = error_verdict(error)
+            if verdict not in OUT_OF_MEMORY:
                 raise
+            # oneDNN never recovers from one.
+            self.is_damaged = self.is_damaged or verdict == "disguised"
             traceback.clear_frames(error.__traceback__)
         drain_autograd()
         self.training.optimizer.zero_grad()
@@ -135,10 +141,8 @@ class Trainer:
     def verdict(self, fits: bool) -> Reply:
         """Return a trial's outcome, and whether a failure left so much behind that the next would not compare."""
         left = self.meter.in_use() - self.rest_bytes
-        return {
-            "fits": fits,
-            "worn": not fits and left > HELD_SHARE * self.meter.device.limit_bytes,
-        }
+        held_too_much = left > HELD_SHARE * self.meter.device.limit_bytes
+        return {"fits": fits, "worn": self.is_damaged or (not fits and held_too_much)}
 
     def evaluate(self) -> Reply:
         """Return the mean loss of the examples that are held out."""

@@ -43,7 +43,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 from benchmarks.recipe_list import RECIPES, NoLengths, Recipe
-from benchmarks.recipe_peers import Batches, Contender, DoesNotFit, NothingRecommended, call_batchtune
+from benchmarks.recipe_peers import (
+    Batches,
+    Contender,
+    DoesNotFit,
+    NothingRecommended,
+    call_batchtune,
+)
 from benchmarks.recipe_summary import draw, errors_of, machine_name, summarise
 
 from batchtune.errors import BatchtuneError
@@ -69,7 +75,7 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """A training process under the limit, and what to ask it."""
+    """A training process under the limit, and what to ask it. It starts while others work: the first request waits."""
 
     def __init__(self, started_with: dict[str, Any]) -> None:
         environment = dict(os.environ)
@@ -82,12 +88,19 @@ class Worker:
             text=True,
             env=environment,
         )
-        self.started = self.ask("start", **started_with)
+        self._has_started = False
+        self._send("start", started_with)
 
     def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request; return the reply."""
+        """Send a request; return the reply. Raises WorkerDied."""
+        if not self._has_started:
+            self._receive()
+            self._has_started = True
+        self._send(request, arguments)
+        return self._receive()
+
+    def _send(self, request: str, arguments: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             print(
                 json.dumps({"do": request, **arguments}),
@@ -96,6 +109,9 @@ class Worker:
             )
         except BrokenPipeError as error:
             raise WorkerDied from error
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise WorkerDied
@@ -127,6 +143,8 @@ class RecipeBench:
         self.trials = 0
         self.ooms = 0
         self._worker: Worker | None = None
+        # It starts while the one before works: many searches cost a worker for each OOM.
+        self._spare: Worker | None = None
 
     def __enter__(self) -> RecipeBench:
         return self
@@ -135,7 +153,13 @@ class RecipeBench:
         self.release()
 
     def release(self) -> None:
-        """End the worker that searches ran on."""
+        """End the workers of the searches."""
+        self._drop()
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+    def _drop(self) -> None:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -169,11 +193,12 @@ class RecipeBench:
     def _asked(self, request: str, **arguments: Any) -> dict[str, Any] | None:
         """Ask the worker of the searches; None if it died of it."""
         if self._worker is None:
-            self._worker = self.new_worker()
+            self._worker = self._spare or self.new_worker()
+            self._spare = self.new_worker()
         try:
             return self._worker.ask(request, **arguments)
         except WorkerDied:
-            self.release()
+            self._drop()
             return None
 
     def _counted(self, request: str, **arguments: Any) -> bool:
@@ -182,7 +207,7 @@ class RecipeBench:
         self.trials += 1
         self.ooms += not fits
         if reply is not None and reply["worn"]:
-            self.release()
+            self._drop()
         return fits
 
     def fits(self, batches: Batches) -> bool:
@@ -243,9 +268,7 @@ class RecipeBench:
             names.append("target")
             keys += ["--target-key", "target"]
         rows = [",".join(names)]
-        rows += [
-            ",".join(map(str, row)) for row in zip(*columns, strict=True)
-        ]
+        rows += [",".join(map(str, row)) for row in zip(*columns, strict=True)]
         write_whole(manifest, "\n".join(rows) + "\n")
         settings = []
         for name, value in self.recipe.options.items():
@@ -393,6 +416,7 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
             "rounds": [],
             "trace": {},
         }
+        bench.release()
         if path.exists():
             results = continued(results, json.loads(path.read_text()), path)
         rounds = results["rounds"]
@@ -445,7 +469,14 @@ def continued(
 
     Raises BatchtuneError if they are not.
     """
-    for name in ("machine", "limit_bytes", "training", "data", "examples", "contenders"):
+    for name in (
+        "machine",
+        "limit_bytes",
+        "training",
+        "data",
+        "examples",
+        "contenders",
+    ):
         if json.loads(json.dumps(new[name])) != earlier.get(name):
             raise BatchtuneError(
                 f"{path} holds a benchmark with another {name}",
@@ -479,41 +510,34 @@ def run_round(
         scale = len(batches[shipped]) / len(batches[name])
         lr = bench.recipe.lr * float(np.sqrt(scale))
         workers[name].ask("reset", seed=number, lr=lr)
-        round_of[name] = {"lr": lr, "seconds": 0.0, "ooms": 0, "peak_bytes": 0, "died": False}  # fmt: skip
+        round_of[name] = {"lr": lr, "oom": False}
     traces: dict[str, list[Any]] = {name: [] for name in names}
     for part in range(SLICES):
         for name in names:
+            totals = round_of[name]
+            if totals["oom"]:
+                continue
             mine = batches[name]
             some = mine[part * len(mine) // SLICES : (part + 1) * len(mine) // SLICES]
-            if round_of[name]["died"]:
-                continue
             try:
                 reply = workers[name].ask("train", batches=some)
             except WorkerDied:
-                round_of[name]["died"] = True
-                round_of[name]["ooms"] += 1
+                reply = {"steps": [], "oom": True}
+            traces[name] += reply["steps"]
+            if reply["oom"]:
+                totals["oom"] = True
                 workers[name].close()
                 workers[name] = bench.new_worker()
-                continue
-            add_steps(round_of[name], reply)
-            for step in zip(reply["seconds"], reply["peaks"], strict=True):
-                if step[0] is not None:
-                    traces[name].append([round(step[0], 5), step[1]])
     for name in names:
-        if not round_of[name]["died"]:
-            round_of[name]["loss"] = workers[name].ask("evaluate")["loss"]
+        totals = round_of[name]
+        totals["steps"] = len(traces[name])
+        totals["seconds"] = sum(step[0] for step in traces[name])
+        totals["peak_bytes"] = max((step[1] for step in traces[name]), default=0)
+        if not totals["oom"]:
+            totals["loss"] = workers[name].ask("evaluate")["loss"]
     results["rounds"].append(round_of)
     if number == 0:
         results["trace"] = traces
-
-
-def add_steps(totals: dict[str, Any], reply: dict[str, Any]) -> None:
-    """Add the steps of a part of an epoch."""
-    seconds = [value for value in reply["seconds"] if value is not None]
-    totals["ooms"] += len(reply["seconds"]) - len(seconds)
-    totals["seconds"] += sum(seconds)
-    peaks = [value for value in reply["peaks"] if value is not None]
-    totals["peak_bytes"] = max([totals["peak_bytes"], *peaks])
 
 
 def progress(recipe: Recipe, text: str) -> None:
@@ -549,7 +573,9 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--manifest", help="lengths, in place of a recipe's own")
     parser.add_argument("--picture", action="store_true", help="draw the picture too")
-    parser.add_argument("--quick", action="store_true", help="half of the examples, one round")
+    parser.add_argument(
+        "--quick", action="store_true", help="half of the examples, one round"
+    )
     options = parser.parse_args(argv)
     for name in options.recipes:
         if name not in RECIPES and options.recipes != ["summarise"]:
