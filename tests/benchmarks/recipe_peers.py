@@ -570,8 +570,9 @@ def batchtune_recommended(bench: Bench) -> tuple[Epochs, str]:
     row = swept.recommended_row
     if row is None:
         raise NothingRecommended
-    targets = {} if bench.targets is None else {"target_lengths": bench.targets}
-    sampler = sampler_from_config(bench.run / "sampler.yaml", bench.lengths, **targets)
+    sampler = sampler_from_config(
+        bench.run / "sampler.yaml", bench.lengths, targets=bench.targets
+    )
     return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
 
 

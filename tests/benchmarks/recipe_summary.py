@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -36,6 +36,7 @@ TIMES_SHIPPED = 1.15
 RECIPES_TIMES_SHIPPED = 4
 TIMES_BEST_PEER = 0.99
 Results = dict[str, Any]
+UNKNOWN = "–"  # noqa: RUF001  # as in all tables of batchtune
 
 
 def machine_name(device: str) -> str:
@@ -60,7 +61,7 @@ def errors_of(results: Results) -> dict[str, float]:
 
 
 def ratios_of(results: Results, name: str, other: str) -> list[float]:
-    """Return how many times as fast as another a contender was, round by round; empty if either ever ran out of memory."""
+    """Return how many times as fast as another a contender was, in each round; empty if either ran out of memory."""
     ratios = []
     for round_of in results["rounds"]:
         mine = round_of[name]
@@ -118,7 +119,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Summary:
-    """One recipe: all contenders, and those that the table shows."""
+    """One recipe with all its contenders."""
 
     results: Results
     contenders: list[Shown]
@@ -162,9 +163,9 @@ class Summary:
         return statistics.mean(ratios) if ratios else None
 
     def loss_is_unchanged(self) -> bool | None:
-        """Whether batchtune's mean loss is no more above the shipped one's than twice the standard error of the difference.
+        """Return whether batchtune's mean loss is above the shipped one's by no more than the seeds explain.
 
-        That error is of the seeds: sqrt(sd² / n + sd² / n). None with fewer than two seeds.
+        That is twice the standard error of the difference, sqrt((sd² + sd²) / n). None with fewer than two seeds.
         """
         mine = self.batchtune.loss
         theirs = self.shipped.loss
@@ -225,47 +226,46 @@ def epoch_of(one: Shown) -> str:
 
 def times(ratio: float | None) -> str:
     """Return a ratio for people."""
-    return "–" if ratio is None else f"{ratio:.2f}"
+    return UNKNOWN if ratio is None else f"{ratio:.2f}"
 
 
 def goals(summaries: list[Summary]) -> list[tuple[bool, str]]:
     """Return each goal, and whether it is met."""
-    faster = [
-        summary
-        for summary in summaries
-        if (summary.times(summary.shipped) or 0.0) >= TIMES_SHIPPED
-    ]
+    faster = 0
+    for summary in summaries:
+        faster += (summary.times(summary.shipped) or 0.0) >= TIMES_SHIPPED
+    goal = f"at least {TIMES_SHIPPED} times what the recipe ships on {RECIPES_TIMES_SHIPPED} recipes"
     found = [
-        (
-            len(faster) >= RECIPES_TIMES_SHIPPED,
-            f"at least {TIMES_SHIPPED} times what the recipe ships on {RECIPES_TIMES_SHIPPED} recipes: on {len(faster)} of {len(summaries)}",
-        )
+        (faster >= RECIPES_TIMES_SHIPPED, f"{goal}: on {faster} of {len(summaries)}")
     ]
     for summary in summaries:
-        ratio = summary.times(summary.best_peer)
-        if summary.best_peer is not None:
-            found.append(
-                (
-                    ratio is not None and ratio >= TIMES_BEST_PEER,
-                    f"{summary.name}: at least {TIMES_BEST_PEER} times the best peer ({summary.best_peer.name}): {times(ratio)}",
-                )
-            )
-        ooms = summary.batchtune.ooms
-        found.append(
-            (ooms == 0, f"{summary.name}: no epoch runs out of memory: {ooms}")
-        )
-        unchanged = summary.loss_is_unchanged()
-        if unchanged is not None:
-            mine = summary.batchtune.loss
-            theirs = summary.shipped.loss
-            assert mine is not None and theirs is not None
-            found.append(
-                (
-                    unchanged,
-                    f"{summary.name}: loss within the spread of seeds: {mine[0]:.3f} ± {mine[1]:.3f}, shipped {theirs[0]:.3f} ± {theirs[1]:.3f}",
-                )
-            )
+        for met, text in goals_of(summary):
+            found.append((met, f"{summary.name}: {text}"))
     return found
+
+
+def goals_of(summary: Summary) -> Iterator[tuple[bool, str]]:
+    """Yield the goals of one recipe, and whether each is met."""
+    peer = summary.best_peer
+    if peer is not None:
+        ratio = summary.times(peer)
+        met = ratio is not None and ratio >= TIMES_BEST_PEER
+        goal = f"at least {TIMES_BEST_PEER} times the best peer"
+        yield met, f"{goal} ({peer.name}): {times(ratio)}"
+    ooms = summary.batchtune.ooms
+    yield ooms == 0, f"no epoch runs out of memory: {ooms}"
+    unchanged = summary.loss_is_unchanged()
+    if unchanged is not None:
+        mine = loss_of(summary.batchtune)
+        theirs = loss_of(summary.shipped)
+        yield unchanged, f"loss within the spread of seeds: {mine}, shipped {theirs}"
+
+
+def loss_of(one: Shown) -> str:
+    """Return the mean loss and its deviation over seeds."""
+    if one.loss is None:
+        return UNKNOWN
+    return f"{one.loss[0]:.3f} ± {one.loss[1]:.3f}"
 
 
 def details(summary: Summary) -> str:
@@ -273,29 +273,61 @@ def details(summary: Summary) -> str:
     results = summary.results
     limit = results["limit_bytes"]
     errors = errors_of(results)
-    lines = [
-        f"{TITLES[summary.name]}: {results['examples']} examples of {results['data']}, {limit >> 20} MiB, {len(results['rounds'])} rounds",
-        f"  {'':32}{'s/epoch':>8}{'×shipped':>9}{'±':>7}{results['unit'] + '/s':>10}{'batches':>8}{'padding':>8}{'peak':>6}{'OOMs':>5}{'loss':>16}{'found in':>9}{'trials':>7}{'OOMs':>5}{'paid after':>11}",
-    ]
+    rows = []
     for one in summary.contenders:
-        ratio = one.times_shipped
-        seconds = one.seconds or 0.0
-        saved = (summary.shipped.seconds or 0.0) - seconds
-        paid = "never"
-        if saved > 0:
-            paid = f"{one.facts['finding_seconds'] / saved:.1f}"
-        loss = "–" if one.loss is None else f"{one.loss[0]:.3f} ± {one.loss[1]:.3f}"
-        speed = results["total_length"] / one.seconds if one.seconds else 0.0
-        if one.seconds is None:
-            paid = "–"
-        lines.append(
-            f"  {one.name:32}{seconds:8.2f}{times(ratio):>9}{errors[one.name]:7.1%}{speed:10.0f}{one.facts['batches']:8}"
-            f"{one.facts['padding_ratio']:8.1%}{one.peak_bytes / limit:6.0%}{one.ooms:5}{loss:>16}"
-            f"{one.facts['finding_seconds']:8.0f}s{one.facts['finding_trials']:7}{one.facts['finding_ooms']:5}{paid:>11}  {one.facts['setting']}"
+        facts = one.facts
+        seconds = UNKNOWN
+        speed = UNKNOWN
+        if one.seconds is not None:
+            seconds = f"{one.seconds:.2f}"
+            speed = f"{results['total_length'] / one.seconds:.0f}"
+        rows.append(
+            {
+                "": one.name,
+                "s/epoch": seconds,
+                "× shipped": times(one.times_shipped),
+                "±": f"{errors[one.name]:.1%}" if one.times_shipped else UNKNOWN,
+                f"{results['unit']}/s": speed,
+                "batches": str(facts["batches"]),
+                "padding": f"{facts['padding_ratio']:.1%}",
+                "peak": f"{one.peak_bytes / limit:.0%}",
+                "OOMs": str(one.ooms),
+                "loss": loss_of(one),
+                "found in": f"{facts['finding_seconds']:.0f} s",
+                "trials": str(facts["finding_trials"]),
+                "their OOMs": str(facts["finding_ooms"]),
+                "paid after": paid_after(one, summary.shipped),
+                "setting": facts["setting"],
+            }
         )
-    for text in results["left_out"]:
-        lines.append(f"  left out: {text}")
+    what = (
+        f"{TITLES[summary.name]}: {results['examples']} examples of {results['data']}"
+    )
+    lines = [f"{what}, {limit >> 20} MiB, {len(results['rounds'])} rounds"]
+    lines += in_columns(rows)
+    lines += [f"left out: {text}" for text in results["left_out"]]
     return "\n".join(lines)
+
+
+def paid_after(one: Shown, shipped: Shown) -> str:
+    """Return after how many epochs the search for a setting has paid for itself."""
+    if one.seconds is None or shipped.seconds is None:
+        return UNKNOWN
+    if one.seconds >= shipped.seconds:
+        return "never"
+    return f"{one.facts['finding_seconds'] / (shipped.seconds - one.seconds):.1f}"
+
+
+def in_columns(rows: list[dict[str, str]]) -> list[str]:
+    """Return lines with the cells of rows below each other, the first and last column on the left."""
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    laid_out = []
+    for first, *middle, last in lines:
+        cells = [first.ljust(widths[0])]
+        cells += map(str.rjust, middle, widths[1:-1])
+        laid_out.append("  ".join(["", *cells, last]))
+    return laid_out
 
 
 def block(summaries: list[Summary]) -> str:
@@ -303,8 +335,8 @@ def block(summaries: list[Summary]) -> str:
     machines = dict.fromkeys(summary.results["machine"] for summary in summaries)
     rounds = [len(summary.results["rounds"]) for summary in summaries]
     words = (
-        f"Seconds an epoch on {' and '.join(machines)}, all under one memory limit, {min(rounds)} to {max(rounds)} rounds "
-        "in turns (`python tests/benchmarks/recipes.py`)."
+        f"Seconds an epoch on {' and '.join(machines)}, all under one memory limit, {min(rounds)} to {max(rounds)} "
+        "rounds in turns (`python tests/benchmarks/recipes.py`)."
     )
     return f"{BEGIN}\n{table(summaries)}\n\n{words}\n{END}"
 
@@ -344,7 +376,8 @@ STYLE = """text { font: 13px system-ui, sans-serif; fill: #57606a }
 .name { font-weight: 600 } .small { font-size: 11px }
 .limit { stroke: #cf222e; stroke-dasharray: 5 4 } .ceiling { stroke: #1f883d; stroke-dasharray: 2 3 }
 .axis { stroke: #8c959f; stroke-width: .7 }
-@media (prefers-color-scheme: dark) { text { fill: #9da7b3 } .limit { stroke: #f85149 } .ceiling { stroke: #3fb950 } }"""
+@media (prefers-color-scheme: dark) {
+text { fill: #9da7b3 } .limit { stroke: #f85149 } .ceiling { stroke: #3fb950 } }"""
 
 
 def draw(folder: Path) -> Path:
@@ -403,7 +436,7 @@ def picture_of(summary: Summary) -> str:
                     WIDTH - RIGHT,
                     y_of(ceiling) - 4,
                     "end",
-                )  # fmt: skip
+                )
             )
         top = bottom + GAP
     parts.insert(0, label(f"memory of each step, limit {limit >> 20} MiB", "small", LEFT, 18))  # fmt: skip

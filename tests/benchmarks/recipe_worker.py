@@ -95,7 +95,7 @@ class Trainer:
         return seconds, self.meter.peak()
 
     def train(self, batches: list[list[int]]) -> Reply:
-        """Train on batches; tell the seconds and peak of each step until one runs out of memory, which ends a training."""
+        """Train on batches until memory runs out, which ends a training; tell the seconds and peak of each step."""
         steps = []
         for indices in batches:
             step = self.tried(lambda indices=indices: self.batch_of(indices))
@@ -150,7 +150,8 @@ class Trainer:
         self.training.model.eval()
         with torch.no_grad():
             for indices in self.held_out:
-                losses.append(self.training.loss(self.batch_of(indices)).item())
+                loss = self.training.loss(self.batch_of(indices))
+                losses.append(loss.item())
         self.training.model.train()
         return {"loss": sum(losses) / len(losses)}
 

@@ -490,7 +490,9 @@ def is_known(results: dict[str, Any]) -> bool:
     rounds = len(results["rounds"])
     if rounds < FEWEST_ROUNDS:
         return False
-    return rounds >= MOST_ROUNDS or max(errors_of(results).values()) < HIGHEST_ERROR
+    # Who runs out of memory has no error.
+    errors = filter(math.isfinite, errors_of(results).values())
+    return rounds >= MOST_ROUNDS or max(errors, default=0.0) < HIGHEST_ERROR
 
 
 def run_round(
