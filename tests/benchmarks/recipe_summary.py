@@ -369,7 +369,7 @@ def summarise(folder: Path, picture: bool) -> None:
         print(draw(folder))
 
 
-WIDTH, LEFT, RIGHT = 860, 210, 20
+WIDTH, LEFT, RIGHT = 860, 235, 20
 STRIP, GAP, BAR = 76, 12, 18
 COLORS = {"shipped": "#8c959f", "peer": "#bf8700", "batchtune": "#1f883d"}
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #57606a }
@@ -399,7 +399,9 @@ def picture_of(summary: Summary) -> str:
     shown.append(summary.batchtune)
     traces = [results["trace"][one.name] for one in shown]
     longest = max(sum(step[0] for step in trace) for trace in traces)
-    highest = 1.12 * limit
+    # What the process holds before its first step is below the axis.
+    held = results["held_bytes"]
+    room = 1.12 * (limit - held)
 
     def x_of(seconds: float) -> float:
         return LEFT + seconds / longest * (WIDTH - LEFT - RIGHT)
@@ -410,14 +412,14 @@ def picture_of(summary: Summary) -> str:
         bottom = top + STRIP
 
         def y_of(size: float, bottom: float = bottom) -> float:
-            return bottom - size / highest * STRIP
+            return bottom - max(0.0, size - held) / room * STRIP
 
         parts.append(label(one.name, "name", 8, top + 34))
         parts.append(label(f"{epoch_of(one)} an epoch", "small", 8, top + 52))
         ends = list(accumulate(step[0] for step in trace))
         points = [f"{x_of(0):.1f},{bottom:.1f}"]
         for step, end in zip(trace, ends, strict=True):
-            height = y_of(step[1] or 0)
+            height = y_of(step[1] or held)
             points.append(f"{x_of(end - step[0]):.1f},{height:.1f}")
             points.append(f"{x_of(end):.1f},{height:.1f}")
         points.append(f"{x_of(ends[-1] if ends else 0):.1f},{bottom:.1f}")
@@ -439,7 +441,8 @@ def picture_of(summary: Summary) -> str:
                 )
             )
         top = bottom + GAP
-    parts.insert(0, label(f"memory of each step, limit {limit >> 20} MiB", "small", LEFT, 18))  # fmt: skip
+    words = f"memory of each step, above the {held >> 20} MiB that the process holds; limit {limit >> 20} MiB"
+    parts.insert(0, label(words, "small", LEFT, 18))  # fmt: skip
     top += 26
     parts.append(label("seconds an epoch", "small", LEFT, top - 8))
     slowest = max(one.seconds or 0.0 for one in shown) or 1.0

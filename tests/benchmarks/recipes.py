@@ -94,7 +94,7 @@ class Worker:
     def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
         """Send a request; return the reply. Raises WorkerDied."""
         if not self._has_started:
-            self._receive()
+            self.started = self._receive()
             self._has_started = True
         self._send(request, arguments)
         return self._receive()
@@ -414,6 +414,7 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
                 one.name: described(bench, one, found) for one in contenders
             },
             "rounds": [],
+            "held_bytes": 0,
             "trace": {},
         }
         bench.release()
@@ -540,6 +541,7 @@ def run_round(
     results["rounds"].append(round_of)
     if number == 0:
         results["trace"] = traces
+        results["held_bytes"] = workers[shipped].started["held_bytes"]
 
 
 def progress(recipe: Recipe, text: str) -> None:
