@@ -38,6 +38,8 @@ from batchtune.results import SWEEP_FILE, Sweep, read_result
 
 Batches = list[list[int]]
 Epochs = Callable[[int], Batches]
+# A shipped setting is halved again if it runs out of memory in one of so many epochs.
+EPOCHS_TRIED = 3
 # OOMptimizer's default: it stops when the gap is 5% of the size that failed.
 OOMPTIMIZER_THRESHOLD = 0.05
 # axolotl's default: sample_packing_bin_size.
@@ -55,7 +57,7 @@ class DoesNotFit(Exception):
 
 
 class NothingRecommended(Exception):
-    """batchtune recommends no table, as none beats a fixed batch size."""
+    """batchtune has no recommendation of this kind; the message says why."""
 
 
 class Bench(Protocol):
@@ -114,7 +116,8 @@ def worst_batches(bench: Bench, batches: Batches) -> Batches:
     if bench.targets is not None:
         targets = bench.targets
         cells = [len(batch) * targets[batch].max() for batch in batches]
-        places.append(int(np.argmax(cells)))
+        pairs = [cell * length for cell, length in zip(cells, longest, strict=True)]
+        places += [int(np.argmax(cells)), int(np.argmax(pairs))]
     return [batches[place] for place in dict.fromkeys(places)]
 
 
@@ -122,8 +125,16 @@ def halved(
     bench: Bench, make: Callable[[float], Epochs], smallest: Callable[[float], bool]
 ) -> tuple[Epochs, float]:
     """Halve a setting until its worst batches fit; `make(share)` is the setting times the share."""
+
+    def fits(share: float) -> bool:
+        epochs = make(share)
+        return all(
+            bench.fits(worst_batches(bench, epochs(epoch)))
+            for epoch in range(EPOCHS_TRIED)
+        )
+
     share = 1.0
-    while not bench.fits(worst_batches(bench, make(share)(0))):
+    while not fits(share):
         if smallest(share):
             raise DoesNotFit
         share /= 2
@@ -569,7 +580,7 @@ def batchtune_recommended(bench: Bench) -> tuple[Epochs, str]:
     swept = read_result(bench.run / SWEEP_FILE, Sweep)
     row = swept.recommended_row
     if row is None:
-        raise NothingRecommended
+        raise NothingRecommended("no table beats a fixed batch size")
     sampler = sampler_from_config(
         bench.run / "sampler.yaml", bench.lengths, targets=bench.targets
     )
@@ -580,7 +591,9 @@ def batchtune_table(bench: Bench) -> tuple[Epochs, str]:
     """Batch by the best bucket table, where pools are recommended."""
     swept = read_result(bench.run / SWEEP_FILE, Sweep)
     if swept.recommended_table is None:
-        raise NothingRecommended
+        raise NothingRecommended("no table beats a fixed batch size")
+    if swept.recommended_table == swept.recommended:
+        raise NothingRecommended("it is what batchtune recommends")
     row = swept.rows[swept.recommended_table]
     sampler = BucketBatchSampler(
         bench.lengths,

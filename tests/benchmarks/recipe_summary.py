@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 from collections.abc import Iterable, Iterator
@@ -151,9 +152,9 @@ class Summary:
         peers = [
             one
             for one in self.contenders
-            if one.kind != "batchtune" and not one.ooms and one.times_shipped
+            if one.kind != "batchtune" and not one.ooms and one.seconds
         ]
-        return max(peers, key=lambda one: one.times_shipped or 0.0, default=None)
+        return min(peers, key=lambda one: one.seconds or math.inf, default=None)
 
     def times(self, other: Shown | None) -> float | None:
         """Return how many times as fast as another batchtune is, round by round; None if that is not known."""

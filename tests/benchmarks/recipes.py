@@ -345,8 +345,8 @@ def found_settings(
                 raise
             left_out.append(f"{contender.name} (nothing fits)")
             continue
-        except NothingRecommended:
-            left_out.append(f"{contender.name} (no table beats a fixed batch size)")
+        except NothingRecommended as reason:
+            left_out.append(f"{contender.name} ({reason})")
             continue
         cost = {
             "seconds": time.monotonic() - started,
