@@ -1,0 +1,282 @@
+"""The six recipes of `recipes.py`: what is trained, on which lengths, under which limit, and who batches."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks import recipe_peers as peers
+from benchmarks.recipe_peers import Contender
+from public_lengths import code, folder, sharegpt
+from real_lengths import COMMON_VOICE, librispeech_seconds
+
+from batchtune.lengths import FloatArray
+
+Loaded = tuple[FloatArray, FloatArray | None]
+# A chat is cut at 4,096 tokens and a file of code at 8,192; all are then this much shorter, as the models are small.
+CHAT_CUT, CHAT_SCALE = 4096, 16
+CODE_CUT, CODE_SCALE, BYTES_PER_TOKEN = 8192, 32, 4
+
+
+class NoLengths(Exception):
+    """The lengths of a recipe are not here."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training as people run it.
+
+    Attributes:
+        name: On the command line.
+        title: In the table.
+        data: Where the lengths come from, in words.
+        training: The class in `recipe_models.py`.
+        lengths: Loads all lengths, and target lengths if there are any.
+        unit: Of the lengths.
+        counted: What true lengths are called, a second.
+        count: Examples of an epoch, drawn at random.
+        limit_mib: The memory limit on the CPU.
+        lr: Learning rate of the shipped setting.
+        contenders: Who batches; the first is what the recipe ships.
+        options: Of the training.
+        on_cuda: What takes the place of `count`, `limit_mib` and `options` on a GPU.
+    """
+
+    name: str
+    title: str
+    data: str
+    training: str
+    lengths: Callable[[], Loaded]
+    unit: str
+    counted: str
+    count: int
+    limit_mib: int
+    lr: float
+    contenders: tuple[Contender, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    on_cuda: dict[str, Any] = field(default_factory=dict)
+    streamed: bool = False
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether batches are packed rows."""
+        return self.training.startswith("Packed")
+
+
+def librispeech() -> Loaded:
+    """Seconds of LibriSpeech's train-clean-100."""
+    return librispeech_seconds(), None
+
+
+def transcribed_librispeech() -> Loaded:
+    """Seconds and characters of LibriSpeech's dev-clean."""
+    data = shared_data() / "librispeech-wav2vec-tsv"
+    samples = np.loadtxt(data / "valid.tsv", skiprows=1, delimiter="\t", usecols=1)
+    with (data / "valid.ltr").open() as lines:
+        characters = np.array([float(len(line.split())) for line in lines])
+    return samples / 16_000, characters
+
+
+def common_voice() -> Loaded:
+    """Seconds of Common Voice's Indonesian clips."""
+    with gzip.open(COMMON_VOICE, "rt", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines, delimiter="\t"))
+    return np.array([float(row["duration[ms]"]) for row in rows]) / 1000, None
+
+
+def chats() -> Loaded:
+    """Tokens of ShareGPT's chats."""
+    tokens = np.minimum(sharegpt(shared_data()), CHAT_CUT) // CHAT_SCALE
+    return np.maximum(tokens, 2).astype(float), None
+
+
+def code_files() -> Loaded:
+    """Tokens of files of code, by their bytes."""
+    tokens = np.minimum(code(shared_data()) / BYTES_PER_TOKEN, CODE_CUT) // CODE_SCALE
+    return np.maximum(tokens, 4).astype(float), None
+
+
+def shared_data() -> Path:
+    """Return the folder of the public lengths."""
+    data = folder()
+    if data is None:
+        raise NoLengths("its public lengths are not here: give them with --manifest")
+    return data
+
+
+ACCELERATE = Contender(
+    "batch size by accelerate", "peer", peers.accelerate_fixed, "accelerate"
+)
+LIGHTNING = Contender(
+    "batch size by Lightning", "peer", peers.lightning_fixed, "lightning"
+)
+GROUPED = Contender("group_by_length", "peer", peers.grouped_by_length, "transformers")
+SPEECHBRAIN = Contender(
+    "SpeechBrain's sampler, tuned", "peer", peers.tuned_speechbrain, "speechbrain"
+)
+LHOTSE = Contender("Lhotse, OOMptimizer's sizes", "peer", peers.lhotse_sized, "lhotse")
+TABLE = Contender("batchtune's table", "batchtune", peers.batchtune_table)
+RECOMMENDED = Contender("batchtune", "batchtune", peers.batchtune_recommended)
+FOR_LENGTHS = (ACCELERATE, LIGHTNING, GROUPED, SPEECHBRAIN, LHOTSE, TABLE, RECOMMENDED)
+CHAT_ROW = CHAT_CUT // CHAT_SCALE
+SPEECH_ON_CUDA = {
+    "count": 8000,
+    "limit_mib": 8192,
+    "options": {"dim": 512, "layers": 12},
+}
+TEXT_ON_CUDA = {"count": 8000, "limit_mib": 8192, "options": {"dim": 512, "layers": 8}}
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="ctc",
+            title="CTC speech recognition (SpeechBrain)",
+            data="LibriSpeech",
+            training="CtcTraining",
+            lengths=librispeech,
+            unit="s",
+            counted="s of audio",
+            count=1600,
+            limit_mib=400,
+            lr=2e-3,
+            options={"layers": 2},
+            on_cuda=SPEECH_ON_CUDA,
+            # speechbrain, recipes/LibriSpeech/ASR/CTC/hparams/conformer_large.yaml: max_batch_length_train 850,
+            # num_bucket 200, max_batch_ex 128. It reshuffles here in each epoch, as all others do.
+            contenders=(peers.shipped_speechbrain(850, 200, 128), *FOR_LENGTHS),
+        ),
+        Recipe(
+            name="aed",
+            title="Encoder-decoder speech (NeMo)",
+            data="LibriSpeech, with transcripts",
+            training="EncoderDecoderTraining",
+            lengths=transcribed_librispeech,
+            unit="s",
+            counted="s of audio",
+            count=450,
+            limit_mib=400,
+            lr=2e-3,
+            options={"layers": 2},
+            on_cuda=SPEECH_ON_CUDA,
+            # NeMo, examples/asr/conf/speech_multitask/fast-conformer_aed.yaml: batch_duration 360,
+            # quadratic_duration 15, num_buckets 20.
+            contenders=(
+                peers.shipped_lhotse(360, 15, 20),
+                ACCELERATE,
+                LIGHTNING,
+                GROUPED,
+                SPEECHBRAIN,
+                LHOTSE,
+                RECOMMENDED,
+            ),
+        ),
+        Recipe(
+            name="tts",
+            title="Speech synthesis (Lightning)",
+            data="Common Voice",
+            training="SynthesisTraining",
+            lengths=common_voice,
+            unit="s",
+            counted="s of audio",
+            count=2500,
+            limit_mib=380,
+            lr=2e-3,
+            options={"layers": 4},
+            on_cuda=SPEECH_ON_CUDA,
+            # Matcha-TTS, configs/data/ljspeech.yaml: batch_size 32.
+            contenders=(peers.shipped_fixed(32), *FOR_LENGTHS),
+        ),
+        Recipe(
+            name="sft",
+            title="Fine-tuning on chats (Transformers)",
+            data="ShareGPT",
+            training="ChatTraining",
+            lengths=chats,
+            unit="tokens",
+            counted="tokens",
+            count=600,
+            limit_mib=540,
+            lr=2e-3,
+            options={"layers": 2},
+            on_cuda=TEXT_ON_CUDA,
+            # transformers.TrainingArguments: per_device_train_batch_size 8.
+            contenders=(peers.shipped_fixed(8), *FOR_LENGTHS),
+        ),
+        Recipe(
+            name="sft-packed",
+            title="Fine-tuning on chats, packed (TRL)",
+            data="ShareGPT",
+            training="PackedChatTraining",
+            lengths=chats,
+            unit="tokens",
+            counted="tokens",
+            count=600,
+            limit_mib=540,
+            lr=2e-3,
+            options={"layers": 2},
+            on_cuda=TEXT_ON_CUDA,
+            # trl.SFTConfig(packing=True): strategy bfd, per_device_train_batch_size 8.
+            contenders=(
+                peers.shipped_trl(8, CHAT_ROW),
+                peers.tuned_trl(CHAT_ROW),
+                peers.tuned_axolotl(CHAT_ROW),
+                peers.batchtune_packed(CHAT_ROW),
+            ),
+        ),
+        Recipe(
+            name="mlm",
+            title="Masked language model of code",
+            data="files of code",
+            training="MaskedTraining",
+            lengths=code_files,
+            unit="tokens",
+            counted="tokens",
+            count=800,
+            limit_mib=385,
+            lr=2e-3,
+            on_cuda=TEXT_ON_CUDA,
+            # transformers, examples/pytorch/language-modeling/run_mlm.py: per_device_train_batch_size 8.
+            contenders=(peers.shipped_fixed(8), *FOR_LENGTHS),
+        ),
+        Recipe(
+            name="stream",
+            title="Stream of tar shards (WebDataset)",
+            data="Common Voice",
+            training="CtcTraining",
+            lengths=common_voice,
+            unit="s",
+            counted="s of audio",
+            count=2000,
+            limit_mib=380,
+            lr=2e-3,
+            options={"layers": 2},
+            on_cuda=SPEECH_ON_CUDA,
+            streamed=True,
+            # webdataset, filters.batched: batchsize 20.
+            contenders=(
+                peers.shipped_stream(20),
+                Contender(
+                    ".batched() by accelerate",
+                    "peer",
+                    peers.accelerate_stream,
+                    "webdataset",
+                ),
+                Contender(
+                    "dynamic_bucketed_batch, tuned",
+                    "peer",
+                    peers.speechbrain_stream,
+                    "speechbrain",
+                ),
+                Contender(
+                    "batchtune", "batchtune", peers.batchtune_stream, "webdataset"
+                ),
+            ),
+        ),
+    )
+}

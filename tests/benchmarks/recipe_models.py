@@ -1,0 +1,462 @@
+"""The trainings of `recipes.py`: small models of the kinds that people train, as workloads of batchtune.
+
+Each makes examples of any length whose content can be learned, so that losses mean something: example i is always
+the same. A training is a workload for `--workload tests/benchmarks/recipe_models.py:NAME`, and trains on real batches
+in a worker of the benchmark. Lengths are in the manifest's unit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, l1_loss, scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
+
+from batchtune import BatchShape
+
+IGNORED = -100
+Example = dict[str, torch.Tensor]
+
+
+class Training(ABC):
+    """A model, its optimizer and its examples.
+
+    Args:
+        dim: Width of the model.
+        layers: Number of its layers.
+        threads: Of torch on the CPU.
+    """
+
+    packed = False
+
+    def __init__(self, dim: int = 64, layers: int = 3, threads: int = 1) -> None:
+        self.dim = dim
+        self.layers = layers
+        self.threads = threads
+
+    def setup(self, device: torch.device) -> None:
+        """Build the model and AdamW."""
+        torch.set_num_threads(self.threads)
+        self.device = device
+        self.model = self.build().to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def make_batch(self, shape: BatchShape) -> Any:
+        """Make a batch of examples that all have the length of the shape, or of its sequences."""
+        sizes: Sequence[float] = shape.sequences or [shape.length] * shape.batch_size
+        targets = [shape.target_length] * len(sizes)
+        return self.batch_of(range(len(sizes)), sizes, targets)
+
+    def batch_of(
+        self,
+        indices: Sequence[int],
+        lengths: Sequence[float],
+        targets: Sequence[float | None],
+    ) -> Any:
+        """Make a batch of the examples with these indices, on the device."""
+        examples = []
+        for index, length, target in zip(indices, lengths, targets, strict=True):
+            generator = torch.Generator().manual_seed(index)
+            examples.append(self.example(length, target, generator))
+        batch = self.collate(examples)
+        return {name: values.to(self.device) for name, values in batch.items()}
+
+    def step(self, batch: Any) -> float:
+        """Train on a batch; return its loss."""
+        self.optimizer.zero_grad()
+        loss = self.loss(batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """Build the model."""
+
+    @abstractmethod
+    def example(
+        self, length: float, target: float | None, generator: torch.Generator
+    ) -> Example:
+        """Make an example."""
+
+    @abstractmethod
+    def loss(self, batch: Any) -> torch.Tensor:
+        """Return the mean loss of a batch."""
+
+    def collate(self, examples: Sequence[Example]) -> Example:
+        """Pad the examples; labels with IGNORED."""
+        batch: Example = {}
+        for name in examples[0]:
+            values = [example[name] for example in examples]
+            padding = IGNORED if name == "labels" else 0
+            batch[name] = pad_sequence(values, batch_first=True, padding_value=padding)
+            batch[f"{name}_lengths"] = torch.tensor([len(value) for value in values])
+        return batch
+
+
+class Attention(nn.Module):
+    """Attention of many heads, by torch's kernel."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(dim, dim)
+        self.key_value = nn.Linear(dim, 2 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.heads = max(1, dim // 32)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        source: torch.Tensor,
+        mask: torch.Tensor | None,
+        *,
+        causal: bool = False,
+    ) -> torch.Tensor:
+        """Attend from hidden to source, both (batch, length, dim)."""
+
+        def in_heads(values: torch.Tensor) -> torch.Tensor:
+            return values.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+        key, value = self.key_value(source).chunk(2, dim=-1)
+        attended = scaled_dot_product_attention(
+            in_heads(self.query(hidden)),
+            in_heads(key),
+            in_heads(value),
+            attn_mask=mask,
+            is_causal=causal,
+        )
+        return self.out(attended.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    """A layer of a transformer, with attention to a second sequence if it crosses."""
+
+    def __init__(self, dim: int, *, causal: bool = False, crosses: bool = False):
+        super().__init__()
+        self.causal = causal
+        self.attention = Attention(dim)
+        self.norm = nn.LayerNorm(dim)
+        self.cross = Attention(dim) if crosses else None
+        self.cross_norm = nn.LayerNorm(dim)
+        self.feed = nn.Sequential(
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 4 * dim),
+            nn.GELU(),
+            nn.Linear(4 * dim, dim),
+        )
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        mask: torch.Tensor | None,
+        source: torch.Tensor | None = None,
+        source_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the next layer's input, (batch, length, dim)."""
+        normed = self.norm(hidden)
+        hidden = hidden + self.attention(normed, normed, mask, causal=self.causal)
+        if self.cross is not None and source is not None:
+            hidden = hidden + self.cross(self.cross_norm(hidden), source, source_mask)
+        return hidden + self.feed(hidden)
+
+
+def valid_positions(lengths: torch.Tensor, longest: int) -> torch.Tensor:
+    """Return which keys attention may see, of shape (batch, 1, 1, longest)."""
+    places = torch.arange(longest, device=lengths.device)
+    return (places < lengths[:, None])[:, None, None]
+
+
+class Encoder(nn.Module):
+    """Halves the frames, then runs layers of a transformer over them."""
+
+    def __init__(self, features: int, dim: int, layers: int) -> None:
+        super().__init__()
+        self.halve = nn.Conv1d(features, dim, 5, stride=2, padding=2)
+        # Where a frame is, it learns from its neighbours: any length will do.
+        self.place = nn.Conv1d(dim, dim, 15, padding=7, groups=dim)
+        self.blocks = nn.ModuleList(Block(dim) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(
+        self, frames: torch.Tensor, lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what it makes of frames (batch, length, features), and how long that is."""
+        hidden = self.halve(frames.transpose(1, 2))
+        hidden = (hidden + self.place(hidden)).transpose(1, 2)
+        halved = (lengths + 1) // 2
+        mask = valid_positions(halved, hidden.shape[1])
+        for block in self.blocks:
+            hidden = block(hidden, mask)
+        return self.norm(hidden), halved
+
+
+class Speech(Training):
+    """Trains on made speech: each token has a sound of its own."""
+
+    FRAMES_PER_SECOND = 25
+    TOKENS_PER_SECOND = 3.0
+    FEATURES = 40
+    TOKENS = 64
+
+    def example(
+        self, length: float, target: float | None, generator: torch.Generator
+    ) -> Example:
+        """Make the frames of seconds of speech, and its tokens."""
+        count = max(1, int(length * self.TOKENS_PER_SECOND))
+        if target is not None:
+            count = max(1, int(target))
+        tokens = torch.randint(1, self.TOKENS, (count,), generator=generator)
+        num_frames = max(2, int(length * self.FRAMES_PER_SECOND))
+        spoken = torch.arange(num_frames) * count // num_frames
+        noise = torch.randn(num_frames, self.FEATURES, generator=generator)
+        frames = self.sounds()[tokens[spoken]] + 0.5 * noise
+        return {"frames": frames, "tokens": tokens}
+
+    def sounds(self) -> torch.Tensor:
+        """Return the sound of each token."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(self.TOKENS, self.FEATURES, generator=generator)
+
+
+class CtcTraining(Speech):
+    """Recognizes speech by CTC; lengths in seconds."""
+
+    def build(self) -> nn.Module:
+        """Build an encoder and a classifier."""
+        encoder = Encoder(self.FEATURES, self.dim, self.layers)
+        classify = nn.Linear(self.dim, self.TOKENS)
+        return nn.ModuleDict({"encoder": encoder, "classify": classify})
+
+    def loss(self, batch: Example) -> torch.Tensor:
+        """Return the CTC loss for each token."""
+        hidden, lengths = self.model["encoder"](
+            batch["frames"], batch["frames_lengths"]
+        )
+        scores = self.model["classify"](hidden).log_softmax(-1).transpose(0, 1)
+        summed = nn.functional.ctc_loss(
+            scores,
+            batch["tokens"],
+            lengths,
+            batch["tokens_lengths"],
+            reduction="sum",
+            zero_infinity=True,
+        )
+        return summed / batch["tokens_lengths"].sum()
+
+
+class EncoderDecoderTraining(Speech):
+    """Transcribes speech with an encoder and a decoder; lengths in seconds, targets in characters."""
+
+    def build(self) -> nn.Module:
+        """Build both halves."""
+        decoder = nn.ModuleList(
+            Block(self.dim, causal=True, crosses=True) for _ in range(self.layers)
+        )
+        return nn.ModuleDict(
+            {
+                "encoder": Encoder(self.FEATURES, self.dim, self.layers),
+                "embed": nn.Embedding(self.TOKENS, self.dim),
+                "decoder": decoder,
+                "classify": nn.Linear(self.dim, self.TOKENS),
+            }
+        )
+
+    def loss(self, batch: Example) -> torch.Tensor:
+        """Return the loss of the next character."""
+        source, lengths = self.model["encoder"](
+            batch["frames"], batch["frames_lengths"]
+        )
+        mask = valid_positions(lengths, source.shape[1])
+        tokens = batch["tokens"]
+        # 0 pads, and begins each transcript.
+        previous = nn.functional.pad(tokens[:, :-1], (1, 0))
+        hidden = self.model["embed"](previous)
+        for block in self.model["decoder"]:
+            hidden = block(hidden, None, source, mask)
+        scores = self.model["classify"](hidden).flatten(0, 1)
+        return cross_entropy(scores, tokens.flatten(), ignore_index=0)
+
+
+class SynthesisTraining(Speech):
+    """Makes the frames of speech from its tokens, with convolutions; lengths in seconds."""
+
+    def build(self) -> nn.Module:
+        """Build an embedding and blocks of depthwise and pointwise convolutions."""
+        blocks: list[nn.Module] = []
+        for _ in range(self.layers):
+            blocks += [
+                nn.Conv1d(self.dim, self.dim, 11, padding=5, groups=self.dim),
+                nn.Conv1d(self.dim, self.dim, 1),
+                nn.BatchNorm1d(self.dim),
+                nn.ReLU(),
+            ]
+        return nn.ModuleDict(
+            {
+                "embed": nn.Embedding(self.TOKENS, self.dim),
+                "blocks": nn.Sequential(*blocks),
+                "frames": nn.Conv1d(self.dim, self.FEATURES, 1),
+            }
+        )
+
+    def example(
+        self, length: float, target: float | None, generator: torch.Generator
+    ) -> Example:
+        """Make frames, and the token that is spoken in each."""
+        made = super().example(length, target, generator)
+        frames = made["frames"]
+        spoken = torch.arange(len(frames)) * len(made["tokens"]) // len(frames)
+        return {"frames": frames, "tokens": made["tokens"][spoken]}
+
+    def loss(self, batch: Example) -> torch.Tensor:
+        """Return the mean absolute error of the frames that are no padding."""
+        hidden = self.model["embed"](batch["tokens"]).transpose(1, 2)
+        made = self.model["frames"](self.model["blocks"](hidden)).transpose(1, 2)
+        mask = (batch["tokens"] > 0)[:, :, None]
+        errors = l1_loss(made * mask, batch["frames"] * mask, reduction="sum")
+        return errors / (mask.sum() * self.FEATURES)
+
+
+class MaskedTraining(Training):
+    """Fills in masked tokens of code; lengths in tokens."""
+
+    TOKENS = 500
+    MASKED = 0.15
+
+    def build(self) -> nn.Module:
+        """Build an encoder of tokens."""
+        return nn.ModuleDict(
+            {
+                "embed": nn.Embedding(self.TOKENS, self.dim),
+                "place": nn.Conv1d(self.dim, self.dim, 15, padding=7, groups=self.dim),
+                "blocks": nn.ModuleList(Block(self.dim) for _ in range(self.layers)),
+                "classify": nn.Linear(self.dim, self.TOKENS),
+            }
+        )
+
+    def example(
+        self, length: float, target: float | None, generator: torch.Generator
+    ) -> Example:
+        """Make tokens that follow from the first, of which some are masked by 1."""
+        count = max(2, int(length))
+        first = int(torch.randint(self.TOKENS, (), generator=generator))
+        tokens = (first + 7 * torch.arange(count)) % (self.TOKENS - 2) + 2
+        masked = torch.rand(count, generator=generator) < self.MASKED
+        masked[0] = True
+        return {
+            "tokens": torch.where(masked, 1, tokens),
+            "labels": torch.where(masked, tokens, IGNORED),
+        }
+
+    def loss(self, batch: Example) -> torch.Tensor:
+        """Return the loss of the masked tokens."""
+        tokens = batch["tokens"]
+        hidden = self.model["embed"](tokens).transpose(1, 2)
+        hidden = (hidden + self.model["place"](hidden)).transpose(1, 2)
+        mask = valid_positions(batch["tokens_lengths"], tokens.shape[1])
+        for block in self.model["blocks"]:
+            hidden = block(hidden, mask)
+        scores = self.model["classify"](hidden).flatten(0, 1)
+        return cross_entropy(scores, batch["labels"].flatten(), ignore_index=IGNORED)
+
+
+class ChatTraining(Training):
+    """Fine-tunes a small Llama of Transformers on padded chats; lengths in tokens."""
+
+    TOKENS = 1000
+
+    def build(self) -> nn.Module:
+        """Build Transformers' own model, with attention that can also run packed rows."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        ALL_ATTENTION_FUNCTIONS.register("rows", attention_of_rows)
+        config = LlamaConfig(
+            vocab_size=self.TOKENS,
+            hidden_size=self.dim,
+            intermediate_size=3 * self.dim,
+            num_hidden_layers=self.layers,
+            num_attention_heads=max(1, self.dim // 32),
+            max_position_embeddings=8192,
+            use_cache=False,
+            attn_implementation="rows",
+        )
+        return LlamaForCausalLM(config)
+
+    def example(
+        self, length: float, target: float | None, generator: torch.Generator
+    ) -> Example:
+        """Make tokens each of which follows from the one before."""
+        first = torch.randint(100, (), generator=generator)
+        tokens = (first + 7 * torch.arange(max(2, int(length)))) % 100 + 3
+        return {"input_ids": tokens, "labels": tokens}
+
+    def loss(self, batch: Example) -> torch.Tensor:
+        """Return the loss of the next token. Padding is on the right: causal attention never sees it."""
+        loss: torch.Tensor = self.model(
+            input_ids=batch["input_ids"], labels=batch["labels"]
+        ).loss
+        return loss
+
+
+class PackedChatTraining(ChatTraining):
+    """The same on rows of chats without padding, as with `DataCollatorWithFlattening`."""
+
+    packed = True
+
+    def collate(self, examples: Sequence[Example]) -> Example:
+        """Lay the examples in one row; the first token of each is no label."""
+        tokens = [example["input_ids"] for example in examples]
+        labels = [nn.functional.pad(one[1:], (1, 0), value=IGNORED) for one in tokens]
+        places = [torch.arange(len(one)) for one in tokens]
+        ends = torch.tensor([0, *(len(one) for one in tokens)]).cumsum(0)
+        return {
+            "input_ids": torch.cat(tokens)[None],
+            "labels": torch.cat(labels)[None],
+            "position_ids": torch.cat(places)[None],
+            "ends": ends,
+        }
+
+    def loss(self, batch: Example) -> torch.Tensor:
+        """Return the loss of the next token."""
+        loss: torch.Tensor = self.model(
+            input_ids=batch["input_ids"],
+            labels=batch["labels"],
+            position_ids=batch["position_ids"],
+            cu_seq_lens_q=batch["ends"],
+        ).loss
+        return loss
+
+
+def attention_of_rows(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend causally in each sequence of a row by itself, as FlashAttention does on a GPU.
+
+    Queries, keys and values are (batch, heads, length, dim). Without `cu_seq_lens_q` each row is one sequence.
+    """
+    if cu_seq_lens_q is None:
+        sequences = [query.shape[2]]
+    else:
+        sequences = cu_seq_lens_q.diff().tolist()
+    parts = zip(
+        *(part.split(sequences, dim=2) for part in (query, key, value)), strict=True
+    )
+    attended = [
+        scaled_dot_product_attention(
+            *part, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        for part in parts
+    ]
+    return torch.cat(attended, dim=2).transpose(1, 2), None

@@ -1,0 +1,657 @@
+"""How each contender of `recipes.py` batches: the real libraries, with settings found as their users find them.
+
+A contender is found once, on a worker under the memory limit, which costs seconds, trials and OOMs; then it gives the
+batches of each epoch.
+
+"Shipped" settings are those of a recipe's own configuration, which its comment names. They were chosen for a larger
+GPU than the limit here, so they are halved until the largest batches of an epoch run, as their users would.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from probe.peer_searches import from_the_last_answer
+from real_packers import axolotl_multipack
+from real_speechbrain import load_dynamic_batch_sampler, load_speechbrain
+from torch.utils.data import BatchSampler
+
+from batchtune import (
+    BucketBatchSampler,
+    BucketedStream,
+    PackedBatchSampler,
+    sampler_from_config,
+)
+from batchtune.lengths import FloatArray
+from batchtune.results import SWEEP_FILE, Sweep, read_result
+
+Batches = list[list[int]]
+Epochs = Callable[[int], Batches]
+# A shipped setting is halved again if it runs out of memory in one of so many epochs.
+EPOCHS_TRIED = 3
+# OOMptimizer's default: it stops when the gap is 5% of the size that failed.
+OOMPTIMIZER_THRESHOLD = 0.05
+# axolotl's default: sample_packing_bin_size.
+AXOLOTL_BIN_SIZE = 200
+# Lhotse's default number of buckets.
+LHOTSE_BUCKETS = 10
+# What users of SpeechBrain try, of which the one with the fewest batches is taken.
+SPEECHBRAIN_BUCKETS = (10, 15, 20, 30, 60, 100, 200)
+# What WebDataset's users put before `.batched()`.
+SHUFFLE_BUFFER = 1000
+
+
+class DoesNotFit(Exception):
+    """Not even batches of one fit the limit."""
+
+
+class NothingRecommended(Exception):
+    """batchtune has no recommendation of this kind; the message says why."""
+
+
+class Bench(Protocol):
+    """What finds a contender's setting may use."""
+
+    lengths: FloatArray
+    targets: FloatArray | None
+    run: Path
+    """The run folder of batchtune, with the recommendation."""
+    shards: str | None
+    """The tar shards of a stream."""
+
+    def fits(self, batches: Batches) -> bool:
+        """Run batches on the limited device; count a trial."""
+
+    def fits_shape(self, batch_size: int, length: float) -> bool:
+        """Run a batch of a shape, with the longest target of examples of that length; count a trial."""
+
+    def lightning_batch_size(self) -> int:
+        """Ask Lightning's finder."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to batch.
+
+    Attributes:
+        name: For people.
+        kind: `shipped`, `peer` or `batchtune`.
+        find: Finds its setting: the batches of each epoch, and the setting in words.
+        needs: The package that does the batching.
+    """
+
+    name: str
+    kind: str
+    find: Callable[[Bench], tuple[Epochs, str]]
+    needs: str = "torch"
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its package is."""
+        return importlib.util.find_spec(self.needs) is not None
+
+
+def worst_batches(bench: Bench, batches: Batches) -> Batches:
+    """Return the batches of an epoch that can be the first to run out of memory."""
+    longest = [bench.lengths[batch].max() for batch in batches]
+    by_cells = sorted(
+        range(len(batches)), key=lambda place: len(batches[place]) * longest[place]
+    )
+    places = [
+        *by_cells[-2:],
+        max(range(len(batches)), key=lambda place: len(batches[place])),
+        int(np.argmax(longest)),
+    ]
+    if bench.targets is not None:
+        targets = bench.targets
+        cells = [len(batch) * targets[batch].max() for batch in batches]
+        pairs = [cell * length for cell, length in zip(cells, longest, strict=True)]
+        places += [int(np.argmax(cells)), int(np.argmax(pairs))]
+    return [batches[place] for place in dict.fromkeys(places)]
+
+
+def halved(
+    bench: Bench, make: Callable[[float], Epochs], smallest: Callable[[float], bool]
+) -> tuple[Epochs, float]:
+    """Halve a setting until its worst batches fit; `make(share)` is the setting times the share."""
+
+    def fits(share: float) -> bool:
+        epochs = make(share)
+        return all(
+            bench.fits(worst_batches(bench, epochs(epoch)))
+            for epoch in range(EPOCHS_TRIED)
+        )
+
+    share = 1.0
+    while not fits(share):
+        if smallest(share):
+            raise DoesNotFit
+        share /= 2
+    return make(share), share
+
+
+def shuffled(count: int, epoch: int) -> list[int]:
+    """Return a random order, as torch's RandomSampler makes one."""
+    generator = torch.Generator().manual_seed(epoch)
+    order: list[int] = torch.randperm(count, generator=generator).tolist()
+    return order
+
+
+def fixed(count: int, batch_size: int) -> Epochs:
+    """Make batches of one size, shuffled, as a DataLoader does."""
+    return lambda epoch: list(BatchSampler(shuffled(count, epoch), batch_size, False))
+
+
+def shipped_fixed(batch_size: int) -> Contender:
+    """Return a recipe that ships a fixed batch size, shuffled."""
+
+    def find(bench: Bench) -> tuple[Epochs, str]:
+        def make(share: float) -> Epochs:
+            return fixed(bench.lengths.size, max(1, int(batch_size * share)))
+
+        epochs, share = halved(bench, make, lambda share: batch_size * share <= 1)
+        return epochs, f"batch size {max(1, int(batch_size * share))}"
+
+    return Contender("as shipped", "shipped", find)
+
+
+def speechbrain(
+    bench: Bench, max_batch_length: float, num_buckets: int, max_batch_ex: int | None
+) -> Epochs:
+    """Make the batches of SpeechBrain's own sampler."""
+    sampler_class = load_dynamic_batch_sampler()
+
+    def epochs(epoch: int) -> Batches:
+        sampler = sampler_class(
+            range(bench.lengths.size),
+            max_batch_length,
+            num_buckets=num_buckets,
+            lengths_list=bench.lengths.tolist(),
+            shuffle=True,
+            batch_ordering="random",
+            max_batch_ex=max_batch_ex,
+            seed=epoch,
+        )
+        return [list(batch) for batch in sampler]
+
+    return epochs
+
+
+def shipped_speechbrain(
+    max_batch_length: float, num_buckets: int, max_batch_ex: int
+) -> Contender:
+    """Return a recipe of SpeechBrain with dynamic batching.
+
+    Buckets are halved with the length: an epoch here has fewer batches in proportion, and each bucket leaves one that
+    is not full.
+    """
+
+    def find(bench: Bench) -> tuple[Epochs, str]:
+        def buckets(share: float) -> int:
+            return max(2, round(num_buckets * share))
+
+        def make(share: float) -> Epochs:
+            return speechbrain(
+                bench, max_batch_length * share, buckets(share), max_batch_ex
+            )
+
+        def smallest(share: float) -> bool:
+            return max_batch_length * share < bench.lengths.min()
+
+        epochs, share = halved(bench, make, smallest)
+        words = f"max_batch_length {max_batch_length * share:g}, num_buckets {buckets(share)}"
+        return epochs, words
+
+    return Contender("as shipped", "shipped", find, "speechbrain")
+
+
+def tuned_speechbrain(bench: Bench) -> tuple[Epochs, str]:
+    """Raise max_batch_length until memory runs out, then bisect to 5%; at each, the num_buckets of fewest batches."""
+
+    def make(max_batch_length: float) -> tuple[Epochs, int]:
+        ways = [
+            (speechbrain(bench, max_batch_length, buckets, None), buckets)
+            for buckets in SPEECHBRAIN_BUCKETS
+        ]
+        return min(ways, key=lambda way: len(way[0](0)))
+
+    def fits(max_batch_length: float) -> bool:
+        return bench.fits(worst_batches(bench, make(max_batch_length)[0](0)))
+
+    passed = float(bench.lengths.max())
+    while not fits(passed):
+        passed /= 2
+        if passed < bench.lengths.min():
+            raise DoesNotFit
+    failed = 2 * passed
+    while failed < bench.lengths.sum() and fits(failed):
+        passed = failed
+        failed = 2 * passed
+    while failed - passed > 0.05 * failed:
+        middle = (passed + failed) / 2
+        if fits(middle):
+            passed = middle
+        else:
+            failed = middle
+    epochs, buckets = make(passed)
+    return epochs, f"max_batch_length {passed:.4g}, num_buckets {buckets}"
+
+
+def accelerates_size(bench: Bench, make: Callable[[int], Epochs]) -> tuple[Epochs, int]:
+    """Find a batch size with accelerate's decorator: from 128 down by a tenth, until an epoch's worst batches run."""
+    from accelerate.utils import find_executable_batch_size
+
+    @find_executable_batch_size(starting_batch_size=min(128, bench.lengths.size))
+    def train(batch_size: int) -> int:
+        if not bench.fits(worst_batches(bench, make(batch_size)(0))):
+            # What torch raises in the worker.
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return batch_size
+
+    try:
+        found: int = train()
+    except RuntimeError as error:
+        raise DoesNotFit from error
+    return make(found), found
+
+
+def accelerate_fixed(bench: Bench) -> tuple[Epochs, str]:
+    """Find a fixed batch size with accelerate."""
+    count = bench.lengths.size
+    epochs, size = accelerates_size(bench, lambda size: fixed(count, size))
+    return epochs, f"batch size {size}"
+
+
+def lightning_fixed(bench: Bench) -> tuple[Epochs, str]:
+    """Find a fixed batch size with Lightning."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    size = bench.lightning_batch_size()
+    return fixed(bench.lengths.size, size), f"batch size {size}"
+
+
+def grouped_by_length(bench: Bench) -> tuple[Epochs, str]:
+    """Group by length, as Transformers' Trainer does with `group_by_length`; the batch size by accelerate's search."""
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    lengths = bench.lengths.tolist()
+
+    def make(batch_size: int) -> Epochs:
+        def epochs(epoch: int) -> Batches:
+            generator = torch.Generator().manual_seed(epoch)
+            order = LengthGroupedSampler(
+                batch_size, lengths=lengths, generator=generator
+            )
+            return list(BatchSampler(order, batch_size, False))
+
+        return epochs
+
+    epochs, size = accelerates_size(bench, make)
+    return epochs, f"batch size {size}"
+
+
+def lhotse(bench: Bench, **options: Any) -> Epochs:
+    """Make the batches of Lhotse's own DynamicBucketingSampler."""
+    from lhotse import CutSet, MonoCut
+    from lhotse.dataset import DynamicBucketingSampler
+
+    order = shuffled(bench.lengths.size, 0)
+    cuts = [
+        MonoCut(id=str(i), start=0, duration=float(bench.lengths[i]), channel=0)
+        for i in order
+    ]
+
+    def epochs(epoch: int) -> Batches:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sampler = DynamicBucketingSampler(
+                CutSet.from_cuts(cuts),
+                shuffle=True,
+                world_size=1,
+                rank=0,
+                seed=epoch,
+                **options,
+            )
+            return [[int(cut.id) for cut in batch] for batch in sampler]
+
+    return epochs
+
+
+def shipped_lhotse(
+    batch_duration: float, quadratic_duration: float, num_buckets: int
+) -> Contender:
+    """Return a recipe of NeMo, which batches with Lhotse."""
+
+    def find(bench: Bench) -> tuple[Epochs, str]:
+        def make(share: float) -> Epochs:
+            return lhotse(
+                bench,
+                max_duration=batch_duration * share,
+                quadratic_duration=quadratic_duration,
+                num_buckets=max(2, round(num_buckets * share)),
+            )
+
+        def smallest(share: float) -> bool:
+            return batch_duration * share < bench.lengths.max() / 2
+
+        epochs, share = halved(bench, make, smallest)
+        words = f"batch_duration {batch_duration * share:g}, num_buckets {max(2, round(num_buckets * share))}"
+        return epochs, words
+
+    return Contender("as shipped", "shipped", find, "lhotse")
+
+
+def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
+    """Take Lhotse's bins, and for each the size that OOMptimizer's search finds."""
+    from lhotse.cut import MonoCut
+    from lhotse.dataset.sampling.dynamic_bucketing import (
+        FixedBucketBatchSizeConstraint,
+        estimate_duration_buckets,
+    )
+
+    cuts = [
+        MonoCut(id=str(i), start=0, duration=float(value), channel=0)
+        for i, value in enumerate(bench.lengths)
+    ]
+    bins = estimate_duration_buckets(cuts, num_buckets=LHOTSE_BUCKETS)
+    edges = [*bins, float(bench.lengths.max())]
+    found = dict(
+        from_the_last_answer(
+            bench.fits_shape,
+            edges,
+            lambda _: bench.lengths.size,
+            OOMPTIMIZER_THRESHOLD,
+        )
+    )
+    if min(found.values()) == 0:
+        raise DoesNotFit
+    constraint = FixedBucketBatchSizeConstraint(
+        max_seq_len_buckets=edges, batch_sizes=[found[edge] for edge in edges]
+    )
+    epochs = lhotse(bench, duration_bins=list(bins), constraint=constraint)
+    return (
+        epochs,
+        f"{len(edges)} buckets, sizes {found[edges[-1]]} to {found[edges[0]]}",
+    )
+
+
+def trl_rows(bench: Bench, cut_at: int) -> Epochs:
+    """Pack with TRL's default strategy into rows of `cut_at` tokens, in batches of one row."""
+    from datasets import Dataset, disable_progress_bars
+    from trl.data_utils import pack_dataset
+
+    disable_progress_bars()
+    sequences = [[i] * int(length) for i, length in enumerate(bench.lengths)]
+    packed = pack_dataset(Dataset.from_dict({"input_ids": sequences}), cut_at, "bfd")
+    rows = [list(dict.fromkeys(row)) for row in packed["input_ids"]]
+    return lambda epoch: [rows[place] for place in shuffled(len(rows), epoch)]
+
+
+def joined(rows: Epochs, count: int) -> Epochs:
+    """Join so many rows to a batch, which is flattened: padding-free, as TRL trains packed rows."""
+
+    def epochs(epoch: int) -> Batches:
+        given = rows(epoch)
+        return [
+            [index for row in given[first : first + count] for index in row]
+            for first in range(0, len(given), count)
+        ]
+
+    return epochs
+
+
+def packed_fits(bench: Bench, batches: Batches) -> bool:
+    """Whether the packed batches with the most tokens run."""
+    by_tokens = sorted(batches, key=lambda batch: float(bench.lengths[batch].sum()))
+    return bench.fits(by_tokens[-2:])
+
+
+def shipped_trl(batch_size: int, cut_at: int) -> Contender:
+    """Return TRL's own packing, with its default of rows a batch, halved until it fits."""
+
+    def find(bench: Bench) -> tuple[Epochs, str]:
+        rows = trl_rows(bench, cut_at)
+        size = batch_size
+        while not packed_fits(bench, joined(rows, size)(0)):
+            if size == 1:
+                raise DoesNotFit
+            size //= 2
+        return joined(rows, size), f"{size} rows of {cut_at} tokens"
+
+    return Contender("as shipped", "shipped", find, "trl")
+
+
+def tuned_trl(cut_at: int) -> Contender:
+    """Return TRL's own packing, with as many rows a batch as fit."""
+
+    def find(bench: Bench) -> tuple[Epochs, str]:
+        rows = trl_rows(bench, cut_at)
+        size = 1
+        while packed_fits(bench, joined(rows, size)(0)) and size < len(rows(0)):
+            size += 1
+        if size == 1:
+            raise DoesNotFit
+        return joined(rows, size - 1), f"{size - 1} rows of {cut_at} tokens"
+
+    return Contender("TRL's packing, most rows", "peer", find, "trl")
+
+
+def tuned_axolotl(cut_at: int) -> Contender:
+    """Return axolotl's own multipack sampler, with as many rows a batch as fit."""
+
+    def find(bench: Bench) -> tuple[Epochs, str]:
+        sampler_class = axolotl_multipack().MultipackBatchSampler
+        lengths = bench.lengths.astype(np.int64)
+
+        def make(rows: int) -> Epochs:
+            def epochs(epoch: int) -> Batches:
+                sampler = sampler_class(
+                    sampler=shuffled(lengths.size, epoch),
+                    batch_size=1,
+                    batch_max_len=rows * cut_at,
+                    bin_size=AXOLOTL_BIN_SIZE,
+                    lengths=lengths,
+                    num_processes=1,
+                )
+                packed = sampler.generate_batches(set_stats=False)
+                return [[int(i) for i in batch[0]] for batch in packed]
+
+            return epochs
+
+        size = 1
+        while packed_fits(bench, make(size)(0)) and size * cut_at < lengths.sum():
+            size += 1
+        if size == 1:
+            raise DoesNotFit
+        return make(size - 1), f"micro_batch_size {size - 1} × {cut_at} tokens"
+
+    return Contender("axolotl's multipack", "peer", find, "axolotl")
+
+
+def read_samples(bench: Bench, epoch: int) -> Any:
+    """Read the shards with WebDataset, shuffled as its users do."""
+    import webdataset
+
+    assert bench.shards is not None
+    data = webdataset.WebDataset(
+        bench.shards, shardshuffle=100, detshuffle=True, seed=epoch
+    )
+    samples = (json.loads(sample["json"]) for sample in data)
+    return webdataset.filters.shuffle(SHUFFLE_BUFFER, seed=epoch)(samples)
+
+
+def indices_of(batches: Any) -> Batches:
+    """Return the indices of a stream's examples, batch by batch."""
+    return [[int(example["index"]) for example in batch] for batch in batches]
+
+
+def batched_stream(bench: Bench, batch_size: int) -> Epochs:
+    """Make WebDataset's own batches of one size."""
+    import webdataset
+
+    stage = webdataset.filters.batched(batch_size, collation_fn=list)
+    return lambda epoch: indices_of(stage(read_samples(bench, epoch)))
+
+
+def shipped_stream(batch_size: int) -> Contender:
+    """Return a stream with WebDataset's `.batched(batch_size)`."""
+
+    def find(bench: Bench) -> tuple[Epochs, str]:
+        def make(share: float) -> Epochs:
+            return batched_stream(bench, max(1, int(batch_size * share)))
+
+        epochs, share = halved(bench, make, lambda share: batch_size * share <= 1)
+        return epochs, f".batched({max(1, int(batch_size * share))})"
+
+    return Contender("as shipped", "shipped", find, "webdataset")
+
+
+def accelerate_stream(bench: Bench) -> tuple[Epochs, str]:
+    """Find the size of WebDataset's batches with accelerate."""
+    epochs, size = accelerates_size(bench, lambda size: batched_stream(bench, size))
+    return epochs, f".batched({size})"
+
+
+def swept_stream(bench: Bench) -> dict[str, Any]:
+    """Sweep the stream once, after the probe; return stream.json."""
+    path = bench.run / "stream.json"
+    if not path.exists():
+        assert bench.shards is not None
+        call_batchtune(
+            "sweep-stream", bench.shards, "--length-key", "json.duration",
+            "--run", str(bench.run), "--quiet",
+        )  # fmt: skip
+    stream: dict[str, Any] = json.loads(path.read_text())
+    return stream
+
+
+def speechbrain_stream(bench: Bench) -> tuple[Epochs, str]:
+    """Batch the stream with SpeechBrain's own function, with the settings that are best for it."""
+    stream = swept_stream(bench)
+    row = stream["rows"][stream["recommended_speechbrain"]]
+    names = ("target_batch_numel", "max_batch_numel", "max_batch_size", "max_padding_ratio")  # fmt: skip
+    settings = {name: row[name] for name in names if row[name] is not None}
+    batch = load_speechbrain()[3].dynamic_bucketed_batch
+
+    def epochs(epoch: int) -> Batches:
+        import random
+
+        random.seed(epoch)  # which SpeechBrain draws from
+        batches = batch(
+            read_samples(bench, epoch),
+            len_key="duration",
+            len_fn=float,
+            buffersize=row["buffer_size"],
+            collate_fn=list,
+            sampler_kwargs=settings,
+        )
+        return indices_of(batches)
+
+    words = ", ".join(f"{name} {value:.4g}" for name, value in settings.items())
+    return epochs, words
+
+
+def batchtune_stream(bench: Bench) -> tuple[Epochs, str]:
+    """Batch the stream with batchtune's stage, as recommended."""
+    stream = swept_stream(bench)
+    row = stream["rows"][stream["recommended"]]
+
+    def epochs(epoch: int) -> Batches:
+        stage = BucketedStream.from_config(
+            bench.run / "stream.yaml", length_of=lambda example: example["duration"]
+        )
+        return indices_of(stage(read_samples(bench, epoch)))
+
+    return epochs, f"{row['algorithm']}, buffer of {row['buffer_size']}"
+
+
+def batchtune_recommended(bench: Bench) -> tuple[Epochs, str]:
+    """Batch as sampler.yaml says."""
+    swept = read_result(bench.run / SWEEP_FILE, Sweep)
+    row = swept.recommended_row
+    if row is None:
+        raise NothingRecommended("no table beats a fixed batch size")
+    sampler = sampler_from_config(
+        bench.run / "sampler.yaml", bench.lengths, targets=bench.targets
+    )
+    return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
+
+
+def batchtune_table(bench: Bench) -> tuple[Epochs, str]:
+    """Batch by the best bucket table, where pools are recommended."""
+    swept = read_result(bench.run / SWEEP_FILE, Sweep)
+    if swept.recommended_table is None:
+        raise NothingRecommended("no table beats a fixed batch size")
+    if swept.recommended_table == swept.recommended:
+        raise NothingRecommended("it is what batchtune recommends")
+    row = swept.rows[swept.recommended_table]
+    sampler = BucketBatchSampler(
+        bench.lengths,
+        bucket_boundaries=row.boundaries,
+        bucket_batch_sizes=row.batch_sizes,
+    )
+    return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
+
+
+def batchtune_packed(cut_at: int) -> Contender:
+    """Return batchtune's packing, with the token budget that fits."""
+
+    def find(bench: Bench) -> tuple[Epochs, str]:
+        max_tokens = packed_budget(bench, cut_at)
+        sampler = PackedBatchSampler(
+            bench.lengths.astype(np.int64), max_tokens=max_tokens
+        )
+        return epochs_of(sampler), f"--max-tokens {max_tokens}"
+
+    return Contender("batchtune", "batchtune", find)
+
+
+def packed_budget(bench: Bench, cut_at: int) -> int:
+    """Find the token budget by hand: raise it by eighths of a row until memory runs out.
+
+    Until a probe of packed training finds it: then this becomes one line, which reads that from the run folder.
+    """
+    step = max(1, cut_at // 8)
+    max_tokens = cut_at
+
+    def fits(max_tokens: int) -> bool:
+        sampler = PackedBatchSampler(
+            bench.lengths.astype(np.int64), max_tokens=max_tokens
+        )
+        return packed_fits(bench, [list(batch) for batch in sampler])
+
+    while fits(max_tokens) and max_tokens < bench.lengths.sum():
+        max_tokens += step
+    if max_tokens == cut_at:
+        raise DoesNotFit
+    # A step's spread: the budget that failed by a little is not taken to have fitted.
+    return max_tokens - 2 * step if max_tokens > 2 * step + cut_at else cut_at
+
+
+def epochs_of(sampler: Any) -> Epochs:
+    """Return a sampler's batches by epoch."""
+
+    def epochs(epoch: int) -> Batches:
+        sampler.set_epoch(epoch)
+        return [list(map(int, batch)) for batch in sampler]
+
+    return epochs
+
+
+def call_batchtune(*arguments: str) -> None:
+    """Run a command of batchtune."""
+    subprocess.run(
+        [sys.executable, "-m", "batchtune", *arguments],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )

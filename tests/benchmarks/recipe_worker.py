@@ -1,0 +1,254 @@
+"""One contender's training process, which `recipes.py` starts and asks over its standard streams, a JSON line each.
+
+It runs under the memory limit of everybody, set and measured as a probe of batchtune does it. An OOM ends an epoch, as
+it ends a training; a search goes on after one.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from benchmarks import recipe_models
+from benchmarks.recipe_models import Training
+from torch.utils.data import DataLoader
+
+from batchtune import BatchShape
+from batchtune.probe.devices import backend_for
+from batchtune.probe.failures import error_verdict
+from batchtune.probe.session import drain_autograd
+from batchtune.probe.settings import ProbeSettings
+
+Reply = dict[str, Any]
+# Of what a probe holds for a training process on the CPU, this is what any process holds that is started, not forked.
+SPENT_BYTES = 12 << 20
+# A failure that leaves more than this part of the limit in use costs the worker of a search.
+HELD_SHARE = 0.002
+# A disguised one names another cause: oneDNN "could not create a primitive".
+OUT_OF_MEMORY = ("oom", "disguised")
+# Lightning's finder would try a batch of one for ever.
+MOST_TRIES_OF_ONE = 10
+
+
+class Trainer:
+    """The training, its limited device, and its data."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self.lengths: list[float] = asked["lengths"]
+        self.targets: list[float | None] = asked["targets"]
+        self.held_out: list[list[int]] = asked["held_out"]
+        make = getattr(recipe_models, asked["training"])
+        self.training: Training = make(**asked["options"])
+        settings = ProbeSettings(workload="", options={}, device=asked["device"])
+        self.meter = backend_for(asked["device"]).open(
+            asked["device"], settings, asked["limit_bytes"]
+        )
+        self.meter.hold(len(self.lengths), spent_bytes=SPENT_BYTES)
+        self.meter.limit()
+        self.reset(0, 1e-3)
+        self.meter.settle(0, 0)
+        # What is done only once is neither timed nor measured, and the optimizer's state is complete.
+        shortest = min(range(len(self.lengths)), key=self.lengths.__getitem__)
+        for _ in range(2):
+            self.run_step(self.batch_of([shortest]))
+        self.rest_bytes = self.meter.in_use()
+        self.is_damaged = False
+
+    def reset(self, seed: int, lr: float) -> Reply:
+        """Begin a training anew."""
+        torch.manual_seed(seed)
+        self.training.setup(self.meter.torch_device)
+        for group in self.training.optimizer.param_groups:
+            group["lr"] = lr
+        gc.collect()
+        self.meter.release()
+        return {}
+
+    def batch_of(self, indices: Sequence[int]) -> Any:
+        """Make a batch of examples."""
+        lengths = [self.lengths[index] for index in indices]
+        targets = [self.targets[index] for index in indices]
+        return self.training.batch_of(indices, lengths, targets)
+
+    def run_step(self, batch: Any) -> tuple[float, int | None]:
+        """Train on a batch; return its seconds and its peak in bytes."""
+        self.meter.reset()
+        self.meter.synchronize()
+        started = time.perf_counter()
+        self.training.step(batch)
+        self.meter.synchronize()
+        seconds = time.perf_counter() - started
+        return seconds, self.meter.peak()
+
+    def train(self, batches: list[list[int]]) -> Reply:
+        """Train on batches until memory runs out, which ends a training; tell the seconds and peak of each step."""
+        steps = []
+        for indices in batches:
+            step = self.tried(lambda indices=indices: self.batch_of(indices))
+            if step is None:
+                return {"steps": steps, "oom": True}
+            steps.append(step)
+        return {"steps": steps, "oom": False}
+
+    def tried(self, make: Any) -> tuple[float, int | None] | None:
+        """Make a batch and train on it; None if memory ran out."""
+        try:
+            return self.run_step(make())
+        except (RuntimeError, MemoryError) as error:
+            verdict = error_verdict(error)
+            if verdict not in OUT_OF_MEMORY:
+                raise
+            # oneDNN never recovers from one.
+            self.is_damaged = self.is_damaged or verdict == "disguised"
+            traceback.clear_frames(error.__traceback__)
+        drain_autograd()
+        self.training.optimizer.zero_grad()
+        gc.collect()
+        self.meter.release()
+        return None
+
+    def fits(self, batches: list[list[int]]) -> Reply:
+        """Train on batches, until one does not fit."""
+        fits = all(
+            self.tried(lambda indices=indices: self.batch_of(indices)) is not None
+            for indices in batches
+        )
+        return self.verdict(fits)
+
+    def fits_shape(self, batch_size: int, length: float, target: float | None) -> Reply:
+        """Train on made batches of a shape, two steps as OOMptimizer does."""
+        shape = BatchShape(batch_size, length, target)
+        fits = all(
+            self.tried(lambda: self.training.make_batch(shape)) is not None
+            for _ in range(2)
+        )
+        return self.verdict(fits)
+
+    def verdict(self, fits: bool) -> Reply:
+        """Return a trial's outcome, and whether a failure left so much behind that the next would not compare."""
+        left = self.meter.in_use() - self.rest_bytes
+        held_too_much = left > HELD_SHARE * self.meter.device.limit_bytes
+        return {"fits": fits, "worn": self.is_damaged or (not fits and held_too_much)}
+
+    def evaluate(self) -> Reply:
+        """Return the mean loss of the examples that are held out."""
+        losses = []
+        self.training.model.eval()
+        with torch.no_grad():
+            for indices in self.held_out:
+                loss = self.training.loss(self.batch_of(indices))
+                losses.append(loss.item())
+        self.training.model.train()
+        return {"loss": sum(losses) / len(losses)}
+
+    def lightning_batch_size(self, count: int) -> Reply:
+        """Ask Lightning's own finder, in its default mode, for the batch size of a shuffled loader."""
+        import lightning
+        from lightning.pytorch.tuner.tuning import Tuner
+
+        trainer = self
+        tried: list[int] = []
+
+        class Module(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.batch_size = 2
+                self.model = trainer.training.model
+
+            def training_step(self, indices: list[int], _: int) -> torch.Tensor:
+                tried.append(self.batch_size)
+                if tried.count(1) > MOST_TRIES_OF_ONE:
+                    raise SystemExit("not even one example fits")
+                return trainer.training.loss(trainer.batch_of(indices))
+
+            def configure_optimizers(self) -> Any:
+                return trainer.training.optimizer
+
+            def train_dataloader(self) -> Any:
+                return DataLoader(
+                    range(count),
+                    batch_size=self.batch_size,
+                    shuffle=True,
+                    collate_fn=list,
+                )
+
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            runner = lightning.Trainer(
+                accelerator="cpu" if self.meter.torch_device.type == "cpu" else "gpu",
+                devices=1,
+                max_epochs=1,
+                default_root_dir=folder,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            found = Tuner(runner).scale_batch_size(Module(), max_val=count)
+        drain_autograd()
+        self.training.optimizer.zero_grad()
+        gc.collect()
+        self.meter.release()
+        sizes = list(dict.fromkeys(tried))
+        return {
+            "batch_size": found,
+            "trials": len(sizes),
+            "ooms": int(sizes[-1] > (found or 0)),
+            "seconds": time.perf_counter() - started,
+        }
+
+
+def data_bytes() -> int:
+    """Return the bytes of this process that count against the limit on a CPU."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("VmData"))
+    return int(line.split()[1]) * 1024
+
+
+def raised_for_lightning(asked: dict[str, Any]) -> dict[str, Any]:
+    """Import Lightning; what that holds comes on top of the limit, as no contender trains with it."""
+    before = data_bytes()
+    importlib.import_module("lightning.pytorch.tuner.tuning")
+    held = data_bytes() - before if asked["device"] == "cpu" else 0
+    return {**asked, "limit_bytes": asked["limit_bytes"] + held}
+
+
+def main() -> None:
+    """Answer requests until there are no more. What libraries print goes to stderr."""
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    trainer: Trainer | None = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        name = asked.pop("do")
+        if trainer is None:
+            if asked.pop("with_lightning"):
+                asked = raised_for_lightning(asked)
+            trainer = Trainer(asked)
+            reply: Reply = {
+                "limit_bytes": trainer.meter.device.limit_bytes,
+                "held_bytes": trainer.meter.in_use(),
+                "device": trainer.meter.device.name,
+            }
+        else:
+            reply = getattr(trainer, name)(**asked)
+        print(json.dumps(reply), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

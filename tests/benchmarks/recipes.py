@@ -1,0 +1,625 @@
+"""Trainings as people run them, batched by everybody: `python tests/benchmarks/recipes.py [RECIPE...] [--picture]`.
+
+Seven small models train on real lengths, each under one memory limit for all contenders: what the recipe ships, the
+peers that apply, by their real libraries, and batchtune as it recommends by default. Without names all recipes run.
+
+    ctc         CTC speech recognition, LibriSpeech
+    aed         encoder-decoder speech with two lengths, LibriSpeech
+    tts         speech synthesis, Common Voice
+    sft         fine-tuning of a causal language model, ShareGPT; padded
+    sft-packed  the same, packed
+    mlm         masked language model, files of code
+    stream      tar shards with WebDataset, Common Voice
+
+Each contender trains in a process of its own, on one thread of the CPU. In each round all train the same seed for one
+epoch, in turns of an eighth of an epoch, so that whatever slows the machine down slows all. A round's losses are those
+of examples that no one trained on. The learning rate grows with the square root of the mean batch (AdamW). Rounds go
+on until the standard errors are below 1%, 5 rounds at least and 10 at most, or until the recipe's share of `--minutes`
+is over.
+
+DIR/RECIPE.json is written after each round. An interrupted benchmark goes on from there; `--work` keeps what was found
+before the rounds. `recipes.py summarise` prints the table and the goals, and writes the README's block from DIR;
+`--picture` draws the picture beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+from benchmarks.recipe_list import RECIPES, NoLengths, Recipe
+from benchmarks.recipe_peers import (
+    Batches,
+    Contender,
+    DoesNotFit,
+    NothingRecommended,
+    call_batchtune,
+)
+from benchmarks.recipe_summary import draw, errors_of, machine_name, summarise
+
+from batchtune.errors import BatchtuneError
+from batchtune.files import write_whole
+from batchtune.lengths import FloatArray
+from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.probe.devices import backends
+from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Sweep, read_result
+
+HERE = Path(__file__).parent
+SLICES = 8
+FEWEST_ROUNDS = 5
+MOST_ROUNDS = 10
+HIGHEST_ERROR = 0.01
+HELD_OUT = 40
+HELD_OUT_BATCH = 4
+# A probe takes so much of what --memory gives; the limit is for everybody.
+MEMORY_FRACTION = Fraction(9, 10)
+
+
+class WorkerDied(Exception):
+    """A worker process ended."""
+
+
+class Worker:
+    """A training process under the limit, and what to ask it. It starts while others work: the first request waits."""
+
+    def __init__(self, started_with: dict[str, Any]) -> None:
+        environment = dict(os.environ)
+        for backend in backends():
+            environment |= backend.WORKER_ENVIRONMENT
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "recipe_worker.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._has_started = False
+        self._send("start", started_with)
+
+    def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
+        """Send a request; return the reply. Raises WorkerDied."""
+        if not self._has_started:
+            self.started = self._receive()
+            self._has_started = True
+        self._send(request, arguments)
+        return self._receive()
+
+    def _send(self, request: str, arguments: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            print(
+                json.dumps({"do": request, **arguments}),
+                file=self._process.stdin,
+                flush=True,
+            )
+        except BrokenPipeError as error:
+            raise WorkerDied from error
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise WorkerDied
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class RecipeBench:
+    """A recipe with its lengths, limit and run folder, where contenders find their settings."""
+
+    def __init__(self, recipe: Recipe, options: argparse.Namespace) -> None:
+        self.recipe = recipe
+        self.device: str = options.device
+        self.folder: Path = options.work / recipe.name
+        self.run = self.folder / "run"
+        self.limit_bytes = recipe.limit_mib << 20
+        lengths, targets = loaded(recipe, options.manifest)
+        count = min(recipe.count, lengths.size - HELD_OUT)
+        drawn = np.random.default_rng(0).permutation(lengths.size)[: count + HELD_OUT]
+        self._all = lengths[drawn]
+        self._all_targets = None if targets is None else targets[drawn]
+        self.lengths: FloatArray = self._all[:count]
+        self.targets = None if targets is None else self._all_targets[:count]
+        self.trials = 0
+        self.ooms = 0
+        self._worker: Worker | None = None
+        # It starts while the one before works: many searches cost a worker for each OOM.
+        self._spare: Worker | None = None
+
+    def __enter__(self) -> RecipeBench:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """End the workers of the searches."""
+        self._drop()
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+    def _drop(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def new_worker(self, *, with_lightning: bool = False) -> Worker:
+        """Start a training process."""
+        count = self.lengths.size
+        by_length = sorted(
+            range(count, count + HELD_OUT), key=lambda index: float(self._all[index])
+        )
+        held_out = [
+            by_length[first : first + HELD_OUT_BATCH]
+            for first in range(0, HELD_OUT, HELD_OUT_BATCH)
+        ]
+        targets: list[float | None] = [None] * self._all.size
+        if self._all_targets is not None:
+            targets = self._all_targets.tolist()
+        return Worker(
+            {
+                "training": self.recipe.training,
+                "options": self.recipe.options,
+                "device": self.device,
+                "limit_bytes": self.limit_bytes,
+                "lengths": self._all.tolist(),
+                "targets": targets,
+                "held_out": held_out,
+                "with_lightning": with_lightning,
+            }
+        )
+
+    def _asked(self, request: str, **arguments: Any) -> dict[str, Any] | None:
+        """Ask the worker of the searches; None if it died of it."""
+        if self._worker is None:
+            self._worker = self._spare or self.new_worker()
+            self._spare = self.new_worker()
+        try:
+            return self._worker.ask(request, **arguments)
+        except WorkerDied:
+            self._drop()
+            return None
+
+    def _counted(self, request: str, **arguments: Any) -> bool:
+        reply = self._asked(request, **arguments)
+        fits = reply is not None and bool(reply["fits"])
+        self.trials += 1
+        self.ooms += not fits
+        if reply is not None and reply["worn"]:
+            self._drop()
+        return fits
+
+    def fits(self, batches: Batches) -> bool:
+        """Run batches on the limited device."""
+        return self._counted("fits", batches=batches)
+
+    def fits_shape(self, batch_size: int, length: float) -> bool:
+        """Run a batch of a shape."""
+        target = None
+        if self.targets is not None:
+            target = float(self.targets[self.lengths <= length].max())
+        return self._counted(
+            "fits_shape", batch_size=batch_size, length=length, target=target
+        )
+
+    def lightning_batch_size(self) -> int:
+        """Ask Lightning's finder."""
+        worker = self.new_worker(with_lightning=True)
+        try:
+            reply = worker.ask("lightning_batch_size", count=self.lengths.size)
+        except WorkerDied as error:
+            raise DoesNotFit from error
+        finally:
+            worker.close()
+        if reply["batch_size"] is None:
+            raise DoesNotFit
+        self.trials += reply["trials"]
+        self.ooms += reply["ooms"]
+        return int(reply["batch_size"])
+
+    @cached_property
+    def shards(self) -> str | None:
+        """Write tar shards of the examples, with their lengths."""
+        if not self.recipe.streamed:
+            return None
+        import webdataset
+
+        shards = self.folder / "shards"
+        shards.mkdir(parents=True, exist_ok=True)
+        pattern = str(shards / "train-%03d.tar")
+        with webdataset.ShardWriter(pattern, maxcount=250, verbose=0) as writer:
+            for index, length in enumerate(self.lengths.tolist()):
+                example = {"index": index, "duration": length}
+                writer.write(
+                    {"__key__": f"{index:06}", "json": json.dumps(example).encode()}
+                )
+        last = -(-self.lengths.size // 250) - 1
+        return str(shards / f"train-{{000..{last:03}}}.tar")
+
+    def tune(self) -> dict[str, Any]:
+        """Run `batchtune tune` as its user does; return its seconds, trials, OOMs and predicted ceiling."""
+        manifest = self.folder / "lengths.csv"
+        columns = [self.lengths.tolist()]
+        names = ["duration" if self.recipe.unit == "s" else "num_tokens"]
+        keys = ["--length-key", names[0]]
+        if self.targets is not None:
+            columns.append(self.targets.tolist())
+            names.append("target")
+            keys += ["--target-key", "target"]
+        rows = [",".join(names)]
+        rows += [",".join(map(str, row)) for row in zip(*columns, strict=True)]
+        write_whole(manifest, "\n".join(rows) + "\n")
+        settings = []
+        for name, value in self.recipe.options.items():
+            settings += ["--set", f"{name}={value}"]
+        memory = math.ceil(self.limit_bytes / MEMORY_FRACTION)
+        started = time.monotonic()
+        call_batchtune(
+            "tune", str(manifest), *keys, "--unit", self.recipe.unit,
+            "--workload", f"{HERE / 'recipe_models.py'}:{self.recipe.training}",
+            *settings, "--device", self.device, "--memory", str(memory),
+            "--run", str(self.run), "--quiet",
+        )  # fmt: skip
+        seconds = time.monotonic() - started
+        probe = read_result(self.run / PROBE_FILE, Probe)
+        return {
+            "seconds": seconds,
+            "trials": len(probe.trials),
+            "ooms": sum(trial.outcome == "oom" for trial in probe.trials),
+        }
+
+
+def stand_in_for_torchaudio(folder: Path) -> None:
+    """Put an empty module in torchaudio's place where it does not load: SpeechBrain and Transformers import it."""
+    check = [sys.executable, "-c", "import torchaudio"]
+    if subprocess.run(check, capture_output=True).returncode == 0:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "torchaudio.py").touch()
+    places = [str(folder.resolve()), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    sys.path.insert(0, str(folder.resolve()))
+
+
+def loaded(
+    recipe: Recipe, manifest: str | None
+) -> tuple[FloatArray, FloatArray | None]:
+    """Return a recipe's lengths and target lengths: its own, or those of a manifest."""
+    if manifest is None:
+        return recipe.lengths()
+    lengths = load_lengths([manifest], ReadOptions())
+    values = np.random.default_rng(1).permutation(lengths.values)
+    return values, None
+
+
+def found_settings(
+    bench: RecipeBench, contenders: Sequence[Contender], left_out: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Find the setting of each contender, or read what an earlier call has found; add who has none to `left_out`.
+
+    Raises DoesNotFit if what the recipe ships does not run at batch size 1.
+    """
+    path = bench.folder / "found.json"
+    bench.folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, dict[str, Any]] = {}
+    if path.exists():
+        found = json.loads(path.read_text())
+    if "tuning" not in found:
+        found["tuning"] = {"seconds": 0.0, "trials": 0, "ooms": 0}
+        if not bench.recipe.is_packed:
+            progress(bench.recipe, "batchtune tune")
+            found["tuning"] = bench.tune()
+        write_whole(path, json.dumps(found))
+    for contender in contenders:
+        if contender.name in found:
+            continue
+        progress(bench.recipe, f"finds the setting of {contender.name}")
+        bench.trials = 0
+        bench.ooms = 0
+        started = time.monotonic()
+        try:
+            epochs, setting = contender.find(bench)
+        except DoesNotFit:
+            if contender.kind == "shipped":
+                raise
+            left_out.append(f"{contender.name} (nothing fits)")
+            continue
+        except NothingRecommended as reason:
+            left_out.append(f"{contender.name} ({reason})")
+            continue
+        cost = {
+            "seconds": time.monotonic() - started,
+            "trials": bench.trials,
+            "ooms": bench.ooms,
+        }
+        if contender.kind == "batchtune":
+            cost = {name: cost[name] + found["tuning"][name] for name in cost}
+        progress(bench.recipe, f"{contender.name}: {setting}")
+        found[contender.name] = {
+            **cost,
+            "setting": setting,
+            "epochs": [epochs(epoch) for epoch in range(MOST_ROUNDS)],
+        }
+        write_whole(path, json.dumps(found))
+    bench.release()
+    return found
+
+
+def predicted_ceiling(bench: RecipeBench) -> int | None:
+    """Return the largest peak that batchtune predicts of what it recommends, before anything has trained."""
+    from batchtune.epochs.cost_model import predict
+
+    if not (bench.run / SWEEP_FILE).exists():
+        return None
+    memory = read_result(bench.run / PROBE_FILE, Probe).models.peak_bytes
+    row = read_result(bench.run / SWEEP_FILE, Sweep).recommended_row
+    if memory is None or row is None or bench.targets is not None:
+        return None
+    sizes = np.array(row.batch_sizes, dtype=float)
+    peaks = predict(memory, sizes, np.array(row.boundaries, dtype=float))
+    return round(float(peaks.max()))
+
+
+def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> None:
+    """Find all settings, then train in turns, and write the results after each round."""
+    path = options.out / f"{recipe.name}.json"
+    contenders = []
+    left_out = []
+    for contender in recipe.contenders:
+        if contender.is_installed:
+            contenders.append(contender)
+        else:
+            left_out.append(f"{contender.name} ({contender.needs} is not installed)")
+    with RecipeBench(recipe, options) as bench:
+        found = found_settings(bench, contenders, left_out)
+        contenders = [one for one in contenders if one.name in found]
+        for text in left_out:
+            progress(recipe, f"left out: {text}")
+        results = {
+            "recipe": recipe.name,
+            "machine": machine_name(options.device),
+            "device": options.device,
+            "limit_bytes": bench.limit_bytes,
+            "training": {"name": recipe.training, **recipe.options},
+            "data": options.manifest or recipe.data,
+            "examples": int(bench.lengths.size),
+            "total_length": float(bench.lengths.sum()),
+            "unit": recipe.unit,
+            "lr": recipe.lr,
+            "lr_rule": "square root of the mean batch, AdamW",
+            "left_out": left_out,
+            "predicted_ceiling_bytes": predicted_ceiling(bench),
+            "contenders": {
+                one.name: described(bench, one, found) for one in contenders
+            },
+            "rounds": [],
+            "held_bytes": 0,
+            "trace": {},
+        }
+        bench.release()
+        if path.exists():
+            results = continued(results, json.loads(path.read_text()), path)
+        rounds = results["rounds"]
+        if is_known(results) or (options.quick and rounds):
+            print(f"{recipe.name}: complete", flush=True)
+            return
+        workers = {one.name: bench.new_worker() for one in contenders}
+        seconds = 0.0
+        try:
+            while not is_known(results):
+                if options.quick and rounds:
+                    break
+                if rounds and time.monotonic() + seconds > deadline:
+                    print(f"{recipe.name}: its minutes are over", flush=True)
+                    break
+                started = time.monotonic()
+                run_round(results, found, bench, workers)
+                seconds = time.monotonic() - started
+                write_whole(path, json.dumps(results, indent=1) + "\n")
+                progress(recipe, f"round {len(rounds)}, {seconds:.0f} s")
+        finally:
+            for worker in workers.values():
+                worker.close()
+
+
+def described(
+    bench: RecipeBench, contender: Contender, found: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what is known of a contender before it trains."""
+    facts = found[contender.name]
+    batches = facts["epochs"][0]
+    padded = sum(len(batch) * bench.lengths[batch].max() for batch in batches)
+    if bench.recipe.is_packed:
+        padded = bench.lengths.sum()
+    return {
+        "kind": contender.kind,
+        "setting": facts["setting"],
+        "finding_seconds": round(facts["seconds"], 1),
+        "finding_trials": facts["trials"],
+        "finding_ooms": facts["ooms"],
+        "batches": len(batches),
+        "padding_ratio": round(float(1 - bench.lengths.sum() / padded), 4),
+    }
+
+
+def continued(
+    new: dict[str, Any], earlier: dict[str, Any], path: Path
+) -> dict[str, Any]:
+    """Return earlier results, with their rounds, if they are of the same benchmark.
+
+    Raises BatchtuneError if they are not.
+    """
+    for name in (
+        "machine",
+        "limit_bytes",
+        "training",
+        "data",
+        "examples",
+        "contenders",
+    ):
+        if json.loads(json.dumps(new[name])) != earlier.get(name):
+            raise BatchtuneError(
+                f"{path} holds a benchmark with another {name}",
+                "Remove it, or give another --out.",
+            )
+    return earlier
+
+
+def is_known(results: dict[str, Any]) -> bool:
+    """Return whether enough rounds were run."""
+    rounds = len(results["rounds"])
+    if rounds < FEWEST_ROUNDS:
+        return False
+    # Who runs out of memory has no error.
+    errors = filter(math.isfinite, errors_of(results).values())
+    return rounds >= MOST_ROUNDS or max(errors, default=0.0) < HIGHEST_ERROR
+
+
+def run_round(
+    results: dict[str, Any],
+    found: dict[str, Any],
+    bench: RecipeBench,
+    workers: dict[str, Worker],
+) -> None:
+    """Train one epoch of all contenders in turns, and add what it took."""
+    number = len(results["rounds"])
+    shipped = next(iter(workers))
+    names = list(workers)
+    names = names[number % len(names) :] + names[: number % len(names)]
+    batches = {name: found[name]["epochs"][number] for name in names}
+    round_of: dict[str, dict[str, Any]] = {}
+    for name in names:
+        scale = len(batches[shipped]) / len(batches[name])
+        lr = bench.recipe.lr * float(np.sqrt(scale))
+        workers[name].ask("reset", seed=number, lr=lr)
+        round_of[name] = {"lr": lr, "oom": False}
+    traces: dict[str, list[Any]] = {name: [] for name in names}
+    for part in range(SLICES):
+        for name in names:
+            totals = round_of[name]
+            if totals["oom"]:
+                continue
+            mine = batches[name]
+            some = mine[part * len(mine) // SLICES : (part + 1) * len(mine) // SLICES]
+            try:
+                reply = workers[name].ask("train", batches=some)
+            except WorkerDied:
+                reply = {"steps": [], "oom": True}
+            traces[name] += reply["steps"]
+            if reply["oom"]:
+                totals["oom"] = True
+                workers[name].close()
+                workers[name] = bench.new_worker()
+    for name in names:
+        totals = round_of[name]
+        totals["steps"] = len(traces[name])
+        totals["seconds"] = sum(step[0] for step in traces[name])
+        totals["peak_bytes"] = max((step[1] for step in traces[name]), default=0)
+        if not totals["oom"]:
+            totals["loss"] = workers[name].ask("evaluate")["loss"]
+    results["rounds"].append(round_of)
+    if number == 0:
+        results["trace"] = traces
+        results["held_bytes"] = workers[shipped].started["held_bytes"]
+
+
+def progress(recipe: Recipe, text: str) -> None:
+    """Say what is being done."""
+    print(f"{recipe.name}: {text}", file=sys.stderr, flush=True)
+
+
+def on_device(recipe: Recipe, options: argparse.Namespace) -> Recipe:
+    """Return a recipe as it is trained on the device, with `--quick` as a try of the harness."""
+    if options.device.startswith("cuda"):
+        recipe = replace(recipe, **recipe.on_cuda)
+    if options.quick:
+        recipe = replace(recipe, count=recipe.count // 2)
+    return recipe
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="recipes.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "recipes", nargs="*", metavar="RECIPE", help="default: all; or summarise"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--minutes", type=float, default=60.0, help="default: 60")
+    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="DIR")
+    parser.add_argument(
+        "--work", type=Path, default=Path("recipes-work"), metavar="DIR",
+        help="probes and found settings; default: recipes-work",
+    )  # fmt: skip
+    parser.add_argument("--manifest", help="lengths, in place of a recipe's own")
+    parser.add_argument("--picture", action="store_true", help="draw the picture too")
+    parser.add_argument(
+        "--quick", action="store_true", help="half of the examples, one round"
+    )
+    options = parser.parse_args(argv)
+    for name in options.recipes:
+        if name not in RECIPES and options.recipes != ["summarise"]:
+            parser.error(f"unknown recipe {name!r}: choose from {', '.join(RECIPES)}")
+    return options
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run recipes or summarise them; 1 if one could not be run."""
+    options = parsed(argv)
+    if options.recipes == ["summarise"]:
+        summarise(options.out, options.picture)
+        return 0
+    deadline = time.monotonic() + 60 * options.minutes
+    options.out.mkdir(parents=True, exist_ok=True)
+    stand_in_for_torchaudio(options.work / "stand-ins")
+    names = options.recipes or list(RECIPES)
+    failed = []
+    for place, name in enumerate(names):
+        now = time.monotonic()
+        share = (deadline - now) / (len(names) - place)
+        try:
+            run_recipe(on_device(RECIPES[name], options), options, now + share)
+        except DoesNotFit:
+            failed.append(f"{name}: a batch of one does not fit its limit")
+        except NoLengths as error:
+            failed.append(f"{name}: {error}")
+        except BatchtuneError as error:
+            failed.append(f"{name}: {error.message}. {error.hint or ''}")
+        except subprocess.CalledProcessError as error:
+            failed.append(f"{name}: batchtune ended with {error.returncode}")
+        except KeyboardInterrupt:
+            print("Interrupted: the rounds so far are kept", file=sys.stderr)
+            return 130
+    for text in failed:
+        print(f"Left out: {text}", file=sys.stderr)
+    if options.picture:
+        print(draw(options.out))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

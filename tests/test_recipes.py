@@ -1,0 +1,147 @@
+"""The benchmark of recipes: what it makes of its rounds, and that the README's table is what the kept rounds say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import recipe_summary
+from benchmarks.recipe_summary import (
+    BEGIN,
+    END,
+    README,
+    Summary,
+    block,
+    goals,
+    picture_of,
+    read_summaries,
+    table,
+    with_block,
+)
+
+from batchtune.errors import BatchtuneError
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "tests" / "benchmarks" / "results"
+
+
+def made_results(
+    seconds: dict[str, list[float]], out_of_memory: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Results of a recipe whose contenders took so long in each round; the first is what it ships."""
+    kinds = dict.fromkeys(seconds, "peer")
+    kinds[next(iter(seconds))] = "shipped"
+    kinds["batchtune"] = "batchtune"
+    facts = {
+        "setting": "batch size 8",
+        "finding_seconds": 30.0,
+        "finding_trials": 5,
+        "finding_ooms": 2,
+        "batches": 10,
+        "padding_ratio": 0.25,
+    }
+    rounds = []
+    for number in range(len(next(iter(seconds.values())))):
+        round_of = {}
+        for name, times in seconds.items():
+            round_of[name] = {
+                "lr": 1e-3,
+                "oom": name in out_of_memory,
+                "steps": 2,
+                "seconds": times[number],
+                "peak_bytes": 90 << 20,
+                "loss": 2.0 + 0.1 * number,
+            }
+        rounds.append(round_of)
+    return {
+        "recipe": "ctc",
+        "machine": "a processor, 2 cores",
+        "limit_bytes": 100 << 20,
+        "data": "LibriSpeech",
+        "examples": 100,
+        "total_length": 1000.0,
+        "unit": "s",
+        "left_out": [],
+        "held_bytes": 40 << 20,
+        "predicted_ceiling_bytes": 95 << 20,
+        "contenders": {name: {"kind": kinds[name], **facts} for name in seconds},
+        "rounds": rounds,
+        "trace": {name: [[1.0, 50 << 20], [2.0, 90 << 20]] for name in seconds},
+    }
+
+
+def test_ratios_are_those_of_the_rounds() -> None:
+    # The machine was half as fast in the second round: the ratio is the same in both.
+    results = made_results({"as shipped": [4.0, 8.0], "batchtune": [2.0, 4.0]})
+    summary = Summary.of(results)
+    assert summary.times(summary.shipped) == 2.0
+    assert recipe_summary.errors_of(results) == {"as shipped": 0.0, "batchtune": 0.0}
+    assert "| 6.0 s | 6.0 s (as shipped) | 3.0 s | 2.00 | 2.00 |" in table([summary])
+
+
+def test_a_contender_out_of_memory_is_no_best_peer() -> None:
+    seconds = {"as shipped": [4.0], "fast": [1.0], "slow": [3.0], "batchtune": [2.0]}
+    summary = Summary.of(made_results(seconds, out_of_memory=("fast",)))
+    assert summary.best_peer is not None
+    assert summary.best_peer.name == "slow"
+
+
+def test_a_missed_goal_is_told() -> None:
+    seconds = {"as shipped": [4.0] * 5, "peer": [1.9] * 5, "batchtune": [2.0] * 5}
+    found = {text: met for met, text in goals([Summary.of(made_results(seconds))])}
+    assert found == {
+        "at least 1.15 times what the recipe ships on 4 recipes: on 1 of 1": False,
+        "ctc: at least 0.99 times the best peer (peer): 0.95": False,
+        "ctc: no epoch runs out of memory: 0": True,
+        "ctc: loss within the spread of seeds: 2.200 ± 0.158, shipped 2.200 ± 0.158": True,
+    }
+
+
+def test_the_picture_shows_the_ceiling() -> None:
+    seconds = {"as shipped": [4.0], "peer": [3.0], "batchtune": [2.0]}
+    picture = picture_of(Summary.of(made_results(seconds)))
+    assert picture.count("<polygon") == 3
+    assert picture.count('class="ceiling"') == 1
+    assert "limit 100 MiB" in picture
+
+
+def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BatchtuneError, match="holds no results"):
+        read_summaries(tmp_path)
+
+
+def test_a_readme_without_marks_is_an_error() -> None:
+    with pytest.raises(BatchtuneError, match="has no <!-- recipes -->"):
+        with_block("# batchtune\n", "")
+
+
+def test_the_block_takes_the_place_of_the_one_before() -> None:
+    summary = Summary.of(made_results({"as shipped": [4.0], "batchtune": [2.0]}))
+    text = block([summary])
+    assert with_block(f"before\n{BEGIN}\nold\n{END}\nafter\n", text) == (
+        f"before\n{text}\nafter\n"
+    )
+
+
+def test_the_table_of_the_readme_is_what_the_kept_rounds_say() -> None:
+    readme = README.read_text(encoding="utf-8")
+    if BEGIN not in readme:
+        assert not list(KEPT.glob("*.json")), "`recipes.py summarise` was not run"
+        pytest.skip("no rounds are kept yet")
+    assert with_block(readme, block(read_summaries(KEPT))) == readme
+
+
+@pytest.mark.slow
+def test_a_benchmark_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    for package in ("webdataset", "speechbrain", "accelerate"):
+        pytest.importorskip(package)
+    command = [sys.executable, str(ROOT / "tests" / "benchmarks" / "recipes.py")]
+    command += ["stream", "--quick", "--out", str(tmp_path), "--work", str(tmp_path)]
+    subprocess.run(command, check=True)
+    first = (tmp_path / "stream.json").read_text(encoding="utf-8")
+    assert len(json.loads(first)["rounds"]) == 1
+    again = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "stream: complete" in again.stdout
+    assert (tmp_path / "stream.json").read_text(encoding="utf-8") == first
