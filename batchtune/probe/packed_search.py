@@ -610,7 +610,7 @@ class PackedSearch:
             shape
             for tokens in known.budgets
             for name, shape in known.shapes(tokens).items()
-            if name not in SOUGHT
+            if name not in known.brackets
         }
         counted = [
             trial

@@ -18,6 +18,7 @@ in `--from` first. So where a machine is lent for a few minutes and starts bare,
     tests-truth          tests/gpu/test_truth_on_cuda.py, and so on
     whole                the frontier of `speech` on the whole device, at four lengths
     tests-ranks
+    tests-packed
     tests-scripts
     tests-surroundings
     tests-loaders

@@ -149,6 +149,7 @@ PARTS = {
     "tests-truth": part_of_tests("truth", 3.0),
     "whole": Part(whole, 2.5),
     "tests-ranks": part_of_tests("ranks", 2.0),
+    "tests-packed": part_of_tests("packed", 0.5),
     "tests-scripts": part_of_tests("scripts", 1.5),
     "tests-surroundings": part_of_tests("surroundings", 1.0),
     "tests-loaders": part_of_tests("loaders", 0.25),

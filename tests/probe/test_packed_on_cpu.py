@@ -98,6 +98,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "run", manifest
 
 
+@pytest.mark.slow
 def test_a_command_finds_the_budget_of_the_built_in(tuned: tuple[Path, Path]) -> None:
     run, _ = tuned
     probe = read_result(run / PROBE_FILE, Probe)
@@ -107,6 +108,7 @@ def test_a_command_finds_the_budget_of_the_built_in(tuned: tuple[Path, Path]) ->
     assert len(probe.packed.proofs) == len(COMPOSITIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html", "json"])
 def test_reports_show_the_budget_and_its_proofs(
     tuned: tuple[Path, Path], form: str
@@ -124,12 +126,14 @@ def test_reports_show_the_budget_and_its_proofs(
     assert "sum of squares" in " ".join(ran.stdout.split()) or form == "terminal"
 
 
+@pytest.mark.slow
 def test_a_rule_holds_the_budget(tuned: tuple[Path, Path]) -> None:
     run, _ = tuned
     ran = run_here("report", run, "--fail-if", "probe.packed.max_tokens > 1")
     assert ran.returncode == 3
 
 
+@pytest.mark.slow
 def test_verify_says_that_it_runs_padded_batches(tuned: tuple[Path, Path]) -> None:
     run, manifest = tuned
     ran = run_here("verify", run, manifest)
@@ -137,6 +141,7 @@ def test_verify_says_that_it_runs_padded_batches(tuned: tuple[Path, Path]) -> No
     assert "is of packed batches, and verify runs padded ones only" in ran.stderr
 
 
+@pytest.mark.slow
 def test_the_same_folder_can_not_be_probed_padded(tuned: tuple[Path, Path]) -> None:
     run, manifest = tuned
     ran = run_here(
@@ -147,6 +152,7 @@ def test_the_same_folder_can_not_be_probed_padded(tuned: tuple[Path, Path]) -> N
     assert "holds a run of something else" in ran.stderr
 
 
+@pytest.mark.slow
 def test_python_finds_the_budget_too(tuned: tuple[Path, Path]) -> None:
     run, _ = tuned
     results = batchtune.probe(
