@@ -39,13 +39,14 @@ from batchtune.packing.time_law import TimeLaw
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import BatchShape, PackedModel, Probe, SweepSettings
+from batchtune.results import BatchShape, PackedModel, Probe, Row, SweepSettings
 from batchtune.units import parse_size
 
 WORKLOAD = "builtin:transformer-lm"
+MODEL = {"size": "tiny", "dim": 64, "vocab": 1024}
 # Of the public lengths: so many chats, cut as fine-tuning cuts them.
-CHATS = 3000
-LONGEST = 1024
+CHATS = 500
+LONGEST = 512
 Shapes = list[BatchShape]
 
 
@@ -55,8 +56,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--manifest", help="of lengths in tokens; default: ShareGPT's")
-    parser.add_argument("--memory", default="768MiB")
-    parser.add_argument("--size", default="tiny", help="of the language model")
+    parser.add_argument("--memory", default="480MiB")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     lengths = lengths_of(options.manifest)
@@ -65,7 +65,7 @@ def main() -> None:
     for packed in (False, True):
         settings[packed] = ProbeSettings(
             workload=WORKLOAD,
-            options={"size": options.size, "packed": packed},
+            options={**MODEL, "packed": packed},
             device="cpu",
             memory_bytes=parse_size(options.memory),
         )
@@ -122,12 +122,9 @@ class Contenders:
         swept = sweep(
             lengths, padded.max_batch_length, SweepSettings(), costs_of(padded)
         )
-        assert swept.recommended_table is not None
-        table = swept.rows[swept.recommended_table]
-        pools = min(
-            (row for row in swept.rows if row.pool_size is not None),
-            key=lambda row: row.estimated_epoch_seconds or float("inf"),
-        )
+        tables = [row for row in swept.rows if row.pool_size is None]
+        table = min(tables, key=cost_of)
+        pools = min((row for row in swept.rows if row.pool_size), key=cost_of)
         assert pools.pool_size is not None
         assert packed.packed is not None
         self._fixed = swept.baselines[0].batch_size
@@ -168,6 +165,11 @@ class Contenders:
         if name == "packed":
             return BatchShape.packed(values.tolist())
         return BatchShape(values.size, float(values.max()))
+
+
+def cost_of(row: Row) -> float:
+    """Return the estimated seconds of an epoch."""
+    return row.estimated_epoch_seconds or float("inf")
 
 
 def law_of(model: PackedModel | None) -> TimeLaw:
