@@ -224,9 +224,14 @@ RECIPES = {
             # trl.SFTConfig(packing=True): strategy bfd, per_device_train_batch_size 8.
             contenders=(
                 peers.shipped_trl(8, CHAT_ROW),
-                peers.tuned_trl(CHAT_ROW),
-                peers.tuned_axolotl(CHAT_ROW),
-                peers.batchtune_packed(CHAT_ROW),
+                Contender("TRL's packing, same budget", "peer", peers.tuned_trl, "trl"),
+                Contender(
+                    "axolotl's multipack, same budget",
+                    "peer",
+                    peers.tuned_axolotl,
+                    "axolotl",
+                ),
+                Contender("batchtune", "batchtune", peers.batchtune_packed),
             ),
         ),
         Recipe(

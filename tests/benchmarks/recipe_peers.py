@@ -30,11 +30,11 @@ from torch.utils.data import BatchSampler
 from batchtune import (
     BucketBatchSampler,
     BucketedStream,
-    PackedBatchSampler,
     sampler_from_config,
 )
+from batchtune.exports.run_configs import sampler_config
 from batchtune.lengths import FloatArray
-from batchtune.results import SWEEP_FILE, Sweep, read_result
+from batchtune.results import SWEEP_FILE, PackedConfig, Sweep, read_result
 
 Batches = list[list[int]]
 Epochs = Callable[[int], Batches]
@@ -431,51 +431,31 @@ def shipped_trl(batch_size: int, cut_at: int) -> Contender:
     return Contender("as shipped", "shipped", find, "trl")
 
 
-def tuned_trl(cut_at: int) -> Contender:
-    """Return TRL's own packing, with as many rows a batch as fit."""
-
-    def find(bench: Bench) -> tuple[Epochs, str]:
-        rows = trl_rows(bench, cut_at)
-        size = 1
-        while packed_fits(bench, joined(rows, size)(0)) and size < len(rows(0)):
-            size += 1
-        if size == 1:
-            raise DoesNotFit
-        return joined(rows, size - 1), f"{size - 1} rows of {cut_at} tokens"
-
-    return Contender("TRL's packing, most rows", "peer", find, "trl")
+def tuned_trl(bench: Bench) -> tuple[Epochs, str]:
+    """Pack with TRL, at the budget that batchtune found: TRL has no search of its own."""
+    max_tokens = packed_config(bench).max_tokens
+    return trl_rows(bench, max_tokens), f"max_length {max_tokens}, batchtune's budget"
 
 
-def tuned_axolotl(cut_at: int) -> Contender:
-    """Return axolotl's own multipack sampler, with as many rows a batch as fit."""
+def tuned_axolotl(bench: Bench) -> tuple[Epochs, str]:
+    """Pack with axolotl's own sampler, at the budget that batchtune found: axolotl has no search of its own."""
+    sampler_class = axolotl_multipack().MultipackBatchSampler
+    lengths = bench.lengths.astype(np.int64)
+    max_tokens = packed_config(bench).max_tokens
 
-    def find(bench: Bench) -> tuple[Epochs, str]:
-        sampler_class = axolotl_multipack().MultipackBatchSampler
-        lengths = bench.lengths.astype(np.int64)
+    def epochs(epoch: int) -> Batches:
+        sampler = sampler_class(
+            sampler=shuffled(lengths.size, epoch),
+            batch_size=1,
+            batch_max_len=max_tokens,
+            bin_size=AXOLOTL_BIN_SIZE,
+            lengths=lengths,
+            num_processes=1,
+        )
+        packed = sampler.generate_batches(set_stats=False)
+        return [[int(index) for index in batch[0]] for batch in packed]
 
-        def make(rows: int) -> Epochs:
-            def epochs(epoch: int) -> Batches:
-                sampler = sampler_class(
-                    sampler=shuffled(lengths.size, epoch),
-                    batch_size=1,
-                    batch_max_len=rows * cut_at,
-                    bin_size=AXOLOTL_BIN_SIZE,
-                    lengths=lengths,
-                    num_processes=1,
-                )
-                packed = sampler.generate_batches(set_stats=False)
-                return [[int(i) for i in batch[0]] for batch in packed]
-
-            return epochs
-
-        size = 1
-        while packed_fits(bench, make(size)(0)) and size * cut_at < lengths.sum():
-            size += 1
-        if size == 1:
-            raise DoesNotFit
-        return make(size - 1), f"micro_batch_size {size - 1} × {cut_at} tokens"
-
-    return Contender("axolotl's multipack", "peer", find, "axolotl")
+    return epochs, f"sequence_len {max_tokens}, batchtune's budget"
 
 
 def read_samples(bench: Bench, epoch: int) -> Any:
@@ -603,39 +583,21 @@ def batchtune_table(bench: Bench) -> tuple[Epochs, str]:
     return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
 
 
-def batchtune_packed(cut_at: int) -> Contender:
-    """Return batchtune's packing, with the token budget that fits."""
-
-    def find(bench: Bench) -> tuple[Epochs, str]:
-        max_tokens = packed_budget(bench, cut_at)
-        sampler = PackedBatchSampler(
-            bench.lengths.astype(np.int64), max_tokens=max_tokens
-        )
-        return epochs_of(sampler), f"--max-tokens {max_tokens}"
-
-    return Contender("batchtune", "batchtune", find)
+def batchtune_packed(bench: Bench) -> tuple[Epochs, str]:
+    """Pack as sampler.yaml says."""
+    config = packed_config(bench)
+    sampler = sampler_from_config(
+        bench.run / "sampler.yaml", bench.lengths.astype(np.int64)
+    )
+    return epochs_of(sampler), f"{config.packer}, max_tokens {config.max_tokens}"
 
 
-def packed_budget(bench: Bench, cut_at: int) -> int:
-    """Find the token budget by hand: raise it by eighths of a row until memory runs out.
-
-    Until a probe of packed training finds it: then this becomes one line, which reads that from the run folder.
-    """
-    step = max(1, cut_at // 8)
-    max_tokens = cut_at
-
-    def fits(max_tokens: int) -> bool:
-        sampler = PackedBatchSampler(
-            bench.lengths.astype(np.int64), max_tokens=max_tokens
-        )
-        return packed_fits(bench, [list(batch) for batch in sampler])
-
-    while fits(max_tokens) and max_tokens < bench.lengths.sum():
-        max_tokens += step
-    if max_tokens == cut_at:
-        raise DoesNotFit
-    # A step's spread: the budget that failed by a little is not taken to have fitted.
-    return max_tokens - 2 * step if max_tokens > 2 * step + cut_at else cut_at
+def packed_config(bench: Bench) -> PackedConfig:
+    """Return batchtune's recommendation for packed rows."""
+    swept = read_result(bench.run / SWEEP_FILE, Sweep)
+    config = sampler_config(swept)
+    assert isinstance(config, PackedConfig)
+    return config
 
 
 def epochs_of(sampler: Any) -> Epochs:

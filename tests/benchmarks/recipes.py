@@ -326,10 +326,8 @@ def found_settings(
     if path.exists():
         found = json.loads(path.read_text())
     if "tuning" not in found:
-        found["tuning"] = {"seconds": 0.0, "trials": 0, "ooms": 0}
-        if not bench.recipe.is_packed:
-            progress(bench.recipe, "batchtune tune")
-            found["tuning"] = bench.tune()
+        progress(bench.recipe, "batchtune tune")
+        found["tuning"] = bench.tune()
         write_whole(path, json.dumps(found))
     for contender in contenders:
         if contender.name in found:
