@@ -64,6 +64,7 @@ def made_results(
         "total_length": 1000.0,
         "unit": "s",
         "left_out": [],
+        "phase_seconds": {"batchtune tune": 30.0, "rounds": 12.0},
         "held_bytes": 40 << 20,
         "predicted_ceiling_bytes": 95 << 20,
         "contenders": {name: {"kind": kinds[name], **facts} for name in seconds},

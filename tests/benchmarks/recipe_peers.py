@@ -56,6 +56,10 @@ class DoesNotFit(Exception):
     """Not even batches of one fit the limit."""
 
 
+class OutOfTime(Exception):
+    """The minutes of the searches are over."""
+
+
 class NothingRecommended(Exception):
     """batchtune has no recommendation of this kind; the message says why."""
 
