@@ -21,8 +21,7 @@ README = ROOT / "README.md"
 BEGIN = "<!-- recipes -->"
 END = "<!-- /recipes -->"
 PICTURE = "recipes.svg"
-# The order of the table.
-ORDER = ("ctc", "aed", "tts", "sft", "sft-packed", "mlm", "stream")
+# In the order of the table.
 TITLES = {
     "ctc": "CTC speech recognition (SpeechBrain)",
     "aed": "Encoder-decoder speech (NeMo)",
@@ -181,7 +180,7 @@ class Summary:
 def read_summaries(folder: Path) -> list[Summary]:
     """Read all kept results, in the order of the table. Raises BatchtuneError if there are none."""
     summaries = []
-    for name in ORDER:
+    for name in TITLES:
         path = folder / f"{name}.json"
         if path.exists():
             results = json.loads(path.read_text(encoding="utf-8"))

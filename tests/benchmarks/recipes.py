@@ -68,6 +68,8 @@ from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Sweep, read_result
 
 HERE = Path(__file__).parent
 SLICES = 8
+# Of the shipped setting.
+LR = 2e-3
 MOST_ROUNDS = 10
 HIGHEST_ERROR = 0.01
 # Of a recipe's minutes, for the searches; the rounds have the rest.
@@ -277,7 +279,7 @@ class RecipeBench:
         return str(shards / f"train-{{000..{last:03}}}.tar")
 
     def tune(self) -> dict[str, Any]:
-        """Run `batchtune tune` as its user does; return its seconds, trials, OOMs and predicted ceiling."""
+        """Run `batchtune tune` as its user does; return its seconds, trials and OOMs."""
         manifest = self.folder / "lengths.csv"
         columns = [self.lengths.tolist()]
         names = ["duration" if self.recipe.unit == "s" else "num_tokens"]
@@ -432,7 +434,7 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
             "examples": int(bench.lengths.size),
             "total_length": float(bench.lengths.sum()),
             "unit": recipe.unit,
-            "lr": recipe.lr,
+            "lr": LR,
             "lr_rule": "square root of the mean batch, AdamW",
             "left_out": left_out,
             "predicted_ceiling_bytes": predicted_ceiling(bench),
@@ -565,7 +567,7 @@ def run_round(
     round_of: dict[str, dict[str, Any]] = {}
     for name in names:
         scale = len(batches[shipped]) / len(batches[name])
-        lr = bench.recipe.lr * float(np.sqrt(scale))
+        lr = LR * float(np.sqrt(scale))
         workers[name].ask("reset", seed=number, lr=lr)
         round_of[name] = {"lr": lr, "oom": False}
     traces: dict[str, list[Any]] = {name: [] for name in names}
