@@ -17,8 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,8 +32,10 @@ from batchtune import (
     sampler_from_config,
 )
 from batchtune.exports.run_configs import sampler_config
-from batchtune.lengths import FloatArray
 from batchtune.results import SWEEP_FILE, PackedConfig, Sweep, read_result
+
+if TYPE_CHECKING:
+    from benchmarks.recipes import RecipeBench as Bench
 
 Batches = list[list[int]]
 Epochs = Callable[[int], Batches]
@@ -62,26 +63,6 @@ class OutOfTime(Exception):
 
 class NothingRecommended(Exception):
     """batchtune has no recommendation of this kind; the message says why."""
-
-
-class Bench(Protocol):
-    """What finds a contender's setting may use."""
-
-    lengths: FloatArray
-    targets: FloatArray | None
-    run: Path
-    """The run folder of batchtune, with the recommendation."""
-    shards: str | None
-    """The tar shards of a stream."""
-
-    def fits(self, batches: Batches) -> bool:
-        """Run batches on the limited device; count a trial."""
-
-    def fits_shape(self, batch_size: int, length: float) -> bool:
-        """Run a batch of a shape, with the longest target of examples of that length; count a trial."""
-
-    def lightning_batch_size(self) -> int:
-        """Ask Lightning's finder."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import psutil
 import torch
 from benchmarks import recipe_models
 from benchmarks.recipe_models import Training
@@ -125,11 +126,15 @@ class Trainer:
             # oneDNN never recovers from one.
             self.is_damaged = self.is_damaged or verdict == "disguised"
             traceback.clear_frames(error.__traceback__)
+        self.clear()
+        return None
+
+    def clear(self) -> None:
+        """Give back what the last steps hold."""
         drain_autograd()
         self.training.optimizer.zero_grad()
         gc.collect()
         self.meter.release()
-        return None
 
     def fits(self, batches: list[list[int]]) -> Reply:
         """Train on batches, until one does not fit."""
@@ -192,7 +197,6 @@ class Trainer:
                     collate_fn=list,
                 )
 
-        started = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             runner = lightning.Trainer(
                 accelerator="cpu" if self.meter.torch_device.type == "cpu" else "gpu",
@@ -205,31 +209,21 @@ class Trainer:
                 enable_model_summary=False,
             )
             found = Tuner(runner).scale_batch_size(Module(), max_val=count)
-        drain_autograd()
-        self.training.optimizer.zero_grad()
-        gc.collect()
-        self.meter.release()
+        self.clear()
         sizes = list(dict.fromkeys(tried))
         return {
             "batch_size": found,
             "trials": len(sizes),
             "ooms": int(sizes[-1] > (found or 0)),
-            "seconds": time.perf_counter() - started,
         }
-
-
-def data_bytes() -> int:
-    """Return the bytes of this process that count against the limit on a CPU."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    line = next(line for line in lines if line.startswith("VmData"))
-    return int(line.split()[1]) * 1024
 
 
 def raised_for_lightning(asked: dict[str, Any]) -> dict[str, Any]:
     """Import Lightning; what that holds comes on top of the limit, as no contender trains with it."""
-    before = data_bytes()
+    memory = psutil.Process().memory_info
+    before = memory().data
     importlib.import_module("lightning.pytorch.tuner.tuning")
-    held = data_bytes() - before if asked["device"] == "cpu" else 0
+    held = memory().data - before if asked["device"] == "cpu" else 0
     return {**asked, "limit_bytes": asked["limit_bytes"] + held}
 
 
