@@ -625,7 +625,12 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "recipes", nargs="*", metavar="RECIPE", help="default: all; or summarise"
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--minutes", type=float, default=60.0, help="default: 60")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=45.0,
+        help="for all recipes, with their searches; default: 45",
+    )
     parser.add_argument("--out", type=Path, default=HERE / "results", metavar="DIR")
     parser.add_argument(
         "--work", type=Path, default=Path("recipes-work"), metavar="DIR",
