@@ -15,7 +15,7 @@ import logging
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -285,16 +285,22 @@ def grouped_by_length(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f"batch size {size}"
 
 
-def lhotse(bench: Bench, **options: Any) -> Epochs:
-    """Make the batches of Lhotse's own DynamicBucketingSampler."""
-    from lhotse import CutSet, MonoCut
-    from lhotse.dataset import DynamicBucketingSampler
+def lhotse_cuts(bench: Bench, order: Sequence[int]) -> list[Any]:
+    """Return Lhotse's cuts of the examples, in an order."""
+    from lhotse.cut import MonoCut
 
-    order = shuffled(bench.lengths.size, 0)
-    cuts = [
+    return [
         MonoCut(id=str(i), start=0, duration=float(bench.lengths[i]), channel=0)
         for i in order
     ]
+
+
+def lhotse(bench: Bench, **options: Any) -> Epochs:
+    """Make the batches of Lhotse's own DynamicBucketingSampler."""
+    from lhotse import CutSet
+    from lhotse.dataset import DynamicBucketingSampler
+
+    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
 
     def epochs(epoch: int) -> Batches:
         with warnings.catch_warnings():
@@ -338,16 +344,12 @@ def shipped_lhotse(
 
 def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
     """Take Lhotse's bins, and for each the size that OOMptimizer's search finds."""
-    from lhotse.cut import MonoCut
     from lhotse.dataset.sampling.dynamic_bucketing import (
         FixedBucketBatchSizeConstraint,
         estimate_duration_buckets,
     )
 
-    cuts = [
-        MonoCut(id=str(i), start=0, duration=float(value), channel=0)
-        for i, value in enumerate(bench.lengths)
-    ]
+    cuts = lhotse_cuts(bench, range(bench.lengths.size))
     bins = estimate_duration_buckets(cuts, num_buckets=LHOTSE_BUCKETS)
     edges = [*bins, float(bench.lengths.max())]
     found = dict(

@@ -351,8 +351,10 @@ def found_settings(
         progress(bench.recipe, "batchtune tune")
         found["tuning"] = bench.tune()
         write_whole(path, json.dumps(found))
+    # Kept, so that an interrupted benchmark goes on with the same contenders.
+    reasons = found.setdefault("left_out", {})
     for contender in contenders:
-        if contender.name in found:
+        if contender.name in found or contender.name in reasons:
             continue
         progress(bench.recipe, f"finds the setting of {contender.name}")
         bench.trials = 0
@@ -363,15 +365,15 @@ def found_settings(
         except DoesNotFit:
             if contender.kind == "shipped":
                 raise
-            left_out.append(f"{contender.name} (nothing fits)")
-            continue
+            reasons[contender.name] = "nothing fits"
         except OutOfTime:
             if contender.kind == "shipped":
                 raise
-            left_out.append(f"{contender.name} (its search did not end in time)")
-            continue
+            reasons[contender.name] = "its search did not end in time"
         except NothingRecommended as reason:
-            left_out.append(f"{contender.name} ({reason})")
+            reasons[contender.name] = str(reason)
+        if contender.name in reasons:
+            write_whole(path, json.dumps(found))
             continue
         cost = {
             "seconds": time.monotonic() - started,
@@ -389,6 +391,7 @@ def found_settings(
         }
         write_whole(path, json.dumps(found))
     bench.release()
+    left_out += [f"{name} ({reason})" for name, reason in reasons.items()]
     return found
 
 
@@ -486,7 +489,7 @@ def phases_of(found: dict[str, Any]) -> dict[str, float]:
     tuning = found["tuning"]["seconds"]
     phases = {"batchtune tune": round(tuning, 1)}
     for name, facts in found.items():
-        if name != "tuning":
+        if name not in ("tuning", "left_out"):
             spent = facts["seconds"]
             if facts["kind"] == "batchtune":
                 spent -= tuning
