@@ -309,6 +309,7 @@ class RecipeBench:
             "seconds": seconds,
             "trials": len(probe.trials),
             "ooms": sum(trial.outcome == "oom" for trial in probe.trials),
+            "unfinished": probe.unfinished,
         }
 
 
@@ -382,6 +383,8 @@ def found_settings(
         }
         if contender.kind == "batchtune":
             cost = {name: cost[name] + found["tuning"][name] for name in cost}
+            if found["tuning"]["unfinished"]:
+                setting += ", of a probe that --minutes ended early"
         progress(bench.recipe, f"{contender.name}: {setting}")
         found[contender.name] = {
             **cost,
