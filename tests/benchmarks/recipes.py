@@ -658,7 +658,11 @@ def main(argv: Sequence[str]) -> int:
     """Run recipes or summarise them; 1 if one could not be run."""
     options = parsed(argv)
     if options.recipes == ["summarise"]:
-        summarise(options.out, options.picture)
+        try:
+            summarise(options.out, options.picture)
+        except BatchtuneError as error:
+            print(f"{error.message}. {error.hint or ''}", file=sys.stderr)
+            return 1
         return 0
     deadline = time.monotonic() + 60 * options.minutes
     options.out.mkdir(parents=True, exist_ok=True)
