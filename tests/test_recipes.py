@@ -64,6 +64,7 @@ def made_results(
         "total_length": 1000.0,
         "unit": "s",
         "left_out": [],
+        "phase_seconds": {"batchtune tune": 30.0, "rounds": 12.0},
         "held_bytes": 40 << 20,
         "predicted_ceiling_bytes": 95 << 20,
         "contenders": {name: {"kind": kinds[name], **facts} for name in seconds},
@@ -93,6 +94,7 @@ def test_a_missed_goal_is_told() -> None:
     found = {text: met for met, text in goals([Summary.of(made_results(seconds))])}
     assert found == {
         "at least 1.15 times what the recipe ships on 4 recipes: on 1 of 1": False,
+        "ctc: at least 5 rounds: 5": True,
         "ctc: at least 0.99 times the best peer (peer): 0.95": False,
         "ctc: no epoch runs out of memory: 0": True,
         "ctc: loss within the spread of seeds: 2.200 ± 0.158, shipped 2.200 ± 0.158": True,

@@ -33,30 +33,24 @@ class Recipe:
 
     Attributes:
         name: On the command line.
-        title: In the table.
         data: Where the lengths come from, in words.
         training: The class in `recipe_models.py`.
         lengths: Loads all lengths, and target lengths if there are any.
         unit: Of the lengths.
-        counted: What true lengths are called, a second.
         count: Examples of an epoch, drawn at random.
         limit_mib: The memory limit on the CPU.
-        lr: Learning rate of the shipped setting.
         contenders: Who batches; the first is what the recipe ships.
         options: Of the training.
         on_cuda: What takes the place of `count`, `limit_mib` and `options` on a GPU.
     """
 
     name: str
-    title: str
     data: str
     training: str
     lengths: Callable[[], Loaded]
     unit: str
-    counted: str
     count: int
     limit_mib: int
-    lr: float
     contenders: tuple[Contender, ...]
     options: dict[str, Any] = field(default_factory=dict)
     on_cuda: dict[str, Any] = field(default_factory=dict)
@@ -136,15 +130,12 @@ RECIPES = {
     for recipe in (
         Recipe(
             name="ctc",
-            title="CTC speech recognition (SpeechBrain)",
             data="LibriSpeech",
             training="CtcTraining",
             lengths=librispeech,
             unit="s",
-            counted="s of audio",
-            count=1600,
+            count=1100,
             limit_mib=400,
-            lr=2e-3,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             # speechbrain, recipes/LibriSpeech/ASR/CTC/hparams/conformer_large.yaml: max_batch_length_train 850,
@@ -153,15 +144,12 @@ RECIPES = {
         ),
         Recipe(
             name="aed",
-            title="Encoder-decoder speech (NeMo)",
             data="LibriSpeech, with transcripts",
             training="EncoderDecoderTraining",
             lengths=transcribed_librispeech,
             unit="s",
-            counted="s of audio",
             count=450,
             limit_mib=400,
-            lr=2e-3,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             # NeMo, examples/asr/conf/speech_multitask/fast-conformer_aed.yaml: batch_duration 360,
@@ -178,15 +166,12 @@ RECIPES = {
         ),
         Recipe(
             name="tts",
-            title="Speech synthesis (Lightning)",
             data="Common Voice",
             training="SynthesisTraining",
             lengths=common_voice,
             unit="s",
-            counted="s of audio",
             count=2500,
             limit_mib=380,
-            lr=2e-3,
             options={"layers": 4},
             on_cuda=SPEECH_ON_CUDA,
             # Matcha-TTS, configs/data/ljspeech.yaml: batch_size 32.
@@ -194,15 +179,12 @@ RECIPES = {
         ),
         Recipe(
             name="sft",
-            title="Fine-tuning on chats (Transformers)",
             data="ShareGPT",
             training="ChatTraining",
             lengths=chats,
             unit="tokens",
-            counted="tokens",
             count=600,
             limit_mib=540,
-            lr=2e-3,
             options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # transformers.TrainingArguments: per_device_train_batch_size 8.
@@ -210,51 +192,47 @@ RECIPES = {
         ),
         Recipe(
             name="sft-packed",
-            title="Fine-tuning on chats, packed (TRL)",
             data="ShareGPT",
             training="PackedChatTraining",
             lengths=chats,
             unit="tokens",
-            counted="tokens",
             count=600,
             limit_mib=540,
-            lr=2e-3,
             options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # trl.SFTConfig(packing=True): strategy bfd, per_device_train_batch_size 8.
             contenders=(
                 peers.shipped_trl(8, CHAT_ROW),
-                peers.tuned_trl(CHAT_ROW),
-                peers.tuned_axolotl(CHAT_ROW),
-                peers.batchtune_packed(CHAT_ROW),
+                Contender("TRL's packing, same budget", "peer", peers.tuned_trl, "trl"),
+                Contender(
+                    "axolotl's multipack, same budget",
+                    "peer",
+                    peers.tuned_axolotl,
+                    "axolotl",
+                ),
+                Contender("batchtune", "batchtune", peers.batchtune_packed),
             ),
         ),
         Recipe(
             name="mlm",
-            title="Masked language model of code",
             data="files of code",
             training="MaskedTraining",
             lengths=code_files,
             unit="tokens",
-            counted="tokens",
             count=800,
             limit_mib=385,
-            lr=2e-3,
             on_cuda=TEXT_ON_CUDA,
             # transformers, examples/pytorch/language-modeling/run_mlm.py: per_device_train_batch_size 8.
             contenders=(peers.shipped_fixed(8), *FOR_LENGTHS),
         ),
         Recipe(
             name="stream",
-            title="Stream of tar shards (WebDataset)",
             data="Common Voice",
             training="CtcTraining",
             lengths=common_voice,
             unit="s",
-            counted="s of audio",
             count=2000,
             limit_mib=380,
-            lr=2e-3,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             streamed=True,

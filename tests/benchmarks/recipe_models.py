@@ -98,76 +98,22 @@ class Training(ABC):
         return batch
 
 
-class Attention(nn.Module):
-    """Attention of many heads, by torch's kernel."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.query = nn.Linear(dim, dim)
-        self.key_value = nn.Linear(dim, 2 * dim)
-        self.out = nn.Linear(dim, dim)
-        self.heads = max(1, dim // 32)
-
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        source: torch.Tensor,
-        mask: torch.Tensor | None,
-        *,
-        causal: bool = False,
-    ) -> torch.Tensor:
-        """Attend from hidden to source, both (batch, length, dim)."""
-
-        def in_heads(values: torch.Tensor) -> torch.Tensor:
-            return values.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
-        key, value = self.key_value(source).chunk(2, dim=-1)
-        attended = scaled_dot_product_attention(
-            in_heads(self.query(hidden)),
-            in_heads(key),
-            in_heads(value),
-            attn_mask=mask,
-            is_causal=causal,
-        )
-        return self.out(attended.transpose(1, 2).flatten(-2))
+def transformer_layer(dim: int) -> nn.TransformerEncoderLayer:
+    """Return a layer of torch's transformer encoder, normed first, without dropout."""
+    return nn.TransformerEncoderLayer(
+        dim,
+        nhead=max(1, dim // 32),
+        dim_feedforward=4 * dim,
+        dropout=0.0,
+        activation="gelu",
+        batch_first=True,
+        norm_first=True,
+    )
 
 
-class Block(nn.Module):
-    """A layer of a transformer, with attention to a second sequence if it crosses."""
-
-    def __init__(self, dim: int, *, causal: bool = False, crosses: bool = False):
-        super().__init__()
-        self.causal = causal
-        self.attention = Attention(dim)
-        self.norm = nn.LayerNorm(dim)
-        self.cross = Attention(dim) if crosses else None
-        self.cross_norm = nn.LayerNorm(dim)
-        self.feed = nn.Sequential(
-            nn.LayerNorm(dim),
-            nn.Linear(dim, 4 * dim),
-            nn.GELU(),
-            nn.Linear(4 * dim, dim),
-        )
-
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        mask: torch.Tensor | None,
-        source: torch.Tensor | None = None,
-        source_mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return the next layer's input, (batch, length, dim)."""
-        normed = self.norm(hidden)
-        hidden = hidden + self.attention(normed, normed, mask, causal=self.causal)
-        if self.cross is not None and source is not None:
-            hidden = hidden + self.cross(self.cross_norm(hidden), source, source_mask)
-        return hidden + self.feed(hidden)
-
-
-def valid_positions(lengths: torch.Tensor, longest: int) -> torch.Tensor:
-    """Return which keys attention may see, of shape (batch, 1, 1, longest)."""
-    places = torch.arange(longest, device=lengths.device)
-    return (places < lengths[:, None])[:, None, None]
+def is_padding(lengths: torch.Tensor, longest: int) -> torch.Tensor:
+    """Return which positions are padding, of shape (batch, longest)."""
+    return torch.arange(longest, device=lengths.device) >= lengths[:, None]
 
 
 class Encoder(nn.Module):
@@ -178,7 +124,7 @@ class Encoder(nn.Module):
         self.halve = nn.Conv1d(features, dim, 5, stride=2, padding=2)
         # Where a frame is, it learns from its neighbours: any length will do.
         self.place = nn.Conv1d(dim, dim, 15, padding=7, groups=dim)
-        self.blocks = nn.ModuleList(Block(dim) for _ in range(layers))
+        self.blocks = nn.ModuleList(transformer_layer(dim) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
 
     def forward(
@@ -188,9 +134,9 @@ class Encoder(nn.Module):
         hidden = self.halve(frames.transpose(1, 2))
         hidden = (hidden + self.place(hidden)).transpose(1, 2)
         halved = (lengths + 1) // 2
-        mask = valid_positions(halved, hidden.shape[1])
+        padding = is_padding(halved, hidden.shape[1])
         for block in self.blocks:
-            hidden = block(hidden, mask)
+            hidden = block(hidden, src_key_padding_mask=padding)
         return self.norm(hidden), halved
 
 
@@ -253,14 +199,20 @@ class EncoderDecoderTraining(Speech):
 
     def build(self) -> nn.Module:
         """Build both halves."""
-        decoder = nn.ModuleList(
-            Block(self.dim, causal=True, crosses=True) for _ in range(self.layers)
+        layer = nn.TransformerDecoderLayer(
+            self.dim,
+            nhead=max(1, self.dim // 32),
+            dim_feedforward=4 * self.dim,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         )
         return nn.ModuleDict(
             {
                 "encoder": Encoder(self.FEATURES, self.dim, self.layers),
                 "embed": nn.Embedding(self.TOKENS, self.dim),
-                "decoder": decoder,
+                "decoder": nn.TransformerDecoder(layer, self.layers),
                 "classify": nn.Linear(self.dim, self.TOKENS),
             }
         )
@@ -270,13 +222,20 @@ class EncoderDecoderTraining(Speech):
         source, lengths = self.model["encoder"](
             batch["frames"], batch["frames_lengths"]
         )
-        mask = valid_positions(lengths, source.shape[1])
         tokens = batch["tokens"]
         # 0 pads, and begins each transcript.
         previous = nn.functional.pad(tokens[:, :-1], (1, 0))
         hidden = self.model["embed"](previous)
-        for block in self.model["decoder"]:
-            hidden = block(hidden, None, source, mask)
+        length = tokens.shape[1]
+        hidden = self.model["decoder"](
+            hidden,
+            source,
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(
+                length, device=self.device
+            ),
+            memory_key_padding_mask=is_padding(lengths, source.shape[1]),
+            tgt_is_causal=True,
+        )
         scores = self.model["classify"](hidden).flatten(0, 1)
         return cross_entropy(scores, tokens.flatten(), ignore_index=0)
 
@@ -332,7 +291,9 @@ class MaskedTraining(Training):
             {
                 "embed": nn.Embedding(self.TOKENS, self.dim),
                 "place": nn.Conv1d(self.dim, self.dim, 15, padding=7, groups=self.dim),
-                "blocks": nn.ModuleList(Block(self.dim) for _ in range(self.layers)),
+                "blocks": nn.ModuleList(
+                    transformer_layer(self.dim) for _ in range(self.layers)
+                ),
                 "classify": nn.Linear(self.dim, self.TOKENS),
             }
         )
@@ -356,9 +317,9 @@ class MaskedTraining(Training):
         tokens = batch["tokens"]
         hidden = self.model["embed"](tokens).transpose(1, 2)
         hidden = (hidden + self.model["place"](hidden)).transpose(1, 2)
-        mask = valid_positions(batch["tokens_lengths"], tokens.shape[1])
+        padding = is_padding(batch["tokens_lengths"], tokens.shape[1])
         for block in self.model["blocks"]:
-            hidden = block(hidden, mask)
+            hidden = block(hidden, src_key_padding_mask=padding)
         scores = self.model["classify"](hidden).flatten(0, 1)
         return cross_entropy(scores, batch["labels"].flatten(), ignore_index=IGNORED)
 

@@ -15,10 +15,9 @@ import logging
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,11 +29,13 @@ from torch.utils.data import BatchSampler
 from batchtune import (
     BucketBatchSampler,
     BucketedStream,
-    PackedBatchSampler,
     sampler_from_config,
 )
-from batchtune.lengths import FloatArray
-from batchtune.results import SWEEP_FILE, Sweep, read_result
+from batchtune.exports.run_configs import sampler_config
+from batchtune.results import SWEEP_FILE, PackedConfig, Sweep, read_result
+
+if TYPE_CHECKING:
+    from benchmarks.recipes import RecipeBench as Bench
 
 Batches = list[list[int]]
 Epochs = Callable[[int], Batches]
@@ -56,28 +57,12 @@ class DoesNotFit(Exception):
     """Not even batches of one fit the limit."""
 
 
+class OutOfTime(Exception):
+    """The minutes of the searches are over."""
+
+
 class NothingRecommended(Exception):
     """batchtune has no recommendation of this kind; the message says why."""
-
-
-class Bench(Protocol):
-    """What finds a contender's setting may use."""
-
-    lengths: FloatArray
-    targets: FloatArray | None
-    run: Path
-    """The run folder of batchtune, with the recommendation."""
-    shards: str | None
-    """The tar shards of a stream."""
-
-    def fits(self, batches: Batches) -> bool:
-        """Run batches on the limited device; count a trial."""
-
-    def fits_shape(self, batch_size: int, length: float) -> bool:
-        """Run a batch of a shape, with the longest target of examples of that length; count a trial."""
-
-    def lightning_batch_size(self) -> int:
-        """Ask Lightning's finder."""
 
 
 @dataclass(frozen=True)
@@ -300,16 +285,22 @@ def grouped_by_length(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f"batch size {size}"
 
 
-def lhotse(bench: Bench, **options: Any) -> Epochs:
-    """Make the batches of Lhotse's own DynamicBucketingSampler."""
-    from lhotse import CutSet, MonoCut
-    from lhotse.dataset import DynamicBucketingSampler
+def lhotse_cuts(bench: Bench, order: Sequence[int]) -> list[Any]:
+    """Return Lhotse's cuts of the examples, in an order."""
+    from lhotse.cut import MonoCut
 
-    order = shuffled(bench.lengths.size, 0)
-    cuts = [
+    return [
         MonoCut(id=str(i), start=0, duration=float(bench.lengths[i]), channel=0)
         for i in order
     ]
+
+
+def lhotse(bench: Bench, **options: Any) -> Epochs:
+    """Make the batches of Lhotse's own DynamicBucketingSampler."""
+    from lhotse import CutSet
+    from lhotse.dataset import DynamicBucketingSampler
+
+    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
 
     def epochs(epoch: int) -> Batches:
         with warnings.catch_warnings():
@@ -353,16 +344,12 @@ def shipped_lhotse(
 
 def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
     """Take Lhotse's bins, and for each the size that OOMptimizer's search finds."""
-    from lhotse.cut import MonoCut
     from lhotse.dataset.sampling.dynamic_bucketing import (
         FixedBucketBatchSizeConstraint,
         estimate_duration_buckets,
     )
 
-    cuts = [
-        MonoCut(id=str(i), start=0, duration=float(value), channel=0)
-        for i, value in enumerate(bench.lengths)
-    ]
+    cuts = lhotse_cuts(bench, range(bench.lengths.size))
     bins = estimate_duration_buckets(cuts, num_buckets=LHOTSE_BUCKETS)
     edges = [*bins, float(bench.lengths.max())]
     found = dict(
@@ -431,51 +418,31 @@ def shipped_trl(batch_size: int, cut_at: int) -> Contender:
     return Contender("as shipped", "shipped", find, "trl")
 
 
-def tuned_trl(cut_at: int) -> Contender:
-    """Return TRL's own packing, with as many rows a batch as fit."""
-
-    def find(bench: Bench) -> tuple[Epochs, str]:
-        rows = trl_rows(bench, cut_at)
-        size = 1
-        while packed_fits(bench, joined(rows, size)(0)) and size < len(rows(0)):
-            size += 1
-        if size == 1:
-            raise DoesNotFit
-        return joined(rows, size - 1), f"{size - 1} rows of {cut_at} tokens"
-
-    return Contender("TRL's packing, most rows", "peer", find, "trl")
+def tuned_trl(bench: Bench) -> tuple[Epochs, str]:
+    """Pack with TRL, at the budget that batchtune found: TRL has no search of its own."""
+    max_tokens = packed_config(bench).max_tokens
+    return trl_rows(bench, max_tokens), f"max_length {max_tokens}, batchtune's budget"
 
 
-def tuned_axolotl(cut_at: int) -> Contender:
-    """Return axolotl's own multipack sampler, with as many rows a batch as fit."""
+def tuned_axolotl(bench: Bench) -> tuple[Epochs, str]:
+    """Pack with axolotl's own sampler, at the budget that batchtune found: axolotl has no search of its own."""
+    sampler_class = axolotl_multipack().MultipackBatchSampler
+    lengths = bench.lengths.astype(np.int64)
+    max_tokens = packed_config(bench).max_tokens
 
-    def find(bench: Bench) -> tuple[Epochs, str]:
-        sampler_class = axolotl_multipack().MultipackBatchSampler
-        lengths = bench.lengths.astype(np.int64)
+    def epochs(epoch: int) -> Batches:
+        sampler = sampler_class(
+            sampler=shuffled(lengths.size, epoch),
+            batch_size=1,
+            batch_max_len=max_tokens,
+            bin_size=AXOLOTL_BIN_SIZE,
+            lengths=lengths,
+            num_processes=1,
+        )
+        packed = sampler.generate_batches(set_stats=False)
+        return [[int(index) for index in batch[0]] for batch in packed]
 
-        def make(rows: int) -> Epochs:
-            def epochs(epoch: int) -> Batches:
-                sampler = sampler_class(
-                    sampler=shuffled(lengths.size, epoch),
-                    batch_size=1,
-                    batch_max_len=rows * cut_at,
-                    bin_size=AXOLOTL_BIN_SIZE,
-                    lengths=lengths,
-                    num_processes=1,
-                )
-                packed = sampler.generate_batches(set_stats=False)
-                return [[int(i) for i in batch[0]] for batch in packed]
-
-            return epochs
-
-        size = 1
-        while packed_fits(bench, make(size)(0)) and size * cut_at < lengths.sum():
-            size += 1
-        if size == 1:
-            raise DoesNotFit
-        return make(size - 1), f"micro_batch_size {size - 1} × {cut_at} tokens"
-
-    return Contender("axolotl's multipack", "peer", find, "axolotl")
+    return epochs, f"sequence_len {max_tokens}, batchtune's budget"
 
 
 def read_samples(bench: Bench, epoch: int) -> Any:
@@ -603,39 +570,21 @@ def batchtune_table(bench: Bench) -> tuple[Epochs, str]:
     return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
 
 
-def batchtune_packed(cut_at: int) -> Contender:
-    """Return batchtune's packing, with the token budget that fits."""
-
-    def find(bench: Bench) -> tuple[Epochs, str]:
-        max_tokens = packed_budget(bench, cut_at)
-        sampler = PackedBatchSampler(
-            bench.lengths.astype(np.int64), max_tokens=max_tokens
-        )
-        return epochs_of(sampler), f"--max-tokens {max_tokens}"
-
-    return Contender("batchtune", "batchtune", find)
+def batchtune_packed(bench: Bench) -> tuple[Epochs, str]:
+    """Pack as sampler.yaml says."""
+    config = packed_config(bench)
+    sampler = sampler_from_config(
+        bench.run / "sampler.yaml", bench.lengths.astype(np.int64)
+    )
+    return epochs_of(sampler), f"{config.packer}, max_tokens {config.max_tokens}"
 
 
-def packed_budget(bench: Bench, cut_at: int) -> int:
-    """Find the token budget by hand: raise it by eighths of a row until memory runs out.
-
-    Until a probe of packed training finds it: then this becomes one line, which reads that from the run folder.
-    """
-    step = max(1, cut_at // 8)
-    max_tokens = cut_at
-
-    def fits(max_tokens: int) -> bool:
-        sampler = PackedBatchSampler(
-            bench.lengths.astype(np.int64), max_tokens=max_tokens
-        )
-        return packed_fits(bench, [list(batch) for batch in sampler])
-
-    while fits(max_tokens) and max_tokens < bench.lengths.sum():
-        max_tokens += step
-    if max_tokens == cut_at:
-        raise DoesNotFit
-    # A step's spread: the budget that failed by a little is not taken to have fitted.
-    return max_tokens - 2 * step if max_tokens > 2 * step + cut_at else cut_at
+def packed_config(bench: Bench) -> PackedConfig:
+    """Return batchtune's recommendation for packed rows."""
+    swept = read_result(bench.run / SWEEP_FILE, Sweep)
+    config = sampler_config(swept)
+    assert isinstance(config, PackedConfig)
+    return config
 
 
 def epochs_of(sampler: Any) -> Epochs:

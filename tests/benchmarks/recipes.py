@@ -15,7 +15,7 @@ Each contender trains in a process of its own, on one thread of the CPU. In each
 epoch, in turns of an eighth of an epoch, so that whatever slows the machine down slows all. A round's losses are those
 of examples that no one trained on. The learning rate grows with the square root of the mean batch (AdamW). Rounds go
 on until the standard errors are below 1%, 5 rounds at least and 10 at most, or until the recipe's share of `--minutes`
-is over.
+is over. Half of the share is for the searches: a contender whose search takes longer is left out, by name.
 
 DIR/RECIPE.json is written after each round. An interrupted benchmark goes on from there; `--work` keeps what was found
 before the rounds. `recipes.py summarise` prints the table and the goals, and writes the README's block from DIR;
@@ -48,9 +48,16 @@ from benchmarks.recipe_peers import (
     Contender,
     DoesNotFit,
     NothingRecommended,
+    OutOfTime,
     call_batchtune,
 )
-from benchmarks.recipe_summary import draw, errors_of, machine_name, summarise
+from benchmarks.recipe_summary import (
+    FEWEST_ROUNDS,
+    draw,
+    errors_of,
+    machine_name,
+    summarise,
+)
 
 from batchtune.errors import BatchtuneError
 from batchtune.files import write_whole
@@ -61,9 +68,14 @@ from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Sweep, read_result
 
 HERE = Path(__file__).parent
 SLICES = 8
-FEWEST_ROUNDS = 5
+# Of the shipped setting.
+LR = 2e-3
 MOST_ROUNDS = 10
 HIGHEST_ERROR = 0.01
+# Of a recipe's minutes, for the searches; the rounds have the rest.
+SEARCH_SHARE = 0.5
+# Of what is left to the searches, for batchtune's.
+TUNING_SHARE = 0.5
 HELD_OUT = 40
 HELD_OUT_BATCH = 4
 # A probe takes so much of what --memory gives; the limit is for everybody.
@@ -93,11 +105,15 @@ class Worker:
 
     def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
         """Send a request; return the reply. Raises WorkerDied."""
+        self.wait()
+        self._send(request, arguments)
+        return self._receive()
+
+    def wait(self) -> None:
+        """Wait until it has started. Raises WorkerDied."""
         if not self._has_started:
             self.started = self._receive()
             self._has_started = True
-        self._send(request, arguments)
-        return self._receive()
 
     def _send(self, request: str, arguments: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -127,8 +143,11 @@ class Worker:
 class RecipeBench:
     """A recipe with its lengths, limit and run folder, where contenders find their settings."""
 
-    def __init__(self, recipe: Recipe, options: argparse.Namespace) -> None:
+    def __init__(
+        self, recipe: Recipe, options: argparse.Namespace, search_deadline: float
+    ) -> None:
         self.recipe = recipe
+        self.search_deadline = search_deadline
         self.device: str = options.device
         self.folder: Path = options.work / recipe.name
         self.run = self.folder / "run"
@@ -202,6 +221,8 @@ class RecipeBench:
             return None
 
     def _counted(self, request: str, **arguments: Any) -> bool:
+        if time.monotonic() > self.search_deadline:
+            raise OutOfTime
         reply = self._asked(request, **arguments)
         fits = reply is not None and bool(reply["fits"])
         self.trials += 1
@@ -258,7 +279,7 @@ class RecipeBench:
         return str(shards / f"train-{{000..{last:03}}}.tar")
 
     def tune(self) -> dict[str, Any]:
-        """Run `batchtune tune` as its user does; return its seconds, trials, OOMs and predicted ceiling."""
+        """Run `batchtune tune` as its user does; return its seconds, trials and OOMs."""
         manifest = self.folder / "lengths.csv"
         columns = [self.lengths.tolist()]
         names = ["duration" if self.recipe.unit == "s" else "num_tokens"]
@@ -274,12 +295,13 @@ class RecipeBench:
         for name, value in self.recipe.options.items():
             settings += ["--set", f"{name}={value}"]
         memory = math.ceil(self.limit_bytes / MEMORY_FRACTION)
+        minutes = (self.search_deadline - time.monotonic()) / 60 * TUNING_SHARE
         started = time.monotonic()
         call_batchtune(
             "tune", str(manifest), *keys, "--unit", self.recipe.unit,
             "--workload", f"{HERE / 'recipe_models.py'}:{self.recipe.training}",
             *settings, "--device", self.device, "--memory", str(memory),
-            "--run", str(self.run), "--quiet",
+            "--minutes", f"{max(0.1, minutes):.2f}", "--run", str(self.run), "--quiet",
         )  # fmt: skip
         seconds = time.monotonic() - started
         probe = read_result(self.run / PROBE_FILE, Probe)
@@ -287,6 +309,7 @@ class RecipeBench:
             "seconds": seconds,
             "trials": len(probe.trials),
             "ooms": sum(trial.outcome == "oom" for trial in probe.trials),
+            "unfinished": probe.unfinished,
         }
 
 
@@ -326,13 +349,13 @@ def found_settings(
     if path.exists():
         found = json.loads(path.read_text())
     if "tuning" not in found:
-        found["tuning"] = {"seconds": 0.0, "trials": 0, "ooms": 0}
-        if not bench.recipe.is_packed:
-            progress(bench.recipe, "batchtune tune")
-            found["tuning"] = bench.tune()
+        progress(bench.recipe, "batchtune tune")
+        found["tuning"] = bench.tune()
         write_whole(path, json.dumps(found))
+    # Kept, so that an interrupted benchmark goes on with the same contenders.
+    reasons = found.setdefault("left_out", {})
     for contender in contenders:
-        if contender.name in found:
+        if contender.name in found or contender.name in reasons:
             continue
         progress(bench.recipe, f"finds the setting of {contender.name}")
         bench.trials = 0
@@ -343,10 +366,15 @@ def found_settings(
         except DoesNotFit:
             if contender.kind == "shipped":
                 raise
-            left_out.append(f"{contender.name} (nothing fits)")
-            continue
+            reasons[contender.name] = "nothing fits"
+        except OutOfTime:
+            if contender.kind == "shipped":
+                raise
+            reasons[contender.name] = "its search did not end in time"
         except NothingRecommended as reason:
-            left_out.append(f"{contender.name} ({reason})")
+            reasons[contender.name] = str(reason)
+        if contender.name in reasons:
+            write_whole(path, json.dumps(found))
             continue
         cost = {
             "seconds": time.monotonic() - started,
@@ -355,14 +383,18 @@ def found_settings(
         }
         if contender.kind == "batchtune":
             cost = {name: cost[name] + found["tuning"][name] for name in cost}
+            if found["tuning"]["unfinished"]:
+                setting += ", of a probe that --minutes ended early"
         progress(bench.recipe, f"{contender.name}: {setting}")
         found[contender.name] = {
             **cost,
+            "kind": contender.kind,
             "setting": setting,
             "epochs": [epochs(epoch) for epoch in range(MOST_ROUNDS)],
         }
         write_whole(path, json.dumps(found))
     bench.release()
+    left_out += [f"{name} ({reason})" for name, reason in reasons.items()]
     return found
 
 
@@ -391,7 +423,9 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
             contenders.append(contender)
         else:
             left_out.append(f"{contender.name} ({contender.needs} is not installed)")
-    with RecipeBench(recipe, options) as bench:
+    now = time.monotonic()
+    search_deadline = now + SEARCH_SHARE * (deadline - now)
+    with RecipeBench(recipe, options, search_deadline) as bench:
         found = found_settings(bench, contenders, left_out)
         contenders = [one for one in contenders if one.name in found]
         for text in left_out:
@@ -406,13 +440,14 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
             "examples": int(bench.lengths.size),
             "total_length": float(bench.lengths.sum()),
             "unit": recipe.unit,
-            "lr": recipe.lr,
+            "lr": LR,
             "lr_rule": "square root of the mean batch, AdamW",
             "left_out": left_out,
             "predicted_ceiling_bytes": predicted_ceiling(bench),
             "contenders": {
                 one.name: described(bench, one, found) for one in contenders
             },
+            "phase_seconds": phases_of(found),
             "rounds": [],
             "held_bytes": 0,
             "trace": {},
@@ -424,23 +459,50 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
         if is_known(results) or (options.quick and rounds):
             print(f"{recipe.name}: complete", flush=True)
             return
-        workers = {one.name: bench.new_worker() for one in contenders}
         seconds = 0.0
+        workers = {one.name: bench.new_worker() for one in contenders}
         try:
+            started = time.monotonic()
+            for worker in workers.values():
+                worker.wait()
+            results["phase_seconds"]["start of workers"] = seconds_since(started)
+            results["phase_seconds"].setdefault("rounds", 0.0)
             while not is_known(results):
                 if options.quick and rounds:
                     break
                 if rounds and time.monotonic() + seconds > deadline:
-                    print(f"{recipe.name}: its minutes are over", flush=True)
+                    print(
+                        f"{recipe.name}: its minutes are over after {len(rounds)} rounds of at least {FEWEST_ROUNDS}",
+                        flush=True,
+                    )
                     break
                 started = time.monotonic()
                 run_round(results, found, bench, workers)
                 seconds = time.monotonic() - started
+                results["phase_seconds"]["rounds"] += round(seconds, 1)
                 write_whole(path, json.dumps(results, indent=1) + "\n")
                 progress(recipe, f"round {len(rounds)}, {seconds:.0f} s")
         finally:
             for worker in workers.values():
                 worker.close()
+
+
+def phases_of(found: dict[str, Any]) -> dict[str, float]:
+    """Return the seconds of each search."""
+    tuning = found["tuning"]["seconds"]
+    phases = {"batchtune tune": round(tuning, 1)}
+    for name, facts in found.items():
+        if name not in ("tuning", "left_out"):
+            spent = facts["seconds"]
+            if facts["kind"] == "batchtune":
+                spent -= tuning
+            phases[f"search: {name}"] = round(spent, 1)
+    return phases
+
+
+def seconds_since(started: float) -> float:
+    """Return the seconds since a time of the monotonic clock."""
+    return round(time.monotonic() - started, 1)
 
 
 def described(
@@ -511,7 +573,7 @@ def run_round(
     round_of: dict[str, dict[str, Any]] = {}
     for name in names:
         scale = len(batches[shipped]) / len(batches[name])
-        lr = bench.recipe.lr * float(np.sqrt(scale))
+        lr = LR * float(np.sqrt(scale))
         workers[name].ask("reset", seed=number, lr=lr)
         round_of[name] = {"lr": lr, "oom": False}
     traces: dict[str, list[Any]] = {name: [] for name in names}
@@ -569,7 +631,12 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "recipes", nargs="*", metavar="RECIPE", help="default: all; or summarise"
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--minutes", type=float, default=60.0, help="default: 60")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=45.0,
+        help="for all recipes, with their searches; default: 45",
+    )
     parser.add_argument("--out", type=Path, default=HERE / "results", metavar="DIR")
     parser.add_argument(
         "--work", type=Path, default=Path("recipes-work"), metavar="DIR",
@@ -591,7 +658,11 @@ def main(argv: Sequence[str]) -> int:
     """Run recipes or summarise them; 1 if one could not be run."""
     options = parsed(argv)
     if options.recipes == ["summarise"]:
-        summarise(options.out, options.picture)
+        try:
+            summarise(options.out, options.picture)
+        except BatchtuneError as error:
+            print(f"{error.message}. {error.hint or ''}", file=sys.stderr)
+            return 1
         return 0
     deadline = time.monotonic() + 60 * options.minutes
     options.out.mkdir(parents=True, exist_ok=True)
@@ -603,8 +674,10 @@ def main(argv: Sequence[str]) -> int:
         share = (deadline - now) / (len(names) - place)
         try:
             run_recipe(on_device(RECIPES[name], options), options, now + share)
-        except DoesNotFit:
+        except (DoesNotFit, WorkerDied):
             failed.append(f"{name}: a batch of one does not fit its limit")
+        except OutOfTime:
+            failed.append(f"{name}: --minutes is too short to find what it ships")
         except NoLengths as error:
             failed.append(f"{name}: {error}")
         except BatchtuneError as error:
