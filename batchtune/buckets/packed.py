@@ -239,10 +239,12 @@ def _reason(
         f"but a padded batch may have {format_number(max_batch_length)} tokens, so their numbers of batches do not "
         "compare"
     )
-    if max_batch_length == row.max_tokens:
-        comparable = f"and both have at most {row.max_tokens:,} in a batch"
     if row.cut_sequences:
-        comparable += "; padded batches cut nothing"
+        comparable = (
+            "but padded batches cut nothing, so their numbers of batches do not compare"
+        )
+    elif max_batch_length == row.max_tokens:
+        comparable = f"and both have at most {row.max_tokens:,} in a batch"
     return (
         f"the training packs ({packs}); {needs}; {name} {padded.batches:,}, with "
         f"{format_percent(padded.padding_ratio)} padding; tokens computed are compared, as "
