@@ -229,7 +229,9 @@ def _reason(
         name = f"{padded.sized_name}, the best padded batches, need"
     else:
         name = f"a fixed batch size of {padded.batch_size:,} needs"
-    packs = "--max-tokens" if measured is None else "as its probe did"
+    packs = "--max-tokens"
+    if measured is not None:
+        packs = "as its probe did"
     needs = f"{row.name} needs {row.batches:,} micro-batches an epoch (lower bound: {row.lower_bound:,})"
     unknown = "packed times are not known"
     if row.estimated_epoch_seconds is not None:

@@ -415,7 +415,10 @@ class PackedKnowledge(Outcomes):
         if bracket.high > cap or guess < bracket.high - bracket.step:
             return guess
         # A failure refutes the guess. Not all memory may be usable, or memory leaps somewhere below.
-        near = max(bracket.step, int(_UNUSABLE * bracket.high))
+        near = bracket.step
+        # What ran, but left too little of the margin, shows how much memory there is.
+        if bracket.high_by != "memory":
+            near = max(near, int(_UNUSABLE * bracket.high))
         beyond = self.predicted(bracket.composition, min(cap, bracket.high + near))
         is_near = beyond is not None and beyond > self.room_bytes
         if is_near and bracket.failures < 2 and bracket.high - near > bracket.low:

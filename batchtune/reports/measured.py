@@ -122,7 +122,9 @@ def _sentences(probe: Probe) -> Iterator[str]:
     ended = ", ".join(
         f"{outcomes[name]} {name}" for name in get_args(Outcome) if outcomes[name]
     )
-    driver = f", driver {probe.device.driver}" if probe.device.driver else ""
+    driver = ""
+    if probe.device.driver:
+        driver = f", driver {probe.device.driver}"
     yield (
         f"Measured: {probe.workload.words} with torch {probe.device.torch}{driver}, allocator "
         f"{probe.device.allocator}, in {counted(len(probe.trials), 'trial')} ({ended})."

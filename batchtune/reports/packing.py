@@ -49,7 +49,9 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     padded_name = "the best padded batches"
     if sweep.recommended_row is None:
         padded_name = f"a fixed batch size of {sweep.baselines[0].batch_size:,}"
-    before = padded_name if sweep.current is None else CURRENT
+    before = padded_name
+    if sweep.current is not None:
+        before = CURRENT
     facts = [
         _proof(run, row),
         *_current(packing, sweep.world_size),
@@ -166,7 +168,9 @@ def _current(packing: PackingSweep, world_size: int) -> Iterator[str]:
         )
         return
     change = 1 - (row.batches / row.tokens) / (current.batches / current.tokens)
-    word = "fewer" if change >= 0 else "more"
+    word = "fewer"
+    if change < 0:
+        word = "more"
     fewer = f"{format_percent(abs(change))} {word} micro-batches of the same tokens"
     if seconds and current_seconds:
         yield f"That is {fewer}."
