@@ -229,7 +229,9 @@ def _reason(
         name = f"{padded.sized_name}, the best padded batches, need"
     else:
         name = f"a fixed batch size of {padded.batch_size:,} needs"
-    packs = "--max-tokens" if measured is None else "as its probe did"
+    packs = "--max-tokens"
+    if measured is not None:
+        packs = "as its probe did"
     needs = f"{row.name} needs {row.batches:,} micro-batches an epoch (lower bound: {row.lower_bound:,})"
     unknown = "packed times are not known"
     if row.estimated_epoch_seconds is not None:
@@ -239,10 +241,12 @@ def _reason(
         f"but a padded batch may have {format_number(max_batch_length)} tokens, so their numbers of batches do not "
         "compare"
     )
-    if max_batch_length == row.max_tokens:
-        comparable = f"and both have at most {row.max_tokens:,} in a batch"
     if row.cut_sequences:
-        comparable += "; padded batches cut nothing"
+        comparable = (
+            "but padded batches cut nothing, so their numbers of batches do not compare"
+        )
+    elif max_batch_length == row.max_tokens:
+        comparable = f"and both have at most {row.max_tokens:,} in a batch"
     return (
         f"the training packs ({packs}); {needs}; {name} {padded.batches:,}, with "
         f"{format_percent(padded.padding_ratio)} padding; tokens computed are compared, as "

@@ -199,6 +199,7 @@ def sweep(
         settings,
         strategies=settings.strategies or tuple(STRATEGIES),
         world_size=settings.world_size or costs.world_size,
+        max_batch_size=settings.max_batch_size or costs.max_batch_size,
     )
     is_padded = settings.multiple_of is not None
     limits = Limits(

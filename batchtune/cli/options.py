@@ -296,7 +296,7 @@ class RunOptions:
     PANEL: ClassVar[str | None] = None
 
     max_batch_size: int | None = setting(
-        "Largest number of examples in a batch (default: no limit).",
+        "Largest number of examples in a batch (default: no limit; of a sweep, as probed).",
         "N",
         rich_help_panel=BUCKETS,
     )

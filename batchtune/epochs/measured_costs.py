@@ -198,6 +198,7 @@ class Costs:
 
     Attributes:
         world_size: Number of ranks that trained together.
+        max_batch_size: The most examples that were tried in a batch; None: as many as the data has.
         warnings: Why the times may be wrong, each with its remedy.
         frontier: Lengths → the largest batch size that fits, at least 1.
         continued_frontier: The same, also beyond the longest length, where batches are padded further.
@@ -213,6 +214,7 @@ class Costs:
     step_seconds: StepSeconds | None = None
     device_name: str | None = None
     world_size: int = 1
+    max_batch_size: int | None = None
     warnings: tuple[str, ...] = ()
     joint_frontier: JointSizes | None = None
     proven: Sizes | None = None
@@ -228,7 +230,11 @@ def costs_of(probe: Probe) -> Costs:
     No times are known if the model misses even the measurements by far. Nothing is proven by a probe that was
     interrupted before its batches ran in turns.
     """
-    measured = Costs(device_name=probe.device.text, world_size=probe.device.world_size)
+    measured = Costs(
+        device_name=probe.device.text,
+        world_size=probe.device.world_size,
+        max_batch_size=probe.settings.get("max_batch_size"),
+    )
     if probe.packed is not None:
         packed = PackedCosts.of(probe, probe.packed)
         timed = packed.step_seconds is not None

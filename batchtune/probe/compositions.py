@@ -52,8 +52,8 @@ class _Line:
     def first(self, tokens: int) -> _Line:
         """Return the first ones that come to so many tokens, the last of them cut."""
         whole = int(np.searchsorted(self._totals, tokens, side="right"))
-        left = tokens - int(self._totals[whole - 1]) if whole else tokens
         taken = _Line(self.lengths[:whole], self.counts[:whole])
+        left = tokens - int(np.sum(taken.lengths * taken.counts))
         if not left:
             return taken
         more, cut = divmod(left, int(self.lengths[whole]))

@@ -166,11 +166,6 @@ class _Law:
             return cls(dense, floor, dense_error)
         return cls(np.append(plain, 0.0), floor, error)
 
-    @property
-    def grows_with_the_row(self) -> bool:
-        """Whether it has the square of all tokens."""
-        return bool(self.coefficients[-1] > 0)
-
     def __call__(self, features: FloatArray) -> float:
         """Return the peak of a batch."""
         terms = np.array([1.0, *features, features[0] ** 2])
@@ -258,15 +253,17 @@ class PackedKnowledge(Outcomes):
                 brackets[name] = self._bracket(name)
         return brackets
 
+    def shapes_of(self, name: Composition) -> dict[int, BatchShape]:
+        """Return the batches of a composition, by the numbers of tokens that were tried."""
+        shape = self.task.compositions.shape
+        return {tokens: shape(name, tokens) for tokens in self.budgets}
+
     def _is_proven_wherever_tried(self, name: Composition) -> bool:
-        shapes = {self.task.compositions.shape(name, tokens) for tokens in self.budgets}
-        return all(map(self.is_proven, shapes & self.of_shape.keys()))
+        shapes = self.of_shape.keys() & self.shapes_of(name).values()
+        return all(map(self.is_proven, shapes))
 
     def _bracket(self, name: Composition) -> Bracket:
-        shapes = {
-            tokens: self.task.compositions.shape(name, tokens)
-            for tokens in self.budgets
-        }
+        shapes = self.shapes_of(name)
         failures = {
             tokens: self.failures[shape]
             for tokens, shape in shapes.items()
@@ -278,8 +275,9 @@ class PackedKnowledge(Outcomes):
             for tokens, shape in shapes.items()
             if shape in self.passed and tokens < failed
         ]
-        proven = [tokens for tokens in ran if self.is_proven(shapes[tokens])]
-        low = max(proven, default=0)
+        low = max(
+            (tokens for tokens in ran if self.is_proven(shapes[tokens])), default=0
+        )
         high = min([failed, *(tokens for tokens in ran if tokens > low)])
         high_by: ClosedBy = "memory"
         if high in failures:
@@ -333,10 +331,7 @@ class PackedKnowledge(Outcomes):
     def law(self) -> _Law | None:
         """The law of memory, by all that passed; None if only one composition did, which can't tell its terms apart."""
         shapes, peaks = self._measured
-        in_longest = {
-            self.task.compositions.shape("longest", tokens) for tokens in self.budgets
-        }
-        if in_longest.issuperset(shapes):
+        if set(shapes) <= set(self.shapes_of("longest").values()):
             return None
         return _Law.of(
             np.array([features_of(shape) for shape in shapes], dtype=np.float64),
@@ -348,7 +343,7 @@ class PackedKnowledge(Outcomes):
     @property
     def needs_a_mask(self) -> bool:
         """Whether memory grows with the square of all tokens."""
-        return self.law is not None and self.law.grows_with_the_row
+        return self.law is not None and bool(self.law.coefficients[-1] > 0)
 
     def predicted(self, name: Composition, tokens: int) -> float | None:
         """Return the peak of a batch: by the law, through the last trial of its composition; None if unknown."""
@@ -420,7 +415,10 @@ class PackedKnowledge(Outcomes):
         if bracket.high > cap or guess < bracket.high - bracket.step:
             return guess
         # A failure refutes the guess. Not all memory may be usable, or memory leaps somewhere below.
-        near = max(bracket.step, int(_UNUSABLE * bracket.high))
+        near = bracket.step
+        # What ran, but left too little of the margin, shows how much memory there is.
+        if bracket.high_by != "memory":
+            near = max(near, int(_UNUSABLE * bracket.high))
         beyond = self.predicted(bracket.composition, min(cap, bracket.high + near))
         is_near = beyond is not None and beyond > self.room_bytes
         if is_near and bracket.failures < 2 and bracket.high - near > bracket.low:
@@ -433,8 +431,11 @@ class PackedKnowledge(Outcomes):
     def _reach(self, bracket: Bracket) -> int:
         """Return how far the trials of a composition lead at most."""
         dear = self.task.settings.failures_are_dear
+        first_step = _FIRST_STEP
+        if dear:
+            first_step = _FIRST_DEAR_STEP
         if bracket.low and not bracket.ran:
-            return (_FIRST_DEAR_STEP if dear else _FIRST_STEP) * bracket.low
+            return first_step * bracket.low
         if not bracket.ran:
             return self.task.cap
         last, peak = bracket.ran[-1]
@@ -443,10 +444,9 @@ class PackedKnowledge(Outcomes):
         # As if all that is not in use between steps grew with the tokens.
         in_proportion = int(last * (self.room_bytes - rest) / used)
         if self.law is None:
-            factor = _FIRST_DEAR_STEP if dear else _FIRST_STEP
             # A floor of memory would hold it at the first batch.
             least = int(_LEAST_STEP * last)
-            return min(factor * last, max(least, int(0.9 * in_proportion)))
+            return min(first_step * last, max(least, int(0.9 * in_proportion)))
         is_telling = used >= _LITTLE * (self.room_bytes - rest)
         is_trusted = len(bracket.ran) > 2 and self.law.error <= _MISFIT
         if dear and is_telling and not is_trusted:
@@ -606,12 +606,9 @@ class PackedSearch:
 
     def _trials_left(self, known: PackedKnowledge) -> int:
         """Return how many trials the search may take yet; each batch that fails in turns gives it more."""
-        between = {
-            shape
-            for tokens in known.budgets
-            for name, shape in known.shapes(tokens).items()
-            if name not in known.brackets
-        }
+        between: set[BatchShape] = set()
+        for name in set(COMPOSITIONS) - known.brackets.keys():
+            between.update(known.shapes_of(name).values())
         counted = [
             trial
             for trial in known.trials

@@ -23,6 +23,7 @@ from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings, begin_run, open_run
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
+    TRAINING_FILE,
     BatchShape,
     FrontierPoint,
     Models,
@@ -86,6 +87,11 @@ def run_probe(
             refuse_other_kind(measurer.packed, trials, settings, folder)
             if not measurer.packed:
                 add_recorded_ooms(lengths, trials, folder, hooks.on_note)
+            elif (folder / TRAINING_FILE).exists():
+                hooks.on_note(
+                    f"A probe of packed batches does not use {TRAINING_FILE}: what ran out of memory there is measured "
+                    "again."
+                )
             kind: type[Probing] = _PaddedProbing
             if measurer.packed:
                 kind = PackedProbing

@@ -71,13 +71,11 @@ def probe_section(run: RunResults) -> Section:
         )
     )
     next_steps = []
-    if run.main is probe and probe.packed is None:
-        next_steps = [
-            (
-                f"batchtune sweep-buckets MANIFEST{run.as_option}",
-                "find the buckets that waste least",
-            )
-        ]
+    if run.main is probe:
+        gives = "find the buckets that waste least"
+        if probe.packed is not None:
+            gives = "compare packers, and write the sampler's config"
+        next_steps = [(f"batchtune sweep-buckets MANIFEST{run.as_option}", gives)]
     return Section(
         title="Probe",
         sentences=list(_sentences(probe)),
@@ -97,15 +95,15 @@ def _sentences(probe: Probe) -> Iterator[str]:
         yield from _packed_sentences(probe, probe.packed)
     elif probe.unfinished:
         yield f"At least max_batch_length = {limit} fits, by an unfinished probe, measured on {device}."
+    elif {point.closed_by for point in probe.frontier} == {"data"}:
+        yield (
+            f"max_batch_length = {limit} fits, measured on {device}. Larger batches were not tried: "
+            f"{_why_no_larger(probe)}."
+        )
     else:
         yield f"max_batch_length = {limit} is the most that fits at every length, measured on {device}."
     if probe.frontier:
-        longest = probe.frontier[-1]
-        largest = max(probe.frontier, key=lambda point: point.batch_size)
-        yield (
-            f"A batch holds from {counted(longest.batch_size, 'example')} of {format_length(longest.length, unit)} to "
-            f"{format_number(largest.batch_size)} of {format_length(largest.length, unit)}."
-        )
+        yield _batch_sizes(probe)
     confirmation = probe.confirmation
     if confirmation is not None and confirmation.shapes:
         yield (
@@ -124,7 +122,9 @@ def _sentences(probe: Probe) -> Iterator[str]:
     ended = ", ".join(
         f"{outcomes[name]} {name}" for name in get_args(Outcome) if outcomes[name]
     )
-    driver = f", driver {probe.device.driver}" if probe.device.driver else ""
+    driver = ""
+    if probe.device.driver:
+        driver = f", driver {probe.device.driver}"
     yield (
         f"Measured: {probe.workload.words} with torch {probe.device.torch}{driver}, allocator "
         f"{probe.device.allocator}, in {counted(len(probe.trials), 'trial')} ({ended})."
@@ -137,6 +137,29 @@ def _sentences(probe: Probe) -> Iterator[str]:
     ]
     if fits:
         yield f"The models fit the trials: {', '.join(fits)}."
+
+
+def _why_no_larger(probe: Probe) -> str:
+    """Say what ended a search in which no batch was too large."""
+    cap = probe.settings.get("max_batch_size")
+    if cap == max(point.batch_size for point in probe.frontier):
+        return f"--max-batch-size was {cap:,}"
+    return "the data has no more examples"
+
+
+def _batch_sizes(probe: Probe) -> str:
+    """Say how many examples fit of the longest and of the shortest lengths."""
+    unit = probe.lengths.unit
+    longest = probe.frontier[-1]
+    largest = max(probe.frontier, key=lambda point: point.batch_size)
+    examples = counted(longest.batch_size, "example")
+    length = format_length(longest.length, unit)
+    if largest.batch_size == longest.batch_size:
+        return f"A batch holds {examples} of up to {length}."
+    return (
+        f"A batch holds from {examples} of {length} to {format_number(largest.batch_size)} of "
+        f"{format_length(largest.length, unit)}."
+    )
 
 
 def _packed_sentences(probe: Probe, packed: PackedProbe) -> Iterator[str]:
@@ -160,7 +183,7 @@ def _packed_sentences(probe: Probe, packed: PackedProbe) -> Iterator[str]:
     if proofs:
         sizes = [trial.batch_size for trial in proofs]
         proven = (
-            f"It was proven with the longest sequences, the shortest, half of each, and a random draw: "
+            f"It was proven with the longest sequences, the shortest, mixes of both, and a random draw: "
             f"{min(sizes):,} to {counted(max(sizes), 'sequence')}"
         )
     yield f"{proven}. Why no more: {reason}."
@@ -259,10 +282,10 @@ def _compositions_table(probe: Probe, packed: PackedProbe) -> Table:
         assert shape.sequences is not None
         rows.append(
             {
-                "sequences": format_number(trial.batch_size),
+                "sequences": f"{trial.batch_size:,}",
                 "longest": format_length(shape.length, probe.lengths.unit),
                 "shortest": format_length(shape.sequences[-1], probe.lengths.unit),
-                "sum of squares": format_number(shape.squared_tokens),
+                "sum of squares": f"{shape.squared_tokens:,}",
                 "peak memory": known(trial.peak_bytes, format_size),
                 "step time": known(trial.step_seconds, format_seconds),
                 "trial": str(index),

@@ -27,7 +27,6 @@ from batchtune.results import (
 )
 from batchtune.units import (
     counted,
-    format_number,
     format_percent,
     format_ratio,
     format_seconds,
@@ -50,8 +49,14 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     padded_name = "the best padded batches"
     if sweep.recommended_row is None:
         padded_name = f"a fixed batch size of {sweep.baselines[0].batch_size:,}"
-    before = padded_name if sweep.current is None else CURRENT
-    facts = [_proof(run, row), *_current(packing), learning(packing, before)]
+    before = padded_name
+    if sweep.current is not None:
+        before = CURRENT
+    facts = [
+        _proof(run, row),
+        *_current(packing, sweep.world_size),
+        learning(packing, before),
+    ]
     next_steps = [
         (str(run.folder / SAMPLER_FILE), "the config, for PackedBatchSampler")
     ]
@@ -98,8 +103,9 @@ def learning(packing: PackingSweep, padded: str) -> str:
         before = CURRENT
         if current.packer in _TOKEN_LOSSES:
             losses = [_TOKEN_LOSSES[current.packer]]
+    optimizer_steps = counted(row.steps, "optimizer step")
     return (
-        f"Learning: {row.steps:,} optimizer steps an epoch, {steps:,} with {before}; the tokens of a step vary by "
+        f"Learning: {optimizer_steps} an epoch, {steps:,} with {before}; the tokens of a step vary by "
         f"±{format_percent(row.step_tokens_deviation)}, there by ±{format_percent(deviation)}. To weigh all tokens "
         "alike, take a loss that is a mean over the tokens of a step, not of each micro-batch: "
         f"{', '.join(losses)}."
@@ -129,13 +135,19 @@ def _accuracy(run: RunResults, row: PackedRow) -> Iterator[str]:
     yield f"Times, and how even ranks are, follow from the probe's time law{fit}."
 
 
-def _current(packing: PackingSweep) -> Iterator[str]:
+def _current(packing: PackingSweep, world_size: int) -> Iterator[str]:
     """Say what the user's own packer is, and what changing saves."""
     current = packing.current
     settings = packing.current_settings or {}
     if current is None:
         return
     row = packing.row
+    slower = ""
+    if world_size > 1:
+        slower = (
+            f"the slowest rank takes {_slower(row)} longer than the mean instead of "
+            f"{_slower(current)}"
+        )
     yield f"{CURRENT.capitalize()} is {settings.get('describe')} ({settings.get('source')})."
     seconds = row.estimated_epoch_seconds
     current_seconds = current.estimated_epoch_seconds
@@ -146,8 +158,8 @@ def _current(packing: PackingSweep) -> Iterator[str]:
             verdict = f"takes {format_percent(-saved)} more time for the same tokens"
         yield (
             f"Changing to {row.name} {verdict}: an epoch takes an estimated {format_seconds(seconds)} instead of "
-            f"{format_seconds(current_seconds)}, with {row.steps:,} optimizer steps instead of {current.steps:,}, and "
-            f"the slowest rank {_slower(row)} longer than the mean instead of {_slower(current)}."
+            f"{format_seconds(current_seconds)}, with {counted(row.steps, 'optimizer step')} instead of "
+            f"{current.steps:,}{slower and f', and {slower}'}."
         )
     if current.max_tokens != packing.max_tokens:
         yield (
@@ -156,15 +168,14 @@ def _current(packing: PackingSweep) -> Iterator[str]:
         )
         return
     change = 1 - (row.batches / row.tokens) / (current.batches / current.tokens)
-    word = "fewer" if change >= 0 else "more"
+    word = "fewer"
+    if change < 0:
+        word = "more"
     fewer = f"{format_percent(abs(change))} {word} micro-batches of the same tokens"
     if seconds and current_seconds:
         yield f"That is {fewer}."
         return
-    yield (
-        f"Changing to {row.name} makes {fewer}; the slowest rank takes {_slower(row)} longer than the mean instead of "
-        f"{_slower(current)}, by FLOPs."
-    )
+    yield f"Changing to {row.name} makes {fewer}{slower and f'; {slower}, by FLOPs'}."
 
 
 def _slower(row: PackedRow) -> str:
@@ -214,7 +225,7 @@ def _padded(sweep: Sweep) -> dict[str, Row | Baseline]:
     for row in rows:
         named[f"padded: {row.name}"] = row
     baseline = sweep.baselines[0]
-    return {**named, f"padded: {baseline.name}": baseline}
+    return {**named, f"padded: fixed size of {baseline.batch_size:,}": baseline}
 
 
 def _padded_cells(
@@ -227,9 +238,9 @@ def _padded_cells(
         largest = padded.largest_padded_length
     return {
         "": name,
-        "batches": format_number(padded.batches),
+        "batches": f"{padded.batches:,}",
         "padding": format_percent(padded.padding_ratio),
-        "largest": known(largest, format_number),
+        "largest": known(largest, "{:,.0f}".format),
         "unproven": None,
         "cut": None,
         "slowest rank": None,
@@ -242,11 +253,11 @@ def _padded_cells(
 def _cells(name: str, row: PackedRow, reference: PackedRow) -> Mapping[str, str | None]:
     return {
         "": name,
-        "batches": format_number(row.batches),
+        "batches": f"{row.batches:,}",
         "padding": format_percent(0.0),
-        "largest": format_number(row.largest_tokens),
-        "unproven": known(row.unproven, format_number),
-        "cut": format_number(row.cut_sequences),
+        "largest": f"{row.largest_tokens:,}",
+        "unproven": known(row.unproven, "{:,}".format),
+        "cut": f"{row.cut_sequences:,}",
         "slowest rank": f"+{_slower(row)}",
         "mates again": known(row.mates_again, format_share),
         "tokens": _relative(row.tokens, reference),

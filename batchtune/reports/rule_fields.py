@@ -73,6 +73,11 @@ class RuleInputs:
     def recommended(self, name: str) -> Any:
         """Return the recommended row of a kind of result. Raises NotKnownError without one."""
         result = self.of_kind(name)
+        if name == "sweep" and result.packed is not None:
+            raise NotKnownError(
+                "the training packs, and this is a figure of padded batches: those of packed ones begin with packed., "
+                "such as packed.unproven"
+            )
         why = f"{KINDS[name].words} recommends no row: {result.reason or 'it does not say why'}"
         return _known(result.recommended_row, why)
 

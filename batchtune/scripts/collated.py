@@ -40,8 +40,10 @@ class Packing:
 
     def axes(self, batch: Mapping[str, Any], total: int) -> Axes:
         """Return the shape of a batch; if it shows no sequences, it is a single one to the model as well."""
-        row = packed_row(batch) if self.shows_row else None
-        sizes = [total] if row is None else row.tolist()
+        sizes = [total]
+        row = packed_row(batch)
+        if row is not None and self.shows_row:
+            sizes = row.tolist()
         return Axes.packed(map(self.sequence.term_of, sizes))
 
 
@@ -73,8 +75,10 @@ def followed_collated(
     offsets: Leaves = {}
     others: Leaves = {}
     for path, group in leaves.items():
-        are_offsets = all(is_offsets(path, batch) for batch in batches)
-        (offsets if are_offsets else others)[path] = group
+        if all(is_offsets(path, batch) for batch in batches):
+            offsets[path] = group
+        else:
+            others[path] = group
     _, relations = followed(others, batch_terms, "collated batches", any_value=True)
     for place, seen in measured(offsets).items():
         relation = first_fit(batch_terms, seen)

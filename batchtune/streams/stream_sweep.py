@@ -131,6 +131,9 @@ def sweep_stream(
         settings = structs.replace(
             settings, bytes_per_length=_BYTES.get(lengths.unit or "", 1.0)
         )
+    settings = structs.replace(
+        settings, max_batch_size=settings.max_batch_size or costs.max_batch_size
+    )
     limits = Limits(
         max_batch_length=max_batch_length,
         max_batch_size=settings.max_batch_size,

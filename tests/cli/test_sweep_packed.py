@@ -96,6 +96,8 @@ def test_cut_sequences_are_counted(batchtune: Run, text: Path, tmp_path: Path) -
     assert row["cut_sequences"] == np.count_nonzero(LENGTHS > 500)
     assert row["cut_tokens"] == np.maximum(LENGTHS - 500, 0).sum()
     assert "--cut-at cuts" in ran.stdout
+    reason = sweep_of(tmp_path)["packing"]["reason"]
+    assert "padded batches cut nothing" in reason and "both have" not in reason
 
 
 @pytest.mark.parametrize(
@@ -355,7 +357,8 @@ class TestOfAProbe:
         for name in ("terminal", "html", "json"):
             assert batchtune("report", "--format", name).returncode == 0
         judged = batchtune("report", "--fail-if", "batches > 5")
-        assert "--strategy packed" in judged.stderr + judged.stdout
+        assert judged.returncode == 1
+        assert "those of packed ones begin with packed., such as" in judged.stderr
 
     def test_what_changing_saves_is_said_in_time(
         self, batchtune: Run, text: Path, tmp_path: Path, probed: Callable[..., Probe]

@@ -123,6 +123,20 @@ def test_even_memory_is_found_within_two_per_cent(
     assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
 
 
+def test_a_batch_that_leaves_too_little_of_the_margin_costs_a_step_of_the_budget() -> (
+    None
+):
+    device, probe = probed(
+        lambda shape: (
+            163_278 * shape.tokens + 60 * shape.squared_tokens + 3e6 * shape.batch_size
+        ),
+        dear=True,
+    )
+    truth = assert_never_too_large(device, probe)
+    assert probe.packed is not None
+    assert probe.packed.max_tokens >= 0.98 * truth
+
+
 @pytest.mark.parametrize("dear", [False, True])
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 @pytest.mark.parametrize("name", ROUGH)

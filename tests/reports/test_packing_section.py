@@ -50,9 +50,9 @@ def test_packed_rows_stand_beside_padded_ones() -> None:
     names = [row[0] for row in table.rows]
     assert names[:2] == ["packed (even)", "your current config"]
     assert "padded: optimal with 13 buckets" in names
-    assert names[-1] == "padded: fixed-random"
+    assert names[-1].startswith("padded: fixed size of ")
     cells = dict(zip(table.columns, table.rows[0], strict=True))
-    assert cells["largest"] == "8190" and cells["unproven"] == "3"
+    assert cells["largest"] == "8,190" and cells["unproven"] == "3"
     text = " ".join(section_of(sweep).sentences)
     assert "3 of 1,920 micro-batches of 3 simulated epochs are not proven" in text
 
@@ -69,10 +69,13 @@ def test_what_changing_saves_is_time_where_it_is_known() -> None:
 
 def test_what_changing_saves_is_said_at_the_same_budget_alone() -> None:
     current = packed_row("verl", batches=800, slowest_rank=1.2)
-    text = " ".join(section_of(with_current(current)).sentences)
+    sweep = with_current(current)
+    text = " ".join(section_of(sweep).sentences)
     assert "Your current config is verl, cap=8192 (--current)." in text
-    assert "makes 20.0% fewer micro-batches of the same tokens" in text
-    assert "1.0% longer than the mean instead of 20.0%" in text
+    assert "makes 20.0% fewer micro-batches of the same tokens." in text
+    ranks = replace(sweep, settings={**sweep.settings, "world_size": 2})
+    text = " ".join(section_of(ranks).sentences)
+    assert "1.0% longer than the mean instead of 20.0%, by FLOPs" in text
     text = " ".join(
         section_of(with_current(packed_row("verl", max_tokens=4096))).sentences
     )

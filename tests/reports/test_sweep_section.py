@@ -232,6 +232,25 @@ def test_no_recommendation_is_said_first_with_the_sweeps_reason() -> None:
 # The data and the probe
 
 
+@pytest.mark.parametrize(
+    ("cap", "why"),
+    [(16, "--max-batch-size was 16"), (None, "the data has no more examples")],
+)
+def test_a_search_that_the_memory_did_not_end_says_so(
+    cap: int | None, why: str
+) -> None:
+    probe = made_probe()
+    (*_, point) = probe.frontier
+    capped = replace(point, batch_size=16, closed_by="data", oom_batch_size=None)
+    settings = {**probe.settings, "max_batch_size": cap}
+    limit, holds, *_ = summary_of(
+        probe=replace(probe, frontier=[capped], settings=settings)
+    )
+    assert "is the most that fits" not in limit
+    assert limit.endswith(f"Larger batches were not tried: {why}.")
+    assert holds == "A batch holds 16 examples of up to 24.52 s."
+
+
 def test_a_probe_alone_tells_the_limit_and_what_fits() -> None:
     limit, holds, measured, models, data = summary_of(probe=made_probe())
     assert limit == (

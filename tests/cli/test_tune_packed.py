@@ -1,0 +1,61 @@
+"""The main job for a training that packs, from end to end: probe, sweep, report, rules, export, sampler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli.conftest import Run
+
+from batchtune import PackedBatchSampler, sampler_from_config
+from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Sweep, read_result
+
+LENGTHS = np.random.default_rng(0).lognormal(4, 0.7, 400).clip(8, 300).astype(int)
+WORKLOAD = [
+    *("--workload", "builtin:transformer-lm", "--device", "cpu"),
+    *("--set", "packed=true", "--set", "size=tiny", "--set", "dim=32"),
+    *("--set", "heads=2", "--set", "layers=1", "--set", "vocab=4000"),
+    *("--memory", "460MiB", "--unit", "tokens", "--num-buckets", "3"),
+]
+
+
+@pytest.mark.slow
+def test_tune_of_a_training_that_packs(batchtune: Run, tmp_path: Path) -> None:
+    manifest = tmp_path / "text.csv"
+    manifest.write_text("length\n" + "".join(f"{length}\n" for length in LENGTHS))
+    ran = batchtune("tune", manifest, *WORKLOAD, "--verify", timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "nothing to verify: packed micro-batches" in ran.stderr
+    run = tmp_path / "batchtune-run"
+    probe = read_result(run / PROBE_FILE, Probe)
+    packing = read_result(run / SWEEP_FILE, Sweep).packing
+    assert probe.packed is not None and packing is not None
+    budget = probe.packed.max_tokens
+    assert packing.max_tokens == packing.proven_tokens == budget
+    # Of the rows, at most a few have more sequences than the halves and longer ones than the shortest.
+    unproven = packing.row.unproven
+    assert unproven is not None
+    assert unproven <= 0.05 * packing.row.batches * packing.row.simulated_epochs
+    assert f"Set max_tokens = {budget:,} with" in ran.stdout
+    assert "BucketBatchSampler" not in ran.stdout
+    for form in ("markdown", "html", "json"):
+        shown = batchtune("report", "--format", form)
+        assert shown.returncode == 0, shown.stderr
+        assert "BucketBatchSampler" not in shown.stdout or form != "markdown"
+    expected = 3 if unproven else 0
+    assert (
+        batchtune("report", "--fail-if", "packed.unproven > 0").returncode == expected
+    )
+    for framework, line in (
+        ("verl", f"ppo_max_token_len_per_gpu={budget}"),
+        ("transformers", "DataCollatorWithFlattening"),
+    ):
+        exported = batchtune("export", "--to", framework)
+        assert exported.returncode == 0 and line in exported.stdout
+    sampler = sampler_from_config(run / "sampler.yaml", LENGTHS)
+    assert isinstance(sampler, PackedBatchSampler)
+    batches = list(sampler)
+    assert sorted(index for batch in batches for index in batch) == list(range(400))
+    assert max(LENGTHS[batch].sum() for batch in batches) <= budget
