@@ -123,9 +123,7 @@ def test_even_memory_is_found_within_two_per_cent(
     assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
 
 
-def test_a_batch_that_leaves_too_little_of_the_margin_costs_a_step_of_the_budget() -> (
-    None
-):
+def test_too_little_margin_costs_a_step_of_the_budget() -> None:
     device, probe = probed(
         lambda shape: (
             163_278 * shape.tokens + 60 * shape.squared_tokens + 3e6 * shape.batch_size
