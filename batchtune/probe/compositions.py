@@ -18,8 +18,6 @@ from batchtune.results import BatchShape
 
 Composition = Literal["longest", "99%", "95%", "80%", "halves", "typical", "shortest"]
 COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
-SOUGHT: tuple[Composition, ...] = ("longest", "halves", "typical", "shortest")
-"""Those by which a budget is searched; the others are run with that budget in the end."""
 # With these, at most 1.8% of the micro-batches of long public data are contained in none, mostly none; with halves
 # alone, up to all are.
 _IN_LONGEST: dict[Composition, float] = {

@@ -1,6 +1,6 @@
 """Finds the token budget of packed batches: a pure function of the trials so far, as the search of padded ones is.
 
-A budget holds if seven micro-batches with exactly so many tokens fit (`compositions`). For four of them the search
+A budget holds if seven micro-batches with exactly so many tokens fit (`compositions`). For each of them the search
 brackets the most tokens between a trial that passed and one that failed; a law of the peak memory, fitted to all that
 passed, says where to try next. It follows the composition that fits the fewest tokens, and runs the others only at the
 budget that this one leaves.
@@ -25,7 +25,6 @@ from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.bounds import is_covered, step_at
 from batchtune.probe.compositions import (
     COMPOSITIONS,
-    SOUGHT,
     Composition,
     Compositions,
 )
@@ -40,8 +39,8 @@ from batchtune.probe.search import NextTrial, are_alike, longest_that_fits
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, ClosedBy, PackedModel, Trial
 
-MOST_TRIALS = 15
-"""Until the other compositions run, and all in turns; what fails there, or has to be tried again, takes more."""
+MOST_TRIALS = 18
+"""Until all run in turns, those that prove the budget included; what fails there, or is tried again, takes more."""
 
 # The second trial has so many times the tokens of the longest sequence, where failures are dear so many.
 _FIRST_STEP = 4
@@ -204,15 +203,13 @@ class PackedKnowledge(Outcomes):
         return {name: compositions.shape(name, tokens) for name in COMPOSITIONS}
 
     def unproven(self, tokens: int) -> list[Composition]:
-        """Return the compositions that are not proven with so many tokens, in the order in which to run them."""
+        """Return the compositions that are not proven with so many tokens, those that take the most memory first."""
         missing = [
             name
             for name, shape in self.shapes(tokens).items()
             if not self.is_proven(shape)
         ]
-        sought = [name for name in missing if name in self.brackets]
-        sought.sort(key=lambda name: -(self.predicted(name, tokens) or 0.0))
-        return sought + [name for name in missing if name not in self.brackets]
+        return sorted(missing, key=lambda name: -(self.predicted(name, tokens) or 0.0))
 
     @cached_property
     def budgets(self) -> list[int]:
@@ -246,21 +243,13 @@ class PackedKnowledge(Outcomes):
 
     @cached_property
     def brackets(self) -> dict[Composition, Bracket]:
-        """The bounds of each composition that is sought, and of each other that failed."""
-        brackets = {name: self._bracket(name) for name in SOUGHT}
-        for name in COMPOSITIONS:
-            if name not in SOUGHT and not self._is_proven_wherever_tried(name):
-                brackets[name] = self._bracket(name)
-        return brackets
+        """The bounds of each composition."""
+        return {name: self._bracket(name) for name in COMPOSITIONS}
 
     def shapes_of(self, name: Composition) -> dict[int, BatchShape]:
         """Return the batches of a composition, by the numbers of tokens that were tried."""
         shape = self.task.compositions.shape
         return {tokens: shape(name, tokens) for tokens in self.budgets}
-
-    def _is_proven_wherever_tried(self, name: Composition) -> bool:
-        shapes = self.of_shape.keys() & self.shapes_of(name).values()
-        return all(map(self.is_proven, shapes))
 
     def _bracket(self, name: Composition) -> Bracket:
         shapes = self.shapes_of(name)
@@ -570,7 +559,7 @@ class PackedSearch:
         worst = min(still_open, key=lambda limit: limit.tokens, default=None)
         shape_of = self.task.compositions.shape
         if worst is not None and not self._is_settled(known, settled, worst):
-            if self._trials_left(known) > len(SOUGHT):
+            if self._trials_left(known) > len(COMPOSITIONS):
                 return shape_of(_telling(known, worst), worst.tokens)
             # By now, what holds as far as is known, at one of the numbers of tokens that ran.
             held = [
@@ -606,16 +595,9 @@ class PackedSearch:
 
     def _trials_left(self, known: PackedKnowledge) -> int:
         """Return how many trials the search may take yet; each batch that fails in turns gives it more."""
-        between: set[BatchShape] = set()
-        for name in set(COMPOSITIONS) - known.brackets.keys():
-            between.update(known.shapes_of(name).values())
-        counted = [
-            trial
-            for trial in known.trials
-            if trial.outcome != "error" and trial.shape not in between
-        ]
+        counted = [trial for trial in known.trials if trial.outcome != "error"]
         given_up = sum(trial.confirmation for trial in known.trials)
-        return MOST_TRIALS + len(SOUGHT) * given_up - len(counted)
+        return MOST_TRIALS + len(COMPOSITIONS) * given_up - len(counted)
 
     def _check(self, known: PackedKnowledge) -> None:
         """Raise what the trials show to be wrong: nothing depends on the batch, or not even the least budget fits."""

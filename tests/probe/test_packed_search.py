@@ -29,7 +29,7 @@ from packed_laws import (
 from batchtune.epochs.packed_model import fit_packed, predict_packed
 from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.compositions import COMPOSITIONS, SOUGHT, Compositions
+from batchtune.probe.compositions import COMPOSITIONS, Compositions
 from batchtune.probe.packed_search import MOST_TRIALS, PackedSearch
 from batchtune.probe.requests import Ran
 from batchtune.results import PROBE_FILE, BatchShape, Probe, read_result
@@ -86,9 +86,7 @@ def assert_never_too_large(device: PackedDevice, probe: Probe) -> int:
     ]
     assert contained
     assert all(map(device.fits, contained))
-    # Where one of those between fails, all run again with fewer tokens.
-    between = len(COMPOSITIONS) - len(SOUGHT)
-    assert trials_before_turns(probe) <= MOST_TRIALS + 2 * between
+    assert trials_before_turns(probe) <= MOST_TRIALS
     return truth
 
 
