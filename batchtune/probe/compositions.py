@@ -43,22 +43,43 @@ class _Line:
     counts: IntArray
 
     @cached_property
-    def _totals(self) -> IntArray:
-        totals: IntArray = np.cumsum(self.lengths * self.counts)
-        return totals
+    def _sums(self) -> FloatArray:
+        """The tokens, their squares and the sequences of the first runs, none to all of them, shape (runs + 1, 3)."""
+        lengths = self.lengths.astype(np.float64)
+        of_runs = self.counts * np.stack((lengths, lengths**2, np.ones_like(lengths)))
+        return np.vstack((np.zeros(3), of_runs.cumsum(axis=1).T))
+
+    def _cut(self, tokens: int) -> tuple[int, int, int]:
+        """Return how many runs fit in so many tokens, how many whole sequences of the next one, and what is left."""
+        totals = self._sums[:, 0]
+        whole = int(np.searchsorted(totals, tokens, side="right")) - 1
+        left = tokens - int(totals[whole])
+        if not left:
+            return whole, 0, 0
+        length = int(self.lengths[whole])
+        return whole, left // length, left % length
 
     def first(self, tokens: int) -> _Line:
         """Return the first ones that come to so many tokens, the last of them cut."""
-        whole = int(np.searchsorted(self._totals, tokens, side="right"))
+        whole, more, cut = self._cut(tokens)
         taken = _Line(self.lengths[:whole], self.counts[:whole])
-        left = tokens - int(np.sum(taken.lengths * taken.counts))
-        if not left:
+        if not more and not cut:
             return taken
-        more, cut = divmod(left, int(self.lengths[whole]))
         last = _Line(
             np.array([self.lengths[whole], cut]), np.array([more, int(cut > 0)])
         )
         return taken.and_then(last)
+
+    def features(self, tokens: int) -> FloatArray:
+        """Return the Σ L, Σ L² and number of the first ones that come to so many tokens."""
+        whole, more, cut = self._cut(tokens)
+        features: FloatArray = self._sums[whole].copy()
+        if more:
+            length = float(self.lengths[whole])
+            features += more * np.array([length, length**2, 1.0])
+        if cut:
+            features += np.array([cut, float(cut) ** 2, 1.0])
+        return features
 
     def and_then(self, other: _Line) -> _Line:
         """Return a line that goes on with another one."""
@@ -99,9 +120,11 @@ class Compositions:
 
     def features(self, composition: Composition, tokens: int) -> FloatArray:
         """Return that batch's Σ L, Σ L² and number of sequences, without making it."""
-        line = self._line(composition, tokens)
-        squares = np.sum(line.lengths**2 * line.counts)
-        return np.array([tokens, squares, line.counts.sum()], dtype=np.float64)
+        if composition == "typical":
+            return self._drawn.features(tokens)
+        in_longest = round(_IN_LONGEST[composition] * tokens)
+        longest = self._longest_first.features(in_longest)
+        return longest + self._shortest_first.features(tokens - in_longest)
 
     def _line(self, composition: Composition, tokens: int) -> _Line:
         if composition == "typical":

@@ -561,10 +561,12 @@ class PackedSearch:
         if worst is not None and not self._is_settled(known, settled, worst):
             if self._trials_left(known) > len(COMPOSITIONS):
                 return shape_of(_telling(known, worst), worst.tokens)
-            # By now, what holds as far as is known, at one of the numbers of tokens that ran.
+            # By now, what holds as far as is known: numbers of tokens that ran, or a little below what failed.
+            nearest = min(bracket.high for bracket in known.brackets.values())
+            below = max(self._least, int((1 - _UNUSABLE) * nearest))
             held = [
                 tokens
-                for tokens in known.budgets
+                for tokens in (*known.budgets, below)
                 if tokens <= self.task.cap and self._seems_to_hold(known, tokens)
             ]
             settled = max(held, default=known.budgets[0])
