@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -15,6 +15,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe import messages
 from batchtune.probe.bounds import is_covered
 from batchtune.probe.confirmation import Turns, confirm, error_in_turns, rounds_of
+from batchtune.probe.margin import Peaks
 from batchtune.probe.messages import (
     SLOWER_IN_TURNS,
     ProbeClock,
@@ -33,6 +34,7 @@ from batchtune.results import (
     Probe,
     SweepSettings,
     Trial,
+    meta_of,
     read_result,
     write_result,
 )
@@ -97,6 +99,21 @@ class Probing(ABC):
     @abstractmethod
     def _result(self, turns: Turns | None) -> Probe:
         """Return the result; `turns` is None if the probe was interrupted."""
+
+    def _probe(self, turns: Turns | None, peaks: Peaks, **found: Any) -> Probe:
+        """Return the result with what was found, and what all results hold."""
+        return Probe(
+            meta=meta_of(Probe),
+            lengths=self.lengths.summary(),
+            workload=self.settings.subject,
+            device=self.run_device,
+            settings=self.settings.recorded(),
+            trials=self.trials,
+            confirmation=None if turns is None else turns.record(self.trials),
+            margin=peaks.margin if peaks.are_known else None,
+            unfinished=turns is None or self.out_of_time,
+            **found,
+        )
 
     def _complete(self) -> None:
         """Run what is only of use once the search has ended."""

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.probe.bounds import Anchor, Bracket, Shapes, is_covered, step_at
+from batchtune.probe.bounds import Anchor, Bracket, Shapes, step_at
 from batchtune.probe.margin import Peaks
 from batchtune.probe.memory_fit import MemoryFit
 from batchtune.probe.outcomes import Outcomes
@@ -34,8 +34,7 @@ class Knowledge(Outcomes):
     """All that is known from a list of trials; derived from them, never stored.
 
     A shape is proven if a trial passed that is at least as large in every respect and leaves the margin free: memory
-    is assumed to grow with batch size, length and target. Where `confirmed` is not None, a shape can only be proven if
-    one of these is at least as large.
+    is assumed to grow with batch size, length and target. `confirmed` as in `Outcomes`.
     """
 
     def __init__(
@@ -44,11 +43,10 @@ class Knowledge(Outcomes):
         trials: Sequence[Trial],
         confirmed: Collection[BatchShape] | None = None,
     ) -> None:
-        super().__init__(trials)
+        super().__init__(trials, Peaks(task.limit_bytes, trials, task.steps), confirmed)
         self.task = task
         self.lengths = task.lengths
         self.settings = task.settings
-        self.confirmed = confirmed
         self._sizes: dict[Anchor, list[int]] = defaultdict(list)
         for trial in trials:
             if trial.outcome == "error" or (trial.timing and trial.outcome == "ok"):
@@ -57,7 +55,6 @@ class Knowledge(Outcomes):
             if trial.batch_size not in sizes:
                 sizes.append(trial.batch_size)
         self._ran = Shapes(self.passed)
-        self.peaks = Peaks(task.limit_bytes, trials, task.steps)
         proven = [shape for shape in self.of_shape if self.is_proven(shape)]
         self._proven = Shapes(proven)
         ooms = [
@@ -118,14 +115,6 @@ class Knowledge(Outcomes):
     def is_dominated(self, shape: BatchShape) -> bool:
         """Return whether a shape that contains this one passed."""
         return self._ran.exceeds(shape)
-
-    def is_proven(self, shape: BatchShape) -> bool:
-        """Return whether it passed, never failed, and leaves the margin free."""
-        if shape not in self.passed or shape in self.failures:
-            return False
-        if self.confirmed is not None and not is_covered(shape, self.confirmed):
-            return False
-        return self.peaks.leaves_margin(shape)
 
     # What they prove and rule out elsewhere
 

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import numpy as np
 
+from batchtune.probe.bounds import is_covered
+from batchtune.probe.margin import Peaks
 from batchtune.results import BatchShape, Trial
 
 
 class Outcomes:
     """The outcome of each shape; memory is assumed to grow from a shape to one that contains it.
 
-    A failure that contradicts this wins: it rules out every shape at least as large, whatever passed there.
+    A failure that contradicts this wins: it rules out every shape at least as large, whatever passed there. Where
+    `confirmed` is not None, a shape can only be proven if one of these is at least as large.
     """
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        peaks: Peaks,
+        confirmed: Collection[BatchShape] | None = None,
+    ) -> None:
         self.trials = trials
+        self.peaks = peaks
+        self.confirmed = confirmed
         self.of_shape: dict[BatchShape, list[Trial]] = defaultdict(list)
         for trial in trials:
             if trial.outcome != "error":  # the workload's own, fixed since
@@ -61,6 +71,14 @@ class Outcomes:
     def is_dominated(self, shape: BatchShape) -> bool:
         """Return whether a shape that contains this one passed."""
         return any(other.contains(shape) for other in self.passed)
+
+    def is_proven(self, shape: BatchShape) -> bool:
+        """Return whether it passed, never failed, and leaves the margin free."""
+        if shape not in self.passed or shape in self.failures:
+            return False
+        if self.confirmed is not None and not is_covered(shape, self.confirmed):
+            return False
+        return self.peaks.leaves_margin(shape)
 
     def _failure(self, shape: BatchShape) -> Trial | None:
         """Return the trial that rules a shape out: an OOM (two if a larger shape passed), a second crash or time-out.

@@ -23,7 +23,6 @@ from batchtune.results import (
     PackedProbe,
     Probe,
     Trial,
-    meta_of,
 )
 from batchtune.run_folder import ANOTHER
 from batchtune.units import format_length
@@ -137,18 +136,12 @@ class PackedProbing(Probing):
         if not unfinished:
             closed_by = self.search.closed_by(known, budget)
         margin = known.peaks.margin if known.peaks.are_known else None
-        return Probe(
-            meta=meta_of(Probe),
-            lengths=self.lengths.summary(),
-            workload=self.settings.subject,
-            device=self.run_device,
-            settings=self.settings.recorded(),
-            trials=self.trials,
+        return self._probe(
+            turns,
+            known.peaks,
             frontier=[],
             models=Models(peak_bytes=None, step_seconds=None),
             max_batch_length=float(budget),
-            confirmation=None if turns is None else turns.record(self.trials),
-            margin=margin,
             warnings=[
                 *self.changed,
                 *messages.about_devices(self.run_device, self.device, self.trials),
@@ -157,7 +150,6 @@ class PackedProbing(Probing):
                 *messages.about_the_end(unfinished, self.settings, None),
                 *messages.about_turns(turns),
             ],
-            unfinished=unfinished,
             packed=PackedProbe(
                 max_tokens=budget,
                 closed_by=closed_by,

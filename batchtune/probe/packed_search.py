@@ -22,7 +22,7 @@ from batchtune.epochs.packed_model import (
     root_mean_square,
 )
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.probe.bounds import is_covered, step_at
+from batchtune.probe.bounds import step_at
 from batchtune.probe.compositions import (
     COMPOSITIONS,
     Composition,
@@ -172,11 +172,7 @@ class _Law:
 
 
 class PackedKnowledge(Outcomes):
-    """All that is known from a list of trials; derived from them, never stored.
-
-    A batch is proven if it passed, never failed, and leaves the margin free; where `confirmed` is not None, only if
-    one of these contains it.
-    """
+    """All that is known from a list of trials; derived from them, never stored. `confirmed` as in `Outcomes`."""
 
     def __init__(
         self,
@@ -184,18 +180,8 @@ class PackedKnowledge(Outcomes):
         trials: Sequence[Trial],
         confirmed: Collection[BatchShape] | None = None,
     ) -> None:
-        super().__init__(trials)
+        super().__init__(trials, Peaks(task.limit_bytes, trials, task.steps), confirmed)
         self.task = task
-        self.confirmed = confirmed
-        self.peaks = Peaks(task.limit_bytes, trials, task.steps)
-
-    def is_proven(self, shape: BatchShape) -> bool:
-        """Return whether it passed, never failed, and leaves the margin free."""
-        if shape not in self.passed or shape in self.failures:
-            return False
-        if self.confirmed is not None and not is_covered(shape, self.confirmed):
-            return False
-        return self.peaks.leaves_margin(shape)
 
     def shapes(self, tokens: int) -> dict[Composition, BatchShape]:
         """Return the batches of so many tokens that prove a budget; some may be the same."""

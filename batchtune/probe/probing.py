@@ -30,7 +30,6 @@ from batchtune.results import (
     Probe,
     SweepSettings,
     Trial,
-    meta_of,
 )
 from batchtune.run_folder import alone_in
 
@@ -186,13 +185,9 @@ class _PaddedProbing(Probing):
             )
         unfinished = turns is None or self.out_of_time
         times = StepTimes.fit(self.trials)
-        return Probe(
-            meta=meta_of(Probe),
-            lengths=self.lengths.summary(),
-            workload=self.settings.subject,
-            device=self.run_device,
-            settings=self.settings.recorded(),
-            trials=self.trials,
+        return self._probe(
+            turns,
+            known.peaks,
             frontier=points,
             models=Models(
                 peak_bytes=known.fit.model,
@@ -203,8 +198,6 @@ class _PaddedProbing(Probing):
                 self.lengths.histogram,
                 self.settings.max_batch_size,
             ),
-            confirmation=None if turns is None else turns.record(self.trials),
-            margin=margin,
             joint_frontier=self._frontier(turns, joint=True),
             warnings=[
                 *self.changed,
@@ -219,5 +212,4 @@ class _PaddedProbing(Probing):
                 ),
                 *messages.about_turns(turns),
             ],
-            unfinished=unfinished,
         )

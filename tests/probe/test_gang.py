@@ -283,3 +283,13 @@ def test_a_rank_sees_no_variables_of_another_launcher(
     assert told.pop("LOCAL_RANK") in ("0", "1")  # whichever fails first
     assert told == {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     assert os.environ["SLURM_PROCID"] == "7"
+
+
+@pytest.mark.slow
+def test_ranks_find_a_token_budget_together(tmp_path: Path) -> None:
+    asked = settings("builtin:transformer-lm", packed=True, **TINY)
+    probe = run_probe(LENGTHS, asked, tmp_path)
+    assert probe.device.world_size == 2
+    assert probe.packed is not None
+    assert probe.packed.max_tokens > 256
+    assert probe.is_proven

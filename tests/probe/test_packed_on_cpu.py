@@ -63,22 +63,6 @@ def test_a_workload_that_pads_is_told(tmp_path: Path) -> None:
         run_probe(LENGTHS, pads, tmp_path)
 
 
-@pytest.mark.slow
-def test_ranks_find_a_token_budget_together(tmp_path: Path) -> None:
-    ranks = replace(
-        SETTINGS,
-        workload="builtin:transformer-lm",
-        options={**TINY, "packed": True},
-        memory_bytes=460 * MIB,
-        nproc_per_node=2,
-    )
-    probe = run_probe(LENGTHS, ranks, tmp_path)
-    assert probe.device.world_size == 2
-    assert probe.packed is not None
-    assert probe.packed.max_tokens > 400
-    assert probe.is_proven
-
-
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run folder of the built-in, and its manifest."""
