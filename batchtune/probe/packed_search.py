@@ -548,11 +548,13 @@ class PackedSearch:
             if self._trials_left(known) > len(COMPOSITIONS):
                 return shape_of(_telling(known, worst), worst.tokens)
             # By now, what holds as far as is known: numbers of tokens that ran, or a little below what failed.
-            nearest = min(bracket.high for bracket in known.brackets.values())
-            below = max(self._least, int((1 - _UNUSABLE) * nearest))
+            candidates = list(known.budgets)
+            if self._trials_left(known) > 0:
+                nearest = min(bracket.high for bracket in known.brackets.values())
+                candidates.append(max(self._least, int((1 - _UNUSABLE) * nearest)))
             held = [
                 tokens
-                for tokens in (*known.budgets, below)
+                for tokens in candidates
                 if tokens <= self.task.cap and self._seems_to_hold(known, tokens)
             ]
             settled = max(held, default=known.budgets[0])
