@@ -1,9 +1,8 @@
 """One contender's training process, which `recipes.py` starts and asks over its standard streams, a JSON line each.
 
 It runs under the memory limit of everybody, set and measured as a probe of batchtune does it. Like any training, it
-loads a sampler and reads its batches from a DataLoader, and nothing else is held. Measured with `--quick` on the CPU:
-after its first steps, with both, it holds 11 to 12 MiB more than the probe's worker does without its reserve of 24 MiB
-for such a process, in `ctc` and in `sft-packed`. So what the probe has proven fits here, with 12 MiB to spare.
+loads a sampler and reads its batches from a DataLoader, and nothing else is held. A probe keeps
+room for such a process, so what it has proven fits here.
 
 An OOM ends an epoch, as it ends a training; a search goes on after one.
 """
