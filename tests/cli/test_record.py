@@ -53,6 +53,7 @@ def test_a_script_runs_as_it_is_and_is_recorded(
     assert [step.seconds is None for step in recording.steps] == [True] + [False] * 7
 
 
+@pytest.mark.slow
 def test_an_oom_that_ends_the_script_is_recorded(
     batchtune: Run, tmp_path: Path, script: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

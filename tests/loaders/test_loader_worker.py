@@ -219,6 +219,7 @@ def test_an_item_that_raises_shows_its_line(asker: Asker, workers: Arguments) ->
 
 
 @pytest.mark.parametrize("what", ["exit", "SIGKILL", "SIGSEGV"])
+@pytest.mark.slow
 def test_a_worker_that_dies_is_named_as_torch_does(asker: Asker, what: str) -> None:
     failure = asker.failure("arguments", TWO, options={"bad": 17, "what": what})
     assert failure.outcome == "crash" and failure.message.startswith(

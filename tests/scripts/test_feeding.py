@@ -76,6 +76,7 @@ def test_a_script_trains_on_the_shapes_that_are_asked_for(working_folder: Path) 
     assert os.listdir(working_folder) == ["model.pt"]
 
 
+@pytest.mark.slow
 def test_a_script_that_packs_trains_on_rows_of_sequences() -> None:
     notes: list[str] = []
     supervisor = supervise("packed")

@@ -185,6 +185,7 @@ def script(folder: Path, end: str) -> str:
     return SCRIPT.format(tests=str(Path(__file__).parent), options=options) + end
 
 
+@pytest.mark.slow
 def test_the_end_of_the_process_is_recorded(tmp_path: Path) -> None:
     program = script(tmp_path, "train(3, 1)\n")
     subprocess.run([sys.executable, "-c", program], check=True)
