@@ -214,6 +214,16 @@ def learning_rate(
     )
 
 
+def kept_steps(min_steps: int | None, share: float) -> str:
+    """Say, to end a reason with, how much smaller batches are for --min-steps; empty if they are as large as fits."""
+    if min_steps is None or share == 1.0:
+        return ""
+    return (
+        f"; batches hold at most {format_percent(share)} of what fits, so that an epoch keeps at least "
+        f"{counted(min_steps, 'optimizer step')} (--min-steps)"
+    )
+
+
 def trade_off(costs: Sequence[float], again: Sequence[float]) -> list[int]:
     """Return the rows that no other row beats in both cost and mates that meet `again`, the cheapest first.
 

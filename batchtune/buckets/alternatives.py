@@ -1,4 +1,7 @@
-"""Compares a sweep's tables with fixed batch sizes, a lower bound, a smaller max_batch_length and two lengths."""
+"""Compares a sweep's tables with fixed batch sizes, a lower bound, a smaller max_batch_length and two lengths.
+
+Also makes batches smaller where an epoch must keep its number of optimizer steps.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,27 @@ from batchtune.epochs.layout import (
     lay_out,
     shapes_of,
 )
-from batchtune.epochs.measured_costs import Costs, batch_seconds
+from batchtune.epochs.measured_costs import (
+    Costs,
+    batch_seconds,
+    rounded_down,
+    share_of,
+    shrunk,
+)
 from batchtune.epochs.simulation import simulate_length_grouped
-from batchtune.epochs.table import BucketTable, Limits
-from batchtune.lengths import FloatArray, Histogram, IntArray
+from batchtune.epochs.table import BucketTable, Limits, batch_sizes_for
+from batchtune.errors import UsageError
+from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import Baseline, LowerBound, Row, Saturation, TwoDimensionalRow
+from batchtune.units import counted
 
 # Values of max_batch_length to compare; fewer where rounding makes some equal.
 _POINTS = 24
 # Distinct lengths to tell apart; of more, the longest of each group of neighbours stands for it.
 _MOST_LENGTHS = 2048
 _ANY_BATCH_SIZE = 2**53
+# Halvings of the range in which a share is searched.
+_HALVINGS = 30
 # Shuffles to average over: an epoch has many batches, so they differ little.
 _SHUFFLES = 3
 # Of more examples, so many that are evenly spaced in order of length stand for all.
@@ -271,6 +284,62 @@ def lower_bound(
         padded_length=pricing.total,
         estimated_epoch_seconds=min(seconds, default=None),
     )
+
+
+def with_min_steps(
+    lengths: Lengths,
+    max_batch_length: float,
+    costs: Costs,
+    min_steps: int,
+    dealing: Dealing,
+    max_batch_size: int | None,
+) -> tuple[float, Costs, float]:
+    """Return max_batch_length and costs with which each epoch has `min_steps` steps, and their share of those given.
+
+    The share is the largest with which no way to batch can have fewer steps: an example takes at least the share of a
+    batch that it would take among as many of its own length as may be in one, or of a longer example. Raises
+    UsageError if not even batches of one make as many steps.
+    """
+    wanted = fewest_batches(min_steps, dealing)
+    if wanted > lengths.count:
+        raise UsageError(
+            f"--min-steps {min_steps}: an epoch of {counted(lengths.count, 'example')} has at most "
+            f"{dealing.steps(lengths.count):,} optimizer steps, with batches of one",
+            "Lower it.",
+        )
+    histogram = lengths.histogram
+    fits: IntArray = np.zeros(histogram.lengths.size, dtype=np.int64)
+    if costs.frontier is not None:
+        fits = costs.frontier(histogram.lengths)
+
+    def has_enough(share: float) -> bool:
+        by_length = batch_sizes_for(histogram.lengths, share * max_batch_length)
+        sizes = np.maximum(by_length, share_of(fits, share)).astype(np.float64)
+        if max_batch_size is not None:
+            sizes = np.minimum(sizes, max_batch_size)
+        return bool(
+            # Rounding must not make it one too many.
+            np.sum(histogram.counts / _greatest_from_here_on(sizes)) * (1 - 1e-12)
+            > wanted - 1
+        )
+
+    if has_enough(1.0):
+        return max_batch_length, costs, 1.0
+    share = 0.0
+    too_large = 1.0
+    for _ in range(_HALVINGS):
+        middle = (share + too_large) / 2
+        if has_enough(middle):
+            share = middle
+        else:
+            too_large = middle
+    smaller = rounded_down(max_batch_length * share, histogram.lengths)
+    return max(smaller, lengths.shortest), shrunk(costs, share), share
+
+
+def fewest_batches(min_steps: int, dealing: Dealing) -> int:
+    """Return the fewest batches of an epoch, over all ranks, that make so many optimizer steps."""
+    return (min_steps - 1) * dealing.world_size * dealing.accumulate + 1
 
 
 def _greatest_from_here_on(values: FloatArray) -> FloatArray:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import msgspec
 import numpy as np
 
+from batchtune.buckets.alternatives import fewest_batches
 from batchtune.buckets.current_packers import (
     PackerCurrent,
     price_packer,
@@ -129,6 +130,27 @@ def tokens_of(lengths: Lengths, budget: Budget) -> IntArray:
             f"if your training cuts them, add --cut-at {budget.max_tokens}.",
         )
     return values.astype(np.int64)
+
+
+def with_min_packed_steps(
+    budget: Budget, lengths: Lengths, min_steps: int, dealing: Dealing
+) -> Budget:
+    """Return the budget, smaller if an epoch must have so many optimizer steps: they need as many micro-batches.
+
+    Raises UsageError if the longest sequence does not fit in one so small.
+    """
+    tokens = tokens_of(lengths, budget)
+    if budget.cut_at is not None:
+        tokens = np.minimum(tokens, budget.cut_at)
+    largest = int(tokens.sum()) // fewest_batches(min_steps, dealing)
+    longest = int(tokens.max())
+    if largest < longest:
+        raise UsageError(
+            f"--min-steps {min_steps} leaves micro-batches of {largest:,} tokens, but the longest sequence has "
+            f"{longest:,}",
+            "Lower it, or leave long sequences out with --max-length.",
+        )
+    return replace(budget, max_tokens=min(budget.max_tokens, largest))
 
 
 def sweep_packers(

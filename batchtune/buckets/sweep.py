@@ -12,17 +12,29 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from batchtune.buckets.advice import cautions, learning_rate, recommend, trade_off
+from batchtune.buckets.advice import (
+    cautions,
+    kept_steps,
+    learning_rate,
+    recommend,
+    trade_off,
+)
 from batchtune.buckets.alternatives import (
     fixed_baselines,
     lower_bound,
     saturation,
     two_dimensional_rows,
+    with_min_steps,
 )
 from batchtune.buckets.current import Current, current_batching
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
-from batchtune.buckets.packed import Packing, sweep_packers, tokens_of
+from batchtune.buckets.packed import (
+    Packing,
+    sweep_packers,
+    tokens_of,
+    with_min_packed_steps,
+)
 from batchtune.buckets.strategies import PACKED, STRATEGIES, Problem, sizes_up_to
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
@@ -112,6 +124,9 @@ def run_sweep(
         )
     limit = needed_limit(known, costs, folder)
     swept = sweep(lengths, limit, settings, costs, current, on_row)
+    if budget is not None and settings.min_steps is not None:
+        dealing = Dealing(world_size=swept.world_size, accumulate=settings.accumulate)
+        budget = with_min_packed_steps(budget, lengths, settings.min_steps, dealing)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
     if budget is not None:
@@ -121,7 +136,7 @@ def run_sweep(
             Dealing(world_size=swept.world_size, accumulate=settings.accumulate),
             settings.seed,
             swept.recommended_row or swept.baselines[0],
-            limit,
+            swept.max_batch_length,
             before=swept.current,
             measured=costs.packed,
             current=packing.current,
@@ -201,18 +216,20 @@ def sweep(
         world_size=settings.world_size or costs.world_size,
         max_batch_size=settings.max_batch_size or costs.max_batch_size,
     )
-    is_padded = settings.multiple_of is not None
-    limits = Limits(
-        max_batch_length=max_batch_length,
-        max_batch_size=settings.max_batch_size,
-        frontier=costs.frontier,
-    )
-    if is_padded:
-        limits = replace(
-            limits,
-            frontier=costs.continued_frontier or costs.frontier,
-            measured_up_to=lengths.longest,
+    fitting = _limits(lengths, max_batch_length, settings, costs)
+    share = 1.0
+    if settings.min_steps is not None:
+        max_batch_length, costs, share = with_min_steps(
+            lengths,
+            max_batch_length,
+            costs,
+            settings.min_steps,
+            Dealing(
+                world_size=settings.world_size or 1, accumulate=settings.accumulate
+            ),
+            settings.max_batch_size,
         )
+    limits = _limits(lengths, max_batch_length, settings, costs)
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     priced = []
     for priced_row in _rows(pricing, limits, settings):
@@ -221,8 +238,12 @@ def sweep(
     rows = with_equals(priced)
     baselines = fixed_baselines(pricing, limits)
     recommendation = recommend(
-        rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded
+        rows,
+        baselines,
+        min_randomness=settings.min_randomness,
+        few_shapes=settings.multiple_of is not None,
     )
+    reason = recommendation.reason + kept_steps(settings.min_steps, share)
     recommended = row_at(rows, recommendation.row)
     most_buckets = max(settings.num_buckets)
     if recommended is not None and not recommended.uses_pools:
@@ -238,7 +259,7 @@ def sweep(
         lower_bound=lower_bound(pricing, limits, [*rows, *baselines]),
         recommended=recommendation.row,
         recommended_table=recommendation.portable,
-        reason=recommendation.reason,
+        reason=reason,
         warnings=[*cautions(lengths, limits, rows), *costs.warnings],
         trade_off=trade_off(epoch_costs(rows), [row.mates_again for row in rows]),
         saturation=saturation(
@@ -249,13 +270,31 @@ def sweep(
         quantiles=quantiles_of(lengths),
     )
     if current is not None:
-        swept = _with_current(swept, current, lengths, pricing, limits, priced)
+        swept = _with_current(swept, current, lengths, pricing, limits, fitting, priced)
     if recommended is None:
         return swept
     return structs.replace(
         swept,
         learning_rate=learning_rate(swept.current, baselines[0], recommended),
         buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
+    )
+
+
+def _limits(
+    lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs
+) -> Limits:
+    """Return the limits on the batches that are compared."""
+    limits = Limits(
+        max_batch_length=max_batch_length,
+        max_batch_size=settings.max_batch_size,
+        frontier=costs.frontier,
+    )
+    if settings.multiple_of is None:
+        return limits
+    return replace(
+        limits,
+        frontier=costs.continued_frontier or costs.frontier,
+        measured_up_to=lengths.longest,
     )
 
 
@@ -336,15 +375,19 @@ def _with_current(
     lengths: Lengths,
     pricing: Pricing,
     limits: Limits,
+    fitting: Limits,
     priced: Sequence[Priced],
 ) -> Sweep:
-    """Return the sweep with the user's own settings as a row, whose batches are padded as they come."""
+    """Return the sweep with the user's own settings as a row, whose batches are padded as they come.
+
+    They may be as large as `fitting` allows.
+    """
     batching = current_batching(current, lengths)
     priced_current = replace(pricing, lengths=lengths).priced(
         "current", current.settings.SIZING, batching
     )
     row = with_equals([*priced, priced_current])[-1]
-    fits = all_fit(limits, *batching.largest_batches(lengths.histogram))
+    fits = all_fit(fitting, *batching.largest_batches(lengths.histogram))
     warnings = [*swept.warnings]
     if not fits:
         warnings.append(

@@ -114,6 +114,15 @@ MinRandomness = Annotated[
         "X",
     ),
 ]
+MinSteps = Annotated[
+    int | None,
+    option(
+        "Keep at least so many optimizer steps in an epoch, such as your training has now: batches are made smaller "
+        "for it (default: batches are as large as fits).",
+        "N",
+        min=1,
+    ),
+]
 TimeTolerance = Annotated[
     float,
     option(
@@ -632,6 +641,7 @@ class SweepOptions:
         default=0.95,
     )
     min_randomness: MinRandomness = None
+    min_steps: MinSteps = None
 
     def settings(self, run: RunOptions) -> SweepSettings:
         """Return the settings of the sweep. Raises UsageError if a value is invalid."""
@@ -705,6 +715,7 @@ class StreamOptions:
         "WHAT",
     )
     min_randomness: MinRandomness = None
+    min_steps: MinSteps = None
 
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""

@@ -128,12 +128,25 @@ def largest_max_batch_length(
     beyond = float(((fits + 1) * lengths)[limited].min())
     if (lengths == np.floor(lengths)).all():
         return math.ceil(beyond) - 1.0
-    digits = 10.0 ** (math.floor(math.log10(beyond)) - 5)
+    digits = _sixth_digit(beyond)
     rounded = math.floor(beyond / digits) * digits
     # Six digits of a binary fraction may lie a hair above the decimal one.
     while (np.maximum(1, (rounded / lengths).astype(np.int64)) > fits)[limited].any():
         rounded -= digits
     return float(f"{rounded:.6g}")
+
+
+def rounded_down(max_batch_length: float, lengths: FloatArray) -> float:
+    """Return max_batch_length, whole if all lengths are whole numbers; else to six significant digits."""
+    digits = 1.0
+    if (lengths != np.floor(lengths)).any():
+        digits = _sixth_digit(max_batch_length)
+    return float(f"{math.floor(max_batch_length / digits) * digits:.15g}")
+
+
+def _sixth_digit(value: float) -> float:
+    """Return the unit of a number's sixth significant digit."""
+    return 10.0 ** (math.floor(math.log10(value)) - 5)
 
 
 # Targets are told apart by so many even steps of their logarithm.
@@ -300,6 +313,30 @@ def capped(costs: Costs, max_batch_length: float) -> Costs:
         continued_frontier=_capped(costs.continued_frontier, max_batch_length),
         joint_frontier=_capped(costs.joint_frontier, max_batch_length),
     )
+
+
+def shrunk(costs: Costs, share: float) -> Costs:
+    """Return the same costs, but no batch larger than this share of what fits."""
+    return replace(
+        costs,
+        frontier=_shrunk(costs.frontier, share),
+        continued_frontier=_shrunk(costs.continued_frontier, share),
+        joint_frontier=_shrunk(costs.joint_frontier, share),
+    )
+
+
+def share_of(sizes: IntArray, share: float) -> IntArray:
+    """Return this share of batch sizes, in whole examples, at least 1."""
+    whole: IntArray = np.floor(share * sizes).astype(np.int64)
+    return np.maximum(1, whole)
+
+
+def _shrunk(
+    sizes: Callable[..., IntArray] | None, share: float
+) -> Callable[..., IntArray] | None:
+    if sizes is None:
+        return None
+    return lambda lengths, *targets: share_of(sizes(lengths, *targets), share)
 
 
 def _capped(

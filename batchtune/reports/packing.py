@@ -104,8 +104,11 @@ def learning(packing: PackingSweep, padded: str) -> str:
         if current.packer in _TOKEN_LOSSES:
             losses = [_TOKEN_LOSSES[current.packer]]
     optimizer_steps = counted(row.steps, "optimizer step")
+    keeping = ""
+    if row.steps < steps:
+        keeping = f" (--min-steps {steps} keeps as many)"
     return (
-        f"Learning: {optimizer_steps} an epoch, {steps:,} with {before}; the tokens of a step vary by "
+        f"Learning: {optimizer_steps} an epoch, {steps:,} with {before}{keeping}; the tokens of a step vary by "
         f"±{format_percent(row.step_tokens_deviation)}, there by ±{format_percent(deviation)}. To weigh all tokens "
         "alike, take a loss that is a mean over the tokens of a step, not of each micro-batch: "
         f"{', '.join(losses)}."

@@ -202,6 +202,12 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
             f"(linear) or {hint.square_root:.2f} (square root), as a hint"
         )
     yield f"{sizes}."
+    current = sweep.current
+    if current is not None and row.steps < current.steps:
+        yield (
+            f"An epoch takes {counted(row.steps, 'optimizer step')}, with your settings {current.steps:,}: "
+            f"--min-steps {current.steps} keeps as many, so that training learns as it does now."
+        )
     if sweep.two_dimensional:
         best = min(
             sweep.two_dimensional,

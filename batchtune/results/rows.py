@@ -48,6 +48,7 @@ class SweepSettings(Record, frozen=True, kw_only=True):
         accumulate: Ranks wait for each other only after so many batches.
         throughput_fraction: The share of the best throughput that is enough.
         min_randomness: The least probability, for the recommended row, that mates do not meet again in the next epoch.
+        min_steps: The fewest optimizer steps of an epoch: batches are made smaller until it has as many.
     """
 
     strategies: tuple[str, ...] = ()
@@ -64,6 +65,7 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     accumulate: _Ranks = 1
     throughput_fraction: _Part = 0.95
     min_randomness: _Part | None = None
+    min_steps: Size | None = None
 
 
 class Costed(Protocol):

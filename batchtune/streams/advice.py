@@ -96,9 +96,7 @@ def _best_of(rows: Sequence[StreamRow], *, timed: bool) -> StreamRow:
             deviations = [row.epoch_seconds_deviation, cheapest.epoch_seconds_deviation]
         spread = sum(deviation or 0.0 for deviation in deviations)
         lowest = cost_of(cheapest, timed=timed)
-        return bool(row.equal_to_best) or cost_of(row, timed=timed) - lowest <= max(
-            _EQUAL * lowest, spread
-        )
+        return cost_of(row, timed=timed) - lowest <= max(_EQUAL * lowest, spread)
 
     equal = list(filter(is_equal, rows))
     smallest = min(row.buffer_size for row in equal)

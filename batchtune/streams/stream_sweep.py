@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,11 +12,13 @@ import msgspec
 import numpy as np
 from msgspec import structs, to_builtins
 
-from batchtune.buckets.advice import longer_than, recommend
+from batchtune.buckets.advice import kept_steps, longer_than, recommend
+from batchtune.buckets.alternatives import with_min_steps
 from batchtune.buckets.current_settings import Size
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
 from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.buckets.sweep import all_fit, costs_in, needed_limit, sweep
+from batchtune.epochs.layout import Dealing
 from batchtune.epochs.measured_costs import Costs, StepSeconds
 from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable, Limits
@@ -80,6 +83,7 @@ class StreamSettings(StreamedWith, frozen=True, kw_only=True):
     Attributes:
         buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
         bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
+        min_steps: The fewest optimizer steps of an epoch, one for each batch of a rank.
     """
 
     buffer_sizes: tuple[Size | Literal["all"], ...] = (256, 1024, 4096)
@@ -87,6 +91,7 @@ class StreamSettings(StreamedWith, frozen=True, kw_only=True):
     max_batch_size: Size | None = None
     bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
     min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    min_steps: Size | None = None
 
 
 def run_stream_sweep(
@@ -139,6 +144,20 @@ def sweep_stream(
         max_batch_size=settings.max_batch_size,
         frontier=costs.frontier,
     )
+    fitting = limits
+    share = 1.0
+    if settings.min_steps is not None:
+        max_batch_length, costs, share = with_min_steps(
+            lengths,
+            max_batch_length,
+            costs,
+            settings.min_steps,
+            Dealing(world_size=settings.world_size),
+            settings.max_batch_size,
+        )
+        limits = replace(
+            limits, max_batch_length=max_batch_length, frontier=costs.frontier
+        )
     of_map = SweepSettings(
         strategies=tuple(
             name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes
@@ -162,7 +181,7 @@ def sweep_stream(
     for way in ways:
         epochs = [simulate_stream(stored, way, epoch) for epoch in range(_EPOCHS)]
         if current is not None and not priced:
-            current_fits = _fit(epochs, limits)
+            current_fits = _fit(epochs, fitting)
         row, time = _priced(way, epochs, stored, pricing, settings)
         priced.append((row, time))
         on_row(row, len(ways))
@@ -201,7 +220,7 @@ def sweep_stream(
         batches_per_rank=None
         if chosen is None
         else -(-chosen.batches // settings.world_size),
-        reason=recommendation.reason,
+        reason=recommendation.reason + kept_steps(settings.min_steps, share),
         warnings=warnings,
         current=current_row,
         current_fits=current_fits,

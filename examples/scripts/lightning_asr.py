@@ -128,7 +128,7 @@ def main():
     trainer = L.Trainer(
         max_epochs=options.epochs,
         devices=options.devices,
-        precision="bf16-mixed",
+        precision="bf16-mixed" if torch.cuda.is_available() else "32-true",
         accumulate_grad_batches=2,
         gradient_clip_val=1.0,
         log_every_n_steps=5,

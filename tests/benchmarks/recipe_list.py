@@ -116,7 +116,8 @@ SPEECHBRAIN = Contender(
 LHOTSE = Contender("Lhotse, OOMptimizer's sizes", "peer", peers.lhotse_sized, "lhotse")
 TABLE = Contender("batchtune's table", "batchtune", peers.batchtune_table)
 RECOMMENDED = Contender("batchtune", "batchtune", peers.batchtune_recommended)
-FOR_LENGTHS = (ACCELERATE, LIGHTNING, GROUPED, SPEECHBRAIN, LHOTSE, TABLE, RECOMMENDED)
+STEPS_KEPT = Contender("batchtune, steps kept", "batchtune", peers.batchtune_steps_kept)
+FOR_LENGTHS = (ACCELERATE, LIGHTNING, GROUPED, SPEECHBRAIN, LHOTSE, TABLE, RECOMMENDED, STEPS_KEPT)  # fmt: skip
 CHAT_ROW = CHAT_CUT // CHAT_SCALE
 SPEECH_ON_CUDA = {
     "count": 8000,
@@ -162,6 +163,7 @@ RECIPES = {
                 SPEECHBRAIN,
                 LHOTSE,
                 RECOMMENDED,
+                STEPS_KEPT,
             ),
         ),
         Recipe(
@@ -210,7 +212,8 @@ RECIPES = {
                     peers.tuned_axolotl,
                     "axolotl",
                 ),
-                Contender("batchtune", "batchtune", peers.batchtune_packed),
+                RECOMMENDED,
+                STEPS_KEPT,
             ),
         ),
         Recipe(
@@ -251,9 +254,8 @@ RECIPES = {
                     peers.speechbrain_stream,
                     "speechbrain",
                 ),
-                Contender(
-                    "batchtune", "batchtune", peers.batchtune_stream, "webdataset"
-                ),
+                RECOMMENDED,
+                STEPS_KEPT,
             ),
         ),
     )

@@ -12,11 +12,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -420,7 +422,7 @@ def shipped_trl(batch_size: int, cut_at: int) -> Contender:
 
 def tuned_trl(bench: Bench) -> tuple[Epochs, str]:
     """Pack with TRL, at the budget that batchtune found: TRL has no search of its own."""
-    max_tokens = packed_config(bench).max_tokens
+    max_tokens = packed_config(bench.run).max_tokens
     return trl_rows(bench, max_tokens), f"max_length {max_tokens}, batchtune's budget"
 
 
@@ -428,7 +430,7 @@ def tuned_axolotl(bench: Bench) -> tuple[Epochs, str]:
     """Pack with axolotl's own sampler, at the budget that batchtune found: axolotl has no search of its own."""
     sampler_class = axolotl_multipack().MultipackBatchSampler
     lengths = bench.lengths.astype(np.int64)
-    max_tokens = packed_config(bench).max_tokens
+    max_tokens = packed_config(bench.run).max_tokens
 
     def epochs(epoch: int) -> Batches:
         sampler = sampler_class(
@@ -489,14 +491,14 @@ def accelerate_stream(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f".batched({size})"
 
 
-def swept_stream(bench: Bench) -> dict[str, Any]:
+def swept_stream(bench: Bench, run: Path, *options: str) -> dict[str, Any]:
     """Sweep the stream once, after the probe; return stream.json."""
-    path = bench.run / "stream.json"
+    path = run / "stream.json"
     if not path.exists():
         assert bench.shards is not None
         call_batchtune(
             "sweep-stream", bench.shards, "--length-key", "json.duration",
-            "--run", str(bench.run), "--quiet",
+            "--run", str(run), "--quiet", *options,
         )  # fmt: skip
     stream: dict[str, Any] = json.loads(path.read_text())
     return stream
@@ -504,8 +506,12 @@ def swept_stream(bench: Bench) -> dict[str, Any]:
 
 def speechbrain_stream(bench: Bench) -> tuple[Epochs, str]:
     """Batch the stream with SpeechBrain's own function, with the settings that are best for it."""
-    stream = swept_stream(bench)
-    row = stream["rows"][stream["recommended_speechbrain"]]
+    stream = swept_stream(bench, bench.run)
+    return by_speechbrain(bench, stream["rows"][stream["recommended_speechbrain"]])
+
+
+def by_speechbrain(bench: Bench, row: dict[str, Any]) -> tuple[Epochs, str]:
+    """Batch the stream with SpeechBrain's own function, with the settings of a row of stream.json."""
     names = ("target_batch_numel", "max_batch_numel", "max_batch_size", "max_padding_ratio")  # fmt: skip
     settings = {name: row[name] for name in names if row[name] is not None}
     batch = load_speechbrain()[3].dynamic_bucketed_batch
@@ -525,33 +531,61 @@ def speechbrain_stream(bench: Bench) -> tuple[Epochs, str]:
         return indices_of(batches)
 
     words = ", ".join(f"{name} {value:.4g}" for name, value in settings.items())
-    return epochs, words
+    return epochs, f"{words}, buffer of {row['buffer_size']}"
 
 
-def batchtune_stream(bench: Bench) -> tuple[Epochs, str]:
-    """Batch the stream with batchtune's stage, as recommended."""
-    stream = swept_stream(bench)
+def batchtune_recommended(bench: Bench) -> tuple[Epochs, str]:
+    """Batch as recommended by default: the largest batches that fit."""
+    if bench.recipe.streamed:
+        swept_stream(bench, bench.run)
+    return recommended_in(bench, bench.run)
+
+
+def batchtune_steps_kept(bench: Bench) -> tuple[Epochs, str]:
+    """Batch as recommended with at least as many optimizer steps an epoch as the recipe ships."""
+    run = bench.folder / "run-steps-kept"
+    shutil.copytree(
+        bench.run, run, dirs_exist_ok=True, ignore=shutil.ignore_patterns("stream.*")
+    )
+    kept = f"--min-steps={bench.shipped_steps}"
+    if bench.recipe.streamed:
+        swept_stream(bench, run, kept)
+    else:
+        call_batchtune("sweep-buckets", *bench.manifest(), "--run", str(run), "--quiet", kept)  # fmt: skip
+    return recommended_in(bench, run)
+
+
+def recommended_in(bench: Bench, run: Path) -> tuple[Epochs, str]:
+    """Batch as the config in a run folder says."""
+    if bench.recipe.streamed:
+        return configured_stream(bench, run)
+    swept = read_result(run / SWEEP_FILE, Sweep)
+    sampler = sampler_from_config(
+        run / "sampler.yaml", bench.lengths, targets=bench.targets
+    )
+    if bench.recipe.is_packed:
+        config = packed_config(run)
+        return epochs_of(sampler), f"{config.packer}, max_tokens {config.max_tokens}"
+    row = swept.recommended_row
+    if row is None:
+        raise NothingRecommended("no table beats a fixed batch size")
+    return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
+
+
+def configured_stream(bench: Bench, run: Path) -> tuple[Epochs, str]:
+    """Batch the stream with batchtune's stage, or, where that is recommended, with SpeechBrain's function."""
+    stream = json.loads((run / "stream.json").read_text())
     row = stream["rows"][stream["recommended"]]
+    if row["algorithm"] == "speechbrain":
+        return by_speechbrain(bench, row)
 
     def epochs(epoch: int) -> Batches:
         stage = BucketedStream.from_config(
-            bench.run / "stream.yaml", length_of=lambda example: example["duration"]
+            run / "stream.yaml", length_of=lambda example: example["duration"]
         )
         return indices_of(stage(read_samples(bench, epoch)))
 
     return epochs, f"{row['algorithm']}, buffer of {row['buffer_size']}"
-
-
-def batchtune_recommended(bench: Bench) -> tuple[Epochs, str]:
-    """Batch as sampler.yaml says."""
-    swept = read_result(bench.run / SWEEP_FILE, Sweep)
-    row = swept.recommended_row
-    if row is None:
-        raise NothingRecommended("no table beats a fixed batch size")
-    sampler = sampler_from_config(
-        bench.run / "sampler.yaml", bench.lengths, targets=bench.targets
-    )
-    return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
 
 
 def batchtune_table(bench: Bench) -> tuple[Epochs, str]:
@@ -570,18 +604,9 @@ def batchtune_table(bench: Bench) -> tuple[Epochs, str]:
     return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
 
 
-def batchtune_packed(bench: Bench) -> tuple[Epochs, str]:
-    """Pack as sampler.yaml says."""
-    config = packed_config(bench)
-    sampler = sampler_from_config(
-        bench.run / "sampler.yaml", bench.lengths.astype(np.int64)
-    )
-    return epochs_of(sampler), f"{config.packer}, max_tokens {config.max_tokens}"
-
-
-def packed_config(bench: Bench) -> PackedConfig:
+def packed_config(run: Path) -> PackedConfig:
     """Return batchtune's recommendation for packed rows."""
-    swept = read_result(bench.run / SWEEP_FILE, Sweep)
+    swept = read_result(run / SWEEP_FILE, Sweep)
     config = sampler_config(swept)
     assert isinstance(config, PackedConfig)
     return config

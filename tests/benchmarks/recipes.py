@@ -1,7 +1,8 @@
 """Trainings as people run them, batched by everybody: `python tests/benchmarks/recipes.py [RECIPE...] [--picture]`.
 
 Seven small models train on real lengths, each under one memory limit for all contenders: what the recipe ships, the
-peers that apply, by their real libraries, and batchtune as it recommends by default. Without names all recipes run.
+peers that apply, by their real libraries, and batchtune: as it recommends by default, and with `--min-steps`, so that
+an epoch has as many optimizer steps as shipped. Without names all recipes run.
 
     ctc         CTC speech recognition, LibriSpeech
     aed         encoder-decoder speech with two lengths, LibriSpeech
@@ -159,6 +160,8 @@ class RecipeBench:
         self._all_targets = None if targets is None else targets[drawn]
         self.lengths: FloatArray = self._all[:count]
         self.targets = None if targets is None else self._all_targets[:count]
+        # Batches of an epoch as the recipe ships it, once they are known.
+        self.shipped_steps = 0
         self.trials = 0
         self.ooms = 0
         self._worker: Worker | None = None
@@ -278,8 +281,8 @@ class RecipeBench:
         last = -(-self.lengths.size // 250) - 1
         return str(shards / f"train-{{000..{last:03}}}.tar")
 
-    def tune(self) -> dict[str, Any]:
-        """Run `batchtune tune` as its user does; return its seconds, trials and OOMs."""
+    def manifest(self) -> list[str]:
+        """Write the lengths as a manifest; return its path, and the options that read it."""
         manifest = self.folder / "lengths.csv"
         columns = [self.lengths.tolist()]
         names = ["duration" if self.recipe.unit == "s" else "num_tokens"]
@@ -291,6 +294,10 @@ class RecipeBench:
         rows = [",".join(names)]
         rows += [",".join(map(str, row)) for row in zip(*columns, strict=True)]
         write_whole(manifest, "\n".join(rows) + "\n")
+        return [str(manifest), *keys, "--unit", self.recipe.unit]
+
+    def tune(self) -> dict[str, Any]:
+        """Run `batchtune tune` as its user does; return its seconds, trials and OOMs."""
         settings = []
         for name, value in self.recipe.options.items():
             settings += ["--set", f"{name}={value}"]
@@ -298,7 +305,7 @@ class RecipeBench:
         minutes = (self.search_deadline - time.monotonic()) / 60 * TUNING_SHARE
         started = time.monotonic()
         call_batchtune(
-            "tune", str(manifest), *keys, "--unit", self.recipe.unit,
+            "tune", *self.manifest(),
             "--workload", f"{HERE / 'recipe_models.py'}:{self.recipe.training}",
             *settings, "--device", self.device, "--memory", str(memory),
             "--minutes", f"{max(0.1, minutes):.2f}", "--run", str(self.run), "--quiet",
@@ -358,6 +365,9 @@ def found_settings(
         if contender.name in found or contender.name in reasons:
             continue
         progress(bench.recipe, f"finds the setting of {contender.name}")
+        shipped = found.get(contenders[0].name)
+        if shipped is not None:
+            bench.shipped_steps = len(shipped["epochs"][0])
         bench.trials = 0
         bench.ooms = 0
         started = time.monotonic()

@@ -218,6 +218,7 @@ def test_the_sweep_holds_its_settings_and_the_device() -> None:
         "accumulate": 1,
         "throughput_fraction": 0.95,
         "min_randomness": None,
+        "min_steps": None,
     }
 
 

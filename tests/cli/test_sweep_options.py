@@ -93,6 +93,21 @@ def test_everything_at_once(batchtune: Run, manifest: Path, tmp_path: Path) -> N
     )
 
 
+def test_the_report_says_how_to_keep_ones_optimizer_steps(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
+    sweep = ["sweep-buckets", manifest, "--max-batch-length", 60, "--full"]
+    sweep += ["--current", "batch_size=2"]
+    usual = batchtune(*sweep)
+    steps = sweep_of(tmp_path)["current"]["steps"]
+    assert f"--min-steps {steps} keeps as many" in " ".join(usual.stdout.split())
+    kept = batchtune(*sweep, "--min-steps", steps)
+    assert kept.returncode == 0, kept.stderr
+    found = sweep_of(tmp_path)
+    assert found["rows"][found["recommended"]]["steps"] >= steps
+    assert "keeps as many" not in kept.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -103,6 +118,8 @@ def test_everything_at_once(batchtune: Run, manifest: Path, tmp_path: Path) -> N
         (["--multiple-of", "0"], (2,), "--multiple-of"),
         (["--world-size", "0"], (2,), "--world-size"),
         (["--min-randomness", "nan"], (2,), "--min-randomness"),
+        (["--min-steps", "1000000"], (2,), "--min-steps 1000000: an epoch of"),
+        (["--min-steps", "0"], (2,), "--min-steps"),
     ],
 )
 def test_a_bad_value_is_one_message_and_no_file(

@@ -1,0 +1,126 @@
+"""`--min-steps`: an epoch keeps at least so many optimizer steps, whichever way batches are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.buckets.current import read_current
+from batchtune.buckets.packed import Packing
+from batchtune.buckets.sweep import run_sweep, sweep
+from batchtune.epochs.measured_costs import Costs
+from batchtune.errors import UsageError
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.manifests import StreamLengths
+from batchtune.results import SweepSettings
+from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
+
+SPEECH = np.random.default_rng(5).gamma(6, 2, 600).round(1) + 0.5
+
+
+def frontier(lengths: FloatArray) -> IntArray:
+    return np.maximum(1, 400 / lengths**0.9).astype(np.int64)
+
+
+def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
+    return 0.02 + 1e-3 * batch_sizes * lengths
+
+
+PROBED = Costs(
+    frontier=frontier, continued_frontier=frontier, step_seconds=step_seconds
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=30, max_size=80),
+    min_steps=st.integers(1, 30),
+    ranks=st.sampled_from([1, 2]),
+    accumulate=st.sampled_from([1, 3]),
+    max_batch_size=st.sampled_from([None, 5]),
+    multiple_of=st.sampled_from([None, 8.0]),
+)
+def test_no_row_has_fewer_steps(
+    lengths: list[int],
+    min_steps: int,
+    ranks: int,
+    accumulate: int,
+    max_batch_size: int | None,
+    multiple_of: float | None,
+) -> None:
+    chosen = SweepSettings(
+        num_buckets=(2, 5),
+        pool_sizes=(20, "all"),
+        world_size=ranks,
+        accumulate=accumulate,
+        max_batch_size=max_batch_size,
+        multiple_of=multiple_of,
+        min_steps=min_steps,
+    )
+    data = Lengths.of([float(length) for length in lengths], unit="s")
+    fewest = (min_steps - 1) * ranks * accumulate + 1
+    if fewest > data.count:
+        with pytest.raises(UsageError, match=f"--min-steps {min_steps}: an epoch of"):
+            sweep(data, 300, chosen, PROBED)
+        return
+    found = sweep(data, 300, chosen, PROBED)
+    assert min(row.steps for row in found.rows) >= min_steps
+
+
+def swept(min_steps: int | None) -> SweepSettings:
+    return SweepSettings(num_buckets=(4, 8), min_steps=min_steps)
+
+
+def test_batches_stay_as_large_as_they_may() -> None:
+    data = Lengths.of(SPEECH, unit="s")
+    usual = sweep(data, 300, swept(None), PROBED)
+    fewest = min(row.steps for row in usual.rows)
+    assert sweep(data, 300, swept(fewest // 2), PROBED).rows == usual.rows
+    kept = sweep(data, 300, swept(80), PROBED).recommended_row
+    assert kept is not None
+    # Each bucket ends in a batch that is not full: that many more may come.
+    assert 80 <= kept.steps <= 80 + 2 * 8
+
+
+def test_current_settings_still_fit_and_the_reason_says_why_batches_are_small() -> None:
+    data = Lengths.of(SPEECH, unit="s")
+    current = read_current("batch_size=12")
+    usual = sweep(data, 300, swept(None), PROBED, current)
+    kept = sweep(data, 300, swept(50), PROBED, current)
+    assert usual.current is not None
+    assert kept.current_fits is True
+    assert kept.current is not None and kept.current.steps == 50
+    assert kept.reason.endswith(
+        "an epoch keeps at least 50 optimizer steps (--min-steps)"
+    )
+    assert "--min-steps" not in usual.reason
+
+
+def test_the_token_budget_is_lowered(tmp_path: Path) -> None:
+    tokens = np.random.default_rng(1).integers(10, 200, 500)
+    data = Lengths.of(tokens.astype(float), unit="tokens")
+    packing = Packing.of(8192)
+    found = run_sweep(data, swept(40), tmp_path, packing=packing)
+    assert found.packing is not None
+    assert found.packing.max_tokens == tokens.sum() // 40
+    assert min(row.steps for row in found.packing.rows) >= 40
+    with pytest.raises(UsageError, match="the longest sequence has 199"):
+        run_sweep(data, swept(490), tmp_path, packing=packing)
+
+
+def test_a_stream_keeps_them_too() -> None:
+    stream = StreamLengths(
+        lengths=Lengths.of(SPEECH, unit="s"),
+        values=SPEECH,
+        targets=None,
+        shards=[],
+        repeated_ids=0,
+    )
+    chosen = StreamSettings(buffer_sizes=(100,), num_buckets=(4,), min_steps=90)
+    found = sweep_stream(stream, 300, chosen, PROBED)
+    assert min(row.batches for row in found.rows) >= 90
+    assert "at least 90 optimizer steps" in found.reason
