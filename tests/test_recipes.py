@@ -34,7 +34,9 @@ def made_results(
     """Results of a recipe whose contenders took so long in each round; the first is what it ships."""
     kinds = dict.fromkeys(seconds, "peer")
     kinds[next(iter(seconds))] = "shipped"
-    kinds["batchtune"] = "batchtune"
+    for name in ("batchtune", recipe_summary.STEPS_KEPT):
+        if name in kinds:
+            kinds[name] = "batchtune"
     facts = {
         "setting": "batch size 8",
         "finding_seconds": 30.0,
@@ -78,9 +80,9 @@ def test_ratios_are_those_of_the_rounds() -> None:
     # The machine was half as fast in the second round: the ratio is the same in both.
     results = made_results({"as shipped": [4.0, 8.0], "batchtune": [2.0, 4.0]})
     summary = Summary.of(results)
-    assert summary.times(summary.shipped) == 2.0
+    assert summary.times(summary.batchtune, summary.shipped) == 2.0
     assert recipe_summary.errors_of(results) == {"as shipped": 0.0, "batchtune": 0.0}
-    assert "| 6.0 s | 6.0 s (as shipped) | 3.0 s | 2.00 | 2.00 |" in table([summary])
+    assert "| 6.0 s | 6.0 s (as shipped) | 3.0 s (2.00×) |" in table([summary])
 
 
 def test_a_contender_out_of_memory_is_no_best_peer() -> None:
@@ -92,13 +94,23 @@ def test_a_contender_out_of_memory_is_no_best_peer() -> None:
 
 def test_a_missed_goal_is_told() -> None:
     seconds = {"as shipped": [4.0] * 5, "peer": [1.9] * 5, "batchtune": [2.0] * 5}
-    found = {text: met for met, text in goals([Summary.of(made_results(seconds))])}
+    kept = recipe_summary.STEPS_KEPT
+    results = made_results(seconds | {kept: [1.8] * 5})
+    for round_of in results["rounds"]:
+        round_of["batchtune"]["loss"] += 1.0
+    found = {text: met for met, text in goals([Summary.of(results)])}
+    faster = "at least 1.15 times what the recipe ships on 4 recipes: on 1 of 1"
+    loss = "loss within the spread of seeds"
     assert found == {
-        "at least 1.15 times what the recipe ships on 4 recipes: on 1 of 1": False,
+        f"batchtune: {faster}": False,
+        f"{kept}: {faster}": False,
         "ctc: at least 5 rounds: 5": True,
-        "ctc: at least 0.99 times the best peer (peer): 0.95": False,
-        "ctc: no epoch runs out of memory: 0": True,
-        "ctc: loss within the spread of seeds: 2.200 ± 0.158, shipped 2.200 ± 0.158": True,
+        "ctc: batchtune: at least 0.99 times the best peer (peer): 0.950": False,
+        "ctc: batchtune: no epoch runs out of memory: 0": True,
+        f"ctc: batchtune: {loss}: 3.200 ± 0.158, shipped 2.200 ± 0.158": False,
+        f"ctc: {kept}: at least 0.99 times the best peer (peer): 1.056": True,
+        f"ctc: {kept}: no epoch runs out of memory: 0": True,
+        f"ctc: {kept}: {loss}: 2.200 ± 0.158, shipped 2.200 ± 0.158": True,
     }
 
 

@@ -39,8 +39,10 @@ from batchtune.probe.search import NextTrial, are_alike, longest_that_fits
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, ClosedBy, PackedModel, Trial
 
-MOST_TRIALS = 18
+MOST_TRIALS = 15
 """Until all run in turns, those that prove the budget included; what fails there, or is tried again, takes more."""
+# More of them while all batches take as much memory: whether a workload ignores the batch shows only with all tokens.
+_MORE_WHILE_FLAT = 3
 
 # The second trial has so many times the tokens of the longest sequence, where failures are dear so many.
 _FIRST_STEP = 4
@@ -289,6 +291,12 @@ class PackedKnowledge(Outcomes):
                 shapes.append(shape)
                 peaks.append(float(peak))
         return shapes, peaks
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether nothing failed, and all that passed took equal memory."""
+        _, peaks = self._measured
+        return not self.failures and max(peaks) - min(peaks) <= self.peaks.margin.bytes
 
     @property
     def peak_model(self) -> PackedModel | None:
@@ -587,7 +595,10 @@ class PackedSearch:
         """Return how many trials the search may take yet; each batch that fails in turns gives it more."""
         counted = [trial for trial in known.trials if trial.outcome != "error"]
         given_up = sum(trial.confirmation for trial in known.trials)
-        return MOST_TRIALS + len(COMPOSITIONS) * given_up - len(counted)
+        most = MOST_TRIALS + len(COMPOSITIONS) * given_up
+        if known.is_flat:
+            most += _MORE_WHILE_FLAT
+        return most - len(counted)
 
     def _check(self, known: PackedKnowledge) -> None:
         """Raise what the trials show to be wrong: nothing depends on the batch, or not even the least budget fits."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks import recipe_peers as peers
+from benchmarks import recipe_summary
 from benchmarks.recipe_peers import Contender
 from public_lengths import code, folder, sharegpt
 from real_lengths import COMMON_VOICE, librispeech_seconds
@@ -116,7 +117,9 @@ SPEECHBRAIN = Contender(
 LHOTSE = Contender("Lhotse, OOMptimizer's sizes", "peer", peers.lhotse_sized, "lhotse")
 TABLE = Contender("batchtune's table", "batchtune", peers.batchtune_table)
 RECOMMENDED = Contender("batchtune", "batchtune", peers.batchtune_recommended)
-STEPS_KEPT = Contender("batchtune, steps kept", "batchtune", peers.batchtune_steps_kept)
+STEPS_KEPT = Contender(
+    recipe_summary.STEPS_KEPT, "batchtune", peers.batchtune_steps_kept
+)
 FOR_LENGTHS = (ACCELERATE, LIGHTNING, GROUPED, SPEECHBRAIN, LHOTSE, TABLE, RECOMMENDED, STEPS_KEPT)  # fmt: skip
 CHAT_ROW = CHAT_CUT // CHAT_SCALE
 SPEECH_ON_CUDA = {

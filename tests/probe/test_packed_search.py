@@ -50,8 +50,8 @@ ROUGH: dict[str, Memory] = {
     "wall": lambda shape: (1e5 if shape.tokens < 40_000 else 1e6) * shape.tokens,
     "concave": lambda shape: 1e6 * shape.tokens**0.8,
 }
-# Up to where the answer lies within a per cent and a step of the truth.
-EVEN = ("mask", "floor", "concave")
+# The share of the truth that the answer reaches at least.
+EVEN = {"mask": 0.96, "floor": 0.96, "concave": 0.94}
 
 
 def probed(
@@ -86,8 +86,8 @@ def assert_never_too_large(device: PackedDevice, probe: Probe) -> int:
     ]
     assert contained
     assert all(map(device.fits, contained))
-    # Where peaks scatter, what proves the budget may fail, and prove a smaller one.
-    assert trials_before_turns(probe) <= MOST_TRIALS + len(COMPOSITIONS)
+    # Where peaks scatter or leap, what proves the budget may fail, and prove a smaller one.
+    assert trials_before_turns(probe) <= MOST_TRIALS + 2 * len(COMPOSITIONS)
     return truth
 
 
@@ -120,6 +120,8 @@ def test_even_memory_is_found_within_two_per_cent(
     assert probe.packed is not None
     assert probe.packed.max_tokens >= truth * (0.98 - 2 * noise) - 1
     assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
+    if not noise:
+        assert trials_before_turns(probe) <= MOST_TRIALS
 
 
 def test_too_little_margin_costs_a_step_of_the_budget() -> None:
@@ -143,7 +145,7 @@ def test_uneven_memory_never_gives_too_large_a_budget(
     device, probe = probed(ROUGH[name], noise=noise, dear=dear)
     truth = assert_never_too_large(device, probe)
     assert probe.packed is not None
-    assert probe.packed.max_tokens >= (0.96 if name in EVEN else 0.4) * truth
+    assert probe.packed.max_tokens >= EVEN.get(name, 0.4) * truth
 
 
 def test_few_trials_fail_and_the_laws_are_fitted() -> None:
