@@ -109,10 +109,8 @@ def reader_of(source: Source, name: str | None) -> Format:
         if member.fits(source.head):
             return member(source)
     seen = shortened(source.head.data.partition(b"\n")[0].decode(errors="replace"))
-    known = "; ".join(
-        f"{member.name} ({member.description})" for member in FORMATS.values()
-    )
-    hint = f"The formats known: {known}. Name one with --format."
+    known = [f"  {member.name}: {member.description}" for member in FORMATS.values()]
+    hint = "\n".join(["Name its format with --format:", *known])
     raise ManifestError(
         f"{source.path} fits no known manifest format: it begins with {seen}", hint
     )
