@@ -298,15 +298,10 @@ def with_min_steps(
 
     The share is the largest with which no way to batch can have fewer steps: an example takes at least the share of a
     batch that it would take among as many of its own length as may be in one, or of a longer example. Raises
-    UsageError if not even batches of one make as many steps.
+    UsageError as `check_min_steps` does.
     """
+    check_min_steps(min_steps, lengths, dealing)
     wanted = fewest_batches(min_steps, dealing)
-    if wanted > lengths.count:
-        raise UsageError(
-            f"--min-steps {min_steps}: an epoch of {counted(lengths.count, 'example')} has at most "
-            f"{dealing.steps(lengths.count):,} optimizer steps, with batches of one",
-            "Lower it.",
-        )
     histogram = lengths.histogram
     fits: IntArray = np.zeros(histogram.lengths.size, dtype=np.int64)
     if costs.frontier is not None:
@@ -335,6 +330,16 @@ def with_min_steps(
             too_large = middle
     smaller = rounded_down(max_batch_length * share, histogram.lengths)
     return max(smaller, lengths.shortest), shrunk(costs, share), share
+
+
+def check_min_steps(min_steps: int, lengths: Lengths, dealing: Dealing) -> None:
+    """Raise UsageError if not even batches of one make so many optimizer steps."""
+    if fewest_batches(min_steps, dealing) > lengths.count:
+        raise UsageError(
+            f"--min-steps {min_steps}: an epoch of {counted(lengths.count, 'example')} has at most "
+            f"{dealing.steps(lengths.count):,} optimizer steps, with batches of one",
+            "Lower it.",
+        )
 
 
 def fewest_batches(min_steps: int, dealing: Dealing) -> int:

@@ -105,6 +105,8 @@ def tune(
     Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json, sampler.yaml and, with --verify,
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
     """
+    from batchtune.buckets.alternatives import check_min_steps
+    from batchtune.epochs.layout import Dealing
     from batchtune.reports import load_run, render
     from batchtune.results import checked
     from batchtune.verify.plan import VerifySettings
@@ -121,6 +123,10 @@ def tune(
     source = _with_own_lengths(source, probe, run)
     with other_nodes(probe, quiet=run.quiet) as nodes:
         lengths = source.load(quiet=run.quiet)
+        if sweep_settings.min_steps is not None:
+            # Before the probe, which takes minutes; its ranks may allow even fewer.
+            dealing = Dealing(accumulate=sweep_settings.accumulate)
+            check_min_steps(sweep_settings.min_steps, lengths, dealing)
         probed = _probe(source, lengths, probe, run, sweep_settings, nodes)
         swept = sweep_and_write(lengths, sweep_settings, current, run, packing=packing)
         holds = True

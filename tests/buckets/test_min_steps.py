@@ -86,7 +86,7 @@ def test_batches_stay_as_large_as_they_may() -> None:
     assert 80 <= kept.steps <= 80 + 2 * 8
 
 
-def test_current_settings_still_fit_and_the_reason_says_why_batches_are_small() -> None:
+def test_current_settings_still_fit_and_the_reason_says_why() -> None:
     data = Lengths.of(SPEECH, unit="s")
     current = read_current("batch_size=12")
     usual = sweep(data, 300, swept(None), PROBED, current)
