@@ -106,9 +106,11 @@ def test_a_missed_goal_is_told() -> None:
         f"{kept}: {faster}": False,
         "ctc: at least 5 rounds: 5": True,
         "ctc: batchtune: at least 0.99 times the best peer (peer): 0.950": False,
+        "ctc: batchtune: at least 0.99 times the best of unchanged loss (peer): 0.950": False,
         "ctc: batchtune: no epoch runs out of memory: 0": True,
         f"ctc: batchtune: {loss}: 3.200 ± 0.158, shipped 2.200 ± 0.158": False,
         f"ctc: {kept}: at least 0.99 times the best peer (peer): 1.056": True,
+        f"ctc: {kept}: at least 0.99 times the best of unchanged loss (peer): 1.056": True,
         f"ctc: {kept}: no epoch runs out of memory: 0": True,
         f"ctc: {kept}: {loss}: 2.200 ± 0.158, shipped 2.200 ± 0.158": True,
     }
