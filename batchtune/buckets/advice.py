@@ -9,7 +9,14 @@ from typing import NamedTuple
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
-from batchtune.results import Baseline, LearningRate, Row, epoch_costs, have_times
+from batchtune.results import (
+    Baseline,
+    LearningRate,
+    Row,
+    cost_of,
+    epoch_costs,
+    have_times,
+)
 from batchtune.units import (
     counted,
     format_length,
@@ -42,6 +49,7 @@ def recommend(
     *,
     min_randomness: float | None = None,
     few_shapes: bool = False,
+    steps_kept: bool = False,
 ) -> Recommendation:
     """Recommend the best bucket table, or pools that are faster at no less randomness.
 
@@ -53,10 +61,18 @@ def recommend(
     Pools too must need fewer batches than the fixed batch size and have only proven sizes, and cost at least 1% less
     than the table. They must be as random as `min_randomness` asks, or else as the table. Of those within 1% of the
     fastest the most random are taken; none with `few_shapes`, which pools can't promise.
+
+    With `steps_kept` all make about as many batches, which says nothing: rows must have less padded length than the
+    fixed batch size, shuffled, and without times padded lengths are compared.
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
-    costs = epoch_costs(rows)
-    fewer = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
+    costs = epoch_costs(rows, steps_kept=steps_kept)
+    fewer = [
+        index
+        for index, row in enumerate(rows)
+        if cost_of(row, timed=False, steps_kept=steps_kept)
+        < cost_of(fixed, timed=False, steps_kept=steps_kept)
+    ]
     proven = [index for index in fewer if not rows[index].unproven]
     tables = [index for index in proven if not rows[index].uses_pools]
     if not tables:
@@ -89,14 +105,26 @@ def recommend(
     if not few_shapes:
         pools = _best_pools(rows, costs, proven, table, min_randomness)
     if pools is not None:
-        reason = _reason(rows, costs, pools, fixed, table, "than the best table")
+        reason = _reason(
+            rows,
+            costs,
+            pools,
+            fixed,
+            table,
+            "than the best table",
+            steps_kept=steps_kept,
+        )
         reason += f"; batch mates meet again in {format_percent(rows[pools].mates_again)} of cases"
         if table is not None:
             reason += f" (with the table {format_percent(rows[table].mates_again)})"
         return Recommendation(pools, reason, table)
     if table is None:
-        return Recommendation(None, _why_none(rows, fewer, fixed), None)
-    reason = _reason(rows, costs, table, fixed, best, "than the best")
+        return Recommendation(
+            None, _why_none(rows, fewer, fixed, steps_kept=steps_kept), None
+        )
+    reason = _reason(
+        rows, costs, table, fixed, best, "than the best", steps_kept=steps_kept
+    )
     seconds = rows[table].estimated_epoch_seconds
     for baseline in baselines:
         fixed_seconds = baseline.estimated_epoch_seconds
@@ -147,35 +175,52 @@ def _reason(
     fixed: Baseline,
     other: int | None,
     than: str,
+    *,
+    steps_kept: bool,
 ) -> str:
     """Say what an epoch needs with the chosen row, next to another row and a fixed batch size."""
     timed = have_times(rows)
+
+    def shown(index: int) -> str:
+        return _shown_cost(rows[index], timed, steps_kept)
+
     verb = "takes" if timed else "needs"
     if rows[chosen].uses_pools:
         verb = verb.removesuffix("s")
-    reason = f"{rows[chosen].sized_name} {verb} {_shown_cost(rows[chosen], timed)}"
+    reason = f"{rows[chosen].sized_name} {verb} {shown(chosen)}"
     if other == chosen:
-        reason += f", and no table that may be recommended {'takes less' if timed else 'needs fewer'}"
+        least = "needs fewer"
+        if timed:
+            least = "takes less"
+        elif steps_kept:
+            least = "pads less"
+        reason += f", and no table that may be recommended {least}"
     elif other is not None:
         change = costs[chosen] / costs[other] - 1
         how_much = f"{abs(change):.1%} {'more' if change > 0 else 'less'}"
-        reason += f", {how_much} {than} ({rows[other].sized_name}: {_shown_cost(rows[other], timed)})"
+        reason += f", {how_much} {than} ({rows[other].sized_name}: {shown(other)})"
         if not rows[chosen].uses_pools:
             reason += ", and fewer buckets keep more randomness"
     return f"{reason}; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)} batches"
 
 
-def _shown_cost(row: Row, timed: bool) -> str:
+def _shown_cost(row: Row, timed: bool, steps_kept: bool) -> str:
     batches = f"{format_number(row.batches)} batches"
     if timed and row.estimated_epoch_seconds is not None:
         return f"an estimated {format_seconds(row.estimated_epoch_seconds)} an epoch ({batches})"
+    if steps_kept:
+        return f"{batches} an epoch, with {format_percent(row.padding_ratio)} padding"
     return f"{batches} an epoch"
 
 
-def _why_none(rows: Sequence[Row], fewer: Sequence[int], fixed: Baseline) -> str:
+def _why_none(
+    rows: Sequence[Row], fewer: Sequence[int], fixed: Baseline, *, steps_kept: bool
+) -> str:
     """Say why no row is recommended."""
     if not rows:
         return "no padded batches are compared (--strategy packed)"
+    if not fewer and steps_kept:
+        return f"no row pads less than a fixed batch size of {format_number(fixed.batch_size)} with as many steps"
     if not fewer:
         fewest = min(rows, key=lambda row: row.batches)
         return (
@@ -215,11 +260,11 @@ def learning_rate(
 
 
 def kept_steps(min_steps: int | None, share: float) -> str:
-    """Say, to end a reason with, how much smaller batches are for --min-steps; empty if they are as large as fits."""
+    """Say, to end a reason with, that batches are smaller for --min-steps; empty if they are as large as fits."""
     if min_steps is None or share == 1.0:
         return ""
     return (
-        f"; batches hold at most {format_percent(share)} of what fits, so that an epoch keeps at least "
+        "; batches are smaller than what fits, so that an epoch keeps at least "
         f"{counted(min_steps, 'optimizer step')} (--min-steps)"
     )
 
@@ -249,13 +294,20 @@ _OVERLONG = (
 _TO_SECONDS = {"ms": "1/1000", "samples": "1/16000", "frames": "1/100"}
 
 
-def cautions(lengths: Lengths, limits: Limits, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the warnings of a sweep, each at most once however many rows it concerns."""
-    limit = limits.max_batch_length
-    unit = limit_unit_hint(lengths, limit)
+def cautions(
+    lengths: Lengths, limits: Limits, fitting: Limits, rows: Sequence[Row]
+) -> Iterator[str]:
+    """Yield the warnings of a sweep, each at most once however many rows it concerns.
+
+    `fitting` are the limits before batches were made smaller to keep the number of steps.
+    """
+    unit = limit_unit_hint(lengths, fitting.max_batch_length)
     if unit is not None:
         yield unit
-    yield from longer_than(lengths, limit, "max_batch_length", _OVERLONG)
+    yield from longer_than(
+        lengths, fitting.max_batch_length, "max_batch_length", _OVERLONG
+    )
+    limit = limits.max_batch_length
     for name, strategy in STRATEGIES.items():
         yield from strategy.cautions(
             lengths, limit, [row for row in rows if row.strategy == name]

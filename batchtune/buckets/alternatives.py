@@ -31,9 +31,7 @@ from batchtune.epochs.layout import (
 from batchtune.epochs.measured_costs import (
     Costs,
     batch_seconds,
-    rounded_down,
     share_of,
-    shrunk,
 )
 from batchtune.epochs.simulation import simulate_length_grouped
 from batchtune.epochs.table import BucketTable, Limits, batch_sizes_for
@@ -194,8 +192,10 @@ def _simulated(batching: Batching, pricing: Pricing) -> tuple[int, float | None]
     return round(len(shapes[0]) * scale), seconds
 
 
-def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
-    """Return the costs of the largest fixed batch size that fits the longest examples.
+def fixed_baselines(
+    pricing: Pricing, limits: Limits, fewest: int = 1
+) -> list[Baseline]:
+    """Return the costs of the largest fixed batch size that fits the longest examples and makes `fewest` batches.
 
     The examples are shuffled, sorted by length, or grouped as Transformers' `group_by_length` does. Every rank has as
     many batches, as for the rows: the first are split in two until that is so. All examples are of one bucket, so the
@@ -204,8 +204,10 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     """
     lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
-    table = BucketTable(longest, limits.batch_sizes(longest, limits.sizings[-1]))
-    size = int(table.batch_sizes[0])
+    size = int(limits.batch_sizes(longest, limits.sizings[-1])[0])
+    if fewest > 1:
+        size = max(1, min(size, (lengths.count - 1) // (fewest - 1)))
+    table = BucketTable(longest, np.array([size]))
     independent = replace(pricing, dealing=replace(pricing.dealing, same_bucket=False))
     shuffled = independent.of_table("fixed", "length", 1, table).row
     in_order = lengths.evenly(_MOST_SIMULATED)
@@ -242,14 +244,18 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
 
 
 def lower_bound(
-    pricing: Pricing, limits: Limits, compared: Sequence[Row | Baseline]
+    pricing: Pricing,
+    limits: Limits,
+    compared: Sequence[Row | Baseline],
+    fewest: int = 1,
 ) -> LowerBound:
     """Return the bound that no bucket table can beat under these limits.
 
     An example takes at least the share of a batch that it would take among examples of its own length, or of a longer
     example if that is smaller (a frontier need not be monotone). Every rank has as many batches, and none ever waits.
     The time per example is taken to be least in a batch of the largest size, its half, its quarter and so on; and the
-    epoch's is no higher than any of those `compared`, as measured step times need not be that regular.
+    epoch's is no higher than any of those `compared`, as measured step times need not be that regular. At least
+    `fewest` batches are asked for.
     """
     histogram = pricing.lengths.histogram
     ranks = pricing.dealing.world_size
@@ -280,46 +286,37 @@ def lower_bound(
         )
     return LowerBound(
         # Rounding must not make it one too many.
-        batches=ranks * max(1, math.ceil(shares / ranks * (1 - 1e-12))),
+        batches=ranks
+        * max(-(-fewest // ranks), math.ceil(shares / ranks * (1 - 1e-12))),
         padded_length=pricing.total,
         estimated_epoch_seconds=min(seconds, default=None),
     )
 
 
-def with_min_steps(
-    lengths: Lengths,
-    max_batch_length: float,
-    costs: Costs,
-    min_steps: int,
-    dealing: Dealing,
-    max_batch_size: int | None,
-) -> tuple[float, Costs, float]:
-    """Return max_batch_length and costs with which each epoch has `min_steps` steps, and their share of those given.
+def share_for(lengths: Lengths, limits: Limits, fewest: int) -> float:
+    """Return the largest share of the batch sizes that fit with which no way to batch has fewer batches than `fewest`.
 
-    The share is the largest with which no way to batch can have fewer steps: an example takes at least the share of a
-    batch that it would take among as many of its own length as may be in one, or of a longer example. Raises
-    UsageError as `check_min_steps` does.
+    An example takes at least the share of a batch that it would take among as many of its own length as may be in one,
+    or of a longer example.
     """
-    check_min_steps(min_steps, lengths, dealing)
-    wanted = fewest_batches(min_steps, dealing)
     histogram = lengths.histogram
     fits: IntArray = np.zeros(histogram.lengths.size, dtype=np.int64)
-    if costs.frontier is not None:
-        fits = costs.frontier(histogram.lengths)
+    if limits.frontier is not None:
+        fits = limits.frontier(histogram.lengths)
 
     def has_enough(share: float) -> bool:
-        by_length = batch_sizes_for(histogram.lengths, share * max_batch_length)
+        by_length = batch_sizes_for(histogram.lengths, share * limits.max_batch_length)
         sizes = np.maximum(by_length, share_of(fits, share)).astype(np.float64)
-        if max_batch_size is not None:
-            sizes = np.minimum(sizes, max_batch_size)
+        if limits.max_batch_size is not None:
+            sizes = np.minimum(sizes, limits.max_batch_size)
         return bool(
             # Rounding must not make it one too many.
             np.sum(histogram.counts / _greatest_from_here_on(sizes)) * (1 - 1e-12)
-            > wanted - 1
+            > fewest - 1
         )
 
     if has_enough(1.0):
-        return max_batch_length, costs, 1.0
+        return 1.0
     share = 0.0
     too_large = 1.0
     for _ in range(_HALVINGS):
@@ -328,18 +325,21 @@ def with_min_steps(
             share = middle
         else:
             too_large = middle
-    smaller = rounded_down(max_batch_length * share, histogram.lengths)
-    return max(smaller, lengths.shortest), shrunk(costs, share), share
+    return share
 
 
 def check_min_steps(min_steps: int, lengths: Lengths, dealing: Dealing) -> None:
     """Raise UsageError if not even batches of one make so many optimizer steps."""
-    if fewest_batches(min_steps, dealing) > lengths.count:
-        raise UsageError(
-            f"--min-steps {min_steps}: an epoch of {counted(lengths.count, 'example')} has at most "
-            f"{dealing.steps(lengths.count):,} optimizer steps, with batches of one",
-            "Lower it.",
-        )
+    if fewest_batches(min_steps, dealing) <= lengths.count:
+        return
+    ranks = ""
+    if dealing.world_size * dealing.accumulate > 1:
+        ranks = f" on {counted(dealing.world_size, 'rank')}, with an accumulation of {dealing.accumulate:,}"
+    raise UsageError(
+        f"--min-steps {min_steps}: an epoch of {counted(lengths.count, 'example')} has at most "
+        f"{counted(dealing.steps(lengths.count), 'optimizer step')}{ranks}, with batches of one",
+        "Lower it.",
+    )
 
 
 def fewest_batches(min_steps: int, dealing: Dealing) -> int:

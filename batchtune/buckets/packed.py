@@ -148,7 +148,8 @@ def with_min_packed_steps(
         raise UsageError(
             f"--min-steps {min_steps} leaves micro-batches of {largest:,} tokens, but the longest sequence has "
             f"{longest:,}",
-            "Lower it, or leave long sequences out with --max-length.",
+            f"Lower it, to at most {dealing.steps(int(tokens.sum()) // longest)}, leave long sequences out with "
+            "--max-length, or cut them with --cut-at.",
         )
     return replace(budget, max_tokens=min(budget.max_tokens, largest))
 

@@ -20,11 +20,13 @@ from batchtune.buckets.advice import (
     trade_off,
 )
 from batchtune.buckets.alternatives import (
+    check_min_steps,
+    fewest_batches,
     fixed_baselines,
     lower_bound,
     saturation,
+    share_for,
     two_dimensional_rows,
-    with_min_steps,
 )
 from batchtune.buckets.current import Current, current_batching
 from batchtune.buckets.current_settings import YOURS
@@ -45,6 +47,8 @@ from batchtune.epochs.measured_costs import (
     batch_seconds,
     capped,
     costs_of,
+    shrunk,
+    shrunk_limit,
 )
 from batchtune.epochs.recorded import costs_of_training
 from batchtune.epochs.table import BucketTable, Limits
@@ -124,9 +128,12 @@ def run_sweep(
         )
     limit = needed_limit(known, costs, folder)
     swept = sweep(lengths, limit, settings, costs, current, on_row)
+    packed_share = 1.0
     if budget is not None and settings.min_steps is not None:
         dealing = Dealing(world_size=swept.world_size, accumulate=settings.accumulate)
+        whole = budget.max_tokens
         budget = with_min_packed_steps(budget, lengths, settings.min_steps, dealing)
+        packed_share = budget.max_tokens / whole
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
     if budget is not None:
@@ -142,7 +149,8 @@ def run_sweep(
             current=packing.current,
             on_row=on_row,
         )
-        swept = structs.replace(swept, packing=packers)
+        reason = packers.reason + kept_steps(settings.min_steps, packed_share)
+        swept = structs.replace(swept, packing=structs.replace(packers, reason=reason))
     if foreign:
         clear_run(folder)
     write_result(folder / SWEEP_FILE, swept)
@@ -217,18 +225,21 @@ def sweep(
         max_batch_size=settings.max_batch_size or costs.max_batch_size,
     )
     fitting = _limits(lengths, max_batch_length, settings, costs)
+    fewest = 1
     share = 1.0
     if settings.min_steps is not None:
-        max_batch_length, costs, share = with_min_steps(
-            lengths,
-            max_batch_length,
-            costs,
-            settings.min_steps,
-            Dealing(
-                world_size=settings.world_size or 1, accumulate=settings.accumulate
-            ),
-            settings.max_batch_size,
+        dealing = Dealing(
+            world_size=settings.world_size or 1, accumulate=settings.accumulate
         )
+        check_min_steps(settings.min_steps, lengths, dealing)
+        fewest = fewest_batches(settings.min_steps, dealing)
+        padded = lengths
+        if settings.multiple_of is not None:
+            padded = lengths.padded_to(settings.multiple_of)
+        share = share_for(padded, fitting, fewest)
+    if share < 1.0:
+        max_batch_length = shrunk_limit(max_batch_length, share, lengths)
+        costs = shrunk(costs, share)
     limits = _limits(lengths, max_batch_length, settings, costs)
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     priced = []
@@ -236,18 +247,21 @@ def sweep(
         priced.append(priced_row)
         on_row(priced_row.row)
     rows = with_equals(priced)
-    baselines = fixed_baselines(pricing, limits)
+    # Not made smaller in proportion: their sizes are those that others would take for as many steps.
+    baselines = fixed_baselines(pricing, fitting, fewest)
     recommendation = recommend(
         rows,
         baselines,
         min_randomness=settings.min_randomness,
         few_shapes=settings.multiple_of is not None,
+        steps_kept=settings.min_steps is not None,
     )
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
     recommended = row_at(rows, recommendation.row)
     most_buckets = max(settings.num_buckets)
     if recommended is not None and not recommended.uses_pools:
         most_buckets = len(recommended.boundaries)
+    costs_of_rows = epoch_costs(rows, steps_kept=settings.min_steps is not None)
     swept = Sweep(
         meta=meta_of(Sweep),
         lengths=lengths.summary(),
@@ -256,12 +270,12 @@ def sweep(
         device_name=costs.device_name,
         rows=rows,
         baselines=baselines,
-        lower_bound=lower_bound(pricing, limits, [*rows, *baselines]),
+        lower_bound=lower_bound(pricing, limits, [*rows, *baselines], fewest),
         recommended=recommendation.row,
         recommended_table=recommendation.portable,
         reason=reason,
-        warnings=[*cautions(lengths, limits, rows), *costs.warnings],
-        trade_off=trade_off(epoch_costs(rows), [row.mates_again for row in rows]),
+        warnings=[*cautions(lengths, limits, fitting, rows), *costs.warnings],
+        trade_off=trade_off(costs_of_rows, [row.mates_again for row in rows]),
         saturation=saturation(
             pricing, limits, most_buckets, settings.throughput_fraction
         ),
@@ -402,7 +416,12 @@ def _with_current(
             current.settings.describe(lengths.unit), current.settings.record()
         ),
         warnings=[*warnings, *current.settings.cautions(lengths, row)],
-        lower_bound=lower_bound(pricing, limits, [*swept.rows, *swept.baselines, row]),
+        lower_bound=lower_bound(
+            pricing,
+            limits,
+            [*swept.rows, *swept.baselines, row],
+            swept.lower_bound.batches,
+        ),
     )
 
 

@@ -125,7 +125,10 @@ def tune(
         lengths = source.load(quiet=run.quiet)
         if sweep_settings.min_steps is not None:
             # Before the probe, which takes minutes; its ranks may allow even fewer.
-            dealing = Dealing(accumulate=sweep_settings.accumulate)
+            dealing = Dealing(
+                world_size=sweep_settings.world_size or 1,
+                accumulate=sweep_settings.accumulate,
+            )
             check_min_steps(sweep_settings.min_steps, lengths, dealing)
         probed = _probe(source, lengths, probe, run, sweep_settings, nodes)
         swept = sweep_and_write(lengths, sweep_settings, current, run, packing=packing)

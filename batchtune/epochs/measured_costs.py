@@ -136,12 +136,18 @@ def largest_max_batch_length(
     return float(f"{rounded:.6g}")
 
 
-def rounded_down(max_batch_length: float, lengths: FloatArray) -> float:
-    """Return max_batch_length, whole if all lengths are whole numbers; else to six significant digits."""
+def shrunk_limit(max_batch_length: float, share: float, lengths: Lengths) -> float:
+    """Return this share of max_batch_length, rounded down; no less than the shortest length.
+
+    It is whole if all lengths are whole numbers, else it has six significant digits.
+    """
+    smaller = max_batch_length * share
+    values = lengths.histogram.lengths
     digits = 1.0
-    if (lengths != np.floor(lengths)).any():
-        digits = _sixth_digit(max_batch_length)
-    return float(f"{math.floor(max_batch_length / digits) * digits:.15g}")
+    if (values != np.floor(values)).any():
+        digits = _sixth_digit(smaller)
+    rounded = float(f"{math.floor(smaller / digits) * digits:.15g}")
+    return max(rounded, lengths.shortest)
 
 
 def _sixth_digit(value: float) -> float:

@@ -52,8 +52,13 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     before = padded_name
     if sweep.current is not None:
         before = CURRENT
+    kept = []
+    if sweep.min_steps is not None:
+        steps = counted(sweep.min_steps, "optimizer step")
+        kept.append(f"An epoch keeps at least {steps} (--min-steps).")
     facts = [
         _proof(run, row),
+        *kept,
         *_current(packing, sweep.world_size),
         learning(packing, before),
     ]
@@ -105,7 +110,7 @@ def learning(packing: PackingSweep, padded: str) -> str:
             losses = [_TOKEN_LOSSES[current.packer]]
     optimizer_steps = counted(row.steps, "optimizer step")
     keeping = ""
-    if row.steps < steps:
+    if current is not None and row.steps < steps:
         keeping = f" (--min-steps {steps} keeps as many)"
     return (
         f"Learning: {optimizer_steps} an epoch, {steps:,} with {before}{keeping}; the tokens of a step vary by "

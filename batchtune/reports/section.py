@@ -15,6 +15,7 @@ from batchtune.errors import without_commands
 from batchtune.reports import RunResults
 from batchtune.results import Costed, Row, StreamRow, StreamSweep, Sweep, cost_of
 from batchtune.units import (
+    counted,
     format_length,
     format_number,
     format_percent,
@@ -237,22 +238,36 @@ class Times:
 
 
 def headline(
-    what: str, row: AnyRow, alternatives: Mapping[str, Costed], *, timed: bool
+    what: str,
+    row: AnyRow,
+    alternatives: Mapping[str, Costed],
+    *,
+    timed: bool,
+    steps_kept: bool,
 ) -> str:
     """Say what to set, and compare it with the first alternative, if any: `: 1.34 times faster than NAME`."""
     for name, other in alternatives.items():
-        return f"Set {what}: {_advantage(row, name, other, timed=timed)}."
+        advantage = _advantage(row, name, other, timed=timed, steps_kept=steps_kept)
+        return f"Set {what}: {advantage}."
     return f"Set {what}."
 
 
-def _advantage(row: AnyRow, name: str, other: Costed, *, timed: bool) -> str:
+def _advantage(
+    row: AnyRow, name: str, other: Costed, *, timed: bool, steps_kept: bool
+) -> str:
     """Say how a row compares with another: `1.34 times faster than NAME`, `37.9% fewer batches than with NAME`."""
     seconds = row.estimated_epoch_seconds
-    if not timed or not seconds or not other.estimated_epoch_seconds:
+    is_timed = timed and seconds and other.estimated_epoch_seconds
+    if not is_timed and steps_kept:
+        change = 1 - row.padded_length / other.padded_length
+        less = "less" if change >= 0 else "more"
+        return f"{format_percent(abs(change))} {less} to compute, with padding, than with {name}"
+    if not is_timed:
         change = 1 - row.batches / other.batches
         if change == 0:
             return f"as many batches as with {name}"
         return f"{format_percent(abs(change))} {'fewer' if change >= 0 else 'more'} batches than with {name}"
+    assert seconds and other.estimated_epoch_seconds
     ratio = other.estimated_epoch_seconds / seconds
     if format_ratio(ratio) == "1.00":
         return f"as fast as {name}"
@@ -268,7 +283,11 @@ def brief_facts(
     times: Times, sweep: AnySweep, row: AnyRow, proof: Iterable[str]
 ) -> list[str]:
     """Return what even a brief report says after its headline: doubts, the proof, and what the user's own config is."""
-    return [*times.doubts(), *proof, *_current_facts(sweep, row, times.are_reliable)]
+    facts = [*times.doubts(), *proof]
+    if sweep.min_steps is not None:
+        steps = counted(sweep.min_steps, "optimizer step")
+        facts.append(f"An epoch keeps at least {steps} (--min-steps).")
+    return [*facts, *_current_facts(sweep, row, times.are_reliable)]
 
 
 def _current_facts(sweep: AnySweep, row: AnyRow, timed: bool) -> Iterator[str]:
@@ -276,7 +295,9 @@ def _current_facts(sweep: AnySweep, row: AnyRow, timed: bool) -> Iterator[str]:
     current = sweep.current
     if current is not None and sweep.current_fits is not False:
         alike = timed and row.equal_to_best and current.equal_to_best
-        if not alike and cost_of(current, timed=timed) < cost_of(row, timed=timed):
+        kept = sweep.min_steps is not None
+        costs = [cost_of(each, timed=timed, steps_kept=kept) for each in (current, row)]
+        if not alike and costs[0] < costs[1]:
             yield f"{CURRENT.capitalize()} is better than what is recommended: keep it."
     settings = sweep.current_settings or {}
     if isinstance(settings.get("describe"), str):
@@ -285,6 +306,15 @@ def _current_facts(sweep: AnySweep, row: AnyRow, timed: bool) -> Iterator[str]:
         ]
         where = f" ({', '.join(place)})" if place else ""
         yield f"{CURRENT.capitalize()} is {settings['describe']}{where}."
+
+
+def fewer_steps(steps: int, current_steps: int) -> Iterator[str]:
+    """Say how to keep the optimizer steps of the user's own config, if the recommended row has fewer."""
+    if steps < current_steps:
+        yield (
+            f"An epoch takes {counted(steps, 'optimizer step')}, with {CURRENT} {current_steps:,}: "
+            f"--min-steps {current_steps} keeps as many, so that training learns as it does now."
+        )
 
 
 def current_name(sweep: AnySweep) -> str:
@@ -310,12 +340,16 @@ def comparison_table(
     cells_of: Callable[[C], Cells],
     *,
     timed: bool,
+    steps_kept: bool,
 ) -> Table:
     """Lay out what an epoch costs, with each cost as a multiple of the first one's; times only if they compare."""
-    reference = cost_of(next(iter(compared.values())), timed=timed)
+    costs = [
+        cost_of(costed, timed=timed, steps_kept=steps_kept)
+        for costed in compared.values()
+    ]
+    reference = costs[0]
     rows = []
-    for name, costed in compared.items():
-        cost = cost_of(costed, timed=timed)
+    for (name, costed), cost in zip(compared.items(), costs, strict=True):
         relative = None
         if cost and reference:
             relative = f"{format_ratio(cost / reference)}{TIMES}"

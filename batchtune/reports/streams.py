@@ -16,6 +16,7 @@ from batchtune.reports.section import (
     comparison_table,
     cost_cells,
     current_name,
+    fewer_steps,
     format_share,
     headline,
     known,
@@ -72,6 +73,9 @@ def stream_section(run: RunResults) -> Section:
             "Every batch of the simulated epochs was run, or is no larger than one that was."
         )
     facts = brief_facts(times, stream, row, proof)
+    if stream.current is not None:
+        ranks = stream.world_size
+        facts += fewer_steps(-(-row.batches // ranks), stream.current.batches // ranks)
     if row.boundaries:
         tables.append(
             sizes_table(
@@ -91,6 +95,7 @@ def stream_section(run: RunResults) -> Section:
                 row,
                 _alternatives(stream),
                 timed=times.are_reliable,
+                steps_kept=stream.min_steps is not None,
             ),
             *facts,
             *_other_settings(stream, row),
@@ -247,7 +252,11 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
     if stream.map_style is not None:
         compared[MAP_STYLE] = stream.map_style
     return comparison_table(
-        "What an epoch of the stream costs", compared, _cells, timed=timed
+        "What an epoch of the stream costs",
+        compared,
+        _cells,
+        timed=timed,
+        steps_kept=stream.min_steps is not None,
     )
 
 

@@ -19,6 +19,7 @@ from batchtune.reports.section import (
     comparison_table,
     cost_cells,
     current_name,
+    fewer_steps,
     format_shape,
     headline,
     known,
@@ -71,7 +72,9 @@ def sweep_section(run: RunResults) -> Section:
             warnings=warnings,
             next_steps=[_sweep_again(run, sweep)],
         )
-    facts = brief_facts(times, sweep, row, _proof(run, row))
+    facts = brief_facts(times, sweep, row, _proof(run, sweep, row))
+    if sweep.current is not None:
+        facts += fewer_steps(row.steps, sweep.current.steps)
     sizes = sizes_table(
         "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
     )
@@ -81,7 +84,13 @@ def sweep_section(run: RunResults) -> Section:
     return Section(
         title="Sweep",
         sentences=[
-            headline(_what_to_set(sweep, row), row, alternatives(sweep), timed=timed),
+            headline(
+                _what_to_set(sweep, row),
+                row,
+                alternatives(sweep),
+                timed=timed,
+                steps_kept=sweep.min_steps is not None,
+            ),
             *facts,
             *_support(sweep, row),
             *times.accuracy(),
@@ -160,13 +169,17 @@ def _baseline(sweep: Sweep, name: str) -> Baseline | None:
     )
 
 
-def _proof(run: RunResults, row: Row) -> Iterator[str]:
+def _proof(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
     """Say whether the batches were run, and how much memory that leaves."""
     unproven = unproven_sizes(row)
     if unproven is not None:
         yield f"{unproven.capitalize()}: the warnings say what to do."
     elif row.unproven is not None:
-        yield f"Every batch size was run, or is no larger than one that was{left_free(run)}."
+        # What smaller batches leave was not measured.
+        free = ""
+        if sweep.min_steps is None:
+            free = left_free(run)
+        yield f"Every batch size was run, or is no larger than one that was{free}."
 
 
 def _support(sweep: Sweep, row: Row) -> Iterator[str]:
@@ -202,12 +215,6 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
             f"(linear) or {hint.square_root:.2f} (square root), as a hint"
         )
     yield f"{sizes}."
-    current = sweep.current
-    if current is not None and row.steps < current.steps:
-        yield (
-            f"An epoch takes {counted(row.steps, 'optimizer step')}, with your settings {current.steps:,}: "
-            f"--min-steps {current.steps} keeps as many, so that training learns as it does now."
-        )
     if sweep.two_dimensional:
         best = min(
             sweep.two_dimensional,
@@ -268,7 +275,13 @@ def _comparison(sweep: Sweep, row: Row, *, timed: bool) -> Table:
     title = "What an epoch costs"
     if sweep.world_size > 1:
         title += f" on {format_number(sweep.world_size)} ranks"
-    return comparison_table(title, compared, partial(_cells, sweep), timed=timed)
+    return comparison_table(
+        title,
+        compared,
+        partial(_cells, sweep),
+        timed=timed,
+        steps_kept=sweep.min_steps is not None,
+    )
 
 
 def _cells(sweep: Sweep, costed: Row | Baseline | LowerBound) -> dict[str, str | None]:

@@ -126,6 +126,11 @@ class PackedRow(Record, frozen=True, kw_only=True):
         """None of the tokens are padding."""
         return 0.0
 
+    @property
+    def padded_length(self) -> float:
+        """All tokens, as none are padding."""
+        return float(self.tokens)
+
 
 class PackingSweep(Record, frozen=True, kw_only=True):
     """The packers compared.

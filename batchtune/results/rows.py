@@ -76,6 +76,10 @@ class Costed(Protocol):
         """The batches of one epoch."""
 
     @property
+    def padded_length(self) -> float:
+        """The cells of its batches."""
+
+    @property
     def estimated_epoch_seconds(self) -> float | None:
         """The estimated time of one epoch; None without step times."""
 
@@ -199,13 +203,16 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         yield from wrong_table(self.boundaries, self.batch_sizes)
 
 
-def cost_of(costed: Costed, *, timed: bool) -> float:
+def cost_of(costed: Costed, *, timed: bool, steps_kept: bool = False) -> float:
     """Return an epoch's cost: its estimated seconds if `timed` (0 if unknown), else its batches.
 
-    `Sweep.has_times` decides for all rows: seconds and batches are never mixed.
+    If their number is kept (`min_steps`), it is their padded length. `Sweep.has_times` decides for all rows: seconds
+    and batches are never mixed.
     """
     if timed:
         return costed.estimated_epoch_seconds or 0.0
+    if steps_kept:
+        return costed.padded_length
     return float(costed.batches)
 
 
@@ -214,7 +221,7 @@ def have_times(rows: Iterable[Costed]) -> bool:
     return all(row.estimated_epoch_seconds is not None for row in rows)
 
 
-def epoch_costs(rows: Sequence[Costed]) -> list[float]:
-    """Return comparable costs: estimated seconds, or the numbers of batches if any row has no time."""
+def epoch_costs(rows: Sequence[Costed], *, steps_kept: bool = False) -> list[float]:
+    """Return comparable costs: estimated seconds, or if any row has no time what `cost_of` says."""
     timed = have_times(rows)
-    return [cost_of(row, timed=timed) for row in rows]
+    return [cost_of(row, timed=timed, steps_kept=steps_kept) for row in rows]

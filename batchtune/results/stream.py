@@ -273,6 +273,11 @@ class StreamSweep(Result, frozen=True, kw_only=True):
         return bool(self.rows) and have_times(self.rows)
 
     @property
+    def min_steps(self) -> int | None:
+        """The fewest optimizer steps of an epoch that were asked for."""
+        return self.settings.get("min_steps")
+
+    @property
     def world_size(self) -> int:
         """Number of ranks whose batches are counted; 1 if the settings do not say."""
         return self.streamed.world_size

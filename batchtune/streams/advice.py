@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -29,16 +30,20 @@ _BYTES_OF_A_SHARD = 10**9
 
 
 def recommend_stream(
-    rows: Sequence[StreamRow], *, min_randomness: float | None = None
+    rows: Sequence[StreamRow],
+    *,
+    min_randomness: float | None = None,
+    steps_kept: bool = False,
 ) -> Recommendation:
     """Recommend the smallest buffer among the best rows.
 
     They must have only proven batches (unless no row has) and be as random as asked for, or else as the best row with
     buckets. Rows are equal if they cost at most 1% more than the best of them, or no more than the spread of simulated
     epochs explains. Among rows with as large a buffer, a percent of mates that meet again weighs as much as a percent
-    of the cost: the time, or without step times the batches.
+    of the cost: the time, or without step times the batches, and with `steps_kept` the padded length.
     """
     timed = have_times(rows)
+    cost = partial(cost_of, timed=timed, steps_kept=steps_kept)
     allowed = [
         row
         for row in rows
@@ -55,28 +60,30 @@ def recommend_stream(
     random_enough = allowed
     in_buckets = [row for row in allowed if row.algorithm == "bucket"]
     if min_randomness is None and in_buckets:
-        most_again = _best_of(in_buckets, timed=timed).mates_again * (1 + _EQUAL_AGAIN)
+        most_again = _best_of(
+            in_buckets, timed=timed, steps_kept=steps_kept
+        ).mates_again * (1 + _EQUAL_AGAIN)
         random_enough = [
             row
             for row in allowed
             if row.algorithm == "bucket" or row.mates_again <= most_again
         ]
-    row = _best_of(random_enough, timed=timed)
+    row = _best_of(random_enough, timed=timed, steps_kept=steps_kept)
     # SpeechBrain's own at its best: as random, if there is such.
     by_speechbrain = [other for other in random_enough if other.by_speechbrain]
     if not by_speechbrain:
         by_speechbrain = [other for other in allowed if other.by_speechbrain]
     speechbrain = None
     if by_speechbrain:
-        speechbrain = _best_of(by_speechbrain, timed=timed)
+        speechbrain = _best_of(by_speechbrain, timed=timed, steps_kept=steps_kept)
 
     reason = f"{row.name} takes {_described(row, timed=timed)}"
     if speechbrain is not None and speechbrain is not row:
         reason += (
             f", {speechbrain.name} at its best {_described(speechbrain, timed=timed)}"
         )
-    cheapest = min(allowed, key=lambda other: cost_of(other, timed=timed))
-    saves = cost_of(cheapest, timed=timed) < cost_of(row, timed=timed) * (1 - _EQUAL)
+    cheapest = min(allowed, key=cost)
+    saves = cost(cheapest) < cost(row) * (1 - _EQUAL)
     if saves and cheapest.mates_again > row.mates_again:
         reason += (
             f"; {cheapest.name} takes {_described(cheapest, timed=timed)}, but batch mates meet again in "
@@ -86,23 +93,26 @@ def recommend_stream(
     return Recommendation(rows.index(row), reason, portable)
 
 
-def _best_of(rows: Sequence[StreamRow], *, timed: bool) -> StreamRow:
+def _best_of(rows: Sequence[StreamRow], *, timed: bool, steps_kept: bool) -> StreamRow:
     """Return the best of some rows: of those that are equal to the cheapest, with the smallest buffer."""
-    cheapest = min(rows, key=lambda row: cost_of(row, timed=timed))
+    cost = partial(cost_of, timed=timed, steps_kept=steps_kept)
+    cheapest = min(rows, key=cost)
 
     def is_equal(row: StreamRow) -> bool:
         deviations = [row.batches_deviation, cheapest.batches_deviation]
         if timed:
             deviations = [row.epoch_seconds_deviation, cheapest.epoch_seconds_deviation]
+        elif steps_kept:
+            deviations = []
         spread = sum(deviation or 0.0 for deviation in deviations)
-        lowest = cost_of(cheapest, timed=timed)
-        return cost_of(row, timed=timed) - lowest <= max(_EQUAL * lowest, spread)
+        lowest = cost(cheapest)
+        return cost(row) - lowest <= max(_EQUAL * lowest, spread)
 
     equal = list(filter(is_equal, rows))
     smallest = min(row.buffer_size for row in equal)
     return min(
         (row for row in equal if row.buffer_size == smallest),
-        key=lambda row: cost_of(row, timed=timed) * (1 + row.mates_again),
+        key=lambda row: cost(row) * (1 + row.mates_again),
     )
 
 

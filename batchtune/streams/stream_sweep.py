@@ -13,13 +13,18 @@ import numpy as np
 from msgspec import structs, to_builtins
 
 from batchtune.buckets.advice import kept_steps, longer_than, recommend
-from batchtune.buckets.alternatives import with_min_steps
+from batchtune.buckets.alternatives import check_min_steps, share_for
 from batchtune.buckets.current_settings import Size
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
 from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.buckets.sweep import all_fit, costs_in, needed_limit, sweep
 from batchtune.epochs.layout import Dealing
-from batchtune.epochs.measured_costs import Costs, StepSeconds
+from batchtune.epochs.measured_costs import (
+    Costs,
+    StepSeconds,
+    shrunk,
+    shrunk_limit,
+)
 from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
@@ -147,14 +152,14 @@ def sweep_stream(
     fitting = limits
     share = 1.0
     if settings.min_steps is not None:
-        max_batch_length, costs, share = with_min_steps(
-            lengths,
-            max_batch_length,
-            costs,
-            settings.min_steps,
-            Dealing(world_size=settings.world_size),
-            settings.max_batch_size,
-        )
+        dealing = Dealing(world_size=settings.world_size)
+        check_min_steps(settings.min_steps, lengths, dealing)
+        # Ranks need not have as many: each should have enough on average.
+        fewest = min(lengths.count, settings.min_steps * settings.world_size)
+        share = share_for(lengths, fitting, fewest)
+    if share < 1.0:
+        max_batch_length = shrunk_limit(max_batch_length, share, lengths)
+        costs = shrunk(costs, share)
         limits = replace(
             limits, max_batch_length=max_batch_length, frontier=costs.frontier
         )
@@ -191,14 +196,21 @@ def sweep_stream(
         del priced[0]
     rows = with_equals(priced)
     # Sized as the stream's tables are, so that only the stream makes a difference.
-    map_style = row_at(tables, recommend(tables, as_map.baselines).portable)
-    recommendation = recommend_stream(rows, min_randomness=settings.min_randomness)
+    steps_kept = settings.min_steps is not None
+    best_table = recommend(tables, as_map.baselines, steps_kept=steps_kept)
+    map_style = row_at(tables, best_table.portable)
+    recommendation = recommend_stream(
+        rows, min_randomness=settings.min_randomness, steps_kept=steps_kept
+    )
     chosen = row_at(rows, recommendation.row)
     shards = shards_of(stream, sizes, settings.readers)
     warnings = [
         *stream_cautions(shards, settings.shard_size, settings.readers),
         *longer_than(
-            lengths, max_batch_length, "max_batch_length", "each becomes a batch of one"
+            lengths,
+            fitting.max_batch_length,
+            "max_batch_length",
+            "each becomes a batch of one",
         ),
         *row_cautions(shards, chosen, map_style),
         *costs.warnings,

@@ -38,7 +38,8 @@ def warnings_of(current: str) -> list[str]:
 def test_overlong_examples_are_reported_with_each_frameworks_way(
     values: list[float], subject: str
 ) -> None:
-    (told,) = cautions(Lengths.of(values, unit="s"), Limits(max_batch_length=20), [])
+    limits = Limits(max_batch_length=20)
+    (told,) = cautions(Lengths.of(values, unit="s"), limits, limits, [])
     assert told.startswith(f"{subject}: where it sets the batch size")
     assert (
         "each becomes a batch of one; Lhotse and ESPnet make batches that exceed it"

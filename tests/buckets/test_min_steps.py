@@ -100,6 +100,26 @@ def test_current_settings_still_fit_and_the_reason_says_why() -> None:
     assert "--min-steps" not in usual.reason
 
 
+def test_padding_decides_where_no_time_is_known() -> None:
+    data = Lengths.of(SPEECH, unit="s")
+    current = read_current("batch_size=10")
+    found = sweep(data, 500, swept(60), Costs(), current)
+    row = found.recommended_row
+    assert row is not None and found.current is not None
+    assert row.padded_length < 0.8 * found.current.padded_length
+    # As large as 60 steps allow, not as the longest example among smaller batches.
+    assert found.baselines[0].batch_size == 10
+    assert found.baselines[0].batches == 60
+    assert found.lower_bound.batches >= 60
+
+
+def test_multiples_do_not_make_batches_smaller_than_needed() -> None:
+    data = Lengths.of(SPEECH, unit="s")
+    chosen = SweepSettings(num_buckets=(4,), multiple_of=8.0, min_steps=80)
+    found = sweep(data, 300, chosen, Costs())
+    assert min(row.steps for row in found.rows) <= 90
+
+
 def test_the_token_budget_is_lowered(tmp_path: Path) -> None:
     tokens = np.random.default_rng(1).integers(10, 200, 500)
     data = Lengths.of(tokens.astype(float), unit="tokens")

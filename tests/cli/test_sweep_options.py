@@ -105,7 +105,11 @@ def test_the_report_says_how_to_keep_ones_optimizer_steps(
     assert kept.returncode == 0, kept.stderr
     found = sweep_of(tmp_path)
     assert found["rows"][found["recommended"]]["steps"] >= steps
-    assert "keeps as many" not in kept.stdout
+    said = " ".join(kept.stdout.split())
+    assert f"keeps at least {steps:,} optimizer steps" in said
+    assert "less to compute, with padding, than with your current config" in said
+    assert "keeps as many" not in said
+    assert "keep it" not in said
 
 
 @pytest.mark.parametrize(
