@@ -82,7 +82,8 @@ def test_ratios_are_those_of_the_rounds() -> None:
     summary = Summary.of(results)
     assert summary.times(summary.batchtune, summary.shipped) == 2.0
     assert recipe_summary.errors_of(results) == {"as shipped": 0.0, "batchtune": 0.0}
-    assert "| 6.0 s | 6.0 s (as shipped) | 3.0 s (2.00×) |" in table([summary])
+    row = "| 6.0 s | 6.0 s (as shipped) | 3.0 s (2.00×) | – | – |"  # noqa: RUF001
+    assert row in table([summary])
 
 
 def test_a_contender_out_of_memory_is_no_best_peer() -> None:

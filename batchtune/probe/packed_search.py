@@ -41,8 +41,8 @@ from batchtune.results import BatchShape, ClosedBy, PackedModel, Trial
 
 MOST_TRIALS = 15
 """Until all run in turns, those that prove the budget included; what fails there, or is tried again, takes more."""
-# More of them while all batches take as much memory: whether a workload ignores the batch shows only with all tokens.
-_MORE_WHILE_FLAT = 3
+MOST_UNEVEN_TRIALS = 18
+"""The same where no even law explains the peaks, or all are equal: only all tokens show if the batch is ignored."""
 
 # The second trial has so many times the tokens of the longest sequence, where failures are dear so many.
 _FIRST_STEP = 4
@@ -293,8 +293,10 @@ class PackedKnowledge(Outcomes):
         return shapes, peaks
 
     @property
-    def is_flat(self) -> bool:
-        """Whether nothing failed, and all that passed took equal memory."""
+    def is_uneven(self) -> bool:
+        """Whether the law misses its trials, or there is nothing to fit: nothing failed, and all took equal memory."""
+        if self.law is not None and self.law.error > _MISFIT:
+            return True
         _, peaks = self._measured
         return not self.failures and max(peaks) - min(peaks) <= self.peaks.margin.bytes
 
@@ -595,10 +597,10 @@ class PackedSearch:
         """Return how many trials the search may take yet; each batch that fails in turns gives it more."""
         counted = [trial for trial in known.trials if trial.outcome != "error"]
         given_up = sum(trial.confirmation for trial in known.trials)
-        most = MOST_TRIALS + len(COMPOSITIONS) * given_up
-        if known.is_flat:
-            most += _MORE_WHILE_FLAT
-        return most - len(counted)
+        most = MOST_TRIALS
+        if known.is_uneven:
+            most = MOST_UNEVEN_TRIALS
+        return most + len(COMPOSITIONS) * given_up - len(counted)
 
     def _check(self, known: PackedKnowledge) -> None:
         """Raise what the trials show to be wrong: nothing depends on the batch, or not even the least budget fits."""

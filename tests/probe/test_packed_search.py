@@ -30,7 +30,11 @@ from batchtune.epochs.packed_model import fit_packed, predict_packed
 from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.compositions import COMPOSITIONS, Compositions
-from batchtune.probe.packed_search import MOST_TRIALS, PackedSearch
+from batchtune.probe.packed_search import (
+    MOST_TRIALS,
+    MOST_UNEVEN_TRIALS,
+    PackedSearch,
+)
 from batchtune.probe.requests import Ran
 from batchtune.results import PROBE_FILE, BatchShape, Probe, read_result
 
@@ -50,8 +54,8 @@ ROUGH: dict[str, Memory] = {
     "wall": lambda shape: (1e5 if shape.tokens < 40_000 else 1e6) * shape.tokens,
     "concave": lambda shape: 1e6 * shape.tokens**0.8,
 }
-# The share of the truth that the answer reaches at least.
-EVEN = {"mask": 0.96, "floor": 0.96, "concave": 0.94}
+# Up to where the answer lies within a per cent and a step of the truth.
+EVEN = ("mask", "floor", "concave")
 
 
 def probed(
@@ -86,8 +90,8 @@ def assert_never_too_large(device: PackedDevice, probe: Probe) -> int:
     ]
     assert contained
     assert all(map(device.fits, contained))
-    # Where peaks scatter or leap, what proves the budget may fail, and prove a smaller one.
-    assert trials_before_turns(probe) <= MOST_TRIALS + 2 * len(COMPOSITIONS)
+    # Where peaks scatter, what proves the budget may fail, and prove a smaller one.
+    assert trials_before_turns(probe) <= MOST_UNEVEN_TRIALS + len(COMPOSITIONS)
     return truth
 
 
@@ -145,7 +149,7 @@ def test_uneven_memory_never_gives_too_large_a_budget(
     device, probe = probed(ROUGH[name], noise=noise, dear=dear)
     truth = assert_never_too_large(device, probe)
     assert probe.packed is not None
-    assert probe.packed.max_tokens >= EVEN.get(name, 0.4) * truth
+    assert probe.packed.max_tokens >= (0.96 if name in EVEN else 0.4) * truth
 
 
 def test_few_trials_fail_and_the_laws_are_fitted() -> None:
