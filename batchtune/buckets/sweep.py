@@ -127,20 +127,23 @@ def run_sweep(
             "Add --max-tokens N, or probe a workload that packs.",
         )
     limit = needed_limit(known, costs, folder)
-    swept = sweep(lengths, limit, settings, costs, current, on_row)
+    dealing = Dealing(
+        world_size=settings.world_size or costs.world_size,
+        accumulate=settings.accumulate,
+    )
     packed_share = 1.0
     if budget is not None and settings.min_steps is not None:
-        dealing = Dealing(world_size=swept.world_size, accumulate=settings.accumulate)
         whole = budget.max_tokens
         budget = with_min_packed_steps(budget, lengths, settings.min_steps, dealing)
         packed_share = budget.max_tokens / whole
+    swept = sweep(lengths, limit, settings, costs, current, on_row)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
     if budget is not None:
         packers = sweep_packers(
             budget,
             lengths,
-            Dealing(world_size=swept.world_size, accumulate=settings.accumulate),
+            dealing,
             settings.seed,
             swept.recommended_row or swept.baselines[0],
             swept.max_batch_length,

@@ -313,22 +313,17 @@ def _cautions(probe: Probe, timed: bool) -> tuple[str, ...]:
 
 def capped(costs: Costs, max_batch_length: float) -> Costs:
     """Return the same costs, but no batch longer than the user wants."""
-    return replace(
+    return _with_sizes(
         costs,
-        frontier=_capped(costs.frontier, max_batch_length),
-        continued_frontier=_capped(costs.continued_frontier, max_batch_length),
-        joint_frontier=_capped(costs.joint_frontier, max_batch_length),
+        lambda sizes, lengths: np.minimum(
+            sizes, batch_sizes_for(lengths, max_batch_length)
+        ),
     )
 
 
 def shrunk(costs: Costs, share: float) -> Costs:
     """Return the same costs, but no batch larger than this share of what fits."""
-    return replace(
-        costs,
-        frontier=_shrunk(costs.frontier, share),
-        continued_frontier=_shrunk(costs.continued_frontier, share),
-        joint_frontier=_shrunk(costs.joint_frontier, share),
-    )
+    return _with_sizes(costs, lambda sizes, lengths: share_of(sizes, share))
 
 
 def share_of(sizes: IntArray, share: float) -> IntArray:
@@ -337,21 +332,23 @@ def share_of(sizes: IntArray, share: float) -> IntArray:
     return np.maximum(1, whole)
 
 
-def _shrunk(
-    sizes: Callable[..., IntArray] | None, share: float
-) -> Callable[..., IntArray] | None:
-    if sizes is None:
-        return None
-    return lambda lengths, *targets: share_of(sizes(lengths, *targets), share)
+def _with_sizes(
+    costs: Costs, change: Callable[[IntArray, FloatArray], IntArray]
+) -> Costs:
+    """Return the same costs with other batch sizes that fit: `change` gets sizes and the lengths that they are for."""
 
+    def changed(
+        sizes: Callable[..., IntArray] | None,
+    ) -> Callable[..., IntArray] | None:
+        if sizes is None:
+            return None
+        return lambda lengths, *targets: change(sizes(lengths, *targets), lengths)
 
-def _capped(
-    sizes: Callable[..., IntArray] | None, max_batch_length: float
-) -> Callable[..., IntArray] | None:
-    if sizes is None:
-        return None
-    return lambda lengths, *targets: np.minimum(
-        sizes(lengths, *targets), batch_sizes_for(lengths, max_batch_length)
+    return replace(
+        costs,
+        frontier=changed(costs.frontier),
+        continued_frontier=changed(costs.continued_frontier),
+        joint_frontier=changed(costs.joint_frontier),
     )
 
 

@@ -15,6 +15,7 @@ from batchtune.reports.section import (
     known,
     left_free,
     make_table,
+    steps_kept,
     swept_warnings,
 )
 from batchtune.results import (
@@ -52,13 +53,9 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     before = padded_name
     if sweep.current is not None:
         before = CURRENT
-    kept = []
-    if sweep.min_steps is not None:
-        steps = counted(sweep.min_steps, "optimizer step")
-        kept.append(f"An epoch keeps at least {steps} (--min-steps).")
     facts = [
         _proof(run, row),
-        *kept,
+        *steps_kept(sweep),
         *_current(packing, sweep.world_size),
         learning(packing, before),
     ]

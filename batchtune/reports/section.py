@@ -283,11 +283,15 @@ def brief_facts(
     times: Times, sweep: AnySweep, row: AnyRow, proof: Iterable[str]
 ) -> list[str]:
     """Return what even a brief report says after its headline: doubts, the proof, and what the user's own config is."""
-    facts = [*times.doubts(), *proof]
+    current = _current_facts(sweep, row, times.are_reliable)
+    return [*times.doubts(), *proof, *steps_kept(sweep), *current]
+
+
+def steps_kept(sweep: AnySweep) -> Iterator[str]:
+    """Say how many optimizer steps an epoch keeps, if that was asked for."""
     if sweep.min_steps is not None:
         steps = counted(sweep.min_steps, "optimizer step")
-        facts.append(f"An epoch keeps at least {steps} (--min-steps).")
-    return [*facts, *_current_facts(sweep, row, times.are_reliable)]
+        yield f"An epoch keeps at least {steps} (--min-steps)."
 
 
 def _current_facts(sweep: AnySweep, row: AnyRow, timed: bool) -> Iterator[str]:
@@ -405,10 +409,7 @@ def swept_warnings(run: RunResults, sweep: AnySweep, command: str) -> Iterator[s
         again = f"Run `batchtune {command}` again without --max-batch-length."
         if sweep.max_batch_length > measured * (1 + 1e-9):
             yield f"{differs}: training may run out of memory. {again}"
-        elif (
-            sweep.max_batch_length < measured * _LOW_LIMIT
-            and sweep.settings.get("min_steps") is None
-        ):
+        elif sweep.max_batch_length < measured * _LOW_LIMIT and sweep.min_steps is None:
             yield f"{differs}: memory is left unused. {again}"
     for warning in sweep.warnings:
         yield with_full_stop(warning)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -257,8 +257,8 @@ RECIPES = {
                     peers.speechbrain_stream,
                     "speechbrain",
                 ),
-                RECOMMENDED,
-                STEPS_KEPT,
+                replace(RECOMMENDED, needs="webdataset"),
+                replace(STEPS_KEPT, needs="webdataset"),
             ),
         ),
     )
