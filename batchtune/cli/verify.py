@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from batchtune.results import (
         SamplerConfig,
         StreamConfig,
-        StreamSweep,
-        Sweep,
         Verification,
     )
     from batchtune.verify.plan import VerifyPlan, VerifySettings
@@ -196,11 +194,10 @@ def sampler_plan(
 ) -> VerifyPlan:
     """Return the plan to run the batches of the folder's `sampler.yaml`."""
     from batchtune.exports.run_configs import read_sampler_yaml
-    from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep
+    from batchtune.results import SAMPLER_FILE
 
     _check_padded(folder)
     path = folder / SAMPLER_FILE
-    _check_recommended(path, folder / SWEEP_FILE, Sweep, "sweep-buckets")
     config = read_sampler_yaml(path)
     if not config.shuffle:
         console.note(
@@ -216,11 +213,10 @@ def _stream_plan(
 ) -> VerifyPlan:
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
     from batchtune.exports.run_configs import read_stream_yaml
-    from batchtune.results import STREAM_CONFIG_FILE, STREAM_FILE, StreamSweep
+    from batchtune.results import STREAM_CONFIG_FILE
 
     _check_padded(folder)
     path = folder / STREAM_CONFIG_FILE
-    _check_recommended(path, folder / STREAM_FILE, StreamSweep, "sweep-stream")
     return _plan(stored.lengths, path, read_stream_yaml(path), settings, stored)
 
 
@@ -261,23 +257,6 @@ def _check_padded(folder: Path) -> None:
             f"{path} is of packed batches, and verify runs padded ones only",
             "The probe itself has run the worst packed batches, alone and in turns: `batchtune report` shows them.",
         )
-
-
-def _check_recommended(
-    config: Path, sweep: Path, kind: type[Sweep | StreamSweep], command: str
-) -> None:
-    """Raise ResultError if a config does not exist, with the sweep's own reason if it recommends nothing."""
-    from batchtune.results import read_result
-
-    if config.exists():
-        return
-    reason = ""
-    if sweep.exists():
-        reason = f": {read_result(sweep, kind).reason}"
-    raise ResultError(
-        f"nothing to verify: {config} does not exist{reason}",
-        f"`batchtune {command}` writes it. Another run folder is named with --run, or before the manifest.",
-    )
 
 
 def verify_with_progress(

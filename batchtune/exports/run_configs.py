@@ -40,6 +40,8 @@ from batchtune.results import (
     SAMPLER_FILE,
     STREAM_ALGORITHMS,
     STREAM_CONFIG_FILE,
+    STREAM_FILE,
+    SWEEP_FILE,
     LoaderConfig,
     LoaderEvidence,
     LoaderTuning,
@@ -241,8 +243,7 @@ def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
     path = folder / SAMPLER_FILE
     if isinstance(swept, StreamSweep):
         path = folder / STREAM_CONFIG_FILE
-    is_packed = isinstance(swept, Sweep) and swept.packed is not None
-    if swept.recommended is None and not is_packed:
+    if _recommends_nothing(swept):
         if not path.exists():
             return None
         path.unlink()
@@ -256,6 +257,12 @@ def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
         text = render_sampler_yaml(sampler_config(swept, probe))
     write_whole(path, text, follow=False)
     return None
+
+
+def _recommends_nothing(swept: Sweep | StreamSweep) -> bool:
+    """Whether a sweep has no row to write a config of."""
+    is_packed = isinstance(swept, Sweep) and swept.packed is not None
+    return swept.recommended is None and not is_packed
 
 
 def loader_config(tuning: LoaderTuning) -> LoaderConfig:
@@ -354,6 +361,21 @@ def _render_yaml(document: dict[str, Any], header: str) -> str:
     return "".join(lines)
 
 
+def _why_none(path: Path) -> str:
+    """Return the reason of the sweep next to a config that does not exist, if it recommends nothing."""
+    kind: type[Sweep | StreamSweep] = Sweep
+    swept = path.with_name(SWEEP_FILE)
+    if path.name == STREAM_CONFIG_FILE:
+        kind = StreamSweep
+        swept = path.with_name(STREAM_FILE)
+    if not swept.exists():
+        return ""
+    sweep = read_result(swept, kind)
+    if not _recommends_nothing(sweep):
+        return ""
+    return f": {sweep.reason}"
+
+
 def _read_config(
     path: Path,
     kind: type[SamplerConfig] | type[StreamConfig],
@@ -370,7 +392,10 @@ def _read_config(
         ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names the field.
     """
     if not path.exists():
-        raise ResultError(f"{path} does not exist", f"`batchtune {command}` writes it.")
+        raise ResultError(
+            f"{path} does not exist{_why_none(path)}",
+            f"`batchtune {command}` writes it. Another run folder is named with --run.",
+        )
     again = f"Fix it, or create it again with `batchtune {command}`."
     document = plain_value(parse_yaml(read_text(path, str(path), again), str(path)))
     header = document if isinstance(document, dict) else {}

@@ -131,6 +131,21 @@ def test_what_has_no_meaning_is_a_usage_error(
     assert said in ran.stderr
 
 
+@pytest.mark.parametrize("words", [("verify", *OWN), ("run", "--", "true")])
+def test_where_nothing_is_recommended_the_sweeps_reason_is_given(
+    batchtune: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    command, *rest = words
+    (tmp_path / "equal.csv").write_text("length\n" + "10\n" * 50)
+    batchtune("sweep-buckets", "equal.csv", "--max-batch-length", 100)
+    ran = batchtune(command, "equal.csv", *rest)
+    assert ran.returncode == 1
+    assert (
+        "sampler.yaml does not exist: no row needs fewer batches than a fixed batch size"
+        in ran.stderr
+    )
+
+
 def test_interrupted_it_writes_nothing(run: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [

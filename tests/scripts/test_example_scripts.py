@@ -114,7 +114,7 @@ TUNED = {
 }
 
 
-FEW = ["--num-lengths=3", "--max-lengths=3", "--tolerance=0.1"]
+FEW = ["--num-lengths=3", "--max-lengths=5", "--tolerance=0.1"]
 FEW += ["--num-buckets=3:5"]  # with more, 400 examples need more batches
 
 
