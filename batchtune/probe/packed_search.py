@@ -65,6 +65,8 @@ _AS_PADDED = 0.75
 _APART = 0.05
 # With fewer trials above a floor, all that exceeds it is taken to be in proportion to the tokens.
 _FEWEST_ABOVE_A_FLOOR = 4
+# What holds by now is a poor budget if it is below this share of what the law says.
+_FAR_BELOW = 0.9
 # A failure below the law's limit: an allocator may fail to use this share of the memory; what fails below is a leap.
 _UNUSABLE = 0.03
 
@@ -568,6 +570,9 @@ class PackedSearch:
                 if tokens <= self.task.cap and self._seems_to_hold(known, tokens)
             ]
             settled = max(held, default=known.budgets[0])
+            # Nothing near the limit may hold any more where the margin has grown.
+            if self._trials_left(known) > 0 and settled < _FAR_BELOW * worst.tokens:
+                settled = worst.tokens
         assert settled is not None
         for name in known.unproven(settled):
             return shape_of(name, settled)
