@@ -79,6 +79,16 @@ def slime_schedule() -> Any:
     )
 
 
+@cache
+def nemo_sampling() -> Any:
+    """NeMo's module of `FixedBucketBatchSizeConstraint2D`."""
+    names = {"Formattable": object, "NeMoMultimodalConversation": object}
+    return load(
+        "nemo/collections/common/data/lhotse/sampling.py",
+        {"nemo.collections.common.data.lhotse.text_adapters": names},
+    )
+
+
 def load(path: str, modules: dict[str, dict[str, Any]]) -> Any:
     """Run one file of a package among stand-ins for the modules that it imports; skip the test without the package."""
     package, _, within = path.partition("/")

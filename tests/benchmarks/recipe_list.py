@@ -115,12 +115,27 @@ SPEECHBRAIN = Contender(
     "SpeechBrain's sampler, tuned", "peer", peers.tuned_speechbrain, "speechbrain"
 )
 LHOTSE = Contender("Lhotse, OOMptimizer's sizes", "peer", peers.lhotse_sized, "lhotse")
-TABLE = Contender("batchtune's table", "batchtune", peers.batchtune_table)
-RECOMMENDED = Contender("batchtune", "batchtune", peers.batchtune_recommended)
-STEPS_KEPT = Contender(
-    recipe_summary.STEPS_KEPT, "batchtune", peers.batchtune_steps_kept
+NEMO = Contender(
+    "NeMo's 2-D buckets, OOMptimizer's sizes",
+    "peer",
+    peers.nemo_two_dimensional,
+    "nemo",
 )
-FOR_LENGTHS = (ACCELERATE, LIGHTNING, GROUPED, SPEECHBRAIN, LHOTSE, TABLE, RECOMMENDED, STEPS_KEPT)  # fmt: skip
+TABLE = Contender(
+    "batchtune's table", "batchtune", peers.batchtune_table, uses_the_probe=True
+)
+RECOMMENDED = Contender(
+    "batchtune", "batchtune", peers.batchtune_recommended, uses_the_probe=True
+)
+STEPS_KEPT = Contender(
+    recipe_summary.STEPS_KEPT,
+    "batchtune",
+    peers.batchtune_steps_kept,
+    uses_the_probe=True,
+)
+SCRIPT = Contender("batchtune, unchanged script", "batchtune", peers.unchanged_script)
+OURS = (RECOMMENDED, STEPS_KEPT, SCRIPT)
+FOR_LENGTHS = (ACCELERATE, LIGHTNING, GROUPED, SPEECHBRAIN, LHOTSE, TABLE, *OURS)
 CHAT_ROW = CHAT_CUT // CHAT_SCALE
 SPEECH_ON_CUDA = {
     "count": 8000,
@@ -138,7 +153,7 @@ RECIPES = {
             training="CtcTraining",
             lengths=librispeech,
             unit="s",
-            count=1100,
+            count=900,
             limit_mib=400,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
@@ -152,7 +167,7 @@ RECIPES = {
             training="EncoderDecoderTraining",
             lengths=transcribed_librispeech,
             unit="s",
-            count=450,
+            count=400,
             limit_mib=400,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
@@ -165,8 +180,8 @@ RECIPES = {
                 GROUPED,
                 SPEECHBRAIN,
                 LHOTSE,
-                RECOMMENDED,
-                STEPS_KEPT,
+                NEMO,
+                *OURS,
             ),
         ),
         Recipe(
@@ -175,7 +190,7 @@ RECIPES = {
             training="SynthesisTraining",
             lengths=common_voice,
             unit="s",
-            count=2500,
+            count=2200,
             limit_mib=380,
             options={"layers": 4},
             on_cuda=SPEECH_ON_CUDA,
@@ -215,8 +230,7 @@ RECIPES = {
                     peers.tuned_axolotl,
                     "axolotl",
                 ),
-                RECOMMENDED,
-                STEPS_KEPT,
+                *OURS,
             ),
         ),
         Recipe(
@@ -257,8 +271,7 @@ RECIPES = {
                     peers.speechbrain_stream,
                     "speechbrain",
                 ),
-                replace(RECOMMENDED, needs="webdataset"),
-                replace(STEPS_KEPT, needs="webdataset"),
+                *(replace(one, needs="webdataset") for one in OURS),
             ),
         ),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from probe.peer_searches import from_the_last_answer
-from real_packers import axolotl_multipack
+from real_packers import axolotl_multipack, nemo_sampling
 from real_speechbrain import load_dynamic_batch_sampler, load_speechbrain
 from torch.utils.data import BatchSampler
 
@@ -49,8 +50,13 @@ OOMPTIMIZER_THRESHOLD = 0.05
 AXOLOTL_BIN_SIZE = 200
 # Lhotse's default number of buckets.
 LHOTSE_BUCKETS = 10
+# Over both lengths NeMo cuts each bucket in two.
+NEMO_BUCKETS = 5
 # What users of SpeechBrain try, of which the one with the fewest batches is taken.
 SPEECHBRAIN_BUCKETS = (10, 15, 20, 30, 60, 100, 200)
+# So many batches are compared with those that `batchtune run` gives a script.
+STEPS_OF_THE_SCRIPT = 3
+ENDED_EARLY = ", of a probe that --minutes ended early"
 # What WebDataset's users put before `.batched()`.
 SHUFFLE_BUFFER = 1000
 
@@ -76,12 +82,14 @@ class Contender:
         kind: `shipped`, `peer` or `batchtune`.
         find: Finds its setting: the batches of each epoch, and the setting in words.
         needs: The package that does the batching.
+        uses_the_probe: Whether the probe that batchtune's contenders share is part of its search.
     """
 
     name: str
     kind: str
     find: Callable[[Bench], tuple[Epochs, str]]
     needs: str = "torch"
+    uses_the_probe: bool = False
 
     @property
     def is_installed(self) -> bool:
@@ -299,10 +307,14 @@ def lhotse_cuts(bench: Bench, order: Sequence[int]) -> list[Any]:
 
 def lhotse(bench: Bench, **options: Any) -> Epochs:
     """Make the batches of Lhotse's own DynamicBucketingSampler."""
+    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
+    return lhotse_batches(cuts, **options)
+
+
+def lhotse_batches(cuts: Sequence[Any], **options: Any) -> Epochs:
+    """Make the batches that Lhotse's sampler makes of cuts."""
     from lhotse import CutSet
     from lhotse.dataset import DynamicBucketingSampler
-
-    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
 
     def epochs(epoch: int) -> Batches:
         with warnings.catch_warnings():
@@ -372,6 +384,51 @@ def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
         epochs,
         f"{len(edges)} buckets, sizes {found[edges[-1]]} to {found[edges[0]]}",
     )
+
+
+def nemo_two_dimensional(bench: Bench) -> tuple[Epochs, str]:
+    """Take NeMo's buckets over both lengths, with the sizes that OOMptimizer's search finds.
+
+    Buckets hold equal shares of the seconds, and their halves equal shares of the targets, both cut by Lhotse.
+    """
+    from lhotse.dataset.sampling.dynamic_bucketing import estimate_duration_buckets
+    from lhotse.supervision import SupervisionSegment
+
+    assert bench.targets is not None
+    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
+    for cut in cuts:
+        segment = SupervisionSegment(cut.id, cut.id, start=0, duration=cut.duration)
+        segment.tokens = [0] * int(bench.targets[int(cut.id)])
+        cut.supervisions.append(segment)
+    edges = [
+        *estimate_duration_buckets(cuts, num_buckets=NEMO_BUCKETS),
+        float(bench.lengths.max()),
+    ]
+    buckets: list[tuple[float, float]] = []
+    bucket_of = np.searchsorted(edges, bench.lengths)
+    for place, edge in enumerate(edges):
+        targets = np.sort(bench.targets[bucket_of == place])
+        if targets.size == 0:
+            continue
+        half = int(np.searchsorted(targets.cumsum(), targets.sum() / 2))
+        halves = sorted({float(targets[half]), float(targets.max())})
+        buckets += [(edge, target) for target in halves]
+    found = dict(
+        from_the_last_answer(
+            lambda size, bucket: bench.fits_shape(size, *bucket),
+            buckets,
+            lambda _: bench.lengths.size,
+            OOMPTIMIZER_THRESHOLD,
+        )
+    )
+    if min(found.values()) == 0:
+        raise DoesNotFit
+    sizes = [found[bucket] for bucket in buckets]
+    constraint = nemo_sampling().FixedBucketBatchSizeConstraint2D(
+        max_seq_len_buckets=buckets, batch_sizes=sizes, strict_2d=False
+    )
+    epochs = lhotse_batches(cuts, duration_bins=buckets, constraint=constraint)
+    return epochs, f"{len(buckets)} buckets, sizes {min(sizes)} to {max(sizes)}"
 
 
 def trl_rows(bench: Bench, cut_at: int) -> Epochs:
@@ -555,6 +612,29 @@ def batchtune_steps_kept(bench: Bench) -> tuple[Epochs, str]:
     return recommended_in(bench, run)
 
 
+def unchanged_script(bench: Bench) -> tuple[Epochs, str]:
+    """Tune a script that knows nothing of batchtune, and take the batches that `batchtune run` gives it."""
+    if bench.recipe.streamed:
+        raise NothingRecommended("a script that reads a stream has to be changed")
+    run = bench.folder / "run-script"
+    command = bench.script()
+    cost = bench.tune(run, "--", *command)
+    bench.trials += cost["trials"]
+    bench.ooms += cost["ooms"]
+    epochs, setting = recommended_in(bench, run)
+    batches = epochs(0)[:STEPS_OF_THE_SCRIPT]
+    said = call_batchtune(
+        "run", *bench.manifest(), "--run", str(run),
+        "--", *command, "--max-steps", str(STEPS_OF_THE_SCRIPT),
+    )  # fmt: skip
+    sizes = re.findall(r"^step \d+, (.*?): loss", said, re.MULTILINE)
+    if sizes != [str(bench.size_of(batch)) for batch in batches]:
+        raise NothingRecommended(f"`batchtune run` gave batches of {sizes}")
+    if cost["unfinished"]:
+        setting += ENDED_EARLY
+    return epochs, setting
+
+
 def recommended_in(bench: Bench, run: Path) -> tuple[Epochs, str]:
     """Batch as the config in a run folder says."""
     if bench.recipe.streamed:
@@ -622,10 +702,12 @@ def epochs_of(sampler: Any) -> Epochs:
     return epochs
 
 
-def call_batchtune(*arguments: str) -> None:
-    """Run a command of batchtune."""
-    subprocess.run(
+def call_batchtune(*arguments: str) -> str:
+    """Run a command of batchtune; return what it printed."""
+    ran = subprocess.run(
         [sys.executable, "-m", "batchtune", *arguments],
         check=True,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    return ran.stdout

@@ -13,7 +13,7 @@ an epoch has as many optimizer steps as shipped. Without names all recipes run.
     stream      tar shards with WebDataset, Common Voice
 
 Each contender trains in a process of its own, on one thread of the CPU. In each round all train the same seed for one
-epoch, in turns of an eighth of an epoch, so that whatever slows the machine down slows all. A round's losses are those
+epoch, in turns of a step or a few, so that whatever slows the machine down slows all. A round's losses are those
 of examples that no one trained on. The learning rate grows with the square root of the mean batch (AdamW). Rounds go
 on until the standard errors are below 1%, 5 rounds at least and 10 at most, or until the recipe's share of `--minutes`
 is over. Half of the share is for the searches: a contender whose search takes longer is left out, by name.
@@ -33,6 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -43,8 +44,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
+import torch
+from benchmarks import recipe_models
 from benchmarks.recipe_list import RECIPES, NoLengths, Recipe
 from benchmarks.recipe_peers import (
+    ENDED_EARLY,
     Batches,
     Contender,
     DoesNotFit,
@@ -68,7 +72,8 @@ from batchtune.probe.devices import backends
 from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Sweep, read_result
 
 HERE = Path(__file__).parent
-SLICES = 8
+# Of an epoch, in turns: fast and slow seconds of the machine are then shared by all.
+SLICES = 32
 # Of the shipped setting.
 LR = 2e-3
 MOST_ROUNDS = 10
@@ -77,6 +82,9 @@ HIGHEST_ERROR = 0.01
 SEARCH_SHARE = 0.5
 # Of what is left to the searches, for batchtune's.
 TUNING_SHARE = 0.5
+MORE_THAN_EVEN = 1.25
+# What the unchanged script has before it is tuned.
+SCRIPT_BATCH = 8
 HELD_OUT = 40
 HELD_OUT_BATCH = 4
 # A probe takes so much of what --memory gives; the limit is for everybody.
@@ -238,10 +246,11 @@ class RecipeBench:
         """Run batches on the limited device."""
         return self._counted("fits", batches=batches)
 
-    def fits_shape(self, batch_size: int, length: float) -> bool:
-        """Run a batch of a shape."""
-        target = None
-        if self.targets is not None:
+    def fits_shape(
+        self, batch_size: int, length: float, target: float | None = None
+    ) -> bool:
+        """Run a batch of a shape; its target is the longest that occurs unless one is given."""
+        if self.targets is not None and target is None:
             target = float(self.targets[self.lengths <= length].max())
         return self._counted(
             "fits_shape", batch_size=batch_size, length=length, target=target
@@ -296,22 +305,53 @@ class RecipeBench:
         write_whole(manifest, "\n".join(rows) + "\n")
         return [str(manifest), *keys, "--unit", self.recipe.unit]
 
-    def tune(self) -> dict[str, Any]:
-        """Run `batchtune tune` as its user does; return its seconds, trials and OOMs."""
+    def workload(self) -> list[str]:
+        """Return the options that name the training as a workload."""
         settings = []
         for name, value in self.recipe.options.items():
             settings += ["--set", f"{name}={value}"]
+        workload = f"{HERE / 'recipe_models.py'}:{self.recipe.training}"
+        return ["--workload", workload, *settings, "--device", self.device]
+
+    def script(self) -> list[str]:
+        """Write what the training needs as a script of its own; return the command that starts it."""
+        path = self.folder / "recipe.json"
+        targets = [None] * self.lengths.size
+        if self.targets is not None:
+            targets = self.targets.tolist()
+        recipe = {
+            "training": self.recipe.training,
+            "options": self.recipe.options,
+            "device": self.device,
+            "batch_size": SCRIPT_BATCH,
+            "lengths": self.lengths.tolist(),
+            "targets": targets,
+        }
+        write_whole(path, json.dumps(recipe))
+        return [sys.executable, str(HERE / "recipe_script.py"), str(path.absolute())]
+
+    def size_of(self, batch: Sequence[int]) -> list[int]:
+        """Return the size of a batch, as the script prints it."""
+        make = getattr(recipe_models, self.recipe.training)
+        training = make(**self.recipe.options)
+        targets: list[float | None] = [None] * len(batch)
+        if self.targets is not None:
+            targets = self.targets[batch].tolist()
+        training.device = torch.device("cpu")
+        made = training.batch_of(batch, self.lengths[batch].tolist(), targets)
+        return list(next(iter(made.values())).shape)
+
+    def tune(self, run: Path, *training: str) -> dict[str, Any]:
+        """Run `batchtune tune` as its user does; return its seconds, trials and OOMs."""
         memory = math.ceil(self.limit_bytes / MEMORY_FRACTION)
         minutes = (self.search_deadline - time.monotonic()) / 60 * TUNING_SHARE
         started = time.monotonic()
         call_batchtune(
-            "tune", *self.manifest(),
-            "--workload", f"{HERE / 'recipe_models.py'}:{self.recipe.training}",
-            *settings, "--device", self.device, "--memory", str(memory),
-            "--minutes", f"{max(0.1, minutes):.2f}", "--run", str(self.run), "--quiet",
+            "tune", *self.manifest(), "--memory", str(memory),
+            "--minutes", f"{max(0.1, minutes):.2f}", "--run", str(run), "--quiet", *training,
         )  # fmt: skip
         seconds = time.monotonic() - started
-        probe = read_result(self.run / PROBE_FILE, Probe)
+        probe = read_result(run / PROBE_FILE, Probe)
         return {
             "seconds": seconds,
             "trials": len(probe.trials),
@@ -357,7 +397,7 @@ def found_settings(
         found = json.loads(path.read_text())
     if "tuning" not in found:
         progress(bench.recipe, "batchtune tune")
-        found["tuning"] = bench.tune()
+        found["tuning"] = bench.tune(bench.run, *bench.workload())
         write_whole(path, json.dumps(found))
     # Kept, so that an interrupted benchmark goes on with the same contenders.
     reasons = found.setdefault("left_out", {})
@@ -391,13 +431,15 @@ def found_settings(
             "trials": bench.trials,
             "ooms": bench.ooms,
         }
-        if contender.kind == "batchtune":
+        own_seconds = cost["seconds"]
+        if contender.uses_the_probe:
             cost = {name: cost[name] + found["tuning"][name] for name in cost}
             if found["tuning"]["unfinished"]:
-                setting += ", of a probe that --minutes ended early"
+                setting += ENDED_EARLY
         progress(bench.recipe, f"{contender.name}: {setting}")
         found[contender.name] = {
             **cost,
+            "own_seconds": own_seconds,
             "kind": contender.kind,
             "setting": setting,
             "epochs": [epochs(epoch) for epoch in range(MOST_ROUNDS)],
@@ -499,14 +541,10 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
 
 def phases_of(found: dict[str, Any]) -> dict[str, float]:
     """Return the seconds of each search."""
-    tuning = found["tuning"]["seconds"]
-    phases = {"batchtune tune": round(tuning, 1)}
+    phases = {"batchtune tune": round(found["tuning"]["seconds"], 1)}
     for name, facts in found.items():
         if name not in ("tuning", "left_out"):
-            spent = facts["seconds"]
-            if facts["kind"] == "batchtune":
-                spent -= tuning
-            phases[f"search: {name}"] = round(spent, 1)
+            phases[f"search: {name}"] = round(facts["own_seconds"], 1)
     return phases
 
 
@@ -644,9 +682,13 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=45.0,
-        help="for all recipes, with their searches; default: 45",
+        default=58.0,
+        help="for all recipes, with their searches; default: 58",
     )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N",
+        help="recipes at a time, each on its own core; default: 1",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=HERE / "results", metavar="DIR")
     parser.add_argument(
         "--work", type=Path, default=Path("recipes-work"), metavar="DIR",
@@ -674,16 +716,31 @@ def main(argv: Sequence[str]) -> int:
             print(f"{error.message}. {error.hint or ''}", file=sys.stderr)
             return 1
         return 0
-    deadline = time.monotonic() + 60 * options.minutes
     options.out.mkdir(parents=True, exist_ok=True)
     stand_in_for_torchaudio(options.work / "stand-ins")
     names = options.recipes or list(RECIPES)
+    try:
+        if options.jobs > 1 and len(names) > 1:
+            all_ran = run_at_a_time(names, options)
+        else:
+            all_ran = run_one_by_one(names, options)
+    except KeyboardInterrupt:
+        print("Interrupted: the rounds so far are kept", file=sys.stderr)
+        return 130
+    if options.picture:
+        print(draw(options.out))
+    return 0 if all_ran else 1
+
+
+def run_one_by_one(names: Sequence[str], options: argparse.Namespace) -> bool:
+    """Run recipes; return whether all could be run."""
+    deadline = time.monotonic() + 60 * options.minutes
     failed = []
     for place, name in enumerate(names):
-        now = time.monotonic()
-        share = (deadline - now) / (len(names) - place)
+        share = share_of(deadline, len(names) - place)
+        recipe = on_device(RECIPES[name], options)
         try:
-            run_recipe(on_device(RECIPES[name], options), options, now + share)
+            run_recipe(recipe, options, time.monotonic() + share)
         except (DoesNotFit, WorkerDied):
             failed.append(f"{name}: a batch of one does not fit its limit")
         except OutOfTime:
@@ -694,14 +751,39 @@ def main(argv: Sequence[str]) -> int:
             failed.append(f"{name}: {error.message}. {error.hint or ''}")
         except subprocess.CalledProcessError as error:
             failed.append(f"{name}: batchtune ended with {error.returncode}")
-        except KeyboardInterrupt:
-            print("Interrupted: the rounds so far are kept", file=sys.stderr)
-            return 130
     for text in failed:
         print(f"Left out: {text}", file=sys.stderr)
-    if options.picture:
-        print(draw(options.out))
-    return 1 if failed else 0
+    return not failed
+
+
+def share_of(deadline: float, turns: int) -> float:
+    """Return the seconds of a recipe: more than an even share of what is left, as many need less."""
+    left = max(0.0, deadline - time.monotonic())
+    return min(left, MORE_THAN_EVEN * left / turns)
+
+
+def run_at_a_time(names: Sequence[str], options: argparse.Namespace) -> bool:
+    """Run recipes in processes of their own, `--jobs` at a time; return whether all could be run."""
+    deadline = time.monotonic() + 60 * options.minutes
+    words = ["--device", options.device, "--out", str(options.out), "--work", str(options.work)]  # fmt: skip
+    if options.manifest is not None:
+        words += ["--manifest", options.manifest]
+    if options.quick:
+        words.append("--quick")
+
+    def run(place: int) -> bool:
+        minutes = (
+            share_of(deadline, math.ceil((len(names) - place) / options.jobs)) / 60
+        )
+        command = [sys.executable, __file__, names[place], *words]
+        return subprocess.run([*command, "--minutes", f"{minutes:.2f}"]).returncode == 0
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        try:
+            return all(list(pool.map(run, range(len(names)))))
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 if __name__ == "__main__":
