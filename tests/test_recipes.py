@@ -152,15 +152,24 @@ def test_the_table_of_the_readme_is_what_the_kept_rounds_say() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_benchmark_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    for package in ("webdataset", "speechbrain", "accelerate"):
+    for package in ("webdataset", "speechbrain", "accelerate", "trl"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
+    manifest = tmp_path / "lengths.csv"
+    lengths = [2 + index % 29 for index in range(400)]
+    manifest.write_text("length\n" + "".join(f"{length}\n" for length in lengths))
     command = [sys.executable, str(ROOT / "tests" / "benchmarks" / "recipes.py")]
-    command += ["stream", "--quick", "--out", str(tmp_path), "--work", str(tmp_path)]
+    command += ["stream", "sft-packed", "--jobs", "2", "--manifest", str(manifest)]
+    command += ["--quick", "--out", str(tmp_path), "--work", str(tmp_path / "work")]
     subprocess.run(command, check=True)
-    first = (tmp_path / "stream.json").read_text(encoding="utf-8")
-    assert len(json.loads(first)["rounds"]) == 1
+    paths = [tmp_path / "stream.json", tmp_path / "sft-packed.json"]
+    first = [path.read_text(encoding="utf-8") for path in paths]
+    stream, packed = map(json.loads, first)
+    assert len(stream["rounds"]) == len(packed["rounds"]) == 1
+    assert "batchtune, unchanged script" in packed["contenders"]
+    assert any("unchanged script" in text for text in stream["left_out"])
     again = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "stream: complete" in again.stdout
-    assert (tmp_path / "stream.json").read_text(encoding="utf-8") == first
+    assert [path.read_text(encoding="utf-8") for path in paths] == first

@@ -21,6 +21,7 @@ from batchtune.probe.messages import (
     ProbeClock,
     ProbeHooks,
     ProbeProgress,
+    seconds_of_a_trial,
 )
 from batchtune.probe.requests import Ran
 from batchtune.probe.search import NextTrial
@@ -142,7 +143,10 @@ class Probing(ABC):
             ):
                 break  # smaller ones than those that passed in turns take up no more memory
             turns = self._confirm(shapes)
-            if not self._learn(turns) or self.out_of_time:
+            if not self._learn(turns):
+                break
+            if self.out_of_time:
+                self._replace_lost(turns)
                 break
             self._search()
         probe = self._result(turns)
@@ -186,6 +190,16 @@ class Probing(ABC):
                 self.hooks.on_note(
                     messages.longest_does_not_fit(self.lengths, self.device)
                 )
+            self._measure(wanted.shape, fresh=wanted.fresh)
+
+    def _replace_lost(self, turns: Turns) -> None:
+        """Run smaller batches than those that the turns have shown to be too large, while time is left."""
+        while True:
+            wanted = self._searching.propose(self.trials)
+            if wanted is None or not is_covered(wanted.shape, turns.confirmed):
+                return
+            if not self.clock.leaves(seconds_of_a_trial(self.trials)):
+                return
             self._measure(wanted.shape, fresh=wanted.fresh)
 
     def _measure(

@@ -89,10 +89,10 @@ class ProbeClock:
         return self.deadline is None or time.monotonic() + seconds <= self.deadline
 
     def leaves_a_trial(self, trials: Sequence[Trial], limit_bytes: int) -> bool:
-        """Return whether time is left for a trial as long as the recent ones, and to confirm what is known then."""
-        recent = [trial.elapsed_seconds for trial in trials[-_RECENT:]]
+        """Return whether time is left for a trial, to confirm what is known then, and to replace what fails there."""
         return self.leaves(
-            max(recent, default=0.0) + self.confirmation_seconds(trials, limit_bytes)
+            2 * seconds_of_a_trial(trials)
+            + self.confirmation_seconds(trials, limit_bytes)
         )
 
     def confirmation_seconds(self, trials: Sequence[Trial], limit_bytes: int) -> float:
@@ -103,6 +103,12 @@ class ProbeClock:
             longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
         rounds = rounds_of(trials, limit_bytes)
         return self.start_seconds + SLOWER_IN_TURNS * rounds * sum(longest.values())
+
+
+def seconds_of_a_trial(trials: Sequence[Trial]) -> float:
+    """Return how long a trial takes, as long as the recent ones; 0 before any."""
+    recent = [trial.elapsed_seconds for trial in trials[-_RECENT:]]
+    return max(recent, default=0.0)
 
 
 class NothingFits(ProbeError):

@@ -617,15 +617,14 @@ def unchanged_script(bench: Bench) -> tuple[Epochs, str]:
     if bench.recipe.streamed:
         raise NothingRecommended("a script that reads a stream has to be changed")
     run = bench.folder / "run-script"
-    command = bench.script()
-    cost = bench.tune(run, "--", *command)
+    cost = bench.tune_script(run)
     bench.trials += cost["trials"]
     bench.ooms += cost["ooms"]
     epochs, setting = recommended_in(bench, run)
     batches = epochs(0)[:STEPS_OF_THE_SCRIPT]
     said = call_batchtune(
         "run", *bench.manifest(), "--run", str(run),
-        "--", *command, "--max-steps", str(STEPS_OF_THE_SCRIPT),
+        "--", *bench.script(), "--max-steps", str(STEPS_OF_THE_SCRIPT),
     )  # fmt: skip
     sizes = re.findall(r"^step \d+, (.*?): loss", said, re.MULTILINE)
     if sizes != [str(bench.size_of(batch)) for batch in batches]:

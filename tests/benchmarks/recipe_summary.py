@@ -154,6 +154,11 @@ class Summary:
         return next(found, None)
 
     @property
+    def ours(self) -> list[Shown]:
+        """All of batchtune's contenders."""
+        return [one for one in self.contenders if one.kind == "batchtune"]
+
+    @property
     def best_peer(self) -> Shown | None:
         """The fastest peer that never ran out of memory, the shipped setting included."""
         return fastest(self._peers)
@@ -269,18 +274,17 @@ def goals(summaries: list[Summary]) -> list[tuple[bool, str]]:
     """Return each goal, and whether it is met."""
     goal = f"at least {TIMES_SHIPPED} times what the recipe ships on {RECIPES_TIMES_SHIPPED} recipes"
     found = []
-    for name in ("batchtune", STEPS_KEPT):
+    ours = [one.name for summary in summaries for one in summary.ours]
+    for name in dict.fromkeys(ours):
         ratios = [
             summary.times(one, summary.shipped) or 0.0
             for summary in summaries
-            for one in summary.contenders
+            for one in summary.ours
             if one.name == name
         ]
-        if not ratios:
-            continue
         faster = sum(ratio >= TIMES_SHIPPED for ratio in ratios)
         met = faster >= RECIPES_TIMES_SHIPPED
-        found.append((met, f"{name}: {goal}: on {faster} of {len(summaries)}"))
+        found.append((met, f"{name}: {goal}: on {faster} of {len(ratios)}"))
     for summary in summaries:
         for met, text in goals_of(summary):
             found.append((met, f"{summary.name}: {text}"))
@@ -291,10 +295,7 @@ def goals_of(summary: Summary) -> Iterator[tuple[bool, str]]:
     """Yield the goals of one recipe, and whether each is met."""
     rounds = len(summary.results["rounds"])
     yield rounds >= FEWEST_ROUNDS, f"at least {FEWEST_ROUNDS} rounds: {rounds}"
-    ours = [summary.batchtune]
-    if summary.steps_kept is not None:
-        ours.append(summary.steps_kept)
-    for one in ours:
+    for one in summary.ours:
         for met, text in goals_of_one(summary, one):
             yield met, f"{one.name}: {text}"
 

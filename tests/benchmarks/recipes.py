@@ -80,8 +80,9 @@ MOST_ROUNDS = 10
 HIGHEST_ERROR = 0.01
 # Of a recipe's minutes, for the searches; the rounds have the rest.
 SEARCH_SHARE = 0.5
-# Of what is left to the searches, for batchtune's.
+# Of what is left to the searches, for a probe of batchtune's: the first, and the last, which is that of the script.
 TUNING_SHARE = 0.5
+SCRIPT_SHARE = 0.9
 MORE_THAN_EVEN = 1.25
 # What the unchanged script has before it is tuned.
 SCRIPT_BATCH = 8
@@ -330,6 +331,10 @@ class RecipeBench:
         write_whole(path, json.dumps(recipe))
         return [sys.executable, str(HERE / "recipe_script.py"), str(path.absolute())]
 
+    def tune_script(self, run: Path) -> dict[str, Any]:
+        """Tune the script, likewise."""
+        return self.tune(run, SCRIPT_SHARE, "--", *self.script())
+
     def size_of(self, batch: Sequence[int]) -> list[int]:
         """Return the size of a batch, as the script prints it."""
         make = getattr(recipe_models, self.recipe.training)
@@ -341,10 +346,10 @@ class RecipeBench:
         made = training.batch_of(batch, self.lengths[batch].tolist(), targets)
         return list(next(iter(made.values())).shape)
 
-    def tune(self, run: Path, *training: str) -> dict[str, Any]:
+    def tune(self, run: Path, share: float, *training: str) -> dict[str, Any]:
         """Run `batchtune tune` as its user does; return its seconds, trials and OOMs."""
         memory = math.ceil(self.limit_bytes / MEMORY_FRACTION)
-        minutes = (self.search_deadline - time.monotonic()) / 60 * TUNING_SHARE
+        minutes = (self.search_deadline - time.monotonic()) / 60 * share
         started = time.monotonic()
         call_batchtune(
             "tune", *self.manifest(), "--memory", str(memory),
@@ -397,7 +402,7 @@ def found_settings(
         found = json.loads(path.read_text())
     if "tuning" not in found:
         progress(bench.recipe, "batchtune tune")
-        found["tuning"] = bench.tune(bench.run, *bench.workload())
+        found["tuning"] = bench.tune(bench.run, TUNING_SHARE, *bench.workload())
         write_whole(path, json.dumps(found))
     # Kept, so that an interrupted benchmark goes on with the same contenders.
     reasons = found.setdefault("left_out", {})

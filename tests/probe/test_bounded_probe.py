@@ -111,6 +111,36 @@ def test_minutes_end_a_probe_with_what_is_proven_by_then(
     assert len(whole.trials) > len(probe.trials)
 
 
+@pytest.mark.parametrize("minutes", [0.3, 0.35, 0.4, 0.45])
+def test_what_the_turns_refute_is_replaced_within_the_minutes(
+    minutes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unsteady(Timed):
+        """Takes less memory in turns for all but the longest: the margin that this asks for is larger than before."""
+
+        def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+            reply = super().step(shape, release=release)
+            peak = reply.trial.peak_bytes
+            if shape.length == self.lengths.longest or peak is None:
+                return reply
+            less = int(0.04 * LIMIT_BYTES)
+            return replace(reply, trial=replace(reply.trial, peak_bytes=peak - less))
+
+    device = Unsteady(LAWS["blocks of length"], made_lengths("speech", count=300))
+    monkeypatch.setattr("batchtune.probe.probing.time.monotonic", lambda: device.now)
+    probe = probe_timed(device, tmp_path, minutes=minutes)
+    assert device.now <= 60 * minutes
+    assert probe.unfinished
+    longest = probe.frontier[-1]
+    largest = max(
+        trial.batch_size
+        for trial in probe.trials
+        if trial.length == longest.length and trial.outcome == "ok"
+    )
+    assert longest.length == device.lengths.longest
+    assert longest.batch_size >= 0.65 * largest
+
+
 def test_minutes_that_end_before_any_trial_are_an_error(
     timed: Timed, tmp_path: Path
 ) -> None:

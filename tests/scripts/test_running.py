@@ -202,6 +202,28 @@ def loader_of(lengths: Any, **options: Any) -> Any:
     return DataLoader(data, collate_fn=pad, **options)
 
 
+def test_the_checks_hold_no_memory_of_the_script() -> None:
+    """NumPy's correlations and fits set up BLAS, which holds 32 MiB from then on."""
+    code = """
+import numpy, psutil, torch
+from batchtune.scripts.relations import fitted
+from batchtune.scripts.script_loaders import unsafe
+
+lengths = numpy.arange(1.0, 101.0)
+examples = [torch.zeros(int(length)) for length in lengths]
+loader = torch.utils.data.DataLoader(examples, batch_size=4)
+list(torch.utils.data.DataLoader(examples, batch_size=1))
+held = psutil.Process().memory_info().data
+assert unsafe(loader, lengths) is None
+assert fitted("L", lengths, numpy.ceil(lengths / 3) + 1) is not None
+print(psutil.Process().memory_info().data - held)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert int(ran.stdout) < 16 << 20
+
+
 def test_examples_in_another_order_are_noticed() -> None:
     shuffled = np.random.default_rng(0).permutation(LENGTHS)
     assert unsafe(loader_of(10 * LENGTHS + 2), LENGTHS) is None
