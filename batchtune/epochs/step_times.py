@@ -33,6 +33,9 @@ _LEAST_MISSED = 0.5
 _MOST_BIAS = 4.0
 # About as many terms as a model has.
 _MODEL_TERMS = 4
+# Shapes whose coordinates differ by less take the same time, but for noise; so many pairs of them show it.
+_ALIKE = 0.04
+_FEWEST_ALIKE = 5
 # Shapes at a time, so that the distances to all measurements stay in the processor's cache.
 _CHUNK = 4096
 # A squared distance at which the other measurements weigh nothing.
@@ -210,7 +213,7 @@ class _Timed:
     Attributes:
         targets: None if they are not known, or do not count.
         seconds: The expected time of a step: the median over its trials times the mean over the median.
-        errors: Its relative standard error.
+        errors: Its relative standard error: by the steps of its trials, or by how far shapes that are alike differ.
         common_error: The standard error of the mean over the median, common to all times.
     """
 
@@ -253,12 +256,14 @@ class _Timed:
         known_targets = None
         if with_targets and not np.isnan(targets).any():
             known_targets = targets
+        points = _coordinates(sizes, lengths, known_targets)
+        scatter = _scatter_of_alike(points, np.array(seconds) / (sizes * lengths))
         return cls(
             sizes,
             lengths,
             known_targets,
             np.array(seconds),
-            np.array(errors),
+            np.maximum(errors, scatter),
             common_error,
         )
 
@@ -280,6 +285,19 @@ def _beyond_noise(ratios: FloatArray, noise: FloatArray) -> FloatArray:
     return np.where(
         noise > 0, real / np.maximum(real + noise**2, np.finfo(np.float64).tiny), 1.0
     )
+
+
+def _scatter_of_alike(points: FloatArray, seconds_per_unit: FloatArray) -> float:
+    """Return the relative standard error that times of nearly equal shapes show; 0 with too few of them.
+
+    A slow moment of a shared machine may last a whole trial: then the steps of that trial do not show it.
+    """
+    apart = np.abs(points[:, :, np.newaxis] - points[:, np.newaxis]).max(axis=0)
+    first, second = np.nonzero(np.triu(apart < _ALIKE, 1))
+    if first.size < _FEWEST_ALIKE:
+        return 0.0
+    differences = np.log(seconds_per_unit[first] / seconds_per_unit[second])
+    return float(np.sqrt(np.mean(differences**2) / 2))
 
 
 def _coordinates(
