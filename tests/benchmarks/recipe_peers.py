@@ -638,16 +638,15 @@ def recommended_in(bench: Bench, run: Path) -> tuple[Epochs, str]:
     """Batch as the config in a run folder says."""
     if bench.recipe.streamed:
         return configured_stream(bench, run)
-    swept = read_result(run / SWEEP_FILE, Sweep)
+    row = read_result(run / SWEEP_FILE, Sweep).recommended_row
+    if row is None and not bench.recipe.is_packed:
+        raise NothingRecommended("no table beats a fixed batch size")
     sampler = sampler_from_config(
         run / "sampler.yaml", bench.lengths, targets=bench.targets
     )
-    if bench.recipe.is_packed:
+    if row is None:
         config = packed_config(run)
         return epochs_of(sampler), f"{config.packer}, max_tokens {config.max_tokens}"
-    row = swept.recommended_row
-    if row is None:
-        raise NothingRecommended("no table beats a fixed batch size")
     return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
 
 

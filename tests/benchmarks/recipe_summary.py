@@ -397,7 +397,7 @@ def block(summaries: list[Summary]) -> str:
     rounds = [len(summary.results["rounds"]) for summary in summaries]
     words = (
         f"Seconds an epoch on {' and '.join(machines)}, all under one memory limit, {min(rounds)} to {max(rounds)} "
-        "rounds in turns (`python tests/benchmarks/recipes.py`)."
+        "rounds in turns (`python tests/benchmarks/recipes.py --jobs 2`)."
     )
     return f"{BEGIN}\n{table(summaries)}\n\n{words}\n{END}"
 
