@@ -361,19 +361,19 @@ def _render_yaml(document: dict[str, Any], header: str) -> str:
     return "".join(lines)
 
 
-def _why_none(path: Path) -> str:
-    """Return the reason of the sweep next to a config that does not exist, if it recommends nothing."""
+def _why_none(path: Path) -> str | None:
+    """Return the reason of the sweep next to a config that does not exist; None unless it recommends nothing."""
     kind: type[Sweep | StreamSweep] = Sweep
     swept = path.with_name(SWEEP_FILE)
     if path.name == STREAM_CONFIG_FILE:
         kind = StreamSweep
         swept = path.with_name(STREAM_FILE)
     if not swept.exists():
-        return ""
+        return None
     sweep = read_result(swept, kind)
     if not _recommends_nothing(sweep):
-        return ""
-    return f": {sweep.reason}"
+        return None
+    return sweep.reason
 
 
 def _read_config(
@@ -392,8 +392,14 @@ def _read_config(
         ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names the field.
     """
     if not path.exists():
+        reason = _why_none(path)
+        if reason is not None:
+            raise ResultError(
+                f"{path} does not exist: {reason}",
+                f"Keep your current batches, or try `batchtune {command}` with other options.",
+            )
         raise ResultError(
-            f"{path} does not exist{_why_none(path)}",
+            f"{path} does not exist",
             f"`batchtune {command}` writes it. Another run folder is named with --run.",
         )
     again = f"Fix it, or create it again with `batchtune {command}`."

@@ -705,6 +705,12 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "--quick", action="store_true", help="half of the examples, one round"
     )
     options = parser.parse_args(argv)
+    if options.jobs < 1:
+        parser.error("--jobs must be at least 1")
+    if options.minutes <= 0:
+        parser.error("--minutes must be above 0")
+    if "summarise" in options.recipes and len(options.recipes) > 1:
+        parser.error("summarise takes no recipe: it summarises all in --out")
     for name in options.recipes:
         if name not in RECIPES and options.recipes != ["summarise"]:
             parser.error(f"unknown recipe {name!r}: choose from {', '.join(RECIPES)}")

@@ -144,6 +144,7 @@ def test_where_nothing_is_recommended_the_sweeps_reason_is_given(
         "sampler.yaml does not exist: no row needs fewer batches than a fixed batch size"
         in ran.stderr
     )
+    assert "Keep your current batches" in ran.stderr
 
 
 def test_interrupted_it_writes_nothing(run: Path, tmp_path: Path) -> None:
