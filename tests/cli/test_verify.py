@@ -132,7 +132,7 @@ def test_what_has_no_meaning_is_a_usage_error(
 
 
 @pytest.mark.parametrize("words", [("verify", *OWN), ("run", "--", "true")])
-def test_where_nothing_is_recommended_the_sweeps_reason_is_given(
+def test_where_nothing_is_recommended_the_reason_is_given(
     batchtune: Run, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     command, *rest = words

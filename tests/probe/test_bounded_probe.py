@@ -112,7 +112,7 @@ def test_minutes_end_a_probe_with_what_is_proven_by_then(
 
 
 @pytest.mark.parametrize("minutes", [0.3, 0.35, 0.4, 0.45])
-def test_what_the_turns_refute_is_replaced_within_the_minutes(
+def test_what_the_turns_refute_is_replaced_within_minutes(
     minutes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Unsteady(Timed):

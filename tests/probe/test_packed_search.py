@@ -426,7 +426,7 @@ def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kept", [0.01, 0.03, 0.1])
-def test_a_process_that_comes_to_hold_more_costs_no_more_than_that(
+def test_a_process_that_comes_to_hold_more_costs_only_that(
     kept: float, tmp_path: Path
 ) -> None:
     class Keeps(PackedDevice):
