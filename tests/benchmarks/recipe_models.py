@@ -51,6 +51,10 @@ class Training(ABC):
         targets = [shape.target_length] * len(sizes)
         return self.batch_of(range(len(sizes)), sizes, targets)
 
+    def numbered(self, index: int, length: float, target: float | None) -> Example:
+        """Make the example with this index."""
+        return self.example(length, target, torch.Generator().manual_seed(index))
+
     def batch_of(
         self,
         indices: Sequence[int],
@@ -58,11 +62,8 @@ class Training(ABC):
         targets: Sequence[float | None],
     ) -> Any:
         """Make a batch of the examples with these indices, on the device."""
-        examples = []
-        for index, length, target in zip(indices, lengths, targets, strict=True):
-            generator = torch.Generator().manual_seed(index)
-            examples.append(self.example(length, target, generator))
-        batch = self.collate(examples)
+        examples = map(self.numbered, indices, lengths, targets)
+        batch = self.collate(list(examples))
         return {name: values.to(self.device) for name, values in batch.items()}
 
     def step(self, batch: Any) -> float:

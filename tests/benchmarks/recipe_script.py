@@ -37,10 +37,7 @@ class Examples(Dataset[Example]):
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:
-        generator = torch.Generator().manual_seed(index)
-        return self.training.example(
-            self.lengths[index], self.targets[index], generator
-        )
+        return self.training.numbered(index, self.lengths[index], self.targets[index])
 
 
 def main() -> None:

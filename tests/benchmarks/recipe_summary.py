@@ -49,12 +49,12 @@ def machine_name(device: str) -> str:
     return name
 
 
-def errors_of(results: Results) -> dict[str, float]:
-    """Return the relative standard error of each contender's epoch time over that of the shipped setting."""
+def errors_of(results: Results, other: str | None = None) -> dict[str, float]:
+    """Return the relative standard error of each contender's epoch time over another's: the shipped setting's."""
     errors = {}
     names = list(results["contenders"])
     for name in names:
-        ratios = ratios_of(results, name, names[0])
+        ratios = ratios_of(results, name, other or names[0])
         errors[name] = float("inf")
         if len(ratios) > 1:
             deviation = statistics.stdev(ratios) / len(ratios) ** 0.5
@@ -312,7 +312,8 @@ def goals_of_one(summary: Summary, one: Shown) -> Iterator[tuple[bool, str]]:
         ratio = summary.times(one, peer)
         met = ratio is not None and ratio >= TIMES_BEST_PEER
         goal = f"at least {TIMES_BEST_PEER} times {which}"
-        yield met, f"{goal} ({peer.name}): {times(ratio, 3)}"
+        error = errors_of(summary.results, peer.name)[one.name]
+        yield met, f"{goal} ({peer.name}): {times(ratio, 3)} ± {error:.1%}"
     yield one.ooms == 0, f"no epoch runs out of memory: {one.ooms}"
     unchanged = summary.loss_is_unchanged(one)
     if unchanged is not None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from memory_laws import BASE_BYTES, LIMIT_BYTES, Law
+from memory_laws import LIMIT_BYTES, Law
 from msgspec.structs import replace
 from packed_laws import (
     SENTENCES,
@@ -429,31 +429,20 @@ def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path: Path) -> N
 def test_a_process_that_comes_to_hold_more_costs_only_that(
     kept: float, tmp_path: Path
 ) -> None:
-    class Keeps(PackedDevice):
-        """Holds more from the first batch of very many sequences on."""
+    def keeps(reply: Ran) -> Ran:
+        """Hold more from the first batch of very many sequences on."""
+        trial = reply.trial
+        if trial.shape.batch_size <= 1000 or trial.peak_bytes is None:
+            return reply
+        more = int(kept * LIMIT_BYTES)
+        trial = replace(
+            trial,
+            rest_bytes=(trial.rest_bytes or 0) + more,
+            peak_bytes=trial.peak_bytes + more,
+        )
+        return replace(reply, trial=trial)
 
-        def measure(
-            self,
-            shape: BatchShape,
-            index: int,
-            *,
-            fresh: bool = False,
-            timing: bool = False,
-        ) -> Ran:
-            reply = super().measure(shape, index, fresh=fresh, timing=timing)
-            trial = reply.trial
-            if shape.batch_size > 1000 and trial.peak_bytes is not None:
-                more = int(kept * LIMIT_BYTES)
-                trial = replace(
-                    trial,
-                    rest_bytes=BASE_BYTES + more,
-                    peak_bytes=trial.peak_bytes + more,
-                )
-            elif trial.peak_bytes is not None:
-                trial = replace(trial, rest_bytes=BASE_BYTES)
-            return replace(reply, trial=trial)
-
-    device = Keeps()
+    device = Unsteady(answer=keeps)
     probe = probe_packed(device, tmp_path)
     assert probe.packed is not None
     truth = device.largest_budget(int(device.lengths.total))

@@ -119,7 +119,7 @@ FEW += ["--num-buckets=3:5"]  # with more, 400 examples need more batches
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # each trial that runs out of memory starts the script anew
+@pytest.mark.timeout(900)  # each trial that runs out of memory starts the script anew
 @pytest.mark.parametrize("name", TUNED)
 def test_it_is_tuned_run_and_recorded_as_it_is(
     name: str, tmp_path: Path, environment: dict[str, str]
@@ -160,7 +160,7 @@ def test_it_is_tuned_run_and_recorded_as_it_is(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 def test_lightnings_own_ranks_are_tuned_and_verified(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
