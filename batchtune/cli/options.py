@@ -121,7 +121,6 @@ MinSteps = Annotated[
         "for it (default: batches are as large as fits).",
         "N",
         min=1,
-        max=10**18,
     ),
 ]
 TimeTolerance = Annotated[
