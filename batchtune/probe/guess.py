@@ -48,6 +48,9 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     rungs = between(known.task.rungs, bracket.passed, high)
     if rungs:
         told_apart = (1 << max(0, left - 1)) - 1  # rungs, by the trials after this one
+        if not known.settings.failures_are_dear:
+            # Too few trials are left where turns have reopened a length: bisect all the same.
+            told_apart = max(told_apart, len(rungs) // 2)
         guess = max(guess, rungs[max(0, len(rungs) - 1 - told_apart)])
         guess = min(guess, rungs[min(len(rungs) - 1, told_apart)])
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))

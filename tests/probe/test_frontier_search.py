@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_trials import made_trial
 from probe.made_device import MadeDevice, quadratic_peak
 
 from batchtune.lengths import Lengths
@@ -259,6 +260,22 @@ def test_a_failure_in_turns_shrinks_the_batch_in_growing_steps() -> None:
     steps = [before - after for before, after in itertools.pairwise(given_up)]
     assert steps[-1] >= 8
     assert sum(steps) < 40
+
+
+def test_first_steps_that_run_out_of_memory_make_no_length_creep() -> None:
+    """Each widens the margin, which reopens lengths that have had their trials."""
+    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    search = search_of(SPEECH, device)
+    trials: list[Trial] = []
+    for worker in range(4):
+        while (proposal := search.propose(trials)) is not None:
+            trials.append(device.measure(proposal.shape, len(trials)))
+            assert len(trials) < MOST_TRIALS_EVER, "the search does not end"
+        point = search.frontier(trials)[7]
+        shape = BatchShape(point.batch_size, point.length, point.target_length)
+        search.task.steps.append(made_trial(shape, "oom", worker=worker))
+    assert max(Counter(trial.length for trial in trials).values()) <= 20
+    assert len(trials) <= 100
 
 
 def failed_in_alternation(point: FrontierPoint, index: int) -> Trial:

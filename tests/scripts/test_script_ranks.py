@@ -262,11 +262,15 @@ def test_the_lengths_are_written_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_accelerates_ranks_are_tuned_and_verified(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    words = ["tune", "--memory=520MiB", "--num-lengths=3", "--max-lengths=3"]
+    accelerated = ["--accelerate", "--accumulate=2"]
+    # By what this machine's processes take: a limit that half of the data fits into leaves nothing to tune.
+    with supervise(*accelerated) as supervisor:
+        base_bytes = max(rank.base_bytes for rank in supervisor.start().ranks)
+    words = ["tune", f"--memory={base_bytes + (30 << 20)}B", "--memory-fraction=1"]
     # With more buckets, 400 examples need more batches.
-    words += ["--num-buckets=2:4"]
+    words += ["--num-lengths=3", "--max-lengths=3", "--num-buckets=2:4"]
     words += ["--tolerance=0.1", "--verify", "--verify-steps=20", "--time-tolerance=10"]
-    script = [str(SCRIPT), "--accelerate", "--accumulate=2"]
+    script = [str(SCRIPT), *accelerated]
     ran = run_in(tmp_path, *words, "--", *TORCHRUN, "--nproc-per-node=2", *script)
     assert ran.returncode == 0, ran.stderr
     assert "the script's own data set (Lengths, 400 examples)" in ran.stderr
