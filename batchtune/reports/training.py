@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,6 +16,7 @@ from batchtune.results import (
     LengthsSummary,
     Probe,
     Training,
+    TrainingStep,
     read_training,
 )
 from batchtune.units import (
@@ -40,13 +41,15 @@ def read_recording(
         "first_oom": next(iter(ooms), None),
     }
     timed = [step for step in recording.steps if step.seconds is not None]
-    shapes = list(itertools.chain.from_iterable(step.batches for step in timed))
-    if shapes:
+    timed_shapes = _shapes(timed)
+    if timed_shapes:
         figures["mean_step_seconds"] = fmean(step.seconds or 0.0 for step in timed)
         figures["peak_bytes"] = max(step.peak_bytes or 0 for step in timed) or None
-    is_padded = all(shape.sequences is None for shape in shapes)
-    if shapes and is_padded and probe is not None:
-        figures |= _predictions(shapes, probe, len(timed))
+    is_padded = all(shape.sequences is None for shape in timed_shapes)
+    if timed_shapes and is_padded and probe is not None:
+        figures |= _predictions(timed_shapes, probe, len(timed))
+    # An epoch has steps without a time too, such as the first of a process.
+    shapes = _shapes([step for step in recording.steps if step.oom is None])
     if shapes and lengths is not None:
         epochs = sum(shape.batch_size for shape in shapes) / lengths.count
         padded_length = sum(shape.padded_length for shape in shapes)
@@ -54,6 +57,11 @@ def read_recording(
         figures["epoch_batches"] = len(shapes) / epochs
         figures["padding_ratio"] = max(0.0, padding_ratio)
     return Training(**figures)
+
+
+def _shapes(steps: Iterable[TrainingStep]) -> list[BatchShape]:
+    """Return the batches of the steps."""
+    return list(itertools.chain.from_iterable(step.batches for step in steps))
 
 
 def _predictions(
