@@ -19,7 +19,6 @@ from batchtune.cli.options import (
     option,
     script_words,
 )
-from batchtune.cli.tune import LENGTHS_FILE as OWN_LENGTHS_FILE
 from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def run(
 def _lengths_of_script(source: ManifestOptions, folder: Path) -> StreamLengths:
     """Read the lengths that a run folder's sampler.yaml is for, in their order; raise ResultError for others."""
     from batchtune.exports.run_configs import read_any_sampler_yaml
-    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
+    from batchtune.results import OWN_LENGTHS_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.run_folder import check_lengths, lengths_of
     from batchtune.scripts.script_loaders import STREAM_LINES
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from batchtune.probe.nodes import Nodes
     from batchtune.results import Probe, StreamSweep, Sweep, SweepSettings
 
-LENGTHS_FILE = "lengths.parquet"  # of a script's own data set, in its order
 
 EXAMPLES = {
     "tune": """
@@ -191,11 +190,12 @@ def _with_own_lengths(
     source: ManifestOptions, probe: ProbeOptions, run: RunOptions
 ) -> ManifestOptions:
     """Return the source of the lengths; without one, a file in the run folder with those of the script's data set."""
+    from batchtune.results import OWN_LENGTHS_FILE
     from batchtune.run_folder import alone_in
 
     if source.manifest or probe.command is None:
         return source
-    path = run.run / LENGTHS_FILE
+    path = run.run / OWN_LENGTHS_FILE
     asked = probe.asked(source)
     if run.force or not path.exists():
         from batchtune.scripts.own_lengths import write_own_lengths

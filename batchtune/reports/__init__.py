@@ -20,6 +20,7 @@ from batchtune.errors import ResultError
 from batchtune.loaders import read_tuning
 from batchtune.results import (
     LOADER_FILE,
+    OWN_LENGTHS_FILE,
     PROBE_FILE,
     STREAM_FILE,
     SWEEP_FILE,
@@ -90,6 +91,7 @@ class RunResults:
         verdicts: One for each rule that the run was held to.
         drift: How far other lengths are from the run's.
         folder: The folder as the user named it; only commands that are proposed name it.
+        manifest: The lengths in proposed commands: the file that holds a script's own, or a word for the user's.
     """
 
     name: str
@@ -99,6 +101,7 @@ class RunResults:
     verdicts: tuple[Verdict, ...] = ()
     drift: Drift | None = None
     folder: Path = DEFAULT_FOLDER
+    manifest: str = "MANIFEST"
     stream: StreamSweep | None = None
     loader: LoaderTuning | None = None
     training: Training | None = None
@@ -107,6 +110,11 @@ class RunResults:
     def main(self) -> Sweep | StreamSweep | Probe | LoaderTuning | None:
         """The sweep, or that of a stream, or the probe, or a loader's tuning, if any: they agree on the lengths."""
         return self.sweep or self.stream or self.probe or self.loader
+
+    @property
+    def is_of_script(self) -> bool:
+        """Whether an unchanged training script was probed."""
+        return self.probe is not None and self.probe.workload.command is not None
 
     @property
     def as_argument(self) -> str:
@@ -128,7 +136,7 @@ class RunResults:
         """
         if self.probe is None or self.probe.workload.spec.startswith("builtin:"):
             return ""
-        if self.probe.workload.command is not None:
+        if self.is_of_script:
             return " -- COMMAND"
         spec = "W"
         if ".py:" in self.probe.workload.spec:
@@ -145,8 +153,9 @@ class RunResults:
             verified = None
         if verified is not None and not verified.holds:
             if verified.failures and not of_stream:  # otherwise the reasons say it
+                workload = "-- COMMAND" if self.is_of_script else "--workload W"
                 yield (
-                    f"batchtune tune MANIFEST --workload W --force{self.as_option}",
+                    f"batchtune tune {self.manifest} --force{self.as_option} {workload}",
                     "probe again",
                 )
             yield verify, "run these batches again"
@@ -156,14 +165,14 @@ class RunResults:
             yield verify, "run these batches for real"
         if of_stream and self.sweep is not None:  # the sweep's own steps say the rest
             return
-        if self.probe is not None and self.probe.workload.command is not None:
+        if self.is_of_script:
             yield (
-                f"batchtune run MANIFEST{self.as_option} -- COMMAND",
+                f"batchtune run {self.manifest}{self.as_option} -- COMMAND",
                 "train the script with these batches",
             )
         if self.probe is None:
             yield (
-                f"batchtune probe-oom MANIFEST --workload W{self.as_option}",
+                f"batchtune probe-oom {self.manifest} --workload W{self.as_option}",
                 "measure what fits",
             )
         yield (
@@ -259,11 +268,16 @@ def load_run(folder: Path) -> RunResults:
                 f"{_described(lengths)} and {_described(other)}",
                 "Create the older one again, from the same manifest and with the same filters.",
             )
+    own_lengths = folder / OWN_LENGTHS_FILE
+    manifest = "MANIFEST"
+    if own_lengths.exists():
+        manifest = shlex.quote(str(own_lengths))
     verify = folder / VERIFY_FILE
     verification = read_result(verify, Verification) if verify.exists() else None
     run = RunResults(
         name=folder.resolve().name or "run",
         folder=folder,
+        manifest=manifest,
         verification=verification,
         **results,
     )

@@ -75,7 +75,7 @@ def probe_section(run: RunResults) -> Section:
         gives = "find the buckets that waste least"
         if probe.packed is not None:
             gives = "compare packers, and write the sampler's config"
-        next_steps = [(f"batchtune sweep-buckets MANIFEST{run.as_option}", gives)]
+        next_steps = [(f"batchtune sweep-buckets {run.manifest}{run.as_option}", gives)]
     return Section(
         title="Probe",
         sentences=list(_sentences(probe)),

@@ -63,7 +63,7 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
         (str(run.folder / SAMPLER_FILE), "the config, for PackedBatchSampler")
     ]
     if run.probe is None:
-        probe = f"batchtune probe-oom MANIFEST --workload W{run.as_option}"
+        probe = f"batchtune probe-oom {run.manifest} --workload W{run.as_option}"
         next_steps.append((probe, "measure what fits, with a workload that packs"))
     export = f"batchtune export{run.as_argument} --to FRAMEWORK"
     next_steps.append((export, "the lines for verl, TRL, axolotl, ..."))

@@ -70,7 +70,7 @@ def sweep_section(run: RunResults) -> Section:
             brief=2,
             tables=tables,
             warnings=warnings,
-            next_steps=[_sweep_again(run, sweep)],
+            next_steps=list(_sweep_again(run, sweep)),
         )
     facts = brief_facts(times, sweep, row, _proof(run, sweep, row))
     if sweep.current is not None:
@@ -78,7 +78,7 @@ def sweep_section(run: RunResults) -> Section:
     sizes = sizes_table(
         "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
     )
-    verify = f"batchtune verify{run.as_argument} MANIFEST{run.workload_flags}"
+    verify = f"batchtune verify{run.as_argument} {run.manifest}{run.workload_flags}"
     sampler = "PooledBatchSampler" if row.uses_pools else "BucketBatchSampler"
     config = (str(run.folder / SAMPLER_FILE), f"the config, for {sampler}")
     return Section(
@@ -373,13 +373,10 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
     yield f"{unproven.capitalize()}: no batch as large was run, alone and in turns with the others. {remedy}"
 
 
-def _sweep_again(run: RunResults, sweep: Sweep) -> tuple[str, str]:
+def _sweep_again(run: RunResults, sweep: Sweep) -> Iterator[tuple[str, str]]:
+    """Yield the sweep that may recommend something; none for equal lengths, which are one bucket."""
+    command = f"batchtune sweep-buckets {run.manifest}"
     if all(row.uses_pools for row in sweep.rows):
-        return (
-            f"batchtune sweep-buckets MANIFEST{run.as_option}",
-            "compare bucket tables, too",
-        )
-    return (
-        f"batchtune sweep-buckets MANIFEST --num-buckets 2:60{run.as_option}",
-        "compare other numbers",
-    )
+        yield f"{command}{run.as_option}", "compare bucket tables, too"
+    elif sweep.lengths.min < sweep.lengths.max:
+        yield f"{command} --num-buckets 2:60{run.as_option}", "compare other numbers"

@@ -315,6 +315,7 @@ STREAM_CONFIG_FILE = "stream.yaml"
 LOADER_FILE = "loader.json"
 LOADER_CONFIG_FILE = "loader.yaml"
 TRAINING_FILE = "training.jsonl"
+OWN_LENGTHS_FILE = "lengths.parquet"  # of a script's own data set, in its order
 RUN_FILES = (
     RUN_FILE,
     TRIALS_FILE,

@@ -467,7 +467,7 @@ def test_sizes_that_are_not_proven_come_with_a_remedy(
         ),
         (
             with_results(BOTH, verification=failed_verification()),
-            ["tune MANIFEST --workload W --force", "verify MANIFEST"],
+            ["tune MANIFEST --force --workload W", "verify MANIFEST"],
         ),
         (with_results(BOTH, verification=LEAK), ["verify MANIFEST"]),
     ],
@@ -490,6 +490,29 @@ def test_a_next_command_repeats_no_module_and_quotes_folders() -> None:
     )
     steps = [command for command, _ in build_page(results).next_steps]
     assert steps[1] == "batchtune verify 'my run' MANIFEST --workload W --set ..."
+
+
+def test_next_commands_of_a_script_name_it_and_its_own_lengths() -> None:
+    assert BOTH.probe is not None
+    record = WorkloadRecord(spec="train.py", options={}, command=["python", "train.py"])
+    run = with_results(
+        BOTH,
+        probe=replace(BOTH.probe, workload=record),
+        verification=failed_verification(),
+        manifest="batchtune-run/lengths.parquet",
+    )
+    steps = [command for command, _ in build_page(run).next_steps]
+    assert steps[:2] == [
+        "batchtune tune batchtune-run/lengths.parquet --force -- COMMAND",
+        "batchtune verify batchtune-run/lengths.parquet -- COMMAND",
+    ]
+
+
+def test_equal_lengths_have_no_other_number_of_buckets() -> None:
+    sweep = without_recommendation(made_sweep())
+    lengths = replace(sweep.lengths, min=sweep.lengths.max)
+    page = build_page(RunResults(name="run", sweep=replace(sweep, lengths=lengths)))
+    assert [command for command, _ in page.next_steps] == ["batchtune report --full"]
 
 
 # Words
