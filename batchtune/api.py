@@ -112,6 +112,7 @@ def sweep(
             a probe of packed batches.
         cut_at: With a token budget: the training cuts longer sequences at this length.
         current: Your current settings, to compare with, as for --current: `"max_batch_length=600,num_buckets=200"`.
+            None: a script's own batch size, if its DataLoader shuffles.
         **settings: Fields of `SweepSettings`, such as `num_buckets=[10, 15]`, `world_size=8` or
             `strategies=["optimal"]`, and of `ReadOptions`, as for `probe`.
 

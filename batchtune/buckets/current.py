@@ -204,6 +204,17 @@ def read_current(text: str) -> Current:
     return read_settings(text, _TABLES)
 
 
+def random_batches(batch_size: int | None) -> Current | None:
+    """Return the settings of an unchanged script whose DataLoader shuffles, by its batch size; None without one."""
+    if batch_size is None:
+        return None
+    return Given(
+        settings=FixedSize(batch_size=batch_size),
+        names=frozenset({"batch_size"}),
+        source="as the script's DataLoader has it",
+    )
+
+
 def current_batching(current: Current, lengths: Lengths) -> Batching:
     """Return the batches that the settings make of these lengths; BatchtuneError if they make none."""
     try:

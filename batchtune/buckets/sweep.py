@@ -28,7 +28,7 @@ from batchtune.buckets.alternatives import (
     share_for,
     two_dimensional_rows,
 )
-from batchtune.buckets.current import Current, current_batching
+from batchtune.buckets.current import Current, current_batching, random_batches
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
 from batchtune.buckets.packed import (
@@ -136,6 +136,8 @@ def run_sweep(
         whole = budget.max_tokens
         budget = with_min_packed_steps(budget, lengths, settings.min_steps, dealing)
         packed_share = budget.max_tokens / whole
+    if current is None and packing.current is None:
+        current = random_batches(costs.own_batch_size)
     swept = sweep(lengths, limit, settings, costs, current, on_row)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])

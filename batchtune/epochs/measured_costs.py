@@ -226,6 +226,7 @@ class Costs:
         joint_lengths: The lengths at which pairs were measured.
         proven_by: (longest length, batch size) → index of the trial that proves such a batch, or None.
         packed: What a probe of packed batches measured; then there is nothing of padded ones.
+        own_batch_size: That of an unchanged script's own padded batches, if they are drawn at random.
     """
 
     frontier: Sizes | None = None
@@ -241,6 +242,7 @@ class Costs:
     joint_lengths: FloatArray = field(default_factory=lambda: np.empty(0))
     proven_by: ProvenBy | None = None
     packed: PackedCosts | None = None
+    own_batch_size: int | None = None
 
 
 def costs_of(probe: Probe) -> Costs:
@@ -258,6 +260,8 @@ def costs_of(probe: Probe) -> Costs:
         packed = PackedCosts.of(probe, probe.packed)
         timed = packed.step_seconds is not None
         return replace(measured, packed=packed, warnings=_cautions(probe, timed))
+    if probe.device.script is not None:
+        measured = replace(measured, own_batch_size=probe.device.script.batch_size)
     model = probe.models.step_seconds
     times = None
     if model is not None and model.relative_error <= WORST_TIME_ERROR:

@@ -62,6 +62,7 @@ class Script(Record, frozen=True, kw_only=True):
         look_ahead: How many batches the loop fetches before it trains on them.
         twins: Peaks of its own batches and of made ones; empty if they were compared earlier.
         packed: Whether its batches are packed: rows of sequences without padding.
+        batch_size: Of its own batches, on each rank; None where they are not drawn at random, all of one size.
     """
 
     batches: list[str]
@@ -74,6 +75,7 @@ class Script(Record, frozen=True, kw_only=True):
     target_offset: int = 0
     twins: list[Twin] = msgspec.field(default_factory=list)
     packed: bool = False
+    batch_size: Size | None = None
 
 
 class DeviceProcess(Record, frozen=True, kw_only=True):

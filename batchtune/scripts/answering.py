@@ -32,6 +32,7 @@ from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Axes, Learned
 from batchtune.scripts.own_lengths import own_table
 from batchtune.scripts.per_unit import Scale, scale_of
+from batchtune.scripts.script_loaders import random_batch_size
 
 # Of a data set without indices, to learn from.
 _EXAMPLES = 200
@@ -134,6 +135,7 @@ class ScriptWorker(RankWorker):
             look_ahead=fed.stale,
             twins=twins,
             packed=fed.packed,
+            batch_size=random_batch_size(feed.loader),
         )
         if fed.target_scale is not None:
             facts = replace(

@@ -55,6 +55,26 @@ def stated(sampler: Any, *names: str) -> Any:
     return None
 
 
+def random_batch_size(loader: Any) -> int | None:
+    """Return the batch size of a loader whose batches are drawn at random, all of one size; None for another."""
+    from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+
+    batches = loader.batch_sampler
+    # Accelerate's, of each rank, is around the script's.
+    while isinstance(getattr(batches, "batch_sampler", None), BatchSampler):
+        if getattr(batches, "split_batches", False):
+            return None
+        batches = batches.batch_sampler
+    if type(batches) is not BatchSampler:
+        return None
+    sampler: Any = batches.sampler
+    # What inherits from the other, as Lightning's does, may be around any order.
+    is_dealt = type(sampler) is DistributedSampler and sampler.shuffle
+    if not is_dealt and not isinstance(sampler, RandomSampler):
+        return None
+    return int(batches.batch_size)
+
+
 def unsafe(loader: Any, lengths: FloatArray) -> str | None:
     """Return why a loader's examples, of these lengths, should not be given in other batches; None if they can be.
 

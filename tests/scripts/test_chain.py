@@ -46,6 +46,11 @@ def test_a_script_is_tuned_run_recorded_and_reported(
     sweep = read_result(run / "sweep.json", Sweep)
     assert sweep.lengths.count == 400 and sweep.recommended is not None
     batches = sweep.rows[sweep.recommended].batches
+    # What it would gain is told against its own DataLoader.
+    assert sweep.current is not None and sweep.current.batches == 50
+    assert "Your current config is fixed batches of 8 (as the script's DataLoader" in (
+        " ".join(tuned.stdout.split())
+    )
     trained = batchtune("run", *script)
     assert "the DataLoader of Speech gives the batches of" in trained.stderr
     assert f"{run.name}/sampler.yaml, {batches} an epoch." in trained.stderr

@@ -16,14 +16,21 @@ import torch
 from cli.conftest import run_here_in, run_in
 from made_once import MadeOnce
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
+    DistributedSampler,
     RandomSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
 from batchtune import sampler_from_config
-from batchtune.scripts.script_loaders import stated, unlike, unsafe
+from batchtune.scripts.script_loaders import (
+    random_batch_size,
+    stated,
+    unlike,
+    unsafe,
+)
 
 SCRIPT = Path(__file__).with_name("trained.py")
 LENGTHS = np.array([1.0 + index * 7 % 23 for index in range(60)])
@@ -200,6 +207,34 @@ def pad(examples: list[torch.Tensor]) -> torch.Tensor:
 def loader_of(lengths: Any, **options: Any) -> Any:
     data: Any = [torch.ones(int(length)) for length in lengths]
     return DataLoader(data, collate_fn=pad, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size"),
+    [
+        ({"batch_size": 8, "shuffle": True}, 8),
+        ({"batch_size": 8, "sampler": DistributedSampler(LENGTHS, 2, 0)}, 8),
+        ({"batch_size": 8}, None),
+        ({"batch_size": 8, "sampler": SubsetRandomSampler(range(60))}, None),
+        ({"batch_sampler": BatchSampler(RandomSampler(LENGTHS), 8, True)}, 8),
+        ({"batch_sampler": [[0, 1], [2]]}, None),
+        ({"batch_size": None}, None),
+    ],
+    ids=["shuffled", "dealt", "in order", "subset", "sampler", "own", "none"],
+)
+def test_the_size_of_random_batches_is_known(
+    options: dict[str, Any], batch_size: int | None
+) -> None:
+    assert random_batch_size(loader_of(LENGTHS, **options)) == batch_size
+
+
+def test_accelerates_loader_shows_the_scripts_own() -> None:
+    shards = pytest.importorskip("accelerate.data_loader")
+    own = BatchSampler(RandomSampler(LENGTHS), 8, drop_last=False)
+    shard = shards.BatchSamplerShard(own, num_processes=2, process_index=0)
+    assert random_batch_size(loader_of(LENGTHS, batch_sampler=shard)) == 8
+    split = shards.BatchSamplerShard(own, 2, 0, split_batches=True)
+    assert random_batch_size(loader_of(LENGTHS, batch_sampler=split)) is None
 
 
 def test_the_checks_hold_no_memory_of_the_script() -> None:
