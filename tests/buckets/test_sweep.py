@@ -3,22 +3,36 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_laws import LAWS, LawDevice, made_lengths
 
 from batchtune import BucketBatchSampler
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
-from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep import run_sweep, sweep
 from batchtune.epochs.layout import Dealing
 from batchtune.epochs.measured_costs import Costs, Frontier
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import FrontierPoint, Row, Sweep, SweepSettings, encode
+from batchtune.probe.messages import ProbeHooks
+from batchtune.probe.probing import run_probe
+from batchtune.probe.settings import ProbeSettings
+from batchtune.results import (
+    PROBE_FILE,
+    FrontierPoint,
+    Row,
+    Script,
+    Sweep,
+    SweepSettings,
+    encode,
+    write_result,
+)
 
 NONE_KNOWN = Costs()
 SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5
@@ -409,3 +423,32 @@ def test_joint_tables_are_compared_if_memory_depends_on_targets() -> None:
     for row in result.two_dimensional:
         assert row.batches < row.one_dimensional_batches
         assert len(row.buckets) == len(row.batch_sizes) <= row.num_buckets
+
+
+def test_a_script_is_compared_with_its_own_batch_size(tmp_path: Path) -> None:
+    """Unless the user gives other settings."""
+    lengths = made_lengths("speech", count=2000)
+    device = LawDevice(LAWS["linear"], lengths)
+    probed_with = ProbeSettings(workload="made", options={}, device="cuda")
+    hooks = ProbeHooks(measurer=device)  # type: ignore[arg-type]
+    probe = run_probe(lengths, probed_with, tmp_path, hooks=hooks)
+    script = Script(
+        batches=["wave: [B, L]"],
+        loader="Speech, 2,000 examples",
+        per_unit=1.0,
+        target_per_unit=None,
+        accumulation=1,
+        look_ahead=0,
+        batch_size=8,
+    )
+    of_script = msgspec.structs.replace(probe.device, script=script)
+    write_result(
+        tmp_path / PROBE_FILE, msgspec.structs.replace(probe, device=of_script)
+    )
+    found = run_sweep(lengths, SweepSettings(num_buckets=(10,)), tmp_path)
+    assert found.current is not None and found.current.batches == 250
+    current = read_current("batch_size=4")
+    found = run_sweep(
+        lengths, SweepSettings(num_buckets=(10,)), tmp_path, current=current
+    )
+    assert found.current is not None and found.current.batches == 500
