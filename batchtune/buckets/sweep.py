@@ -410,8 +410,8 @@ def _with_current(
     warnings = [*swept.warnings]
     if not fits:
         warnings.append(
-            f"{YOURS} makes batches that are larger than what was found to fit (or than the max_batch_length that was "
-            "given): its times are extrapolated, and it may run out of memory"
+            f"{YOURS.capitalize()} makes batches that are larger than what was found to fit (or than the "
+            "max_batch_length that was given): its times are extrapolated, and it may run out of memory"
         )
     return structs.replace(
         swept,

@@ -148,8 +148,12 @@ class RunResults:
         self, verify: str, config: tuple[str, str], *, of_stream: bool
     ) -> Iterator[tuple[str, str]]:
         """Yield what to do with recommended batches, by command: verify them, use their config, export it."""
+        from batchtune.reports.measured import mismatch
+
         verified = self.verification
-        if verified is not None and verified.of_stream != of_stream:
+        if verified is not None and (
+            verified.of_stream != of_stream or mismatch(self) is not None
+        ):
             verified = None
         if verified is not None and not verified.holds:
             if verified.failures and not of_stream:  # otherwise the reasons say it

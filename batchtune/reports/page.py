@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from batchtune.reports import RunResults
 from batchtune.reports.loaders import loader_section
-from batchtune.reports.measured import probe_section, verification_section
+from batchtune.reports.measured import mismatch, probe_section, verification_section
 from batchtune.reports.section import (
     Section,
     clean,
@@ -125,7 +125,9 @@ def build_page(run: RunResults) -> Page:
         sections.append(replace(section, brief=brief))
     if run.verification is not None:
         verification = verification_section(run)
-        if run.verification.holds:
+        if mismatch(run) is not None:  # it says nothing of these batches
+            sections.append(replace(verification, brief=0))
+        elif run.verification.holds:
             sections.insert(1, verification)
         else:  # what the recommended batches save is no news then
             sections = [

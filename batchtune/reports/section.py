@@ -295,7 +295,7 @@ def steps_kept(sweep: AnySweep) -> Iterator[str]:
 
 
 def _current_facts(sweep: AnySweep, row: AnyRow, timed: bool) -> Iterator[str]:
-    """Say so if the user's own config costs less than the recommended row, and fits; and where it was read."""
+    """Say so if the user's own config costs less than the recommended row, and fits; and what it is."""
     current = sweep.current
     if current is not None and sweep.current_fits is not False:
         alike = timed and row.equal_to_best and current.equal_to_best
@@ -303,6 +303,11 @@ def _current_facts(sweep: AnySweep, row: AnyRow, timed: bool) -> Iterator[str]:
         costs = [cost_of(each, timed=timed, steps_kept=kept) for each in (current, row)]
         if not alike and costs[0] < costs[1]:
             yield f"{CURRENT.capitalize()} is better than what is recommended: keep it."
+    yield from current_described(sweep)
+
+
+def current_described(sweep: AnySweep) -> Iterator[str]:
+    """Say what the user's own config is, and where it was read, if there is one."""
     settings = sweep.current_settings or {}
     if isinstance(settings.get("describe"), str):
         place = [
@@ -345,8 +350,12 @@ def comparison_table(
     *,
     timed: bool,
     steps_kept: bool,
+    marked: int | None = 0,
 ) -> Table:
-    """Lay out what an epoch costs, with each cost as a multiple of the first one's; times only if they compare."""
+    """Lay out what an epoch costs, with each cost as a multiple of the first one's; times only if they compare.
+
+    `marked` is the index of the recommended one; None if none is.
+    """
     costs = [
         cost_of(costed, timed=timed, steps_kept=steps_kept)
         for costed in compared.values()
@@ -365,7 +374,7 @@ def comparison_table(
         title,
         rows,
         left=[""],
-        marked=0,
+        marked=marked,
         brief=True,
     )
 

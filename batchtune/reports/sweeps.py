@@ -18,6 +18,7 @@ from batchtune.reports.section import (
     brief_facts,
     comparison_table,
     cost_cells,
+    current_described,
     current_name,
     fewer_steps,
     format_shape,
@@ -64,11 +65,16 @@ def sweep_section(run: RunResults) -> Section:
         tables.append(_rows_table(sweep, timed=timed))
     warnings = list(swept_warnings(run, sweep, "sweep-buckets"))
     if row is None:
+        reason = sweep.reason or "no reason is given"
+        sentences = [
+            with_full_stop(f"Nothing is recommended: {reason}"),
+            *current_described(sweep),
+        ]
         return Section(
             title="Sweep",
-            sentences=list(_nothing_recommended(sweep)),
-            brief=2,
-            tables=tables,
+            sentences=sentences,
+            brief=len(sentences),
+            tables=[_comparison(sweep, None, timed=timed), *tables],
             warnings=warnings,
             next_steps=list(_sweep_again(run, sweep)),
         )
@@ -100,16 +106,6 @@ def sweep_section(run: RunResults) -> Section:
         warnings=[*_unproven(run, row), *warnings],
         next_steps=list(run.steps_after_sweep(verify, config, of_stream=False)),
     )
-
-
-def _nothing_recommended(sweep: Sweep) -> Iterator[str]:
-    yield with_full_stop(
-        f"Nothing is recommended: {sweep.reason or 'no reason is given'}"
-    )
-    fixed = _baseline(sweep, _FIXED)
-    if fixed is not None:
-        size = format_number(fixed.batch_size)
-        yield f"With a fixed batch size of {size}, an epoch has {format_number(fixed.batches)} batches."
 
 
 def _what_to_set(sweep: Sweep, row: Row) -> str:
@@ -260,9 +256,14 @@ def _waiting(seconds: float, seconds_without: float) -> str:
     return f"{format_seconds(seconds)} ({format_percent(max(0.0, seconds / seconds_without - 1))} of waiting)"
 
 
-def _comparison(sweep: Sweep, row: Row, *, timed: bool) -> Table:
-    """Compare the recommended row with its alternatives, and with the user's own config even if it can't fit."""
-    compared: dict[str, Row | Baseline | LowerBound] = {"recommended": row}
+def _comparison(sweep: Sweep, row: Row | None, *, timed: bool) -> Table:
+    """Compare the recommended row with its alternatives, and with the user's own config even if it can't fit.
+
+    Where none is recommended, the one with the fewest batches stands last.
+    """
+    compared: dict[str, Row | Baseline | LowerBound] = {}
+    if row is not None:
+        compared["recommended"] = row
     for name, other in alternatives(sweep).items():
         compared[name.removeprefix("a ")] = other
     if sweep.current is not None and sweep.current_fits is False:
@@ -271,6 +272,9 @@ def _comparison(sweep: Sweep, row: Row, *, timed: bool) -> Table:
         table = sweep.rows[sweep.recommended_table]
         if table is not row:
             compared[f"best table ({counted(len(table.boundaries), 'bucket')})"] = table
+    if row is None and sweep.rows:
+        fewest = min(sweep.rows, key=lambda each: each.batches)
+        compared[fewest.sized_name] = fewest
     compared["lower bound"] = sweep.lower_bound
     title = "What an epoch costs"
     if sweep.world_size > 1:
@@ -281,6 +285,7 @@ def _comparison(sweep: Sweep, row: Row, *, timed: bool) -> Table:
         partial(_cells, sweep),
         timed=timed,
         steps_kept=sweep.min_steps is not None,
+        marked=None if row is None else 0,
     )
 
 
@@ -374,9 +379,27 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
 
 
 def _sweep_again(run: RunResults, sweep: Sweep) -> Iterator[tuple[str, str]]:
-    """Yield the sweep that may recommend something; none for equal lengths, which are one bucket."""
+    """Yield the sweeps that may recommend something; none for equal lengths, which are one bucket."""
     command = f"batchtune sweep-buckets {run.manifest}"
+    if sweep.lengths.min == sweep.lengths.max:
+        return
+    fixed = _baseline(sweep, _FIXED)
+    least_padded = min(sweep.rows, key=lambda row: row.padding_ratio, default=None)
+    if (
+        sweep.min_steps is None
+        and fixed is not None
+        and least_padded is not None
+        and least_padded.padding_ratio < fixed.padding_ratio
+        and all(row.batches >= fixed.batches for row in sweep.rows)
+    ):
+        steps = fixed.batches * least_padded.steps // least_padded.batches
+        if sweep.current is not None:
+            steps = sweep.current.steps
+        yield (
+            f"{command} --min-steps {max(1, steps)}{run.as_option}",
+            "compare padding, not batches",
+        )
     if all(row.uses_pools for row in sweep.rows):
         yield f"{command}{run.as_option}", "compare bucket tables, too"
-    elif sweep.lengths.min < sweep.lengths.max:
+    else:
         yield f"{command} --num-buckets 2:60{run.as_option}", "compare other numbers"

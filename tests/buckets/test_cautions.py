@@ -81,7 +81,7 @@ def test_lhotse_lets_an_overlong_example_exceed_its_limit() -> None:
         ),
         (
             "batch_size=400",
-            "your current config makes batches that are larger than what was",
+            "Your current config makes batches that are larger than what was",
         ),
     ],
 )

@@ -223,10 +223,14 @@ def test_what_else_a_sweep_knows_is_said(sentence: str) -> None:
 
 
 def test_no_recommendation_is_said_first_with_the_sweeps_reason() -> None:
-    assert summary_of(sweep=without_recommendation(made_sweep()))[:2] == [
-        "Nothing is recommended: no table needs fewer batches than a fixed batch size of 24.",
-        "With a fixed batch size of 24, an epoch has 1190 batches.",
-    ]
+    sweep = without_recommendation(made_sweep())
+    assert summary_of(sweep=sweep)[0] == (
+        "Nothing is recommended: no table needs fewer batches than a fixed batch size of 24."
+    )
+    page = build_page(RunResults(name="run", sweep=sweep))
+    compared = page.sections[0].tables[0]
+    assert compared.marked is None
+    assert "fixed batch size of 24" in [row[0] for row in compared.rows]
 
 
 # The data and the probe
@@ -506,6 +510,18 @@ def test_next_commands_of_a_script_name_it_and_its_own_lengths() -> None:
         "batchtune tune batchtune-run/lengths.parquet --force -- COMMAND",
         "batchtune verify batchtune-run/lengths.parquet -- COMMAND",
     ]
+
+
+def test_where_no_row_has_fewer_batches_padding_can_be_compared() -> None:
+    sweep = without_recommendation(made_sweep())
+    fixed = replace(sweep.baselines[0], batches=600)
+    run = RunResults(
+        name="run", sweep=replace(sweep, baselines=[fixed, *sweep.baselines[1:]])
+    )
+    assert build_page(run).next_steps[0] == (
+        "batchtune sweep-buckets MANIFEST --min-steps 600",
+        "compare padding, not batches",
+    )
 
 
 def test_equal_lengths_have_no_other_number_of_buckets() -> None:

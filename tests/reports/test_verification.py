@@ -81,6 +81,14 @@ def test_only_a_verification_that_fails_comes_first() -> None:
     )
 
 
+def test_what_was_verified_before_says_nothing_of_new_batches() -> None:
+    other = with_recommended(SWEEP, "optimal", 10)
+    page = build_page(run_with(failed_verification(), sweep=other))
+    assert page.lead[0].startswith("Set 10 buckets")
+    assert any("ran other batches" in warning for warning in page.warnings)
+    assert "run these batches for real" in [purpose for _, purpose in page.next_steps]
+
+
 def test_a_table_that_is_not_the_recommended_one_is_told() -> None:
     other = with_recommended(SWEEP, "optimal", 10)
     assert (
