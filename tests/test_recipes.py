@@ -1,14 +1,18 @@
 """The benchmark of recipes: what it makes of its rounds, and that the README's table is what the kept rounds say."""
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks import recipe_summary
+from benchmarks import recipe_summary, recipes
+from benchmarks.recipe_peers import OutOfTime
 from benchmarks.recipe_summary import (
     BEGIN,
     END,
@@ -149,6 +153,27 @@ def test_the_table_of_the_readme_is_what_the_kept_rounds_say() -> None:
         assert not list(KEPT.glob("*.json")), "`recipes.py summarise` was not run"
         pytest.skip("no rounds are kept yet")
     assert with_block(readme, block(read_summaries(KEPT))) == readme
+
+
+def test_a_probe_without_time_is_a_search_that_did_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = tmp_path / "lengths.csv"
+    manifest.write_text("length\n" + "7\n" * 300)
+    options = Namespace(device="cpu", work=tmp_path, manifest=str(manifest))
+    bench = recipes.RecipeBench(recipes.RECIPES["mlm"], options, search_deadline=0.0)
+
+    def fail(*command: str) -> str:
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(recipes, "call_batchtune", fail)
+    now = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr(recipes, "time", now)
+    with pytest.raises(subprocess.CalledProcessError):
+        bench.tune(tmp_path / "run", 1.0)
+    now.monotonic = itertools.count(0.0, 60.0).__next__
+    with pytest.raises(OutOfTime):
+        bench.tune(tmp_path / "run", 1.0)
 
 
 @pytest.mark.slow

@@ -349,14 +349,22 @@ class RecipeBench:
         return list(next(iter(made.values())).shape)
 
     def tune(self, run: Path, share: float, *training: str) -> dict[str, Any]:
-        """Run `batchtune tune` as its user does; return its seconds, trials and OOMs."""
+        """Run `batchtune tune` as its user does; return its seconds, trials and OOMs.
+
+        Raises OutOfTime if the time of the searches was over before anything had run.
+        """
         memory = math.ceil(self.limit_bytes / MEMORY_FRACTION)
-        minutes = (self.search_deadline - time.monotonic()) / 60 * share
         started = time.monotonic()
-        call_batchtune(
-            "tune", *self.manifest(), "--memory", str(memory),
-            "--minutes", f"{max(0.1, minutes):.2f}", "--run", str(run), "--quiet", *training,
-        )  # fmt: skip
+        minutes = max(0.1, (self.search_deadline - started) / 60 * share)
+        try:
+            call_batchtune(
+                "tune", *self.manifest(), "--memory", str(memory),
+                "--minutes", f"{minutes:.2f}", "--run", str(run), "--quiet", *training,
+            )  # fmt: skip
+        except subprocess.CalledProcessError:
+            if time.monotonic() - started < 60 * minutes:
+                raise
+            raise OutOfTime from None
         seconds = time.monotonic() - started
         probe = read_result(run / PROBE_FILE, Probe)
         return {
