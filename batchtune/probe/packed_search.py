@@ -561,18 +561,28 @@ class PackedSearch:
                 return shape_of(_telling(known, worst), worst.tokens)
             # By now, what holds as far as is known: numbers of tokens that ran, or a little below what failed.
             candidates = list(known.budgets)
+            nearest = min(known.brackets.values(), key=lambda bracket: bracket.high)
             if self._trials_left(known) > 0:
-                nearest = min(bracket.high for bracket in known.brackets.values())
-                candidates.append(max(self._least, int((1 - _UNUSABLE) * nearest)))
+                below = int((1 - _UNUSABLE) * nearest.high)
+                candidates.append(max(self._least, below))
             held = [
                 tokens
                 for tokens in candidates
                 if tokens <= self.task.cap and self._seems_to_hold(known, tokens)
             ]
             settled = max(held, default=known.budgets[0])
-            # Nothing near the limit may hold any more where the margin has grown.
-            if self._trials_left(known) > 0 and settled < _FAR_BELOW * worst.tokens:
+            # Nothing near the limit may hold any more where the margin has grown. Without trials left, a budget well
+            # below it takes no more of them than a small one.
+            trials_left = self._trials_left(known)
+            well_below = max(self._least, int(_FAR_BELOW * worst.tokens))
+            if trials_left > 0 and settled < well_below:
                 settled = worst.tokens
+            elif (
+                nearest.high_by == "memory"  # it ran, but left too little
+                and trials_left > -len(COMPOSITIONS)
+                and settled < _FAR_BELOW * well_below
+            ):
+                settled = well_below
         assert settled is not None
         for name in known.unproven(settled):
             return shape_of(name, settled)

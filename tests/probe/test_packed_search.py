@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,6 +151,30 @@ def test_uneven_memory_never_gives_too_large_a_budget(
     truth = assert_never_too_large(device, probe)
     assert probe.packed is not None
     assert probe.packed.max_tokens >= (0.96 if name in EVEN else 0.4) * truth
+
+
+def test_memory_that_grows_from_trial_to_trial_leaves_a_good_budget() -> None:
+    """What a process holds between steps grows, and the margin with it: nothing near the limit is proven any more."""
+
+    class Grows(PackedDevice):
+        def measure(self, shape: BatchShape, index: int, **how: Any) -> Ran:
+            ran = super().measure(shape, index, **how)
+            trial = ran.trial
+            if trial.peak_bytes is None:
+                return ran
+            more = 40_000_000 * max(0, index - 8)
+            rest_bytes = (trial.rest_bytes or 0) + more
+            peak_bytes = trial.peak_bytes + more
+            trial = replace(trial, peak_bytes=peak_bytes, rest_bytes=rest_bytes)
+            return replace(ran, trial=trial)
+
+    device = Grows(memory=linear)
+    with tempfile.TemporaryDirectory() as folder:
+        probe = probe_packed(device, Path(folder), dear=True)
+    truth = device.largest_budget(int(device.lengths.total))
+    assert probe.packed is not None
+    assert 0.75 * truth <= probe.packed.max_tokens <= truth
+    assert len(probe.trials) <= MOST_UNEVEN_TRIALS + len(COMPOSITIONS)
 
 
 def test_few_trials_fail_and_the_laws_are_fitted() -> None:
