@@ -153,7 +153,7 @@ def test_uneven_memory_never_gives_too_large_a_budget(
     assert probe.packed.max_tokens >= (0.96 if name in EVEN else 0.4) * truth
 
 
-def test_memory_that_grows_from_trial_to_trial_leaves_a_good_budget() -> None:
+def test_memory_that_grows_over_the_trials_leaves_a_good_budget() -> None:
     """What a process holds between steps grows, and the margin with it: nothing near the limit is proven any more."""
 
     class Grows(PackedDevice):
