@@ -40,7 +40,10 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, ClosedBy, PackedModel, Trial
 
 MOST_TRIALS = 15
-"""Until all run in turns, those that prove the budget included; what fails there, or is tried again, takes more."""
+"""Until all run in turns, those that prove the budget included; what fails there, or is tried again, takes more.
+
+So does a second budget, where the margin has grown too much to prove the first.
+"""
 MOST_UNEVEN_TRIALS = 18
 """The same where no even law explains the peaks, or all are equal: only all tokens show if the batch is ignored."""
 
@@ -557,12 +560,13 @@ class PackedSearch:
         worst = min(still_open, key=lambda limit: limit.tokens, default=None)
         shape_of = self.task.compositions.shape
         if worst is not None and not self._is_settled(known, settled, worst):
-            if self._trials_left(known) > len(COMPOSITIONS):
+            trials_left = self._trials_left(known)
+            if trials_left > len(COMPOSITIONS):
                 return shape_of(_telling(known, worst), worst.tokens)
             # By now, what holds as far as is known: numbers of tokens that ran, or a little below what failed.
             candidates = list(known.budgets)
             nearest = min(known.brackets.values(), key=lambda bracket: bracket.high)
-            if self._trials_left(known) > 0:
+            if trials_left > 0:
                 below = int((1 - _UNUSABLE) * nearest.high)
                 candidates.append(max(self._least, below))
             held = [
@@ -573,7 +577,6 @@ class PackedSearch:
             settled = max(held, default=known.budgets[0])
             # Nothing near the limit may hold any more where the margin has grown. Without trials left, a budget well
             # below it takes no more of them than a small one.
-            trials_left = self._trials_left(known)
             well_below = max(self._least, int(_FAR_BELOW * worst.tokens))
             if trials_left > 0 and settled < well_below:
                 settled = worst.tokens

@@ -230,7 +230,7 @@ def test_no_recommendation_is_said_first_with_the_sweeps_reason() -> None:
     page = build_page(RunResults(name="run", sweep=sweep))
     compared = page.sections[0].tables[0]
     assert compared.marked is None
-    assert "fixed batch size of 24" in [row[0] for row in compared.rows]
+    assert ("fixed batch size of 24", "1190") in [row[:2] for row in compared.rows]
 
 
 # The data and the probe
