@@ -574,13 +574,17 @@ class ProbeOptions(WorkloadOptions):
         self, lengths: Lengths, run: RunOptions, source: ManifestOptions
     ) -> ProbeSettings:
         """Return the settings of the probe. Raises UsageError if one is invalid, or the workload must be named."""
+        from batchtune.probe.devices import law
         from batchtune.probe.settings import ProbeSettings
         from batchtune.results import checked
         from batchtune.workloads import default_workload, with_unit
 
+        default = default_workload(lengths.unit)
+        if law.is_law(self.device or ""):
+            default = law.WORKLOAD
         asked = {
             "options": {},
-            "workload": default_workload(lengths.unit),
+            "workload": default,
             **self.asked(source, lengths),
         }
         if asked["workload"] is None:

@@ -226,13 +226,16 @@ def _probe(
     nodes: Nodes | None,
 ) -> Probe:
     """Run the probe with a line for each trial and a bar below."""
+    from batchtune.probe.devices import law
     from batchtune.probe.messages import ProbeHooks
     from batchtune.probe.probing import run_probe
     from batchtune.run_folder import holds_other_lengths
 
     settings = probe.settings(lengths, run, source)
     holds_other_lengths(lengths, run.run, force=run.force)
-    if probe.workload is None and settings.command is None:
+    if law.is_law(settings.device):
+        console.note("Nothing is run: the device is made by a law.", quiet=run.quiet)
+    elif probe.workload is None and settings.command is None:
         chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
         console.note(chosen, quiet=run.quiet)
     with console.worker_bar(lengths.unit, settings, quiet=run.quiet) as bar:

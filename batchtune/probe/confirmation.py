@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
+from batchtune.probe.measurer import Measurer
 from batchtune.probe.requests import Ran
-from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, Confirmation, FrontierPoint, Trial
 
 _EQUAL_PEAKS = 0.001  # of the limit: peaks that differ by less are equal
@@ -135,7 +135,7 @@ class Turns:
 
 
 def confirm(
-    stepper: Supervisor,
+    stepper: Measurer,
     shapes: Sequence[BatchShape],
     rounds: int,
     on_step: Callable[[BatchShape], bool],
@@ -144,7 +144,7 @@ def confirm(
 
     A shape fails if it runs out of memory, or crashes or hangs twice. It passes, with a count, if the allocator has to
     empty its cache: it fits, at the cost of time. `on_step` is called before each step; if it returns False, no more
-    shapes are run. Raises as `Supervisor.start`.
+    shapes are run. Raises as `Measurer.start`.
     """
     turns = Turns()
     while not _run_worker(stepper, list(shapes) * rounds, on_step, turns):
@@ -153,7 +153,7 @@ def confirm(
 
 
 def _run_worker(
-    stepper: Supervisor,
+    stepper: Measurer,
     shapes: Sequence[BatchShape],
     on_step: Callable[[BatchShape], bool],
     turns: Turns,

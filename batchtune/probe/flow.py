@@ -16,6 +16,7 @@ from batchtune.probe import messages
 from batchtune.probe.bounds import is_covered
 from batchtune.probe.confirmation import Turns, confirm, error_in_turns, rounds_of
 from batchtune.probe.margin import Peaks
+from batchtune.probe.measurer import Measurer
 from batchtune.probe.messages import (
     SLOWER_IN_TURNS,
     ProbeClock,
@@ -26,7 +27,6 @@ from batchtune.probe.messages import (
 from batchtune.probe.requests import Ran
 from batchtune.probe.search import NextTrial
 from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     PROBE_FILE,
     TRIALS_FILE,
@@ -71,7 +71,7 @@ class Probing(ABC):
     folder: Path
     run_device: Device
     device: Device
-    measurer: Supervisor
+    measurer: Measurer
     hooks: ProbeHooks
     trials: list[Trial]
     changed: list[str]

@@ -11,10 +11,10 @@ from batchtune.buckets.advice import workload_unit_hint
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns, error_in_turns, rounds_of
+from batchtune.probe.measurer import Measurer
 from batchtune.probe.nodes import Nodes
 from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings, workload_sha256
-from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, Device, Margin, Run, Trial
 from batchtune.trust import settings_differences, trust_warnings
 from batchtune.units import counted, format_length, format_seconds, format_size
@@ -65,7 +65,7 @@ class ProbeHooks:
 
     on_progress: Callable[[ProbeProgress], None] = lambda progress: None
     on_note: Callable[[str], None] = lambda text: None
-    measurer: Supervisor | None = None
+    measurer: Measurer | None = None
     nodes: Nodes | None = None
 
 

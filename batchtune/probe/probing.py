@@ -21,7 +21,7 @@ from batchtune.probe.packed import PackedProbing, check_packed, refuse_other_kin
 from batchtune.probe.refining import Refinement, with_typical_targets
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings, begin_run, open_run
-from batchtune.probe.supervisor import Supervisor
+from batchtune.probe.supervisor import measurer_for
 from batchtune.results import (
     TRAINING_FILE,
     BatchShape,
@@ -64,7 +64,7 @@ def run_probe(
         changed = list(messages.about_changes(previous, trials, settings))
         for warning in changed:
             hooks.on_note(f"Warning: {warning}")
-        with hooks.measurer or Supervisor(
+        with hooks.measurer or measurer_for(
             settings,
             previous.device.limit_bytes if previous is not None else None,
             lengths=lengths,

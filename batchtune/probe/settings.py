@@ -12,6 +12,7 @@ import msgspec
 from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
+from batchtune.probe.devices.law import Law, is_law
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
@@ -88,7 +89,9 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     minutes: Positive | None = None
 
     def __post_init__(self) -> None:
-        if not is_device(self.device):
+        if is_law(self.device):
+            self._check_law()
+        elif not is_device(self.device):
             raise UsageError(
                 f"unknown device {shortened(self.device)}",
                 f"Use --device {DEVICE_FORMS}.",
@@ -104,6 +107,17 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     def has_ranks(self) -> bool:
         """Whether torchrun starts what is measured, in a process group: even a single rank is in one then."""
         return self.nproc_per_node is not None
+
+    def _check_law(self) -> None:
+        """Raise UsageError for a wrong coefficient, and for what runs whatever the device is."""
+        Law.parse(self.device)
+        if self.command is not None:
+            raise UsageError(
+                "--device law:… computes what a step takes, but a training script is given",
+                "Leave out one of them.",
+            )
+        if self.has_ranks or self.simulate_world_size is not None:
+            raise UsageError("--device law:… has no ranks", "Leave out their number.")
 
     def _check_ranks(self) -> None:
         """Raise UsageError for what does not go together with ranks, be they real or simulated."""

@@ -21,6 +21,8 @@ from batchtune.errors import (
 )
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
+from batchtune.probe.devices.law import LawDevice, is_law
+from batchtune.probe.measurer import Measurer, setup_exceeds_limit
 from batchtune.probe.nodes import Nodes
 from batchtune.probe.requests import (
     Identified,
@@ -64,6 +66,28 @@ _NOTHING_SENT = {
 }
 
 
+def measurer_for(
+    settings: ProbeSettings,
+    limit_bytes: int | None = None,
+    *,
+    first_worker: int = 1,
+    lengths: Lengths | None = None,
+    on_note: Callable[[str], None] | None = None,
+    nodes: Nodes | None = None,
+) -> Measurer:
+    """Return what measures on the device of the settings; the arguments are those of `Supervisor`."""
+    if is_law(settings.device):
+        return LawDevice.of(settings, settings.workload, limit_bytes, first_worker - 1)
+    return Supervisor(
+        settings,
+        limit_bytes,
+        first_worker=first_worker,
+        lengths=lengths,
+        on_note=on_note,
+        nodes=nodes,
+    )
+
+
 def worker_program(
     *, script: bool = False, ranks: bool = False
 ) -> tuple[str, Any, dict[str, str], tuple[str, ...]]:
@@ -79,7 +103,7 @@ def worker_program(
     return "batchtune.probe.worker", Reply, environment, ("torch",)
 
 
-class Supervisor:
+class Supervisor(Measurer):
     """Measures batch shapes, with a fresh worker whenever the last one died, hung or was damaged.
 
     Use as a context manager: no process outlives it, and it holds the device for itself from `start` to the end.
@@ -127,6 +151,7 @@ class Supervisor:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        """End all processes, and release the device."""
         self._drop()
         self._nursery.close()
         for lock in self._locks:
@@ -345,7 +370,7 @@ class Supervisor:
         if reply.stage == "options":
             raise OptionError(reply.message, reply.hint)
         if reply.outcome == "oom":
-            raise self._too_small(reply.message)
+            raise setup_exceeds_limit(self._settings.workload, reply.message)
         message = reply.message
         if reply.stage == "setup":
             message = f"{self._settings.workload}: its setup failed: {message}"
@@ -356,7 +381,7 @@ class Supervisor:
     def _setup_error(self, lost: WorkerLost) -> BatchtuneError:
         """Return the error for a worker that died or hung before any trial."""
         if lost.outcome == "oom":
-            return self._too_small(str(lost))
+            return setup_exceeds_limit(self._settings.workload, str(lost))
         workload = self._settings.workload
         if lost.outcome == "timeout":
             return WorkloadError(
@@ -372,13 +397,6 @@ class Supervisor:
             "Its last output may say why. If something outside kills it (a job's or a container's limit), it needs "
             "less memory or time, or a higher limit there.",
             tail(lost.output, lines=12),
-        )
-
-    def _too_small(self, reason: str) -> ProbeError:
-        return ProbeError(
-            f"the memory limit is too small: {self._settings.workload} ran out of it in its setup, "
-            f"before any batch ({reason})",
-            "Give more with --memory, or take a smaller model with --set.",
         )
 
     def _drop(self) -> None:

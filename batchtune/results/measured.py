@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Outcome = Literal["ok", "oom", "timeout", "crash", "error"]
-DeviceName = Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}(:[0-9]{1,4})?$")]
+DeviceName = Annotated[
+    str, msgspec.Meta(pattern=r"^([a-z]{1,16}(:[0-9]{1,4})?|law:[\w=.,+ -]{0,400})$")
+]
 AnyLength = TypeVar("AnyLength", float, "npt.NDArray[np.float64]")
 # Of a packed batch: a file of somebody else's must not fill the memory.
 _MOST_SEQUENCES = 10**7

@@ -12,8 +12,9 @@ from msgspec import structs
 from batchtune.errors import ResultError, WorkloadError
 from batchtune.probe.confirmation import alternating
 from batchtune.probe.failures import message_verdict
+from batchtune.probe.measurer import Measurer
 from batchtune.probe.nodes import Nodes
-from batchtune.probe.supervisor import Supervisor
+from batchtune.probe.supervisor import measurer_for
 from batchtune.results import (
     VERIFY_FILE,
     BatchShape,
@@ -67,21 +68,21 @@ def run_verify(
         subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds
     )
     workload = settings.subject
-    supervisor = Supervisor(
+    measurer = measurer_for(
         settings,
         subject.limit_bytes,
         lengths=plan.lengths,
         on_note=on_note,
         nodes=nodes,
     )
-    with alone_in(folder), supervisor:
-        verification = verify(supervisor, plan, workload, on_progress=on_progress)
+    with alone_in(folder), measurer:
+        verification = verify(measurer, plan, workload, on_progress=on_progress)
         write_result(folder / VERIFY_FILE, verification)
     return verification
 
 
 def verify(
-    stepper: Supervisor,
+    stepper: Measurer,
     plan: VerifyPlan,
     workload: WorkloadRecord,
     *,
@@ -109,7 +110,7 @@ class _Runner:
     """Runs a verification's steps one after the other, and keeps their trials in `done`."""
 
     plan: VerifyPlan
-    stepper: Supervisor
+    stepper: Measurer
     workload: str
     device: Device
     on_progress: OnProgress

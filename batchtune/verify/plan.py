@@ -19,6 +19,7 @@ from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
+from batchtune.probe.devices import law
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
@@ -106,9 +107,8 @@ def _workload(
             )
     elif spec in (None, probe.workload.spec):
         probed = probe.workload
-        if not is_builtin(probed.spec) and (
-            spec is None or (options is None and probed.options)
-        ):
+        runs_code = not is_builtin(probed.spec) and probed.spec != law.WORKLOAD
+        if runs_code and (spec is None or (options is None and probed.options)):
             name = f"--workload {shlex.quote(probed.spec)}, and its options with --set"
             if probed.command is not None:
                 name = f"-- {probed.spec}"

@@ -36,7 +36,7 @@ LOCKS_FOLDER = "batchtune-locks"
 
 
 def is_device(name: str) -> bool:
-    """Return whether `--device` takes this, on some machine."""
+    """Return whether `--device` takes this, on some machine, besides a law."""
     return re.fullmatch(r"auto|cpu|cuda(:\d+)?", name) is not None
 
 

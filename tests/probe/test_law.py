@@ -1,0 +1,128 @@
+"""The device made by a law: what it computes, and what it is told."""
+
+import pytest
+
+from batchtune.errors import UsageError
+from batchtune.probe.devices import DEVICE_FORMS, backends, is_device
+from batchtune.probe.devices.law import Law, LawDevice, failed
+from batchtune.probe.settings import ProbeSettings
+from batchtune.results import BatchShape
+
+LAW = "law:constant=1GB,linear=2MB,quadratic=5kB,limit=8GB,seconds=0.5,seconds_linear=1e-3"
+SHAPE = BatchShape(4, 10.0)
+
+
+def device(value: str = LAW, limit_bytes: int | None = None) -> LawDevice:
+    settings = ProbeSettings(
+        workload="law", options={}, device=value, memory_fraction=1.0
+    )
+    return LawDevice.of(settings, "law", limit_bytes, 0)
+
+
+def test_memory_and_time_follow_the_coefficients() -> None:
+    trial = device().measure(SHAPE, 3).trial
+    assert (trial.index, trial.outcome) == (3, "ok")
+    assert trial.peak_bytes == 1e9 + 40 * 2e6 + 400 * 5e3
+    assert trial.rest_bytes == 1e9
+    assert trial.step_seconds == 0.5 + 40e-3
+
+
+def test_packed_batches_count_their_tokens() -> None:
+    packed = BatchShape.packed([30, 10])
+    law = Law(constant=1, linear=2, quadratic=3)
+    assert law.bytes_of(packed) == 1 + 2 * 40 + 3 * (900 + 100)
+
+
+def test_targets_count_by_their_longest() -> None:
+    law = Law(constant=0, linear=1, target=10)
+    assert law.bytes_of(BatchShape(3, 5.0, 7.0)) == 3 * 5 + 10 * 3 * 7
+
+
+def test_what_exceeds_the_limit_runs_out_of_memory() -> None:
+    assert device().step(BatchShape(3000, 1.0)).trial.outcome == "ok"
+    assert device().step(BatchShape(4000, 1.0)).trial.outcome == "oom"
+    assert (
+        device(limit_bytes=2 * 10**9).step(BatchShape(600, 1.0)).trial.outcome == "oom"
+    )
+
+
+def test_noise_spreads_the_peaks_by_as_much_as_it_says() -> None:
+    trial = device(f"{LAW},noise=0.03").measure(SHAPE, 0).trial
+    without = Law.parse(LAW).bytes_of(SHAPE)
+    assert trial.peak_bytes is not None
+    assert trial.peak_spread_bytes is not None
+    assert without < trial.peak_bytes <= 1.015 * without
+    assert 0.02 * without < trial.peak_spread_bytes <= 0.03 * without
+
+
+def test_a_leak_grows_with_the_steps_of_a_worker() -> None:
+    made = device(f"{LAW},leak=1MB")
+    held = [made.step(SHAPE).trial.rest_bytes for _ in range(3)]
+    assert held == [1_001_000_000, 1_002_000_000, 1_003_000_000]
+    made.start()
+    assert made.step(SHAPE).trial.rest_bytes == held[0]
+
+
+def test_a_fault_takes_the_place_of_the_law() -> None:
+    made = device()
+    made.fault = lambda shape, run: (
+        failed(shape, "crash", "was killed") if run == 1 else None
+    )
+    replies = [made.step(SHAPE).trial for _ in range(3)]
+    assert [trial.outcome for trial in replies] == ["ok", "crash", "ok"]
+    assert [trial.worker for trial in replies] == [0, 0, 1]
+
+
+def test_a_fresh_trial_has_a_worker_that_ran_nothing() -> None:
+    made = device()
+    made.start()
+    workers = [made.measure(SHAPE, 0, fresh=True).trial.worker for _ in range(2)]
+    assert workers == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "message", "hint"),
+    [
+        (
+            "law:liner=2MB",
+            "unknown coefficient 'liner'",
+            "Did you mean 'linear'? Known",
+        ),
+        ("law:2MB", "unknown coefficient '2MB'", "Known are constant, linear"),
+        ("law:linear", "the coefficient linear is ''", "or a size such as 2MB. Known"),
+        ("law:linear=-1", "the coefficient linear is '-1'", "at least 0"),
+        ("law:linear=nan", "the coefficient linear is 'nan'", "at least 0"),
+        ("law:linear=1e999", "the coefficient linear is '1e999'", "at least 0"),
+        (
+            "law:linear=__import__('os')",
+            "the coefficient linear is \"__import__('os')\"",
+            "at least 0",
+        ),
+        ("law:noise=1,noise=2", "the coefficient noise is given twice", ""),
+    ],
+)
+def test_a_wrong_coefficient_is_named(value: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        ProbeSettings(workload="law", options={}, device=value)
+    assert message in raised.value.message
+    assert hint in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"command": ["python", "x.py"]},
+        {"nproc_per_node": 2},
+        {"simulate_world_size": 2},
+    ],
+    ids=str,
+)
+def test_a_law_takes_neither_scripts_nor_ranks(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"--device law:…"):
+        ProbeSettings(workload="law", options={}, device=LAW, **options)  # type: ignore[arg-type]
+
+
+def test_no_device_is_made_by_a_law_unless_asked() -> None:
+    assert "law" not in DEVICE_FORMS
+    assert not is_device(LAW)
+    assert all("law" not in type(backend).__module__ for backend in backends())
