@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape, Outcome, Trial
 
@@ -25,3 +27,8 @@ def ran(
         stage=None if outcome == "ok" else "step",
         traceback=traceback,
     )
+
+
+def altered(reply: Ran, **facts: Any) -> Ran:
+    """The same reply with other facts in its trial."""
+    return replace(reply, trial=replace(reply.trial, **facts))

@@ -1,4 +1,4 @@
-"""Memory laws of the kinds that real models have, made devices that follow them, and the truth by brute force.
+"""Memory laws of the kinds that real models have, a made device that follows them, and the truth by brute force.
 
 A law gives the bytes that a batch takes; a device runs batches by it, with noise where the law has some. Three made
 data sets: speech that piles up near its longest length, sentences with a long tail, and tokens over two orders of
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from types import TracebackType
+from dataclasses import dataclass, replace
 
 import numpy as np
-from made_trials import ran
+from made_trials import altered
 
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.probe.devices.law import MadeDevice
 from batchtune.probe.requests import Ran
-from batchtune.results import BatchShape, Device
+from batchtune.results import BatchShape
 
 GB = 10**9
 LIMIT_BYTES = 8 * GB
@@ -134,62 +134,45 @@ TARGET_LAWS: dict[str, Law] = {
 }
 
 
-@dataclass
-class LawDevice:
-    """A made measurer: runs trials and steps by a law.
+class LawDevice(MadeDevice):
+    """Runs trials and steps by a law, whose 1 is the longest length and target of a data set.
 
     Attributes:
-        law: Of the memory.
-        lengths: The data set, whose longest length and target are the law's 1.
+        fitting: How many of the longest examples, with the longest target, fill the memory above the base.
         slower_in_turns: A step in turns takes so many times as long as one of a trial.
         first_step: The first step of a process takes so many bytes more. An OOM then costs the process.
-        fitting: How many of the longest examples, with the longest target, fill the memory above the base.
     """
 
-    law: Law
-    lengths: Lengths
-    fitting: float = 24.0
-    slower_in_turns: float = 1.0
-    first_step: Callable[[BatchShape], float] | None = None
-    worker: int = 0
-    packed: bool = False
-    steps: int = 0
-    seed: int = 0
-    device: Device = field(init=False)
-    _warm: int = field(init=False, default=-1)  # the worker that has run a step
-
-    def __post_init__(self) -> None:
-        self._rng = np.random.default_rng(self.seed)
-        self._longest = self.lengths.longest
-        self._most = (
-            1.0
-            if self.lengths.targets is None
-            else max(1.0, float(self.lengths.targets.max()))
-        )
-        self.device = Device(
-            kind="cuda",
-            name="made",
-            total_bytes=LIMIT_BYTES,
-            limit_bytes=LIMIT_BYTES,
-            driver=None,
-            torch="2",
-            allocator="native",
-            other_processes=0,
-        )
-
-    def __enter__(self) -> LawDevice:
-        return self
-
-    def __exit__(
+    def __init__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None: ...
-
-    def start(self) -> Device:
-        self.worker += 1
-        return self.device
+        law: Law,
+        lengths: Lengths,
+        *,
+        fitting: float = 24.0,
+        slower_in_turns: float = 1.0,
+        first_step: Callable[[BatchShape], float] | None = None,
+        packed: bool = False,
+    ) -> None:
+        super().__init__(
+            bytes_of=self.bytes,
+            seconds_of=self.seconds,
+            limit_bytes=LIMIT_BYTES,
+            base_bytes=BASE_BYTES,
+            noise=law.noise,
+            trial_steps=4,
+            packed=packed,
+        )
+        self.law = law
+        self.lengths = lengths
+        self.fitting = fitting
+        self.slower_in_turns = slower_in_turns
+        self.first_step = first_step
+        self.steps = 0  # in turns
+        self._warm = -1  # the worker that has run a step
+        self._longest = lengths.longest
+        self._most = 1.0
+        if lengths.targets is not None:
+            self._most = max(1.0, float(lengths.targets.max()))
 
     def bytes(self, shape: BatchShape) -> float:
         """What a batch takes without noise."""
@@ -207,62 +190,26 @@ class LawDevice:
     def seconds(self, shape: BatchShape) -> float:
         return 0.02 + 0.01 * shape.padded_length / self._longest
 
-    def _peaks(self, shape: BatchShape, steps: int) -> list[float]:
-        noise = self.law.noise
-        peaks = [
-            self.bytes(shape) * (1 + noise * (self._rng.random() - 0.5))
-            for _ in range(steps)
-        ]
+    def peaks(self, shape: BatchShape, steps: int) -> list[float]:
+        peaks = super().peaks(shape, steps)
         if self.first_step is not None and self._warm < self.worker:
             peaks[0] += self.first_step(shape)
             self._warm = self.worker
         return peaks
 
-    def measure(
-        self,
-        shape: BatchShape,
-        index: int,
-        *,
-        fresh: bool = False,
-        timing: bool = False,
-    ) -> Ran:
-        self.worker += fresh
-        peaks = self._peaks(shape, 4)
-        where = {
-            "index": index,
-            "worker": self.worker,
-            "timing": timing,
-            "alloc_retries": 0,
-        }
-        if max(peaks) > LIMIT_BYTES:
-            self.worker += self.first_step is not None
-            return ran(shape, "oom", error="CUDA out of memory", **where)
-        return ran(
-            shape,
-            steps=4,
-            step_seconds=self.seconds(shape),
-            step_seconds_spread=0.0,
-            mean_step_seconds=self.seconds(shape),
-            peak_bytes=int(max(peaks)),
-            steady_peak_bytes=int(max(peaks[1:])),
-            peak_spread_bytes=int(max(peaks[1:]) - min(peaks[1:])),
-            rest_bytes=BASE_BYTES,
-            **where,
-        )
+    def run(self, shape: BatchShape, steps: int) -> Ran:
+        reply = super().run(shape, steps)
+        if self.first_step is not None and reply.trial.outcome == "oom":
+            self.lose_worker()
+        return reply
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
         self.steps += 1
-        (peak,) = self._peaks(shape, 1)
-        if peak > LIMIT_BYTES:
-            return ran(shape, "oom", error="CUDA out of memory", worker=self.worker)
-        seconds = self.seconds(shape) * self.slower_in_turns
-        return ran(
-            shape,
-            step_seconds=seconds,
-            peak_bytes=int(peak),
-            rest_bytes=BASE_BYTES,
-            worker=self.worker,
-        )
+        reply = super().step(shape, release=release)
+        seconds = reply.trial.step_seconds
+        if seconds is None:
+            return reply
+        return altered(reply, step_seconds=seconds * self.slower_in_turns)
 
     # The truth
 
@@ -312,24 +259,3 @@ class LawDevice:
             return None
         inside = (self.lengths.values > below) & (self.lengths.values <= up_to)
         return float(self.lengths.targets[inside].max())
-
-
-class AlteredDevice(LawDevice):
-    """A device that alters what comes of its law."""
-
-    def altered(self, ran: Ran) -> Ran:
-        """What a trial or a step becomes."""
-        raise NotImplementedError
-
-    def measure(
-        self,
-        shape: BatchShape,
-        index: int,
-        *,
-        fresh: bool = False,
-        timing: bool = False,
-    ) -> Ran:
-        return self.altered(super().measure(shape, index, fresh=fresh, timing=timing))
-
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        return self.altered(super().step(shape, release=release))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,23 @@ TOKENS = made_lengths("tokens")
 SENTENCES = Lengths.of((made_lengths("sentences").values * 60).round())
 
 
-@dataclass
+def a_tenth_of_a_megabyte_each(shape: BatchShape) -> float:
+    return 1e5 * shape.tokens
+
+
 class PackedDevice(LawDevice):
     """Runs packed batches by a formula; a peak is its value ± half of the law's noise."""
 
-    law: Law = LAWS["linear"]
-    lengths: Lengths = field(default_factory=lambda: TOKENS)
-    packed: bool = True
-    memory: Memory = field(default=lambda shape: 1e5 * shape.tokens)
+    def __init__(
+        self,
+        law: Law = LAWS["linear"],
+        lengths: Lengths = TOKENS,
+        *,
+        packed: bool = True,
+        memory: Memory = a_tenth_of_a_megabyte_each,
+    ) -> None:
+        super().__init__(law, lengths, packed=packed)
+        self.memory = memory
 
     def bytes(self, shape: BatchShape) -> float:
         if shape.sequences is None:
@@ -74,7 +82,7 @@ def probe_packed(
         device.lengths,
         settings(dear=dear, **changed),
         folder,
-        hooks=ProbeHooks(measurer=device),  # type: ignore[arg-type]
+        hooks=ProbeHooks(measurer=device),
     )
 
 

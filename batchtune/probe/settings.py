@@ -12,7 +12,7 @@ import msgspec
 from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
-from batchtune.probe.devices.law import Law, is_law
+from batchtune.probe.devices.law import Coefficients, is_law
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
@@ -110,7 +110,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     def _check_law(self) -> None:
         """Raise UsageError for a wrong coefficient, and for what runs whatever the device is."""
-        Law.parse(self.device)
+        Coefficients.parse(self.device)
         if self.command is not None:
             raise UsageError(
                 "--device law:… computes what a step takes, but a training script is given",

@@ -21,7 +21,7 @@ from batchtune.errors import (
 )
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
-from batchtune.probe.devices.law import LawDevice, is_law
+from batchtune.probe.devices.law import MadeDevice, is_law
 from batchtune.probe.measurer import Measurer, setup_exceeds_limit
 from batchtune.probe.nodes import Nodes
 from batchtune.probe.requests import (
@@ -77,7 +77,7 @@ def measurer_for(
 ) -> Measurer:
     """Return what measures on the device of the settings; the arguments are those of `Supervisor`."""
     if is_law(settings.device):
-        return LawDevice.of(settings, settings.workload, limit_bytes, first_worker - 1)
+        return MadeDevice.of(settings, settings.workload, limit_bytes, first_worker - 1)
     return Supervisor(
         settings,
         limit_bytes,

@@ -430,7 +430,7 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path: Path) -> None:
     lengths = made_lengths("speech", count=2000)
     device = LawDevice(LAWS["linear"], lengths)
     probed_with = ProbeSettings(workload="made", options={}, device="cuda")
-    hooks = ProbeHooks(measurer=device)  # type: ignore[arg-type]
+    hooks = ProbeHooks(measurer=device)
     probe = run_probe(lengths, probed_with, tmp_path, hooks=hooks)
     script = Script(
         batches=["wave: [B, L]"],

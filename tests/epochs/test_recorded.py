@@ -1,7 +1,6 @@
 """Tests of the costs that a recorded training measured, and of its out-of-memory errors as trials of the next probe."""
 
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.supervisor import Supervisor
 from batchtune.results import Probe, TrainingStep
 
 LENGTHS = Lengths.of(np.linspace(1, 30, 500).round(2))
@@ -113,7 +111,7 @@ def test_the_next_probe_stays_below_a_recorded_oom(tmp_path: Path) -> None:
             num_lengths=6,
             memory_fraction=1.0,
         )
-        hooks = ProbeHooks(measurer=cast(Supervisor, device))
+        hooks = ProbeHooks(measurer=device)
         return run_probe(lengths, settings, tmp_path, hooks=hooks)
 
     before = probe()

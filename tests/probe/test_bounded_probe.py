@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 from benchmarks.laws import MOST_LOSS, measure, probe_law, table_of
-from made_trials import ran
+from made_trials import altered
 from memory_laws import (
     LAWS,
     LIMIT_BYTES,
-    AlteredDevice,
     Law,
     LawDevice,
     made_lengths,
@@ -25,11 +22,11 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
+from batchtune.probe.devices.law import failed
 from batchtune.probe.messages import ProbeHooks, ProbeProgress
 from batchtune.probe.probing import run_probe
 from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     PROBE_FILE,
     BatchShape,
@@ -48,25 +45,23 @@ LIMITED = ProbeSettings(
 )
 
 
-@dataclass
-class Timed(AlteredDevice):
+class Timed(LawDevice):
     """Takes a second of the monotonic clock for a trial or a step; interrupts what comes after `most` of them."""
 
-    now: float = 0.0
-    most: float = float("inf")
-    start_seconds: float = 0.0
+    now = 0.0
+    most = math.inf
+    start_seconds = 0.0
 
     def start(self) -> Device:
         self.now += self.start_seconds
         return super().start()
 
-    def altered(self, ran: Ran) -> Ran:
+    def run(self, shape: BatchShape, steps: int) -> Ran:
+        reply = super().run(shape, steps)
         self.now += 1.0
         if self.now > self.most:
             raise KeyboardInterrupt
-        return replace(
-            ran, trial=replace(ran.trial, elapsed_seconds=1.0, step_seconds=0.8)
-        )
+        return altered(reply, elapsed_seconds=1.0, step_seconds=0.8)
 
 
 @pytest.fixture
@@ -81,7 +76,7 @@ def probe_timed(device: Timed, folder: Path, minutes: float | None = None) -> Pr
         device.lengths,
         replace(LIMITED, minutes=minutes),
         folder,
-        hooks=ProbeHooks(measurer=cast(Supervisor, device)),
+        hooks=ProbeHooks(measurer=device),
     )
 
 
@@ -123,8 +118,7 @@ def test_what_the_turns_refute_is_replaced_within_minutes(
             peak = reply.trial.peak_bytes
             if shape.length == self.lengths.longest or peak is None:
                 return reply
-            less = int(0.04 * LIMIT_BYTES)
-            return replace(reply, trial=replace(reply.trial, peak_bytes=peak - less))
+            return altered(reply, peak_bytes=peak - int(0.04 * LIMIT_BYTES))
 
     device = Unsteady(LAWS["blocks of length"], made_lengths("speech", count=300))
     monkeypatch.setattr("batchtune.probe.probing.time.monotonic", lambda: device.now)
@@ -169,13 +163,11 @@ def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path: Path) -> No
             lengths,
             LIMITED,
             tmp_path,
-            hooks=ProbeHooks(measurer=cast(Supervisor, too_large)),
+            hooks=ProbeHooks(measurer=too_large),
         )
     fitting = LawDevice(LAWS["linear"], lengths)
     another = replace(LIMITED, workload="made.py:Another")
-    probe = run_probe(
-        lengths, another, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, fitting))
-    )
+    probe = run_probe(lengths, another, tmp_path, hooks=ProbeHooks(measurer=fitting))
     assert probe.workload.spec == "made.py:Another"
     assert probe.trials[0].index == 0
     with pytest.raises(ResultError, match="holds a run of something else"):
@@ -183,7 +175,7 @@ def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path: Path) -> No
             lengths,
             LIMITED,
             tmp_path,
-            hooks=ProbeHooks(measurer=cast(Supervisor, fitting)),
+            hooks=ProbeHooks(measurer=fitting),
         )
 
 
@@ -218,12 +210,11 @@ def test_an_interruption_overwrites_nothing_that_is_proven(
     assert read_result(tmp_path / PROBE_FILE, Probe) == proven
 
 
-@dataclass
-class Scattered(AlteredDevice):
+class Scattered(LawDevice):
     """Steps take up to five times as long, and later processes hold 1.5% of the memory less than the first."""
 
     def seconds(self, shape: BatchShape) -> float:
-        return super().seconds(shape) * float(np.exp(self._rng.normal(0.0, 0.5)))
+        return super().seconds(shape) * float(np.exp(self._random.normal(0.0, 0.5)))
 
     def bytes(self, shape: BatchShape) -> float:
         return super().bytes(shape) - self._less()
@@ -231,13 +222,12 @@ class Scattered(AlteredDevice):
     def _less(self) -> int:
         return 120_000_000 if self.worker > 1 else 0
 
-    def altered(self, ran: Ran) -> Ran:
-        if ran.trial.rest_bytes is None:
-            return ran
-        return replace(
-            ran,
-            trial=replace(ran.trial, rest_bytes=ran.trial.rest_bytes - self._less()),
-        )
+    def run(self, shape: BatchShape, steps: int) -> Ran:
+        reply = super().run(shape, steps)
+        rest_bytes = reply.trial.rest_bytes
+        if rest_bytes is None:
+            return reply
+        return altered(reply, rest_bytes=rest_bytes - self._less())
 
 
 def long_tailed(count: int = 8_000) -> Lengths:
@@ -270,7 +260,7 @@ def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
         )
 
 
-class MostlyInUse(AlteredDevice):
+class MostlyInUse(LawDevice):
     """A small model: 83% of the memory is in use between steps, and of the rest the last 1.5% can't be had.
 
     Frames come in eights, which short examples fill badly: they need more for each second than longer ones.
@@ -289,17 +279,11 @@ class MostlyInUse(AlteredDevice):
     def in_use(self) -> int:
         return int(0.83 * LIMIT_BYTES)
 
-    def altered(self, reply: Ran) -> Ran:
-        trial = reply.trial
-        if self.bytes(trial.shape) > LIMIT_BYTES - 0.015 * (LIMIT_BYTES - self.in_use):
-            return ran(
-                trial.shape,
-                "oom",
-                index=trial.index,
-                worker=trial.worker,
-                timing=trial.timing,
-            )
-        return replace(reply, trial=replace(trial, rest_bytes=self.in_use))
+    def run(self, shape: BatchShape, steps: int) -> Ran:
+        if self.bytes(shape) > LIMIT_BYTES - 0.015 * (LIMIT_BYTES - self.in_use):
+            return altered(failed(shape, "oom", "out of memory"), worker=self.worker)
+        reply = super().run(shape, steps)
+        return altered(reply, rest_bytes=self.in_use)
 
 
 @pytest.mark.parametrize("fitting", [2.9, 3.3])

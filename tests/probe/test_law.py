@@ -4,7 +4,7 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.probe.devices import DEVICE_FORMS, backends, is_device
-from batchtune.probe.devices.law import Law, LawDevice, failed
+from batchtune.probe.devices.law import Coefficients, MadeDevice, failed
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape
 
@@ -12,11 +12,11 @@ LAW = "law:constant=1GB,linear=2MB,quadratic=5kB,limit=8GB,seconds=0.5,seconds_l
 SHAPE = BatchShape(4, 10.0)
 
 
-def device(value: str = LAW, limit_bytes: int | None = None) -> LawDevice:
+def device(value: str = LAW, limit_bytes: int | None = None) -> MadeDevice:
     settings = ProbeSettings(
         workload="law", options={}, device=value, memory_fraction=1.0
     )
-    return LawDevice.of(settings, "law", limit_bytes, 0)
+    return MadeDevice.of(settings, "law", limit_bytes, 0)
 
 
 def test_memory_and_time_follow_the_coefficients() -> None:
@@ -29,12 +29,12 @@ def test_memory_and_time_follow_the_coefficients() -> None:
 
 def test_packed_batches_count_their_tokens() -> None:
     packed = BatchShape.packed([30, 10])
-    law = Law(constant=1, linear=2, quadratic=3)
+    law = Coefficients(constant=1, linear=2, quadratic=3)
     assert law.bytes_of(packed) == 1 + 2 * 40 + 3 * (900 + 100)
 
 
 def test_targets_count_by_their_longest() -> None:
-    law = Law(constant=0, linear=1, target=10)
+    law = Coefficients(constant=0, linear=1, target=10)
     assert law.bytes_of(BatchShape(3, 5.0, 7.0)) == 3 * 5 + 10 * 3 * 7
 
 
@@ -48,7 +48,7 @@ def test_what_exceeds_the_limit_runs_out_of_memory() -> None:
 
 def test_noise_spreads_the_peaks_by_as_much_as_it_says() -> None:
     trial = device(f"{LAW},noise=0.03").measure(SHAPE, 0).trial
-    without = Law.parse(LAW).bytes_of(SHAPE)
+    without = Coefficients.parse(LAW).bytes_of(SHAPE)
     assert trial.peak_bytes is not None
     assert trial.peak_spread_bytes is not None
     assert without < trial.peak_bytes <= 1.015 * without

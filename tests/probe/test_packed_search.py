@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -348,13 +347,16 @@ def test_trials_of_the_other_kind_are_refused(packed: bool, tmp_path: Path) -> N
 # Interruptions and faults
 
 
-@dataclass
 class Unsteady(PackedDevice):
     """Is interrupted after `most` trials and steps, or answers otherwise once: `answer` replaces a trial's reply."""
 
-    most: int = 10**6
-    answer: Callable[[Ran], Ran] = lambda reply: reply
-    count: int = 0
+    def __init__(
+        self, most: int = 10**6, answer: Callable[[Ran], Ran] = lambda reply: reply
+    ) -> None:
+        super().__init__()
+        self.most = most
+        self.answer = answer
+        self.count = 0
 
     def measure(
         self,
@@ -364,18 +366,14 @@ class Unsteady(PackedDevice):
         fresh: bool = False,
         timing: bool = False,
     ) -> Ran:
-        self._count()
         reply = super().measure(shape, index, fresh=fresh, timing=timing)
         return self.answer(reply) if not fresh else reply
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        self._count()
-        return super().step(shape, release=release)
-
-    def _count(self) -> None:
+    def run(self, shape: BatchShape, steps: int) -> Ran:
         self.count += 1
         if self.count > self.most:
             raise KeyboardInterrupt
+        return super().run(shape, steps)
 
 
 @pytest.mark.parametrize("most", [1, 3, 6, 9])

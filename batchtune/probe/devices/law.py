@@ -31,7 +31,7 @@ def is_law(device: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Law:
+class Coefficients:
     """The coefficients of a law, for tokens Σ L (batch size × length if padded) and Σ L².
 
     Attributes:
@@ -59,7 +59,7 @@ class Law:
     packed: float = 0.0
 
     @classmethod
-    def parse(cls, device: str) -> Law:
+    def parse(cls, device: str) -> Coefficients:
         """Read `law:linear=2MB,limit=8GB`; coefficients left out keep their defaults. Raises UsageError."""
         values: dict[str, float] = {}
         known = [coefficient.name for coefficient in fields(cls)]
@@ -129,7 +129,7 @@ def failed(shape: BatchShape, outcome: Outcome, error: str) -> Ran:
 
 
 @dataclass(kw_only=True)
-class LawDevice(Measurer):
+class MadeDevice(Measurer):
     """Runs trials and steps by a law.
 
     Attributes:
@@ -180,12 +180,12 @@ class LawDevice(Measurer):
     @classmethod
     def of(
         cls, settings: ProbedWith, workload: str, limit_bytes: int | None, worker: int
-    ) -> LawDevice:
+    ) -> MadeDevice:
         """Return the device of a `--device law:…` value, with the limit of a continued run or else the settings'.
 
         `worker` is the number of the last one so far.
         """
-        law = Law.parse(settings.device)
+        law = Coefficients.parse(settings.device)
         total = int(law.limit)
         cap = min(settings.memory_bytes or total, total)
         limit = int(cap * settings.memory_fraction) - settings.reserve_bytes
@@ -236,8 +236,13 @@ class LawDevice(Measurer):
             self._renew()
         ran = self.fault(shape, self.runs) or self._computed(shape, steps)
         self.runs += 1
-        self._is_lost = ran.renew
+        if ran.renew:
+            self.lose_worker()
         return replace(ran, trial=replace(ran.trial, worker=self.worker))
+
+    def lose_worker(self) -> None:
+        """Have the next run begin with a new worker."""
+        self._is_lost = True
 
     def _renew(self) -> None:
         self.worker += 1
