@@ -1,56 +1,48 @@
-from dataclasses import dataclass, field
+import itertools
 
-from made_trials import made_trial, ran
-from msgspec.structs import replace
-from verify.made_stepper import made_device
+from made_trials import altered, made_trial, ran
+from noted_device import NotedDevice, planned
 
 from batchtune.probe.confirmation import Turns, confirm, error_in_turns, rounds_of
 from batchtune.probe.margin import Peaks
 from batchtune.probe.requests import Ran
-from batchtune.results import BatchShape, Device
+from batchtune.results import BatchShape
 
 LONG, SHORT, MIDDLE = BatchShape(4, 30.0), BatchShape(120, 1.0), BatchShape(12, 10.0)
 SHAPES = [LONG, SHORT, MIDDLE]
-OK = ran(SHORT, step_seconds=0.1, reserved_bytes=100, alloc_retries=0)
 
 
-@dataclass
-class MadeStepper:
-    """Answers `ok`, but for what is planned for the n-th step of a shape; notes workers, shapes and releases."""
+def stepper_of(
+    replies: dict[BatchShape, list[Ran | None]] | None = None,
+    reserved: tuple[int, ...] = (),
+) -> NotedDevice:
+    """A device on which all passes but what is planned; its steps hold what is `reserved`, and then 100 bytes."""
+    held = itertools.chain(reserved, itertools.repeat(100))
 
-    planned: dict[BatchShape, list[Ran]] = field(default_factory=dict)
-    reserved: list[int] = field(default_factory=list)
-    steps: list[tuple[int, BatchShape, bool]] = field(default_factory=list)
-    worker: int = 1
+    def alter(reply: Ran, number: int) -> Ran:
+        if reply.trial.outcome != "ok":
+            return reply
+        return altered(reply, reserved_bytes=next(held))
 
-    def start(self) -> Device:
-        self.worker += 1
-        return made_device()
-
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        self.steps.append((self.worker, shape, release))
-        if answers := self.planned.get(shape):
-            answer = answers.pop(0)
-            return replace(answer, trial=replace(answer.trial, worker=self.worker))
-        reserved = self.reserved.pop(0) if self.reserved else 100
-        return ran(
-            shape,
-            step_seconds=0.1,
-            reserved_bytes=reserved,
-            alloc_retries=0,
-            worker=self.worker,
-        )
+    return NotedDevice(
+        alter,
+        bytes_of=lambda shape: 10.0,
+        seconds_of=lambda shape: 0.1,
+        limit_bytes=100,
+        base_bytes=1,
+        fault=planned(replies or {}),
+    )
 
 
-def turns_of(stepper: MadeStepper) -> Turns:
+def turns_of(stepper: NotedDevice) -> Turns:
     return confirm(stepper, SHAPES, rounds=2, on_step=lambda shape: True)
 
 
 def test_shapes_run_in_turns_in_a_fresh_worker() -> None:
-    stepper = MadeStepper()
+    stepper = stepper_of()
     turns = turns_of(stepper)
-    assert [(worker, shape) for worker, shape, _ in stepper.steps] == [
-        (2, shape) for shape in SHAPES * 2
+    assert [(step.worker, step.shape) for step in stepper.steps] == [
+        (1, shape) for shape in SHAPES * 2
     ]
     assert (len(turns.passed), turns.failures, turns.confirmed) == (6, [], set(SHAPES))
 
@@ -68,14 +60,14 @@ def test_shapes_run_again_if_a_cache_is_kept_or_peaks_differ() -> None:
 def test_what_did_not_run_in_time_is_not_confirmed() -> None:
     left = [True, True]
     turns = confirm(
-        MadeStepper(), SHAPES, rounds=1, on_step=lambda shape: bool(left) and left.pop()
+        stepper_of(), SHAPES, rounds=1, on_step=lambda shape: bool(left) and left.pop()
     )
     assert turns.confirmed == {LONG, SHORT}
 
 
 def test_an_oom_in_the_first_step_does_not_end_the_turns() -> None:
     turns = confirm(
-        MadeStepper({LONG: [ran(LONG, "oom")]}),
+        stepper_of({LONG: [ran(LONG, "oom")]}),
         SHAPES,
         rounds=1,
         on_step=lambda shape: True,
@@ -86,7 +78,7 @@ def test_an_oom_in_the_first_step_does_not_end_the_turns() -> None:
 
 
 def test_a_shape_that_runs_out_of_memory_among_the_others_fails() -> None:
-    stepper = MadeStepper({SHORT: [OK, ran(SHORT, "oom", error="CUDA out of memory")]})
+    stepper = stepper_of({SHORT: [None, ran(SHORT, "oom", error="CUDA out of memory")]})
     turns = turns_of(stepper)
     assert [failure.trial.shape for failure in turns.failures] == [SHORT]
     assert (
@@ -96,23 +88,23 @@ def test_a_shape_that_runs_out_of_memory_among_the_others_fails() -> None:
 
 
 def test_the_others_go_on_in_the_same_worker_after_a_failure() -> None:
-    stepper = MadeStepper(
-        {SHORT: [ran(SHORT, "oom")], MIDDLE: [OK, ran(MIDDLE, "oom")]}
+    stepper = stepper_of(
+        {SHORT: [ran(SHORT, "oom")], MIDDLE: [None, ran(MIDDLE, "oom")]}
     )
     turns = turns_of(stepper)
     assert [failure.trial.shape for failure in turns.failures] == [SHORT, MIDDLE]
-    assert [shape for _, shape, _ in stepper.steps] == [
+    assert stepper.shapes == [
         LONG,
         SHORT,
         MIDDLE,
         LONG,
         MIDDLE,
     ]
-    assert stepper.worker == 2
+    assert stepper.worker == 1
 
 
 def test_an_error_of_the_workloads_own_ends_the_turns() -> None:
-    stepper = MadeStepper({LONG: [ran(LONG, "error", error="IndexError")]})
+    stepper = stepper_of({LONG: [ran(LONG, "error", error="IndexError")]})
     assert [failure.trial.outcome for failure in turns_of(stepper).failures] == [
         "error"
     ]
@@ -120,22 +112,22 @@ def test_an_error_of_the_workloads_own_ends_the_turns() -> None:
 
 
 def test_a_pass_after_emptying_the_cache_fits_and_is_counted() -> None:
-    turns = turns_of(MadeStepper({MIDDLE: [ran(MIDDLE, "ok", alloc_retries=2)]}))
+    turns = turns_of(stepper_of({MIDDLE: [ran(MIDDLE, "ok", alloc_retries=2)]}))
     assert (turns.failures, turns.alloc_retries) == ([], 2)
 
 
 def test_after_one_dead_worker_the_turns_are_repeated() -> None:
-    stepper = MadeStepper(
+    stepper = stepper_of(
         {MIDDLE: [ran(MIDDLE, "crash", error="was killed by SIGKILL")]}
     )
     turns = turns_of(stepper)
     assert not turns.failures
-    assert [shape for _, shape, _ in stepper.steps[3:]] == SHAPES * 2
+    assert stepper.shapes[3:] == SHAPES * 2
 
 
 def test_a_shape_that_kills_the_worker_twice_fails() -> None:
     crash = ran(MIDDLE, "crash", error="was killed by SIGSEGV")
-    turns = turns_of(MadeStepper({MIDDLE: [crash, crash]}))
+    turns = turns_of(stepper_of({MIDDLE: [crash, crash]}))
     assert [
         (failure.trial.shape, failure.trial.outcome) for failure in turns.failures
     ] == [(MIDDLE, "crash")]
@@ -143,13 +135,13 @@ def test_a_shape_that_kills_the_worker_twice_fails() -> None:
 
 def test_cache_growth_counts_after_each_shape_ran_once() -> None:
     assert (
-        turns_of(MadeStepper(reserved=[50, 80, 90, 90, 97, 92]))
+        turns_of(stepper_of(reserved=(50, 80, 90, 90, 97, 92)))
         .record([])
         .reserved_growth_bytes
         == 7
     )
     assert (
-        turns_of(MadeStepper(reserved=[100, 80, 90, 90, 95, 92]))
+        turns_of(stepper_of(reserved=(100, 80, 90, 90, 95, 92)))
         .record([])
         .reserved_growth_bytes
         == 0
@@ -157,21 +149,15 @@ def test_cache_growth_counts_after_each_shape_ran_once() -> None:
 
 
 def test_a_worker_replaced_mid_turns_has_a_first_step_too() -> None:
-    @dataclass
-    class Renewing(MadeStepper):
-        """Loses its worker with the first step of MIDDLE; the next needs more memory in its first step."""
+    stepper = stepper_of()
 
-        def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-            before = len(self.steps)
-            self.worker += before == 3
-            self.steps.append((self.worker, shape, release))
-            return ran(
-                shape,
-                step_seconds=0.1,
-                peak_bytes=150 if before == 3 else 100,
-                worker=self.worker,
-            )
+    def replaced_at_the_fourth(reply: Ran, number: int) -> Ran:
+        """Lose the worker with the fourth step; the next needs more memory in its first step."""
+        if number == 2:
+            stepper.lose_worker()
+        return altered(reply, peak_bytes=150 if number == 3 else 100)
 
-    peaks = Peaks(1000, [made_trial(LONG, peak_bytes=100)], turns_of(Renewing()).steps)
+    stepper.alter = replaced_at_the_fourth
+    peaks = Peaks(1000, [made_trial(LONG, peak_bytes=100)], turns_of(stepper).steps)
     assert peaks.margin.spread_bytes == 0
     assert peaks.margin.first_step_bytes == 50

@@ -1,21 +1,20 @@
-"""A made device for verifications: it holds a known number of cells, and goes wrong on demand."""
+"""A made device for verifications, which holds a known number of cells; and a probe of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
 import numpy as np
-from made_trials import made_trial, ran
+from made_trials import altered, made_trial
+from noted_device import NotedDevice
 
 from batchtune.lengths import Lengths
 from batchtune.probe.requests import Ran
 from batchtune.results import (
     BatchShape,
     CostModel,
-    Device,
     FrontierPoint,
     Meta,
     Models,
@@ -32,20 +31,6 @@ BASE_BYTES = 100 * MIB
 LIMIT_BYTES = 1000 * MIB
 SECONDS_PER_CELL = 1e-4
 CONSTANT_SECONDS = 0.01
-
-
-def made_device(**changes: object) -> Device:
-    made: dict[str, object] = {
-        "kind": "cuda",
-        "name": "made",
-        "total_bytes": 2 * LIMIT_BYTES,
-        "limit_bytes": LIMIT_BYTES,
-        "driver": None,
-        "torch": "2.13.0",
-        "allocator": "native",
-        "other_processes": 0,
-    }
-    return Device(**{**made, **changes})  # type: ignore[arg-type]
 
 
 def cells(shape: BatchShape) -> float:
@@ -85,55 +70,36 @@ def check_worst_batches(plan: VerifyPlan) -> None:
         )
 
 
-@dataclass
-class MadeStepper:
-    """Runs steps that take what `need` and `seconds` say.
+def made_stepper(
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+    slower: float = 1.0,
+    cache_bytes: int = 0,
+    retries: int = 0,
+    leak_bytes: int = 0,
+    fault: Callable[[BatchShape, int], Ran | None] = lambda shape, run: None,
+) -> NotedDevice:
+    """A device whose steps take what `need` and `seconds` say.
 
-    Attributes:
-        limit_bytes: More runs out of memory.
-        slower: Every step takes so many times longer.
-        leak_bytes: In use between steps, more with each.
-        cache_bytes: Held by the allocator, more with each step.
-        retries: Of every step.
-        fails: What a step does instead, or None; told the shape and the number of steps so far in this worker.
+    Its allocator's cache grows by `cache_bytes` with each step, and is emptied `retries` times in each.
     """
 
-    limit_bytes: int = LIMIT_BYTES
-    device: Device = field(default_factory=made_device)
-    slower: float = 1.0
-    leak_bytes: int = 0
-    cache_bytes: int = 0
-    retries: int = 0
-    fails: Callable[[BatchShape, int], Ran | None] = lambda shape, step: None
-    workers: int = 0
-    steps: int = 0
-    shapes: list[BatchShape] = field(default_factory=list)
-    released: list[bool] = field(default_factory=list)
+    def alter(reply: Ran, number: int) -> Ran:
+        if reply.trial.outcome != "ok":
+            return reply
+        kept = leak_bytes + cache_bytes
+        reserved_bytes = LIMIT_BYTES // 2 + kept * (number + 1)
+        return altered(reply, reserved_bytes=reserved_bytes, alloc_retries=retries)
 
-    def start(self) -> Device:
-        self.workers += 1
-        self.steps = 0
-        return self.device
-
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        self.shapes.append(shape)
-        self.released.append(release)
-        self.steps += 1
-        failed = self.fails(shape, self.steps)
-        if failed is not None:
-            return failed
-        kept = self.leak_bytes * self.steps
-        peak = need(shape) + kept
-        if peak > self.limit_bytes:
-            return ran(shape, "oom", error="CUDA out of memory")
-        return ran(
-            shape,
-            step_seconds=seconds(shape) * self.slower,
-            peak_bytes=peak,
-            reserved_bytes=LIMIT_BYTES // 2 + kept + self.cache_bytes * self.steps,
-            rest_bytes=BASE_BYTES + kept,
-            alloc_retries=self.retries,
-        )
+    return NotedDevice(
+        alter,
+        bytes_of=need,
+        seconds_of=lambda shape: slower * seconds(shape),
+        limit_bytes=limit_bytes,
+        base_bytes=BASE_BYTES,
+        leak_bytes=leak_bytes,
+        fault=fault,
+    )
 
 
 def made_config(
@@ -193,7 +159,7 @@ def made_probe(lengths: Lengths, *, timed: bool = True) -> Probe:
         meta=Meta(format="batchtune/probe", version=1, batchtune="0"),
         lengths=lengths.summary(),
         workload=WorkloadRecord(spec="made.py:Made", options={}),
-        device=made_device(),
+        device=made_stepper().device,
         settings={
             "device": "auto",
             "memory_bytes": None,

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verify.made_stepper import (
-    MadeStepper,
     check_worst_batches,
     epoch,
     made_config,
     made_probe,
+    made_stepper,
 )
 
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
+from batchtune.probe.devices.law import MadeDevice
 from batchtune.results import StreamConfig, StreamedWith, Verification, WorkloadRecord
 from batchtune.streams.simulated import StoredStream
 from batchtune.verify import verify
@@ -84,7 +85,7 @@ def planned(
     )
 
 
-def verified(stepper: MadeStepper, plan: VerifyPlan) -> Verification:
+def verified(stepper: MadeDevice, plan: VerifyPlan) -> Verification:
     workload = WorkloadRecord(spec="made.py:Made", options={})
     return verify(stepper, plan, workload, on_progress=lambda progress: None)
 
@@ -107,7 +108,7 @@ def test_no_batch_needs_more_than_a_worst_one(
 
 @pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
 def test_what_fits_and_takes_as_long_as_estimated_holds(algorithm: str) -> None:
-    plan, stepper = planned(algorithm=algorithm), MadeStepper()
+    plan, stepper = planned(algorithm=algorithm), made_stepper()
     found = verified(stepper, plan)
     assert (found.holds, found.reasons, found.failures, found.warnings) == (
         True,
