@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_once import MadeOnce
@@ -16,8 +17,13 @@ from typer.testing import CliRunner
 
 from batchtune.cli.app import app
 from batchtune.probe.devices import lock_device
+from batchtune.probe.devices.law import MadeDevice
+from batchtune.probe.requests import Ran
+from batchtune.results import BatchShape
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Fault = Callable[[BatchShape, int], Ran | None]
+Plan = Callable[[Fault], None]
 KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"
 FAULTY = f"{Path(__file__).parents[1] / 'probe' / 'faulty_workload.py'}"
 STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
@@ -33,6 +39,12 @@ TUNE_STEADY = [
     "--num-buckets",
     "2",
 ]
+# One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.
+LAW = "law:constant=100MiB,linear=1MiB,quadratic=0.08MiB,limit=460MiB"
+# Memory and time depend on the padded length alone.
+STEADY_LAW = (
+    "law:constant=220MiB,linear=1MiB,limit=400MiB,seconds=0,seconds_linear=1e-5"
+)
 # Other programs run beside the tests: no time is held unless a workload is much slower on purpose.
 ANY_TIME = ["--time-tolerance", "1000"]
 
@@ -113,8 +125,8 @@ def verified(made_once: MadeOnce) -> Path:
     def make(folder: Path) -> None:
         rows = (f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(600))
         (folder / "lengths.csv").write_text("id,duration\n" + "".join(rows))
-        verified = ["--verify", "--verify-steps", "30", *ANY_TIME, "--json"]
-        ran = run_here_in(folder, "tune", "lengths.csv", *TUNE_STEADY, *verified)
+        options = ["--device", STEADY_LAW, "--num-buckets", "2", "--verify", "--json"]
+        ran = run_here_in(folder, "tune", "lengths.csv", *options)
         assert ran.returncode == 0, ran.stderr
         (folder / "stdout").write_text(ran.stdout)
 
@@ -133,6 +145,33 @@ def examined(made_once: MadeOnce) -> Path:
         (folder / "pid").write_text(str(os.getpid()))
 
     return made_once("doctor", make)
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """`plan(fault)`: what devices made by a law do instead of the law, from now on."""
+
+    def plan(fault: Fault) -> None:
+        made = MadeDevice.of
+
+        def of(*arguments: Any) -> MadeDevice:
+            device = made(*arguments)
+            device.fault = fault
+            return device
+
+        monkeypatch.setattr(MadeDevice, "of", of)
+
+    return plan
+
+
+def interrupted_at(number: int) -> Fault:
+    """An interruption by the user in the n-th trial or step, from 0."""
+
+    def fault(shape: BatchShape, run: int) -> None:
+        if run == number:
+            raise KeyboardInterrupt
+
+    return fault
 
 
 def command(*arguments: object) -> list[str]:

@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any, cast
 
 import pytest
-from cli.conftest import KNOWN, Run
+from cli.conftest import Run
 from msgspec.structs import replace
 from report_records import made_probe, made_trial
 
@@ -21,6 +21,7 @@ from batchtune.results import BatchShape
 
 SHAPE = BatchShape(12, 24.5)
 DEVICE = made_probe().device
+LAW = "law:constant=100MB,linear=1MB,limit=8GB"
 WORKLOAD = ProbeSettings(workload="step.py:Step", options={})
 
 
@@ -113,17 +114,8 @@ def test_memory_kept_free_lowers_the_limit_and_is_noted(
 ) -> None:
     # Every batch fits: nothing is searched for.
     (tmp_path / "few.csv").write_text("id,duration\na,1\nb,2\n")
-    workload = [
-        "--workload",
-        KNOWN,
-        "--device",
-        "cpu",
-        "--memory",
-        "1GiB",
-        "--memory-fraction",
-        "0.5",
-    ]
-    ran = batchtune("probe-oom", "few.csv", *workload, "--reserve", "20MiB", "--ddp")
+    memory = ["--device", LAW, "--memory", "1GiB", "--memory-fraction", "0.5"]
+    ran = batchtune("probe-oom", "few.csv", *memory, "--reserve", "20MiB", "--ddp")
     assert ran.returncode == 0, ran.stderr
     assert "; limit 492 MiB." in ran.stderr
     assert "20 MiB are kept free" in ran.stderr

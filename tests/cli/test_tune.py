@@ -1,4 +1,4 @@
-"""The main job from end to end, as a process."""
+"""The main job from end to end, on a device made by a law; once on a real one, and as a process."""
 
 import json
 import shutil
@@ -10,39 +10,40 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
-from cli.conftest import FAULTY, KNOWN, Run, command, run_here_in, write_manifest
+from cli.conftest import (
+    FAULTY,
+    KNOWN,
+    LAW,
+    Plan,
+    Run,
+    command,
+    interrupted_at,
+    run_here_in,
+    write_manifest,
+)
 from made_once import MadeOnce
 
 from batchtune import sampler_from_config
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.results import Probe, read_result
+from batchtune.run_folder import alone_in
 
 MIB = 1 << 20
-# One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.
+# The same as LAW, for real.
 WORKLOAD = [
-    "--workload",
-    KNOWN,
-    "--set",
-    f"a={MIB}",
-    "--set",
-    f"b={0.08 * MIB}",
-    "--device",
-    "cpu",
+    *("--workload", KNOWN, "--set", f"a={MIB}", "--set", f"b={0.08 * MIB}"),
+    *("--device", "cpu", "--memory", "460MiB"),
 ]
-MEMORY = ["--memory", "460MiB"]
 
 
 @pytest.fixture(scope="session")
 def tuned(made_once: MadeOnce) -> Path:
-    """A folder with the manifest, what a tune left in batchtune-run, and what it said; not to be written to."""
+    """A folder with the manifest, and what a tune left in batchtune-run; not to be written to."""
 
     def make(folder: Path) -> None:
         write_manifest(folder / "lengths.csv")
-        ran = run_here_in(folder, "tune", "lengths.csv", *WORKLOAD, *MEMORY)
+        ran = run_here_in(folder, "tune", "lengths.csv", "--device", LAW)
         assert ran.returncode == 0, ran.stderr
-        (folder / "stdout").write_text(ran.stdout)
-        (folder / "stderr").write_text(ran.stderr)
 
     return made_once("tuned", make)
 
@@ -54,8 +55,15 @@ def run(tuned: Path, tmp_path: Path, manifest: Path) -> Path:
     return tmp_path / "batchtune-run"
 
 
-def test_tune_makes_a_config_that_a_dataloader_runs(tuned: Path) -> None:
-    run = tuned / "batchtune-run"
+@pytest.mark.process
+def test_tune_makes_a_config_that_a_dataloader_runs(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
+    import torch
+
+    ran = batchtune("tune", manifest, *WORKLOAD)
+    assert ran.returncode == 0, ran.stderr
+    run = tmp_path / "batchtune-run"
     assert {path.name for path in run.iterdir()} == {
         "run.json",
         "trials.jsonl",
@@ -84,30 +92,26 @@ def test_tune_makes_a_config_that_a_dataloader_runs(tuned: Path) -> None:
 
 
 def test_interrupted_and_started_again_it_repeats_no_trial(
-    batchtune: Run, manifest: Path, tmp_path: Path, tuned: Path
+    batchtune: Run, manifest: Path, tmp_path: Path, tuned: Path, plan: Plan
 ) -> None:
-    arguments = ["probe-oom", manifest, *WORKLOAD, *MEMORY, "--run", "cut"]
-    process = subprocess.Popen(
-        command(*arguments), cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
+    arguments = ["probe-oom", manifest, "--device", LAW, "--run", "cut"]
     journal = tmp_path / "cut" / "trials.jsonl"
-    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
-        assert process.poll() is None, "it ended before it could be interrupted"
-        time.sleep(0.02)  # polls another process; nothing depends on how long
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "Interrupted" in stderr
-    probe_file = tmp_path / "cut" / "probe.json"
-    assert not probe_file.exists() or read_result(probe_file, Probe).unfinished
+    plan(interrupted_at(3))
+    ran = batchtune(*arguments)
+    assert ran.returncode == 130
+    assert "Interrupted. All measurements are kept" in ran.stderr
+    assert read_result(tmp_path / "cut" / "probe.json", Probe).unfinished
     before = journal.read_bytes()
+    assert before.count(b"\n") == 3
 
+    plan(lambda shape, run: None)
     assert batchtune(*arguments).returncode == 0
     assert journal.read_bytes().startswith(before)
     assert shapes(journal) == shapes(tuned / "batchtune-run" / "trials.jsonl")
     assert frontier(tmp_path / "cut") == frontier(tuned / "batchtune-run")
 
 
+@pytest.mark.slow
 def test_terminated_it_leaves_no_child_of_the_workload(
     manifest: Path, tmp_path: Path
 ) -> None:
@@ -138,48 +142,24 @@ def test_terminated_it_leaves_no_child_of_the_workload(
 
 
 def test_a_second_probe_in_the_same_folder_is_refused(
-    batchtune: Run, manifest: Path, tmp_path: Path
+    batchtune: Run, manifest: Path, run: Path
 ) -> None:
-    arguments = [
-        "probe-oom",
-        manifest,
-        "--workload",
-        f"{FAULTY}:Hangs",
-        "--device",
-        "cpu",
-        "--memory",
-        "1GiB",
-    ]
-    process = subprocess.Popen(
-        command(*arguments), cwd=tmp_path, stderr=subprocess.DEVNULL
-    )
-    while not (tmp_path / "batchtune-run" / "run.json").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    before = {
-        path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()
-    }
-    ran = batchtune(*arguments)
-    after = {
-        path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()
-    }
-    process.send_signal(signal.SIGINT)
-    process.wait()
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with alone_in(run):
+        ran = batchtune("probe-oom", manifest, "--device", LAW, "--force")
     assert ran.returncode == 1
     assert "another batchtune is at work" in ran.stderr
-    assert before == after
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
 def test_a_workload_that_cant_be_built_costs_no_earlier_run(
     batchtune: Run, manifest: Path, run: Path
 ) -> None:
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    assert (
-        batchtune(
-            "tune", manifest, "--workload", f"{FAULTY}:RaisesInSetup", "--force"
-        ).returncode
-        == 1
-    )
+    too_large = LAW.replace("constant=100MiB", "constant=500MiB")
+    ran = batchtune("tune", manifest, "--device", too_large, "--force")
+    assert ran.returncode == 1
+    assert "ran out of it in its setup" in ran.stderr
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
@@ -213,6 +193,6 @@ def test_lengths_that_were_kept_of_a_script_are_named(
     (tmp_path / "batchtune-run").mkdir()
     table = pyarrow.table({"length": [3, 2, 1]})
     pyarrow.parquet.write_table(table, tmp_path / "batchtune-run" / "lengths.parquet")
-    ran = batchtune("probe-oom", "--", "no-such-program")
+    ran = batchtune("probe-oom", "--num-lengths", 1, "--", "no-such-program")
     assert "in an earlier run, kept in batchtune-run/lengths.parquet" in ran.stderr
-    assert ran.returncode == 1
+    assert ran.returncode == 2  # before the program is started

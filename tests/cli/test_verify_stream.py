@@ -1,4 +1,4 @@
-"""`batchtune verify --stream`, on the CPU under a real limit."""
+"""`batchtune verify --stream`, on a device made by a law."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.conftest import ANY_TIME, STEADY, Run, run_here_in
+from cli.conftest import Run, run_here_in
 from made_once import MadeOnce
 
 from batchtune.exports.run_configs import read_stream_yaml
 
-OWN = ["--workload", STEADY, "--steps", 14, *ANY_TIME]
+STEPS = ["--steps", 14]
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,7 @@ def run(swept: Path, tmp_path: Path) -> Path:
 
 def test_a_stream_alone_needs_no_option(batchtune: Run, run: Path) -> None:
     (run / "sampler.yaml").unlink()
-    ran = batchtune("verify", "lengths.csv", *OWN)
+    ran = batchtune("verify", "lengths.csv", *STEPS)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (
         "Verifying batchtune-run/stream.yaml, as the folder holds no sampler.yaml."
@@ -75,11 +75,11 @@ def test_a_stream_alone_needs_no_option(batchtune: Run, run: Path) -> None:
 def test_other_lengths_or_shards_are_refused(
     batchtune: Run, run: Path, tmp_path: Path
 ) -> None:
-    shorter = batchtune("verify", "--stream", "lengths.csv", *OWN, "--max-length", 10)
+    shorter = batchtune("verify", "--stream", "lengths.csv", *STEPS, "--max-length", 10)
     assert (shorter.returncode, "is of other lengths" in shorter.stderr) == (1, True)
     header, *rows = (tmp_path / "lengths.csv").read_text().splitlines()
     for name, part in (("a.csv", rows[:300]), ("b.csv", rows[300:])):
         (tmp_path / name).write_text("\n".join([header, *part]) + "\n")
-    parted = batchtune("verify", "--stream", "a.csv", "b.csv", *OWN)
+    parted = batchtune("verify", "--stream", "a.csv", "b.csv", *STEPS)
     assert parted.returncode == 1
     assert "stream.json is of 12 other shards; these are 2" in parted.stderr
