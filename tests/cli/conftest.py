@@ -16,7 +16,6 @@ from shared_nursery import OF_LOADERS, SHARED
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
-from batchtune.probe.devices import lock_device
 from batchtune.probe.devices.law import MadeDevice
 from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape
@@ -131,20 +130,6 @@ def verified(made_once: MadeOnce) -> Path:
         (folder / "stdout").write_text(ran.stdout)
 
     return made_once("verified", make)
-
-
-@pytest.fixture(scope="session")
-def examined(made_once: MadeOnce) -> Path:
-    """A folder with the `doctor.json` of this machine while a probe holds its CPU, and CUDA_LAUNCH_BLOCKING is set."""
-
-    def make(folder: Path) -> None:
-        with lock_device("cpu", "the CPU"):
-            ran = run_in(folder, "doctor", "--json", env={"CUDA_LAUNCH_BLOCKING": "1"})
-        assert ran.returncode == 0, ran.stderr
-        (folder / "doctor.json").write_text(ran.stdout)
-        (folder / "pid").write_text(str(os.getpid()))
-
-    return made_once("doctor", make)
 
 
 @pytest.fixture

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.conftest import FAULTY, Run, command
+from cli.conftest import LAW, Plan, Run, command
+from made_trials import ran as reply_of
 
 from batchtune.cli.app import COMMANDS, load_command
 from batchtune.errors import UsageError
+from batchtune.probe.requests import Ran
+from batchtune.results import BatchShape
 
 LIMIT = ["--max-batch-length", 60]
 ROWS = "id,duration\na,1.5\nb,2.5\nc,3.5\n"
@@ -122,7 +125,6 @@ def test_wrong_usage_is_exit_code_2(
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
-        (["--set", "dim=abc"], "dim: must be a whole number, got `str`"),
         (["--memory", "lots"], "lots"),
         (["--memory-fraction", "0"], "fraction"),
         (["--tolerance", "1"], "tolerance"),
@@ -169,18 +171,14 @@ def test_without_a_unit_the_workload_must_be_named(
 
 
 def test_a_workload_that_fails_is_its_own_error(
-    batchtune: Run, manifest: Path, tmp_path: Path
+    batchtune: Run, manifest: Path, tmp_path: Path, plan: Plan
 ) -> None:
-    ran = batchtune(
-        "probe-oom",
-        manifest,
-        "--workload",
-        f"{FAULTY}:RaisesInStep",
-        "--device",
-        "cpu",
-        "--memory",
-        "1GiB",
-    )
+    def broken(shape: BatchShape, number: int) -> Ran:
+        line = "    torch.ones(2, 3) @ torch.ones(2, 3)"
+        return reply_of(shape, "error", line, error="RuntimeError: mat1 and mat2")
+
+    plan(broken)
+    ran = batchtune("probe-oom", manifest, "--device", LAW)
     assert_one_message(ran, 1, "step.*RuntimeError: mat1 and mat2")
     assert "  |     torch.ones(2, 3) @ torch.ones(2, 3)" in ran.stderr
     assert "too large" not in ran.stderr
@@ -209,6 +207,7 @@ def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
     )
 
 
+@pytest.mark.process
 def test_a_full_disk_leaves_no_half_written_file(
     batchtune: Run, manifest: Path, tmp_path: Path
 ) -> None:
@@ -227,6 +226,7 @@ def test_a_full_disk_leaves_no_half_written_file(
     assert list((tmp_path / "batchtune-run").iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_result_that_cant_be_printed_is_an_error(
     batchtune: Run, manifest: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""`batchtune doctor`, as a process: on this machine, with a torch that is broken, and with made GPUs."""
+"""`batchtune doctor`: on this machine, with a torch that is broken, and with made GPUs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 from cli.conftest import Run
+from jsonschema import Draft202012Validator
 from probe.made_nvml import GIB, NO_PERMISSION, MadeGpu, MadeNvml
 
-TESTS = Path(__file__).parents[1]
+from batchtune.probe.devices import lock_device
+from batchtune.schemas import schema_of
+
+NO_TORCH = "raise ImportError('no torch here')"
+pytestmark = pytest.mark.process
 
 
 def put_first(folder: Path, **modules: str) -> dict[str, str]:
@@ -31,26 +36,24 @@ def doctor(
 ) -> dict[str, Any]:
     ran = batchtune("doctor", "--json", *options, env=env)
     assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)  # type: ignore[no-any-return]
+    found: dict[str, Any] = json.loads(ran.stdout)
+    assert list(Draft202012Validator(schema_of("doctor")).iter_errors(found)) == []
+    return found
 
 
-def test_distorting_settings_are_warned_of_and_a_probe_is_shown(examined: Path) -> None:
-    found, pid = (
-        json.loads((examined / "doctor.json").read_text()),
-        (examined / "pid").read_text(),
-    )
+def test_distorting_settings_are_warned_of_and_a_probe_is_shown(batchtune: Run) -> None:
+    with lock_device("cpu", "the CPU"):
+        found = doctor(batchtune, {"CUDA_LAUNCH_BLOCKING": "1"})
+    assert found["torch"]["problem"] is None
     assert found["environment"]["CUDA_LAUNCH_BLOCKING"] == "1"
     assert [text.partition(":")[0] for text in found["warnings"]] == [
         "CUDA_LAUNCH_BLOCKING is set"
     ]
-    assert found["cpu"]["probe_process"] == int(pid)
+    assert found["cpu"]["probe_process"] == os.getpid()
 
 
 def test_it_is_readable_and_all_on_stdout(batchtune: Run, tmp_path: Path) -> None:
-    ran = batchtune(
-        "doctor",
-        env=put_first(tmp_path / "first", torch="raise ImportError('no torch here')"),
-    )
+    ran = batchtune("doctor", env=put_first(tmp_path / "first", torch=NO_TORCH))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert max(map(len, ran.stdout.splitlines())) <= 100
     assert ran.stdout.startswith("batchtune ")
@@ -84,7 +87,6 @@ def test_a_broken_torch_is_a_problem_and_the_rest_is_shown(
     assert found["cpu"]["total_bytes"] > 0
 
 
-NO_TORCH = "raise ImportError('no torch here')"
 MADE_GPU = MadeGpu(
     name="Made \x1b[31mGPU", compute=[(4711, 5 * GIB)], mig=False, reasons=4
 )

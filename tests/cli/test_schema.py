@@ -45,12 +45,11 @@ def errors(name: str, document: Any) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def written(made_once: MadeOnce, verified: Path, examined: Path) -> Path:
+def written(made_once: MadeOnce, verified: Path) -> Path:
     """A folder with what commands write: a run folder, and what they print with --json; not to be written to."""
 
     def make(folder: Path) -> None:
         shutil.copytree(verified, folder, dirs_exist_ok=True)
-        (folder / "doctor.stdout").write_text((examined / "doctor.json").read_text())
         run, manifest = folder / "batchtune-run", folder / "lengths.csv"
         commands: dict[str, list[object]] = {
             "sweep-buckets": [manifest, "--num-buckets", "2:3", "--run", run, "--json"],
@@ -77,7 +76,6 @@ def documents(written: Path) -> Iterator[tuple[str, str, Any]]:
     printed = {
         "sweep-buckets": "sweep",
         "scan": "scan",
-        "doctor": "doctor",
         "report": "report",
         "export": "export",
     }

@@ -13,6 +13,9 @@ from cli.conftest import command, run_here
 BASH = ["bash", "-o", "pipefail", "-c"]
 
 
+pytestmark = pytest.mark.process
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
