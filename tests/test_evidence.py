@@ -81,13 +81,12 @@ def made_device(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ran.returncode in (0, 3), ran.stderr
         return ran.stdout
 
-    modules = (
-        "batchtune.probe.probing",
-        "batchtune.verify",
-        "benchmarks.frontier",
-    )
-    for module in modules:
-        monkeypatch.setattr(f"{module}.Supervisor", made)
+    for name in (
+        "batchtune.probe.probing.measurer_for",
+        "batchtune.verify.measurer_for",
+        "benchmarks.frontier.Supervisor",
+    ):
+        monkeypatch.setattr(name, made)
     monkeypatch.setattr(Bench, "batchtune", here)
 
 

@@ -207,21 +207,15 @@ def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
     )
 
 
-@pytest.mark.process
 def test_a_full_disk_leaves_no_half_written_file(
     batchtune: Run, manifest: Path, tmp_path: Path
 ) -> None:
-    def no_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-
-    # Python would keep the truncated bytecode of what it imports.
-    ran = batchtune(
-        "sweep-buckets",
-        manifest,
-        *LIMIT,
-        preexec_fn=no_room,
-        env={"PYTHONDONTWRITEBYTECODE": "1"},
-    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        ran = batchtune("sweep-buckets", manifest, *LIMIT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert_one_message(ran, 1, "sweep.json can't be written: File too large")
     assert list((tmp_path / "batchtune-run").iterdir()) == []
 

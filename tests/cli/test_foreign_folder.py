@@ -13,6 +13,7 @@ from cli.conftest import write_manifest
 
 from batchtune.processes.pool import run_in_processes
 
+pytestmark = pytest.mark.process
 PROGRAM = "from batchtune.cli import main\nmain()\n"
 # Names of the standard library too, some of which Python imports itself while it starts a program.
 NAMES = (
@@ -100,23 +101,16 @@ def run(
     return ran
 
 
-def test_doctor_runs_nothing_of_the_working_folder(foreign: Path) -> None:
-    ran = run(foreign, "doctor")
-    assert ran.returncode == 0 and "does not work here" not in ran.stdout
-
-
 def test_reading_runs_nothing_of_the_working_folder(foreign: Path) -> None:
-    assert run(foreign, "scan", "lengths.csv", "-o", "lengths.parquet").returncode == 0
-    ran = run(
-        foreign,
-        "sweep-buckets",
-        "lengths.parquet",
-        "--max-batch-length",
-        60,
-        "--num-buckets",
-        2,
-    )
-    assert ran.returncode == 0, ran.stderr
+    few = ["--max-batch-length", 60, "--num-buckets", 2]
+    for words in (
+        ["scan", "lengths.csv", "-o", "lengths.parquet"],
+        ["sweep-buckets", "lengths.parquet", *few],
+        ["doctor"],
+    ):
+        ran = run(foreign, *words)
+        assert ran.returncode == 0, ran.stderr
+    assert "does not work here" not in ran.stdout
 
 
 def test_as_a_module_it_runs_no_library_of_the_folder(foreign: Path) -> None:

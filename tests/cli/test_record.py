@@ -35,6 +35,7 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.process
 def test_a_script_runs_as_it_is_and_is_recorded(
     batchtune: Run, tmp_path: Path, script: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +67,7 @@ def test_an_oom_that_ends_the_script_is_recorded(
     assert [batch.length for batch in last.batches] == [10]
 
 
+@pytest.mark.process
 def test_a_command_without_training_is_told_apart(
     batchtune: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,7 +82,11 @@ def test_a_command_without_training_is_told_apart(
     [
         ([], "no command to record"),
         (["--"], "no command follows --"),
-        (["--", "no-such-program"], "no-such-program can't be started"),
+        pytest.param(
+            ["--", "no-such-program"],
+            "no-such-program can't be started",
+            marks=pytest.mark.process,
+        ),
     ],
 )
 def test_a_command_that_is_none_is_an_error(

@@ -14,7 +14,9 @@ import pyarrow.parquet
 import pytest
 from cli.conftest import Run, command
 from manifests.samples import shard, wav
+from typer.testing import CliRunner
 
+from batchtune.cli.app import app
 from batchtune.manifests import ReadOptions, scan
 
 
@@ -103,6 +105,7 @@ def test_a_broken_shard_is_named_and_only_it_is_read_again(
     assert not (tmp_path / "lengths.parquet.parts").exists()
 
 
+@pytest.mark.process
 def test_an_interrupted_scan_leaves_no_process_and_goes_on(
     batchtune: Run, tmp_path: Path
 ) -> None:
@@ -154,15 +157,10 @@ def test_interrupted_while_it_writes_it_says_what_is_kept(
     assert len(rows(output)) == 12
 
 
-def test_a_dash_writes_parquet_to_stdout(tmp_path: Path, manifest: Path) -> None:
-    ran = subprocess.run(
-        command("scan", manifest, "-o", "-"),
-        cwd=tmp_path,
-        capture_output=True,
-        check=True,
-    )
-    assert pyarrow.parquet.read_table(io.BytesIO(ran.stdout)).num_rows == 36
-    assert b"36 lengths" in ran.stderr
+def test_a_dash_writes_parquet_to_stdout(manifest: Path) -> None:
+    ran = CliRunner().invoke(app, ["scan", str(manifest), "-o", "-"])
+    assert pyarrow.parquet.read_table(io.BytesIO(ran.stdout_bytes)).num_rows == 36
+    assert "36 lengths" in ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ def test_the_same_results_give_the_same_text(name: str) -> None:
     assert render(name, RUNS["both"]) == render(name, RUNS["both"])
 
 
+@pytest.mark.process
 def test_reports_start_without_the_libraries_that_render_them() -> None:
     slow = {"torch", "jinja2", "rich", "pandas", "ruamel.yaml"}
     code = f"import sys, batchtune.reports; print(sorted({slow} & set(sys.modules)))"
