@@ -1,12 +1,13 @@
-"""A device whose memory is a formula: exact, noise-free and fast."""
+"""A made device for searches: its memory is a formula, exact and noise-free, and the truth is found by trying."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from made_trials import made_trial
+from made_trials import altered
 
+from batchtune.probe.devices.law import Coefficients, MadeDevice, failed
+from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape, Outcome, Trial
 
 Peak = Callable[[BatchShape], float]
@@ -15,49 +16,49 @@ Peak = Callable[[BatchShape], float]
 def quadratic_peak(
     constant: float = 1e9, linear: float = 2e6, quadratic: float = 5e3
 ) -> Peak:
-    return lambda shape: (
-        constant + shape.batch_size * shape.length * (linear + quadratic * shape.length)
-    )
+    return Coefficients(constant=constant, linear=linear, quadratic=quadratic).bytes_of
 
 
-@dataclass
-class MadeDevice:
-    """Runs trials by formula; `faults` overrides the outcome of the n-th trial of a shape."""
+class SearchedDevice(MadeDevice):
+    """Runs trials by a formula; `faults` holds the outcomes of the first trials of a (batch size, length)."""
 
-    peak: Peak
-    limit_bytes: int
-    tells_peak: bool = True
-    faults: dict[tuple[int, float], list[Outcome]] = field(default_factory=dict)
-
-    def measure(self, shape: BatchShape, index: int) -> Trial:
-        peak = self.peak(shape)
-        outcome: Outcome = "ok" if peak <= self.limit_bytes else "oom"
-        if planned := self.faults.get((shape.batch_size, shape.length)):
-            outcome = planned.pop(0)
-        passed = outcome == "ok"
-        knows = passed and self.tells_peak
-        return made_trial(
-            shape,
-            outcome,
-            index=index,
-            steps=3 if passed else 0,
-            step_seconds=1e-3 + 1e-4 * shape.padded_length if passed else None,
-            peak_bytes=int(peak) if knows else None,
-            rest_bytes=int(self.peak(BatchShape(1, 1e-6))) if knows else None,
-            alloc_retries=0,
-            error=None if passed else f"made {outcome}",
+    def __init__(self, peak: Peak, limit_bytes: int, tells_peak: bool = True) -> None:
+        super().__init__(
+            bytes_of=peak,
+            seconds_of=lambda shape: 1e-3 + 1e-4 * shape.padded_length,
+            limit_bytes=limit_bytes,
+            base_bytes=int(peak(BatchShape(1, 1e-6))),
+            trial_steps=3,
+            fault=self._planned,
         )
+        self.tells_peak = tells_peak
+        self.faults: dict[tuple[int, float], list[Outcome]] = {}
+
+    def _planned(self, shape: BatchShape, run: int) -> Ran | None:
+        outcomes = self.faults.get((shape.batch_size, shape.length))
+        if not outcomes:
+            return None
+        outcome = outcomes.pop(0)
+        return failed(shape, outcome, f"made {outcome}")
+
+    def run(self, shape: BatchShape, steps: int) -> Ran:
+        reply = super().run(shape, steps)
+        if self.tells_peak:
+            return reply
+        unknown = ("peak_bytes", "rest_bytes", "steady_peak_bytes", "peak_spread_bytes")
+        return altered(reply, **dict.fromkeys(unknown))
+
+    def trial(self, shape: BatchShape, index: int) -> Trial:
+        return self.measure(shape, index).trial
 
     def largest(
         self, length: float, cap: int, target_length: float | None = None
     ) -> int:
         """The truth, by trying every batch size."""
         shapes = (BatchShape(size, length, target_length) for size in range(1, cap + 1))
-        return max(
-            (
-                shape.batch_size
-                for shape in shapes
-                if self.peak(shape) <= self.limit_bytes
-            ),
-            default=0,
-        )
+        fitting = [
+            shape.batch_size
+            for shape in shapes
+            if self.bytes_of(shape) <= self.limit_bytes
+        ]
+        return max(fitting, default=0)

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_trials import made_trial
-from probe.made_device import MadeDevice, quadratic_peak
+from probe.made_device import SearchedDevice, quadratic_peak
 
 from batchtune.lengths import Lengths
+from batchtune.probe.devices.law import failed
 from batchtune.probe.messages import NothingFits, SingleFails, TooLong
+from batchtune.probe.requests import Ran
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, FrontierPoint, Trial
@@ -42,7 +44,7 @@ def _noise(shape: BatchShape) -> float:
 
 def run(
     lengths: Lengths,
-    device: MadeDevice,
+    device: SearchedDevice,
     trials: list[Trial] | None = None,
     *,
     num_lengths: int = 12,
@@ -56,14 +58,14 @@ def run(
     while (proposal := search.propose(trials)) is not None:
         if fresh is not None and proposal.fresh:
             fresh.append((proposal.shape.batch_size, proposal.shape.length))
-        trials.append(device.measure(proposal.shape, len(trials)))
+        trials.append(device.trial(proposal.shape, len(trials)))
         assert len(trials) < MOST_TRIALS_EVER, "the search does not end"
     return search.frontier(trials), trials
 
 
 def search_of(
     lengths: Lengths,
-    device: MadeDevice,
+    device: SearchedDevice,
     num_lengths: int = 12,
     tolerance: float = 0.01,
     max_batch_size: int | None = None,
@@ -85,7 +87,7 @@ def without_proofs(points: list[FrontierPoint]) -> list[FrontierPoint]:
 
 def assert_true(
     lengths: Lengths,
-    device: MadeDevice,
+    device: SearchedDevice,
     points: list[FrontierPoint],
     tolerance: float = 0.01,
 ) -> None:
@@ -113,7 +115,7 @@ def test_a_smooth_memory_needs_few_trials_and_few_ooms(
     lengths: Lengths, limit_bytes: int, peak: Callable[..., float]
 ) -> None:
     try:
-        points, trials = run(lengths, MadeDevice(peak, limit_bytes))
+        points, trials = run(lengths, SearchedDevice(peak, limit_bytes))
     except TooLong:
         return
     assert len(trials) <= 2.5 * len(points)
@@ -121,7 +123,9 @@ def test_a_smooth_memory_needs_few_trials_and_few_ooms(
 
 
 def test_without_known_peaks_other_lengths_bound_the_search() -> None:
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000, tells_peak=False)
+    device = SearchedDevice(
+        quadratic_peak(), limit_bytes=8_000_000_000, tells_peak=False
+    )
     points, trials = run(SPEECH, device)
     assert len(trials) <= 5 * len(points)
 
@@ -147,7 +151,7 @@ LEAPS: dict[str, Callable[[BatchShape], float]] = {
 def test_it_always_ends_within_bisections_bound(
     peak: Callable[[BatchShape], float], tells_peak: bool
 ) -> None:
-    device = MadeDevice(peak, limit_bytes=8_000_000_000, tells_peak=tells_peak)
+    device = SearchedDevice(peak, limit_bytes=8_000_000_000, tells_peak=tells_peak)
     try:
         points, trials = run(SPEECH, device)
     except (TooLong, NothingFits):
@@ -188,7 +192,7 @@ def test_on_any_device_it_ends_within_bisections_bound(
     try:
         run(
             lengths,
-            MadeDevice(peak, 1_000_000_000, tells_peak),
+            SearchedDevice(peak, 1_000_000_000, tells_peak),
             trials,
             tolerance=tolerance,
         )
@@ -198,14 +202,11 @@ def test_on_any_device_it_ends_within_bisections_bound(
 
 
 def test_a_wasteful_allocator_needs_no_oom_at_every_length() -> None:
-    class Fragmented(MadeDevice):
-        def measure(self, shape: BatchShape, index: int) -> Trial:
-            trial = MadeDevice.measure(self, shape, index)
-            if trial.peak_bytes and trial.peak_bytes > 0.95 * self.limit_bytes:
-                return msgspec.structs.replace(
-                    trial, outcome="oom", peak_bytes=None, step_seconds=None
-                )
-            return trial
+    class Fragmented(SearchedDevice):
+        def run(self, shape: BatchShape, steps: int) -> Ran:
+            if self.bytes_of(shape) > 0.95 * self.limit_bytes:
+                return failed(shape, "oom", "fragmented")
+            return super().run(shape, steps)
 
     # The shortest length, too, runs into the limit.
     points, trials = run(
@@ -217,7 +218,7 @@ def test_a_wasteful_allocator_needs_no_oom_at_every_length() -> None:
 
 
 def test_the_shortest_and_the_longest_length_are_always_probed() -> None:
-    points, _ = run(SPEECH, MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000))
+    points, _ = run(SPEECH, SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000))
     assert (points[0].length, points[-1].length) == (SPEECH.shortest, SPEECH.longest)
     assert points[0].closed_by in ("oom", "data")
     assert points[-1].closed_by in ("oom", "data")
@@ -226,7 +227,9 @@ def test_the_shortest_and_the_longest_length_are_always_probed() -> None:
 def test_no_trial_has_more_examples_than_the_data_can_fill() -> None:
     _, trials = run(
         TOKENS,
-        MadeDevice(quadratic_peak(linear=10, quadratic=0), limit_bytes=8_000_000_000),
+        SearchedDevice(
+            quadratic_peak(linear=10, quadratic=0), limit_bytes=8_000_000_000
+        ),
     )
     assert all(
         trial.batch_size <= TOKENS.histogram.count_up_to(trial.length)
@@ -237,7 +240,7 @@ def test_no_trial_has_more_examples_than_the_data_can_fill() -> None:
 def test_no_trial_has_more_examples_than_asked_for() -> None:
     points, trials = run(
         SPEECH,
-        MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000),
+        SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000),
         max_batch_size=64,
     )
     assert max(trial.batch_size for trial in trials) == 64
@@ -245,7 +248,7 @@ def test_no_trial_has_more_examples_than_asked_for() -> None:
 
 
 def test_a_failure_in_turns_shrinks_the_batch_in_growing_steps() -> None:
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    device = SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     points, trials = run(SPEECH, device)
     given_up = []
     for _ in range(6):
@@ -264,12 +267,12 @@ def test_a_failure_in_turns_shrinks_the_batch_in_growing_steps() -> None:
 
 def test_first_steps_that_run_out_of_memory_make_no_length_creep() -> None:
     """Each widens the margin, which reopens lengths that have had their trials."""
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    device = SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     search = search_of(SPEECH, device)
     trials: list[Trial] = []
     for worker in range(4):
         while (proposal := search.propose(trials)) is not None:
-            trials.append(device.measure(proposal.shape, len(trials)))
+            trials.append(device.trial(proposal.shape, len(trials)))
             assert len(trials) < MOST_TRIALS_EVER, "the search does not end"
         point = search.frontier(trials)[7]
         shape = BatchShape(point.batch_size, point.length, point.target_length)
@@ -297,7 +300,7 @@ def failed_in_alternation(point: FrontierPoint, index: int) -> Trial:
 
 
 def test_a_failure_below_a_pass_is_retried_in_a_fresh_worker() -> None:
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    device = SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     undisturbed, _ = run(SPEECH, device)
     shape = 1, SPEECH.shortest
     device.faults = {shape: ["oom"]}
@@ -310,13 +313,13 @@ def test_a_failure_below_a_pass_is_retried_in_a_fresh_worker() -> None:
 
 
 def test_conclusions_are_kept_until_a_trial_or_step_follows() -> None:
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    device = SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     _, trials = run(SPEECH, device)
     search = search_of(SPEECH, device)
     known = search.known(trials)
     assert search.known(list(trials)) is known
     size = known.trials[-1].batch_size
-    trials.append(device.measure(BatchShape(size + 1, trials[-1].length), len(trials)))
+    trials.append(device.trial(BatchShape(size + 1, trials[-1].length), len(trials)))
     later = search.known(trials)
     assert later is not known
     assert len(known.trials) < len(later.trials)
@@ -325,12 +328,12 @@ def test_conclusions_are_kept_until_a_trial_or_step_follows() -> None:
 
 
 def test_two_failures_below_a_pass_are_believed_and_reported() -> None:
-    device = MadeDevice(LEAPS["longer is less"], limit_bytes=8_000_000_000)
+    device = SearchedDevice(LEAPS["longer is less"], limit_bytes=8_000_000_000)
     fresh: list[tuple[int, float]] = []
     points, trials = run(SPEECH, device, fresh=fresh)
     sizes = [point.batch_size for point in points]
     assert all(
-        device.peak(BatchShape(size, point.length)) <= 8e9
+        device.bytes_of(BatchShape(size, point.length)) <= 8e9
         for size, point in zip(sizes, points, strict=True)
     )
     # A longer length holds no more than the shorter ones were seen to, so that a bucket's size holds for all of them.
@@ -351,7 +354,7 @@ def test_two_failures_below_a_pass_are_believed_and_reported() -> None:
 
 
 def test_one_crash_does_not_count_against_the_shape() -> None:
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    device = SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     undisturbed, _ = run(SPEECH, device)
     point = undisturbed[4]
     device.faults = {
@@ -364,7 +367,7 @@ def test_one_crash_does_not_count_against_the_shape() -> None:
 
 
 def test_a_shape_that_crashes_twice_bounds_the_frontier() -> None:
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    device = SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     undisturbed, _ = run(SPEECH, device)
     longest = undisturbed[-1]
     for size in range(longest.batch_size, longest.batch_size + 2):
@@ -377,7 +380,7 @@ def test_a_shape_that_crashes_twice_bounds_the_frontier() -> None:
 
 
 def test_an_example_that_crashes_alone_ends_the_search_at_once() -> None:
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    device = SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     device.faults = {(1, SPEECH.longest): ["crash", "timeout"]}
     trials: list[Trial] = []
     with pytest.raises(SingleFails, match="made timeout"):
@@ -387,7 +390,7 @@ def test_an_example_that_crashes_alone_ends_the_search_at_once() -> None:
 
 def test_nothing_fits_is_told_after_the_shortest_was_tried() -> None:
     with pytest.raises(NothingFits) as caught:
-        run(SPEECH, MadeDevice(quadratic_peak(), limit_bytes=10))
+        run(SPEECH, SearchedDevice(quadratic_peak(), limit_bytes=10))
     assert (caught.value.trial.batch_size, caught.value.trial.length) == (
         1,
         SPEECH.shortest,
@@ -398,7 +401,7 @@ def test_examples_that_are_too_long_are_counted() -> None:
     fitting = float(SPEECH.histogram.lengths[-40])
     peak = quadratic_peak(linear=1e9, quadratic=0)
     with pytest.raises(TooLong) as caught:
-        run(SPEECH, MadeDevice(peak, limit_bytes=int(1e9 + fitting * 1e9)))
+        run(SPEECH, SearchedDevice(peak, limit_bytes=int(1e9 + fitting * 1e9)))
     assert caught.value.fitting_length == fitting
     assert caught.value.too_long == int((SPEECH.values > fitting).sum())
 
@@ -406,7 +409,7 @@ def test_examples_that_are_too_long_are_counted() -> None:
 def test_each_length_is_probed_with_the_worst_target_up_to_it() -> None:
     lengths = Lengths.of([1.0, 2.0, 3.0, 4.0] * 50, [9.0, 2.0, 3.0, 20.0] * 50)
     points, _ = run(
-        lengths, MadeDevice(quadratic_peak(linear=5e7), limit_bytes=8_000_000_000)
+        lengths, SearchedDevice(quadratic_peak(linear=5e7), limit_bytes=8_000_000_000)
     )
     assert {point.length: point.target_length for point in points} == {
         1.0: 9.0,
@@ -417,7 +420,7 @@ def test_each_length_is_probed_with_the_worst_target_up_to_it() -> None:
 
 
 def test_a_continued_search_ignores_the_workloads_own_errors() -> None:
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    device = SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     _, undisturbed = run(SPEECH, device)
     failed = [
         Trial(**{**to_dict(undisturbed[0]), "outcome": "error", "peak_bytes": None})
@@ -437,7 +440,9 @@ def to_dict(trial: Trial) -> dict[str, object]:
 )
 def test_few_distinct_lengths_are_all_probed(values: list[float]) -> None:
     lengths = Lengths.of(values)
-    points, _ = run(lengths, MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000))
+    points, _ = run(
+        lengths, SearchedDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    )
     assert [point.length for point in points] == sorted(set(values))
 
 
@@ -459,7 +464,7 @@ def test_it_finds_the_truth_however_often_it_is_interrupted(
     cut: int,
 ) -> None:
     lengths = Lengths.of(values)
-    device = MadeDevice(quadratic_peak(constant, linear, quadratic), limit_bytes)
+    device = SearchedDevice(quadratic_peak(constant, linear, quadratic), limit_bytes)
     try:
         points, trials = run(lengths, device)
     except TooLong as long:

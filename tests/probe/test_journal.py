@@ -3,14 +3,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from probe.made_device import MadeDevice, quadratic_peak
+from probe.made_device import SearchedDevice, quadratic_peak
 
 from batchtune.errors import ResultError
 from batchtune.results import BatchShape
 from batchtune.run_folder import append_trial, read_trials
 
 TRIALS = [
-    MadeDevice(quadratic_peak(), 10**12).measure(BatchShape(size, 2.5), size - 1)
+    SearchedDevice(quadratic_peak(), 10**12).trial(BatchShape(size, 2.5), size - 1)
     for size in (1, 2, 3)
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from probe.made_device import MadeDevice, Peak, quadratic_peak
+from probe.made_device import Peak, SearchedDevice, quadratic_peak
 
 from batchtune.lengths import Lengths
 from batchtune.probe.refining import Refinement
@@ -18,7 +18,7 @@ FEW = [1.0, 2.0, 5.0, 9.0]
 def searched(
     lengths: Lengths, peak: Peak, num_lengths: int, max_lengths: int
 ) -> list[FrontierPoint]:
-    device = MadeDevice(peak, limit_bytes=16 << 30)
+    device = SearchedDevice(peak, limit_bytes=16 << 30)
     settings = ProbeSettings(
         workload="made",
         options={},
@@ -32,7 +32,7 @@ def searched(
     )
     trials: list[Trial] = []
     while (proposal := search.propose(trials)) is not None:
-        trials.append(device.measure(proposal.shape, len(trials)))
+        trials.append(device.trial(proposal.shape, len(trials)))
         assert len(trials) < 400, "the search does not end"
     return search.frontier(trials)
 
