@@ -43,9 +43,13 @@ def test_a_failing_gate_ends_with_3_whoever_reads(swept: Path) -> None:
     assert "Traceback" not in ran.stderr and "BrokenPipe" not in ran.stderr
 
 
-@pytest.mark.parametrize("redirected", ["2>&1 | true", ">&- 2>&-"])
-def test_errors_and_help_end_as_with_a_reader(tmp_path: Path, redirected: str) -> None:
-    for arguments, code in ((["report", "nowhere"], 1), (["report", "--help"], 0)):
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["report", "nowhere"], 1), (["report", "--help"], 0)]
+)
+def test_errors_and_help_end_as_with_a_reader(
+    arguments: list[str], code: int, tmp_path: Path
+) -> None:
+    for redirected in ("2>&1 | true", ">&- 2>&-"):
         script = f"{shlex.join(command(*arguments))} {redirected}"
         ran = subprocess.run(
             [*BASH, script], cwd=tmp_path, capture_output=True, check=False

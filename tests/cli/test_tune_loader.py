@@ -156,11 +156,8 @@ def test_settings_that_fail_are_named_and_the_rest_goes_on(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "shuffled", ["true", pytest.param("false", marks=pytest.mark.slow)]
-)
 def test_workers_that_repeat_each_other_are_no_gain(
-    tuning: Run, tmp_path: Path, shuffled: str
+    tuning: Run, tmp_path: Path
 ) -> None:
     swept = [
         *PLAIN,
@@ -169,7 +166,7 @@ def test_workers_that_repeat_each_other_are_no_gain(
         "--sweep",
         "prefetch_factor=2",
         "--set",
-        f"shuffled={shuffled}",
+        "shuffled=true",
     ]
     ran = tuning("tune-loader", "loaders.py:stream", *swept, *QUICK, "--seconds", "1")
     assert ran.returncode == 0, ran.stderr
