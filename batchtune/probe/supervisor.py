@@ -77,7 +77,7 @@ def measurer_for(
 ) -> Measurer:
     """Return what measures on the device of the settings; the arguments are those of `Supervisor`."""
     if is_law(settings.device):
-        return MadeDevice.of(settings, settings.workload, limit_bytes, first_worker - 1)
+        return MadeDevice.of(settings, limit_bytes, first_worker - 1)
     return Supervisor(
         settings,
         limit_bytes,

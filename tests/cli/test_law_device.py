@@ -39,4 +39,7 @@ def test_a_setup_that_exceeds_the_limit_is_an_error(
 ) -> None:
     ran = batchtune("probe-oom", manifest, "--device", "law:constant=9GB,limit=8GB")
     assert ran.returncode == 1
-    assert "the memory limit is too small: law ran out of it in its setup" in ran.stderr
+    assert (
+        "the memory limit is too small: the workload ran out of it in its setup"
+        in ran.stderr
+    )

@@ -16,7 +16,7 @@ def device(value: str = LAW, limit_bytes: int | None = None) -> MadeDevice:
     settings = ProbeSettings(
         workload="law", options={}, device=value, memory_fraction=1.0
     )
-    return MadeDevice.of(settings, "law", limit_bytes, 0)
+    return MadeDevice.of(settings, limit_bytes, 0)
 
 
 def test_memory_and_time_follow_the_coefficients() -> None:

@@ -135,7 +135,7 @@ class MadeDevice(Measurer):
     Attributes:
         bytes_of: A batch's peak in bytes, those in use between steps included.
         seconds_of: The time of its step.
-        limit_bytes, total_bytes: The memory limit, and the device's memory.
+        limit_bytes: The memory limit.
         base_bytes: In use between steps.
         noise: Peaks of equal batches differ by up to this fraction.
         trial_steps: Of each trial. With few of them, step times are not reliable.
@@ -148,15 +148,12 @@ class MadeDevice(Measurer):
     seconds_of: Callable[[BatchShape], float]
     limit_bytes: int
     base_bytes: int
-    total_bytes: int | None = None
     noise: float = 0.0
     trial_steps: int = 50
     leak_bytes: float = 0.0
     packed: bool = False
     seed: int = 0
     worker: int = 0
-    workload: str = WORKLOAD
-    reserve_bytes: int = 0
     fault: Callable[[BatchShape, int], Ran | None] = lambda shape, run: None
     runs: int = field(init=False, default=0)
     device: Device = field(init=False)
@@ -168,18 +165,17 @@ class MadeDevice(Measurer):
         self.device = Device(
             kind="law",
             name=NAME,
-            total_bytes=self.total_bytes or self.limit_bytes,
+            total_bytes=self.limit_bytes,
             limit_bytes=self.limit_bytes,
             driver=None,
             torch="none",
             allocator="none",
             other_processes=0,
-            reserve_bytes=self.reserve_bytes,
         )
 
     @classmethod
     def of(
-        cls, settings: ProbedWith, workload: str, limit_bytes: int | None, worker: int
+        cls, settings: ProbedWith, limit_bytes: int | None, worker: int
     ) -> MadeDevice:
         """Return the device of a `--device law:…` value, with the limit of a continued run or else the settings'.
 
@@ -187,29 +183,28 @@ class MadeDevice(Measurer):
         """
         law = Coefficients.parse(settings.device)
         total = int(law.limit)
+        reserve = settings.reserve_bytes
         cap = min(settings.memory_bytes or total, total)
-        limit = int(cap * settings.memory_fraction) - settings.reserve_bytes
-        return cls(
+        made = cls(
             bytes_of=law.bytes_of,
             seconds_of=law.seconds_of,
-            limit_bytes=limit_bytes or limit,
+            limit_bytes=limit_bytes or int(cap * settings.memory_fraction) - reserve,
             base_bytes=int(law.constant),
-            total_bytes=total,
             noise=law.noise,
             leak_bytes=law.leak,
             packed=law.packed > 0,
             seed=settings.seed,
             worker=worker,
-            workload=workload,
-            reserve_bytes=settings.reserve_bytes,
         )
+        made.device = replace(made.device, total_bytes=total, reserve_bytes=reserve)
+        return made
 
     def start(self) -> Device:
         """Begin with a new worker, which holds `base_bytes`."""
         self._renew()
         if self.base_bytes >= self.limit_bytes:
             held = format_size(self.base_bytes)
-            raise setup_exceeds_limit(self.workload, f"it holds {held}")
+            raise setup_exceeds_limit("the workload", f"it holds {held}")
         return self.device
 
     def measure(
