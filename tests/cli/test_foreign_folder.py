@@ -168,14 +168,9 @@ def test_a_loader_from_elsewhere_runs_nothing_of_the_folder(foreign: Path) -> No
     elsewhere.mkdir()
     (elsewhere / "loaders.py").write_text(LOADER)
     few = (
-        "--sweep",
-        "num_workers=0:1",
-        "--seconds",
-        0.2,
-        "--trials",
-        1,
-        "--step-ms",
-        1,
+        *("--sweep", "num_workers=0:1", "--sweep", "multiprocessing_context=spawn"),
+        *("--sweep", "prefetch_factor=2", "--sweep", "in_order=true"),
+        *("--seconds", 0.2, "--trials", 1, "--step-ms", 1),
     )
     ran = run(foreign, "tune-loader", elsewhere / "loaders.py:make", *few)
     assert ran.returncode == 0, ran.stderr
