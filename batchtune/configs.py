@@ -362,13 +362,6 @@ class Recipe:
         return scalar_value(node)
 
 
-def references_in(node: Node) -> list[Keys]:
-    """Return the paths that a value `!ref` refers to."""
-    if not is_reference(node):
-        return []
-    return [reference_path(reference) for reference in REFERENCE.findall(node.value)]
-
-
 def reference_path(reference: str) -> Keys:
     """Return the path of `key[inner]` as hyperpyyaml reads it; attributes of objects count as the object."""
     return tuple(part.strip("]") for part in reference.split(".")[0].split("["))

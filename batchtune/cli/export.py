@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,17 +16,17 @@ from batchtune.cli.options import (
     expand,
     option,
 )
-from batchtune.errors import ResultError, UsageError
+from batchtune.errors import UsageError
 
 if TYPE_CHECKING:
-    from batchtune.exports import Export, Tuned
+    from batchtune.exports import Tuned
     from batchtune.reports import RunResults
 
 EXAMPLES = {
     "export": """
 batchtune export --to espnet
 batchtune export my-run --to lightning -o batches.py
-batchtune export --to speechbrain --patch train.yaml
+batchtune export --to speechbrain
 """
 }
 
@@ -39,23 +38,6 @@ def export(
         str | None, option("The framework; --list shows all.", "FRAMEWORK")
     ] = None,
     output: Output = None,
-    patch: Annotated[
-        Path | None,
-        option(
-            "With --to speechbrain or speechbrain-stream: change this train.yaml, in place unless -o is given, and "
-            "show the changes.",
-            "FILE",
-            variable=None,
-        ),
-    ] = None,
-    key_path: Annotated[
-        str | None,
-        option(
-            "With --patch: where FILE holds the sampler's settings.",
-            "A.B",
-            variable=None,
-        ),
-    ] = None,
     list_known: Annotated[
         bool, option("List the frameworks.", None, "--list", variable=None)
     ] = False,
@@ -64,7 +46,6 @@ def export(
 ) -> None:
     """Write the recommendation as a config for another framework."""
     from batchtune.exports import FRAMEWORKS, export_of
-    from batchtune.files import write_whole
     from batchtune.reports import load_run
     from batchtune.results import Exported, meta_of
 
@@ -76,31 +57,15 @@ def export(
             "no framework to export to",
             f"Name it with --to. Known frameworks: {', '.join(FRAMEWORKS)}.",
         )
-    if key_path is not None and patch is None:
-        raise UsageError(
-            "--key-path needs --patch: it says where that file holds the settings",
-            "Add --patch FILE.",
-        )
     framework = export_of(to)
-    results = load_run(run)
-    target = output or patch
-    if patch is None:
-        text = framework.render(tuned_run(results))
-    else:
-        text = _patched(framework, tuned_run(results), patch, key_path, quiet=quiet)
-    if target is None or str(target) == "-":
-        if not json:
-            console.write_result(text, None)
-    elif target != patch:
-        console.write_result(text, target)
-    elif text.encode() != target.read_bytes():
-        write_whole(target, text)
+    text = framework.render(tuned_run(load_run(run)))
+    is_shown = output is None or str(output) == "-"
+    if not is_shown or not json:
+        console.write_result(text, output)
     if json:
-        named = (
-            output
-            if output is not None and str(output) != "-"
-            else patch or framework.file
-        )
+        named = Path(framework.file)
+        if output is not None and not is_shown:
+            named = output
         # Perhaps not UTF-8.
         file = str(named).encode(errors="backslashreplace").decode()
         exported = Exported(
@@ -111,45 +76,6 @@ def export(
             content=text,
         )
         console.write_json(exported)
-
-
-def _patched(
-    framework: Export, tuned: Tuned, file: Path, key_path: str | None, *, quiet: bool
-) -> str:
-    """Return a user's file with the recommended numbers, and show the changes.
-
-    Raises ResultError if the file is missing, unreadable, not UTF-8, or can't be patched.
-    """
-    from batchtune.configs import LARGEST_BYTES
-    from batchtune.files import read_regular
-
-    if framework.patch is None:
-        raise UsageError(
-            f"--patch needs --to speechbrain or speechbrain-stream, not --to {framework.name}",
-            "Write a new file with -o FILE.",
-        )
-    try:
-        # With its line ends.
-        before = read_regular(
-            file, LARGEST_BYTES, "Give the training's YAML file."
-        ).decode()
-    except UnicodeDecodeError as error:
-        raise ResultError(
-            f"{file} is not UTF-8 text: {error}", "Nothing was changed."
-        ) from None
-    text, notes = framework.patch(before, tuned, key_path=key_path, name=str(file))
-    difference = difflib.unified_diff(
-        before.splitlines(),
-        text.splitlines(),
-        str(file),
-        f"{file} (tuned)",
-        lineterm="",
-    )
-    console.notes(
-        ["\n".join(difference) or f"{file} has these values already.", *notes],
-        quiet=quiet,
-    )
-    return text
 
 
 def tuned_run(results: RunResults) -> Tuned:

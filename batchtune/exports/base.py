@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from batchtune.errors import ResultError
 from batchtune.results import (
@@ -64,13 +64,6 @@ class Tuned:
         )
 
 
-class Patched(NamedTuple):
-    """A patched file: its new text, unchanged if it holds these numbers already, and full sentences for the user."""
-
-    text: str
-    notes: tuple[str, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """The recommendation as a config for one framework.
@@ -81,15 +74,12 @@ class Export:
         file: What to call the file.
         render: Returns the config or snippet for a tuned run, ready to write, with comments on what the framework can't
             express. Raises ResultError if the run lacks the sweep, or the framework can express no row or no such unit.
-        patch: Called with a user's own file as text, a tuned run, key_path and name (`--patch`): puts the recommended
-            numbers into it and changes nothing else. None if batchtune can't.
     """
 
     name: str
     title: str
     file: str
     render: Callable[[Tuned], str]
-    patch: Callable[..., Patched] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,16 @@
-"""SpeechBrain's DynamicBatchSampler and dynamic_bucketed_batch: a config or code to paste, or a patched recipe."""
+"""SpeechBrain's DynamicBatchSampler and dynamic_bucketed_batch: a config or code to paste."""
 
 from __future__ import annotations
 
-from batchtune.configs import BUCKETS, LIMITS, STREAM_LIMITS, Block
 from batchtune.epochs.table import batch_sizes_for
-from batchtune.errors import ResultError
 from batchtune.exports.base import (
     Chosen,
     Export,
-    Patched,
     Tuned,
-    batches_per_rank,
     choose_stream,
     choose_table,
     recommended_row,
 )
-from batchtune.exports.patching import RecipePatch, Value
 from batchtune.exports.templating import (
     LengthLimits,
     from_template,
@@ -23,21 +18,13 @@ from batchtune.exports.templating import (
     stream_fields,
     table_fields,
 )
-from batchtune.results import Row, StreamRow, StreamSweep, Sweep, unproven_sizes
-from batchtune.units import PER_SECOND, counts_samples, format_number
+from batchtune.results import Row, StreamRow, StreamSweep, Sweep
 
-_PASTE_IN = "`batchtune export --to {}` writes it to paste in by hand."
-# Settings of recipes before SpeechBrain 1.0, whose train.py picks each by its name and knows no bucket_boundaries.
-_OLD_NAMES = ("max_batch_len", "shuffle_ex", "max_batch_len_val")
 # Unit → samples of audio, by the constant SAMPLE_RATE.
 _SAMPLES: dict[str | None, str] = {
     "s": "{} * SAMPLE_RATE",
     "ms": "{} * SAMPLE_RATE / 1000",
 }
-_SAMPLER = "sampler_kwargs"
-_EPOCH = "looped_nominal_epoch"
-# The option of --patch that chooses among several blocks.
-_CHOOSE = "--key-path "
 
 
 def _derived_sizes(sweep: Sweep, row: Row, cap: int | None) -> list[int]:
@@ -123,85 +110,6 @@ def _render_sampler(tuned: Tuned) -> str:
     )
 
 
-def patch_speechbrain(
-    text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file"
-) -> Patched:
-    """Put the recommended numbers into the settings of a recipe's DynamicBatchSampler.
-
-    - The table goes to `max_batch_length` and `bucket_boundaries`, which replaces `num_buckets`.
-    - The user's own `max_batch_ex` is kept if it makes batches smaller. It is added or lowered if batches would
-      otherwise be larger than those that were swept (--max-batch-size).
-    - A number takes the place of a reference or an alias.
-
-    `key_path` leads to the settings, with dots between keys; without it `Recipe.training_block` finds them. `name`
-    is what messages call the file.
-
-    Raises:
-        ResultError: The file is not YAML, has no such block or several, shares it with something else, has the names
-            of SpeechBrain before 1.0, or the values in a form that can't be changed; or no row can be expressed.
-    """
-    patch = RecipePatch(text, name, _PASTE_IN.format("speechbrain"))
-    block = _sampler_block(patch, key_path)
-    sweep = tuned.needed_sweep
-    unit = sweep.lengths.unit
-    if "feats_hop_size" in block.settings and unit != "frames":
-        raise patch.recipe.wrong(
-            block.settings["feats_hop_size"],
-            f"lengths are frames here (feats_hop_size), but {unit or 'an unknown unit'} in the sweep",
-            "Sweep again with lengths in frames: --length-scale 100 --unit frames for seconds and a hop of 0.01 s.",
-        )
-    chosen = _chosen_table(sweep)
-    row = chosen.row
-    settings: dict[str, Value] = {}
-    notes = []
-    needed_cap = _needed_cap(sweep, row)
-    cap = None
-    if "max_batch_ex" in block.settings:
-        cap = patch.number_at(block, "max_batch_ex")
-    if needed_cap is not None and (cap is None or cap > needed_cap):
-        settings["max_batch_ex"] = needed_cap
-    elif cap is not None and cap < max(row.batch_sizes):
-        notes.append(
-            f"max_batch_ex: {cap:g} is kept: batches only get smaller. --max-batch-size sweeps with it"
-        )
-    settings["max_batch_length"] = sweep.max_batch_length
-    settings["bucket_boundaries"] = list(row.boundaries)
-    patch.put(block, settings, before="max_batch_length")
-    notes += [*chosen.remarks, *LengthLimits.of(sweep).left_out]
-    unproven = unproven_sizes(row)
-    if unproven is not None:
-        notes.append(f"{unproven}: `batchtune report` says why")
-    if unit not in ("s", None, "frames"):
-        notes.append(_counting(unit))
-    leaving_out = _leaving_out(sweep)
-    if leaving_out is not None:
-        notes.append(f"Leave them out in train.py, too: {leaving_out}")
-    return patch.patched(notes)
-
-
-def _sampler_block(patch: RecipePatch, key_path: str | None) -> Block:
-    """Return the settings of the DynamicBatchSampler; raise ResultError without any."""
-    recipe = patch.recipe
-    problem = "has no settings of a DynamicBatchSampler (max_batch_length)"
-    if key_path is None:
-        block = recipe.training_block(_CHOOSE)
-    else:
-        block = patch.block_at(key_path)
-    if block is None:
-        raise ResultError(f"{recipe.name} {problem}", patch.paste_in)
-    recipe.check_block(block)
-    for key in _OLD_NAMES:
-        if key in block.settings:
-            raise recipe.wrong(
-                block.settings[key],
-                f"{key} is of SpeechBrain before 1.0, whose recipes pass no bucket_boundaries on",
-                f"Pass all settings to DynamicBatchSampler in train.py. {patch.paste_in}",
-            )
-    if not block.has_any((*LIMITS, *BUCKETS)):
-        raise recipe.wrong(block.node, f"{block.path} {problem}", patch.paste_in)
-    return block
-
-
 def _chosen_stream(sweep: StreamSweep) -> Chosen[StreamRow]:
     return choose_stream(sweep, "SpeechBrain's dynamic_bucketed_batch", "speechbrain")
 
@@ -245,133 +153,17 @@ def _shortest_counted(sweep: StreamSweep, in_samples: bool) -> float:
     return min(0.001, lengths.min)
 
 
-def patch_stream(
-    text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file"
-) -> Patched:
-    """Put the recommended numbers into the arguments of a recipe's `dynamic_bucketed_batch`.
-
-    - `target_batch_numel`, `max_batch_numel` and `max_padding_ratio` go to the mapping that has the first, such as
-      `sampler_kwargs`; a `max_batch_size` of the user's is kept.
-    - `buffersize`, and limits of lengths, go to the mapping around `sampler_kwargs`.
-    - `looped_nominal_epoch` is changed where the file has it; else a note names it.
-    - Where lengths are seconds, and the file's own limits count samples, numbers are multiplied by its `sample_rate`.
-
-    `key_path` says where the settings are, keys with dots between. `name` is what to call the file in messages.
-
-    Raises:
-        ResultError: The file is not YAML, has no such settings or several, shares them with something else, or has the
-            values in a form that can't be changed; or the sweep holds no row of this algorithm.
-    """
-    patch = RecipePatch(text, name, _PASTE_IN.format("speechbrain-stream"))
-    sweep = tuned.needed_stream
-    chosen = _chosen_stream(sweep)
-    row = chosen.row
-    limits = LengthLimits.of_stream(sweep)
-    block = _stream_block(patch, key_path)
-    rate = _rate(patch, block, sweep)
-    factor = 1.0
-    if rate is not None:
-        factor = rate / PER_SECOND[sweep.lengths.unit]
-
-    def scaled(length: float) -> float:
-        return float(f"{length * factor:.15g}")
-
-    sampler: dict[str, Value] = {
-        "target_batch_numel": scaled(row.target_batch_numel or 0.0),
-        "max_padding_ratio": row.max_padding_ratio,
-    }
-    if row.max_batch_numel is not None:
-        sampler["max_batch_numel"] = scaled(row.max_batch_numel)
-    if row.max_batch_size is not None:
-        sampler["max_batch_size"] = row.max_batch_size
-    patch.put(block, sampler, before=STREAM_LIMITS[0])
-    outer = block
-    if block.keys[-1:] == (_SAMPLER,):
-        outer = Block(block.chain[:-1], block.keys[:-1])
-    function: dict[str, Value] = {"buffersize": row.buffer_size}
-    # The user's own limits are kept, unless the sweep was given others.
-    given = LengthLimits.of(sweep)
-    if given.shortest is not None:
-        function["min_sample_len"] = scaled(given.shortest)
-    elif "min_sample_len" not in outer.settings:
-        function["min_sample_len"] = _shortest_counted(sweep, rate is not None)
-    if limits.longest is not None and (
-        given.longest is not None or "max_sample_len" not in outer.settings
-    ):
-        function["max_sample_len"] = scaled(limits.longest)
-    patch.put(outer, function, before=_SAMPLER)
-    notes = [*chosen.remarks, *limits.left_out]
-    if rate is not None:
-        notes.append(
-            f"The numels count samples, {format_number(rate)} a second (sample_rate)"
-        )
-    batches = batches_per_rank(row, sweep)
-    loaders = patch.recipe.blocks_with((_EPOCH,))
-    loader = patch.recipe.the_one_for_training(loaders, _CHOOSE)
-    if loader is not None:
-        patch.put(loader, {_EPOCH: batches}, before=_EPOCH)
-    else:
-        notes.append(
-            f"Give make_dataloader {_EPOCH}={batches}, the batches of an epoch on each rank"
-        )
-    return patch.patched(notes)
-
-
-def _stream_block(patch: RecipePatch, key_path: str | None) -> Block:
-    """Return the mapping with the sampler's arguments; raise ResultError without one."""
-    recipe = patch.recipe
-    if key_path is None:
-        block = recipe.stream_block(_CHOOSE)
-    else:
-        block = patch.block_at(key_path)
-    if block is not None:
-        for candidate in (recipe.block_at((*block.keys, _SAMPLER)), block):
-            if candidate is not None and candidate.has_any(STREAM_LIMITS):
-                recipe.check_block(candidate)
-                return candidate
-    raise ResultError(
-        f"{recipe.name} has no settings of dynamic_bucketed_batch (target_batch_numel)",
-        patch.paste_in,
-    )
-
-
-def _rate(patch: RecipePatch, block: Block, sweep: StreamSweep) -> float | None:
-    """Return how many samples a second the file's limits count; None where they count what the sweep did."""
-    lengths = sweep.lengths
-    if lengths.unit not in PER_SECOND:
-        return None
-    limit = patch.number_at(block, STREAM_LIMITS[0]) or patch.number_at(
-        block, STREAM_LIMITS[1]
-    )
-    if (
-        lengths.unit == "s"
-        and limit is not None
-        and not counts_samples(limit, lengths.max)
-    ):
-        return None
-    rate = patch.number_at(block, "sample_rate")
-    if rate is None or rate <= 0:
-        raise ResultError(
-            f"{patch.recipe.name}: target_batch_numel counts samples, but the sweep counted {lengths.unit}, and the "
-            "file has no sample_rate",
-            "Add `sample_rate: 16000` at the top, with that of the audio.",
-        )
-    return rate
-
-
 EXPORTS = (
     Export(
         name="speechbrain",
         title="SpeechBrain",
         file="dynamic_batch_sampler.yaml",
         render=_render_sampler,
-        patch=patch_speechbrain,
     ),
     Export(
         name="speechbrain-stream",
         title="SpeechBrain with WebDataset",
         file="speechbrain_stream.py",
         render=_render_stream,
-        patch=patch_stream,
     ),
 )

@@ -104,20 +104,6 @@ def test_a_pipe_as_target_file_of_a_run_is_refused(
     assert "targets is not an ordinary file" in ran.stderr
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_patching_a_pipe_or_a_device_is_refused(
-    batchtune: Run, manifest: Path, tmp_path: Path, kind: str
-) -> None:
-    assert batchtune("sweep-buckets", manifest, *SWEEP).returncode == 0
-    if kind == "pipe":
-        os.mkfifo(tmp_path / "train.yaml")
-    else:
-        (tmp_path / "train.yaml").symlink_to("/dev/zero")
-    ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
-    assert ran.returncode == 1
-    assert "train.yaml is not an ordinary file" in ran.stderr
-
-
 @pytest.fixture
 def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder in which nothing can be written."""
