@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "source"
@@ -36,6 +37,8 @@ NVIDIAS_FUNCTION = re.compile(
 # A function that SOURCE lacks succeeds without doing anything, unless its name says better.
 PRODUCT = re.compile(r"cublas(?!Lt)\w*[gG]emm\w*")
 RETURNS_TEXT = re.compile(r"\w+(String|Name)")
+SUCCESS = 0
+NOT_SUPPORTED = 801  # cudaErrorNotSupported
 REFUSES = re.compile(
     r"cuda(Graph|Ipc|Library)\w+|cu(Module|Link|Launch)\w+|cu(solver|sparse)\w+[bB]ufferSize\w*"
 )
@@ -63,20 +66,26 @@ def what_is_missing() -> str | None:
 
 
 def build(folder: Path) -> dict[str, str]:
-    """Compile into a folder; return the environment variables that show the device to a process.
+    """Compile into a folder; return the environment variables that show the device to a process."""
+    compile_into(folder)
+    return environment(folder)
+
+
+def compile_into(folder: Path) -> None:
+    """Make the library, and NVIDIA's file names for it.
 
     Raises:
         FileNotFoundError: gcc or one of binutils is missing.
         subprocess.CalledProcessError: one of them failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    libraries = torch_libraries()
     with ThreadPoolExecutor() as pool:
-        compiled = pool.map(
-            lambda source: compile_source(source, folder), SOURCE.glob("*.c")
+        objects = list(
+            pool.map(partial(compile_source, folder=folder), SOURCE.glob("*.c"))
         )
-        headers = list(pool.map(header, torch_libraries()))
-        imported = set[str]().union(*pool.map(imported_functions, torch_libraries()))
-        objects = list(compiled)
+        headers = list(pool.map(header, libraries))
+        imported = set[str]().union(*pool.map(imported_functions, libraries))
     missing = imported - defined_functions(objects)
     generated = folder / "generated.c"
     generated.write_text("\n".join(map(definition, sorted(missing))) + "\n")
@@ -85,7 +94,6 @@ def build(folder: Path) -> dict[str, str]:
     for name in file_names(headers):
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(LIBRARY)
-    return environment(folder)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -134,8 +142,9 @@ def definition(name: str) -> str:
         )
     if RETURNS_TEXT.fullmatch(name):
         return f'const char *{name}(void) {{ return "emulated"; }}'
-    result = 801 if REFUSES.fullmatch(name) else 0  # cudaErrorNotSupported
-    return f'void trace(const char *, const char *);\nlong {name}(void) {{ trace("skips", "{name}"); return {result}; }}'
+    result = NOT_SUPPORTED if REFUSES.fullmatch(name) else SUCCESS
+    body = f'trace("skips", "{name}"); return {result};'
+    return f"void trace(const char *, const char *);\nlong {name}(void) {{ {body} }}"
 
 
 def file_names(headers: Iterable[str]) -> set[str]:

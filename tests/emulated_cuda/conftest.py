@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from emulated_cuda.build import build, what_is_missing
+from emulated_cuda.build import compile_into, what_is_missing
 from emulated_cuda.machine import Machine
 from made_once import MadeOnce
 
@@ -31,5 +31,5 @@ def pytest_pycollect_makemodule(
 @pytest.fixture
 def emulated_cuda(made_once: MadeOnce, tmp_path: Path) -> Machine:
     """Runs a program on emulated devices that no other test uses."""
-    built = made_once("emulated-cuda", lambda folder: None if build(folder) else None)
+    built = made_once("emulated-cuda", compile_into)
     return Machine(built, tmp_path / "state")
