@@ -19,6 +19,10 @@ DONE = "EVIDENCE_DONE"
 
 HERE = Path(__file__).parent
 
+# Test processes that run side by side have emulated devices each (tests/emulated_cuda).
+if "EMULATED_CUDA_STATE" in os.environ:
+    os.environ["EMULATED_CUDA_STATE"] += os.environ.get("PYTEST_XDIST_WORKER", "")
+
 
 class ModuleWithoutDevice(pytest.Module):
     """A module of tests on a machine without a device: skipped as a whole, if no report names each test."""
