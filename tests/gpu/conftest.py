@@ -19,6 +19,10 @@ DONE = "EVIDENCE_DONE"
 
 HERE = Path(__file__).parent
 
+# Test processes that run side by side have emulated devices each (tests/emulated_cuda).
+if "EMULATED_CUDA_STATE" in os.environ:
+    os.environ["EMULATED_CUDA_STATE"] += os.environ.get("PYTEST_XDIST_WORKER", "")
+
 
 class ModuleWithoutDevice(pytest.Module):
     """A module of tests on a machine without a device: skipped as a whole, if no report names each test."""
@@ -42,11 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if item.name not in done]
     import torch
 
-    if torch.cuda.is_available():
-        return
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+            item.add_marker(pytest.mark.process)
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 
@@ -23,6 +26,12 @@ torch.cuda.synchronize()
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+def needs_a_real_gpu(reason: str) -> pytest.MarkDecorator:
+    """Skip a test on the emulated device (tests/emulated_cuda), which does not have what the test needs."""
+    emulated = torch.cuda.is_available() and "Emulated" in torch.cuda.get_device_name()
+    return pytest.mark.skipif(emulated, reason=f"on the emulated device: {reason}")
 
 
 def named(workload: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu.on_cuda import needs_a_real_gpu
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "loaders"))
 
@@ -19,7 +20,7 @@ from test_dali import EXAMPLE, MODES, digests, needs_dali, target_of
 from batchtune.loaders import OpenLoader
 from batchtune.loaders.dali import DaliKind
 
-pytestmark = needs_dali
+pytestmark = [needs_dali, needs_a_real_gpu("DALI brings its own CUDA runtime")]
 FILES = 11
 
 

@@ -12,7 +12,6 @@ from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
 from batchtune.results import BatchShape
 
-pytestmark = pytest.mark.usefixtures("one_nursery")
 LENGTHS = Lengths.of([16.0, 64.0, 128.0] * 20, unit="tokens")
 LM = "builtin:transformer-lm"
 SMALL = {"size": "tiny"}

@@ -133,14 +133,15 @@ def test_switches_set_by_the_workload_are_recorded_and_reported() -> None:
         switched = supervisor.start()
     assert (
         switched.settings["cudnn_benchmark"],
-        switched.settings["matmul_precision"],
-    ) == (True, "tf32")
+        switched.settings["float32_matmul_precision"],
+    ) == (True, "high")
     told = settings_differences(plain, switched)
     assert any(
         text.startswith("cudnn_benchmark was False, and True later") for text in told
     )
     assert any(
-        text.startswith("matmul_precision was ieee, and tf32 later") for text in told
+        text.startswith("float32_matmul_precision was highest, and high later")
+        for text in told
     )
     assert any("cudnn.benchmark is on" in text for text in trust_warnings(switched, ()))
 

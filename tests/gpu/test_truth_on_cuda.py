@@ -19,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_nursery")
 LANGUAGE_MODEL = "builtin:transformer-lm"
 # A tiny language model takes some 0.2 MiB a token: tens of examples of these lengths fill 1 GiB.
 TOKENS = Lengths.of([64.0, 128.0, 256.0] * 200)
-# In turns, what is left of other shapes may take a little from each; and a shape may have been given up for it.
 NEARLY = 0.9
 
 
@@ -76,9 +75,17 @@ def run_in_turns(
     [("fp32", False), ("bf16", True)],
     ids=["whole", "checkpointed"],
 )
+@pytest.mark.usefixtures("a_nursery_of_its_own")
+@pytest.mark.parametrize("expandable", [False, True])
 def test_a_real_models_frontier_is_the_truth(
-    tmp_path: Path, dtype: str, checkpoint: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    checkpoint: bool,
+    expandable: bool,
 ) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", f"expandable_segments:{expandable}")
     options = {"size": "tiny", "dtype": dtype, "checkpoint": checkpoint}
     probe = run_probe(
         TOKENS, settings(LANGUAGE_MODEL, options, memory_bytes=GIB), tmp_path
@@ -87,7 +94,16 @@ def test_a_real_models_frontier_is_the_truth(
         truth = largest_by_brute_force(
             LANGUAGE_MODEL, options, GIB, point.length, point.batch_size, 600
         )
-        assert NEARLY * truth - 1 <= point.batch_size <= truth
+        assert point.batch_size <= truth
+        is_near = point.batch_size >= NEARLY * truth - 1
+        # What fits alone may not fit into the segments that other shapes left: then the probe has seen it fail.
+        was_given_up = any(
+            trial.outcome == "oom"
+            and trial.length == point.length
+            and point.batch_size < trial.batch_size <= truth
+            for trial in probe.trials
+        )
+        assert is_near or (was_given_up and not expandable)
 
 
 @pytest.mark.timeout(1200)

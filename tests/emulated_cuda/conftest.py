@@ -1,0 +1,35 @@
+"""The emulated CUDA device: skipped, by name, without torch's CUDA build. `.ci/cuda` makes its environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from emulated_cuda.build import compile_into, what_is_missing
+from emulated_cuda.machine import Machine
+from made_once import MadeOnce
+
+MISSING = what_is_missing()
+
+
+class ModuleWithoutDevice(pytest.Module):
+    """A module of tests where the device can't be built: skipped as a whole."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip(f"the emulated CUDA device {MISSING}")
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    if MISSING is None:
+        return None
+    return ModuleWithoutDevice.from_parent(parent, path=module_path)
+
+
+@pytest.fixture
+def emulated_cuda(made_once: MadeOnce, tmp_path: Path) -> Machine:
+    """Runs a program on emulated devices that no other test uses."""
+    built = made_once("emulated-cuda", compile_into)
+    return Machine(built, tmp_path / "state")
