@@ -167,7 +167,7 @@ def patch_speechbrain(
     settings["max_batch_length"] = sweep.max_batch_length
     settings["bucket_boundaries"] = list(row.boundaries)
     patch.put(block, settings, before="max_batch_length")
-    notes += [*chosen.remarks, *LengthLimits.of(sweep).left_out]
+    notes += [*tuned.training_notes, *chosen.remarks, *LengthLimits.of(sweep).left_out]
     unproven = unproven_sizes(row)
     if unproven is not None:
         notes.append(f"{unproven}: `batchtune report` says why")
@@ -300,7 +300,7 @@ def patch_stream(
     ):
         function["max_sample_len"] = scaled(limits.longest)
     patch.put(outer, function, before=_SAMPLER)
-    notes = [*chosen.remarks, *limits.left_out]
+    notes = [*tuned.training_notes, *chosen.remarks, *limits.left_out]
     if rate is not None:
         notes.append(
             f"The numels count samples, {format_number(rate)} a second (sample_rate)"

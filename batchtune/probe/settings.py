@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 
+from batchtune.allocators import Choice, in_words, setting_for
 from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
@@ -47,7 +48,7 @@ _RECORDED = (
         "tolerance",
         "max_batch_size",
     ),
-    *("seed", "reserve_bytes", "ddp"),
+    *("seed", "reserve_bytes", "ddp", "allocator"),
 )
 # Recorded where several ranks are probed, or simulated.
 _RECORDED_OF_RANKS = ("nproc_per_node", "nnodes", "simulate_world_size")
@@ -165,6 +166,20 @@ def _ranks(recorded: Mapping[str, Any]) -> str:
     return "a process without ranks"
 
 
+def refuse_other_allocator(what: str, measured: str | None, device: Device) -> None:
+    """Raise ResultError if the device runs with another allocator than the one that `what` was measured with."""
+    if measured is None or measured == device.allocator:
+        return
+    remedy = f"Give --allocator {measured}"
+    if measured not in get_args(Choice):
+        remedy = f"Set {setting_for(measured, device.torch)}"
+    raise ResultError(
+        f"{what} was measured {in_words(measured)}, but this runs {in_words(device.allocator)}: what fits with one may "
+        "not fit with the other",
+        f"{remedy}, or measure again, in another folder with --run or with --force.",
+    )
+
+
 def workload_sha256(settings: ProbeSettings) -> str | None:
     """Return the hash of the workload's file, or of the first Python file in a command; None without one."""
     return file_sha256(settings.command or [settings.workload.rpartition(":")[0]])
@@ -230,10 +245,14 @@ def open_run(
     for name in _RECORDED:
         value = getattr(settings, name)
         before = run.settings.get(name)
-        # Trials hold, however many of them there are.
-        if name == "max_lengths" or before == value:
+        # Trials hold, however many of them there are; and whatever led to the allocator that they were run with.
+        if name in ("max_lengths", "allocator") or before == value:
             continue
         differences.append(f"{name} = {before}, now {value}")
+    if settings.allocator not in ("auto", run.device.allocator or settings.allocator):
+        differences.append(
+            f"allocator = {run.device.allocator}, now {settings.allocator}"
+        )
     ranks = _ranks(settings.recorded())
     if _ranks(run.settings) != ranks:
         differences.append(f"{_ranks(run.settings)}, now {ranks}")

@@ -13,6 +13,7 @@ from batchtune.errors import ResultError, WorkloadError
 from batchtune.probe.confirmation import alternating
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.nodes import Nodes
+from batchtune.probe.settings import refuse_other_allocator
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     VERIFY_FILE,
@@ -99,6 +100,7 @@ def verify(
             f"the run was measured on {plan.probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
+    refuse_other_allocator("the table", plan.measured_allocator, device)
     runner = _Runner(plan, stepper, workload.spec, device, on_progress)
     runner.run()
     return judge(runner.done, plan, workload, device)
