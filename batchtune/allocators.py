@@ -77,7 +77,8 @@ def worker_variables(choice: Choice, environment: Mapping[str, str]) -> dict[str
     settings = settings_in(environment)
     users = asked_for(settings)
     if users is None:
-        return variables_for(EXPANDABLE if choice == "auto" else choice, environment)
+        allocator = EXPANDABLE if choice == "auto" else choice
+        return variables_for(allocator, environment)
     if choice not in ("auto", users):
         name = next(name for name in VARIABLES if environment.get(name))
         raise UsageError(
@@ -85,6 +86,12 @@ def worker_variables(choice: Choice, environment: Mapping[str, str]) -> dict[str
             f"Unset the variable, here and in training, or leave out --allocator, which then takes {users}.",
         )
     return {}
+
+
+def automatic(settings: str, works: bool) -> str:
+    """Return the allocator that `auto` leads to, by the user's settings and whether expandable segments work."""
+    allocator = asked_for(settings) or EXPANDABLE
+    return NATIVE if allocator == EXPANDABLE and not works else allocator
 
 
 def setting_for(allocator: str | None, torch_version: str, others: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import sys
@@ -27,6 +28,7 @@ _UNCACHED_VARIABLES = (
     "PYTORCH_NO_HIP_MEMORY_CACHING",
 )
 _FRACTION = re.compile(r"per_process_memory_fraction\s*:\s*(\d*\.?\d+)")
+_MAPS_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 _ROUNDING = 1e-6  # the allocator keeps a fraction as whole bytes
 
 
@@ -104,7 +106,12 @@ class CudaBackend(DeviceBackend):
 
         if not torch.cuda.is_available():
             return []
-        return [Card(index).seen() for index in range(torch.cuda.device_count())]
+        return [
+            msgspec.structs.replace(
+                Card(index).seen(), expandable_segments=_maps_memory(index)
+            )
+            for index in range(torch.cuda.device_count())
+        ]
 
     def seen_by_driver(self) -> tuple[list[DoctorGpu], str | None, str | None]:
         """Ask NVML."""
@@ -381,6 +388,21 @@ def _refuse_uncached() -> None:
                 f"{name} is set: PyTorch then allocates past its allocator, which neither limits nor measures it",
                 f"Unset {name}, in training too.",
             )
+
+
+def _maps_memory(index: int) -> bool | None:
+    """Return whether a device can map memory into reserved addresses, as expandable segments do; None if unknown."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device = ctypes.c_int()
+    maps = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index):
+        return None
+    if driver.cuDeviceGetAttribute(ctypes.byref(maps), _MAPS_MEMORY, device):
+        return None
+    return bool(maps.value)
 
 
 def _begin(device: Any) -> str | None:
