@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from made_trials import ran
+from msgspec import structs
 from verify.made_stepper import (
     LIMIT_BYTES,
     MIB,
@@ -199,9 +200,13 @@ def test_a_leak_comes_before_the_oom_that_it_ends_in() -> None:
     assert "the workload leaks" in found.reasons[0]
 
 
-def test_a_cache_that_goes_on_growing_does_not_hold() -> None:
-    found = verified(MadeStepper(cache_bytes=MIB))
+@pytest.mark.parametrize("allocator", ["native", "expandable"])
+def test_a_cache_that_goes_on_growing_does_not_hold(allocator: str) -> None:
+    device = made_device(allocator=allocator)
+    found = verified(MadeStepper(cache_bytes=MIB, device=device))
     assert "fragment the memory" in found.reasons[0]
+    advised = "probe again with --allocator expandable" in found.reasons[0]
+    assert advised == (allocator == "native")
 
 
 def test_emptied_caches_give_a_warning_but_hold() -> None:
@@ -234,6 +239,18 @@ def test_another_device_than_was_probed_is_refused() -> None:
         verified(
             MadeStepper(device=made_device(name="other")), probe=made_probe(LENGTHS)
         )
+
+
+def test_another_allocator_than_was_measured_is_refused() -> None:
+    stepper = MadeStepper(device=made_device(allocator="expandable"))
+    message = "the table was measured without expandable segments, but this runs with"
+    with pytest.raises(ResultError, match=message):
+        verified(stepper, probe=made_probe(LENGTHS))
+    evidence = structs.replace(FITS.evidence, allocator="native")
+    with pytest.raises(ResultError, match=message):
+        verified(stepper, structs.replace(FITS, evidence=evidence))
+    evidence = structs.replace(evidence, allocator="expandable")
+    assert verified(stepper, structs.replace(FITS, evidence=evidence)).holds
 
 
 def test_progress_is_told_before_each_step() -> None:
