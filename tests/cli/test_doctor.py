@@ -11,6 +11,10 @@ import pytest
 from cli.conftest import Run
 from probe.made_nvml import GIB, NO_PERMISSION, MadeGpu, MadeNvml
 
+from batchtune.probe.devices.cpu import describe_cpu
+from batchtune.reports.page import doctor_page
+from batchtune.results import Doctor, DoctorGpu, DoctorTorch, meta_of
+
 TESTS = Path(__file__).parents[1]
 
 
@@ -106,6 +110,59 @@ def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(
         "1,500 MHz of at most 1,980 MHz, lowered now: power cap",
     ):
         assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("works", "variable", "rows"),
+    [
+        (
+            True,
+            None,
+            {"expandable segments": "work", "--allocator auto": "takes expandable"},
+        ),
+        (
+            False,
+            None,
+            {"expandable segments": "don't work", "--allocator auto": "takes native"},
+        ),
+        (True, "expandable_segments:False", {"--allocator auto": "takes native"}),
+        (None, None, {}),
+    ],
+)
+def test_the_allocator_of_a_gpu_is_shown(
+    works: bool | None, variable: str | None, rows: dict[str, str]
+) -> None:
+    gpu = DoctorGpu(
+        **{
+            **dict.fromkeys(DoctorGpu.__struct_fields__),
+            "name": "Made GPU",
+            "device": "cuda:0",
+            "expandable_segments": works,
+        }
+    )
+    environment = {"PYTORCH_ALLOC_CONF": variable} if variable else {}
+    page = doctor_page(
+        Doctor(
+            meta=meta_of(Doctor),
+            python="3.11",
+            system="Linux",
+            torch=DoctorTorch(
+                version="2.13", cuda="13", hip=None, cudnn=None, problem=None
+            ),
+            driver=None,
+            nvml_problem=None,
+            gpus=[gpu],
+            cpu=describe_cpu(None),
+            environment=environment,
+            packages={"lhotse": None},
+            warnings=[],
+        )
+    )
+    (table,) = [table for table in page.sections[0].tables if table.title == "cuda:0"]
+    shown = dict(table.rows)
+    if not rows:
+        assert shown.get("--allocator auto") in (None, "\u2013")
+    assert rows.items() <= shown.items()
 
 
 def test_what_nvml_refuses_to_answer_is_said(batchtune: Run, tmp_path: Path) -> None:
