@@ -1,4 +1,4 @@
-"""torch's allocators of CUDA memory: what the environment asks for, what a process has, and how to ask for one.
+"""torch's allocators of CUDA memory: what an environment asks for, what a process has, and how to ask for one.
 
 `native` takes memory in segments of fixed size, `expandable` in segments that grow; any other is the name of torch's
 backend, such as `cudaMallocAsync`.
@@ -24,32 +24,36 @@ VARIABLES = (
 _OLD, _, _NEW = VARIABLES
 # torch 2.9 still looks for expandable segments in the old variable alone.
 _FIRST_WITH_NEW = (2, 10)
-_SEGMENTS = re.compile(r"\bexpandable_segments\s*:\s*(\w+)\s*,?")
-_BACKEND = re.compile(r"\bbackend\s*:\s*(\w+)\s*,?")
+_CHOOSING = re.compile(r"\b(backend|expandable_segments)\s*:\s*(\w+)\s*,?")
+_BY_SEGMENTS = {"True": EXPANDABLE, "False": NATIVE}
+_SEGMENTS = {
+    EXPANDABLE: "expandable_segments:True",
+    NATIVE: "expandable_segments:False",
+}
+_WORDS = {
+    EXPANDABLE: "with expandable segments",
+    NATIVE: "without expandable segments",
+}
 
 
 def settings_in(environment: Mapping[str, str]) -> str:
     """Return the allocator's settings that torch reads in an environment; empty without any."""
-    for name in VARIABLES:
-        if environment.get(name):
-            return environment[name]
-    return ""
+    values = [environment.get(name) for name in VARIABLES]
+    return next(filter(None, values), "")
 
 
 def asked_for(settings: str) -> str | None:
     """Return the allocator that such settings ask for; None if they leave it to torch."""
-    backends = _BACKEND.findall(settings)
-    if backends and backends[-1] != NATIVE:
-        return str(backends[-1])
-    segments = _SEGMENTS.findall(settings)
-    if not segments:
-        return None
-    return EXPANDABLE if segments[-1] == "True" else NATIVE
+    chosen = dict(_CHOOSING.findall(settings))
+    backend = chosen.get("backend", NATIVE)
+    if backend != NATIVE:
+        return str(backend)
+    return _BY_SEGMENTS.get(chosen.get("expandable_segments", ""))
 
 
 def other_settings(settings: str) -> str:
     """Return such settings without those that choose the allocator."""
-    return _BACKEND.sub("", _SEGMENTS.sub("", settings)).strip(" ,")
+    return _CHOOSING.sub("", settings).strip(" ,")
 
 
 def variables_for(allocator: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -57,15 +61,21 @@ def variables_for(allocator: str, environment: Mapping[str, str]) -> dict[str, s
 
     Two variables with the same value: torch before 2.10 reads the old one, and 2.9 warns of it without the new one.
     """
-    value = _value_for(allocator, other_settings(settings_in(environment)))
+    own = _SEGMENTS.get(allocator, f"backend:{allocator}")
+    others = other_settings(settings_in(environment))
+    value = ",".join(filter(None, [own, others]))
     return {_OLD: value, _NEW: value}
 
 
-def _value_for(allocator: str, others: str) -> str:
-    own = f"backend:{allocator}"
-    if allocator in (NATIVE, EXPANDABLE):
-        own = f"expandable_segments:{allocator == EXPANDABLE}"
-    return f"{own},{others}" if others else own
+def setting_for(
+    allocator: str, torch_version: str, environment: Mapping[str, str]
+) -> str:
+    """Return the one setting, `NAME=VALUE`, that a person has to make in that environment."""
+    name = _NEW
+    version = tuple(map(int, re.findall(r"\d+", torch_version)[:2]))
+    if version < _FIRST_WITH_NEW or any(map(environment.get, VARIABLES[:-1])):
+        name = _OLD
+    return f"{name}={variables_for(allocator, environment)[name]}"
 
 
 def worker_variables(choice: Choice, environment: Mapping[str, str]) -> dict[str, str]:
@@ -80,43 +90,11 @@ def worker_variables(choice: Choice, environment: Mapping[str, str]) -> dict[str
         allocator = EXPANDABLE if choice == "auto" else choice
         return variables_for(allocator, environment)
     if choice not in ("auto", users):
-        name = next(name for name in VARIABLES if environment.get(name))
         raise UsageError(
-            f"--allocator {choice} contradicts {name}={settings}",
-            f"Unset the variable, here and in training, or leave out --allocator, which then takes {users}.",
+            f"--allocator {choice} contradicts your environment, which asks for {settings}",
+            f"Unset {_NEW} and {_OLD}, in training too, or leave out --allocator, which then takes {users}.",
         )
     return {}
-
-
-def automatic(settings: str, works: bool) -> str:
-    """Return the allocator that `auto` leads to, by the user's settings and whether expandable segments work."""
-    allocator = asked_for(settings) or EXPANDABLE
-    return NATIVE if allocator == EXPANDABLE and not works else allocator
-
-
-def setting_for(allocator: str | None, torch_version: str, others: str = "") -> str:
-    """Return the setting with which training gets an allocator, `NAME=VALUE`; empty for torch's default.
-
-    `others` are the user's own settings for the allocator, which the variable has to hold, too.
-    """
-    if allocator in (None, NATIVE):
-        return ""
-    return f"{_variable_of(torch_version)}={_value_for(str(allocator), others)}"
-
-
-def needed_setting(
-    allocator: str, torch_version: str, environment: Mapping[str, str]
-) -> str:
-    """Return the setting, `NAME=VALUE`, with which a process of that environment gets an allocator."""
-    names = [name for name in VARIABLES if environment.get(name)]
-    name = (names or [_variable_of(torch_version)])[0]
-    return f"{name}={variables_for(allocator, environment)[_NEW]}"
-
-
-def _variable_of(torch_version: str) -> str:
-    """Return the variable that a version of torch reads without a warning, or else the one that it reads."""
-    version = tuple(map(int, re.findall(r"\d+", torch_version)[:2]))
-    return _OLD if version < _FIRST_WITH_NEW else _NEW
 
 
 def in_force(cuda: Any) -> str | None:
@@ -137,8 +115,4 @@ def in_force(cuda: Any) -> str | None:
 
 def in_words(allocator: str | None) -> str:
     """Return `with expandable segments`, `without expandable segments`, or `with the allocator cudaMallocAsync`."""
-    if allocator == NATIVE:
-        return "without expandable segments"
-    if allocator == EXPANDABLE:
-        return "with expandable segments"
-    return f"with the allocator {allocator}"
+    return _WORDS.get(str(allocator), f"with the allocator {allocator}")

@@ -173,14 +173,13 @@ def _allocator_variables(measured: str | None, config: Path) -> dict[str, str]:
     """Return the variables that give a script the measured allocator; warn if the user's own ask for another."""
     settings = settings_in(os.environ)
     users = asked_for(settings)
-    if measured is None or measured == users:
-        return {}
-    if users is None:
+    if measured is not None and users is None:
         return variables_for(measured, os.environ)
-    console.note(
-        f"Warning: {config} was measured {in_words(measured)}, but your environment asks for {settings}: batches that "
-        "fit may run out of memory. Unset that, or probe with it."
-    )
+    if measured not in (None, users):
+        console.note(
+            f"Warning: {config} was measured {in_words(measured)}, but your environment asks for {settings}: batches "
+            "that fit may run out of memory. Unset that, or probe with it."
+        )
     return {}
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import msgspec
 
-from batchtune.allocators import Choice, in_words, setting_for
+from batchtune.allocators import in_words, setting_for
 from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
@@ -170,13 +171,11 @@ def refuse_other_allocator(what: str, measured: str | None, device: Device) -> N
     """Raise ResultError if the device runs with another allocator than the one that `what` was measured with."""
     if measured is None or measured == device.allocator:
         return
-    remedy = f"Give --allocator {measured}"
-    if measured not in get_args(Choice):
-        remedy = f"Set {setting_for(measured, device.torch)}"
     raise ResultError(
         f"{what} was measured {in_words(measured)}, but this runs {in_words(device.allocator)}: what fits with one may "
         "not fit with the other",
-        f"{remedy}, or measure again, in another folder with --run or with --force.",
+        f"Go on with {setting_for(measured, device.torch, os.environ)}, or measure again, in another folder with --run "
+        "or with --force.",
     )
 
 

@@ -131,8 +131,6 @@ def _sentences(probe: Probe) -> Iterator[str]:
     allocator = ""
     if probe.device.allocator is not None:
         allocator = f", allocator {probe.device.allocator}"
-    if probe.device.allocator_settings:
-        allocator += f" ({probe.device.allocator_settings})"
     yield (
         f"Measured: {probe.workload.words} with torch {probe.device.torch}{driver}{allocator}, "
         f"in {counted(len(probe.trials), 'trial')} ({ended})."

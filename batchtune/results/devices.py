@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from batchtune.allocators import setting_for
+from batchtune.allocators import NATIVE, setting_for
 from batchtune.results.shared import (
     Amount,
     BatchShape,
@@ -165,7 +165,13 @@ class Device(Record, frozen=True, kw_only=True):
     @property
     def allocator_setting(self) -> str:
         """The setting with which training takes memory alike, `NAME=VALUE`; empty if that is torch's default."""
-        return setting_for(self.allocator, self.torch, self.allocator_settings)
+        if self.allocator in (None, NATIVE):
+            return ""
+        return setting_for(
+            str(self.allocator),
+            self.torch,
+            {"PYTORCH_ALLOC_CONF": self.allocator_settings},
+        )
 
     @property
     def training_notes(self) -> list[str]:

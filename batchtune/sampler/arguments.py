@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch.distributed  # noqa: TID253  # this module is torch's: the package imports it only when its class is used
 
-from batchtune.allocators import in_force, in_words, needed_setting
+from batchtune.allocators import in_force, in_words, setting_for
 from batchtune.arguments import whole
 from batchtune.errors import shortened
 from batchtune.results import StreamConfig
@@ -56,7 +56,7 @@ class OnRanks:
         measured = self._allocator
         self._allocator = None
         if now != measured:
-            setting = needed_setting(measured, torch.__version__, os.environ)
+            setting = setting_for(measured, torch.__version__, os.environ)
             warnings.warn(
                 f"measured {in_words(measured)}, but this process runs {in_words(now)}: batches that fit there may not "
                 f"fit here. Set {setting} before Python starts, or probe with the allocator that training has",
