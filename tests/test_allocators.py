@@ -10,9 +10,7 @@ from batchtune.allocators import (
     VARIABLES,
     Choice,
     asked_for,
-    automatic,
     in_force,
-    needed_setting,
     other_settings,
     setting_for,
     worker_variables,
@@ -96,7 +94,9 @@ def test_a_choice_against_the_users_variable_is_an_error(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         worker_variables(choice, {name: value})
-    assert caught.value.message == f"--allocator {choice} contradicts {name}={value}"
+    assert caught.value.message == (
+        f"--allocator {choice} contradicts your environment, which asks for {value}"
+    )
     assert f"leave out --allocator, which then takes {users}" in str(caught.value.hint)
 
 
@@ -116,8 +116,7 @@ def test_a_choice_that_the_users_variable_makes_too_is_none(
 @pytest.mark.parametrize(
     ("allocator", "torch", "others", "setting"),
     [
-        (None, "2.13.0", "", ""),
-        ("native", "2.13.0", "max_split_size_mb:64", ""),
+        ("native", "2.13.0", "", f"{NEW}=expandable_segments:False"),
         ("expandable", "2.14.1+cu130", "", f"{NEW}=expandable_segments:True"),
         ("expandable", "2.10.0", "", f"{NEW}=expandable_segments:True"),
         # These read the new variable not at all, or not for this.
@@ -132,30 +131,15 @@ def test_a_choice_that_the_users_variable_makes_too_is_none(
         ("cudaMallocAsync", "2.13.0", "", f"{NEW}=backend:cudaMallocAsync"),
     ],
 )
-def test_training_needs_a_setting_unless_it_is_the_default(
-    allocator: str | None, torch: str, others: str, setting: str
+def test_training_needs_one_setting_that_its_torch_reads(
+    allocator: str, torch: str, others: str, setting: str
 ) -> None:
-    assert setting_for(allocator, torch, others) == setting
+    assert setting_for(allocator, torch, {NEW: others}) == setting
 
 
 def test_a_process_is_told_the_variable_that_it_reads() -> None:
-    assert needed_setting("native", "2.13.0", {}) == f"{NEW}=expandable_segments:False"
-    told = needed_setting("expandable", "2.13.0", {OLD: "max_split_size_mb:64"})
+    told = setting_for("expandable", "2.13.0", {OLD: "max_split_size_mb:64"})
     assert told == f"{OLD}=expandable_segments:True,max_split_size_mb:64"
-
-
-@pytest.mark.parametrize(
-    ("settings", "works", "allocator"),
-    [
-        ("", True, "expandable"),
-        ("", False, "native"),
-        ("expandable_segments:False", True, "native"),
-        ("expandable_segments:True", False, "native"),
-        ("backend:cudaMallocAsync", True, "cudaMallocAsync"),
-    ],
-)
-def test_what_auto_leads_to(settings: str, works: bool, allocator: str) -> None:
-    assert automatic(settings, works) == allocator
 
 
 @pytest.mark.parametrize(

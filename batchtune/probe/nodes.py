@@ -166,7 +166,12 @@ class Nodes:
     def start(self, allocator: Choice) -> Launch:
         """Start the ranks of the other nodes; return how to start those of node 0. Raises ProbeError as `check`."""
         launch = Launch(nproc_per_node=self._launch.nproc_per_node)
-        launch = replace(self._launch, rdzv_id=launch.rdzv_id, token=launch.token)
+        launch = replace(
+            self._launch,
+            rdzv_id=launch.rdzv_id,
+            token=launch.token,
+            allocator=allocator,
+        )
         self._has_started = True
         for rank, agent in self._agents.items():
             start = Start(

@@ -72,7 +72,7 @@ def test_a_run_keeps_to_its_allocator(emulated_cuda: Machine, tmp_path: Path) ->
         assert message in " ".join(refused.stderr.split())
 
 
-def test_a_driver_that_refuses_expandable_segments_is_used_natively(
+def test_a_driver_without_expandable_segments_is_used_natively(
     emulated_cuda: Machine,
 ) -> None:
     both = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
