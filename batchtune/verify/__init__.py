@@ -100,7 +100,7 @@ def verify(
             f"the run was measured on {plan.probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
-    refuse_other_allocator("the table", plan.measured_allocator, device)
+    refuse_other_allocator("the table", plan.config.evidence.allocator, device)
     runner = _Runner(plan, stepper, workload.spec, device, on_progress)
     runner.run()
     return judge(runner.done, plan, workload, device)

@@ -179,14 +179,6 @@ class VerifyPlan:
                 "Set drop_last: false in the config, or make the batch sizes smaller.",
             )
 
-    @property
-    def measured_allocator(self) -> str | None:
-        """The allocator that the table, or else the probe, was measured with; None without a choice, or unknown."""
-        allocator = self.config.evidence.allocator
-        if allocator is None and self.probe is not None:
-            allocator = self.probe.device.allocator
-        return allocator
-
     @cached_property
     def costs(self) -> Costs:
         """What the probe measured; nothing without one."""
