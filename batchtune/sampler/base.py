@@ -135,7 +135,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 `batchtune.manifests.ReadOptions`, such as `length_key="duration"` or `length_scale="1/16000"`.
 
         Warns:
-            UserWarning: The file was tuned on other lengths.
+            UserWarning: The file was tuned on other lengths; or, at the first batch, this process takes CUDA memory
+                with another allocator than was measured.
 
         Raises:
             ResultError: The file is missing or damaged.

@@ -218,7 +218,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         makes errors of them.
 
         Arguments of the class take precedence over the file. Without a source, its `batches_per_epoch` is not used: a
-        stage can't read its examples again, so a nominal epoch is the pipeline's `with_epoch`.
+        stage can't read its examples again, so a nominal epoch is the pipeline's `with_epoch`. In a process that uses
+        CUDA, the first batch warns of another allocator than was measured.
 
         Raises ResultError if the file is missing or damaged, ValueError if an option breaks its rule.
         """
