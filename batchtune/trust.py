@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from batchtune.results import Device, DeviceProcess, Trial
-from batchtune.units import counted, format_size
+from batchtune.units import counted, format_size, with_full_stop
 
 # A process that holds less computes nothing, as a CUDA context alone takes more: a desktop or a monitor.
 _CONTEXT_BYTES = 64 << 20
@@ -31,6 +31,11 @@ def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
     )
     if device.simulated:
         about = [WITHOUT_COMMUNICATION, *about]
+    if device.allocator_problem is not None:
+        problem = with_full_stop(
+            f"Memory was taken natively, as {device.allocator_problem}"
+        )
+        about = [*about, f"{problem} --allocator native does so without this warning."]
     return [
         *about,
         *_scatter(passed),
@@ -115,6 +120,10 @@ def settings_differences(before: Device, now: Device) -> list[str]:
         values["PyTorch"] = (before.torch, now.torch)
     if before.driver and now.driver:
         values["The driver"] = (before.driver, now.driver)
+    values["The allocator's settings"] = (
+        before.allocator_settings or "not set",
+        now.allocator_settings or "not set",
+    )
     return [
         f"{name} was {old}, and {new} later: memory and times may differ. Measure both again with the settings of your "
         "training."

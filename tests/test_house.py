@@ -18,6 +18,7 @@ PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
 BASE = {
+    "allocators",
     "arguments",
     "configs",
     "errors",

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
+from batchtune.allocators import VARIABLES
 from batchtune.errors import ManifestError, ResultError, UsageError
-from batchtune.exports.run_configs import render_sampler_yaml
+from batchtune.exports.run_configs import read_any_sampler_yaml, render_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.results import SamplerConfig, SamplerEvidence
 
@@ -534,6 +535,61 @@ def test_other_lengths_than_those_tuned_on_are_a_warning(config: Path) -> None:
         ) as told:
             make(config, LENGTHS[:-1])
         assert told[0].filename == __file__
+
+
+def cuda_runs(patch: pytest.MonkeyPatch, *segments: bool) -> None:
+    """This process uses CUDA, and torch's allocator holds such segments there."""
+    patch.setattr(torch.cuda, "is_initialized", lambda: True)
+    patch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    held = [{"is_expandable": grows} for grows in segments]
+    patch.setattr(torch.cuda, "memory_snapshot", lambda: held)
+    for name in VARIABLES:
+        patch.delenv(name, raising=False)
+
+
+def measured_with(config: Path, allocator: str | None) -> Any:
+    """The sampler of a config whose batches were measured with an allocator."""
+    read = read_any_sampler_yaml(config)
+    evidence = msgspec.structs.replace(read.evidence, allocator=allocator)
+    changed = msgspec.structs.replace(read, evidence=evidence)
+    config.write_text(render_sampler_yaml(changed), encoding="utf-8")
+    return sampler_from_config(config, LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("measured", "now", "needed"),
+    [
+        ("expandable", False, "True"),
+        ("native", True, "False"),
+    ],
+)
+def test_another_allocator_than_was_measured_is_a_warning_once(
+    config: Path, monkeypatch: pytest.MonkeyPatch, measured: str, now: bool, needed: str
+) -> None:
+    sampler = measured_with(config, measured)
+    cuda_runs(monkeypatch, now, now)
+    words = {False: "without expandable segments", True: "with expandable segments"}
+    with pytest.warns(UserWarning) as told:
+        list(sampler)
+    list(sampler)
+    (warning,) = told
+    assert str(warning.message).startswith(
+        f"measured {words[not now]}, but this process runs {words[now]}: batches that fit there may not fit here. "
+        f"Set PYTORCH_ALLOC_CONF=expandable_segments:{needed} before Python starts"
+    )
+
+
+def test_the_measured_allocator_is_no_warning(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = measured_with(config, "expandable")
+    list(sampler)  # before this process uses CUDA
+    cuda_runs(monkeypatch)
+    list(sampler)  # before it has allocated anything
+    cuda_runs(monkeypatch, True)
+    list(sampler)
+    cuda_runs(monkeypatch, False)
+    list(measured_with(config, None))
 
 
 def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:

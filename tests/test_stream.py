@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from exports.stream_runs import made_stream
 from msgspec import structs
 
@@ -302,7 +303,9 @@ def test_a_source_that_can_not_go_on_is_an_error() -> None:
         list(once)
 
 
-def test_a_stream_yaml_makes_a_stream(tmp_path: Path) -> None:
+def test_a_stream_yaml_makes_a_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = structs.replace(
         stream_config(made_stream(recommended="pivot")),
         buffer_size=30,
@@ -310,8 +313,9 @@ def test_a_stream_yaml_makes_a_stream(tmp_path: Path) -> None:
         batches_per_epoch=90,
         **TABLE,
     )
+    evidence = structs.replace(config.evidence, allocator="expandable")
     path = tmp_path / "stream.yaml"
-    path.write_text(render_stream_yaml(config))
+    path.write_text(render_stream_yaml(structs.replace(config, evidence=evidence)))
     made = BucketedStream.from_config(
         path, EXAMPLES, length_of=length_of, collate_fn=ids
     )
@@ -329,3 +333,9 @@ def test_a_stream_yaml_makes_a_stream(tmp_path: Path) -> None:
     assert list(stage(EXAMPLES)) == list(stream(**{**pivots, "buffer_size": 20}))
     with pytest.raises(ResultError, match=r"other\.yaml does not exist"):
         BucketedStream.from_config(tmp_path / "other.yaml", length_of=length_of)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    held = [{"is_expandable": False}]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: held)
+    with pytest.warns(UserWarning, match="measured with expandable segments, but"):
+        list(stage(EXAMPLES))

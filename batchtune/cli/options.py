@@ -23,6 +23,7 @@ from typing import (
 
 import typer
 
+from batchtune.allocators import Choice
 from batchtune.cli import console
 from batchtune.cli.settings import PREFIX, WrongNumber
 from batchtune.errors import UsageError, shortened
@@ -432,6 +433,15 @@ class WorkloadOptions:
     memory_fraction: float | None = setting(
         "Fraction of that memory to use (default: as probed, or 0.9).", "X"
     )
+    allocator: Annotated[
+        Choice | None,
+        option(
+            "How torch takes the memory of a GPU: in expandable segments, natively, or auto: expandable where that "
+            "works, unless PYTORCH_ALLOC_CONF says otherwise. Train with the same: every result says how (default: as "
+            "probed, or auto).",
+            "auto|expandable|native",
+        ),
+    ] = None
     reserve: str | None = setting(
         "Memory to keep free in addition, such as 500MiB: for what training needs but the workload lacks (NCCL's "
         "buffers, a second model, evaluation).",
@@ -469,6 +479,7 @@ class WorkloadOptions:
             "nnodes": None if self.nnodes == 1 else self.nnodes,
             "memory_bytes": _if_given(parse_size, self.memory),
             "memory_fraction": self.memory_fraction,
+            "allocator": self.allocator,
             "reserve_bytes": _if_given(parse_size, self.reserve),
             "setup_timeout_seconds": self.setup_timeout,
             "wait_seconds": self.wait,

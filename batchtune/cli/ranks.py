@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from batchtune import __version__
+from batchtune.allocators import settings_in
 from batchtune.cli import console
 from batchtune.errors import UsageError, shortened
 
@@ -31,7 +32,7 @@ _LAST_PORT = 65535
 # What node 0 tells all ranks must be what the others were started with.
 _SAME_ON_ALL_NODES = (
     *("nnodes", "workload", "set", "device"),
-    *("memory", "memory_fraction", "reserve"),
+    *("memory", "memory_fraction", "reserve", "allocator"),
 )
 
 
@@ -219,6 +220,7 @@ def _greeting(subject: WorkloadOptions, launch: Launch) -> Greeting:
     }
     for name in _SAME_ON_ALL_NODES:
         facts[f"--{name.replace('_', '-')}"] = str(getattr(subject, name))
+    facts["PYTORCH_ALLOC_CONF"] = settings_in(os.environ) or "not set"
     return Greeting(
         token=os.environ.get(_TOKEN_VARIABLE, ""),
         node_rank=launch.node_rank,

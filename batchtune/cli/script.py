@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from batchtune.allocators import asked_for, in_words, settings_in, variables_for
 from batchtune.cli import console
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
@@ -134,6 +136,7 @@ def run(
     batches can't be given, an error says why, and which three lines of the script to change. The exit code is the
     script's.
     """
+    from batchtune.results import SAMPLER_FILE
     from batchtune.scripts.interposing import environment
     from batchtune.scripts.running import GIVEN_FILE, LENGTHS_FILE
     from batchtune.scripts.starting import run_to_the_end
@@ -143,7 +146,8 @@ def run(
             "no command to run",
             "Put it at the end of the line: batchtune run MANIFEST -- python train.py",
         )
-    stored = _lengths_of_script(source, run)
+    stored, measured = _lengths_of_script(source, run)
+    variables = _allocator_variables(measured, run / SAMPLER_FILE)
     # In the run folder, which the other nodes of a cluster see too.
     with TemporaryDirectory(prefix="script-", dir=run.absolute()) as scratch:
         stored.values.tofile(Path(scratch, LENGTHS_FILE))
@@ -154,7 +158,9 @@ def run(
             "force": force,
             "recorder": {"run": str(run.absolute())},
         }
-        code = run_to_the_end(script_words(command), environment(options))
+        code = run_to_the_end(
+            script_words(command), {**environment(options), **variables}
+        )
         if code == 0 and not Path(scratch, GIVEN_FILE).exists():
             console.note(
                 "Warning: nothing was changed: no PyTorch DataLoader of "
@@ -163,8 +169,27 @@ def run(
     raise typer.Exit(code)
 
 
-def _lengths_of_script(source: ManifestOptions, folder: Path) -> StreamLengths:
-    """Read the lengths that a run folder's sampler.yaml is for, in their order; raise ResultError for others."""
+def _allocator_variables(measured: str | None, config: Path) -> dict[str, str]:
+    """Return the variables that give a script the measured allocator; warn if the user's own ask for another."""
+    settings = settings_in(os.environ)
+    users = asked_for(settings)
+    if measured is not None and users is None:
+        return variables_for(measured, os.environ)
+    if measured not in (None, users):
+        console.note(
+            f"Warning: {config} was measured {in_words(measured)}, but your environment asks for {settings}: batches "
+            "that fit may run out of memory. Unset that, or probe with it."
+        )
+    return {}
+
+
+def _lengths_of_script(
+    source: ManifestOptions, folder: Path
+) -> tuple[StreamLengths, str | None]:
+    """Read the lengths that a run folder's sampler.yaml is for, in their order, and the allocator that it needs.
+
+    Raises ResultError for other lengths.
+    """
     from batchtune.exports.run_configs import read_any_sampler_yaml
     from batchtune.results import OWN_LENGTHS_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.run_folder import check_lengths, lengths_of
@@ -181,4 +206,4 @@ def _lengths_of_script(source: ManifestOptions, folder: Path) -> StreamLengths:
         source = replace(source, manifest=[str(folder / OWN_LENGTHS_FILE)])
     stored = source.load_stream(quiet=True, as_in=folder)
     check_lengths(stored.lengths, config.evidence.fingerprint, path, lengths_of(folder))
-    return stored
+    return stored, config.evidence.allocator

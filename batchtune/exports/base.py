@@ -43,6 +43,11 @@ class Tuned:
     stream_config: str = f"batchtune-run/{STREAM_CONFIG_FILE}"
 
     @property
+    def training_notes(self) -> list[str]:
+        """What training needs to take memory as the probe did, as for `Device`."""
+        return [] if self.probe is None else self.probe.device.training_notes
+
+    @property
     def needed_sweep(self) -> Sweep:
         """The sweep, for an export of a bucket table; raises ResultError without one."""
         if self.sweep is None:

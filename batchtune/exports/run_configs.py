@@ -308,6 +308,7 @@ def _evidence_of(
     return SamplerEvidence(
         fingerprint=sweep.lengths.fingerprint,
         device=sweep.device_name,
+        allocator=None if probe is None else probe.device.allocator,
         batches=row.batches,
         padding_ratio=row.padding_ratio,
         estimated_epoch_seconds=row.estimated_epoch_seconds,

@@ -274,7 +274,7 @@ def table_fields(
     unproven = unproven_sizes(row)
     if unproven is not None:
         about += f"; {unproven} (`batchtune report` says why)"
-    fields = _sweep_fields(chosen, sweep)
+    fields = _sweep_fields(chosen, sweep, tuned)
     if sweep.packed is not None:
         fields["remarks"].append(
             f"batchtune recommends packing to {sweep.packed.max_tokens:,} tokens, which is not expressed here: these "
@@ -296,7 +296,7 @@ def packed_fields(
     sweep = tuned.needed_sweep
     row = packing.row
     lengths = sweep.lengths
-    remarks = []
+    remarks = tuned.training_notes
     about = f"{row.name}: {row.batches:,} micro-batches an epoch on {counted(sweep.world_size, 'rank')}"
     if row.estimated_epoch_seconds:
         about += (
@@ -351,7 +351,7 @@ def stream_fields(
     return {
         **loading,
         "about_row": about,
-        **_sweep_fields(chosen, sweep),
+        **_sweep_fields(chosen, sweep, tuned),
         "limits": LengthLimits.of_stream(sweep),
         "batches": batches_per_rank(row, sweep),
         "memory": format_size(row.buffer_bytes),
@@ -363,7 +363,7 @@ def stream_fields(
 
 
 def _sweep_fields(
-    chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep
+    chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep, tuned: Tuned
 ) -> dict[str, Any]:
     lengths = sweep.lengths
     limit = format_length(sweep.max_batch_length, lengths.unit)
@@ -373,7 +373,7 @@ def _sweep_fields(
     )
     if sweep.device_name:
         about += f", measured on {sweep.device_name}"
-    remarks = list(chosen.remarks)
+    remarks = [*tuned.training_notes, *chosen.remarks]
     multiple = sweep.settings.get("multiple_of")
     if multiple is not None:
         remarks.append(

@@ -54,7 +54,12 @@ def serve_node_0(launch: Launch, greeting: Greeting, timeout_seconds: float) -> 
                 continue
             nursery.start_worker()
             has_ranks = True
-            request = replace(launch, rdzv_id=message.rdzv_id, token=message.token)
+            request = replace(
+                launch,
+                rdzv_id=message.rdzv_id,
+                token=message.token,
+                allocator=message.allocator,
+            )
             with contextlib.suppress(WorkerLost):  # its ranks do not come to node 0
                 nursery.ask(request, (Launched,), _STARTING_SECONDS)
     finally:

@@ -96,6 +96,7 @@ def merge_gpus(
                 device=gpu.device,
                 capability=gpu.capability,
                 total_bytes=gpu.total_bytes,
+                expandable_segments=gpu.expandable_segments,
             )
         )
     gpus += unseen.values()

@@ -17,6 +17,7 @@ import time
 import msgspec
 from msgspec.structs import replace
 
+from batchtune.allocators import worker_variables
 from batchtune.errors import ProbeError
 from batchtune.probe.nodes import listen, ports_hint
 from batchtune.probe.ranks import Ranks
@@ -170,9 +171,12 @@ def _launched(launch: Launch) -> tuple[subprocess.Popen[bytes], Output]:
     """Start the ranks of this node, and follow what they print."""
     leader = f"{launch.host},{launch.leader_port},{launch.token}"
     output = Output()
+    environment = _environment(launch.nproc_per_node) | {GANG_VARIABLE: leader}
+    if launch.allocator is not None:
+        environment |= worker_variables(launch.allocator, os.environ)
     torchrun = subprocess.Popen(
         _torchrun(launch),
-        env=_environment(launch.nproc_per_node) | {GANG_VARIABLE: leader},
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=output.end,
         stderr=output.end,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchtune.allocators import NATIVE
 from batchtune.buckets.advice import workload_unit_hint
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
@@ -392,7 +393,7 @@ def about_equal_batches(equal: IgnoresShape | None) -> Iterator[str]:
         yield f"{equal.message}. {equal.hint}"
 
 
-def about_turns(turns: Turns | None) -> Iterator[str]:
+def about_turns(turns: Turns | None, device: Device) -> Iterator[str]:
     """Yield what went wrong in the last turns."""
     if turns is None:
         return
@@ -405,8 +406,10 @@ def about_turns(turns: Turns | None) -> Iterator[str]:
         )
     steps = len(turns.passed)
     if turns.alloc_retries > _MANY_RETRIES * steps:
+        remedy = "Probe again with a lower --memory-fraction"
+        if device.allocator == NATIVE:
+            remedy += ", or with --allocator expandable"
         yield (
             f"In turns, the allocator emptied its cache {turns.alloc_retries} times in {steps} steps: what one shape "
-            "leaves behind does not fit the next, and each time takes time. Set "
-            "PYTORCH_ALLOC_CONF=expandable_segments:True, in training too, or a lower --memory-fraction."
+            f"leaves behind does not fit the next, and each time takes time. {remedy}, and --force."
         )

@@ -14,6 +14,7 @@ import time
 import msgspec
 from msgspec.structs import replace
 
+from batchtune.allocators import Choice
 from batchtune.errors import BatchtuneError, ProbeError
 from batchtune.probe.requests import Launch
 from batchtune.processes.nursery import ready
@@ -47,6 +48,7 @@ class Start(Message, frozen=True):
 
     rdzv_id: str
     token: str
+    allocator: Choice
 
 
 class End(Message, frozen=True):
@@ -161,13 +163,21 @@ class Nodes:
         self._hosts[rank] = greeting.host
         return True
 
-    def start(self) -> Launch:
+    def start(self, allocator: Choice) -> Launch:
         """Start the ranks of the other nodes; return how to start those of node 0. Raises ProbeError as `check`."""
         launch = Launch(nproc_per_node=self._launch.nproc_per_node)
-        launch = replace(self._launch, rdzv_id=launch.rdzv_id, token=launch.token)
+        launch = replace(
+            self._launch,
+            rdzv_id=launch.rdzv_id,
+            token=launch.token,
+            allocator=allocator,
+        )
         self._has_started = True
         for rank, agent in self._agents.items():
-            agent.send(Start(rdzv_id=launch.rdzv_id, token=launch.token))
+            start = Start(
+                rdzv_id=launch.rdzv_id, token=launch.token, allocator=allocator
+            )
+            agent.send(start)
             if has_closed(agent):
                 self._lost.append(rank)
         self.check()

@@ -148,7 +148,7 @@ class PackedProbing(Probing):
                 *messages.about_margin(margin, self.device),
                 *messages.about_masks(known.needs_a_mask),
                 *messages.about_the_end(unfinished, self.settings, None),
-                *messages.about_turns(turns),
+                *messages.about_turns(turns, self.device),
             ],
             packed=PackedProbe(
                 max_tokens=budget,

@@ -20,7 +20,12 @@ from batchtune.probe.messages import ProbeClock, ProbeHooks
 from batchtune.probe.packed import PackedProbing, check_packed, refuse_other_kind
 from batchtune.probe.refining import Refinement, with_typical_targets
 from batchtune.probe.search import FrontierSearch
-from batchtune.probe.settings import ProbeSettings, begin_run, open_run
+from batchtune.probe.settings import (
+    ProbeSettings,
+    begin_run,
+    open_run,
+    refuse_other_allocator,
+)
 from batchtune.probe.supervisor import measurer_for
 from batchtune.results import (
     TRAINING_FILE,
@@ -83,6 +88,7 @@ def run_probe(
                     f"{folder} was measured on {previous.device.name}; this is {device.name}",
                     "Give another folder with --run, or --force to start over in this one.",
                 )
+            refuse_other_allocator(str(folder), previous.device.allocator, device)
             refuse_other_kind(measurer.packed, trials, settings, folder)
             if not measurer.packed:
                 add_recorded_ooms(lengths, trials, folder, hooks.on_note)
@@ -210,6 +216,6 @@ class _PaddedProbing(Probing):
                 *messages.about_equal_batches(
                     self.search.equal_batches(known) if unfinished else None
                 ),
-                *messages.about_turns(turns),
+                *messages.about_turns(turns, self.device),
             ],
         )

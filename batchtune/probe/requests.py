@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from batchtune.allocators import Choice
 from batchtune.probe.devices import DeviceIdentity
 from batchtune.processes.worker import Failed, Message
 from batchtune.results import BatchShape, Device, ProbedWith, Trial
@@ -121,6 +122,7 @@ class Launch(Message, frozen=True):
         leader_port: Where the leader listens, on the same host; 0: any.
         rdzv_id: Of this start alone: an old rendezvous must not be joined.
         token: Shows the leader that a rank was started for this.
+        allocator: That of the ranks; None: as this process's environment says.
     """
 
     nproc_per_node: int
@@ -131,6 +133,7 @@ class Launch(Message, frozen=True):
     leader_port: int = 0
     rdzv_id: str = msgspec.field(default_factory=partial(token_hex, 16))
     token: str = msgspec.field(default_factory=partial(token_hex, 16))
+    allocator: Choice | None = None
 
 
 class Launched(Message, frozen=True):

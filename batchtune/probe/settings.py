@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
+from batchtune.allocators import in_words, setting_for
 from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
@@ -48,7 +50,7 @@ _RECORDED = (
         "tolerance",
         "max_batch_size",
     ),
-    *("seed", "reserve_bytes", "ddp"),
+    *("seed", "reserve_bytes", "ddp", "allocator"),
 )
 # Recorded where several ranks are probed, or simulated.
 _RECORDED_OF_RANKS = ("nproc_per_node", "nnodes", "simulate_world_size")
@@ -179,6 +181,18 @@ def _ranks(recorded: Mapping[str, Any]) -> str:
     return "a process without ranks"
 
 
+def refuse_other_allocator(what: str, measured: str | None, device: Device) -> None:
+    """Raise ResultError if the device runs with another allocator than the one that `what` was measured with."""
+    if measured is None or measured == device.allocator:
+        return
+    raise ResultError(
+        f"{what} was measured {in_words(measured)}, but this runs {in_words(device.allocator)}: what fits with one may "
+        "not fit with the other",
+        f"Go on with {setting_for(measured, device.torch, os.environ)}, or measure again, in another folder with --run "
+        "or with --force.",
+    )
+
+
 def workload_sha256(settings: ProbeSettings) -> str | None:
     """Return the hash of the workload's file, or of the first Python file in a command; None without one."""
     return file_sha256(settings.command or [settings.workload.rpartition(":")[0]])
@@ -244,10 +258,14 @@ def open_run(
     for name in _RECORDED:
         value = getattr(settings, name)
         before = run.settings.get(name)
-        # Trials hold, however many of them there are.
-        if name == "max_lengths" or before == value:
+        # Trials hold, however many of them there are; and whatever led to the allocator that they were run with.
+        if name in ("max_lengths", "allocator") or before == value:
             continue
         differences.append(f"{name} = {before}, now {value}")
+    if settings.allocator not in ("auto", run.device.allocator or settings.allocator):
+        differences.append(
+            f"allocator = {run.device.allocator}, now {settings.allocator}"
+        )
     ranks = _ranks(settings.recorded())
     if _ranks(run.settings) != ranks:
         differences.append(f"{_ranks(run.settings)}, now {ranks}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
+from batchtune.allocators import Choice, worker_variables
 from batchtune.errors import (
     BatchtuneError,
     OptionError,
@@ -89,10 +91,15 @@ def measurer_for(
 
 
 def worker_program(
-    *, script: bool = False, ranks: bool = False
+    *, script: bool = False, ranks: bool = False, allocator: Choice | None = None
 ) -> tuple[str, Any, dict[str, str], tuple[str, ...]]:
-    """Return the module of a probe's workers, the type of their replies, their environment, and what to import."""
+    """Return the module of a probe's workers, the type of their replies, their environment, and what to import.
+
+    Raises UsageError if the user's environment contradicts the `allocator`.
+    """
     environment: dict[str, str] = {}
+    if allocator is not None:
+        environment |= worker_variables(allocator, os.environ)
     for backend in backends():
         environment |= backend.WORKER_ENVIRONMENT
     if script:
@@ -136,7 +143,9 @@ class Supervisor(Measurer):
         """Whether the workload packs its batches; known once a worker has started."""
         self._nursery = Nursery(
             *worker_program(
-                script=settings.command is not None, ranks=settings.has_ranks
+                script=settings.command is not None,
+                ranks=settings.has_ranks,
+                allocator=settings.allocator,
             )
         )
         self._scratch: TemporaryDirectory[str] | None = None
@@ -249,7 +258,7 @@ class Supervisor(Measurer):
             if not self._locks:
                 self._take_devices()
             if self._nodes is not None:
-                request = replace(request, launch=self._nodes.start())
+                request = replace(request, launch=self._nodes.start(settings.allocator))
             ready = self._ask(request, Ready)
             device = ready.device
             self.packed = ready.packed

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from batchtune.allocators import VARIABLES
 from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.failures import error_verdict, lowered_limit, process_limits
@@ -211,8 +212,11 @@ def _torch_settings() -> dict[str, Any]:
     # From torch 2.9 on, it fails if its newer form was used too.
     with contextlib.suppress(RuntimeError):
         precision = torch.get_float32_matmul_precision()
+    environment = describe_environment()
+    for name in VARIABLES:  # the device's fields say more of the allocator
+        environment.pop(name, None)
     return {
-        **describe_environment(),
+        **environment,
         "float32_matmul_precision": precision,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }

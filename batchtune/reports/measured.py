@@ -17,6 +17,7 @@ from batchtune.reports.section import (
     known,
     make_table,
     settings_table,
+    training_notes,
 )
 from batchtune.results import (
     CostModel,
@@ -70,6 +71,8 @@ def probe_section(run: RunResults) -> Section:
             "Device and settings", {**asdict(probe.device), **probe.settings}
         )
     )
+    needs = training_notes(run)
+    headline, *others = _sentences(probe)
     next_steps = []
     if run.main is probe:
         gives = "find the buckets that waste least"
@@ -78,8 +81,8 @@ def probe_section(run: RunResults) -> Section:
         next_steps = [(f"batchtune sweep-buckets {run.manifest}{run.as_option}", gives)]
     return Section(
         title="Probe",
-        sentences=list(_sentences(probe)),
-        brief=3,
+        sentences=[headline, *needs, *others],
+        brief=3 + len(needs),
         tables=tables,
         warnings=list(_warnings(probe, failed)),
         next_steps=next_steps,
@@ -125,9 +128,12 @@ def _sentences(probe: Probe) -> Iterator[str]:
     driver = ""
     if probe.device.driver:
         driver = f", driver {probe.device.driver}"
+    allocator = ""
+    if probe.device.allocator is not None:
+        allocator = f", allocator {probe.device.allocator}"
     yield (
-        f"Measured: {probe.workload.words} with torch {probe.device.torch}{driver}, allocator "
-        f"{probe.device.allocator}, in {counted(len(probe.trials), 'trial')} ({ended})."
+        f"Measured: {probe.workload.words} with torch {probe.device.torch}{driver}{allocator}, "
+        f"in {counted(len(probe.trials), 'trial')} ({ended})."
     )
     if probe.packed is not None:
         yield from _packed_laws(probe.packed)

@@ -17,6 +17,7 @@ from batchtune.reports.section import (
     make_table,
     steps_kept,
     swept_warnings,
+    training_notes,
 )
 from batchtune.results import (
     SAMPLER_FILE,
@@ -55,6 +56,7 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
         before = CURRENT
     facts = [
         _proof(run, row),
+        *training_notes(run),
         *steps_kept(sweep),
         *_current(packing, sweep.world_size),
         learning(packing, before),

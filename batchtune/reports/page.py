@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from batchtune.allocators import EXPANDABLE, NATIVE, asked_for, settings_in
 from batchtune.reports import RunResults
 from batchtune.reports.loaders import loader_section
 from batchtune.reports.measured import mismatch, probe_section, verification_section
@@ -293,7 +294,8 @@ def doctor_page(doctor: Doctor) -> Page:
     tables = [facts_table("Software", versions)]
     tables += [
         facts_table(
-            gpu.device or f"GPU {gpu.uuid}, which PyTorch does not see", _gpu(gpu)
+            gpu.device or f"GPU {gpu.uuid}, which PyTorch does not see",
+            _gpu(gpu, settings_in(doctor.environment)),
         )
         for gpu in doctor.gpus
     ]
@@ -332,7 +334,8 @@ def _torch(torch: DoctorTorch) -> str:
     return ", ".join(words)
 
 
-def _gpu(gpu: DoctorGpu) -> dict[str, str | None]:
+def _gpu(gpu: DoctorGpu, settings: str) -> dict[str, str | None]:
+    """Return the facts on a GPU; `settings` are those of the environment for the allocator."""
     users = None
     if gpu.processes is not None:
         users = (
@@ -344,6 +347,13 @@ def _gpu(gpu: DoctorGpu) -> dict[str, str | None]:
         clock += f" of at most {gpu.max_sm_clock_mhz:,} MHz"
     if clock is not None and gpu.throttle_reasons:
         clock += f", lowered now: {', '.join(gpu.throttle_reasons)}"
+
+    def allocator(works: bool) -> str:
+        users = asked_for(settings)
+        if not works and users in (None, EXPANDABLE):
+            return f"takes {NATIVE}: expandable segments don't work"
+        return f"takes {users or EXPANDABLE}: expandable segments work"
+
     switch = {None: None, True: "on", False: "off"}
     return {
         "name": gpu.name,
@@ -355,6 +365,7 @@ def _gpu(gpu: DoctorGpu) -> dict[str, str | None]:
         "a probe": _probe(gpu.probe_process),
         "MIG": switch[gpu.mig],
         "ECC": switch[gpu.ecc],
+        "--allocator auto": known(gpu.expandable_segments, allocator),
         "clock": clock,
         "NVML": known(
             gpu.nvml_problem, lambda problem: f"does not answer everything: {problem}"

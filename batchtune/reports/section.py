@@ -280,11 +280,24 @@ def _advantage(
 
 
 def brief_facts(
-    times: Times, sweep: AnySweep, row: AnyRow, proof: Iterable[str]
+    run: RunResults, times: Times, sweep: AnySweep, row: AnyRow, proof: Iterable[str]
 ) -> list[str]:
     """Return what even a brief report says after its headline: doubts, the proof, and what the user's own config is."""
     current = _current_facts(sweep, row, times.are_reliable)
-    return [*times.doubts(), *proof, *steps_kept(sweep), *current]
+    return [
+        *times.doubts(),
+        *proof,
+        *training_notes(run),
+        *steps_kept(sweep),
+        *current,
+    ]
+
+
+def training_notes(run: RunResults) -> list[str]:
+    """Return what training needs to take memory as the probe did, in sentences."""
+    if run.probe is None:
+        return []
+    return [with_full_stop(note) for note in run.probe.device.training_notes]
 
 
 def steps_kept(sweep: AnySweep) -> Iterator[str]:

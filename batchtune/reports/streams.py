@@ -72,7 +72,7 @@ def stream_section(run: RunResults) -> Section:
         proof.append(
             "Every batch of the simulated epochs was run, or is no larger than one that was."
         )
-    facts = brief_facts(times, stream, row, proof)
+    facts = brief_facts(run, times, stream, row, proof)
     if stream.current is not None:
         ranks = stream.world_size
         facts += fewer_steps(-(-row.batches // ranks), stream.current.batches // ranks)

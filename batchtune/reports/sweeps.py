@@ -78,7 +78,7 @@ def sweep_section(run: RunResults) -> Section:
             warnings=warnings,
             next_steps=list(_sweep_again(run, sweep)),
         )
-    facts = brief_facts(times, sweep, row, _proof(run, sweep, row))
+    facts = brief_facts(run, times, sweep, row, _proof(run, sweep, row))
     if sweep.current is not None:
         facts += fewer_steps(row.steps, sweep.current.steps)
     sizes = sizes_table(

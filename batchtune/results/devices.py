@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from batchtune.allocators import NATIVE, setting_for
 from batchtune.results.shared import (
     Amount,
     BatchShape,
@@ -116,8 +117,12 @@ class Device(Record, frozen=True, kw_only=True):
         outside_bytes: Held by this process outside torch's allocator: the context, the libraries' workspaces.
         reserve_bytes: Kept free at the user's request, or for NCCL if ranks are simulated.
         ddp_bytes: Kept free for the gradient buckets of DistributedDataParallel.
-        settings: Name → value of the allocator's environment variables, TF32, cudnn.benchmark, deterministic
-            algorithms and whatever else affects memory and time, after the workload's setup.
+        allocator: How torch took the memory: `native`, `expandable` (segments), or the name of another backend. None
+            where there is no choice.
+        allocator_settings: The user's other settings for it, as PYTORCH_ALLOC_CONF holds them; empty without any.
+        allocator_problem: Why expandable segments, which were to be used, are not.
+        settings: Name → value of environment variables, TF32, cudnn.benchmark, deterministic algorithms and whatever
+            else affects memory and time, after the workload's setup.
         processors: Available to the worker; None on a GPU, as are the next two.
         load_average: Of the last minute, before the workload was built.
         other_processors: Processors used by other programs while the workload was built, on average.
@@ -134,7 +139,7 @@ class Device(Record, frozen=True, kw_only=True):
     limit_bytes: Bytes
     driver: str | None
     torch: str
-    allocator: str
+    allocator: str | None
     other_processes: Count | None
     processes: list[DeviceProcess] | None = None
     uuid: str | None = None
@@ -144,6 +149,8 @@ class Device(Record, frozen=True, kw_only=True):
     outside_bytes: ByteChange | None = None
     reserve_bytes: Bytes = 0
     ddp_bytes: Bytes = 0
+    allocator_settings: str = ""
+    allocator_problem: str | None = None
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     processors: Count | None = None
     load_average: Amount | None = None
@@ -154,6 +161,26 @@ class Device(Record, frozen=True, kw_only=True):
     nnodes: Size = 1
     backend: str | None = None
     simulated: bool = False
+
+    @property
+    def allocator_setting(self) -> str:
+        """The setting with which training takes memory alike, `NAME=VALUE`; empty if that is torch's default."""
+        if self.allocator in (None, NATIVE):
+            return ""
+        return setting_for(
+            str(self.allocator),
+            self.torch,
+            {"PYTORCH_ALLOC_CONF": self.allocator_settings},
+        )
+
+    @property
+    def training_notes(self) -> list[str]:
+        """What training needs to take memory alike, as sentences without a full stop; none for torch's default."""
+        if not self.allocator_setting:
+            return []
+        return [
+            f"Train with {self.allocator_setting}, as it was measured: without, batches that fit may run out of memory"
+        ]
 
     @property
     def whose(self) -> str:

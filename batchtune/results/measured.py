@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
+from batchtune.allocators import Choice
 from batchtune.results.devices import Measured
 from batchtune.results.packing import PackedProbe
 from batchtune.results.shared import (
@@ -281,6 +282,7 @@ class ProbedWith(Record, frozen=True, kw_only=True):
     seed: Seed = 0
     reserve_bytes: Bytes = 0
     ddp: bool = False
+    allocator: Choice = "auto"
     # None: one process, without a process group. Each rank is a process, so a file of somebody else's is bounded.
     nproc_per_node: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     nnodes: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None  # None: one

@@ -57,6 +57,7 @@ class DoctorGpu(Record, frozen=True, kw_only=True):
         mig: Whether it is an instance, or divided into instances.
         throttle_reasons: Why its clock is lower now than it could be.
         probe_process: The batchtune process that is probing it, if any.
+        expandable_segments: Whether torch's allocator can take memory in such segments, by the driver.
         nvml_problem: What NVML, the driver's library, does not answer about it, for want of permission or of the GPU.
     """
 
@@ -74,6 +75,7 @@ class DoctorGpu(Record, frozen=True, kw_only=True):
     throttle_reasons: list[str] | None
     probe_process: int | None
     nvml_problem: str | None = None
+    expandable_segments: bool | None = None
 
 
 class DoctorTorch(Record, frozen=True, kw_only=True):

@@ -265,6 +265,8 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         fingerprint: Of the lengths that the table was made for.
         device: Name of the device that was measured; None without a probe.
+        allocator: How torch took its memory, as for `probe.json`: training must do so, too. None where there is no
+            choice, or without a probe.
         batches: Batches of one epoch, over all ranks of the sweep.
         padding_ratio: Padded cells / all cells.
         estimated_epoch_seconds: None without step times.
@@ -280,6 +282,7 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     fingerprint: str
     device: str | None
+    allocator: str | None = None
     batches: Count
     padding_ratio: Share
     estimated_epoch_seconds: Amount | None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch.distributed  # noqa: TID253  # this module is torch's: the package imports it only when its class is used
 
+from batchtune.allocators import in_force, in_words, setting_for
 from batchtune.arguments import whole
 from batchtune.errors import shortened
-from batchtune.exports.run_configs import read_stream_yaml
+from batchtune.results import StreamConfig
 
 _MOST_RANKS = 1_000_000
 LARGEST_SEED = 2**128  # twice the bits of any that torch or NumPy draw
@@ -40,6 +42,26 @@ class OnRanks:
     """
 
     _ranks: tuple[int, int] | None
+    # That the batches were measured with; None: not known, or compared with that of this process.
+    _allocator: str | None = None
+
+    def _compare_allocator(self) -> None:
+        """Warn, once, if this process takes CUDA memory with another allocator than batches were measured with."""
+        cuda: Any = torch.cuda
+        if self._allocator is None or not cuda.is_initialized():
+            return
+        now = in_force(cuda)
+        if now is None:
+            return
+        measured = self._allocator
+        self._allocator = None
+        if now != measured:
+            setting = setting_for(measured, torch.__version__, os.environ)
+            warnings.warn(
+                f"measured {in_words(measured)}, but this process runs {in_words(now)}: batches that fit there may not "
+                f"fit here. Set {setting} before Python starts, or probe with the allocator that training has",
+                stacklevel=3,
+            )
 
     @property
     def rank(self) -> int:
@@ -138,9 +160,10 @@ def truncated(length_of: Callable[[Any], Any], longest: float, example: Any) -> 
     return min(number, longest)
 
 
-def stream_options(path: Path, length_of: Callable[[Any], float]) -> dict[str, Any]:
-    """Return the arguments of a `stream.yaml`; ResultError if it is missing or damaged."""
-    config = read_stream_yaml(path)
+def stream_options(
+    config: StreamConfig, length_of: Callable[[Any], float]
+) -> dict[str, Any]:
+    """Return the arguments that a `stream.yaml` gives."""
     evidence = config.evidence
     options = {name: getattr(config, name) for name in _OF_STREAM}
     options["length_of"] = length_of

@@ -135,7 +135,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 `batchtune.manifests.ReadOptions`, such as `length_key="duration"` or `length_scale="1/16000"`.
 
         Warns:
-            UserWarning: The file was tuned on other lengths.
+            UserWarning: The file was tuned on other lengths; or, at the first batch, this process takes CUDA memory
+                with another allocator than was measured.
 
         Raises:
             ResultError: The file is missing or damaged.
@@ -186,6 +187,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         if evidence.truncate is not None:
             lengths = np.minimum(checked_lengths(lengths), evidence.truncate)
         sampler: Self = classes[config.sampler](lengths, **{**options, **overrides})
+        sampler._allocator = evidence.allocator
         if Lengths.of(lengths, targets).fingerprint != evidence.fingerprint:
             warnings.warn(
                 f"{path} was tuned on other lengths than these (or with target lengths, which `targets` can give): "
@@ -228,6 +230,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
 
     def _batches(self, loader: Mapping[str, Any] | None) -> Iterator[list[int]]:
         # All of this runs with the first batch: a DataLoader with workers makes an iterator that it never uses.
+        self._compare_allocator()
         epoch, first = self._next
         self._next = (epoch + 1, 0)
         now = self._pass = _Pass(epoch, first, first, loader)

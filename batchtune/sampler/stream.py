@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  #
 from batchtune.arguments import is_number, whole
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import shortened
+from batchtune.exports.run_configs import read_stream_yaml
 from batchtune.results import STREAM_ALGORITHMS, StreamAlgorithm
 from batchtune.sampler.arguments import (
     LARGEST_SEED,
@@ -217,14 +218,18 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         makes errors of them.
 
         Arguments of the class take precedence over the file. Without a source, its `batches_per_epoch` is not used: a
-        stage can't read its examples again, so a nominal epoch is the pipeline's `with_epoch`.
+        stage can't read its examples again, so a nominal epoch is the pipeline's `with_epoch`. In a process that uses
+        CUDA, the first batch warns of another allocator than was measured.
 
         Raises ResultError if the file is missing or damaged, ValueError if an option breaks its rule.
         """
-        configured = stream_options(Path(path), length_of)
+        config = read_stream_yaml(Path(path))
+        configured = stream_options(config, length_of)
         if source is None:
             configured.pop("batches_per_epoch", None)
-        return cls(source, **{**configured, **options})
+        stream = cls(source, **{**configured, **options})
+        stream._allocator = config.evidence.allocator
+        return stream
 
     @property
     def epoch(self) -> int:
@@ -256,6 +261,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
     def _batches(self, source: Source) -> Iterator[Any]:
         # All of this runs with the first batch: loaders make iterators that they never use.
+        self._compare_allocator()
         resumed = self._resumed
         self._resumed = None
         epoch = self._epochs.of(self.rank) if resumed is None else resumed.epoch

@@ -14,6 +14,7 @@ from batchtune.probe.confirmation import alternating
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.measurer import Measurer
 from batchtune.probe.nodes import Nodes
+from batchtune.probe.settings import refuse_other_allocator
 from batchtune.probe.supervisor import measurer_for
 from batchtune.results import (
     VERIFY_FILE,
@@ -100,6 +101,7 @@ def verify(
             f"the run was measured on {plan.probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
+    refuse_other_allocator("the table", plan.config.evidence.allocator, device)
     runner = _Runner(plan, stepper, workload.spec, device, on_progress)
     runner.run()
     return judge(runner.done, plan, workload, device)

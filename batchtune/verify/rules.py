@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from batchtune.allocators import NATIVE
 from batchtune.lengths import FloatArray
 from batchtune.results import (
     Device,
@@ -150,10 +151,12 @@ def judge(
         (size or 0) - (used or 0) for size, used in zip(reserved, in_use, strict=True)
     ]
     if reserved_growth is not None and leaks(unused, device.limit_bytes):
+        remedy = "Keep more memory free with --memory-fraction, and probe again"
+        if device.allocator == NATIVE:
+            remedy += ", or probe again with --allocator expandable"
         reasons.append(
             f"The allocator's cache grew by {format_size(reserved_growth)} and was still growing: batches of different "
-            "shapes fragment the memory. Set PYTORCH_ALLOC_CONF=expandable_segments:True, or keep more memory free "
-            "with --memory-fraction, and probe again"
+            f"shapes fragment the memory. {remedy}"
         )
     if not steps.failures:
         reasons += _time_reasons(times, plan.settings.time_tolerance)

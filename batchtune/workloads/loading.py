@@ -26,6 +26,8 @@ _METHODS = ("setup", "make_batch", "step")
 _OTHER_NAME = "batchtune_workload_"
 _LAST_LINES = 15
 _LONGEST_LINE = 1000
+# Of an OutOfMemoryError; torch gives it even where expandable segments are on.
+_TORCHS_ADVICE = re.compile(r"\s*If reserved but unallocated memory is large try .*")
 
 _OURS = str(Path(batchtune.__file__).parent)
 _STANDARD = sysconfig.get_path("stdlib")
@@ -247,7 +249,7 @@ def first_line(error: BaseException) -> str:
     lines = _text(error).strip().splitlines()
     if not lines:
         return name
-    return _clipped(f"{name}: {lines[0]}")
+    return _clipped(f"{name}: {_TORCHS_ADVICE.sub('', lines[0])}")
 
 
 def _text(error: BaseException) -> str:

@@ -13,6 +13,9 @@ from jsonschema import Draft202012Validator
 from probe.made_nvml import GIB, NO_PERMISSION, MadeGpu, MadeNvml
 
 from batchtune.probe.devices import lock_device
+from batchtune.probe.devices.cpu import describe_cpu
+from batchtune.reports.page import doctor_page
+from batchtune.results import Doctor, DoctorGpu, DoctorTorch, meta_of
 from batchtune.schemas import schema_of
 
 PROBLEM = "libcudart.so.12: cannot open shared object file"
@@ -99,6 +102,52 @@ def test_it_is_readable_with_a_gpu_that_torch_does_not_see(
         "1,500 MHz of at most 1,980 MHz, lowered now: power cap",
     ):
         assert words in " ".join(ran.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("works", "variable", "shown"),
+    [
+        (True, None, "takes expandable: expandable segments work"),
+        (False, None, "takes native: expandable segments don't work"),
+        (
+            True,
+            "expandable_segments:False",
+            "takes native: expandable segments work",
+        ),
+        (None, None, None),
+    ],
+)
+def test_the_allocator_of_a_gpu_is_shown(
+    works: bool | None, variable: str | None, shown: str | None
+) -> None:
+    gpu = DoctorGpu(
+        **{
+            **dict.fromkeys(DoctorGpu.__struct_fields__),
+            "name": "Made GPU",
+            "device": "cuda:0",
+            "expandable_segments": works,
+        }
+    )
+    environment = {"PYTORCH_ALLOC_CONF": variable} if variable else {}
+    page = doctor_page(
+        Doctor(
+            meta=meta_of(Doctor),
+            python="3.11",
+            system="Linux",
+            torch=DoctorTorch(
+                version="2.13", cuda="13", hip=None, cudnn=None, problem=None
+            ),
+            driver=None,
+            nvml_problem=None,
+            gpus=[gpu],
+            cpu=describe_cpu(None),
+            environment=environment,
+            packages={"lhotse": None},
+            warnings=[],
+        )
+    )
+    (table,) = [table for table in page.sections[0].tables if table.title == "cuda:0"]
+    assert dict(table.rows).get("--allocator auto", "\u2013") == (shown or "\u2013")
 
 
 def test_what_nvml_refuses_to_answer_is_said(batchtune: Run, tmp_path: Path) -> None:

@@ -168,6 +168,21 @@ def test_the_same_run_gives_the_same_bytes_on_any_machine(name: str) -> None:
         assert str(path) not in text
 
 
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("allocator", ["native", "expandable"])
+def test_the_setting_of_the_allocator_is_named_for_training(
+    name: str, allocator: str
+) -> None:
+    probe = made_probe()
+    device = msgspec.structs.replace(probe.device, allocator=allocator)
+    probe = msgspec.structs.replace(probe, device=device)
+    text = prose(
+        export_of(name).render(tuned(for_export(name, made_sweep()), probe=probe))
+    )
+    said = "Train with PYTORCH_ALLOC_CONF=expandable_segments:True, as it was measured"
+    assert text.count(said) == int(allocator == "expandable")
+
+
 HOSTILE = {
     "a line break": "x\nimport os\nbatch_bins: 1",
     "a carriage return": "x\rimport os\rbatch_bins: 1",

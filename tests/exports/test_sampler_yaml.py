@@ -59,6 +59,7 @@ def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
     evidence = sampler_config(partly_proven_sweep(), proven_probe()).evidence
     assert (evidence.unproven, evidence.margin_bytes) == (4, 400 * 1024**2)
     assert (CONFIG.evidence.unproven, CONFIG.evidence.margin_bytes) == (None, None)
+    assert (evidence.allocator, CONFIG.evidence.allocator) == ("native", None)
 
 
 def test_a_sweep_without_recommendation_has_no_config() -> None:

@@ -51,6 +51,7 @@ def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own() -> None:
         320,
         640,
     )
+    assert found.evidence.allocator == "native"
     assert found.evidence.margin_bytes == proven_probe().margin.bytes  # type: ignore[union-attr]
     unproven = [
         msgspec.structs.replace(row, unproven=int(row.algorithm == "pool"))

@@ -24,17 +24,19 @@ SOAK_STEPS, SOAK_FRACTION = 300, 0.95
 QUICK_SOAK_STEPS, QUICK_SOAK_FRACTION = 10, 0.46
 # Of the time that a soak has left for its steps, to end inside it.
 SOAK_SHARE = 0.8
-EXPANDABLE = "expandable_segments:True"
 
 
 def soak(bench: Bench) -> None:
-    """Runs shuffled steps of a table close to the limit, with each setting of the allocator."""
+    """Runs shuffled steps of a table close to the limit, probed and run with each of torch's allocators."""
     lengths = bench.lengths()
     manifest = bench.manifest_of(lengths)
-    allocators = [""] if bench.device.startswith("cpu") else ["", EXPANDABLE]
+    allocators = ["native", "expandable"]
+    if bench.device.startswith("cpu"):
+        allocators = ["auto"]
     fraction = QUICK_SOAK_FRACTION if bench.quick else SOAK_FRACTION
-    run = bench.out / "soak-run"
-    if not bench.record.is_done("tune"):
+    for allocator in allocators:
+        if bench.record.is_done(f"tune {allocator}"):
+            continue
         workload = bench.probe_flags(
             "conformer-ctc", **speech_options(bench, lengths, size="base")
         )
@@ -42,20 +44,19 @@ def soak(bench: Bench) -> None:
         flags = [
             *workload,
             *few,
-            "--memory-fraction",
-            f"{fraction:g}",
-            "--run",
-            str(run),
+            *("--memory-fraction", f"{fraction:g}"),
+            *("--allocator", allocator),
+            *("--run", str(bench.out / f"soak-{allocator}")),
             "--json",
         ]
         bench.batchtune("tune", *manifest, *flags)
-        bench.record.done("tune")
+        bench.record.done(f"tune {allocator}")
     for number, allocator in enumerate(allocators):
         if not bench.record.is_done(f"steps {allocator}"):
             _soak(
                 bench,
                 manifest,
-                run,
+                bench.out / f"soak-{allocator}",
                 fraction,
                 allocator,
                 bench.seconds_left / (len(allocators) - number),
@@ -72,7 +73,7 @@ def _soak(
 ) -> None:
     """Verifies one table for as many of the wanted steps as there is time for."""
     wanted = QUICK_SOAK_STEPS if bench.quick else SOAK_STEPS
-    what = f"--memory-fraction {fraction:g}" + (f", {allocator}" if allocator else "")
+    what = f"--memory-fraction {fraction:g}, --allocator {allocator}"
     row = read_result(run / SWEEP_FILE, Sweep).recommended_row
     if row is None or row.estimated_epoch_seconds is None:
         bench.record.miss(
@@ -86,11 +87,6 @@ def _soak(
         bench.record.miss(f"{what}: time for {max(0, steps)} of {wanted} steps")
     if steps < 1:
         return
-    environment = (
-        {"PYTORCH_ALLOC_CONF": allocator, "PYTORCH_CUDA_ALLOC_CONF": allocator}
-        if allocator
-        else {}
-    )
     try:
         bench.batchtune(
             "verify",
@@ -100,7 +96,6 @@ def _soak(
             "--steps",
             str(steps),
             seconds=seconds,
-            **environment,
         )
     except Missing as missing:
         bench.record.miss(f"{what}: {missing}")

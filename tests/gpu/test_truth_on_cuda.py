@@ -11,6 +11,7 @@ import pytest
 import torch
 from gpu.on_cuda import GIB, MIB, held_by_another_process, settings, supervise
 
+from batchtune.allocators import Choice
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
 from batchtune.results import BatchShape, Probe
@@ -57,7 +58,10 @@ def run_in_turns(
     probe: Probe, rounds: int, workload: str, options: dict[str, Any], memory_bytes: int
 ) -> list[str]:
     """Outcomes of the frontier's shapes, one after the other, in a fresh worker that keeps its cache."""
-    with supervise(workload, options, memory_bytes=memory_bytes) as supervisor:
+    allocator = probe.settings["allocator"]
+    with supervise(
+        workload, options, memory_bytes=memory_bytes, allocator=allocator
+    ) as supervisor:
         supervisor.start()
         shapes = [
             BatchShape(point.batch_size, point.length) for point in probe.frontier
@@ -108,21 +112,24 @@ def test_a_real_models_frontier_is_the_truth(
 
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("a_nursery_of_its_own")
-@pytest.mark.parametrize(
-    "conf", ["expandable_segments:False", "expandable_segments:True"]
-)
+@pytest.mark.parametrize("allocator", ["native", "expandable"])
 def test_the_frontiers_shapes_fit_in_turns_with_any_allocator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str
+    tmp_path: Path, allocator: Choice
 ) -> None:
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", conf)
     options = {"size": "tiny", "dtype": "bf16"}
     lengths = Lengths.of([37.0, 74.0, 111.0, 190.0, 256.0] * 200)
     probe = run_probe(
         lengths,
-        settings(LANGUAGE_MODEL, options, memory_bytes=GIB, num_lengths=5),
+        settings(
+            LANGUAGE_MODEL,
+            options,
+            memory_bytes=GIB,
+            num_lengths=5,
+            allocator=allocator,
+        ),
         tmp_path,
     )
+    assert probe.device.allocator == allocator
     assert probe.confirmation is not None
     assert set(run_in_turns(probe, 20, LANGUAGE_MODEL, options, GIB)) == {"ok"}
 

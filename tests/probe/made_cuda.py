@@ -12,6 +12,7 @@ import pytest
 import torch
 from probe.made_nvml import GIB, MadeGpu, MadeNvml
 
+from batchtune.allocators import EXPANDABLE, NATIVE, asked_for, settings_in
 from batchtune.probe.devices import cuda as cuda_module
 
 MIB = 1 << 20
@@ -33,6 +34,23 @@ class MadeCuda:
     own_pid: int | None = field(default_factory=os.getpid)
     total: int = 80 * GIB
     current: int = 0
+    backend: str = "native"
+    grows: bool = True  # whether it can take memory in expandable segments
+    refusal: str | None = None  # how the driver refuses those
+    turned_off: bool = False
+
+    @property
+    def expandable(self) -> bool:
+        wanted = asked_for(settings_in(os.environ))
+        return wanted == EXPANDABLE and self.grows and not self.turned_off
+
+    def create_context(self, device: torch.device) -> None:
+        if self.expandable and self.refusal is not None:
+            raise RuntimeError(self.refusal)
+        self.take(self.context)
+
+    def set_settings(self, settings: str) -> None:
+        self.turned_off = asked_for(settings) == NATIVE
 
     def free(self) -> int:
         return self.total - self.others - self.outside - self.reserved
@@ -86,15 +104,15 @@ class MadeCuda:
                 self, "fraction", share
             ),
             "get_per_process_memory_fraction": lambda device: self.fraction,
-            "get_allocator_backend": lambda: "native",
+            "get_allocator_backend": lambda: self.backend,
+            "memory_snapshot": lambda: [{"is_expandable": self.expandable}],
             "synchronize": lambda device: None,
             "empty_cache": self.show,
         }
         for name, function in made.items():
             patch.setattr(torch.cuda, name, function)
-        patch.setattr(
-            cuda_module, "_create_context", lambda device: self.take(self.context)
-        )
+        patch.setattr(torch.cuda.memory, "_set_allocator_settings", self.set_settings)
+        patch.setattr(cuda_module, "_create_context", self.create_context)
         patch.setattr(
             cuda_module, "_create_handles", lambda device: self.take(self.handles)
         )

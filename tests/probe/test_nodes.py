@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_agents_start_and_end_their_ranks(cluster: Cluster) -> None:
         nodes.gather(20.0)
         starts = []
         for _ in range(2):
-            starts.append(nodes.start())
+            starts.append(nodes.start("native"))
             nodes.end()
             assert nodes.last_words == ["Node 1 (host1) printed last:\nlast words"]
     agent.result(20.0)
@@ -129,13 +130,14 @@ def test_agents_start_and_end_their_ranks(cluster: Cluster) -> None:
     assert nursery.done == ["start", asked[0], "end", "start", asked[1], "end", "close"]
     assert starts[0].rdzv_id != starts[1].rdzv_id
     assert starts[0].token != starts[1].token
+    assert asked[0].allocator == "native"
 
 
 def test_agents_are_told_why_node_0_fails(cluster: Cluster) -> None:
     agent = cluster.agent(1)
     with pytest.raises(UsageError), cluster.nodes as nodes:
         nodes.gather(20.0)
-        nodes.start()
+        nodes.start("auto")
         raise UsageError("no such manifest", "Name another.")
     with pytest.raises(ProbeError, match="node 0 has ended: no such man") as ended:
         agent.result(20.0)
@@ -146,7 +148,7 @@ def test_agents_are_told_why_node_0_fails(cluster: Cluster) -> None:
 def test_an_agent_ends_its_ranks_if_node_0_is_gone(cluster: Cluster) -> None:
     agent = cluster.agent(1)
     cluster.nodes.gather(20.0)
-    cluster.nodes.start()
+    cluster.nodes.start("auto")
     cluster.nodes._agents[1].channel.close()
     with pytest.raises(ProbeError, match=r"node 0 \(.*\) has closed the connection"):
         agent.result(20.0)
@@ -227,10 +229,10 @@ def test_a_node_that_goes_is_named(cluster: Cluster) -> None:
     channel = cluster.stranger(encode(greeting_of(1)) + b"\n")
     nodes = cluster.nodes
     nodes.gather(20.0)
-    nodes.start()
+    nodes.start("auto")
     channel.close()
     nodes.end()
-    for act in (nodes.check, nodes.start):
+    for act in (nodes.check, partial(nodes.start, "auto")):
         with pytest.raises(ProbeError, match=r"lost node 1 \(host1\): batchtune has"):
             act()
 
@@ -240,7 +242,7 @@ def test_a_node_may_start_again_while_others_are_awaited(cluster: Cluster) -> No
     agent = cluster.agent(1)
     with cluster.nodes as nodes:
         nodes.gather(20.0)
-        nodes.start()
+        nodes.start("auto")
     agent.result(20.0)
 
 

@@ -17,6 +17,7 @@ from loader_records import (
     made_iterable,
     made_loader,
 )
+from packed_records import with_packing
 from report_records import (
     failed_verification,
     hostile_results,
@@ -29,6 +30,7 @@ from report_records import (
 from streamed_records import empty_stream, hostile_stream, made_stream, streamed
 
 from batchtune.reports import FORMATS, RunResults, render
+from batchtune.reports.page import build_page
 from batchtune.results import Baseline, LowerBound
 
 UNTIMED_PROBE = msgspec.structs.replace(
@@ -51,6 +53,13 @@ CRASHED = msgspec.structs.replace(
         made_trial(12, "crash", error="worker died: SIGSEGV"),
     ],
 )
+EXPANDABLE = msgspec.structs.replace(
+    made_probe(),
+    device=msgspec.structs.replace(made_probe().device, allocator="expandable"),
+)
+TRAIN_WITH = (
+    "Train with PYTORCH_ALLOC_CONF=expandable_segments:True, as it was measured:"
+)
 HOSTILE = "\x1b[31m<script>|`\n"
 RUNS = {
     "both": RunResults(name="run", probe=made_probe(), sweep=made_sweep()),
@@ -68,6 +77,14 @@ RUNS = {
     ),
     "probe": RunResults(name="run", probe=made_probe(), sweep=None),
     "crashed": RunResults(name="run", probe=CRASHED, sweep=None),
+    "expandable": RunResults(name="run", probe=EXPANDABLE, sweep=None),
+    "expandable, swept": RunResults(name="run", probe=EXPANDABLE, sweep=made_sweep()),
+    "expandable, packed": RunResults(
+        name="run", probe=EXPANDABLE, sweep=with_packing(made_sweep())
+    ),
+    "expandable stream": RunResults(
+        name="run", probe=EXPANDABLE, sweep=None, stream=made_stream()
+    ),
     "sweep": RunResults(name="run", probe=None, sweep=made_sweep()),
     "untimed": RunResults(
         name="run", probe=UNTIMED_PROBE, sweep=made_sweep(timed=False, unit=None)
@@ -155,6 +172,10 @@ SAID = {
     "verified": ["Verified: 500 shuffled steps"],
     "does not hold": ["The verification does not hold."],
     "crashed": ["worker died: SIGSEGV"],
+    "expandable": [TRAIN_WITH],
+    "expandable, swept": [TRAIN_WITH],
+    "expandable, packed": [TRAIN_WITH],
+    "expandable stream": [TRAIN_WITH],
     "stream": ["buffer_size=4096) with max_batch_length = 600"],
     "stream and all": ["buffer_size=4096) with max_batch_length = 600"],
     "loader": ["the step waits for data 34.0% of the time"],
@@ -169,6 +190,16 @@ def test_every_run_is_shown_with_what_matters_most(name: str) -> None:
         assert text.endswith("\n") and not text.endswith("\n\n"), run
         assert "\x1b" not in text, run
         assert all(words in " ".join(text.split()) for words in SAID.get(run, [])), run
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "expandable" in name])
+def test_what_training_needs_is_among_the_first_lines(name: str) -> None:
+    assert sum(line.startswith(TRAIN_WITH) for line in build_page(RUNS[name]).lead) == 1
+
+
+def test_torchs_default_allocator_needs_no_word() -> None:
+    summary = build_page(RUNS["both"]).summary
+    assert not any("PYTORCH_ALLOC_CONF" in sentence for sentence in summary)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from cli.conftest import run_here_in, run_in
 from made_once import MadeOnce
+from msgspec import structs
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -25,6 +26,8 @@ from torch.utils.data import (
 )
 
 from batchtune import sampler_from_config
+from batchtune.allocators import VARIABLES
+from batchtune.exports.run_configs import read_any_sampler_yaml, render_sampler_yaml
 from batchtune.scripts.script_loaders import (
     random_batch_size,
     stated,
@@ -195,6 +198,63 @@ def test_without_a_manifest_the_lengths_of_the_run_folder_count(
     ran = run_here_in(tmp_path, "run", "--", "true")
     assert ran.returncode == 0, ran.stderr
     assert not list((tmp_path / "batchtune-run").glob("script-*"))
+
+
+OLD = "PYTORCH_CUDA_ALLOC_CONF"
+NEW = "PYTORCH_ALLOC_CONF"
+EXPANDABLE = "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("measured", "user", "expected", "warns"),
+    [
+        ("expandable", {}, {OLD: EXPANDABLE, NEW: EXPANDABLE}, False),
+        ("expandable", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
+        (
+            "native",
+            {OLD: "max_split_size_mb:64"},
+            dict.fromkeys((OLD, NEW), "expandable_segments:False,max_split_size_mb:64"),
+            False,
+        ),
+        (None, {}, {}, False),
+        (None, {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
+        ("native", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, True),
+    ],
+)
+def test_a_script_runs_with_the_measured_allocator(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    measured: str | None,
+    user: dict[str, str],
+    expected: dict[str, str],
+    warns: bool,
+) -> None:
+    config = read_any_sampler_yaml(folder / "batchtune-run" / "sampler.yaml")
+    evidence = structs.replace(config.evidence, allocator=measured)
+    config = structs.replace(config, evidence=evidence)
+    (tmp_path / "sampler.yaml").write_text(render_sampler_yaml(config))
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in user.items():
+        monkeypatch.setenv(name, value)
+    given: list[dict[str, str]] = []
+
+    def note(words: list[str], environment: dict[str, str]) -> int:
+        given.append(
+            {name: environment[name] for name in VARIABLES if name in environment}
+        )
+        return 1
+
+    monkeypatch.setattr("batchtune.scripts.starting.run_to_the_end", note)
+    manifest = folder / "train.csv"
+    ran = run_here_in(tmp_path, "run", manifest, "--run", tmp_path, "--", "train")
+    assert given == [expected], ran.stderr
+    said = (
+        "was measured without expandable segments, but your environment asks for "
+        "expandable_segments:True"
+    )
+    assert (said in " ".join(ran.stderr.split())) == warns
 
 
 # The script's loaders

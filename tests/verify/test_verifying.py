@@ -202,9 +202,14 @@ def test_a_leak_comes_before_the_oom_that_it_ends_in() -> None:
     assert "the workload leaks" in found.reasons[0]
 
 
-def test_a_cache_that_goes_on_growing_does_not_hold() -> None:
-    found = verified(made_stepper(cache_bytes=MIB))
+@pytest.mark.parametrize("allocator", ["native", "expandable"])
+def test_a_cache_that_goes_on_growing_does_not_hold(allocator: str) -> None:
+    stepper = made_stepper(cache_bytes=MIB)
+    stepper.device = replace(stepper.device, allocator=allocator)
+    found = verified(stepper)
     assert "fragment the memory" in found.reasons[0]
+    advised = "probe again with --allocator expandable" in found.reasons[0]
+    assert advised == (allocator == "native")
 
 
 def test_emptied_caches_give_a_warning_but_hold() -> None:
@@ -237,6 +242,17 @@ def test_another_device_than_was_probed_is_refused() -> None:
     stepper.device = replace(stepper.device, name="other")
     with pytest.raises(ResultError, match=f"was measured on {NAME}; this is other"):
         verified(stepper, probe=made_probe(LENGTHS))
+
+
+def test_another_allocator_than_was_measured_is_refused() -> None:
+    stepper = made_stepper()
+    stepper.device = replace(stepper.device, allocator="expandable")
+    message = "the table was measured without expandable segments, but this runs with"
+    evidence = replace(FITS.evidence, allocator="native")
+    with pytest.raises(ResultError, match=message):
+        verified(stepper, replace(FITS, evidence=evidence))
+    evidence = replace(evidence, allocator="expandable")
+    assert verified(stepper, replace(FITS, evidence=evidence)).holds
 
 
 def test_progress_is_told_before_each_step() -> None:

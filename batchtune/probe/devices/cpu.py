@@ -109,7 +109,7 @@ class CpuMeter(Meter):
             limit_bytes=limit_bytes or wanted,
             driver=None,
             torch=str(torch.__version__),
-            allocator="malloc, mapped and returned block by block",
+            allocator=None,
             other_processes=None,
             free_bytes=available_memory(),
             processors=len(_usable()),

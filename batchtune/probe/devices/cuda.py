@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import sys
+import warnings
 from typing import Any
 
 import msgspec
 
+from batchtune import allocators
 from batchtune.errors import ProbeError
 from batchtune.probe.devices import DeviceBackend, DeviceIdentity, Meter
 from batchtune.probe.devices.nvml import Card, all_gpus, card_of
@@ -20,16 +23,12 @@ _SLACK = 1.02  # the driver's own memory differs a little from process to proces
 # CUDA and NVML differ by some hundred MiB in the total memory. If they differ by more than this fraction, NVML means
 # the whole GPU, and CUDA an instance of it.
 _SAME_TOTAL = 0.05
-_ALLOCATOR_VARIABLES = (
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF",
-)
 _UNCACHED_VARIABLES = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "PYTORCH_NO_HIP_MEMORY_CACHING",
 )
 _FRACTION = re.compile(r"per_process_memory_fraction\s*:\s*(\d*\.?\d+)")
+_MAPS_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 _ROUNDING = 1e-6  # the allocator keeps a fraction as whole bytes
 
 
@@ -69,7 +68,7 @@ class CudaBackend(DeviceBackend):
         r"Some bad things happened\. Please read the above error messages",  # k2, which prints why
     )
     VARIABLES = (
-        *_ALLOCATOR_VARIABLES,
+        *allocators.VARIABLES,
         *_UNCACHED_VARIABLES,
         "CUDA_LAUNCH_BLOCKING",
         "CUDA_MODULE_LOADING",
@@ -107,7 +106,12 @@ class CudaBackend(DeviceBackend):
 
         if not torch.cuda.is_available():
             return []
-        return [Card(index).seen() for index in range(torch.cuda.device_count())]
+        return [
+            msgspec.structs.replace(
+                Card(index).seen(), expandable_segments=_maps_memory(index)
+            )
+            for index in range(torch.cuda.device_count())
+        ]
 
     def seen_by_driver(self) -> tuple[list[DoctorGpu], str | None, str | None]:
         """Ask NVML."""
@@ -144,7 +148,7 @@ class CudaMeter(Meter):
         try:
             # What the workload calls `.cuda()` means this device too
             torch.cuda.set_device(self.torch_device)
-            _create_context(self.torch_device)
+            problem = _begin(self.torch_device)
         except RuntimeError as error:
             # No memory for even that, exclusive mode, a driver that is too old
             raise ProbeError(
@@ -153,6 +157,7 @@ class CudaMeter(Meter):
             ) from None
         _, total = torch.cuda.mem_get_info(card.index)
         self._total_bytes = total
+        self._choice = settings.allocator
         self._continued = limit_bytes is not None
         self._wanted = limit_bytes or int(
             min(settings.memory_bytes or total, total) * settings.memory_fraction
@@ -168,10 +173,6 @@ class CudaMeter(Meter):
         self._free_before: int | None = None
         if abs((facts.total_bytes or 0) - total) <= _SAME_TOTAL * total:
             self._free_before = facts.free_bytes
-        allocator = torch.cuda.get_allocator_backend()
-        for name in _ALLOCATOR_VARIABLES:
-            if os.environ.get(name):
-                allocator += f" ({os.environ[name]})"
         self.device = Device(
             kind="cuda",
             name=card.name,
@@ -179,13 +180,31 @@ class CudaMeter(Meter):
             limit_bytes=min(self._wanted, self._available()),
             driver=driver,
             torch=str(torch.__version__),
-            allocator=allocator,
+            allocator=self._allocator(problem),
+            allocator_settings=allocators.other_settings(
+                allocators.settings_in(os.environ)
+            ),
+            allocator_problem=problem,
             other_processes=other_processes,
             processes=others,
             uuid=card.uuid,
             free_bytes=self._free_before,
             mig=facts.mig,
             ecc=facts.ecc,
+        )
+
+    def _allocator(self, problem: str | None) -> str | None:
+        """Return the allocator that this process has. Raises ProbeError if it is not the one that was chosen."""
+        allocator = allocators.in_force(self._cuda)
+        if allocator is None:  # the workload holds nothing
+            return self.device.allocator
+        if self._choice in ("auto", allocator):
+            return allocator
+        if problem is None:
+            problem = f"this process runs {allocators.in_words(allocator)}, which your code chooses itself"
+        raise ProbeError(
+            f"--allocator {self._choice} is impossible here: {problem}",
+            "Leave it out: whatever works is then measured, and every result says how to train with it.",
         )
 
     def limit(self) -> None:
@@ -206,7 +225,7 @@ class CudaMeter(Meter):
         no longer fits.
         """
         share = 1.0
-        for name in _ALLOCATOR_VARIABLES:
+        for name in allocators.VARIABLES:
             match = _FRACTION.search(os.environ.get(name, ""))
             if match is not None:
                 share = min(share, float(match[1]))
@@ -242,6 +261,7 @@ class CudaMeter(Meter):
             limit_bytes = self._wanted
         self.device = msgspec.structs.replace(
             self.device,
+            allocator=self._allocator(None),  # the workload may have changed it
             outside_bytes=self._outside(),
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
@@ -368,6 +388,56 @@ def _refuse_uncached() -> None:
                 f"{name} is set: PyTorch then allocates past its allocator, which neither limits nor measures it",
                 f"Unset {name}, in training too.",
             )
+
+
+def _maps_memory(index: int) -> bool | None:
+    """Return whether a device can map memory into reserved addresses, as expandable segments do; None if unknown."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device = ctypes.c_int()
+    maps = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index):
+        return None
+    if driver.cuDeviceGetAttribute(ctypes.byref(maps), _MAPS_MEMORY, device):
+        return None
+    return bool(maps.value)
+
+
+def _begin(device: Any) -> str | None:
+    """Create the context, natively if expandable segments don't work; return why they don't, if they were to be used.
+
+    Raises RuntimeError if the device can't be used at all.
+    """
+    import torch
+
+    problem = None
+    wanted = allocators.asked_for(allocators.settings_in(os.environ))
+    try:
+        _create_context(device)
+    except RuntimeError as error:
+        if wanted != allocators.EXPANDABLE:
+            raise
+        problem = str(error).splitlines()[0]
+        _take_memory_natively()
+        _create_context(device)
+    if wanted == allocators.EXPANDABLE != allocators.in_force(torch.cuda):
+        problem = problem or "this build of PyTorch, or the platform, lacks them"
+        return f"expandable segments don't work: {problem}"
+    return None
+
+
+def _take_memory_natively() -> None:
+    """Turn expandable segments off, in this process and those that it starts."""
+    import torch
+
+    variables = allocators.variables_for(allocators.NATIVE, os.environ)
+    os.environ.update(variables)
+    with warnings.catch_warnings():
+        # From 2.10 on it has another name, which does nothing in 2.9.
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.cuda.memory._set_allocator_settings(variables["PYTORCH_ALLOC_CONF"])
 
 
 def _create_context(device: Any) -> None:

@@ -169,7 +169,7 @@ class MadeDevice(Measurer):
             limit_bytes=self.limit_bytes,
             driver=None,
             torch="none",
-            allocator="none",
+            allocator=None,
             other_processes=0,
         )
 

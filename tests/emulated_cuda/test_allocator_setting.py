@@ -1,0 +1,103 @@
+"""The allocator of a run, with torch's own allocators: probed, verified, and compared where a sampler is used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulated_cuda.machine import Machine
+from msgspec import structs
+from report_records import made_sweep
+
+from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
+from batchtune.results import SamplerConfig
+
+pytestmark = pytest.mark.process
+LENGTHS = np.repeat([64.0, 512.0], [3000, 300])
+
+# A driver that can't map memory refuses with the first allocation.
+REFUSED = """
+import json
+from batchtune.probe.devices import backend_for, cuda
+from batchtune.results import ProbedWith
+create_context, calls = cuda._create_context, []
+def refuse_once(device):
+    calls.append(device)
+    if len(calls) == 1:
+        raise RuntimeError("CUDA driver error: operation not supported")
+    create_context(device)
+cuda._create_context = refuse_once
+device = backend_for("cuda").open("cuda", ProbedWith(), None).device
+print(json.dumps([device.allocator, device.allocator_problem]))
+"""
+
+TRAINING = """
+import sys, torch
+import numpy
+from batchtune import sampler_from_config
+model = torch.nn.Linear(8, 8).cuda()
+for batch in sampler_from_config(sys.argv[1], numpy.load(sys.argv[2])):
+    pass
+"""
+
+
+def test_a_run_keeps_to_its_allocator(emulated_cuda: Machine, tmp_path: Path) -> None:
+    manifest = tmp_path / "lengths.csv"
+    manifest.write_text("length\n" + "\n".join(map(str, LENGTHS.astype(int))) + "\n")
+    run = tmp_path / "run"
+    source = (str(manifest), "--unit", "tokens", "--run", str(run))
+    step = ("--workload", "builtin:transformer-lm", "--set", "size=tiny")
+    few = ("--num-lengths", "2", "--max-lengths", "2", "--tolerance", "0.2")
+    probe = ("probe-oom", *source, *step, *few, "--device", "cuda")
+    told = emulated_cuda.batchtune(*probe, memory="1GiB")
+    device = json.loads((run / "probe.json").read_text())["device"]
+    assert device["allocator"] == "expandable"
+    assert "Train with PYTORCH_ALLOC_CONF=expandable_segments:True" in told
+    emulated_cuda.batchtune("sweep-buckets", *source, "--num-buckets", "2")
+    assert "  allocator: expandable\n" in (run / "sampler.yaml").read_text()
+    verify = ("verify", *source, *step, "--steps", "12", "--time-tolerance", "99")
+    emulated_cuda.batchtune(*verify, memory="1GiB")
+    verified = json.loads((run / "verify.json").read_text())
+    assert verified["device"]["allocator"] == "expandable"
+    for command, message in (
+        (verify, "was measured with expandable segments, but this runs without"),
+        (probe, "allocator = expandable, now native"),
+    ):
+        refused = emulated_cuda(
+            "-m", "batchtune", *command, "--allocator", "native", memory="1GiB"
+        )
+        assert refused.returncode == 1
+        assert message in " ".join(refused.stderr.split())
+
+
+def test_a_driver_without_expandable_segments_is_used_natively(
+    emulated_cuda: Machine,
+) -> None:
+    both = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    settings = dict.fromkeys(both, "expandable_segments:True")
+    allocator, problem = emulated_cuda.figures(REFUSED, **settings)
+    assert allocator == "native"
+    assert problem.endswith("CUDA driver error: operation not supported")
+
+
+@pytest.mark.parametrize("measured", ["expandable", "native"])
+def test_training_with_another_allocator_is_warned(
+    emulated_cuda: Machine, tmp_path: Path, measured: str
+) -> None:
+    config = sampler_config(made_sweep())
+    assert isinstance(config, SamplerConfig)
+    evidence = structs.replace(config.evidence, allocator=measured)
+    path = tmp_path / "sampler.yaml"
+    path.write_text(render_sampler_yaml(structs.replace(config, evidence=evidence)))
+    lengths = tmp_path / "lengths.npy"
+    np.save(lengths, LENGTHS / 32)
+    said = {}
+    for allocator in ("expandable", "native"):
+        grows = allocator == "expandable"
+        settings = {"PYTORCH_ALLOC_CONF": f"expandable_segments:{grows}"}
+        ran = emulated_cuda("-c", TRAINING, str(path), str(lengths), **settings)
+        assert ran.returncode == 0, ran.stderr
+        said[allocator] = "batches that fit there may not fit here" in ran.stderr
+    assert said == {allocator: allocator != measured for allocator in said}

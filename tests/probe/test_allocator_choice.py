@@ -1,0 +1,285 @@
+"""The allocator of a probe: asked for, found out on a made CUDA device, recorded, and held to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from made_trials import made_trial
+from probe.made_cuda import MadeCuda
+from probe.made_nvml import MadeGpu
+from verify.made_stepper import made_stepper
+
+from batchtune.allocators import Choice, worker_variables
+from batchtune.errors import ProbeError, ResultError
+from batchtune.lengths import Lengths
+from batchtune.probe.confirmation import Turns
+from batchtune.probe.devices import Meter, backend_for
+from batchtune.probe.messages import about_turns
+from batchtune.probe.settings import (
+    ProbeSettings,
+    begin_run,
+    open_run,
+    refuse_other_allocator,
+)
+from batchtune.probe.supervisor import worker_program
+from batchtune.probe.worker import _torch_settings
+from batchtune.results import TRIALS_FILE, BatchShape, Device, ProbedWith, Trial
+from batchtune.run_folder import append_trial
+from batchtune.trust import settings_differences, trust_warnings
+from batchtune.workloads.loading import first_line
+
+LENGTHS = Lengths.of([1.0, 2.0])
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> MadeCuda:
+    made = MadeCuda(MadeGpu())
+    made.install(monkeypatch)
+    return made
+
+
+def opened(
+    patch: pytest.MonkeyPatch,
+    allocator: Choice,
+    environment: dict[str, str] | None = None,
+) -> Meter:
+    """A meter in a worker that such a user's supervisor starts."""
+    for name, value in (environment or {}).items():
+        patch.setenv(name, value)
+    for name, value in worker_variables(allocator, os.environ).items():
+        patch.setenv(name, value)
+    return backend_for("cuda").open("cuda", ProbedWith(allocator=allocator), None)
+
+
+@pytest.mark.parametrize(
+    ("allocator", "settings", "expected", "others"),
+    [
+        ("auto", "", "expandable", ""),
+        ("expandable", "", "expandable", ""),
+        ("native", "", "native", ""),
+        ("auto", "expandable_segments:False", "native", ""),
+        ("auto", "max_split_size_mb:64", "expandable", "max_split_size_mb:64"),
+    ],
+)
+def test_the_device_records_the_allocator_that_is_in_force(
+    cuda: MadeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    allocator: Choice,
+    settings: str,
+    expected: str,
+    others: str,
+) -> None:
+    user = {"PYTORCH_ALLOC_CONF": settings} if settings else {}
+    device = opened(monkeypatch, allocator, user).device
+    assert (device.allocator, device.allocator_settings) == (expected, others)
+    assert device.allocator_problem is None
+    assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & {*_torch_settings()}
+
+
+def test_another_backend_is_recorded_by_its_name(
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda.backend = "cudaMallocAsync"
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+    device = opened(monkeypatch, "auto", settings).device
+    assert device.allocator == "cudaMallocAsync"
+    assert device.allocator_setting == "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync"
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (
+            {"refusal": "CUDA driver error: operation not supported\nmore"},
+            "CUDA driver error: operation not supported",
+        ),
+        ({"grows": False}, "this build of PyTorch, or the platform, lacks them"),
+    ],
+    ids=["driver", "torch"],
+)
+def test_without_expandable_segments_auto_is_native_and_says_why(
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], reason: str
+) -> None:
+    for name, value in made.items():
+        setattr(cuda, name, value)
+    meter = opened(monkeypatch, "auto", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"})
+    assert meter.device.allocator == "native"
+    assert meter.device.allocator_settings == "max_split_size_mb:64"
+    meter.settle(0, 0)
+    problem = f"expandable segments don't work: {reason}"
+    assert meter.device.allocator_problem == problem
+    assert any(
+        warning.startswith(
+            f"Memory was taken natively, as {problem}. --allocator native"
+        )
+        for warning in trust_warnings(meter.device, [])
+    )
+
+
+@pytest.mark.parametrize(
+    "made",
+    [{"refusal": "CUDA driver error: operation not supported"}, {"grows": False}],
+    ids=["driver", "torch"],
+)
+def test_expandable_segments_that_do_not_work_are_an_error(
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any]
+) -> None:
+    for name, value in made.items():
+        setattr(cuda, name, value)
+    with pytest.raises(
+        ProbeError,
+        match="--allocator expandable is impossible here: expandable segments don't work: ",
+    ):
+        opened(monkeypatch, "expandable")
+
+
+def test_what_a_driver_refuses_for_other_reasons_stays_an_error(
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy")
+
+    monkeypatch.setattr("batchtune.probe.devices.cuda._create_context", refuse)
+    with pytest.raises(ProbeError, match="Made GPU can't be used: CUDA error: all"):
+        opened(monkeypatch, "auto")
+
+
+def test_a_workload_that_changes_the_allocator_is_noticed(
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = opened(monkeypatch, "auto")
+    cuda.turned_off = True
+    meter.settle(0, 0)
+    assert meter.device.allocator == "native"
+    cuda.turned_off = False
+    meter = opened(monkeypatch, "expandable")
+    cuda.turned_off = True
+    with pytest.raises(
+        ProbeError,
+        match="runs without expandable segments, which your code chooses itself",
+    ):
+        meter.settle(0, 0)
+
+
+@pytest.mark.parametrize("allocator", [None, "native"])
+def test_torchs_default_needs_no_setting(allocator: str | None) -> None:
+    device = on(allocator)
+    assert device.allocator_setting == ""
+    assert device.training_notes == []
+
+
+@pytest.mark.parametrize("kind", [{}, {"script": True}, {"ranks": True}])
+def test_the_workers_environment_holds_the_choice(
+    monkeypatch: pytest.MonkeyPatch, kind: dict[str, bool]
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    _, _, environment, _ = worker_program(**kind, allocator="auto")
+    wanted = "expandable_segments:True,max_split_size_mb:64"
+    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == wanted
+    _, _, environment, _ = worker_program(**kind)
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in environment
+
+
+def settings(allocator: Choice) -> ProbeSettings:
+    return ProbeSettings(workload="made.py:Made", options={}, allocator=allocator)
+
+
+def on(allocator: str | None) -> Device:
+    return msgspec.structs.replace(made_stepper().device, allocator=allocator)
+
+
+@pytest.mark.parametrize(
+    ("began", "found", "now"),
+    [
+        ("auto", "expandable", "auto"),
+        ("auto", "expandable", "expandable"),
+        ("expandable", "expandable", "auto"),
+        ("auto", "native", "native"),
+        ("auto", None, "expandable"),
+    ],
+)
+def test_a_run_goes_on_with_the_allocator_that_it_has(
+    tmp_path: Path, began: Choice, found: str | None, now: Choice
+) -> None:
+    begin_run(LENGTHS, settings(began), tmp_path, on(found), force=False)
+    append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
+    run, _ = open_run(LENGTHS, settings(now), tmp_path)
+    assert run is not None
+    assert run.settings["allocator"] == began
+    refuse_other_allocator("it", run.device.allocator, on(found))
+
+
+def test_a_run_does_not_go_on_with_another_allocator(tmp_path: Path) -> None:
+    begin_run(LENGTHS, settings("auto"), tmp_path, on("expandable"), force=False)
+    append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
+    with pytest.raises(
+        ResultError, match="something else: allocator = expandable, now native"
+    ):
+        open_run(LENGTHS, settings("native"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("measured", "now", "message", "remedy"),
+    [
+        (
+            "expandable",
+            "native",
+            "it was measured with expandable segments, but this runs without",
+            "PYTORCH_ALLOC_CONF=expandable_segments:True",
+        ),
+        (
+            "native",
+            "expandable",
+            "it was measured without expandable segments, but this runs with",
+            "PYTORCH_ALLOC_CONF=expandable_segments:False",
+        ),
+        (
+            "cudaMallocAsync",
+            "native",
+            "it was measured with the allocator cudaMallocAsync",
+            "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync",
+        ),
+    ],
+)
+def test_another_allocator_than_was_measured_is_refused(
+    measured: str, now: str, message: str, remedy: str
+) -> None:
+    with pytest.raises(ResultError) as caught:
+        refuse_other_allocator("it", measured, on(now))
+    assert caught.value.message.startswith(message)
+    assert str(caught.value.hint).startswith(f"Go on with {remedy}, or measure again")
+
+
+@pytest.mark.parametrize("allocator", ["native", "expandable", "cudaMallocAsync"])
+def test_expandable_segments_are_advised_only_where_they_are_off(
+    allocator: str,
+) -> None:
+    turns = Turns(steps=[made_trial(BatchShape(1, 1.0), alloc_retries=1)] * 5)
+    (warning,) = about_turns(turns, on(allocator))
+    assert "emptied its cache 5 times" in warning
+    assert ("--allocator expandable" in warning) == (allocator == "native")
+
+
+def test_torchs_own_advice_is_not_recorded() -> None:
+    error = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2 MiB. 1 MiB is reserved by PyTorch but unallocated. If reserved but "
+        "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+        "See documentation for Memory Management  (https://pytorch.org)"
+    )
+    assert first_line(error) == (
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 MiB. 1 MiB is reserved by PyTorch but unallocated."
+    )
+
+
+def test_other_settings_of_the_allocator_are_compared() -> None:
+    before = on("expandable")
+    now = msgspec.structs.replace(before, allocator_settings="max_split_size_mb:64")
+    (difference,) = settings_differences(before, now)
+    assert difference.startswith(
+        "The allocator's settings was not set, and max_split_size_mb:64 later"
+    )

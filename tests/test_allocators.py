@@ -1,0 +1,164 @@
+"""torch's allocators: what an environment asks for, how a process gets one, and how training does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from batchtune.allocators import (
+    VARIABLES,
+    Choice,
+    asked_for,
+    in_force,
+    other_settings,
+    setting_for,
+    worker_variables,
+)
+from batchtune.errors import UsageError
+
+OLD = "PYTORCH_CUDA_ALLOC_CONF"
+NEW = "PYTORCH_ALLOC_CONF"
+
+
+@pytest.mark.parametrize(
+    ("settings", "allocator", "others"),
+    [
+        ("", None, ""),
+        ("expandable_segments:True", "expandable", ""),
+        ("expandable_segments:False", "native", ""),
+        ("expandable_segments : False, expandable_segments:True", "expandable", ""),
+        ("max_split_size_mb:64", None, "max_split_size_mb:64"),
+        (
+            "max_split_size_mb:64,expandable_segments:True,roundup_power2_divisions:[64:8,>:1]",
+            "expandable",
+            "max_split_size_mb:64,roundup_power2_divisions:[64:8,>:1]",
+        ),
+        ("backend:native", None, ""),
+        ("backend:native,expandable_segments:True", "expandable", ""),
+        ("backend:cudaMallocAsync", "cudaMallocAsync", ""),
+        ("expandable_segments:True,backend:cudaMallocAsync", "cudaMallocAsync", ""),
+    ],
+)
+def test_settings_ask_for_an_allocator_and_for_other_things(
+    settings: str, allocator: str | None, others: str
+) -> None:
+    assert asked_for(settings) == allocator
+    assert other_settings(settings) == others
+
+
+@pytest.mark.parametrize(
+    ("choice", "value"),
+    [
+        ("auto", "expandable_segments:True"),
+        ("expandable", "expandable_segments:True"),
+        ("native", "expandable_segments:False"),
+    ],
+)
+def test_workers_get_the_choice_in_both_variables(choice: Choice, value: str) -> None:
+    # torch before 2.10 reads the old one; 2.9 warns of it unless the new one is set.
+    assert worker_variables(choice, {}) == {OLD: value, NEW: value}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_the_users_other_settings_are_kept(name: str) -> None:
+    value = "expandable_segments:True,max_split_size_mb:64"
+    variables = worker_variables("auto", {name: "max_split_size_mb:64"})
+    assert variables == {OLD: value, NEW: value}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize(
+    "value",
+    [
+        "expandable_segments:False",
+        "expandable_segments:True",
+        "backend:cudaMallocAsync",
+    ],
+)
+def test_auto_leaves_the_choice_to_the_users_variable(name: str, value: str) -> None:
+    assert worker_variables("auto", {name: value}) == {}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize(
+    ("choice", "value", "users"),
+    [
+        ("expandable", "expandable_segments:False", "native"),
+        ("native", "expandable_segments:True", "expandable"),
+        ("expandable", "backend:cudaMallocAsync", "cudaMallocAsync"),
+    ],
+)
+def test_a_choice_against_the_users_variable_is_an_error(
+    name: str, choice: Choice, value: str, users: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        worker_variables(choice, {name: value})
+    assert caught.value.message == (
+        f"--allocator {choice} contradicts your environment, which asks for {value}"
+    )
+    assert f"leave out --allocator, which then takes {users}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("choice", "value"),
+    [
+        ("expandable", "expandable_segments:True"),
+        ("native", "expandable_segments:False"),
+    ],
+)
+def test_a_choice_that_the_users_variable_makes_too_is_none(
+    choice: Choice, value: str
+) -> None:
+    assert worker_variables(choice, {NEW: value}) == {}
+
+
+@pytest.mark.parametrize(
+    ("allocator", "torch", "others", "setting"),
+    [
+        ("native", "2.13.0", "", f"{NEW}=expandable_segments:False"),
+        ("expandable", "2.14.1+cu130", "", f"{NEW}=expandable_segments:True"),
+        ("expandable", "2.10.0", "", f"{NEW}=expandable_segments:True"),
+        # These read the new variable not at all, or not for this.
+        ("expandable", "2.9.1", "", f"{OLD}=expandable_segments:True"),
+        ("expandable", "2.6.0", "", f"{OLD}=expandable_segments:True"),
+        (
+            "expandable",
+            "2.13.0",
+            "max_split_size_mb:64",
+            f"{NEW}=expandable_segments:True,max_split_size_mb:64",
+        ),
+        ("cudaMallocAsync", "2.13.0", "", f"{NEW}=backend:cudaMallocAsync"),
+    ],
+)
+def test_training_needs_one_setting_that_its_torch_reads(
+    allocator: str, torch: str, others: str, setting: str
+) -> None:
+    assert setting_for(allocator, torch, {NEW: others}) == setting
+
+
+def test_a_process_is_told_the_variable_that_it_reads() -> None:
+    told = setting_for("expandable", "2.13.0", {OLD: "max_split_size_mb:64"})
+    assert told == f"{OLD}=expandable_segments:True,max_split_size_mb:64"
+
+
+@pytest.mark.parametrize(
+    ("backend", "segments", "allocator"),
+    [
+        ("native", [], None),
+        ("native", [False, False], "native"),
+        ("native", [False, True], "expandable"),
+        ("cudaMallocAsync", None, "cudaMallocAsync"),
+    ],
+)
+def test_what_a_process_has_is_seen_by_its_segments(
+    backend: str, segments: list[bool] | None, allocator: str | None
+) -> None:
+    def snapshot() -> list[dict[str, bool]]:
+        assert segments is not None, "cudaMallocAsync has no snapshot"
+        return [{"is_expandable": grows} for grows in segments]
+
+    cuda = SimpleNamespace(
+        get_allocator_backend=lambda: backend, memory_snapshot=snapshot
+    )
+    assert in_force(cuda) == allocator
