@@ -172,7 +172,7 @@ def _launched(launch: Launch) -> tuple[subprocess.Popen[bytes], Output]:
     output = Output()
     torchrun = subprocess.Popen(
         _torchrun(launch),
-        env=_environment(launch.nproc_per_node) | {GANG_VARIABLE: leader},
+        env=environment_of_ranks(launch.nproc_per_node) | {GANG_VARIABLE: leader},
         stdin=subprocess.DEVNULL,
         stdout=output.end,
         stderr=output.end,
@@ -203,8 +203,8 @@ def _torchrun(launch: Launch) -> list[str]:
     )
 
 
-def _environment(nproc_per_node: int) -> dict[str, str]:
-    """Return this process's environment, without what another launcher has put there."""
+def environment_of_ranks(nproc_per_node: int) -> dict[str, str]:
+    """Return this process's environment for torchrun, without what another launcher has put there."""
     environment = {
         name: value
         for name, value in os.environ.items()
