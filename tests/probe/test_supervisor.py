@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,8 +17,14 @@ from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadEr
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, lock_device
 from batchtune.probe.requests import Identified, Identify, Prepare, Ran, Ready, Run
 from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.supervisor import Supervisor
-from batchtune.processes.worker import Failed, WorkerLost
+from batchtune.probe.supervisor import Supervisor, worker_program
+from batchtune.processes.worker import (
+    Connection,
+    Failed,
+    Nursery,
+    WorkerLost,
+    encode,
+)
 from batchtune.results import BatchShape, Device, DeviceProcess
 
 SHAPE = BatchShape(2, 3.0)
@@ -278,3 +286,65 @@ def test_a_second_probe_on_the_cpu_knows_of_the_first(supervisor: Supervisor) ->
         other = DeviceProcess(pid=os.getpid(), used_bytes=None)
         assert supervisor.start().processes == [other]
     assert supervisor.start().processes is None
+
+
+# What a workload does to the channel
+
+
+class MadeWorker(Nursery):
+    """Of its worker there is only the channel, whose other end is `far`."""
+
+    def __init__(self) -> None:
+        super().__init__(*worker_program())
+        channel, self.far = socket.socketpair()
+        self._connection = Connection(channel)
+
+    def _ended(self, seconds: float = 0.0) -> int | None:
+        return None
+
+
+@pytest.fixture
+def worker() -> Iterator[MadeWorker]:
+    made = MadeWorker()
+    yield made
+    made.far.close()
+    made._connection.channel.close()
+
+
+RAN = encode(ran(SHAPE)) + b"\n"
+IDENTIFIED = encode(Identified(device=CPU)) + b"\n"
+RUN = Run(shape=SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("unasked", "words"),
+    [
+        (b"", b"debug: 7\n" + RAN),
+        (b"", IDENTIFIED),  # a reply to another question
+        (RAN, b""),  # one more than was asked for
+    ],
+    ids=["scribbles", "forges", "repeats"],
+)
+def test_what_a_workload_writes_to_the_channel_is_a_crash(
+    worker: MadeWorker, unasked: bytes, words: bytes
+) -> None:
+    def answer() -> None:
+        assert worker.far.recv(1 << 16) == encode(RUN) + b"\n"
+        worker.far.sendall(words)
+
+    worker.far.sendall(unasked)
+    with (
+        ThreadPoolExecutor() as threads,
+        pytest.raises(WorkerLost, match="over its channel") as lost,
+    ):
+        if words:
+            threads.submit(answer)
+        worker.ask(RUN, (Ran,), 20.0)
+    assert lost.value.outcome == "crash"
+
+
+def test_a_workload_that_closes_the_channel_is_a_crash(worker: MadeWorker) -> None:
+    worker.far.close()
+    with pytest.raises(WorkerLost, match="closed its channel to batchtune") as lost:
+        worker.ask(RUN, (Ran,), 20.0)
+    assert lost.value.outcome == "crash"
