@@ -22,7 +22,6 @@ from batchtune.results import BatchShape
 
 GANG = Path(__file__).parent / "gang_workload.py"
 LENGTHS = Lengths.of([24.0, 100.0, 256.0] * 40, unit="tokens")
-TINY = {"size": "tiny", "dim": 64, "layers": 2, "heads": 2, "vocab": 1024}
 MIB = 1 << 20
 SMALL, FAULT = (BatchShape(size, 100.0) for size in (2, 3))
 
@@ -104,6 +103,7 @@ def test_a_fault_of_one_rank_is_one_result(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_nothing_stays_if_all_above_is_killed(tmp_path: Path) -> None:
     """The supervisor is stopped meanwhile, so it can't end what the nursery leaves behind."""
     folders = [str(folder) for folder in Path(__file__).parents[:2]]
@@ -175,9 +175,9 @@ def test_a_rank_sees_no_variables_of_another_launcher(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_ranks_find_a_token_budget_together(tmp_path: Path) -> None:
-    asked = settings("builtin:transformer-lm", packed=True, **TINY)
-    probe = run_probe(LENGTHS, asked, tmp_path)
+    probe = run_probe(LENGTHS, settings("Packed"), tmp_path)
     assert probe.device.world_size == 2
     assert probe.packed is not None
     assert probe.packed.max_tokens > 256

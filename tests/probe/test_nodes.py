@@ -285,7 +285,7 @@ serve_node_0(launch_of(1, 2, {port}), greeting_of(1), 60.0)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_rank_that_fails_on_another_node_is_one_result_and_a_lost_node_the_end(
     tmp_path: Path,
 ) -> None:
@@ -374,7 +374,7 @@ def probing(*further: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_two_nodes_find_what_two_ranks_find(tmp_path: Path) -> None:
     write_lengths(tmp_path / "node0")
     verify = ["--verify", "--verify-steps", "3", "--time-tolerance", "1000"]
