@@ -171,7 +171,7 @@ def _launched(launch: Launch) -> tuple[subprocess.Popen[bytes], Output]:
     """Start the ranks of this node, and follow what they print."""
     leader = f"{launch.host},{launch.leader_port},{launch.token}"
     output = Output()
-    environment = _environment(launch.nproc_per_node) | {GANG_VARIABLE: leader}
+    environment = environment_of_ranks(launch.nproc_per_node) | {GANG_VARIABLE: leader}
     if launch.allocator is not None:
         environment |= worker_variables(launch.allocator, os.environ)
     torchrun = subprocess.Popen(
@@ -207,8 +207,8 @@ def _torchrun(launch: Launch) -> list[str]:
     )
 
 
-def _environment(nproc_per_node: int) -> dict[str, str]:
-    """Return this process's environment, without what another launcher has put there."""
+def environment_of_ranks(nproc_per_node: int) -> dict[str, str]:
+    """Return this process's environment for torchrun, without what another launcher has put there."""
     environment = {
         name: value
         for name, value in os.environ.items()

@@ -206,6 +206,7 @@ def test_simulated_ranks_are_not_continued_with_real_ones(
         open_run(lengths, real, tmp_path)
 
 
+@pytest.mark.process
 def test_every_output_says_that_ranks_were_simulated(
     batchtune: Run, tmp_path: Path
 ) -> None:
@@ -241,28 +242,6 @@ def test_every_output_says_that_ranks_were_simulated(
         if "-o" in arguments:
             written = (tmp_path / arguments[-1]).read_text()
         assert "2 ranks (simulated)" in " ".join(written.split()), arguments
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_ranks_are_tuned_and_verified_end_to_end(
-    batchtune: Run, tmp_path: Path
-) -> None:
-    write_manifest(tmp_path / "lengths.csv")
-    sizes = ["size=tiny", "dim=32", "layers=1", "heads=2", "vocab=64"]
-    options = [word for size in sizes for word in ("--set", size)]
-    tuned = batchtune(
-        *("tune", "lengths.csv", "--workload", "builtin:conformer-ctc", *options),
-        *("--device", "cpu", "--memory", "400MiB", "--nproc-per-node", "2"),
-        *("--num-lengths", "2", "--verify", "--verify-steps", "4"),
-        *("--time-tolerance", "1000"),
-        timeout=1100,
-    )
-    assert tuned.returncode == 0, tuned.stderr
-    probe = read_result(tmp_path / "batchtune-run" / "probe.json", Probe)
-    assert probe.settings["nproc_per_node"] == 2
-    assert [rank.rank for rank in probe.device.ranks] == [0, 1]
-    assert all(trial.rank in (0, 1) for trial in probe.trials)
 
 
 def test_srun_says_which_node_this_is(batchtune: Run) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import signal
-import sys
 import time
 from typing import Any
 
@@ -42,23 +42,9 @@ class RaisesInSetup(Good):
         raise ValueError("no such checkpoint: epoch-3.pt")
 
 
-class RaisesInMakeBatch(Good):
-    def make_batch(self, shape: BatchShape) -> BatchShape:
-        raise IndexError("token 50001 is not in the vocabulary")
-
-
 class RaisesInStep(Good):
     def step(self, batch: BatchShape) -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)
-
-
-class Disguised(Good):
-    """Says of every batch what cuBLAS says both for a lack of memory and for a bug."""
-
-    def step(self, batch: BatchShape) -> None:
-        raise RuntimeError(
-            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
-        )
 
 
 class ForksAndHangs(Good):
@@ -101,13 +87,15 @@ class StartsDaemons(Good):
             time.sleep(1000)
 
 
-class KillsItsParent(StartsDaemons):
-    """Kills the process above it, as one does that cleans up by name."""
+class KillsItsParent(Good):
+    """Of one example, kills the process above it, as one does that cleans up by name."""
 
     def step(self, batch: BatchShape) -> None:
-        start_daemon()
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(1000)
+        if batch.batch_size == 1:
+            start_daemon()
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(1000)
+        super().step(batch)
 
 
 class WaitsToBeKilled(Good):
@@ -125,189 +113,65 @@ class WaitsToBeKilled(Good):
         super().step(batch)
 
 
-class SlowToSetUp(Good):
-    def __init__(self, seconds: float = 1.5) -> None:
-        self.seconds = seconds
-
-    def setup(self, device: torch.device) -> None:
-        super().setup(device)
-        time.sleep(self.seconds)
-
-
-class Leaks(Good):
-    """Keeps some MiB of every step."""
-
-    def __init__(self, mib: float = 4.0) -> None:
-        self.mib = mib
-        self.kept: list[torch.Tensor] = []
-
-    def step(self, batch: BatchShape) -> None:
-        super().step(batch)
-        self.kept.append(torch.ones(int(self.mib * (1 << 20)), dtype=torch.uint8))
-
-
-class Varies(Good):
-    """Every other step takes three times as long."""
-
-    steps = 0
-
-    def step(self, batch: BatchShape) -> None:
-        self.steps += 1
-        end = time.perf_counter() + (0.01, 0.03)[self.steps % 2]
-        while time.perf_counter() < end:
-            pass
-
-
-class Scribbles(Good):
-    """Writes to descriptors that are not its own."""
-
-    words = b"debug: 7\n"
-
-    def step(self, batch: BatchShape) -> None:
-        for number in range(3, 64):
-            try:
-                os.write(number, self.words)
-            except OSError:
-                pass
-        super().step(batch)
-
-
-class Forges(Scribbles):
-    """Writes what could be a reply, to another question."""
-
-    words = b'{"type":"identified","id":"cpu","name":"CPU"}\n'
-
-
-class Repeats(Scribbles):
-    """Writes what could be a reply, and more of it than was asked for."""
-
-    trial = (
-        '{"index":0,"batch_size":1,"length":3,"target_length":null,"outcome":"ok","steps":1,"step_seconds":1,'
-        '"peak_bytes":1,"reserved_bytes":1,"alloc_retries":0,"error":null,"elapsed_seconds":1}'
-    )
-    words = 2 * f'{{"type":"ran","trial":{trial}}}\n'.encode()
-
-
-class ClosesDescriptors(Good):
-    def step(self, batch: BatchShape) -> None:
-        os.closerange(3, 256)
-
-
-class HungryInNumpy(Good):
-    """Of more than two examples, an array of numpy's in the step does not fit into 1 GiB."""
-
-    def step(self, batch: BatchShape) -> None:
-        np.ones(batch.batch_size << 28, dtype=np.uint8)
-
-
-class HungryInMakeBatch(HungryInNumpy):
-    """The same before the step."""
-
-    def make_batch(self, shape: BatchShape) -> BatchShape:
-        HungryInNumpy.step(self, shape)
-        return shape
-
-    def step(self, batch: BatchShape) -> None:
-        Good.step(self, batch)
-
-
-class DisguisedAboveFour(Good):
-    """Says the same of batches of more than four examples only: there it is a lack of memory."""
-
-    def step(self, batch: BatchShape) -> None:
-        if batch.batch_size > 4:
-            Disguised.step(self, batch)  # type: ignore[arg-type]
-        super().step(batch)
-
-
-class HungryInSetup(Good):
-    def setup(self, device: torch.device) -> None:
-        self.weight = torch.ones(4 << 30, dtype=torch.uint8)
-
-
-class ExitsInStep(Good):
-    def step(self, batch: BatchShape) -> None:
-        os._exit(0)
-
-
-class RaisesSystemExit(Good):
-    def step(self, batch: BatchShape) -> None:
-        sys.exit(3)
-
-
-class RaisesWhatCantBePrinted(Good):
-    def step(self, batch: BatchShape) -> None:
-        raise ValueError("a lone surrogate: \udcff " + "x" * 1_000_000)
-
-
-class RaisesWhatHasNoWords(Good):
-    def step(self, batch: BatchShape) -> None:
-        class Wordless(Exception):
-            def __str__(self) -> str:
-                raise RuntimeError("no words")
-
-        raise Wordless
-
-
-class Generator(Good):
-    def step(self, batch: BatchShape) -> None:  # type: ignore[override]
-        yield
-
-
-class DiesInSetup(Good):
-    def setup(self, device: torch.device) -> None:
-        print("a library's last words", flush=True)
-        os.abort()
-
-
-class Segfaults(Good):
-    """Reads from nowhere."""
-
-    def step(self, batch: BatchShape) -> None:
-        ctypes.string_at(0)
-
-
-class Killed(Good):
-    def step(self, batch: BatchShape) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 class Hangs(Good):
     def step(self, batch: BatchShape) -> None:
         time.sleep(1000)
 
 
-class Forks(Good):
-    """Leaves a child behind that holds every descriptor open, then dies."""
+class Faulty(Good):
+    """Has another fault for each batch size; a batch of one has none."""
 
-    def setup(self, device: torch.device) -> None:
-        super().setup(device)
+    def make_batch(self, shape: BatchShape) -> BatchShape:
+        if shape.batch_size == 2:
+            self.run_out_in_numpy()
+        return shape
+
+    def step(self, batch: BatchShape) -> None:
+        super().step(batch)
+        faults = {
+            3: self.run_out_in_numpy,
+            4: self.run_out,
+            5: self.catch,
+            6: self.read_from_nowhere,
+            7: self.fork_and_leave,
+            8: self.scribble,
+            9: self.hang,
+        }
+        if batch.batch_size in faults:
+            faults[batch.batch_size]()
+
+    def run_out_in_numpy(self) -> None:
+        np.ones(4 << 30, dtype=np.uint8)
+
+    def run_out(self) -> None:
+        torch.ones(4 << 30, dtype=torch.uint8)
+
+    def catch(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self.run_out()
+
+    def read_from_nowhere(self) -> None:
+        ctypes.string_at(0)
+
+    def fork_and_leave(self) -> None:
+        """Leave a child behind that holds every descriptor open."""
         if os.fork() == 0:
             time.sleep(1000)
-
-    def step(self, batch: BatchShape) -> None:
         os._exit(3)
 
+    def scribble(self) -> None:
+        """Write to descriptors that are not its own."""
+        for number in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(number, b"debug: 7\n")
 
-class HungryInOptimizer(Good):
-    """A model of 200 MiB, whose AdamW state takes 400 MiB more, made in the first step one half after the other."""
+    def hang(self) -> None:
+        time.sleep(1000)
 
+
+class HungryInSetup(Good):
     def setup(self, device: torch.device) -> None:
-        self.weight = torch.ones(50 << 20, requires_grad=True)
-        self.optimizer = torch.optim.AdamW([self.weight], foreach=False)
-
-    def make_batch(self, shape: BatchShape) -> torch.Tensor:
-        return torch.ones(shape.batch_size, 1 << 20, dtype=torch.uint8)
-
-    def step(self, batch: torch.Tensor) -> None:
-        self.weight.sum().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-
-class HungryInStep(Good):
-    def step(self, batch: BatchShape) -> None:
-        torch.ones(batch.batch_size, 1 << 28, dtype=torch.uint8)
+        self.weight = torch.ones(4 << 30, dtype=torch.uint8)
 
 
 class _HungryBackward(torch.autograd.Function):
@@ -344,23 +208,6 @@ class KeepsItsFeatures(Good):
         self.features = torch.ones(batch.batch_size, int(batch.length * (1 << 18)))
         torch.ones(4, *self.features.shape)
         self.features = torch.ones(1)
-
-
-class CatchesItself(HungryInStep):
-    """Takes 256 MiB for an example, and goes on as if nothing had happened where they are not there."""
-
-    def step(self, batch: BatchShape) -> None:
-        try:
-            super().step(batch)
-        except RuntimeError:
-            pass
-
-
-class PretendsToBeOut(Good):
-    """Says that memory ran out, though it needs next to none."""
-
-    def step(self, batch: BatchShape) -> None:
-        raise MemoryError("no slot is free")
 
 
 class TakesEveryByte(Good):

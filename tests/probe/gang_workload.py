@@ -59,12 +59,6 @@ class Shared:
     def kill(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def leave(self) -> None:
-        os._exit(3)
-
-    def hang(self) -> None:
-        time.sleep(1000)
-
     def hang_for_good(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(1000)
@@ -72,63 +66,19 @@ class Shared:
     def fail(self) -> None:
         raise ValueError("tokens and labels differ")
 
-    def run_out(self) -> None:
-        torch.ones(1 << 40)
-
-
-class CatchesOnOneRank(Shared):
-    """Catches its out-of-memory error as some scripts do, and leaves the other ranks waiting for its gradients."""
-
-    def step(self, batch: torch.Tensor) -> None:
-        try:
-            super().step(batch)
-        except RuntimeError as error:
-            if "allocate memory" not in str(error):
-                raise
-
-
-class UnevenSteps(Shared):
-    """Its steps take longer on one rank alone, and on the other they leave memory behind, seven in a row."""
-
-    def setup(self, device: torch.device) -> None:
-        super().setup(device)
-        self.kept: list[torch.Tensor] = []
-
-    def step(self, batch: torch.Tensor) -> None:
-        super().step(batch)
-        if distributed.get_rank() == 0:
-            time.sleep(0.06 if len(self.kept) % 3 else 0.001)
-        self.kept.append(torch.ones(1 << 14 if distributed.get_rank() else 1))
-        if len(self.kept) == 7:
-            self.kept.clear()
-
-
-class TellsItsVariables(Shared):
-    """Says which of some variables it has."""
-
-    NAMES = ("SLURM_PROCID", "SLURM_NTASKS", "OMP_NUM_THREADS", "WORLD_SIZE")
-
-    def make_batch(self, shape: BatchShape) -> torch.Tensor:
-        if shape.batch_size > 1:
-            names = [*self.NAMES, "LOCAL_RANK"]
-            raise ValueError(
-                " ".join(
-                    f"{name}={os.environ[name]}" for name in names if name in os.environ
-                )
-            )
-        return super().make_batch(shape)
-
 
 class TellsWhenItHangs(Shared):
-    """Makes a file when its fault begins."""
+    """Is killed with a batch of three examples; makes a file and hangs with one of four."""
 
-    def __init__(self, path: str, fault: str) -> None:
-        super().__init__(fault=fault)
+    def __init__(self, path: str) -> None:
+        super().__init__(fault="kill")
         self.path = path
 
-    def hang(self) -> None:
-        with open(self.path, "w"):
-            super().hang()
+    def step(self, batch: torch.Tensor) -> None:
+        if len(batch) == 4 * ROWS_OF_A_MIB and distributed.get_rank() == 1:
+            open(self.path, "w").close()
+            time.sleep(1000)
+        super().step(batch)
 
 
 class ByLength(Shared):
@@ -137,3 +87,12 @@ class ByLength(Shared):
     def make_batch(self, shape: BatchShape) -> torch.Tensor:
         examples = shape.batch_size * shape.length / 100
         return torch.ones(int(examples * ROWS_OF_A_MIB), WIDTH)
+
+
+class Packed(Shared):
+    """A row of T tokens has T / 100 MiB."""
+
+    packed = True
+
+    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+        return torch.ones(int(shape.tokens / 100 * ROWS_OF_A_MIB), WIDTH)

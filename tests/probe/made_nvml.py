@@ -123,3 +123,8 @@ def divided_gpu(*uuids: str, **facts: object) -> MadeGpu:
         for uuid in uuids
     ]
     return MadeGpu(mig=True, instances=instances, **facts)  # type: ignore[arg-type]
+
+
+# When it is imported, and so in no test: unit tests start no process.
+if shutil.which("cc") is not None:
+    stub_library()

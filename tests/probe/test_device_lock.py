@@ -31,6 +31,7 @@ def test_a_device_is_held_by_one_at_a_time(locks: Path) -> None:
         assert caught.value.hint
 
 
+@pytest.mark.process
 def test_a_holder_that_was_killed_holds_nothing(locks: Path) -> None:
     code = (
         "import sys, tempfile, time; tempfile.tempdir = sys.argv[1]\n"
@@ -51,6 +52,7 @@ def test_a_holder_that_was_killed_holds_nothing(locks: Path) -> None:
         pass
 
 
+@pytest.mark.process
 def test_no_process_that_is_started_holds_it(locks: Path) -> None:
     with lock_device("cpu", "CPU"):
         child = subprocess.Popen(["sleep", "1000"], close_fds=False)

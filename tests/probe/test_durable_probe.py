@@ -3,19 +3,17 @@
 import contextlib
 import os
 import re
-import shutil
+import resource
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from cli.conftest import command
+from cli.conftest import command, run_here
 from made_once import MadeOnce
 
 from batchtune.results import (
@@ -68,12 +66,15 @@ class Probing:
         self.manifest.write_text("id,duration\n" + "".join(rows))
 
     def command(self, run: str = "run", name: str = "probe-oom") -> list[str]:
+        return command(*self.arguments(run, name))
+
+    def arguments(self, run: str = "run", name: str = "probe-oom") -> list[object]:
         options = {"folder": self.folder, "a": MIB, "b": 0.08 * MIB}
         workload = ["--workload", f"{HERE / 'held_workload.py'}:Held"]
         for key, value in options.items():
             workload += ["--set", f"{key}={value}"]
         where = ["--device", "cpu", "--memory", "484MiB", "--run", self.folder / run]
-        return command(name, self.manifest, *workload, *where)
+        return [name, self.manifest, *workload, *where]
 
     def start(self, run: str = "run") -> "subprocess.Popen[bytes]":
         with (self.folder / "stderr").open("wb") as stderr:
@@ -194,24 +195,11 @@ def undisturbed(made_once: MadeOnce) -> Path:
     """The run folder of a `tune` that nothing disturbs."""
 
     def make(folder: Path) -> None:
-        ran = Probing(folder).finish(name="tune")
+        ran = run_here(*Probing(folder).arguments(name="tune"))
         assert ran.returncode == 0, ran.stderr
         assert {path.name for path in (folder / "run").iterdir()} == {RUN_FILE, *FILES}
 
     return made_once("undisturbed", make) / "run"
-
-
-def take_over(undisturbed: Path, probing: Probing) -> None:
-    """Puts the undisturbed run there as if it were this one's own, with all its trials but without its results."""
-    run = probing.folder / "run"
-    run.mkdir()
-    told = (
-        (undisturbed / RUN_FILE)
-        .read_text()
-        .replace(str(undisturbed.parent), str(probing.folder))
-    )
-    (run / RUN_FILE).write_text(told)  # an option of the workload names its folder
-    shutil.copy(undisturbed / TRIALS_FILE, run / TRIALS_FILE)
 
 
 # The parent is killed
@@ -223,120 +211,69 @@ def kill(process: "subprocess.Popen[bytes]", probing: Probing) -> None:
     until(lambda: not probing.processes(), "the end of the worker and its children")
 
 
-@pytest.mark.slow
-def test_killed_after_every_line_it_finds_the_same(tmp_path: Path) -> None:
-    probing = Probing(tmp_path, lengths=(6, 20))
-    assert probing.finish("undisturbed").returncode == 0
-    kills, before = 0, b""
-    while True:
-        lines = probing.lines()
-        process = probing.start()
-        until(lambda: ended(process) or probing.lines() > lines, "another trial")  # noqa: B023  # called at once
-        by_itself = ended(process)
-        kill(process, probing)
-        assert probing.journal().read_bytes().startswith(before)
-        before = probing.journal().read_bytes()
-        if by_itself:
-            break
-        kills += 1
-    assert process.returncode == 0, probing.stderr()
-    found = shapes(read_trials(probing.journal()))
-    # Two lines may have come before the kill, but hardly ever.
-    assert kills >= len(found) - 1
-    assert len(found) == len(set(found)) == probing.lines("undisturbed")
-    assert frontier(tmp_path / "run") == frontier(tmp_path / "undisturbed")
-
-
-@pytest.mark.slow
-def test_killed_after_its_last_trial_it_measures_none_again(
-    probing: Probing, undisturbed: Path
+@pytest.mark.process
+def test_killed_in_mid_step_it_leaves_no_child_and_the_same_command_goes_on(
+    probing: Probing,
 ) -> None:
-    # What is left are the batches that are run once more, to confirm them, and the result.
-    take_over(undisturbed, probing)
-    before = probing.journal().read_bytes()
-    process = probing.start()
-    until(lambda: ended(process) or probing.made() > 0, "a batch")
-    kill(process, probing)
-    assert not (probing.folder / "run" / PROBE_FILE).exists()
-    assert probing.finish().returncode == 0
-    assert probing.journal().read_bytes() == before
-    assert frontier(probing.folder / "run") == frontier(undisturbed)
-
-
-def test_killed_in_mid_step_it_leaves_no_child_of_the_step(probing: Probing) -> None:
     with probing.held() as process:
         assert len(probing.processes()) >= 3
         kill(process, probing)
+    before = probing.journal().read_bytes()
+    ran = probing.finish()
+    assert ran.returncode == 0, ran.stderr
+    assert probing.journal().read_bytes().startswith(before)
+    found = shapes(read_trials(probing.journal()))
+    assert len(found) == len(set(found))
 
 
 # No room
 
 
-@dataclass(frozen=True)
-class Stage:
-    """How a command ended that had too little room for one file, and what its run folder held then."""
-
-    returncode: int
-    stderr: str
-    run: Path
-
-
-_LIMITED = "import os, resource, sys; n = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
-# Python would keep the truncated bytecode of what it imports.
-_LIMITED += "os.environ['PYTHONDONTWRITEBYTECODE'] = '1'; "
-_LIMITED += "os.execv(sys.argv[2], sys.argv[2:])"
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond the size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def with_a_limit_on_files(probing: Probing, undisturbed: Path) -> dict[str, Stage]:
-    """RLIMIT_FSIZE between the size of one file and that of the next; the smallest, sampler.yaml, it can't stop."""
-    sizes = {
-        name: (undisturbed / name).stat().st_size
-        for name in (RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE)
-    }
-    names = list(sizes)
-    assert sorted(names, key=lambda name: sizes[name]) == names
-    stages = {}
-    for smaller, name in pairwise(names):
-        limit = str((sizes[smaller] + sizes[name]) // 2)
-        stages[name] = _stage(
-            probing,
-            name,
-            [sys.executable, "-c", _LIMITED, limit, *probing.command(name="tune")],
-        )
-    stages["room"] = _stage(probing, "room", probing.command(name="tune"))
-    return stages
-
-
-def _stage(probing: Probing, name: str, arguments: list[str]) -> Stage:
-    ran = probing.ran(arguments)
-    copy = shutil.copytree(probing.folder / "run", probing.folder / f"after-{name}")
-    return Stage(ran.returncode, ran.stderr, copy)
-
-
-@pytest.mark.slow
+@pytest.mark.process
 def test_no_room_for_a_file_is_one_message_and_loses_nothing(
-    probing: Probing, undisturbed: Path
+    probing: Probing, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stages = with_a_limit_on_files(probing, undisturbed)
-    room = stages.pop("room")  # the same command with enough
-    assert room.returncode == 0, room.stderr
-    assert {path.name for path in room.run.iterdir()} == {RUN_FILE, *FILES}
-    assert frontier(room.run) == frontier(undisturbed)
-    for name, stage in stages.items():
-        assert stage.returncode == 1, stage.stderr
-        (message,) = errors(stage.stderr)
+    """The limit lies between the size of one file and that of the next; the smallest, sampler.yaml, it can't stop."""
+    monkeypatch.chdir(probing.folder)
+    names = (RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE)
+    sizes = [(undisturbed / name).stat().st_size for name in names]
+    assert sorted(sizes) == sizes
+    run = probing.folder / "run"
+    kept: list[Trial] = []
+    for (smaller, larger), name in zip(pairwise(sizes), names[1:], strict=True):
+        with files_of_at_most((smaller + larger) // 2):
+            ran = run_here(*probing.arguments(name="tune"))
+        assert ran.returncode == 1, ran.stderr
+        (message,) = errors(ran.stderr)
         assert re.search(
             rf"{name} can't be written: (No space left on device|File too large)",
             message,
         )
-        assert "run the same command again" in stage.stderr
+        assert "run the same command again" in ran.stderr
         expected = {RUN_FILE, *FILES[: FILES.index(name)]} | (
             {name} if name == TRIALS_FILE else set()
         )
-        assert {path.name for path in stage.run.iterdir()} == expected
-        kept = read_trials(stage.run / TRIALS_FILE)
-        assert kept
-        assert read_trials(room.run / TRIALS_FILE)[: len(kept)] == kept
+        assert {path.name for path in run.iterdir()} == expected
+        trials = read_trials(run / TRIALS_FILE)
+        assert trials
+        assert trials[: len(kept)] == kept
+        kept = trials
+    ran = run_here(*probing.arguments(name="tune"))  # with enough
+    assert ran.returncode == 0, ran.stderr
+    assert {path.name for path in run.iterdir()} == {RUN_FILE, *FILES}
+    assert frontier(run) == frontier(undisturbed)
+    assert read_trials(run / TRIALS_FILE)[: len(kept)] == kept
 
 
 # It is told to stop

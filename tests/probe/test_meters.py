@@ -362,8 +362,8 @@ from batchtune.results import ProbedWith
 
 def found(memory, limit, reserve, ddp):
     meter = backend_for("cpu").open("cpu", ProbedWith(memory_bytes=memory, memory_fraction=1.0), limit)
-    meter.limit()
     try:
+        meter.limit()
         meter.settle(reserve, ddp)
     except ProbeError as error:
         return [error.message, error.hint]
@@ -385,11 +385,13 @@ for case in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.process
 def test_on_the_cpu_the_limit_is_lowered_and_real() -> None:
     cases = [
         [2 * GIB, None, 300 * MIB, 200 * MIB],
         [2 * GIB, GIB, 300 * MIB, 0],  # continued
         [GIB, None, GIB - 20 * MIB, 0],  # too little left
+        [50 * MIB, None, 0, 0],  # too little for PyTorch
     ]
     ran = subprocess.run(
         [sys.executable, "-c", CPU, json.dumps(cases)],
@@ -398,7 +400,9 @@ def test_on_the_cpu_the_limit_is_lowered_and_real() -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    fresh, continued, (message, hint) = map(json.loads, ran.stdout.splitlines())
+    fresh, continued, (message, hint), (first_message, _) = map(
+        json.loads, ran.stdout.splitlines()
+    )
     lowered = 2 * GIB - 500 * MIB
     assert fresh == [
         lowered,
@@ -415,6 +419,7 @@ def test_on_the_cpu_the_limit_is_lowered_and_real() -> None:
         "a memory limit of 20 MiB is too small, with 1,004 MiB kept free: with the workload"
     )
     assert "--reserve" in hint
+    assert "Python, PyTorch and your code hold" in first_message
 
 
 # What a training process holds for its data, and what a worker holds in its place.

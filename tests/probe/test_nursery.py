@@ -1,18 +1,20 @@
 """Workers come from a process that has PyTorch already, each as sound as if it were the first."""
 
 import os
-import signal
 import sys
 from pathlib import Path
 
 import pytest
-from worker_processes import names_of, ours, supervise
+from worker_processes import names_of, supervise
 
 from batchtune.results import BatchShape
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="elsewhere workers are not forked"
-)
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="elsewhere workers are not forked"
+    ),
+]
 
 ONE = BatchShape(1, 3.0)
 
@@ -42,14 +44,3 @@ def test_a_worker_that_cant_use_cuda_after_a_fork_starts_alone(
             == 1
         )
         assert supervisor.measure(ONE, 0).trial.outcome == "ok"
-
-
-@pytest.mark.slow
-def test_a_killed_nursery_is_started_again() -> None:
-    with supervise("Good", shared=False) as supervisor:
-        supervisor.start()
-        for pid in ours():
-            os.kill(pid, signal.SIGKILL)
-        supervisor.start()
-        assert supervisor.measure(ONE, 0).trial.outcome == "ok"
-    assert not ours()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="the nursery needs Linux"
-)
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="the nursery needs Linux"),
+]
 
 # A grandchild in a session of its own, which the shell's process group does not hold; it says who it is.
 DAEMON = "setsid sh -c 'echo $$ > daemon; exec sleep 1000' & while [ ! -s daemon ]; do sleep 0.01; done; "
@@ -95,16 +96,6 @@ def ends(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("script", "code"), [("exit 3", 3), ("kill -SEGV $$", -signal.SIGSEGV)]
-)
-def test_the_workers_end_is_told_as_it_was(
-    start: Start, script: str, code: int
-) -> None:
-    _, control = start(script)
-    assert exit_code(control) == code
-
-
 def test_a_worker_that_can_not_be_started_is_told(start: Start) -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading) as lines:
@@ -129,14 +120,6 @@ def test_what_starts_more_and_more_processes_is_ended(start: Start) -> None:
     assert ends(daemon())
 
 
-def test_all_ends_when_the_supervisor_closes_the_socket(start: Start) -> None:
-    process, control = start(DAEMON + "sleep 1000")
-    last = daemon()
-    control.close()
-    assert process.wait(20) == 0
-    assert ends(last)
-
-
 def test_ctrl_c_is_the_supervisors(start: Start) -> None:
     process, control = start(
         DAEMON + "while [ ! -e stop ]; do sleep 0.01; done; exit 5"
@@ -145,6 +128,14 @@ def test_ctrl_c_is_the_supervisors(start: Start) -> None:
     process.send_signal(signal.SIGINT)
     Path("stop").touch()
     assert exit_code(control) == 5
+
+
+def test_all_ends_when_the_supervisor_closes_the_socket(start: Start) -> None:
+    process, control = start(DAEMON + "sleep 1000")
+    last = daemon()
+    control.close()
+    assert process.wait(20) == 0
+    assert ends(last)
 
 
 def test_the_worker_ends_with_its_nursery(start: Start) -> None:

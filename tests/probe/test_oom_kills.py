@@ -1,4 +1,4 @@
-"""The kernel's counter of what its OOM killer did."""
+"""How a process ended: whether it was out of memory, and the kernel's counter of what its OOM killer did."""
 
 import signal
 
@@ -28,3 +28,23 @@ def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(
         outcome, how = judged_end(-signal.SIGKILL, "", before)
         assert outcome == ("oom" if killed else "crash"), (before, after)
         assert how == "was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "outcome", "how"),
+    [
+        (0, "", "crash", "ended with exit code 0"),
+        (3, "MemoryError", "crash", "ended with exit code 3"),
+        (1, "Traceback\nMemoryError\n", "oom", "ended with exit code 1"),
+        (1, "MemoryError\nValueError: no", "crash", "ended with exit code 1"),
+        (-signal.SIGABRT, "std::bad_alloc", "oom", "was killed by SIGABRT"),
+        (-signal.SIGABRT, "Cannot allocate memory", "oom", "was killed by SIGABRT"),
+        (-signal.SIGABRT, "assertion failed", "crash", "was killed by SIGABRT"),
+        (-signal.SIGSEGV, "std::bad_alloc", "crash", "was killed by SIGSEGV"),
+        (-200, "", "crash", "was killed by signal 200"),
+    ],
+)
+def test_how_a_process_ended_is_judged_by_its_code_and_last_words(
+    code: int, output: str, outcome: str, how: str
+) -> None:
+    assert judged_end(code, output, oom_kills()) == (outcome, how)

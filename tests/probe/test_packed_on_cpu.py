@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from cli.conftest import run_here
+from cli.conftest import KNOWN, run_here
 from msgspec.structs import replace
 
 import batchtune
@@ -29,9 +29,8 @@ SETTINGS = ProbeSettings(
     memory_bytes=400 * MIB,
     memory_fraction=1.0,
 )
-TINY = {"size": "tiny", "dim": 32, "heads": 2, "layers": 1, "vocab": 512}
 
-pytestmark = pytest.mark.usefixtures("one_nursery")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_nursery")]
 
 
 def test_the_budget_is_what_a_brute_force_finds(tmp_path: Path) -> None:
@@ -63,91 +62,50 @@ def test_a_workload_that_pads_is_told(tmp_path: Path) -> None:
         run_probe(LENGTHS, pads, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run folder of the built-in, and its manifest."""
-    folder = tmp_path_factory.mktemp("packed")
-    manifest = folder / "lengths.csv"
+def test_commands_and_python_find_the_same_budget(tmp_path: Path) -> None:
+    """And every report shows it, a rule holds it, and what would run padded batches refuses."""
+    run = tmp_path / "run"
+    manifest = tmp_path / "lengths.csv"
     lines = [str(int(length)) for length in LENGTHS.values]
     manifest.write_text("\n".join(["num_tokens", *lines]))
-    options = [f"--set={name}={value}" for name, value in TINY.items()]
+    probing = ("probe-oom", manifest, "--run", run, "--device", "cpu")
     ran = run_here(
-        *("probe-oom", manifest, "--run", folder / "run", "--device", "cpu"),
-        *("--workload", "builtin:transformer-lm", "--set", "packed=true", *options),
-        *("--memory", "420MiB", "--max-tokens", 4_000),
+        *(*probing, "--workload", f"{WORKLOADS}:Packed"),
+        *("--memory", "420MiB", "--max-tokens", 1_000),
     )
     assert ran.returncode == 0, ran.stderr
     assert "tokens in" in ran.stderr
     assert "max_tokens = " in ran.stdout
-    return folder / "run", manifest
-
-
-@pytest.mark.slow
-def test_a_command_finds_the_budget_of_the_built_in(tuned: tuple[Path, Path]) -> None:
-    run, _ = tuned
     probe = read_result(run / PROBE_FILE, Probe)
-    assert probe.packed is not None
-    assert 400 <= probe.packed.max_tokens <= 4_000
-    assert probe.settings["max_tokens"] == 4_000
-    assert len(probe.packed.proofs) == len(COMPOSITIONS)
+    packed = probe.packed
+    assert packed is not None
+    assert 400 <= packed.max_tokens <= 1_000
+    assert probe.settings["max_tokens"] == 1_000
+    assert len(packed.proofs) == len(COMPOSITIONS)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["terminal", "markdown", "html", "json"])
-def test_reports_show_the_budget_and_its_proofs(
-    tuned: tuple[Path, Path], form: str
-) -> None:
-    run, _ = tuned
-    ran = run_here("report", run, "--format", form, "--full")
-    assert ran.returncode == 0, ran.stderr
-    probe = read_result(run / PROBE_FILE, Probe)
-    assert probe.packed is not None
-    if form == "json":
-        assert json.loads(ran.stdout)["probe"]["packed"]["proofs"]
-        return
-    assert f"max_tokens = {probe.packed.max_tokens:,}" in ran.stdout
-    assert "Peak memory: " in ran.stdout
-    assert "sum of squares" in " ".join(ran.stdout.split()) or form == "terminal"
-
-
-@pytest.mark.slow
-def test_a_rule_holds_the_budget(tuned: tuple[Path, Path]) -> None:
-    run, _ = tuned
+    ran = run_here("report", run, "--format", "json", "--full")
+    assert json.loads(ran.stdout)["probe"]["packed"]["proofs"]
+    for form in ("terminal", "markdown", "html"):
+        ran = run_here("report", run, "--format", form, "--full")
+        assert ran.returncode == 0, ran.stderr
+        assert f"max_tokens = {packed.max_tokens:,}" in ran.stdout
+        assert "Peak memory: " in ran.stdout
+        assert "sum of squares" in " ".join(ran.stdout.split()) or form == "terminal"
     ran = run_here("report", run, "--fail-if", "probe.packed.max_tokens > 1")
     assert ran.returncode == 3
-
-
-@pytest.mark.slow
-def test_verify_says_that_it_runs_padded_batches(tuned: tuple[Path, Path]) -> None:
-    run, manifest = tuned
     ran = run_here("verify", run, manifest)
     assert ran.returncode == 1
     assert "is of packed batches, and verify runs padded ones only" in ran.stderr
-
-
-@pytest.mark.slow
-def test_the_same_folder_can_not_be_probed_padded(tuned: tuple[Path, Path]) -> None:
-    run, manifest = tuned
-    ran = run_here(
-        *("probe-oom", manifest, "--run", run, "--device", "cpu"),
-        *("--workload", "builtin:transformer-lm", "--memory", "420MiB"),
-    )
+    ran = run_here(*probing, "--workload", KNOWN, "--memory", "420MiB")
     assert ran.returncode == 1
     assert "holds a run of something else" in ran.stderr
 
-
-@pytest.mark.slow
-def test_python_finds_the_budget_too(tuned: tuple[Path, Path]) -> None:
-    run, _ = tuned
     results = batchtune.probe(
-        "builtin:transformer-lm",
+        f"{WORKLOADS}:Packed",
         LENGTHS,
         run=run,
         device="cpu",
-        options={**TINY, "packed": True},
         memory_bytes=420 * MIB,
-        max_tokens=4_000,
+        max_tokens=1_000,
     )
-    assert results.probe is not None
-    assert results.probe.packed is not None
-    assert results.probe == read_result(run / PROBE_FILE, Probe)
+    assert results.probe == probe

@@ -17,6 +17,7 @@ def simulated(real: ProbeSettings, world_size: int) -> ProbeSettings:
     return replace(real, nproc_per_node=None, simulate_world_size=world_size)
 
 
+@pytest.mark.process
 def test_ddp_is_refused_with_what_to_do() -> None:
     with (
         Supervisor(simulated(settings(), 8), lengths=LENGTHS) as supervisor,

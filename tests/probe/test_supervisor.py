@@ -1,179 +1,350 @@
-"""The supervisor against real worker processes, each going wrong in its own way."""
+"""The supervisor, with made answers in the place of its worker processes."""
 
-import re
+from __future__ import annotations
+
+import math
+import os
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from worker_processes import ours, supervise
+from made_trials import ran
+from msgspec.structs import replace
 
-from batchtune.errors import ProbeError, WorkloadError
-from batchtune.results import BatchShape
+from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
+from batchtune.probe.devices import DeviceBusy, DeviceIdentity, lock_device
+from batchtune.probe.requests import Identified, Identify, Prepare, Ran, Ready, Run
+from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.supervisor import Supervisor, worker_program
+from batchtune.processes.worker import (
+    Connection,
+    Failed,
+    Nursery,
+    WorkerLost,
+    encode,
+)
+from batchtune.results import BatchShape, Device, DeviceProcess
 
 SHAPE = BatchShape(2, 3.0)
+SETTINGS = ProbeSettings(
+    workload="train.py:Mine",
+    options={},
+    device="cpu",
+    trial_timeout_seconds=15.0,
+    setup_timeout_seconds=60.0,
+)
+DEVICE = Device(
+    kind="cpu",
+    name="made",
+    total_bytes=2,
+    limit_bytes=1,
+    driver=None,
+    torch="2.13",
+    allocator="malloc",
+    other_processes=None,
+)
+STACK = 'Traceback:\n  File "/me/train.py", line 12, in step\n    wait()\n'
+PLACE = "it hangs at train.py, line 12, in step"
+GPU = DeviceIdentity("GPU-made", "GPU")
+CPU = DeviceIdentity("cpu", "the CPU", shared=True)
 
 
-@pytest.fixture(autouse=True)
-def no_process_stays() -> Iterator[None]:
-    yield
-    assert not ours()
+class MadeNursery:
+    """Gives the answers in turn, after one for each start; raises those that are exceptions."""
+
+    def __init__(self, *answers: Ran | WorkerLost) -> None:
+        self.answers = list(answers)
+        self.device = CPU
+        self.ready: Ready | Failed | WorkerLost = Ready(device=DEVICE)
+        self.started = 0
+        self.ended = 0
+
+    def start_worker(self) -> None:
+        self.started += 1
+
+    def ask(self, request: Any, kinds: Any, timeout_seconds: float) -> Any:
+        answer: Any
+        if isinstance(request, Identify):
+            answer = Identified(device=self.device)
+        elif isinstance(request, Prepare):
+            answer = self.ready
+        else:
+            assert isinstance(request, Run)
+            assert request.timeout_seconds == 15.0
+            answer = self.answers.pop(0)
+        if isinstance(answer, WorkerLost):
+            raise answer
+        return answer
+
+    def end_worker(self) -> None:
+        self.ended += 1
+
+    def close(self) -> None: ...
 
 
-def test_a_good_workload_is_measured() -> None:
-    with supervise("Good") as supervisor:
-        device = supervisor.start()
-        trial = supervisor.measure(SHAPE, 7).trial
-    assert (device.kind, device.limit_bytes) == ("cpu", 1 << 30)
-    assert (trial.index, trial.outcome, trial.error) == (7, "ok", None)
-    assert trial.steps >= 2
-    assert trial.step_seconds is not None and trial.step_seconds > 0
-    assert trial.peak_bytes is not None and 0 < trial.peak_bytes < 1 << 30
-    assert device.processors is not None
-    assert device.load_average is not None
-    for others in (device.other_processors, trial.other_processors):
-        assert others is not None
-        # Clocks tick every hundredth of a second.
-        assert 0 <= others <= device.processors * 1.2
+def supervised(nursery: MadeNursery) -> Supervisor:
+    supervisor = Supervisor(SETTINGS)
+    supervisor._nursery = nursery  # type: ignore[assignment]
+    return supervisor
 
 
-def test_the_limit_is_real_and_the_worker_lives_on() -> None:
-    with supervise("HungryInStep") as supervisor:
+@pytest.mark.parametrize("single", [False, True], ids=["trial", "single step"])
+@pytest.mark.parametrize(
+    ("answer", "outcome", "error", "renewed"),
+    [
+        (ran(SHAPE), "ok", None, False),
+        (ran(SHAPE, "oom", error="MemoryError"), "oom", "MemoryError", False),
+        (
+            replace(ran(SHAPE, "oom", error="CUDA error"), renew=True),
+            *("oom", "CUDA error", True),
+        ),
+        (
+            replace(ran(SHAPE, "error", error="ValueError: no"), renew=True),
+            *("error", "ValueError: no", True),
+        ),
+        (
+            WorkerLost("timeout", "hangs", STACK),
+            *("timeout", f"no answer within 15 s; {PLACE}", True),
+        ),
+        (
+            WorkerLost("timeout", "hangs"),
+            *("timeout", "no answer within 15 s", True),
+        ),
+        (
+            WorkerLost("crash", "was killed by SIGKILL"),
+            *("crash", "the worker process was killed by SIGKILL", True),
+        ),
+        (
+            WorkerLost("oom", "was killed by SIGABRT", "1\n2\n3\nstd::bad_alloc\n"),
+            *("oom", "the worker process was killed by SIGABRT: 2\n3", True),
+        ),
+    ],
+)
+def test_a_failure_is_an_answer_and_costs_the_worker_if_it_must(
+    answer: Ran | WorkerLost,
+    single: bool,
+    outcome: str,
+    error: str | None,
+    renewed: bool,
+) -> None:
+    nursery = MadeNursery(answer, ran(SHAPE))
+    with supervised(nursery) as supervisor:
         supervisor.start()
-        outcomes = [
-            supervisor.measure(BatchShape(size, 1.0), 0).trial.outcome
-            for size in (1, 4, 1)
-        ]
-    assert outcomes == ["ok", "oom", "ok"]
+        if single:
+            first = supervisor.step(SHAPE).trial
+        else:
+            first = supervisor.measure(SHAPE, 7).trial
+            assert first.index == 7
+        second = supervisor.measure(SHAPE, 8).trial
+    assert first.outcome == outcome
+    assert (first.error or "").startswith(error or "")
+    assert (first.error is None) == (error is None)
+    assert (first.worker, second.worker) == (1, 1 + renewed)
+    assert second.outcome == "ok"
+    assert nursery.started == nursery.ended == 1 + renewed
 
 
-@pytest.mark.parametrize("workload", ["TwoLosses", "KeepsItsFeatures"])
-def test_a_failure_leaves_no_memory_to_later_trials(workload: str) -> None:
-    with supervise(workload) as supervisor:
+@pytest.mark.parametrize(
+    ("reply", "kind", "message", "hint"),
+    [
+        (
+            Failed(stage="device", message="no GPU", hint="Take the CPU."),
+            *(ProbeError, "no GPU", "Take the CPU."),
+        ),
+        (
+            Failed(stage="options", message="layers: must be 1", hint="It takes 2."),
+            *(OptionError, "layers: must be 1", "It takes 2."),
+        ),
+        (
+            Failed(stage="import", message="no such module"),
+            *(WorkloadError, "no such module", None),
+        ),
+        (
+            Failed(stage="setup", message="ValueError: no such checkpoint"),
+            WorkloadError,
+            "train.py:Mine: its setup failed: ValueError: no such checkpoint",
+            None,
+        ),
+        (
+            Failed(stage="step", message="rank 1: ValueError: tokens differ"),
+            WorkloadError,
+            "train.py:Mine: its first step failed: rank 1: ValueError: tokens differ",
+            None,
+        ),
+        (
+            Failed(stage="setup", outcome="oom", message="rank 1: RuntimeError: no"),
+            ProbeError,
+            "the memory limit is too small: train.py:Mine ran out of it in its setup, before any batch "
+            "(rank 1: RuntimeError: no)",
+            "Give more with --memory, or take a smaller model with --set.",
+        ),
+        (
+            WorkerLost("oom", "was killed by SIGKILL"),
+            ProbeError,
+            "the memory limit is too small: train.py:Mine ran out of it in its setup, before any batch "
+            "(was killed by SIGKILL)",
+            "Give more with --memory, or take a smaller model with --set.",
+        ),
+        (
+            WorkerLost("timeout", "hangs", STACK),
+            WorkloadError,
+            f"train.py:Mine: its setup took longer than 1 min 00 s; {PLACE}",
+            "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
+        ),
+    ],
+)
+def test_a_worker_that_is_not_ready_is_one_message(
+    reply: Failed | WorkerLost,
+    kind: type[BatchtuneError],
+    message: str,
+    hint: str | None,
+) -> None:
+    nursery = MadeNursery()
+    nursery.ready = reply
+    with pytest.raises(BatchtuneError) as caught, supervised(nursery) as supervisor:
         supervisor.start()
-        before, failed, after = (
-            supervisor.measure(BatchShape(size, 10.0), 0).trial for size in (1, 20, 1)
-        )
-    assert failed.outcome == "oom"
-    assert abs((after.peak_bytes or 0) - (before.peak_bytes or 0)) < 8 << 20
-
-
-@pytest.mark.slow
-def test_half_made_optimizer_state_does_not_spoil_the_next_trial() -> None:
-    # Beside the batch, about 910 MiB are needed before the state's second half, and 200 MiB for it.
-    with supervise("HungryInOptimizer", memory_bytes=2 << 30) as supervisor:
-        supervisor.start()
-        outcomes = [
-            supervisor.measure(BatchShape(mib, 1.0), 0).trial.outcome
-            for mib in (1040, 10)
-        ]
-    assert outcomes == ["oom", "ok"]
-
-
-def test_an_error_in_the_setup_is_the_workloads_own() -> None:
-    with (
-        supervise("RaisesInSetup") as supervisor,
-        pytest.raises(WorkloadError, match="epoch-3") as caught,
-    ):
-        supervisor.start()
-    assert caught.value.traceback is not None
-    assert "raise ValueError" in caught.value.traceback
+    assert type(caught.value) is kind
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert nursery.started == nursery.ended == 1
 
 
 def test_a_worker_that_dies_in_the_setup_shows_its_last_words() -> None:
-    with (
-        supervise("DiesInSetup") as supervisor,
-        pytest.raises(WorkloadError, match="SIGABRT") as caught,
-    ):
+    nursery = MadeNursery()
+    nursery.ready = WorkerLost("crash", "was killed by SIGABRT", "last words\n")
+    with pytest.raises(WorkloadError) as caught, supervised(nursery) as supervisor:
         supervisor.start()
-    assert "a library's last words" in (caught.value.traceback or "")
+    assert caught.value.message == (
+        "train.py:Mine: the worker process was killed by SIGABRT while it built the workload"
+    )
+    assert caught.value.traceback == "last words"
 
 
-def test_a_setup_beyond_the_limit_says_that_it_is_too_small() -> None:
-    with (
-        supervise("HungryInSetup") as supervisor,
-        pytest.raises(ProbeError, match="limit is too small"),
-    ):
+def test_a_worker_whose_setup_hangs_shows_its_stack() -> None:
+    nursery = MadeNursery()
+    nursery.ready = WorkerLost("timeout", "hangs", STACK)
+    with pytest.raises(WorkloadError) as caught, supervised(nursery) as supervisor:
         supervisor.start()
+    assert caught.value.traceback == STACK
 
 
-@pytest.mark.slow
-def test_a_limit_below_pytorchs_need_is_reported_first() -> None:
-    with (
-        supervise("Good", memory_bytes=50 << 20) as supervisor,
-        pytest.raises(ProbeError, match="Python, PyTorch and your code hold"),
-    ):
-        supervisor.start()
+# One probe at a time on a device
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "stage", "message"),
-    [
-        ("RaisesInMakeBatch", "make_batch", "vocabulary"),
-        ("RaisesInStep", "step", "shapes cannot be multiplied"),
-        ("RaisesSystemExit", "step", "SystemExit: 3"),
-        ("RaisesWhatCantBePrinted", "step", r"a lone surrogate: \udcff x"),
-        ("RaisesWhatHasNoWords", "step", "Wordless"),
-    ],
-)
-def test_an_error_in_a_trial_is_the_workloads_own(
-    name: str, stage: str, message: str
+@pytest.fixture
+def nursery() -> MadeNursery:
+    return MadeNursery(ran(SHAPE))
+
+
+@pytest.fixture
+def supervisor(nursery: MadeNursery) -> Iterator[Supervisor]:
+    with supervised(nursery) as made:
+        yield made
+
+
+def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(
+    nursery: MadeNursery, supervisor: Supervisor
 ) -> None:
-    with supervise(name) as supervisor:
-        supervisor.start()
-        measured = supervisor.measure(SHAPE, 0)
-        trial = measured.trial
-    assert trial.outcome == "error"
-    assert message in (trial.error or "")
-    assert len(trial.error or "") < 2000
-    assert measured is not None
-    assert measured.stage == stage
-    assert "faulty_workload.py" in (measured.traceback or "")
+    nursery.device = GPU
+    with lock_device(GPU.id, GPU.name):
+        with pytest.raises(
+            DeviceBusy,
+            match=f"another probe \\(process {os.getpid()}\\) is using GPU",
+        ) as caught:
+            supervisor.start()
+        assert "--wait" in (caught.value.hint or "")
+    assert supervisor.start() == DEVICE
+    supervisor.measure(SHAPE, 0, fresh=True)
+    with pytest.raises(DeviceBusy):
+        lock_device(GPU.id, GPU.name)
+    supervisor.__exit__(None, None, None)
+    lock_device(GPU.id, GPU.name).close()
+
+
+def test_a_gpu_in_use_can_be_waited_for(
+    nursery: MadeNursery, supervisor: Supervisor
+) -> None:
+    notes: list[str] = []
+    lock = lock_device(GPU.id, GPU.name)
+
+    def on_note(text: str) -> None:
+        notes.append(text)
+        lock.close()
+
+    nursery.device = GPU
+    supervisor._settings = replace(SETTINGS, wait_seconds=math.inf)
+    supervisor._note = on_note
+    assert supervisor.start() == DEVICE
+    assert notes == [
+        f"Waiting for it to end: another probe (process {os.getpid()}) is using GPU."
+    ]
+
+
+def test_a_second_probe_on_the_cpu_knows_of_the_first(supervisor: Supervisor) -> None:
+    with lock_device(CPU.id, CPU.name):
+        other = DeviceProcess(pid=os.getpid(), used_bytes=None)
+        assert supervisor.start().processes == [other]
+    assert supervisor.start().processes is None
+
+
+# What a workload does to the channel
+
+
+class MadeWorker(Nursery):
+    """Of its worker there is only the channel, whose other end is `far`."""
+
+    def __init__(self) -> None:
+        super().__init__(*worker_program())
+        channel, self.far = socket.socketpair()
+        self._connection = Connection(channel)
+
+    def _ended(self, seconds: float = 0.0) -> int | None:
+        return None
+
+
+@pytest.fixture
+def worker() -> Iterator[MadeWorker]:
+    made = MadeWorker()
+    yield made
+    made.far.close()
+    made._connection.channel.close()
+
+
+RAN = encode(ran(SHAPE)) + b"\n"
+IDENTIFIED = encode(Identified(device=CPU)) + b"\n"
+RUN = Run(shape=SHAPE)
 
 
 @pytest.mark.parametrize(
-    ("name", "outcome", "error"),
+    ("unasked", "words"),
     [
-        ("Segfaults", "crash", "SIGSEGV"),
-        pytest.param("ExitsInStep", "crash", "exit code 0", marks=pytest.mark.slow),
-        pytest.param("Forks", "crash", "exit code 3", marks=pytest.mark.slow),
+        (b"", b"debug: 7\n" + RAN),
+        (b"", IDENTIFIED),  # a reply to another question
+        (RAN, b""),  # one more than was asked for
     ],
+    ids=["scribbles", "forges", "repeats"],
 )
-def test_a_worker_that_dies_is_replaced(name: str, outcome: str, error: str) -> None:
-    with supervise(name) as supervisor:
-        supervisor.start()
-        first = supervisor.measure(SHAPE, 0).trial
-        second = supervisor.measure(SHAPE, 1).trial
-    assert (first.outcome, second.outcome) == (outcome, outcome)
-    assert error in (first.error or "")
+def test_what_a_workload_writes_to_the_channel_is_a_crash(
+    worker: MadeWorker, unasked: bytes, words: bytes
+) -> None:
+    def answer() -> None:
+        assert worker.far.recv(1 << 16) == encode(RUN) + b"\n"
+        worker.far.sendall(words)
+
+    worker.far.sendall(unasked)
+    with (
+        ThreadPoolExecutor() as threads,
+        pytest.raises(WorkerLost, match="over its channel") as lost,
+    ):
+        if words:
+            threads.submit(answer)
+        worker.ask(RUN, (Ran,), 20.0)
+    assert lost.value.outcome == "crash"
 
 
-def test_a_worker_that_hangs_is_stopped() -> None:
-    with supervise("Hangs", timeout_seconds=1.0) as supervisor:
-        supervisor.start()
-        trial = supervisor.measure(SHAPE, 0).trial
-    assert trial.outcome == "timeout"
-    assert re.fullmatch(
-        r"no answer within 1 s; it hangs at faulty_workload\.py, line \d+, in step",
-        trial.error or "",
-    )
-
-
-def test_an_oom_caught_by_the_workload_still_counts() -> None:
-    with supervise("CatchesItself") as supervisor:
-        supervisor.start()
-        fits, too_large = (
-            supervisor.measure(BatchShape(size, 1.0), 0).trial for size in (1, 4)
-        )
-    assert (fits.outcome, fits.caught) == ("ok", False)
-    assert (too_large.outcome, too_large.caught) == ("oom", True)
-    assert "caught by the workload, whose step still returned: RuntimeError" in (
-        too_large.error or ""
-    )
-    assert "faulty_workload.py, line" in (too_large.error or "")
-
-
-def test_the_peak_before_an_error_is_known() -> None:
-    with supervise("PretendsToBeOut") as supervisor:
-        trial = supervisor.measure(SHAPE, 0).trial
-    assert (trial.outcome, trial.peak_bytes) == ("oom", None)
-    assert 0 < (trial.failed_peak_bytes or 0) < 600 << 20
+def test_a_workload_that_closes_the_channel_is_a_crash(worker: MadeWorker) -> None:
+    worker.far.close()
+    with pytest.raises(WorkerLost, match="closed its channel to batchtune") as lost:
+        worker.ask(RUN, (Ran,), 20.0)
+    assert lost.value.outcome == "crash"

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from batchtune.probe.failures import message_verdict
 from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
 from batchtune.probe.verdicts import first_to_end, merged
 from batchtune.processes.worker import Failed
@@ -21,6 +22,8 @@ PREPARE = Prepare(
     timeout_seconds=60.0,
 )
 OOM = "RuntimeError: CUDA out of memory"
+DISGUISED = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"
+CAUGHT = f"caught by the workload, and other ranks waited for that step: {OOM}"
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 OWN = "ValueError: tokens and labels differ"
 
@@ -61,32 +64,93 @@ def test_the_worst_of_all_ranks_counts() -> None:
 
 KILLED = failed("crash", "its process was killed by SIGKILL")
 HANGS = failed("timeout", "no answer within 15 s; it hangs at train.py, line 28")
+# What goes wrong on a rank → its reply, the outcome of all, and whether it counts among those out of memory.
+FAULTS: dict[str, tuple[Reply, str, bool]] = {
+    "out of memory": (ran("oom", OOM), "oom", True),
+    "caught": (failed("oom", CAUGHT), "oom", True),
+    "killed for memory": (failed("oom", "std::bad_alloc"), "oom", True),
+    "in disguise": (ran("oom", DISGUISED), "oom", True),
+    "error": (ran("error", OWN), "error", False),
+    "sticky": (replace(ran("oom", OOM), renew=True), "oom", True),
+    "killed": (KILLED, "crash", False),
+    "left": (failed("crash", "its process ended with exit code 3"), "crash", False),
+    "hangs": (HANGS, "timeout", False),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},  # none has answered: they wait for it
+        {0: ran()},
+        {0: ran("error", GLOO)},
+        {0: ran("error", GLOO), 1: ran(), 2: ran("error", GLOO)},
+    ],
+    ids=["waiting", "passed", "lost", "all kinds"],
+)
+def test_a_fault_of_one_rank_is_the_result_of_all(
+    others: dict[int, Reply], fault: str
+) -> None:
+    """A lost connection follows from another rank's fault, if the other one did not only fail to answer."""
+    own, outcome, is_oom = FAULTS[fault]
+    lost = [rank for rank, reply in others.items() if reply.trial.outcome != "ok"]  # type: ignore[union-attr]
+    reply = merged({**others, 3: own}, RUN, 4)
+    assert isinstance(reply, Ran)
+    trial = reply.trial
+    if outcome == "timeout" and lost:
+        assert (trial.outcome, trial.rank) == ("crash", lost[0])
+        return
+    error = own.trial.error if isinstance(own, Ran) else own.message  # type: ignore[union-attr]
+    assert (trial.outcome, trial.rank) == (outcome, 3)
+    assert trial.oom_ranks == ([3] if is_oom else [])
+    assert trial.error == f"rank 3: {error}"
+    assert trial.shape == SHAPE
+    assert reply.renew
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_all_ranks_is_the_first_ones(fault: str) -> None:
+    own, outcome, is_oom = FAULTS[fault]
+    reply = merged(dict.fromkeys([1, 0, 2], own), RUN, 3)
+    assert isinstance(reply, Ran)
+    trial = reply.trial
+    assert (trial.outcome, trial.rank) == (outcome, 1)
+    assert trial.oom_ranks == ([0, 1, 2] if is_oom else [])
+    assert reply.renew
 
 
 @pytest.mark.parametrize(
-    ("replies", "outcome", "rank", "oom_ranks", "error"),
+    ("replies", "outcome", "rank", "error"),
     [
-        ([ran("oom", OOM), ran("oom", OOM)], "oom", 0, [0, 1], OOM),
-        # The others' errors follow from it, or were only quicker.
-        ([ran("error", GLOO), ran("oom", OOM)], "oom", 1, [1], OOM),
-        ([ran("error", OWN), ran("oom", OOM)], "oom", 1, [1], OOM),
-        ([ran("error", GLOO), ran("error", OWN)], "error", 1, [], OWN),
-        ([ran("error", GLOO), KILLED], "crash", 1, [], KILLED.message),
-        ([ran("error", GLOO), ran("error", GLOO)], "crash", 0, [], GLOO),
-        ([ran(), failed("oom", "bad_alloc")], "oom", 1, [1], "bad_alloc"),
-        ([ran(), HANGS], "timeout", 1, [], HANGS.message),
+        # The other's own error was only quicker.
+        ([ran("error", OWN), ran("oom", OOM)], "oom", 1, OOM),
+        ([KILLED, ran("oom", OOM)], "oom", 1, OOM),
+        ([KILLED, ran("error", OWN)], "error", 1, OWN),
+        ([HANGS, KILLED], "crash", 1, KILLED.message),
+        ([ran("error", GLOO), ran("error", GLOO)], "crash", 0, GLOO),
     ],
 )
-def test_the_failure_that_explains_the_others_counts(
-    replies: list[Reply], outcome: str, rank: int, oom_ranks: list[int], error: str
+def test_of_several_faults_the_one_that_explains_the_others_counts(
+    replies: list[Reply], outcome: str, rank: int, error: str
 ) -> None:
     reply = merged(dict(enumerate(replies)), RUN, 2)
     assert isinstance(reply, Ran)
-    trial = reply.trial
-    assert (trial.outcome, trial.rank, trial.oom_ranks) == (outcome, rank, oom_ranks)
-    assert trial.error == f"rank {rank}: {error}"
-    assert trial.shape == SHAPE
-    assert reply.renew
+    assert (reply.trial.outcome, reply.trial.rank) == (outcome, rank)
+    assert reply.trial.error == f"rank {rank}: {error}"
+
+
+def test_an_oom_in_disguise_is_still_one_with_the_ranks_name() -> None:
+    reply = merged({1: ran("oom", DISGUISED)}, RUN, 2)
+    assert isinstance(reply, Ran)
+    assert message_verdict(reply.trial.error or "") == "disguised"
+
+
+def test_where_a_ranks_error_was_raised_is_kept() -> None:
+    own = replace(ran("error", OWN), stage="make_batch", traceback="train.py, line 3")
+    reply = merged({0: ran("error", GLOO), 1: own}, RUN, 2)
+    assert isinstance(reply, Ran)
+    assert (reply.stage, reply.traceback) == ("make_batch", "train.py, line 3")
 
 
 def test_of_two_processes_that_ended_the_first_counts() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from batchtune.probe import attempt as attempt_module
 from batchtune.probe import session as session_module
 from batchtune.probe.devices import Meter
 from batchtune.probe.session import Session
+from batchtune.processes.worker import encode
 from batchtune.results import BatchShape, Device
 from batchtune.trust import trust_warnings
 
@@ -123,6 +125,139 @@ def out_of_memory() -> None:
     raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
+def out_in_disguise() -> None:
+    raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.")
+
+
+def fail() -> None:
+    raise ValueError("tokens and labels differ")
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+def fail_unprintably() -> None:
+    raise ValueError("a lone surrogate: \udcff " + "x" * 1_000_000)
+
+
+def fail_without_words() -> None:
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    raise Wordless
+
+
+# What a step raises → the outcome, the error, and whether a later step's costs the worker.
+RAISED = {
+    out_of_memory: ("oom", "RuntimeError: CUDA out of memory. Tried", False),
+    out_in_disguise: ("oom", "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_", True),
+    fail: ("error", "ValueError: tokens and labels differ", True),
+}
+
+
+@pytest.mark.parametrize("sound", [True, False], ids=["", "sticky"])
+@pytest.mark.parametrize("step", [0, 1, 2, 4], ids=lambda step: f"step {step}")
+@pytest.mark.parametrize("fault", RAISED, ids=lambda fault: fault.__name__)
+def test_what_is_raised_is_judged_alike_wherever_it_is(
+    fault: Callable[[], None], step: int, sound: bool
+) -> None:
+    """In making the batch (0), in the warm-up, or in a timed step; `sticky`: nothing works any more afterwards."""
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        if number == step:
+            meter.sound = sound
+            fault()
+
+    class Workload(MadeWorkload):
+        def make_batch(self, shape: BatchShape) -> BatchShape:
+            self.act(self.meter, shape, 0)
+            return shape
+
+    outcome, error, costs_worker = RAISED[fault]
+    meter = MadeMeter()
+    measured = Session(Workload(meter, act), meter).measure(SHAPE)
+    trial = measured.trial
+    assert (trial.outcome, trial.caught) == (outcome, False)
+    assert (trial.error or "").startswith(error)
+    assert (trial.peak_bytes, trial.step_seconds) == (None, None)
+    assert trial.failed_peak_bytes == meter.used + 50 * MIB
+    assert measured.stage == ("step" if step else "make_batch")
+    assert "test_worker_session.py" in (measured.traceback or "")
+    # In the very first step, the optimizer's state may be incomplete afterwards.
+    assert measured.renew == (costs_worker or step == 1 or not sound)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (leave, "SystemExit: 3"),
+        (fail_unprintably, r"ValueError: a lone surrogate: \udcff x"),
+        (fail_without_words, "Wordless"),
+    ],
+)
+def test_whatever_a_step_raises_can_be_reported(
+    fault: Callable[[], None], error: str
+) -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        if number == 4:
+            fault()
+
+    measured = session(act).measure(SHAPE)
+    assert measured.trial.outcome == "error"
+    assert (measured.trial.error or "").startswith(error)
+    assert len(encode(measured)) < 10_000
+    assert measured.renew
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_an_oom_caught_by_the_workload_counts_wherever_it_is(step: int) -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        if number >= step:
+            with contextlib.suppress(RuntimeError):
+                meter.raised += 1
+                out_of_memory()
+
+    measured = session(act).measure(SHAPE)
+    assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)
+    assert not measured.renew
+    error = measured.trial.error or ""
+    assert error.startswith("caught by the workload, whose step still returned: ")
+    # It ran once more from an empty cache.
+    assert "test_worker_session.py, line" in error
+
+
+def test_a_leak_is_reported_as_one() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.used += 4 * MIB
+
+    measured = session(act).measure(SHAPE)
+    assert (measured.trial.outcome, measured.trial.error) == (
+        "error",
+        "the workload leaks: each step leaves about 4 MiB more in use (10 steps in a row)",
+    )
+    assert ".item() or .detach()" in (measured.hint or "")
+    assert (measured.stage, measured.renew) == ("step", True)
+
+
+def test_a_step_of_varying_time_is_repeated_with_its_spread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        nonlocal now
+        now += (0.01, 0.03)[number % 2]
+
+    monkeypatch.setattr(attempt_module.time, "perf_counter", lambda: now)
+    trial = session(act).measure(SHAPE).trial
+    assert trial.steps > 7  # where it is steady, five timed ones are enough
+    assert trial.step_seconds_spread is not None
+    assert trial.step_seconds is not None
+    assert trial.step_seconds_spread > 0.05 * trial.step_seconds
+
+
 def test_a_caught_allocator_error_is_an_oom() -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.raised += 1
@@ -222,18 +357,6 @@ def test_the_recompile_limit_is_recorded_and_reported(
         "recompile limit" in text and "3 of the 11 measurements" in text
         for text in warnings
     )
-
-
-def test_an_error_that_leaves_the_device_broken_costs_the_worker() -> None:
-    """As after an assertion on a CUDA device: nothing works any more in that process."""
-
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        if number == 3:
-            meter.sound = False
-            out_of_memory()
-
-    measured = session(act).measure(SHAPE)
-    assert (measured.trial.outcome, measured.renew) == ("oom", True)
 
 
 @pytest.mark.parametrize(("kept", "renew"), [(0, False), (1, False), (50, True)])

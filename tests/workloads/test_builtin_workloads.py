@@ -24,10 +24,6 @@ SHAPES = {
 }
 
 
-def slow(value: Any) -> Any:
-    return pytest.param(value, marks=pytest.mark.slow)
-
-
 CASES = [
     pytest.param(name, shape, id=f"{name}-{shape}")
     for name in BUILTINS
@@ -93,7 +89,7 @@ class TestConformance:
                     with pytest.raises(WorkloadError, match=field):
                         load_workload(f"builtin:{name}", {field: wrong})
 
-    @pytest.mark.parametrize("optimizer", ["adamw", slow("sgd"), slow("adafactor")])
+    @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor"])
     def test_a_step_gives_every_parameter_its_optimizer_state(
         self, name: str, optimizer: str
     ) -> None:
@@ -101,8 +97,8 @@ class TestConformance:
         workload.step(workload.make_batch(SHAPES[name][1]))
         assert len(workload.optimizer.state) == len(list(workload.model.parameters()))
 
-    @pytest.mark.parametrize("dtype", ["fp32", slow("bf16"), "fp16"])
-    @pytest.mark.parametrize("checkpoint", [False, slow(True)])
+    @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+    @pytest.mark.parametrize("checkpoint", [False, True])
     def test_a_step_changes_the_parameters_and_keeps_them_finite(
         self, name: str, dtype: str, checkpoint: bool
     ) -> None:
@@ -308,7 +304,7 @@ def group_of_one() -> Iterator[None]:
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 @pytest.mark.parametrize("name", BUILTINS)
-@pytest.mark.parametrize("parallel", [None, "ddp", slow("fsdp2")])
+@pytest.mark.parametrize("parallel", [None, "ddp", "fsdp2"])
 def test_ranks_train_together(name: str, parallel: str | None) -> None:
     workload = built(name, parallel=parallel)
     expected = "FSDP" if parallel == "fsdp2" else "DistributedDataParallel"

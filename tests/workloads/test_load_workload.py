@@ -350,6 +350,7 @@ def test_the_unit_chooses_the_default_workload() -> None:
     assert default_workload(None) is default_workload("parsecs") is None
 
 
+@pytest.mark.process
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, batchtune.workloads; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

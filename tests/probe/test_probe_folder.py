@@ -1,0 +1,216 @@
+"""The whole probe on a made device: its run folder, how it goes on in it, and what ends it with a message."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import cast
+
+import pytest
+from memory_laws import AlteredDevice, Law, LawDevice
+from msgspec.structs import replace
+
+from batchtune.errors import ProbeError, ResultError, WorkloadError
+from batchtune.lengths import Lengths
+from batchtune.probe.messages import ProbeHooks
+from batchtune.probe.probing import run_probe
+from batchtune.probe.requests import Ran
+from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import (
+    PROBE_FILE,
+    RUN_FILE,
+    TRIALS_FILE,
+    Outcome,
+    Probe,
+    read_result,
+)
+from batchtune.run_folder import read_trials
+
+LENGTHS = Lengths.of([5.0, 10.0, 20.0] * 12)
+PADDED = Law(lambda size, length, target: size * length)
+SETTINGS = ProbeSettings(workload="train.py:Mine", options={}, num_lengths=3)
+
+
+def probed(
+    device: LawDevice, folder: Path, settings: ProbeSettings = SETTINGS, **hooks: object
+) -> Probe:
+    measurer = cast(Supervisor, device)
+    return run_probe(
+        device.lengths,
+        settings,
+        folder,
+        hooks=ProbeHooks(measurer=measurer, **hooks),  # type: ignore[arg-type]
+    )
+
+
+def padded(fitting: float = 7.0, lengths: Lengths = LENGTHS) -> LawDevice:
+    return LawDevice(PADDED, lengths, fitting=fitting)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a finished probe."""
+    probed(padded(), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_was_found_is_written(tmp_path: Path) -> None:
+    probe = probed(padded(), tmp_path)
+    assert read_result(tmp_path / PROBE_FILE, Probe) == probe
+    assert probe.lengths == LENGTHS.summary()
+    assert probe.models.peak_bytes is not None
+    assert len((tmp_path / TRIALS_FILE).read_bytes().splitlines()) == len(probe.trials)
+
+
+def test_a_second_run_measures_nothing_again(run: Path) -> None:
+    before = (run / TRIALS_FILE).read_bytes()
+    found = read_result(run / PROBE_FILE, Probe)
+    assert probed(padded(), run) == found
+    assert (run / TRIALS_FILE).read_bytes() == before
+
+
+def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(
+    run: Path, tmp_path: Path
+) -> None:
+    """With each number of whole lines, and half of the next one: no trial is run twice, and the answer is the same."""
+    whole = (run / TRIALS_FILE).read_bytes()
+    lines = whole.splitlines(keepends=True)
+    expected = read_result(run / PROBE_FILE, Probe)
+    assert len(lines) > 4
+    for kept in range(len(lines) + 1):
+        cut = b"".join(lines[:kept])
+        if kept < len(lines):
+            cut += lines[kept][:40]
+        folder = tmp_path / str(kept)
+        folder.mkdir()
+        shutil.copy(run / RUN_FILE, folder)
+        (folder / TRIALS_FILE).write_bytes(cut)
+        probe = probed(padded(), folder)
+        trials = read_trials(folder / TRIALS_FILE)
+        shapes = [trial.shape for trial in trials]
+        assert shapes == [trial.shape for trial in expected.trials]
+        assert (folder / TRIALS_FILE).read_bytes().startswith(b"".join(lines[:kept]))
+        assert probe.frontier == expected.frontier
+
+
+def test_a_folder_of_other_lengths_is_refused_and_left_alone(run: Path) -> None:
+    before = files_of(run)
+    with pytest.raises(ResultError, match="other lengths"):
+        probed(padded(lengths=Lengths.of([5.0, 10.0])), run)
+    assert files_of(run) == before
+
+
+def test_a_folder_of_another_limit_is_refused_unless_forced(run: Path) -> None:
+    other = replace(SETTINGS, memory_bytes=500 << 20)
+    with pytest.raises(ResultError, match="memory_bytes"):
+        probed(padded(), run, other)
+    forced = run_probe(
+        LENGTHS,
+        other,
+        run,
+        force=True,
+        hooks=ProbeHooks(measurer=cast(Supervisor, padded())),
+    )
+    assert forced.settings["memory_bytes"] == 500 << 20
+
+
+def test_too_little_memory_for_anything_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match="even a batch of one of the shortest example"):
+        probed(padded(fitting=0.1), tmp_path)
+    assert not (tmp_path / PROBE_FILE).exists()
+
+
+def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path: Path) -> None:
+    notes: list[str] = []
+    left: list[float | None] = []
+    with pytest.raises(ProbeError, match=r"12 of 36 examples exceed 10") as caught:
+        probed(
+            padded(fitting=0.7),
+            tmp_path,
+            on_note=notes.append,
+            on_progress=lambda progress: (
+                left.append(progress.seconds_left) if progress.shortening else None
+            ),
+        )
+    assert "--max-length 10.0" in (caught.value.hint or "")
+    assert [note.split(",")[0] for note in notes] == [
+        "Warning: the longest example (20) does not fit within 7.45 GiB"
+    ]
+    assert left[-1] == 0
+    assert not (tmp_path / PROBE_FILE).exists()
+
+
+class Failing(AlteredDevice):
+    """Fails with batches of more than `most` examples."""
+
+    most = 0
+    outcome: Outcome = "crash"
+    error = "the worker process was killed by SIGSEGV"
+    caught = False
+
+    def altered(self, ran: Ran) -> Ran:
+        if ran.trial.batch_size <= self.most:
+            return ran
+        trial = replace(
+            ran.trial,
+            outcome=self.outcome,
+            error=self.error,
+            peak_bytes=None,
+            caught=self.caught,
+        )
+        return replace(ran, trial=trial, stage="step", renew=True)
+
+
+class Disguised(Failing):
+    """As cuBLAS does, both for a lack of memory and for a bug."""
+
+    outcome: Outcome = "oom"
+    error = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"
+
+
+class DisguisedAboveFour(Disguised):
+    most = 4
+
+
+class Hanging(Failing):
+    outcome: Outcome = "timeout"
+    error = "no answer within 1 s"
+
+
+class Catching(Failing):
+    most = 4
+    outcome: Outcome = "oom"
+    error = "caught by the workload, whose step still returned: RuntimeError"
+    caught = True
+
+
+@pytest.mark.parametrize("kind", [Failing, Hanging, Disguised])
+def test_what_fails_with_any_batch_is_the_workloads_own(
+    tmp_path: Path, kind: type[Failing]
+) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        probed(kind(PADDED, Lengths.of([1.0, 2.0])), tmp_path)
+    assert kind.error in caught.value.message
+    assert "did not run out of memory" in (caught.value.hint or "")
+    assert not (tmp_path / PROBE_FILE).exists()
+
+
+def test_a_disguised_oom_counts_if_a_smaller_batch_passes(tmp_path: Path) -> None:
+    probe = probed(DisguisedAboveFour(PADDED, Lengths.of([1.0] * 30)), tmp_path)
+    assert [(point.batch_size, point.closed_by) for point in probe.frontier] == [
+        (4, "oom")
+    ]
+
+
+def test_a_workload_that_catches_a_lack_of_memory_is_warned_of(tmp_path: Path) -> None:
+    probe = probed(Catching(PADDED, Lengths.of([1.0] * 8)), tmp_path)
+    assert probe.frontier[0].batch_size == 4
+    assert any(
+        text.startswith("The workload catches out-of-memory errors itself: in ")
+        for text in probe.warnings
+    )
