@@ -120,6 +120,7 @@ def test_shorter_targets_leave_trials_for_more_lengths() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_size_fits_on_every_law() -> None:
     failed = {}
     for (name, law, targets), data in zip(ALL, cycle(DATA)):
@@ -284,6 +285,7 @@ def test_few_trials_fail_where_failures_are_dear() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_dear_failures_are_few_on_smooth_memory() -> None:
     laws = [(name, LAWS[name], False) for name in SMOOTH]
     laws += [(name, TARGET_LAWS[name], True) for name in SMOOTH_OF_TWO]

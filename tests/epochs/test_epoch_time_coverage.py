@@ -223,6 +223,7 @@ def test_the_estimate_is_the_expectation_to_within_its_error(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_estimate_is_the_expectation_with_every_noise() -> None:
     failed = {}
     for make, named in product(LAWS, NOISES.keys() - set(IN_DEFAULT)):
@@ -274,6 +275,7 @@ def test_the_fastest_of_many_tables_is_not_fast_by_chance() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_fastest_is_not_fast_by_chance_over_many_runs() -> None:
     off = {named: missed_by_chance(named, 200) for named in ("15% noise", "5% slow")}
     assert max(off.values()) <= 0, off
