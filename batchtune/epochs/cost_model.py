@@ -13,10 +13,11 @@ leave-one-out error, so that one that merely bends to few measurements loses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -102,16 +103,23 @@ def weights_by_cost(costs: FloatArray) -> FloatArray:
 def nonnegative(columns: FloatArray, weights: FloatArray) -> FloatArray:
     """Return coefficients of at least 0 with which the columns come closest to 1, by weighted least squares.
 
-    Columns, shape (measured, coefficients), may differ by orders of magnitude.
+    Columns have the shape (measured, coefficients).
     """
     from scipy.optimize import nnls
 
-    scales = np.linalg.norm(columns, axis=0)
-    scales = np.where(scales > 0, scales, 1.0)
-    weighted = columns / scales * weights[:, np.newaxis]
-    coefficients, _ = nnls(weighted, weights, maxiter=1000)
+    scaled_to_one, scales = scaled_columns(columns)
+    coefficients, _ = nnls(
+        scaled_to_one * weights[:, np.newaxis], weights, maxiter=1000
+    )
     found: FloatArray = coefficients / scales
     return found
+
+
+def scaled_columns(columns: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return columns of norm 1, and what they were divided by: they may differ by many orders of magnitude."""
+    norms = np.linalg.norm(columns, axis=0)
+    scales = np.where(norms > 0, norms, 1.0)
+    return columns / scales, scales
 
 
 def needs_targets(model: CostModel) -> bool:
@@ -159,7 +167,10 @@ def fit_cost(
         columns[name] = np.sum([columns[term] for term in summed], axis=0)
     columns["constant"] = 1 / cost[order]
     measured = _Measured(
-        columns, cost[order], weight[order] / np.sqrt(np.mean(weight**2))
+        list(columns),
+        *scaled_columns(np.stack(list(columns.values()), axis=1)),
+        cost[order],
+        weight[order] / np.sqrt(np.mean(weight**2)),
     )
     model = measured.best(list(_forms(size, long, target)))
     error = predict(model, size, long, target) / cost - 1
@@ -219,35 +230,54 @@ def _weight_of(form: _Form) -> int:
     return len(form) + (has_targets and not {"linear", "sum"} & set(form))
 
 
+class _Fit(NamedTuple):
+    """The terms of a form that have a positive coefficient, by their columns, and these coefficients."""
+
+    terms: tuple[int, ...]
+    coefficients: FloatArray
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Measured:
-    """Measurements, from the smallest padded length on; arrays of the shape (measured,)."""
+    """Measurements, from the smallest padded length on.
 
-    # Each term's share of the cost, per unit of its coefficient.
-    columns: dict[str, FloatArray]
+    Attributes:
+        terms: The names of the columns.
+        columns: Shape (measured, terms): each term's share of the cost, per unit of its coefficient, over its scale.
+        scales: Shape (terms,).
+        cost, weights: Shape (measured,); the mean of the weights' squares is 1.
+    """
+
+    terms: list[str]
+    columns: FloatArray
+    scales: FloatArray
     cost: FloatArray
-    weights: FloatArray  # their squares' mean is 1
+    weights: FloatArray
 
     def best(self, forms: list[_Form]) -> CostModel:
         """Return the model that predicts left-out measurements best; if they are too few, the first form's."""
         candidates = []
-        floors = [(0, 0.0), *self._floors(forms)]
-        for count, level in floors:
+        for floor in (_AboveFloor(self, 0, 0.0), *self._floors(forms)):
+            known = set()
             for index, form in enumerate(forms):
-                model, error, _ = self._fitted(form, count, level)
-                score = (
-                    (error + _NEGLIGIBLE)
-                    * (1 + _PREFERENCE * index)
-                    / _WORTH_IT ** (_weight_of(form) + (level > 0))
-                )
-                candidates.append((score, model))
-        first = candidates[0]
-        if all(np.isinf(score) for score, _ in candidates[: len(forms)]):
-            return first[1]
-        return min(candidates, key=lambda candidate: candidate[0])[1]
+                fit = floor.fit(form)
+                # An earlier form may say the same with fewer terms.
+                if fit.terms not in known:
+                    known.add(fit.terms)
+                    score = (
+                        (floor.error_of_left_out(fit) + _NEGLIGIBLE)
+                        * (1 + _PREFERENCE * index)
+                        / _WORTH_IT ** (_weight_of(form) + (floor.level > 0))
+                    )
+                    candidates.append((score, floor, fit))
+        best = min(candidates, key=lambda candidate: candidate[0])
+        if all(np.isinf(score) for score, floor, _ in candidates if not floor.count):
+            best = candidates[0]
+        _, floor, fit = best
+        return floor.model(fit)
 
-    def _floors(self, forms: list[_Form]) -> list[tuple[int, float]]:
-        """Return how many of the smallest costs may lie on the floor, and its level, their median.
+    def _floors(self, forms: list[_Form]) -> list[_AboveFloor]:
+        """Return the floors on which some of the smallest costs may lie, at the level of their median.
 
         At least two, or a floor would explain a single one away; three must remain for the slopes; and costs on a floor
         are about the same.
@@ -258,54 +288,78 @@ class _Measured:
             lowest = self.cost[:count]
             if lowest.max() > _LEVEL * lowest.min():
                 break
-            level = float(np.median(lowest))
-            floors.append((self._fitted(richest, count, level)[2], count, level))
-        return [(count, level) for _, count, level in sorted(floors)[:_FLOORS]]
+            floor = _AboveFloor(self, count, float(np.median(lowest)))
+            floors.append((floor.error(floor.fit(richest)), count, floor))
+        return [floor for _, _, floor in sorted(floors)[:_FLOORS]]
 
-    def _fitted(
-        self, form: _Form, count: int, level: float
-    ) -> tuple[CostModel, float, float]:
-        """Fit a form to all but the first `count` measurements, which lie on a floor of this level.
 
-        Return the model, the root mean square of the relative error of each measurement as predicted from all others,
-        and that of the fit itself. Leaving out row i of a least squares fit turns its residual r into r / (1 - h), h
-        being the row's leverage (Allen 1974, the PRESS statistic), so that nothing has to be fitted anew. The first
-        error is infinite if some coefficient hangs on a single measurement, or on none.
-        """
-        names = ("constant", *form)
-        columns = np.stack([self.columns[name] for name in names], axis=1)
-        scales = np.linalg.norm(columns, axis=0)
-        # They differ by many orders of magnitude.
-        columns /= np.where(scales > 0, scales, 1.0)
-        weighted = (columns * self.weights[:, np.newaxis])[count:]
-        coefficients = nonnegative(columns[count:], self.weights[count:])
-        fitted = columns @ coefficients
-        floor = level / self.cost
+class _AboveFloor:
+    """Measurements of which the first `count` lie on a floor of this level: forms are fitted to the others."""
+
+    def __init__(self, measured: _Measured, count: int, level: float) -> None:
+        self.count = count
+        self.level = level
+        self._measured = measured
+        self._floors = level / measured.cost
+        # The level is a mean of what lies on the floor: without one of them it is that of the others.
         others = max(count, 2)
-        without = np.maximum(fitted, floor)
-        model_error = self._error(without)
-        without[:count] = np.maximum(
-            fitted[:count], 1 + (floor[:count] - 1) * others / (others - 1)
-        )
-        independent, triangular = np.linalg.qr(weighted[:, coefficients > 0])
-        leverage = np.sum(independent**2, axis=1)
-        error = np.inf
-        if (
-            leverage.max() < _DECIDES_ALONE
-            and np.abs(np.diag(triangular)).min(initial=np.inf) > _SAYS_THE_SAME
-        ):
-            without[count:] = np.maximum(
-                1 - (1 - fitted[count:]) / (1 - leverage), floor[count:]
-            )
-            error = self._error(without)
-        named = dict.fromkeys(_COEFFICIENTS, 0.0) | {"floor": level}
-        for name, coefficient in zip(
-            names, coefficients / np.where(scales > 0, scales, 1.0), strict=True
-        ):
-            for term in _SUMS.get(name, (name,)):
-                named[term] += float(coefficient)
-        return CostModel(**named, relative_error=0.0), error, model_error
+        self._floors_of_left_out = self._floors.copy()
+        self._floors_of_left_out[:count] += (self._floors[:count] - 1) / (others - 1)
+        self._weights = measured.weights[count:, np.newaxis]
+        self._columns = measured.columns[count:] * self._weights
+        columns, self._scales = scaled_columns(measured.columns[count:])
+        self._scaled_columns = columns * self._weights
 
-    def _error(self, predicted: FloatArray) -> float:
+    def fit(self, form: _Form) -> _Fit:
+        """Fit a form."""
+        from scipy.optimize import nnls
+
+        terms = [self._measured.terms.index(name) for name in ("constant", *form)]
+        columns = self._scaled_columns.take(terms, axis=1)
+        coefficients, _ = nnls(columns, self._weights.ravel(), maxiter=1000)
+        used = coefficients.nonzero()[0]
+        places = tuple(terms[place] for place in used.tolist())
+        return _Fit(places, coefficients[used] / self._scales.take(places))
+
+    def model(self, fit: _Fit) -> CostModel:
+        """Return the model of a fit, without its errors."""
+        coefficients = fit.coefficients / self._measured.scales.take(fit.terms)
+        named = dict.fromkeys(_COEFFICIENTS, 0.0) | {"floor": self.level}
+        for place, coefficient in zip(fit.terms, coefficients.tolist(), strict=True):
+            name = self._measured.terms[place]
+            for term in _SUMS.get(name, (name,)):
+                named[term] += coefficient
+        return CostModel(**named, relative_error=0.0)
+
+    def error(self, fit: _Fit) -> float:
+        """Return the root mean square of the relative errors of a fit."""
+        columns = self._measured.columns.take(fit.terms, axis=1)
+        return self._mean_error(np.maximum(columns @ fit.coefficients, self._floors))
+
+    def error_of_left_out(self, fit: _Fit) -> float:
+        """Return the root mean square of the relative error of each measurement as predicted from all others.
+
+        Leaving out row i of a least squares fit turns its residual r into r / (1 - h), h being the row's leverage
+        (Allen 1974, the PRESS statistic), so that nothing has to be fitted anew. It is infinite if some coefficient
+        hangs on a single measurement, or on none.
+        """
+        from scipy.linalg.lapack import dgeqrf, dorgqr
+
+        triangular, reflections, *_ = dgeqrf(self._columns.take(fit.terms, axis=1))
+        independent, *_ = dorgqr(triangular, reflections)
+        leverage = (independent**2).sum(axis=1)
+        if (
+            leverage.max() >= _DECIDES_ALONE
+            or np.abs(triangular.diagonal()).min() <= _SAYS_THE_SAME
+        ):
+            return np.inf
+        columns = self._measured.columns.take(fit.terms, axis=1)
+        predicted = columns @ fit.coefficients
+        above = slice(self.count, None)
+        predicted[above] = 1 - (1 - predicted[above]) / (1 - leverage)
+        return self._mean_error(np.maximum(predicted, self._floors_of_left_out))
+
+    def _mean_error(self, predicted: FloatArray) -> float:
         """Return the root mean square of the weighted relative errors of predicted / measured costs."""
-        return float(np.sqrt(np.mean((self.weights * (predicted - 1)) ** 2)))
+        weighted = self._measured.weights * (predicted - 1)
+        return math.sqrt((weighted**2).mean())

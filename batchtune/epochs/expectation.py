@@ -24,6 +24,8 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 _GROUPS = 64
 # The cost of the last batch of a bucket is looked up among this many sizes; up to about 45 each has its own.
 _TABLED_SIZES = 256
+# Buckets at a time, so that the probabilities of their batches stay in the processor's cache.
+_BLOCK = 64
 # A table of as many log-factorials takes 32 MiB; of larger numbers they are computed.
 _TABLED_FACTORIALS = 1 << 22
 
@@ -178,22 +180,21 @@ def expected_batches(
 
 def all_within(within: IntArray, count: IntArray, drawn: IntArray) -> FloatArray:
     """Return P(all of `drawn` out of `count` lie among the first `within`): C(within, drawn) / C(count, drawn)."""
-    possible = drawn <= within
-    drawable = np.where(possible, drawn, 0)
     # Grouped so that within = count cancels: the last probability of a bucket is exactly 1.
-    log_ratio = log_orders(within, drawable) - log_orders(count, drawable)
-    return np.where(possible, np.exp(log_ratio), 0.0)
+    log_ratio = log_orders(np.maximum(within, drawn), drawn)
+    log_ratio -= log_orders(count, drawn)
+    return np.exp(log_ratio, out=log_ratio) * (drawn <= within)
 
 
 def log_orders(count: IntArray, drawn: IntArray) -> FloatArray:
     """Return the logarithm of the ways to draw some of `count` examples in order: count! / (count - drawn)!."""
-    count, drawn = np.broadcast_arrays(count, drawn)
     rest = count - drawn
     if count.max(initial=0) < _TABLED_FACTORIALS:
         table = _log_factorials()
-        return cast(FloatArray, table[count] - table[rest])
+        return table.take(count) - table.take(rest)
     from scipy.special import gammaln
 
+    count, drawn = np.broadcast_arrays(count, drawn)
     logs = gammaln(count + 1.0) - gammaln(rest + 1.0)
     # Large ones differ by less than their rounding errors: there the terms of Stirling's series are subtracted.
     many = rest >= _TABLED_FACTORIALS
@@ -273,32 +274,27 @@ class ExpectedCosts(BucketCosts):
 
     def up_to(self, end: int) -> FloatArray:
         """Return the expected cost of the bucket (u_i, u_end] for each i < end, shape (end,)."""
-        examples = self._counts[end] - self._counts[:end]
         size = self._sizes[end - 1]
-        batches = examples // size
-        # The first buckets, which hold the most examples, have full batches.
-        full = int(np.count_nonzero(batches))
         costs = self._cost(np.full(end, float(size)), self._lengths[:end])
-        total = np.zeros(end)
-        total[:full] = batches[:full] * (
-            self._longest(end, np.full(full, size)) @ costs
-        )
-        rests = examples % size
-        rows = np.searchsorted((self._tabled[1:] + self._tabled[:-1]) / 2, rests)
-        total += np.where(
-            rests > 0,
-            np.sum(self._longest(end, rests) * self._table[rows, :end], axis=1),
-            0.0,
-        )
+        total = np.empty(end)
+        for first in range(0, end, _BLOCK):
+            begins = slice(first, min(first + _BLOCK, end))
+            batches, rests = np.divmod(self._counts[end] - self._counts[begins], size)
+            rows = np.searchsorted((self._tabled[1:] + self._tabled[:-1]) / 2, rests)
+            of_rests = self._longest(begins, end, rests) * self._table[rows, first:end]
+            total[begins] = batches * (self._longest(begins, end, size) @ costs[first:])
+            total[begins] += np.where(rests > 0, of_rests.sum(axis=1), 0.0)
         return total
 
-    def _longest(self, end: int, drawn: IntArray) -> FloatArray:
-        """Return P(the longest of a batch lies behind each end), shape (buckets, end), of the buckets (u_i, u_end]."""
-        firsts = self._counts[: drawn.size, np.newaxis]
-        within = np.maximum(self._counts[: end + 1] - firsts, 0)
-        upper = all_within(
-            within,
-            self._counts[end] - firsts,
-            drawn[:, np.newaxis],
-        )
-        return np.diff(upper, axis=1)
+    def _longest(
+        self, begins: slice, end: int, drawn: IntArray | np.int64
+    ) -> FloatArray:
+        """Return P(the longest of a batch lies behind each end), of the buckets (u_i, u_end] that begin there.
+
+        Shape (buckets, ends from the first that begins to `end`). Of a bucket with fewer examples than are drawn the
+        batch has all.
+        """
+        firsts = self._counts[begins, np.newaxis]
+        counts = self._counts[end] - firsts
+        within = self._counts[begins.start : end + 1] - firsts
+        return np.diff(all_within(within, counts, np.minimum(drawn, counts.T).T))

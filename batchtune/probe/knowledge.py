@@ -248,12 +248,9 @@ class Knowledge(Outcomes):
                 and not failure.confirmation
                 and self.is_dominated(shape)
             ):
-                falls.append(
-                    (
-                        shape,
-                        next(other for other in self.passed if other.contains(shape)),
-                    )
-                )
+                larger = [other for other in self.of_shape if other.contains(shape)]
+                first = next(other for other in larger if other in self.passed)
+                falls.append((shape, first))
         return falls
 
     def largest_at_longer(self, anchor: Anchor) -> tuple[float, int] | None:

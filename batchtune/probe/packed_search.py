@@ -313,8 +313,13 @@ class PackedKnowledge(Outcomes):
     @property
     def time_model(self) -> PackedModel | None:
         """The model of the step time, fitted to all that passed."""
-        times = {shape: self.median_seconds(shape) for shape in self.passed}
-        known = {shape: seconds for shape, seconds in times.items() if seconds}
+        known = {}
+        for shape in (
+            self.of_shape
+        ):  # in the order of the trials: sums are rounded by their order
+            seconds = self.median_seconds(shape)
+            if shape in self.passed and seconds:
+                known[shape] = seconds
         return fit_packed(list(known), list(known.values()))
 
     @cached_property

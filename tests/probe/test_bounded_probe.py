@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.laws import MOST_LOSS, measure, probe_law, table_of
+from benchmarks.laws import probe_law, table_of
 from made_trials import altered
 from memory_laws import (
     LAWS,
@@ -320,13 +320,6 @@ def test_the_time_left_is_known_in_the_confirmation(tmp_path: Path) -> None:
     left = [progress.seconds_left for progress in said if progress.confirming]
     assert left[-1]
     assert left == sorted(left, reverse=True)
-
-
-def test_lengths_are_added_where_much_is_at_stake() -> None:
-    figures = measure(
-        LAWS["batches in eights"], made_lengths("speech", count=1000), ("optimal",)
-    )
-    assert figures.loss <= MOST_LOSS
 
 
 def test_what_more_lengths_would_save_is_said() -> None:
