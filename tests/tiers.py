@@ -1,0 +1,80 @@
+"""The three tiers of tests, by what they cost: a pytest plugin that holds them to it.
+
+unit      Starts no process: the bulk.
+process   Starts processes, and takes seconds: `@pytest.mark.process`.
+slow      Takes longer, and runs with `-m slow`: `@pytest.mark.slow`.
+
+A unit test that starts a process fails, too many tests of the other tiers are an error, and each run ends with the
+slowest tests of each tier, so that the next person sees where the time goes.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+MOST_TESTS = {"process": 150, "slow": 120}
+_SHOWN = 10
+_STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
+
+_started: list[str] = []
+_seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+
+def tier_of(keywords: Any) -> str:
+    """The tier of a test with these keywords, which hold its markers' names."""
+    if "slow" in keywords:
+        return "slow"
+    if "process" in keywords:
+        return "process"
+    return "unit"
+
+
+def _note_start(event: str, arguments: tuple[object, ...]) -> None:
+    if event in _STARTS:
+        _started.append(f"{event} {arguments[:2]}"[:200])
+
+
+sys.addaudithook(_note_start)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    _started.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    if _started and tier_of(item.keywords) == "unit":
+        pytest.fail(
+            f"a unit test started a process ({_started[0]}): mark it `process`, or test it without one",
+            pytrace=False,
+        )
+    return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tiers = [tier_of(item.keywords) for item in items]
+    for tier, most in MOST_TESTS.items():
+        count = tiers.count(tier)
+        if count > most:
+            raise pytest.UsageError(f"{count} tests are marked `{tier}`, {most} may be")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[tier_of(report.keywords)][report.nodeid] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for tier, seconds in sorted(_seconds.items()):
+        count = len(seconds)
+        total = sum(seconds.values())
+        terminalreporter.section(f"{tier}: {count} tests, {total:.0f} s")
+        slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)
+        for name in slowest[:_SHOWN]:
+            terminalreporter.write_line(f"{seconds[name]:7.2f} s  {name}")
