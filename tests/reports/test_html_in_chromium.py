@@ -78,6 +78,7 @@ def chromium() -> str | None:
     return None
 
 
+pytestmark = pytest.mark.process
 pytest.importorskip(
     "playwright",
     reason="playwright is not installed: the HTML report is not tested in a browser",
@@ -149,27 +150,22 @@ def light(opened: Open) -> Iterator[Opened]:
         yield report
 
 
-@pytest.mark.parametrize(
-    ("kind", "layer"), [("scatter", ".scatterlayer"), ("bar", ".barlayer")]
-)
-def test_every_trace_and_point_of_every_chart_is_drawn(
-    light: Opened, kind: str, layer: str
-) -> None:
+def test_every_trace_and_point_of_every_chart_is_drawn(light: Opened) -> None:
     for figure in figures(shown()):
-        traces = [
-            trace
-            for trace in figure.data
-            if trace["type"] == kind and trace.get("visible") != "legendonly"
-        ]
-        marked = [
-            trace for trace in traces if kind == "bar" or "markers" in trace["mode"]
-        ]
-        assert light.count(f"#plot-{figure.name} {layer} .trace") == len(traces), (
-            figure.name
-        )
-        assert light.count(f"#plot-{figure.name} {layer} .point") == sum(
-            len(trace["x"]) for trace in marked
-        )
+        for kind in ("scatter", "bar"):
+            traces = [
+                trace
+                for trace in figure.data
+                if trace["type"] == kind and trace.get("visible") != "legendonly"
+            ]
+            marked = [
+                trace for trace in traces if kind == "bar" or "markers" in trace["mode"]
+            ]
+            layer = f"#plot-{figure.name} .{kind}layer"
+            assert light.count(f"{layer} .trace") == len(traces), figure.name
+            assert light.count(f"{layer} .point") == sum(
+                len(trace["x"]) for trace in marked
+            )
 
 
 def test_the_page_loads_nothing_and_complains_of_nothing(light: Opened) -> None:
@@ -239,19 +235,20 @@ def test_the_policy_stops_what_escaping_would_have_let_through(opened: Open) -> 
         )
 
 
-@pytest.mark.parametrize("width", [390, 960])
-def test_nothing_is_wider_than_the_window(light: Opened, width: int) -> None:
-    light.page.set_viewport_size({"width": width, "height": 800})
-    main = light.page.locator("main").bounding_box()
-    assert main is not None and main["width"] <= width
-    for figure in figures(shown()):
-        room = light.page.locator(f"#plot-{figure.name}").bounding_box()
-        assert room is not None
-        drawn = light.page.locator(
-            f"#plot-{figure.name} .main-svg[width='{room['width']:g}']"
-        ).first
-        drawn.wait_for(state="attached")
-    assert light.page.evaluate("document.scrollingElement.scrollWidth") <= width
+def test_nothing_is_wider_than_the_window(light: Opened) -> None:
+    for width in (390, 960):
+        light.page.set_viewport_size({"width": width, "height": 800})
+        main = light.page.locator("main").bounding_box()
+        assert main is not None and main["width"] <= width
+        for figure in figures(shown()):
+            room = light.page.locator(f"#plot-{figure.name}").bounding_box()
+            assert room is not None
+            drawn = light.page.locator(
+                f"#plot-{figure.name} .main-svg[width='{room['width']:g}']"
+            ).first
+            drawn.wait_for(state="attached")
+        widest = light.page.evaluate("document.scrollingElement.scrollWidth")
+        assert widest <= width
 
 
 def test_without_scripts_everything_but_the_charts_can_be_read(opened: Open) -> None:
