@@ -64,22 +64,6 @@ def trl_data_utils() -> Any:
 
 
 @cache
-def slime_schedule() -> Any:
-    """slime's module of `build_dp_schedule`."""
-    flops = load("slime/utils/flops_utils.py", {})
-    balancing = load("slime/utils/seqlen_balancing.py", {})
-    return load(
-        "slime/utils/dp_schedule.py",
-        {
-            "slime": {},
-            "slime.utils": {},
-            "slime.utils.flops_utils": vars(flops),
-            "slime.utils.seqlen_balancing": vars(balancing),
-        },
-    )
-
-
-@cache
 def nemo_sampling() -> Any:
     """NeMo's module of `FixedBucketBatchSizeConstraint2D`."""
     names = {"Formattable": object, "NeMoMultimodalConversation": object}

@@ -139,6 +139,7 @@ def test_torch_and_rich_are_imported_only_where_they_belong() -> None:
         ), path
 
 
+@pytest.mark.process
 def test_help_imports_nothing_heavy() -> None:
     commands = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
     ran = in_one_process(commands, {})
@@ -151,6 +152,7 @@ def test_help_imports_nothing_heavy() -> None:
         assert not set(loaded) & (HEAVY | {"numpy", "rich", "msgspec"}), command
 
 
+@pytest.mark.process
 def test_all_but_measuring_runs_without_torch(tmp_path: Path) -> None:
     manifest, run = str(tmp_path / "lengths.csv"), str(tmp_path / "run")
     Path(manifest).write_text(
@@ -225,6 +227,7 @@ def test_public_names_are_there() -> None:
         batchtune.no_such_name  # noqa: B018  # the access is the test
 
 
+@pytest.mark.process
 def test_the_top_level_holds_what_was_agreed() -> None:
     agreed = {"batchtune", "tests", "examples", "pyproject.toml"}
     agreed |= {"README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"}

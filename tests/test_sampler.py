@@ -342,35 +342,13 @@ def test_a_damaged_state_is_refused(made: Make) -> None:
 # With a plain DataLoader.
 
 
-LOADERS = pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="0 workers"),
-        pytest.param({"num_workers": 2}, id="2 workers"),
-        pytest.param(
-            {"num_workers": 2, "persistent_workers": True},
-            id="2 persistent workers",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"num_workers": 1, "prefetch_factor": 20},
-            id="1 worker far ahead",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-
-
 def loader_of(sampler: BucketBatchSampler | PooledBatchSampler, **options: Any) -> Any:
     return DataLoader(
         range(LENGTHS.size), batch_sampler=sampler, collate_fn=list, **options
     )  # type: ignore[arg-type]
 
 
-@LOADERS
-def test_a_data_loader_gives_the_same_epochs_with_any_workers(
-    options: dict[str, Any],
-) -> None:
+def assert_same_epochs(options: dict[str, Any]) -> None:
     loader = loader_of(in_buckets(), **options)
     assert len(loader) == len(in_buckets())
     assert [list(loader) for _ in range(3)] == [
@@ -378,29 +356,59 @@ def test_a_data_loader_gives_the_same_epochs_with_any_workers(
     ]
 
 
-@LOADERS
-@pytest.mark.parametrize("leave", [False, True], ids=["while it runs", "after a break"])
-def test_a_plain_loader_resumes_behind_what_it_delivered(
-    options: dict[str, Any], leave: bool
-) -> None:
+def assert_resumes(options: dict[str, Any], taken: int, leave: bool) -> None:
+    """Behind what it delivered, while the first loader runs or after it was left."""
+    sampler = in_buckets()
+    running = iter(loader_of(sampler, **options))
+    before = [next(running) for _ in range(taken)]
+    if leave:
+        del running
+    resumed = in_buckets()
+    resumed.load_state_dict(sampler.state_dict())
+    loader = loader_of(resumed, **options)
+    after = [*loader, *loader]  # a pass that has nothing left of its epoch is empty
     batches = list(in_buckets())
-    for taken in (
-        (2, len(batches))
-        if options.get("num_workers")
-        else (1, 2, len(batches) - 1, len(batches))
-    ):
-        sampler = in_buckets()
-        running = iter(loader_of(sampler, **options))
-        before = [next(running) for _ in range(taken)]
-        if leave:
-            del running
-        resumed = in_buckets()
-        resumed.load_state_dict(sampler.state_dict())
-        loader = loader_of(resumed, **options)
-        after = [*loader, *loader]  # a pass that has nothing left of its epoch is empty
-        assert (before + after)[: 2 * len(batches)] == batches + list(
-            in_buckets(epoch=1)
-        )
+    following = list(in_buckets(epoch=1))
+    assert (before + after)[: 2 * len(batches)] == batches + following
+
+
+LEAVE = pytest.mark.parametrize(
+    "leave", [False, True], ids=["while it runs", "after a break"]
+)
+
+
+def test_a_data_loader_gives_the_same_epochs() -> None:
+    assert_same_epochs({})
+
+
+@LEAVE
+def test_a_plain_loader_resumes_behind_what_it_delivered(leave: bool) -> None:
+    count = len(in_buckets())
+    for taken in (1, 2, count - 1, count):
+        assert_resumes({}, taken, leave)
+
+
+@pytest.mark.process
+@LEAVE
+def test_a_loader_with_workers_resumes_behind_what_it_delivered(leave: bool) -> None:
+    assert_resumes({"num_workers": 2}, 2, leave)
+    assert_resumes({"num_workers": 2}, len(in_buckets()), leave)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"num_workers": 2}, id="2 workers"),
+        pytest.param({"num_workers": 2, "persistent_workers": True}, id="persistent"),
+        pytest.param({"num_workers": 1, "prefetch_factor": 20}, id="far ahead"),
+    ],
+)
+def test_epochs_and_resuming_with_any_workers(options: dict[str, Any]) -> None:
+    assert_same_epochs(options)
+    for taken in (2, len(in_buckets())):
+        assert_resumes(options, taken, leave=False)
+        assert_resumes(options, taken, leave=True)
 
 
 def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(made, "pool_size", request.param)
 
 
+@pytest.fixture(
+    params=[
+        pytest.param((None, 0), id="in buckets"),
+        pytest.param((20, 0), id="in pools"),
+        pytest.param((20, 1), id="in pools with a worker", marks=pytest.mark.process),
+    ]
+)
+def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Runs a test with both kinds of samplers, and with a worker: the number of workers."""
+    pool_size, workers = request.param
+    monkeypatch.setattr(made, "pool_size", pool_size)
+    return workers
+
+
 def epoch(number: int, **options: Any) -> list[list[int]]:
     return list(made(epoch=number, **options))
 
@@ -74,29 +89,9 @@ def stateful(**options: Any) -> Any:
 TWO = {"num_workers": 2}
 PERSISTENT = {**TWO, "persistent_workers": True}
 SNAPSHOTS = {**TWO, "snapshot_every_n_steps": 4}
-WORKERS = [
-    pytest.param({}, id="0 workers"),
-    pytest.param(TWO, id="2 workers", marks=pytest.mark.slow),
-    pytest.param(PERSISTENT, id="2 persistent workers", marks=pytest.mark.slow),
-]
 
 
-@pytest.mark.usefixtures("kind")
-@pytest.mark.parametrize(
-    ("options", "taken"),
-    [
-        ({}, 0),
-        ({}, None),
-        (TWO, 6),
-        pytest.param(TWO, 0, marks=pytest.mark.slow),
-        pytest.param(TWO, None, marks=pytest.mark.slow),
-        pytest.param(PERSISTENT, 6, marks=pytest.mark.slow),
-        pytest.param(SNAPSHOTS, 6, marks=pytest.mark.slow),
-    ],
-)
-def test_a_stateful_loader_goes_on_in_mid_epoch(
-    options: dict[str, Any], taken: int | None
-) -> None:
+def assert_goes_on(options: dict[str, Any], taken: int | None) -> None:
     loader = stateful(**options)
     assert [indices(batch) for batch in loader] == epoch(0)
     running = iter(loader)
@@ -109,7 +104,34 @@ def test_a_stateful_loader_goes_on_in_mid_epoch(
     assert [indices(batch) for batch in resumed] == epoch(2)
 
 
-@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("taken", [0, 6, None])
+def test_a_stateful_loader_goes_on_in_mid_epoch(taken: int | None) -> None:
+    assert_goes_on({}, taken)
+
+
+@pytest.mark.process
+def test_a_stateful_loader_with_workers_goes_on_in_mid_epoch() -> None:
+    assert_goes_on(TWO, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kind")
+def test_a_stateful_loader_with_any_workers_goes_on_in_mid_epoch() -> None:
+    for options in (TWO, PERSISTENT, SNAPSHOTS):
+        assert_goes_on(options, 6)
+    assert_goes_on(TWO, 0)
+    assert_goes_on(TWO, None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(pytest.param(each, marks=pytest.mark.process) for each in (TWO, PERSISTENT)),
+    ],
+    ids=["0 workers", "2 workers", "2 persistent workers"],
+)
 def test_a_stateful_loader_goes_on_after_an_abandoned_epoch(
     options: dict[str, Any],
 ) -> None:
@@ -182,12 +204,11 @@ def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path: Path) -> Non
     assert module.seen == [epoch(1)]
 
 
-@pytest.mark.usefixtures("kind")
-@pytest.mark.parametrize("options", [{}, TWO], ids=["0 workers", "2 workers"])
 def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(
-    tmp_path: Path, options: dict[str, Any]
+    tmp_path: Path, workers: int
 ) -> None:
-    module, steps = lightning_module(), len(made()) + 4
+    module = lightning_module()
+    steps = len(made()) + 4
 
     def save(*_: Any) -> None:
         if first.global_step == steps:
@@ -196,17 +217,15 @@ def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(
     first = trainer(
         tmp_path, max_epochs=2, callbacks=[lambda_callback(on_train_batch_end=save)]
     )
-    first.fit(module, stateful(**options))
+    first.fit(module, stateful(num_workers=workers))
     module = lightning_module()
     module.seen.append([])  # the epoch that is resumed does not start anew
     trainer(tmp_path, max_epochs=3).fit(
-        module, stateful(**options), ckpt_path=tmp_path / "some.ckpt"
+        module, stateful(num_workers=workers), ckpt_path=tmp_path / "some.ckpt"
     )
     assert module.seen == [epoch(1)[4:], epoch(2)]
 
 
-@pytest.mark.usefixtures("kind")
-@pytest.mark.parametrize("workers", [0, 1])
 def test_lightning_with_a_plain_loader_keeps_the_samplers_place(
     tmp_path: Path, workers: int
 ) -> None:
@@ -224,8 +243,6 @@ def test_lightning_with_a_plain_loader_keeps_the_samplers_place(
 # accelerate
 
 
-@pytest.mark.usefixtures("kind")
-@pytest.mark.parametrize("workers", [0, 2])
 def test_accelerate_resumes_in_mid_epoch(tmp_path: Path, workers: int) -> None:
     accelerate = pytest.importorskip("accelerate")
     pytest.importorskip("torchdata.stateful_dataloader")
@@ -252,7 +269,6 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path: Path, workers: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers: int) -> None:
     accelerate = pytest.importorskip("accelerate")
     sampler = made()
@@ -334,39 +350,39 @@ def test_transformers_resumes(tmp_path: Path, position: int) -> None:
 # torch.distributed
 
 
-def on_rank(rank: int, pool_size: int | None, meeting: str, results: Any) -> None:
-    made.pool_size = pool_size
-    sampler = made()  # before the process group, as frameworks let users do
+def on_rank(rank: int, meeting: str, results: Any) -> None:
+    # Before the process group, as frameworks let users do.
+    samplers = [made()]
+    made.pool_size = 20
+    samplers.append(made())
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
     )
-    results.put((sampler.rank, len(sampler), list(sampler)))
+    for sampler in samplers:
+        assert sampler.rank == rank
+    results.put((rank, [(len(sampler), list(sampler)) for sampler in samplers]))
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("kind")
 def test_ranks_are_those_of_the_process_group(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    common = made.pool_size, str(tmp_path / "meeting"), results
+    common = (str(tmp_path / "meeting"), results)
     processes = [
         context.Process(target=on_rank, args=(rank, *common)) for rank in range(2)
     ]
     for process in processes:
         process.start()
-    found = sorted(results.get(timeout=120) for _ in processes)
+    of_ranks = dict(results.get(timeout=120) for _ in processes)
     for process in processes:
         process.join()
-    assert [rank for rank, _, _ in found] == [0, 1]
-    assert (
-        {count for _, count, _ in found}
-        == {len(batches) for _, _, batches in found}
-        == {len(found[0][2])}
-    )
-    assert sorted(
-        index for _, _, batches in found for batch in batches for index in batch
-    ) == list(range(LENGTHS.size))
+        assert process.exitcode == 0
+    for first, second in zip(of_ranks[0], of_ranks[1], strict=True):
+        count, batches = first
+        assert second[0] == count == len(batches) == len(second[1])
+        dealt = itertools.chain(*batches, *second[1])
+        assert sorted(dealt) == list(range(LENGTHS.size))
 
 
 def test_ranks_are_those_of_a_process_group_made_later(tmp_path: Path) -> None:

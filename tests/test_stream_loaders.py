@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Any
@@ -53,6 +54,7 @@ def seen(batches: Iterable[list[str]]) -> list[str]:
     return sorted(chain(*batches))
 
 
+@pytest.mark.process
 def test_workers_share_a_source_and_count_epochs() -> None:
     made = stream(split=True)
     loader = loaded(made)
@@ -63,11 +65,13 @@ def test_workers_share_a_source_and_count_epochs() -> None:
     assert list(loader) == first
 
 
+@pytest.mark.process
 def test_a_nominal_epoch_is_dealt_to_workers() -> None:
     loader = loaded(stream(split=True, batches_per_epoch=77))
     assert len(loader) == len(list(loader)) == 77
 
 
+@pytest.mark.process
 def test_a_plain_loaders_state_warns() -> None:
     made = stream(split=True)
     list(made)
@@ -78,8 +82,13 @@ def test_a_plain_loaders_state_warns() -> None:
     assert (state["epoch"], state["batches"]) == (2, 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "context",
+    [
+        pytest.param("fork", marks=pytest.mark.process),
+        pytest.param("spawn", marks=pytest.mark.slow),
+    ],
+)
 def test_persistent_workers_see_the_epoch(context: str) -> None:
     expected = [list(loaded(stream(split=True, epoch=epoch))) for epoch in (0, 1, 5)]
     made = stream(split=True)
@@ -90,14 +99,13 @@ def test_persistent_workers_see_the_epoch(context: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("nominal", [None, 120])
 def test_a_stateful_loader_resumes_in_mid_epoch(
-    persistent: bool, nominal: int | None
+    nominal: int | None,
 ) -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    def loader() -> Any:
+    def loader(persistent: bool) -> Any:
         # Unequal parts: at the end one worker has finished, and the other has not.
         source = stream(
             lambda epoch: EXAMPLES[::2], split=True, epoch=2, batches_per_epoch=nominal
@@ -106,19 +114,21 @@ def test_a_stateful_loader_resumes_in_mid_epoch(
             source, batch_size=None, num_workers=2, persistent_workers=persistent
         )
 
-    whole = list(loader())
-    for delivered in (0, 1, 20, len(whole) - 2, len(whole) - 1, len(whole)):
-        one = loader()
+    whole = list(loader(False))
+    places = (0, 1, 20, len(whole) - 2, len(whole) - 1, len(whole))
+    for persistent, delivered in itertools.product((True, False), places):
+        one = loader(persistent)
         batches = iter(one)
         assert list(islice(batches, delivered)) == whole[:delivered]
         state = one.state_dict()
         after, following = list(batches), list(one)
-        other = loader()
+        other = loader(persistent)
         other.load_state_dict(state)
         assert list(other) == after == whole[delivered:]
         assert list(other) == following
 
 
+@pytest.mark.process
 def test_a_plain_loops_state_is_not_for_workers() -> None:
     one, other = stream(), stream()
     next(iter(one))

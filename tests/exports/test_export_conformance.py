@@ -343,6 +343,7 @@ def test_each_has_its_name_and_a_file_of_its_own() -> None:
     assert len({export.file for export in exports}) == len(exports)
 
 
+@pytest.mark.process
 def test_no_framework_is_imported() -> None:
     code = (
         "import sys; from batchtune.exports import FRAMEWORKS, export_of\n"

@@ -190,6 +190,7 @@ def test_lightning(
     hold(tiny.seen)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torchaudio_or_none")
 def test_transformers(
     run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path

@@ -145,7 +145,7 @@ def ids(batches: Any) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("speechbrain")
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
 def test_speechbrains_loader_makes_tuned_batches(shards: str, workers: int) -> None:
     names = snippet("speechbrain-stream", swept())
     assert (names["TARGET_BATCH_NUMEL"], names["MAX_BATCH_NUMEL"]) == (3600, 4000)
@@ -247,6 +247,7 @@ def test_webdataset_goes_on_after_examples_not_seen_before(
 # batchtune's own stream
 
 
+@pytest.mark.process
 def test_webdataset_gives_nominal_epochs(shards: str, config: str) -> None:
     loader = snippet("webdataset", swept(), stream_config=config)["train_loader"](
         shards, length_of, keys, num_workers=2
@@ -257,6 +258,7 @@ def test_webdataset_gives_nominal_epochs(shards: str, config: str) -> None:
     assert all(fits(batch, swept()) for batch in first + second)
 
 
+@pytest.mark.process
 def test_webdataset_goes_on_in_mid_epoch(shards: str, config: str) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     names = snippet("webdataset", swept(), stream_config=config)
@@ -270,6 +272,7 @@ def test_webdataset_goes_on_in_mid_epoch(shards: str, config: str) -> None:
     assert list(other) == list(running)
 
 
+@pytest.mark.process
 def test_hugging_face_streams_are_dealt_and_shuffled(config: str) -> None:
     datasets = pytest.importorskip("datasets")
 
@@ -330,6 +333,7 @@ def shar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shar(tmp_path_factory.mktemp("shar"), SAMPLES.tolist())
 
 
+@pytest.mark.process
 def test_lhotse_shar_gives_nominal_epochs(shar: Path) -> None:
     names = snippet("lhotse-shar", swept())
     epochs = names["epochs"](names["train_loader"](shar, Places(), num_workers=2))
@@ -341,6 +345,7 @@ def test_lhotse_shar_gives_nominal_epochs(shar: Path) -> None:
     assert max(seen.values()) - min(seen[key] for key in range(SAMPLES.size)) <= 2
 
 
+@pytest.mark.process
 def test_lhotse_shar_goes_on_after_a_longer_cut(tmp_path: Path) -> None:
     shar = write_shar(tmp_path, [*SAMPLES.tolist(), 500])
     names = snippet("lhotse-shar", swept())
@@ -349,6 +354,7 @@ def test_lhotse_shar_goes_on_after_a_longer_cut(tmp_path: Path) -> None:
     assert seen == set(range(SAMPLES.size))
 
 
+@pytest.mark.process
 def test_lhotse_shar_reads_each_ranks_own_shards(shar: Path) -> None:
     names = snippet("lhotse-shar", swept(shuffle_shards=0, shuffle_buffer=0))
     loaders = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -9,28 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from verify.made_stepper import made_config
 
 from batchtune.exports.run_configs import render_sampler_yaml
-from batchtune.loaders.protocol import Open, Opened, Reply, Take, Taken
-from batchtune.loaders.worker import failed
+from batchtune.loaders.protocol import Open, Opened, Reply, Request, Take, Taken
+from batchtune.loaders.worker import _Loaders, failed
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
 from batchtune.results import Arguments
 
 USERS = Path(__file__).parent / "loaders_of_users.py"
 TWO: Arguments = {"num_workers": 2, "prefetch_factor": 2}
+WITH_WORKERS = pytest.param(TWO, marks=pytest.mark.process)
 
 
 class Asker:
-    """Opens loaders in workers of one nursery, and asks them."""
+    """Opens loaders in this process, as a worker process does, and asks them."""
 
     def __init__(self) -> None:
-        self.nursery = Nursery("batchtune.loaders.worker", Reply, {})
+        self.loaders = _Loaders()
 
-    def open(
-        self, name: str, arguments: Arguments | None = None, **asked: Any
-    ) -> Opened | Failed:
-        self.nursery.start_worker()
+    def open(self, name: str, arguments: Arguments | None = None, **asked: Any) -> Any:
         spec = name if ":" in name else f"{USERS}:{name}"
         every = {
             "spec": spec,
@@ -43,11 +43,13 @@ class Asker:
         request = Open(
             processors=sorted(os.sched_getaffinity(0))[:2], **{**every, **asked}
         )
-        return self.nursery.ask(request, (Opened, Failed), 60.0)
+        return self.ask(request, 60.0)
 
-    def take(self, *, timeout: float = 60.0, **asked: Any) -> Taken | Failed:
-        request = Take(**{"batches": None, "seconds": 30.0, **asked})
-        return self.nursery.ask(request, (Taken, Failed), timeout)
+    def take(self, *, timeout: float = 60.0, **asked: Any) -> Any:
+        return self.ask(Take(**{"batches": None, "seconds": 30.0, **asked}), timeout)
+
+    def ask(self, request: Request, timeout: float) -> Reply:
+        return self.loaders.answer(request)
 
     def epoch(
         self, name: str, arguments: Arguments | None = None, **asked: Any
@@ -56,7 +58,6 @@ class Asker:
         assert isinstance(opened, Opened), opened
         taken = self.take(digests=True)
         assert isinstance(taken, Taken), taken
-        self.nursery.end_worker()
         return taken
 
     def failure(
@@ -66,7 +67,6 @@ class Asker:
         if isinstance(reply, Opened):
             reply = self.take()
         assert isinstance(reply, Failed), reply
-        self.nursery.end_worker()
         return reply
 
 
@@ -74,34 +74,56 @@ def examples(taken: Taken) -> list[int | None]:
     return [batch.examples for batch in taken.batches]
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Asker]:
-    asker = Asker()
-    yield asker
-    asker.nursery.close()
+class ProcessAsker(Asker):
+    """Opens loaders in a worker process."""
+
+    def __init__(self) -> None:
+        self.nursery = Nursery("batchtune.loaders.worker", Reply, {})
+
+    def open(self, *arguments: Any, **asked: Any) -> Any:
+        self.nursery.start_worker()
+        return super().open(*arguments, **asked)
+
+    def ask(self, request: Request, timeout: float) -> Reply:
+        return self.nursery.ask(request, (Opened, Taken, Failed), timeout)
+
+    def close(self) -> None:
+        self.nursery.end_worker()
+        self.nursery.close()
 
 
 @pytest.fixture
-def asker(nursery: Asker) -> Iterator[Asker]:
-    yield nursery
-    nursery.nursery.end_worker()
+def asker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asker]:
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    yield Asker()
+    torch.set_num_threads(1)
 
 
 # What it opens.
 
 
 @pytest.mark.parametrize(
-    "swept", [{}, TWO, {**TWO, "in_order": False}, {**TWO, "persistent_workers": True}]
+    "sweep",
+    [
+        [{}],
+        pytest.param(
+            [TWO, {**TWO, "in_order": False}, {**TWO, "persistent_workers": True}],
+            marks=pytest.mark.process,
+        ),
+    ],
 )
 def test_a_dict_of_arguments_delivers_each_example_once(
-    asker: Asker, swept: Arguments
+    asker: Asker, sweep: list[Arguments]
 ) -> None:
-    taken = asker.epoch("arguments", swept)
-    assert taken.complete and examples(taken) == [8] * 5
-    for batch in taken.batches:  # 32-bit numbers, padded to the longest; 64-bit lengths
-        assert batch.total_length == (batch.size_bytes - 64) / 4
-    assert taken.words is not None and re.fullmatch(r"8 × 1\d\d \(wav\)", taken.words)
-    assert len(taken.waits) == len(taken.steps) == len(taken.digests) == 5
+    for swept in sweep:
+        taken = asker.epoch("arguments", swept)
+        assert taken.complete and examples(taken) == [8] * 5
+        # 32-bit numbers, padded to the longest; 64-bit lengths
+        for batch in taken.batches:
+            assert batch.total_length == (batch.size_bytes - 64) / 4
+        assert taken.words is not None
+        assert re.fullmatch(r"8 × 1\d\d \(wav\)", taken.words)
+        assert len(taken.waits) == len(taken.steps) == len(taken.digests) == 5
 
 
 def test_a_class_that_cant_be_made_anew_is_named(asker: Asker) -> None:
@@ -113,7 +135,11 @@ def test_a_class_that_cant_be_made_anew_is_named(asker: Asker) -> None:
 
 @pytest.mark.parametrize(
     ("name", "workers", "batches"),
-    [("Batches", 0, 6), ("Batches", 2, 12), ("generator", 0, 5)],
+    [
+        ("Batches", 0, 6),
+        pytest.param("Batches", 2, 12, marks=pytest.mark.process),
+        ("generator", 0, 5),
+    ],
 )
 def test_iterables_deliver_their_own_batches_each_epoch(
     asker: Asker, name: str, workers: int, batches: int
@@ -125,6 +151,7 @@ def test_iterables_deliver_their_own_batches_each_epoch(
         assert examples(taken) == [3] * batches
 
 
+@pytest.mark.process
 def test_a_web_loader_starts_its_workers_itself(asker: Asker, tmp_path: Path) -> None:
     folder = {"folder": str(tmp_path)}
     assert examples(asker.epoch("web_loader", TWO, options=folder)) == [5] * 4
@@ -140,6 +167,8 @@ def config(tmp_path: Path) -> str:
     return str(tmp_path / "sampler.yaml")
 
 
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore:.*was tuned on:UserWarning")
 @pytest.mark.parametrize("in_order", [True, False])
 def test_lengths_give_the_recommended_batches_and_exact_shapes(
     asker: Asker, config: str, in_order: bool
@@ -177,6 +206,7 @@ def test_lengths_that_cant_be_used(
 # What is taken.
 
 
+@pytest.mark.process
 def test_a_part_of_an_epoch_ends_where_it_was_asked_to(asker: Asker) -> None:
     asker.open("arguments", {**TWO, "persistent_workers": True})
     for _ in range(2):  # the second epoch begins anew
@@ -195,6 +225,7 @@ def test_the_consumer_is_busy_for_each_step(asker: Asker) -> None:
     )
 
 
+@pytest.mark.process
 def test_the_same_seed_gives_the_same_batches(asker: Asker) -> None:
     one, other, third = (
         asker.epoch("arguments", TWO, seed=seed).digests for seed in (1, 1, 2)
@@ -209,7 +240,7 @@ def test_examples_that_collate_fn_leaves_out_do_not_count(asker: Asker) -> None:
 # What goes wrong.
 
 
-@pytest.mark.parametrize("workers", [{}, TWO])
+@pytest.mark.parametrize("workers", [{}, WITH_WORKERS])
 def test_an_item_that_raises_shows_its_line(asker: Asker, workers: Arguments) -> None:
     failure = asker.failure("arguments", workers, options={"bad": 17})
     assert failure.outcome == "error"
@@ -218,13 +249,14 @@ def test_an_item_that_raises_shows_its_line(asker: Asker, workers: Arguments) ->
     assert failure.traceback.rstrip().endswith("ValueError: no such clip")
 
 
-@pytest.mark.parametrize("what", ["exit", "SIGKILL", "SIGSEGV"])
 @pytest.mark.slow
-def test_a_worker_that_dies_is_named_as_torch_does(asker: Asker, what: str) -> None:
-    failure = asker.failure("arguments", TWO, options={"bad": 17, "what": what})
-    assert failure.outcome == "crash" and failure.message.startswith(
-        "DataLoader worker (pid"
-    )
+def test_a_worker_that_dies_is_named_as_torch_does() -> None:
+    with contextlib.closing(ProcessAsker()) as asker:
+        for what in ("exit", "SIGKILL", "SIGSEGV"):
+            failure = asker.failure("arguments", TWO, options={"bad": 17, "what": what})
+            assert failure.outcome == "crash"
+            assert failure.message.startswith("DataLoader worker (pid"), what
+            asker.nursery.end_worker()
 
 
 def test_a_bus_error_means_too_little_shared_memory() -> None:
@@ -241,23 +273,23 @@ def test_a_bus_error_means_too_little_shared_memory() -> None:
     )
 
 
-@pytest.mark.parametrize("workers", [{}, TWO])
-@pytest.mark.parametrize(
-    ("what", "outcome"),
-    [("memory", "oom"), ("device memory", "oom"), ("file", "error")],
-)
+@pytest.mark.parametrize("workers", [{}, WITH_WORKERS])
 def test_the_probes_messages_mean_out_of_memory(
-    asker: Asker, workers: Arguments, what: str, outcome: str
+    asker: Asker, workers: Arguments
 ) -> None:
-    failure = asker.failure("arguments", workers, options={"bad": 17, "what": what})
-    assert failure.outcome == outcome
-    assert (failure.hint is None) == (outcome == "error")
+    for what in ("memory", "device memory"):
+        failure = asker.failure("arguments", workers, options={"bad": 17, "what": what})
+        assert failure.outcome == "oom" and failure.hint, what
+    failure = asker.failure("arguments", workers, options={"bad": 17, "what": "file"})
+    assert (failure.outcome, failure.hint) == ("error", None)
 
 
-def test_a_worker_that_hangs_shows_where(asker: Asker) -> None:
-    asker.open("arguments", {}, options={"bad": 17, "what": "hang"})
-    with pytest.raises(WorkerLost) as lost:
-        asker.take(timeout=1.0)
+@pytest.mark.process
+def test_a_worker_that_hangs_shows_where() -> None:
+    with contextlib.closing(ProcessAsker()) as asker:
+        asker.open("arguments", {}, options={"bad": 17, "what": "hang"})
+        with pytest.raises(WorkerLost) as lost:
+            asker.take(timeout=1.0)
     assert lost.value.outcome == "timeout"
     assert re.search(
         r"loaders_of_users\.py.* in __getitem__\n +time\.sleep\(1000\)",
@@ -265,6 +297,7 @@ def test_a_worker_that_hangs_shows_where(asker: Asker) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")
 def test_what_cant_be_pickled_under_spawn_has_a_hint(asker: Asker) -> None:
     failure = asker.failure("with_lock", {**TWO, "multiprocessing_context": "spawn"})
     assert "cannot pickle" in failure.message

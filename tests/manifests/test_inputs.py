@@ -234,6 +234,7 @@ def test_invalid_rows_of_several_files_are_named_with_their_file(
     )
 
 
+@pytest.mark.process
 def test_several_processes_read_many_files_alike(tmp_path: Path, monkeypatch) -> None:
     for number in range(6):
         (tmp_path / f"{number}.csv").write_text(

@@ -12,7 +12,10 @@ from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, reading
 from batchtune.manifests.checking import Part
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL"),
+]
 
 
 def die() -> None:

@@ -17,14 +17,15 @@ from batchtune.errors import BatchtuneError, UsageError
 from batchtune.manifests import ReadOptions, scan
 from batchtune.manifests.storage import Traffic
 
-NUM_SHARDS = 48
-
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    folder = tmp_path / "shards"
+    return written(tmp_path / "shards", 48)
+
+
+def written(folder: Path, num_shards: int) -> Path:
     folder.mkdir()
-    for number in range(NUM_SHARDS):
+    for number in range(num_shards):
         members = []
         for example in range(300):
             samples = 800 + (37 * example + 11 * number) % 400
@@ -72,11 +73,17 @@ def workers() -> list[psutil.Process]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("histogram", [False, True])
 def test_the_same_bytes_after_both_workers_are_killed(
-    shards: Path, cluster: None, tmp_path: Path, histogram: bool
+    shards: Path, cluster: None, tmp_path: Path
 ) -> None:
+    for histogram in (False, True):
+        assert_same_bytes(shards, tmp_path, histogram)
+
+
+def assert_same_bytes(shards: Path, tmp_path: Path, histogram: bool) -> None:
     options = ReadOptions(target_key="txt")
+    (tmp_path / "ray.parquet").unlink(missing_ok=True)
+    (tmp_path / "local.parquet").unlink(missing_ok=True)
     local = tmp_path / "local.parquet"
     scan(shards, options, local, histogram=histogram)
     killed: list[int] = []
@@ -94,8 +101,9 @@ def test_the_same_bytes_after_both_workers_are_killed(
 
 
 def test_a_missing_ray_is_named(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shards = written(tmp_path / "shards", 1)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
         BatchtuneError, match="--engine ray needs the package ray"
@@ -106,8 +114,9 @@ def test_a_missing_ray_is_named(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_an_address_without_a_cluster_is_said(shards: Path, tmp_path: Path) -> None:
+def test_an_address_without_a_cluster_is_said(tmp_path: Path) -> None:
     pytest.importorskip("ray")
+    shards = written(tmp_path / "shards", 1)
     with pytest.raises(
         UsageError, match=r"no Ray cluster can be used at '127\.0\.0\.1:9'"
     ):

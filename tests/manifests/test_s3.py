@@ -55,7 +55,7 @@ def test_few_bytes_of_shards_are_fetched(s3: object, tmp_path: Path) -> None:
     local.mkdir()
     for number in range(4):
         path = local / f"{number}.tar"
-        path.write_bytes(long_shard(number, 100))
+        path.write_bytes(long_shard(number, 25))
         s3.upload_file(str(path), "bucket", f"train/{number}.tar")  # type: ignore[attr-defined]
     options = ReadOptions(target_key="txt")
     expected = tmp_path / "local.parquet"
@@ -73,7 +73,7 @@ def test_few_bytes_of_shards_are_fetched(s3: object, tmp_path: Path) -> None:
             for path in (output, expected)
         ]
         assert tables[0].equals(tables[1])
-        assert 0 < fetched[-1] <= 400 * 3 * 1024
+        assert 0 < fetched[-1] <= 100 * 3 * 1024
 
 
 def test_a_bucket_or_object_that_is_missing_is_said(s3: object) -> None:

@@ -140,6 +140,7 @@ def test_the_state_of_another_sampler_is_refused(options: dict[str, Any]) -> Non
         packed(**options).load_state_dict(packed().state_dict())
 
 
+@pytest.mark.process
 def test_a_loader_with_workers_resumes_behind_what_it_delivered() -> None:
     def loader_of(sampler: PackedBatchSampler) -> Any:
         return DataLoader(

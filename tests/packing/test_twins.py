@@ -13,12 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from public_lengths import SETS, folder
-from real_packers import (
-    axolotl_multipack,
-    slime_schedule,
-    trl_data_utils,
-    verl_balancing,
-)
+from real_packers import axolotl_multipack, trl_data_utils, verl_balancing
 
 from batchtune.packing.twins import (
     axolotl_batches,
@@ -28,22 +23,19 @@ from batchtune.packing.twins import (
     verl_micro_batches,
 )
 
-MANY = pytest.mark.parametrize(
-    "seeds",
-    [
-        pytest.param(range(100), id="100 cases"),
-        pytest.param(range(100, 1100), id="1,000 cases", marks=pytest.mark.slow),
-    ],
-)
+FEW = range(100)
+MANY = range(100, 1100)
 
 
-def lengths_of(name: str, max_tokens: int) -> list[int]:
-    """A public data set, shuffled and cut at the cap."""
+def public_lengths(max_tokens: int) -> list[list[int]]:
+    """The public data sets, shuffled and cut at the cap."""
     data = folder()
     if data is None:
         pytest.skip("the public lengths are not here")
-    lengths = np.minimum(SETS[name](data), max_tokens)
-    return np.random.default_rng(0).permutation(lengths).tolist()
+    shuffle = np.random.default_rng(0).permutation
+    return [
+        shuffle(np.minimum(read(data), max_tokens)).tolist() for read in SETS.values()
+    ]
 
 
 def made_up(random_: random.Random, most: int, cap: int) -> list[int]:
@@ -128,10 +120,7 @@ def our_verl(
         return [None] * len(lengths_of_ranks)
 
 
-@MANY
-def test_verl_makes_the_same_micro_batches(
-    seeds: range, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def assert_verl_agrees(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds:
         made = random.Random(seed)
         cap = made.choice([20, 100, 8192])
@@ -143,14 +132,18 @@ def test_verl_makes_the_same_micro_batches(
         assert real_verl(*arguments, monkeypatch) == our_verl(*arguments), arguments
 
 
+def test_verl_makes_the_same_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_verl_agrees(FEW, monkeypatch)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETS)
-def test_verl_on_public_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = lengths_of(name, 8192)
-    for first in range(0, min(len(lengths), 8192) // 512 * 512, 512):
-        ranks = [lengths[first + rank : first + 512 : 4] for rank in range(4)]
-        arguments = (ranks, 8192, None, None)
-        assert real_verl(*arguments, monkeypatch) == our_verl(*arguments)
+def test_verl_on_many_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_verl_agrees(MANY, monkeypatch)
+    for lengths in public_lengths(8192):
+        for first in range(0, min(len(lengths), 8192) // 512 * 512, 512):
+            ranks = [lengths[first + rank : first + 512 : 4] for rank in range(4)]
+            arguments = (ranks, 8192, None, None)
+            assert real_verl(*arguments, monkeypatch) == our_verl(*arguments)
 
 
 def test_verl_exceeded_the_cap_before_it_was_kept() -> None:
@@ -178,8 +171,7 @@ def real_axolotl(lengths: list[int], order: list[int], options: dict[str, Any]) 
     ]
 
 
-@MANY
-def test_axolotl_makes_the_same_batches(seeds: range) -> None:
+def assert_axolotl_agrees(seeds: range) -> None:
     for seed in seeds:
         made = random.Random(seed)
         cap = made.choice([20, 100, 8192])
@@ -198,10 +190,13 @@ def test_axolotl_makes_the_same_batches(seeds: range) -> None:
         assert real == axolotl_batches(lengths, order, **options), options
 
 
+def test_axolotl_makes_the_same_batches() -> None:
+    assert_axolotl_agrees(FEW)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETS)
-def test_axolotl_on_public_lengths(name: str) -> None:
-    lengths = lengths_of(name, 4096)[:10_000]
+def test_axolotl_on_many_cases() -> None:
+    assert_axolotl_agrees(MANY)
     options = {
         "max_tokens": 4096,
         "bin_size": 200,
@@ -209,9 +204,11 @@ def test_axolotl_on_public_lengths(name: str) -> None:
         "group_size": 100_000,
         "drop_last": True,
     }
-    order = list(range(len(lengths)))
-    real = real_axolotl(lengths, order, options)
-    assert real == axolotl_batches(lengths, order, **options)
+    for every in public_lengths(4096):
+        lengths = every[:10_000]
+        order = list(range(len(lengths)))
+        real = real_axolotl(lengths, order, options)
+        assert real == axolotl_batches(lengths, order, **options)
 
 
 def test_an_epoch_of_axolotl_is_the_shortest_of_four() -> None:
@@ -259,14 +256,17 @@ def real_trl(lengths: list[int], max_tokens: int) -> Any:
     return examples_of(packed[:])
 
 
-@MANY
-def test_trl_packs_the_same_rows(seeds: range) -> None:
+def assert_trl_agrees(seeds: range) -> None:
     for seed in seeds:
         made = random.Random(seed)
         cap = made.choice([2, 20, 100])
         lengths = made_up(made, 60, cap + 5)
         real = trl_data_utils()._pack_bfd(table_of(lengths), cap)
         assert examples_of(real.to_pydict()) == trl_bfd(lengths, cap), lengths
+
+
+def test_trl_packs_the_same_rows() -> None:
+    assert_trl_agrees(FEW)
 
 
 def test_trl_packs_every_1000_rows_and_leaves_out_empty_ones() -> None:
@@ -277,112 +277,76 @@ def test_trl_packs_every_1000_rows_and_leaves_out_empty_ones() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETS)
-def test_trl_on_public_lengths(name: str) -> None:
-    # In units of 8 tokens, as the real one is given all tokens.
-    lengths = [-(-length // 8) for length in lengths_of(name, 8192)[:10_000]]
-    assert real_trl(lengths, 1024) == trl_bfd(lengths, 1024)
+def test_trl_on_many_cases() -> None:
+    assert_trl_agrees(MANY)
+    for every in public_lengths(8192):
+        # In units of 8 tokens, as the real one is given all tokens.
+        lengths = [-(-length // 8) for length in every[:10_000]]
+        assert real_trl(lengths, 1024) == trl_bfd(lengths, 1024)
 
 
-# slime
+# slime, whose files no package registry has: its schedules were recorded at 624b824a.
 
 
-MODEL = SimpleNamespace(
-    hidden_size=64,
-    num_attention_heads=4,
-    num_query_groups=2,
-    kv_channels=16,
-    ffn_hidden_size=128,
-    num_layers=2,
-    vocab_size=100,
-    padded_vocab_size=100,
-    num_experts=None,
-    multi_latent_attention=False,
-    q_lora_rank=None,
-    kv_lora_rank=None,
-    moe_layer_freq=None,
-    moe_router_topk=None,
-    moe_ffn_hidden_size=None,
-    moe_shared_expert_intermediate_size=None,
-    micro_batch_size=None,
-    use_dynamic_batch_size=True,
-    balance_by_flops=False,
-)
+SLIME_LENGTHS = [50, 54, 6, 34, 66, 63, 52, 39, 62, 46, 75, 28, 65]
+SLIME_LENGTHS += [18, 37, 18, 13, 80, 120, 9, 18, 20, 5, 10, 4]
 
 
-def real_slime(
-    lengths: list[int], cap: int, options: dict[str, Any], balance: bool
-) -> Any:
-    module = slime_schedule()
-    arguments = SimpleNamespace(
-        **{**vars(MODEL), "max_tokens_per_gpu": cap, "balance_data": balance}
-    )
-    parallel = {
-        "dp_size": options["world_size"],
-        "cp_size": 1,
-        "vpp_size": 2,
-        "microbatch_group_size_per_vp_stage": options["multiple"],
-    }
-    try:
-        partitions, indices, counts, _ = module.build_dp_schedule(
-            arguments,
-            parallel,
-            lengths,
-            global_batch_size=options["global_batch_size"],
-            rollout_indices=list(range(len(lengths))),
-        )
-    except AssertionError:
-        return None
-    steps = []
-    first = 0
-    for count in counts:
-        of_ranks = zip(partitions, indices, strict=True)
-        steps.append(
+@pytest.mark.parametrize(
+    ("world_size", "global_batch_size", "multiple", "steps"),
+    [
+        (
+            2,
+            12,
+            1,
             [
-                [[part[place] for place in batch] for batch in batches[first:][:count]]
-                for part, batches in of_ranks
-            ]
-        )
-        first += count
-    return steps
+                [[[0, 2, 3], [4, 11], [6], [10]], [[1, 7], [5], [8], [9]]],
+                [[[12, 13, 16], [17, 21]], [[14, 15, 19, 20, 22, 23], [18]]],
+            ],
+        ),
+        (
+            1,
+            20,
+            4,
+            [
+                [
+                    [
+                        [0, 2, 3, 19],
+                        *([1, 7], [4, 11], [5], [6, 9], [8], [10, 16], [12]),
+                        *([17], [18], [14], [13, 15]),
+                    ]
+                ]
+            ],
+        ),
+    ],
+)
+def test_slime_makes_the_recorded_schedule(
+    world_size: int, global_batch_size: int, multiple: int, steps: Any
+) -> None:
+    found = slime_steps(
+        SLIME_LENGTHS,
+        100,
+        world_size=world_size,
+        global_batch_size=global_batch_size,
+        multiple=multiple,
+    )
+    assert found == steps
 
 
-def our_slime(
-    lengths: list[int], cap: int, options: dict[str, Any], balance: bool
-) -> Any:
-    work = None
-    if balance:
-        of_one = slime_schedule()._calculate_workloads
-        work = of_one(lengths, MODEL)
-    try:
-        steps = slime_steps(lengths, cap, **options, work=work)
-    except ValueError:
-        return None
-    return steps or None
+def test_slime_balances_the_work_of_ranks_as_recorded() -> None:
+    # Of a model with a hidden size of 64, by slime's calculate_fwd_flops.
+    work = [11498240, 2967552, 6279936, 2967552, 2126592, 14458880, 22917120, 1463040]
+    found = slime_steps(
+        SLIME_LENGTHS[12:20],
+        100,
+        world_size=2,
+        global_batch_size=8,
+        multiple=2,
+        work=work,
+    )
+    assert found == [[[[2, 3, 7], [6]], [[0, 1, 4], [5]]]]
 
 
-@MANY
-def test_slime_makes_the_same_schedule(seeds: range) -> None:
-    for seed in seeds:
-        made = random.Random(seed)
-        cap = made.choice([20, 100, 8192])
-        lengths = made_up(made, 80, cap)
-        if made.random() < 0.2:
-            lengths.append(cap + 1)
-        options = {
-            "world_size": made.choice([1, 2, 4]),
-            "global_batch_size": made.choice([8, 16, 30]),
-            "multiple": made.choice([1, 2]),
-        }
-        arguments = (lengths, cap, options, made.random() < 0.5)
-        assert real_slime(*arguments) == our_slime(*arguments), arguments
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("balance", [False, True])
-def test_slime_on_public_lengths(name: str, balance: bool) -> None:
-    lengths = lengths_of(name, 8192)[:8192]
-    options = {"world_size": 8, "global_batch_size": 512, "multiple": 1}
-    arguments = (lengths, 8192, options, balance)
-    assert real_slime(*arguments) == our_slime(*arguments)
+def test_a_step_of_slime_needs_a_sequence_for_each_rank() -> None:
+    with pytest.raises(ValueError, match="3 sequences, but its ranks need 4"):
+        slime_steps([50, 54, 6], 100, world_size=4, global_batch_size=3)
