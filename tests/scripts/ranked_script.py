@@ -4,6 +4,7 @@ With `--accelerate` that library trains it.
 """
 
 import argparse
+import contextlib
 import time
 
 import torch
@@ -83,16 +84,11 @@ def train_plainly(loader: DataLoader, model: Model) -> None:
     for epoch in range(4):
         sampler.set_epoch(epoch)
         for index, batch in enumerate(loader):
-            try:
-                if (index + 1) % OPTIONS.accumulate:
-                    with parallel.no_sync():
-                        parallel(batch).backward()
-                    continue
-                parallel(batch).backward()
-            except RuntimeError:
-                if OPTIONS.fault != "caught":
-                    raise
+            if (index + 1) % OPTIONS.accumulate:
+                with parallel.no_sync():
+                    parallel(batch).backward()
                 continue
+            parallel(batch).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -106,7 +102,10 @@ def train_with_accelerate(loader: DataLoader, model: Model) -> None:
     loader, model, optimizer = accelerator.prepare(loader, model, optimizer)
     for _ in range(4):
         for batch in loader:
-            with accelerator.accumulate(model):
+            with (
+                contextlib.suppress(RuntimeError if OPTIONS.fault == "caught" else ()),
+                accelerator.accumulate(model),
+            ):
                 accelerator.backward(model(batch))
                 optimizer.step()
                 optimizer.zero_grad()

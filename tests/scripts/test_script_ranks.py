@@ -30,6 +30,7 @@ from batchtune.results import (
 
 SCRIPT = Path(__file__).with_name("ranked_script.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+ACCELERATED = [str(SCRIPT), "--accelerate", "--accumulate=2"]
 ROWS = [20 + 37 * index % 80 for index in range(400)]
 LENGTHS = Lengths.of(ROWS, unit="frames")
 SMALL = BatchShape(4, 60.0)
@@ -84,9 +85,9 @@ class Together(NamedTuple):
 
 @pytest.fixture(scope="module")
 def together(working_folder: None) -> Together:
-    """A script that accumulates, whose loader has a worker; rank 1 catches its OOM in too large a batch."""
-    words = [str(SCRIPT), "caught", "--accumulate=2", "--workers=1"]
-    with supervise(*words) as supervisor:
+    """A script with accelerate, which accumulates; rank 1 catches its OOM in too large a batch."""
+    pytest.importorskip("accelerate")
+    with supervise(*ACCELERATED, "caught") as supervisor:
         device = supervisor.start()
         small = supervisor.measure(SMALL, 0).trial
         large = supervisor.measure(LARGE, 1).trial
@@ -99,6 +100,18 @@ def together(working_folder: None) -> Together:
     return Together(device, small, large, others, failed)
 
 
+def check_device(device: Device, look_ahead: int) -> None:
+    """What is known of a script that accumulates over two batches on two ranks."""
+    assert (device.world_size, device.backend) == (2, "gloo")
+    assert [rank.rank for rank in device.ranks] == [0, 1]
+    script = device.script
+    assert script is not None
+    assert (script.loader, script.per_unit) == ("Lengths, 400 examples", 1.0)
+    assert (script.accumulation, script.look_ahead) == (2, look_ahead)
+    assert len(script.twins) == 6
+    assert all(abs(twin.difference) <= 0.02 for twin in script.twins)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_all_ranks_train_on_the_shapes_that_are_asked_for(together: Together) -> None:
@@ -108,14 +121,7 @@ def test_all_ranks_train_on_the_shapes_that_are_asked_for(together: Together) ->
     # The features and 256 activations of each frame, forward and backward, as on one rank.
     growth = (large.peak_bytes or 0) - (small.peak_bytes or 0)
     assert 4 * 256 < growth / ((150 - 4) * 60) < 4 * (5 * 256 + 16)
-    device = together.device
-    assert (device.world_size, device.backend) == (2, "gloo")
-    assert [rank.rank for rank in device.ranks] == [0, 1]
-    script = device.script
-    assert script is not None
-    assert (script.loader, script.per_unit) == ("Lengths, 400 examples", 1.0)
-    assert (script.accumulation, script.look_ahead) == (2, 0)
-    assert all(abs(twin.difference) <= 0.02 for twin in script.twins)
+    check_device(together.device, look_ahead=1)
 
 
 @pytest.mark.slow
@@ -138,7 +144,7 @@ def test_an_oom_that_one_rank_catches_is_that_of_all(together: Together) -> None
 @pytest.mark.timeout(300)
 def test_one_rank_takes_what_each_of_two_does(together: Together) -> None:
     """DDP's buckets are the same on one rank; only what gloo holds differs."""
-    with supervise(str(SCRIPT), "--accumulate=2", ranks=1) as supervisor:
+    with supervise(*ACCELERATED, ranks=1) as supervisor:
         device = supervisor.start()
         alone = supervisor.measure(LARGE, 0).trial
     assert (device.world_size, device.backend) == (1, "gloo")
@@ -153,9 +159,13 @@ def test_one_rank_takes_what_each_of_two_does(together: Together) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_rank_that_hangs_says_where() -> None:
-    with supervise(str(SCRIPT), "hangs", timeout_seconds=8.0) as supervisor:
-        supervisor.start()
-        failed = supervisor.measure(TOO_LARGE, 0).trial
+    """The loop is its own, with DistributedDataParallel and a loader with a worker."""
+    words = [str(SCRIPT), "hangs", "--accumulate=2", "--workers=1"]
+    with supervise(*words, timeout_seconds=8.0) as supervisor:
+        check_device(supervisor.start(), look_ahead=0)
+        small = supervisor.measure(SMALL, 0).trial
+        failed = supervisor.measure(TOO_LARGE, 1).trial
+    assert small.outcome == "ok"
     assert (failed.outcome, failed.rank, failed.oom_ranks) == ("timeout", 1, [])
     line = r"rank 1: no answer within 8 s; it hangs at ranked_script\.py, line \d+, in fail"
     assert re.fullmatch(line, failed.error or "")
@@ -210,17 +220,14 @@ def test_torchruns_banner_is_none_of_a_script_s_words() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_accelerates_ranks_are_tuned_and_verified(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    script = [str(SCRIPT), "--accelerate", "--accumulate=2"]
+def test_ranks_are_tuned_and_verified(together: Together, tmp_path: Path) -> None:
     # By what this machine's processes take: a limit that half of the data fits into leaves nothing to tune.
-    with supervise(*script) as supervisor:
-        base_bytes = max(rank.base_bytes for rank in supervisor.start().ranks)
+    base_bytes = max(rank.base_bytes for rank in together.device.ranks)
     words = ["tune", f"--memory={base_bytes + (30 << 20)}B", "--memory-fraction=1"]
     # With more buckets, 400 examples need more batches.
-    words += ["--num-lengths=2", "--max-lengths=2", "--num-buckets=2:4"]
+    words += ["--num-lengths=3", "--max-lengths=3", "--num-buckets=2:4"]
     words += ["--tolerance=0.1", "--verify", "--verify-steps=20", "--time-tolerance=10"]
-    ran = run_in(tmp_path, *words, "--", *TORCHRUN, "--nproc-per-node=2", *script)
+    ran = run_in(tmp_path, *words, "--", *TORCHRUN, "--nproc-per-node=2", *ACCELERATED)
     assert ran.returncode == 0, ran.stderr
     assert "the script's own data set (Lengths, 400 examples)" in ran.stderr
     folder = tmp_path / "batchtune-run"
@@ -229,10 +236,6 @@ def test_accelerates_ranks_are_tuned_and_verified(tmp_path: Path) -> None:
     assert written.column("length").to_pylist() == ROWS
     probe = read_result(folder / "probe.json", Probe)
     assert (probe.device.world_size, len(probe.device.ranks)) == (2, 2)
-    learned = probe.device.script
-    assert learned is not None
-    assert (learned.accumulation, learned.look_ahead) == (2, 1)
-    assert all(abs(twin.difference) <= 0.02 for twin in learned.twins)
     ooms = [trial for trial in probe.trials if trial.outcome == "oom"]
     assert ooms and all(trial.oom_ranks for trial in ooms)
     assert read_result(folder / "verify.json", Verification).failures == []
