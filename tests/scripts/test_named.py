@@ -192,6 +192,8 @@ def test_made_examples_show_their_axes(task: str, line: str) -> None:
 
     config = SimpleNamespace(vocab_size=64, max_source_positions=20, num_mel_bins=8)
     config.get_text_config = lambda: config
+    # Of some examples the largest token alone grows with the length, by chance.
+    torch.manual_seed(0)
     made = examples(partial(make, task, config), {})
     assert line in Learned.from_examples(made, pad).lines
 
