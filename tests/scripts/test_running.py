@@ -225,7 +225,11 @@ def test_the_exit_code_is_the_command_s(folder: Path) -> None:
     [
         (["train.csv"], "no command to run"),
         (["--", "true"], "lengths.parquet does not exist"),
-        (["train.csv", "--", "no-such-command"], "no-such-command can't be started"),
+        pytest.param(
+            ["train.csv", "--", "no-such-command"],
+            "no-such-command can't be started",
+            marks=pytest.mark.process,
+        ),
         (["train.csv", "--run", "none", "--", "true"], "sampler.yaml does not exist"),
         (["short.csv", "--", "true"], "is of other lengths"),
         (["train.csv", "--run", "stream", "--", "true"], "BucketedStream.from_config"),
@@ -245,6 +249,7 @@ def test_bad_input_ends_before_the_command_starts(
     assert message in ran.stderr
 
 
+@pytest.mark.process
 def test_without_a_manifest_the_lengths_of_the_run_folder_count(
     folder: Path, tmp_path: Path
 ) -> None:
