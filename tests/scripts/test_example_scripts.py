@@ -65,7 +65,7 @@ TUNED = {
         *("--max_steps=2", "wav2vec2/model.safetensors"),
     ),
 }
-FEW = ["--num-lengths=2", "--max-lengths=2", "--tolerance=0.2"]
+FEW = ["--num-lengths=3", "--max-lengths=3", "--tolerance=0.1"]
 FEW += ["--num-buckets=3:5"]  # with more, 400 examples need more batches
 
 Batchtune = Callable[..., "subprocess.CompletedProcess[str]"]

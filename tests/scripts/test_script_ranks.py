@@ -118,17 +118,12 @@ def test_all_ranks_train_on_the_shapes_that_are_asked_for(together: Together) ->
     small = together.small
     large = together.large
     assert (small.outcome, large.outcome) == ("ok", "ok")
+    assert together.others == ["ok"] * 14  # without a deadlock
+    assert together.failed.worker == 1
     # The features and 256 activations of each frame, forward and backward, as on one rank.
     growth = (large.peak_bytes or 0) - (small.peak_bytes or 0)
     assert 4 * 256 < growth / ((150 - 4) * 60) < 4 * (5 * 256 + 16)
     check_device(together.device, look_ahead=1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_many_trials_run_without_a_deadlock(together: Together) -> None:
-    assert together.others == ["ok"] * 14
-    assert together.failed.worker == 1
 
 
 @pytest.mark.slow
