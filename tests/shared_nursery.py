@@ -25,5 +25,6 @@ class SharedNursery(Nursery):
 
 SHARED = SharedNursery(*worker_program())
 OF_LOADERS = SharedNursery("batchtune.loaders.worker", Reply, {})
-for nursery in (SHARED, OF_LOADERS):
+OF_SCRIPTS = SharedNursery(*worker_program(script=True))
+for nursery in (SHARED, OF_LOADERS, OF_SCRIPTS):
     atexit.register(Nursery.close, nursery)

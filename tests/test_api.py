@@ -73,6 +73,7 @@ def columns_of(kind: type[msgspec.Struct]) -> list[str]:
 # Results
 
 
+@pytest.mark.process
 def test_results_are_the_records_of_the_files(tuned: RunResults) -> None:
     assert tuned.probe == read_result(tuned.folder / "probe.json", Probe)
     assert tuned.sweep == read_result(tuned.folder / "sweep.json", Sweep)
@@ -81,6 +82,7 @@ def test_results_are_the_records_of_the_files(tuned: RunResults) -> None:
     assert load_run(tuned.folder).sweep == tuned.sweep
 
 
+@pytest.mark.process
 def test_tables_have_a_row_per_entry_and_a_column_per_field(tuned: RunResults) -> None:
     assert tuned.probe is not None and tuned.sweep is not None
     assert list(tuned.trials.columns) == columns_of(Trial)
@@ -95,6 +97,7 @@ def test_tables_have_a_row_per_entry_and_a_column_per_field(tuned: RunResults) -
     ]
 
 
+@pytest.mark.process
 def test_the_probe_alone_then_the_sweep_in_its_folder(tuned: RunResults) -> None:
     given: dict[str, Any] = {
         "options": OPTIONS,
@@ -110,6 +113,7 @@ def test_the_probe_alone_then_the_sweep_in_its_folder(tuned: RunResults) -> None
     assert again.sweep == tuned.sweep
 
 
+@pytest.mark.process
 def test_the_recommended_sampler_runs(tuned: RunResults) -> None:
     assert tuned.sweep is not None and tuned.sweep.recommended_row is not None
     config = tuned.folder / "sampler.yaml"
@@ -118,6 +122,7 @@ def test_the_recommended_sampler_runs(tuned: RunResults) -> None:
     assert sorted(index for batch in batches for index in batch) == list(range(36))
 
 
+@pytest.mark.process
 def test_a_notebook_shows_the_headline_and_the_tables(tuned: RunResults) -> None:
     html = tuned._repr_html_()
     assert repr(tuned) in html
@@ -253,6 +258,7 @@ def test_a_class_in_a_file_is_a_workload(monkeypatch: pytest.MonkeyPatch) -> Non
     assert load_function(spec, {}, given=("spec", "options")) is load_function
 
 
+@pytest.mark.process
 def test_a_list_is_the_command_of_a_training_script() -> None:
     with pytest.raises(BatchtuneError, match="no-such-program"):
         batchtune.probe(["no-such-program", "--epochs", "2"], VALUES, device="cpu")
@@ -267,6 +273,7 @@ def test_a_class_of_a_notebook_is_refused() -> None:
         assert "%%writefile step.py" in str(caught.value.hint)
 
 
+@pytest.mark.process
 def test_a_class_typed_into_python_is_refused() -> None:
     code = (
         "import batchtune\nclass Step: ...\n"
@@ -293,6 +300,7 @@ ORDERS = (
 
 
 @pytest.mark.parametrize("imports", ORDERS)
+@pytest.mark.process
 def test_probe_is_a_function_in_all_import_orders(imports: str) -> None:
     code = (
         f"{imports}\nfrom batchtune import probe\n"

@@ -14,10 +14,19 @@ BENCHMARKS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda path: path.stem)
-def test_it_starts(benchmark: Path) -> None:
-    # Its folder comes first, as it does for a script: no module of the tests may be hidden by a benchmark's name.
-    code = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2])"
-    command = [sys.executable, "-c", code, str(benchmark.parent), str(benchmark)]
-    subprocess.run(command, check=True)
+@pytest.mark.process
+def test_all_start() -> None:
+    # Their folder comes first, as it does for a script: no module of the tests may be hidden by a benchmark's name.
+    code = """
+import runpy, sys
+
+sys.path.insert(0, sys.argv[1])
+for benchmark in sys.argv[2:]:
+    print(benchmark, flush=True)
+    runpy.run_path(benchmark)
+"""
+    names = [str(path) for path in BENCHMARKS]
+    command = [sys.executable, "-c", code, str(BENCHMARKS[0].parent), *names]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.split() == names

@@ -34,6 +34,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.process
 def test_chats_are_counted_as_transformers_renders_them(chats: Path) -> None:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(chats)
     lines = (chats / "chats.jsonl").read_text(encoding="utf-8").splitlines()
@@ -45,7 +46,6 @@ def test_chats_are_counted_as_transformers_renders_them(chats: Path) -> None:
     assert found.values.tolist() == sorted(map(len, rendered), reverse=True)
 
 
-@pytest.mark.slow
 def test_the_step_trains_a_model_from_the_hub(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def by_decoding(paths: list[Path]) -> dict[str, tuple[int, float, str]]:
     return found
 
 
+@pytest.mark.process
 def test_lengths_are_those_that_webdataset_and_soundfile_decode(tmp_path: Path) -> None:
     paths = make(tmp_path, 3, 40)
     decoded = by_decoding(paths)

@@ -1,18 +1,18 @@
 """The benchmark of recipes: what it makes of its rounds, and that the README's table is what the kept rounds say."""
 
-import importlib.util
 import itertools
 import json
 import subprocess
-import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from benchmarks import recipe_summary, recipes
-from benchmarks.recipe_peers import OutOfTime
+from benchmarks.recipe_list import SCRIPT
+from benchmarks.recipe_peers import Contender, OutOfTime
 from benchmarks.recipe_summary import (
     BEGIN,
     END,
@@ -176,25 +176,64 @@ def test_a_probe_without_time_is_a_search_that_did_not_end(
         bench.tune(tmp_path / "run", 1.0)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_benchmark_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    for package in ("webdataset", "speechbrain", "accelerate", "trl"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}")
+class MadeWorker:
+    """Trains without a process."""
+
+    started: ClassVar[dict[str, int]] = {"held_bytes": 40 << 20}
+
+    def wait(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
+        if request == "evaluate":
+            return {"loss": 2.0}
+        batches = arguments.get("batches", [])
+        return {"steps": [[0.5, 90 << 20] for _ in batches], "oom": False}
+
+
+def test_a_benchmark_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Nobody trains: what was found and each round are kept."""
     manifest = tmp_path / "lengths.csv"
-    lengths = [2 + index % 29 for index in range(400)]
-    manifest.write_text("length\n" + "".join(f"{length}\n" for length in lengths))
-    command = [sys.executable, str(ROOT / "tests" / "benchmarks" / "recipes.py")]
-    command += ["stream", "sft-packed", "--jobs", "2", "--manifest", str(manifest)]
-    command += ["--quick", "--out", str(tmp_path), "--work", str(tmp_path / "work")]
-    subprocess.run(command, check=True)
-    paths = [tmp_path / "stream.json", tmp_path / "sft-packed.json"]
-    first = [path.read_text(encoding="utf-8") for path in paths]
-    stream, packed = map(json.loads, first)
-    assert len(stream["rounds"]) == len(packed["rounds"]) == 1
-    assert "batchtune, unchanged script" in packed["contenders"]
-    assert any("unchanged script" in text for text in stream["left_out"])
-    again = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert "stream: complete" in again.stdout
-    assert [path.read_text(encoding="utf-8") for path in paths] == first
+    manifest.write_text("length\n" + "7\n" * 300)
+    tunings = []
+
+    def tune(bench: recipes.RecipeBench, *arguments: Any) -> dict[str, Any]:
+        tunings.append(arguments)
+        return {"seconds": 1.0, "trials": 5, "ooms": 2, "unfinished": False}
+
+    monkeypatch.setattr(recipes.RecipeBench, "tune", tune)
+    monkeypatch.setattr(recipes.RecipeBench, "new_worker", lambda self: MadeWorker())
+
+    def fixed(bench: Any) -> tuple[Any, str]:
+        return lambda epoch: [[0, 1, 2, 3]] * 40, "batch size 4"
+
+    shipped = Contender("as shipped", "shipped", fixed)
+    monkeypatch.setitem(
+        recipes.RECIPES,
+        "stream",
+        replace(recipes.RECIPES["stream"], contenders=(shipped, SCRIPT)),
+    )
+    words = ["stream", "--quick", "--manifest", str(manifest)]
+    words += ["--out", str(tmp_path), "--work", str(tmp_path / "work")]
+    monkeypatch.setattr(recipes, "stand_in_for_torchaudio", lambda folder: None)
+    assert recipes.main(words) == 0
+    path = tmp_path / "stream.json"
+    first = path.read_text(encoding="utf-8")
+    results = json.loads(first)
+    assert len(results["rounds"]) == 1
+    assert results["rounds"][0]["as shipped"]["seconds"] == 20.0
+    assert results["left_out"] == [
+        "batchtune, unchanged script (a script that reads a stream has to be changed)"
+    ]
+    assert recipes.main(words) == 0
+    assert "stream: complete" in capsys.readouterr().out
+    assert path.read_text(encoding="utf-8") == first
+    assert len(tunings) == 1
+
+
+@pytest.mark.parametrize("recipe", recipes.RECIPES.values(), ids=lambda one: one.name)
+def test_unchanged_scripts_contend_in_every_recipe(recipe: Any) -> None:
+    assert SCRIPT.name in [contender.name for contender in recipe.contenders]

@@ -38,7 +38,6 @@ def test_a_recorder_is_used_again_after_its_end(tmp_path: Path) -> None:
     assert lengths_in(tmp_path / "training.jsonl") == [[10], [11]] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_on_what_its_callback_records(tmp_path: Path) -> None:
     from lightning.pytorch import LightningModule
@@ -76,7 +75,6 @@ def test_lightning_trains_on_what_its_callback_records(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_trains_on_what_its_callback_records(
     tmp_path: Path, torchaudio_or_none: None

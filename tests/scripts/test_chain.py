@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.results import Sweep, read_result, read_training
+from batchtune.results import Probe, Sweep, read_result, read_training
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 FEW = ["--num-lengths=3", "--max-lengths=3", "--num-buckets=3:5", "--memory=700MiB"]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_script_is_tuned_run_recorded_and_reported(
     tmp_path: Path,
 ) -> None:
@@ -42,6 +43,15 @@ def test_a_script_is_tuned_run_recorded_and_reported(
     assert "the script's own data set (" in tuned.stderr
     assert "▶ recommended" in tuned.stdout, tuned.stdout + tuned.stderr
     assert not (tmp_path / "runs").exists()  # the probe trains in a scratch folder
+
+    learned = read_result(run / "probe.json", Probe).device.script
+    assert learned is not None
+    assert (learned.per_unit, len(learned.twins)) == (100, 3)
+    for twin in learned.twins:  # within 2%, or a MiB of the heap
+        most = max(0.02 * twin.own_bytes, 1 << 20)
+        assert abs(twin.made_bytes - twin.own_bytes) <= most
+    shown = f"({learned.loader}): {'; '.join(learned.batches)}."
+    assert shown in (EXAMPLES / "README.md").read_text()
 
     sweep = read_result(run / "sweep.json", Sweep)
     assert sweep.lengths.count == 400 and sweep.recommended is not None

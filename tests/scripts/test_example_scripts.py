@@ -1,4 +1,4 @@
-"""The training scripts among the examples: each trains by itself, and batchtune tunes each without changing it."""
+"""The training scripts among the examples: batchtune tunes each without changing it, and runs it in its batches."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,25 +17,58 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
-# The script, its arguments, an option for an epoch of few steps, and the checkpoint that it leaves.
-SCRIPTS = {
-    "plain": (["plain.py"], "--batch-size=64", "plain/epoch-0.pt"),
-    "ddp": (["ddp.py"], "--batch-size=64", "ddp/epoch-0.pt"),
-    "lightning": (["lightning_asr.py"], "--batch-size=64", "lightning/**/*.ckpt"),
-    "speechbrain": (
-        ["speechbrain_asr.py", "speechbrain_asr.yaml"],
-        "--batch_size=64",
-        "speechbrain/save/*/encoder.ckpt",
+
+class Tuned(NamedTuple):
+    """How a script of the examples is tuned and run; `plain.py` is in test_chain.py.
+
+    Memory is for 5 to 20 of the longest examples; `per_unit` of its own batches are one unit of the manifest. `shorter`
+    is an option for an epoch of few steps, `checkpoint` what that leaves.
+    """
+
+    script: list[str]
+    source: list[str]
+    memory: str
+    per_unit: int
+    shorter: str
+    checkpoint: str
+
+
+SPEECH = ["speech_train.csv", "--target-key=text"]
+CODE = ["code_train.csv"]
+TUNED = {
+    "ddp": Tuned(
+        *(["ddp.py"], SPEECH, "576MiB", 100),
+        *("--batch-size=64", "ddp/epoch-0.pt"),
     ),
-    "llama": (["llama.py"], "--max_steps=2", "llama/model.safetensors"),
-    "packed": (
-        ["packed_llama.py"],
-        "--max_steps=2",
-        "packed_llama/model.safetensors",
+    "lightning": Tuned(
+        *(["lightning_asr.py"], SPEECH, "544MiB", 100),
+        *("--batch-size=64", "lightning/**/*.ckpt"),
     ),
-    "whisper": (["whisper.py"], "--max_steps=2", "whisper/model.safetensors"),
-    "wav2vec2": (["wav2vec2.py"], "--max_steps=2", "wav2vec2/model.safetensors"),
+    "speechbrain": Tuned(
+        *(["speechbrain_asr.py", "speechbrain_asr.yaml"], SPEECH, "640MiB", 16000),
+        *("--batch_size=64", "speechbrain/save/*/encoder.ckpt"),
+    ),
+    "llama": Tuned(
+        *(["llama.py"], CODE, "672MiB", 1),
+        *("--max_steps=2", "llama/model.safetensors"),
+    ),
+    "packed": Tuned(
+        *(["packed_llama.py"], CODE, "672MiB", 1),
+        *("--max_steps=2", "packed_llama/model.safetensors"),
+    ),
+    "whisper": Tuned(
+        *(["whisper.py"], ["speech_train.csv", "--length-key=text"], "640MiB", 1),
+        *("--max_steps=2", "whisper/model.safetensors"),
+    ),
+    "wav2vec2": Tuned(
+        *(["wav2vec2.py"], SPEECH, "704MiB", 16000),
+        *("--max_steps=2", "wav2vec2/model.safetensors"),
+    ),
 }
+FEW = ["--num-lengths=3", "--max-lengths=3", "--tolerance=0.1"]
+FEW += ["--num-buckets=3:5"]  # with more, 400 examples need more batches
+
+Batchtune = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
@@ -65,28 +99,30 @@ def digests() -> dict[str, str]:
 
 def command_of(name: str) -> list[str]:
     launcher = TORCHRUN if name == "ddp" else []
-    files = [str(EXAMPLES / file) for file in SCRIPTS[name][0]]
+    files = [str(EXAMPLES / file) for file in TUNED[name].script]
     return [sys.executable, *launcher, *files]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_it_trains_by_itself(
-    name: str, tmp_path: Path, environment: dict[str, str]
-) -> None:
-    _, shorter, checkpoint = SCRIPTS[name]
-    ran = subprocess.run(
-        [*command_of(name), shorter],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert list((tmp_path / "runs").glob(checkpoint))
+@pytest.fixture
+def batchtune(tmp_path: Path, environment: dict[str, str]) -> Batchtune:
+    """`batchtune("tune", ...)` in an empty folder."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        ran = subprocess.run(
+            [sys.executable, "-m", "batchtune", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran
+
+    return run
 
 
+@pytest.mark.process
 def test_the_manifests_are_those_that_are_made(tmp_path: Path) -> None:
     made = tmp_path / "scripts"
     made.mkdir()
@@ -100,52 +136,22 @@ def test_the_manifests_are_those_that_are_made(tmp_path: Path) -> None:
         assert (made / path.name).read_bytes() == path.read_bytes()
 
 
-# The manifest and how to read it, memory for 5 to 20 of the longest examples, and how many units of the script's own
-# batches are one unit of the manifest.
-TUNED = {
-    "plain": (["speech_train.csv", "--target-key=text"], "512MiB", 100),
-    "ddp": (["speech_train.csv", "--target-key=text"], "576MiB", 100),
-    "lightning": (["speech_train.csv", "--target-key=text"], "544MiB", 100),
-    "speechbrain": (["speech_train.csv", "--target-key=text"], "640MiB", 16000),
-    "llama": (["code_train.csv"], "672MiB", 1),
-    "packed": (["code_train.csv"], "672MiB", 1),
-    "whisper": (["speech_train.csv", "--length-key=text"], "640MiB", 1),
-    "wav2vec2": (["speech_train.csv", "--target-key=text"], "704MiB", 16000),
-}
-
-
-FEW = ["--num-lengths=3", "--max-lengths=5", "--tolerance=0.1"]
-FEW += ["--num-buckets=3:5"]  # with more, 400 examples need more batches
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # each trial that runs out of memory starts the script anew
 @pytest.mark.parametrize("name", TUNED)
 def test_it_is_tuned_run_and_recorded_as_it_is(
-    name: str, tmp_path: Path, environment: dict[str, str]
+    name: str, tmp_path: Path, batchtune: Batchtune
 ) -> None:
-    (manifest, *options), memory, per_unit = TUNED[name]
+    tuned = TUNED[name]
+    manifest, *options = tuned.source
     source = [str(EXAMPLES / manifest), *options]
-    shorter = SCRIPTS[name][1]
-
-    def batchtune(*words: str) -> str:
-        ran = subprocess.run(
-            [sys.executable, "-m", "batchtune", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ran.returncode == 0, ran.stderr
-        return f"{ran.stdout}\n{ran.stderr}"
-
-    batchtune("tune", *source, *FEW, f"--memory={memory}", "--", *command_of(name))
+    command = command_of(name)
+    batchtune("tune", *source, *FEW, f"--memory={tuned.memory}", "--", *command)
     assert [path.name for path in tmp_path.iterdir()] == ["batchtune-run"]
     probe = json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())
     script = probe["device"]["script"]
-    assert script["per_unit"] == per_unit
-    if name in ("plain", "speechbrain", "packed"):
+    assert script["per_unit"] == tuned.per_unit
+    if name in ("speechbrain", "packed"):
         learned = f"({script['loader']}): {'; '.join(script['batches'])}."
         assert learned in (EXAMPLES / "README.md").read_text()
     # Within 2%, or a MiB of the heap.
@@ -153,32 +159,25 @@ def test_it_is_tuned_run_and_recorded_as_it_is(
         most = max(0.02 * twin["own_bytes"], 1 << 20)
         assert abs(twin["made_bytes"] - twin["own_bytes"]) <= most, twin
     assert len(script["twins"]) == 3 * probe["device"]["world_size"]
-    said = batchtune("run", *source, "--", *command_of(name), shorter)
+    said = batchtune("run", *source, "--", *command, tuned.shorter).stderr
     assert "gives the batches of" in said
-    batchtune("record", "--", *command_of(name), shorter)
-    assert "Recorded training" in batchtune("report")
+    assert list((tmp_path / "runs").glob(tuned.checkpoint))
+    assert "Recorded training" in batchtune("report").stdout
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_lightnings_own_ranks_are_tuned_and_verified(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, batchtune: Batchtune
 ) -> None:
-    manifest, *reading = TUNED["lightning"][0]
+    manifest, *reading = TUNED["lightning"].source
     words = ["tune", str(EXAMPLES / manifest), *reading, *FEW, "--memory=640MiB"]
     words += ["--verify", "--verify-steps=20", "--time-tolerance=10"]
-    command = [*command_of("lightning"), "--devices=2"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "batchtune", *words, "--", *command],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    batchtune(*words, "--", *command_of("lightning"), "--devices=2")
     folder = tmp_path / "batchtune-run"
     device = json.loads((folder / "probe.json").read_text())["device"]
     assert (device["world_size"], len(device["ranks"])) == (2, 2)
-    assert device["script"]["accumulation"] == 2
+    script = device["script"]
+    assert (script["accumulation"], script["look_ahead"]) == (2, 0)
+    assert len(script["twins"]) == 6
     assert json.loads((folder / "verify.json").read_text())["failures"] == []

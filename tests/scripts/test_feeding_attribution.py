@@ -1,63 +1,13 @@
 """Which batch a measured step trains on, in loops that accumulate and that fetch batches ahead."""
 
-import itertools
 import threading
-from collections import deque
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
+from scripts.made_training import Training, fed_by
 
-from batchtune.probe.requests import ScriptRequest
 from batchtune.results import BatchShape
-from batchtune.scripts.answering import Fed
 from batchtune.scripts.feeding import Feed, Loop
-from batchtune.scripts.learning import Axes
-
-
-class MadeMeter:
-    """A device whose memory nobody measures."""
-
-    def synchronize(self) -> None: ...
-    def reset(self) -> None: ...
-
-
-class MadeLearned:
-    """Batches that are their own shape."""
-
-    lengths = (1, 2)
-    targets = None
-    packing = None
-
-    def make(self, axes: Axes) -> tuple[int, int]:
-        return (axes.batch_size, axes.length)
-
-
-class Training:
-    """A loop that trains on batches of `feed` in its own thread, and notes for each optimizer step which they were."""
-
-    def __init__(self, loop: Loop, accumulation: int, look_ahead: int) -> None:
-        self.steps: list[list[Any]] = []
-        self._loop = loop
-        self._accumulation = accumulation
-        self._look_ahead = look_ahead
-        self.thread = threading.Thread(target=self._train, daemon=True)
-        self.thread.start()
-
-    def _fetched(self) -> Iterator[Any]:
-        ahead: deque[Any] = deque()
-        while True:
-            ahead.append(self._loop.next_batch())
-            if len(ahead) > self._look_ahead:
-                yield ahead.popleft()
-
-    def _train(self) -> None:
-        batches = self._fetched()
-        while True:
-            step = list(itertools.islice(batches, self._accumulation))
-            self.steps.append(step)
-            self._loop.steps += 1
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
@@ -70,8 +20,7 @@ def test_a_measured_step_trains_on_what_was_asked_for(
     training = Training(loop, accumulation, look_ahead)
     loop.train(lambda: "own", accumulation)
     assert loop.train(lambda: "own", accumulation) == accumulation
-    script = ScriptRequest(command=[], scratch="", lengths=[1.0, 2.0])
-    fed = Fed(loop, MadeLearned(), MadeMeter(), script, {"per_unit": 1.0}, accumulation)  # type: ignore[arg-type]
+    fed = fed_by(loop, accumulation)
     for size, length in [(4, 10.0), (9, 2.0), (1, 30.0), (1, 30.0), (7, 5.0)]:
         batch = fed.make_batch(BatchShape(size, length))
         for _ in range(3):

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import batchtune.scripts
 
 
+@pytest.mark.process
 def test_without_the_variable_nothing_is_patched(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('the user\\'s own')\n")
     hook = Path(batchtune.scripts.__file__).with_name("hook")

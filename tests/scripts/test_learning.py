@@ -73,8 +73,8 @@ def test_made_batches_equal_collated_ones() -> None:
 
 
 @pytest.mark.slow
-def test_made_batches_equal_collated_ones_for_100_seeds() -> None:
-    assert sum(map(check_seed, range(100))) >= 600
+def test_made_batches_equal_collated_ones_for_many_seeds() -> None:
+    assert sum(map(check_seed, range(30))) >= 180
 
 
 def test_axes_of_real_batches_are_their_longest() -> None:

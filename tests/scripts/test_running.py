@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from msgspec import structs
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -28,6 +30,8 @@ from torch.utils.data import (
 from batchtune import sampler_from_config
 from batchtune.allocators import VARIABLES
 from batchtune.exports.run_configs import read_any_sampler_yaml, render_sampler_yaml
+from batchtune.scripts import running
+from batchtune.scripts.running import LENGTHS_FILE
 from batchtune.scripts.script_loaders import (
     random_batch_size,
     stated,
@@ -40,6 +44,7 @@ LENGTHS = np.array([1.0 + index * 7 % 23 for index in range(60)])
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--standalone"]
 
+Started = Callable[[str], dict[str, Any]]
 Line = tuple[str, int, int, list[int]]
 
 
@@ -60,6 +65,33 @@ def folder(made_once: MadeOnce) -> Path:
     return made_once("tuned-for-scripts", make)
 
 
+def pad(examples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(examples, True)
+
+
+def loader_of(lengths: Any, **options: Any) -> Any:
+    data: Any = [torch.ones(int(length)) for length in lengths]
+    return DataLoader(data, collate_fn=pad, **options)
+
+
+class Rows(Dataset[Any]):
+    """Example i is 10 · LENGTHS[i] times its index."""
+
+    def __init__(self, lengths: Any) -> None:
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((10 * int(self.lengths[index]),), index)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(Rows(LENGTHS))
+
+
 def recommended(
     folder: Path, epoch: int, run: str = "batchtune-run", **options: Any
 ) -> list[list[int]]:
@@ -68,11 +100,11 @@ def recommended(
 
 
 def run(
-    folder: Path, command: list[str], *script: str, options: Sequence[str] = ()
+    folder: Path, command: list[str], *script: str
 ) -> tuple[list[Line], subprocess.CompletedProcess[str]]:
     """Runs the script, and returns the lines that it printed."""
     words = [*command, str(SCRIPT), *script]
-    ran = run_in(folder, "run", "train.csv", *options, "--", *words, check=False)
+    ran = run_in(folder, "run", "train.csv", "--", *words, check=False)
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
     return [tuple(line) for line in lines], ran
 
@@ -81,10 +113,9 @@ def batches(lines: list[Line], what: str, epoch: int, rank: int = 0) -> list[lis
     return [line[3] for line in lines if line[:3] == (what, rank, epoch)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_script_trains_on_the_recommended_batches(folder: Path, workers: str) -> None:
-    lines, ran = run(folder, [sys.executable], "--workers", workers)
+@pytest.mark.process
+def test_a_script_trains_on_the_recommended_batches(folder: Path) -> None:
+    lines, ran = run(folder, [sys.executable], "--workers", "2")
     assert ran.returncode == 0, ran.stderr
     for epoch in range(2):
         assert batches(lines, "train", epoch) == recommended(folder, epoch)
@@ -117,40 +148,72 @@ def test_each_of_two_ranks_trains_on_its_batches(
     assert ran.stderr.count(f"{len(expected)} an epoch on each rank") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_script_that_packs_trains_on_the_recommended_rows(
-    folder: Path, ranks: int
+@pytest.fixture
+def started(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+    """`started(run)`: the options of a script that was started with the batches of this run, in this process."""
+    LENGTHS.tofile(tmp_path / LENGTHS_FILE)
+
+    def start(name: str) -> dict[str, Any]:
+        monkeypatch.setattr(running, "_given", None)
+        run = str(folder / name)
+        return {
+            "run": run,
+            "scratch": str(tmp_path),
+            "force": False,
+            "recorder": {"run": str(tmp_path)},
+        }
+
+    return start
+
+
+def trained_on(loader: Any, options: dict[str, Any]) -> list[list[int]]:
+    """The examples of each batch that a loop over a script's loader gets, until the first optimizer step."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight])
+    given = []
+    for batch in running.wrap(loader, lambda: DataLoader.__iter__(loader), options):
+        given.append([int(index) for index in batch[:, 0]])
+        optimizer.step()
+    return given
+
+
+@pytest.mark.parametrize("name", ["batchtune-run", "packed"])
+def test_each_epoch_is_of_the_recommended_batches(
+    folder: Path, started: Started, name: str
 ) -> None:
-    command = TORCHRUN if ranks == 2 else [sys.executable]
-    options = ["--run", "packed"]
-    lines, ran = run(folder, command, "--pack", options=options)
-    assert ran.returncode == 0, ran.stderr
-    for rank in range(ranks):
-        for epoch in range(2):
-            expected = recommended(folder, epoch, "packed", rank=rank, world_size=ranks)
-            assert batches(lines, "train", epoch, rank) == expected
-            assert all(sum(LENGTHS[batch]) <= 80 for batch in expected)
-        assert batches(lines, "length", 0, rank) == [[len(expected), 3]]
+    options = started(name)
+    data: Any = Rows(LENGTHS)
+    loader = DataLoader(data, batch_size=4, collate_fn=pad)
+    for epoch in range(2):
+        expected = recommended(folder, epoch, name)
+        assert running.length(loader, len, options) == len(expected)
+        assert trained_on(loader, options) == expected
+    others = DataLoader(Rows(LENGTHS[:10]), batch_size=4, collate_fn=pad)
+    assert running.length(others, len, options) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("option", "reason", "line"),
+    ("loader", "reason", "line"),
     [
-        (["--examples", "59"], "59 examples, but the manifest 60", "sampler_from"),
-        (["--stream"], "is a stream", "BucketedStream.from_config"),
+        (
+            loader_of(LENGTHS[:59], batch_size=4),
+            *("59 examples, but the manifest 60", "sampler_from"),
+        ),
+        (DataLoader(Stream()), "is a stream", "BucketedStream.from_config"),
     ],
+    ids=["another number", "a stream"],
 )
 def test_a_script_that_can_t_be_given_batches_ends(
-    folder: Path, option: list[str], reason: str, line: str
+    started: Started, loader: Any, reason: str, line: str
 ) -> None:
-    _, ran = run(folder, [sys.executable], *option)
-    assert ran.returncode == 1
-    assert reason in ran.stderr and line in ran.stderr
-    assert "Change three lines" in ran.stderr
+    with pytest.raises(SystemExit) as ended:
+        trained_on(loader, started("batchtune-run"))
+    said = str(ended.value)
+    assert reason in said and line in said
+    assert "Change three lines" in said
 
 
+@pytest.mark.process
 def test_the_exit_code_is_the_command_s(folder: Path) -> None:
     words = ["run", "train.csv", "--"]
     assert run_in(folder, *words, "sh", "-c", "exit 7").returncode == 7
@@ -165,7 +228,11 @@ def test_the_exit_code_is_the_command_s(folder: Path) -> None:
     [
         (["train.csv"], "no command to run"),
         (["--", "true"], "lengths.parquet does not exist"),
-        (["train.csv", "--", "no-such-command"], "no-such-command can't be started"),
+        pytest.param(
+            ["train.csv", "--", "no-such-command"],
+            "no-such-command can't be started",
+            marks=pytest.mark.process,
+        ),
         (["train.csv", "--run", "none", "--", "true"], "sampler.yaml does not exist"),
         (["short.csv", "--", "true"], "is of other lengths"),
         (["train.csv", "--run", "stream", "--", "true"], "BucketedStream.from_config"),
@@ -185,6 +252,7 @@ def test_bad_input_ends_before_the_command_starts(
     assert message in ran.stderr
 
 
+@pytest.mark.process
 def test_without_a_manifest_the_lengths_of_the_run_folder_count(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -260,15 +328,6 @@ def test_a_script_runs_with_the_measured_allocator(
 # The script's loaders
 
 
-def pad(examples: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence(examples, True)
-
-
-def loader_of(lengths: Any, **options: Any) -> Any:
-    data: Any = [torch.ones(int(length)) for length in lengths]
-    return DataLoader(data, collate_fn=pad, **options)
-
-
 @pytest.mark.parametrize(
     ("options", "batch_size"),
     [
@@ -297,11 +356,14 @@ def test_accelerates_loader_shows_the_scripts_own() -> None:
     assert random_batch_size(loader_of(LENGTHS, batch_sampler=split)) is None
 
 
+@pytest.mark.process
 def test_the_checks_hold_no_memory_of_the_script() -> None:
     """NumPy's correlations and fits set up BLAS, which holds 32 MiB from then on."""
     code = """
 import numpy, psutil, torch
 from batchtune.scripts.relations import fitted
+from batchtune.scripts import running
+from batchtune.scripts.running import LENGTHS_FILE
 from batchtune.scripts.script_loaders import unsafe
 
 lengths = numpy.arange(1.0, 101.0)

@@ -25,6 +25,7 @@ os.makedirs("checkpoints/1")
 """
 
 
+@pytest.mark.process
 def test_what_a_script_writes_stays_in_the_scratch_folder(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     (folder / "logs").mkdir(parents=True)
@@ -57,6 +58,7 @@ def test_what_a_script_writes_stays_in_the_scratch_folder(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.process
 def test_large_files_are_links_that_become_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

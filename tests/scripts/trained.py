@@ -6,15 +6,11 @@ import os
 
 import torch
 from torch import distributed
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--examples", type=int, default=60)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--accelerate", action="store_true")
-parser.add_argument("--stream", action="store_true")
-parser.add_argument("--pack", action="store_true")
 asked = parser.parse_args()
 
 
@@ -31,17 +27,8 @@ class Rows(Dataset[torch.Tensor]):
         return torch.full((10 * (1 + index * 7 % 23),), float(index))
 
 
-class Stream(IterableDataset[torch.Tensor]):
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter(Rows(asked.examples)[index] for index in range(8))
-
-
 def pad(examples: list[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(examples, True, -1.0)
-
-
-def pack(examples: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(examples)[None]
 
 
 def say(what: str, epoch: int, numbers: list[int]) -> None:
@@ -51,15 +38,12 @@ def say(what: str, epoch: int, numbers: list[int]) -> None:
 
 
 def indices(batch: torch.Tensor) -> list[int]:
-    if asked.pack:
-        batch = batch[0].unique_consecutive()[:, None]
     return [int(index) for index in batch[:, 0]]
 
 
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-collate = pack if asked.pack else pad
-data = Stream() if asked.stream else Rows(asked.examples)
+data = Rows(60)
 sampler = None
 if "RANK" in os.environ and not asked.accelerate:
     distributed.init_process_group("gloo")
@@ -68,19 +52,18 @@ loader = DataLoader(
     data,
     batch_size=4,
     sampler=sampler,
-    collate_fn=collate,
+    collate_fn=pad,
     num_workers=asked.workers,
 )
-validation = DataLoader(Rows(10), batch_size=4, collate_fn=collate)
+validation = DataLoader(Rows(10), batch_size=4, collate_fn=pad)
 if asked.accelerate:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     say("before", 0, [len(loader)])
     loader, model, optimizer = accelerator.prepare(loader, model, optimizer)
-if not asked.stream:
-    say("length", 0, [len(loader), len(validation)])
-for epoch in range(asked.epochs):
+say("length", 0, [len(loader), len(validation)])
+for epoch in range(2):
     if sampler is not None:
         sampler.set_epoch(epoch)
     for batch in loader:

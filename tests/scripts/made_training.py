@@ -1,0 +1,150 @@
+"""A script's training loop in a thread of the tests, as batchtune stands between it and its loaders."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from batchtune.probe.devices import Meter
+from batchtune.probe.requests import ScriptRequest
+from batchtune.results import Device
+from batchtune.scripts import feeding
+from batchtune.scripts.answering import Fed
+from batchtune.scripts.feeding import Feed, Loop
+from batchtune.scripts.learning import Axes
+
+
+class MadeMeter(Meter):
+    """A device whose memory nobody measures."""
+
+    def __init__(self) -> None:
+        self.device = Device(
+            kind="cpu",
+            name="made",
+            total_bytes=1 << 30,
+            limit_bytes=1 << 30,
+            driver=None,
+            torch="2.13",
+            allocator="native",
+            other_processes=0,
+        )
+
+    def limit(self) -> None: ...
+    def settle(self, reserve_bytes: int, ddp_bytes: int) -> None: ...
+    def lower(self, limit_bytes: int) -> None: ...
+    def reset(self) -> None: ...
+    def peak(self) -> int:
+        return 2 << 20
+
+    def in_use(self) -> int:
+        return 1 << 20
+
+
+class MadeLearned:
+    """Batches that are their own shape."""
+
+    lengths = (1, 2)
+    targets = None
+    packing = None
+
+    def make(self, axes: Axes) -> tuple[int, int]:
+        return (axes.batch_size, axes.length)
+
+
+def fed_by(loop: Loop, accumulation: int = 1) -> Fed:
+    """The script of this loop as a workload."""
+    script = ScriptRequest(command=[], scratch="", lengths=[1.0, 2.0])
+    learned: Any = MadeLearned()
+    return Fed(loop, learned, MadeMeter(), script, {"per_unit": 1.0}, accumulation)
+
+
+class Training:
+    """A loop that trains on batches of `feed` in its own thread, and notes for each optimizer step which they were."""
+
+    def __init__(self, loop: Loop, accumulation: int, look_ahead: int) -> None:
+        self.steps: list[list[Any]] = []
+        self._loop = loop
+        self._accumulation = accumulation
+        self._look_ahead = look_ahead
+        self.thread = threading.Thread(target=self._train, daemon=True)
+        self.thread.start()
+
+    def _fetched(self) -> Iterator[Any]:
+        ahead: deque[Any] = deque()
+        while True:
+            ahead.append(self._loop.next_batch())
+            if len(ahead) > self._look_ahead:
+                yield ahead.popleft()
+
+    def _train(self) -> None:
+        batches = self._fetched()
+        while True:
+            step = list(itertools.islice(batches, self._accumulation))
+            self.steps.append(step)
+            self._loop.steps += 1
+
+
+class MadeScript:
+    """A script in a thread; `train` is its loop over the batches of these loaders, which it gets as tuples.
+
+    It ends as a script does: an error reaches `sys.excepthook`, and whatever ends it without one, the exit handlers.
+    """
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        train: Callable[[Loop, Iterator[Any]], None],
+        *loaders: Any,
+    ) -> None:
+        self.loop = Loop()
+        self._trains = threading.Event()
+        self._at_exit: list[Callable[[], None]] = []
+        patch.setattr(feeding, "_loop", self.loop)
+        patch.setattr(feeding, "_answer_the_probe", self._answer)
+        exits = SimpleNamespace(
+            register=self._register, unregister=lambda _: self._at_exit.clear()
+        )
+        patch.setattr(feeding, "atexit", exits)
+        patch.setattr(sys, "excepthook", lambda *_: None)
+        # The loop counts its own steps: other tests train in this process too.
+        for module, register in (
+            ("torch.optim.optimizer", "register_optimizer_step_post_hook"),
+            ("torch.nn.modules.module", "register_module_forward_pre_hook"),
+        ):
+            patch.setattr(import_module(module), register, lambda hook: None)
+        feeding._watch(self.loop)
+        self._train = train
+        self._loaders = loaders
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def measured(self) -> Loop:
+        """Its training loop, once it is known."""
+        assert self._trains.wait(20.0)
+        return self.loop
+
+    def _register(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._at_exit.append(lambda: function(*arguments))
+
+    def _answer(self, loop: Loop, feed: Feed) -> None:
+        loop.feed = feed
+        self._trains.set()
+
+    def _run(self) -> None:
+        feeds = [Feed(loader, loader.__iter__) for loader in self._loaders]
+        try:
+            self._train(self.loop, zip(*feeds, strict=False))
+        except SystemExit:
+            pass
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        for function in self._at_exit:
+            function()

@@ -1,0 +1,396 @@
+"""What a script's failures become, and what is learned of its loaders: its loop runs in a thread of the tests."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from scripts.made_training import MadeMeter, MadeScript, fed_by
+from torch import distributed
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from batchtune.probe.rank import RankPlace
+from batchtune.probe.requests import (
+    Describe,
+    Prepare,
+    Ran,
+    Ready,
+    Reply,
+    Run,
+    ScriptRequest,
+)
+from batchtune.probe.session import Session
+from batchtune.probe.supervisor import script_error
+from batchtune.probe.verdicts import merged
+from batchtune.probe.worker import Training
+from batchtune.processes.worker import Failed, WorkerLost, judged_end
+from batchtune.results import BatchShape, ProbedWith, Script
+from batchtune.scripts import answering, feeding, interposing
+from batchtune.scripts.answering import ScriptWorker
+from batchtune.scripts.feeding import Loop
+from batchtune.scripts.launching import Launcher
+
+SMALL = BatchShape(4, 60.0)
+LARGE = BatchShape(30, 60.0)
+FAILS_ABOVE = 20  # examples
+TIMED_OUT = "no answer within 8 s; it hangs at train.py, line 28, in fail"
+
+
+class Lengths(Dataset[torch.Tensor]):
+    """Features of 20 to 99 frames."""
+
+    def __init__(self, count: int = 40) -> None:
+        self.lengths = [20 + 37 * index % 80 for index in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(self.lengths[index], 16)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Gives whole batches of one to eight examples, or single examples."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self.whole = whole
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        data = Lengths()
+        for first in range(0, len(data), 4):
+            examples = [data[first + place] for place in range(1 + first // 4 % 4)]
+            if self.whole:
+                yield collate(examples)
+            else:
+                yield from examples
+
+
+def collate(examples: list[torch.Tensor]) -> torch.Tensor:
+    return pad_sequence(examples, batch_first=True)
+
+
+def loader_of(data: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(data, **{"batch_size": 4, "collate_fn": collate, **options})
+
+
+def worker_of(loop: Loop, world_size: int = 1) -> ScriptWorker:
+    channel, other = socket.socketpair()
+    with other, channel, channel.makefile("rb") as replies:
+        return ScriptWorker(loop, RankPlace(channel, replies, 0, world_size))
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+OOM = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+BUG = KeyError("no such speaker")
+
+
+def trained_with(fail: Callable[[], None], *, catches: bool = False) -> Any:
+    """A training loop that fails in a large batch; it may catch that, and go on without a step."""
+
+    def train(loop: Loop, batches: Iterator[Any]) -> None:
+        for (batch,) in batches:
+            try:
+                if batch[0] > FAILS_ABOVE:
+                    fail()
+            except RuntimeError:
+                if not catches:
+                    raise
+                continue
+            loop.steps += 1
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("fail", "catches", "outcome", "error"),
+    [
+        (raising(OOM), False, "oom", "RuntimeError: CUDA out of memory"),
+        (raising(OOM), True, "oom", "caught by the workload, whose step still"),
+        (raising(BUG), False, "error", "KeyError: 'no such speaker'"),
+        (raising(SystemExit(0)), False, "error", "the script ended by itself"),
+    ],
+    ids=["raised", "caught", "a bug", "its end"],
+)
+def test_a_failure_is_that_of_its_batch(
+    monkeypatch: pytest.MonkeyPatch,
+    fail: Callable[[], None],
+    catches: bool,
+    outcome: str,
+    error: str,
+) -> None:
+    train = trained_with(fail, catches=catches)
+    small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
+    loop = MadeScript(monkeypatch, train, small).measured()
+    worker = worker_of(loop)
+    worker._session = Session(fed_by(loop), MadeMeter())
+    worker._training = Training()
+    before, failed = (worker.answer(Run(shape=shape)) for shape in (SMALL, LARGE))
+    assert isinstance(before, Ran) and isinstance(failed, Ran)
+    assert (before.trial.outcome, before.renew) == ("ok", False)
+    # The script starts anew: nothing is known of its state.
+    assert (failed.trial.outcome, failed.renew) == (outcome, True)
+    assert failed.stage == "step"
+    assert error in (failed.trial.error or "")
+    if error.startswith("KeyError"):
+        assert "raise error" in (failed.traceback or "")
+
+
+def test_a_script_that_hangs_is_a_timeout() -> None:
+    hangs = Failed(message=TIMED_OUT, outcome="timeout")
+    ran = Launcher()._alone(hangs, Run(shape=LARGE))
+    assert isinstance(ran, Ran)
+    trial = ran.trial
+    assert (trial.shape, trial.outcome, trial.error) == (LARGE, "timeout", TIMED_OUT)
+    assert ran.renew
+
+
+# How a script that can't be measured ends
+
+
+def last_words(monkeypatch: pytest.MonkeyPatch, train: Any, *loaders: Any) -> Failed:
+    """What a script says at its end that never came to be measured."""
+    said: list[Failed] = []
+    place = type("Place", (), {"say": said.append, "wait": lambda: None})
+    monkeypatch.setattr(feeding, "_connected", lambda: place)
+    script = MadeScript(monkeypatch, train, *loaders)
+    script.thread.join(20.0)
+    (failed,) = said
+    return failed
+
+
+def test_a_loop_without_optimizer_steps_says_what_it_got(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def train(loop: Loop, batches: Iterator[Any]) -> None:
+        for _ in batches:
+            pass
+
+    failed = last_words(monkeypatch, train, loader_of(Lengths()))
+    assert failed.stage == "import"
+    assert failed.message.endswith(
+        "no optimizer stepped after any of its 10 batches of Lengths, 40 examples"
+    )
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_script_without_a_loader_says_what_it_imported(
+    rank: int | None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", sys)
+    monkeypatch.setattr(sys, "argv", ["work/train.py"])
+    marked = ""
+    if rank is not None:
+        marked = f"[rank{rank}]: "
+        monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(distributed, "get_rank", lambda: rank)
+    interposing._say_what_was_used()
+    assert capsys.readouterr().err.startswith(
+        f"{marked}batchtune: train.py iterated over no torch DataLoader with gradients; "
+        "it imported nvidia.dali, which loads"
+    )
+
+
+def lost(code: int, output: str) -> tuple[str, str | None]:
+    """The message and the last output of a script that ended before it trained."""
+    _, how = judged_end(code, output, None)
+    error = script_error("python train.py", WorkerLost("crash", how, output))
+    return error.message, error.traceback
+
+
+def test_a_script_that_ends_before_it_trains_shows_its_last_output() -> None:
+    assert lost(1, "usage: train.py --data FOLDER\n") == (
+        "python train.py ended with exit code 1 before it trained",
+        "usage: train.py --data FOLDER",
+    )
+    assert lost(0, "")[0] == (
+        "python train.py ended with exit code 0 before it trained: no optimizer stepped after a batch of a torch "
+        "DataLoader"
+    )
+
+
+GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+REPORT = """\
+W1128 22:39:48.452000 18701 torch/distributed/elastic/multiprocessing/api.py:1028] Sending SIGTERM
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 18721)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : 5 (pid: 18722)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "how", "shown"),
+    [
+        (
+            f"[rank0]: {GLOO}\n[rank1]: Traceback\n[rank1]: ValueError: no folder\n",
+            "rank 1 ended first",
+            "Traceback\nValueError: no folder",
+        ),
+        (
+            f"[rank1]: batchtune: train.py iterated over no loader.\n[rank0]: {GLOO}\n",
+            "rank 1 ended first",
+            "batchtune: train.py iterated over no loader.",
+        ),
+        ("", "rank 1 ended first: its process ended with exit code 5", None),
+    ],
+    ids=["raised", "trained on nothing", "ended silently"],
+)
+def test_the_rank_that_ended_first_is_shown(
+    words: str, how: str, shown: str | None
+) -> None:
+    message, output = lost(1, words + REPORT)
+    assert message == f"python train.py ended with exit code 1 before it trained: {how}"
+    if shown is not None:
+        assert output == shown
+
+
+def train_on_all(loop: Loop, batches: Iterator[Any]) -> None:
+    for _ in batches:
+        loop.steps += 1
+
+
+def prepared(
+    patch: pytest.MonkeyPatch,
+    loop: Loop,
+    world_size: int = 1,
+    settings: ProbedWith | None = None,
+    trained: Sequence[torch.nn.Parameter] = (),
+    **options: Any,
+) -> Reply:
+    """What a script that has trained these parameters answers when it is to be measured, on a made device."""
+    worker = worker_of(loop, world_size)
+    patch.setattr(answering, "trained_parameters", lambda: trained)
+    patch.setattr(worker, "_open_device", lambda *_: MadeMeter())
+    lengths = sorted(map(float, Lengths().lengths))
+    return worker.answer(
+        Prepare(
+            workload="a script",
+            options=options,
+            settings=settings or ProbedWith(),
+            limit_bytes=None,
+            examples=len(lengths),
+            script=ScriptRequest(command=[], scratch="", lengths=lengths),
+        )
+    )
+
+
+def test_parameters_that_are_not_finite_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = MadeScript(monkeypatch, train_on_all, loader_of(Lengths())).measured()
+    weights = [torch.nn.Parameter(torch.tensor([1.0, float("nan")]))]
+    failed = prepared(monkeypatch, loop, trained=weights)
+    assert isinstance(failed, Failed)
+    assert failed.message.startswith(
+        "parameters are not finite after the script's first optimizer steps"
+    )
+
+
+def test_several_ranks_take_no_room_for_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = MadeScript(monkeypatch, train_on_all, loader_of(Lengths())).measured()
+    failed = prepared(monkeypatch, loop, 2, ProbedWith(ddp=True))
+    assert isinstance(failed, Failed)
+    assert failed.stage == "options"
+    assert "trains on 2 ranks, where they are really allocated" in failed.message
+
+
+def test_ranks_that_learned_different_batches_are_refused() -> None:
+    script = Script(
+        batches=["x: [B, L, 16] float32"],
+        loader="Lengths, 400 examples",
+        per_unit=1.0,
+        target_per_unit=None,
+        accumulation=1,
+        look_ahead=0,
+    )
+    other = replace(script, batches=["x: [B, L, 16] float64"])
+    device = MadeMeter().device
+    replies = {
+        rank: Ready(device=replace(device, script=learned))
+        for rank, learned in enumerate((script, other))
+    }
+    request = Describe(
+        script=ScriptRequest(command=[], scratch=""), options={}, output=""
+    )
+    failed = merged(replies, request, 2)
+    assert isinstance(failed, Failed)
+    assert failed.message.startswith(
+        "rank 1 has learned something else of the script's batches than rank 0: batches"
+    )
+
+
+# Which loader, and what its batches are made of
+
+
+def test_of_several_loaders_one_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def train(loop: Loop, batches: Iterator[Any]) -> None:
+        for batch, other in batches:
+            seen.append((len(batch), len(other)))
+            loop.steps += 1
+
+    loaders = [loader_of(Lengths()), loader_of(Lengths(30))]
+    loop = MadeScript(monkeypatch, train, *loaders).measured()
+    for number in (None, 2):
+        failed = prepared(monkeypatch, loop, loader=number)
+        assert isinstance(failed, Failed)
+        assert failed.message.endswith(
+            "0: Lengths, 40 examples; 1: Lengths, 30 examples"
+        )
+    ready = prepared(monkeypatch, loop, loader=1)
+    assert isinstance(ready, Ready) and ready.device.script is not None
+    assert ready.device.script.loader == "Lengths, 30 examples"
+    for _ in range(50):  # more than an epoch of the loader that delivers its own
+        loop.train(lambda: [0] * 7)
+    assert seen[-1] == (4, 7)
+
+
+@pytest.mark.parametrize(
+    ("loader", "name", "batch_size"),
+    [
+        (loader_of(Lengths(), shuffle=True), "Lengths, 40 examples", 4),
+        (loader_of(Stream(whole=False)), "Stream", None),
+        (
+            loader_of(Stream(whole=True), batch_size=None, collate_fn=None),
+            *("Stream", None),
+        ),
+    ],
+    ids=["examples", "a stream", "whole batches"],
+)
+def test_any_loader_can_be_learned_from(
+    monkeypatch: pytest.MonkeyPatch,
+    loader: DataLoader[Any],
+    name: str,
+    batch_size: int | None,
+) -> None:
+    loop = MadeScript(monkeypatch, train_on_all, loader).measured()
+    ready = prepared(monkeypatch, loop)
+    assert isinstance(ready, Ready) and ready.device.script is not None
+    script = ready.device.script
+    assert script.batches == ["batch: [B, L, 16] float32"]
+    assert (script.loader, script.per_unit, script.batch_size) == (
+        name,
+        1.0,
+        batch_size,
+    )
+    assert (script.accumulation, script.look_ahead) == (1, 0)
+    assert [twin.difference for twin in script.twins] == [0.0] * 3
