@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import cast
 
 import pytest
-from memory_laws import AlteredDevice, Law, LawDevice
+from made_trials import ran
+from memory_laws import Law, LawDevice
 from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, ResultError, WorkloadError
@@ -16,11 +16,11 @@ from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
     TRIALS_FILE,
+    BatchShape,
     Outcome,
     Probe,
     read_result,
@@ -35,12 +35,11 @@ SETTINGS = ProbeSettings(workload="train.py:Mine", options={}, num_lengths=3)
 def probed(
     device: LawDevice, folder: Path, settings: ProbeSettings = SETTINGS, **hooks: object
 ) -> Probe:
-    measurer = cast(Supervisor, device)
     return run_probe(
         device.lengths,
         settings,
         folder,
-        hooks=ProbeHooks(measurer=measurer, **hooks),  # type: ignore[arg-type]
+        hooks=ProbeHooks(measurer=device, **hooks),  # type: ignore[arg-type]
     )
 
 
@@ -114,7 +113,7 @@ def test_a_folder_of_another_limit_is_refused_unless_forced(run: Path) -> None:
         other,
         run,
         force=True,
-        hooks=ProbeHooks(measurer=cast(Supervisor, padded())),
+        hooks=ProbeHooks(measurer=padded()),
     )
     assert forced.settings["memory_bytes"] == 500 << 20
 
@@ -145,70 +144,56 @@ def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path: Path) 
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-class Failing(AlteredDevice):
-    """Fails with batches of more than `most` examples."""
-
-    most = 0
-    outcome: Outcome = "crash"
-    error = "the worker process was killed by SIGSEGV"
-    caught = False
-
-    def altered(self, ran: Ran) -> Ran:
-        if ran.trial.batch_size <= self.most:
-            return ran
-        trial = replace(
-            ran.trial,
-            outcome=self.outcome,
-            error=self.error,
-            peak_bytes=None,
-            caught=self.caught,
-        )
-        return replace(ran, trial=trial, stage="step", renew=True)
+CRASHED = "the worker process was killed by SIGSEGV"
+HUNG = "no answer within 1 s"
+# As cuBLAS does, both for a lack of memory and for a bug.
+DISGUISED = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"
+CAUGHT = "caught by the workload, whose step still returned: RuntimeError"
 
 
-class Disguised(Failing):
-    """As cuBLAS does, both for a lack of memory and for a bug."""
+def failing(
+    lengths: list[float],
+    outcome: Outcome,
+    error: str,
+    *,
+    above: int = 0,
+    caught: bool = False,
+) -> LawDevice:
+    """A device that fails with batches of more examples than `above`."""
 
-    outcome: Outcome = "oom"
-    error = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"
+    def fault(shape: BatchShape, run: int) -> Ran | None:
+        if shape.batch_size <= above:
+            return None
+        return replace(ran(shape, outcome, error=error, caught=caught), renew=True)
 
-
-class DisguisedAboveFour(Disguised):
-    most = 4
-
-
-class Hanging(Failing):
-    outcome: Outcome = "timeout"
-    error = "no answer within 1 s"
-
-
-class Catching(Failing):
-    most = 4
-    outcome: Outcome = "oom"
-    error = "caught by the workload, whose step still returned: RuntimeError"
-    caught = True
+    device = padded(lengths=Lengths.of(lengths), fitting=24.0)
+    device.fault = fault
+    return device
 
 
-@pytest.mark.parametrize("kind", [Failing, Hanging, Disguised])
+@pytest.mark.parametrize(
+    ("outcome", "error"), [("crash", CRASHED), ("timeout", HUNG), ("oom", DISGUISED)]
+)
 def test_what_fails_with_any_batch_is_the_workloads_own(
-    tmp_path: Path, kind: type[Failing]
+    tmp_path: Path, outcome: Outcome, error: str
 ) -> None:
-    with pytest.raises(WorkloadError) as caught:
-        probed(kind(PADDED, Lengths.of([1.0, 2.0])), tmp_path)
-    assert kind.error in caught.value.message
-    assert "did not run out of memory" in (caught.value.hint or "")
+    with pytest.raises(WorkloadError) as raised:
+        probed(failing([1.0, 2.0], outcome, error), tmp_path)
+    assert error in raised.value.message
+    assert "did not run out of memory" in (raised.value.hint or "")
     assert not (tmp_path / PROBE_FILE).exists()
 
 
 def test_a_disguised_oom_counts_if_a_smaller_batch_passes(tmp_path: Path) -> None:
-    probe = probed(DisguisedAboveFour(PADDED, Lengths.of([1.0] * 30)), tmp_path)
+    probe = probed(failing([1.0] * 30, "oom", DISGUISED, above=4), tmp_path)
     assert [(point.batch_size, point.closed_by) for point in probe.frontier] == [
         (4, "oom")
     ]
 
 
 def test_a_workload_that_catches_a_lack_of_memory_is_warned_of(tmp_path: Path) -> None:
-    probe = probed(Catching(PADDED, Lengths.of([1.0] * 8)), tmp_path)
+    device = failing([1.0] * 8, "oom", CAUGHT, above=4, caught=True)
+    probe = probed(device, tmp_path)
     assert probe.frontier[0].batch_size == 4
     assert any(
         text.startswith("The workload catches out-of-memory errors itself: in ")
