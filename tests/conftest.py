@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 from made_once import MadeOnce
 
-# Hundreds of tests start processes, each of which would compile all that it imports.
+pytest_plugins = ["tiers"]
+
+# Many tests start processes, each of which would compile all that it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

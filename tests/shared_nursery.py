@@ -2,6 +2,8 @@
 
 import atexit
 
+import tiers
+
 from batchtune.loaders.protocol import Reply
 from batchtune.probe.supervisor import worker_program
 from batchtune.processes.worker import Nursery
@@ -9,6 +11,10 @@ from batchtune.processes.worker import Nursery
 
 class SharedNursery(Nursery):
     """Stays for the next test, which needs not import PyTorch again; ends with the test process."""
+
+    def start_worker(self) -> None:
+        tiers.started.append("a worker of the shared nursery")
+        super().start_worker()
 
     def close(self) -> None:
         if (

@@ -19,7 +19,8 @@ MOST_TESTS = {"process": 150, "slow": 120}
 _SHOWN = 10
 _STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
 
-_started: list[str] = []
+started: list[str] = []
+"""The processes that the running test has started."""
 _seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
 
@@ -34,7 +35,7 @@ def tier_of(keywords: Any) -> str:
 
 def _note_start(event: str, arguments: tuple[object, ...]) -> None:
     if event in _STARTS:
-        _started.append(f"{event} {arguments[:2]}"[:200])
+        started.append(f"{event} {arguments[:2]}"[:200])
 
 
 sys.addaudithook(_note_start)
@@ -42,16 +43,16 @@ sys.addaudithook(_note_start)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    _started.clear()
+    started.clear()
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     result = yield
-    if _started and tier_of(item.keywords) == "unit":
+    if started and tier_of(item.keywords) == "unit":
         pytest.fail(
-            f"a unit test started a process ({_started[0]}): mark it `process`, or test it without one",
+            f"a unit test started a process ({started[0]}): mark it `process`, or test it without one",
             pytrace=False,
         )
     return result
