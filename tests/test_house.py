@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import tiers
 from without_torch import UNINSTALLED, blocking
 
 from batchtune.cli.app import COMMANDS
@@ -246,3 +247,8 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
         for path in (ROOT / "tests").rglob("test_*.py")
     ]
     assert [names for names in long_names if names] == []
+
+
+def test_few_tests_start_processes_or_are_slow() -> None:
+    for tier, most in tiers.MOST_TESTS.items():
+        assert tiers.collected[tier] <= most, tier

@@ -20,7 +20,6 @@ from batchtune.schemas import schema_of
 
 PROBLEM = "libcudart.so.12: cannot open shared object file"
 NO_TORCH = f"raise ImportError('{PROBLEM}')"
-pytestmark = pytest.mark.process
 
 
 def put_first(folder: Path, **modules: str) -> dict[str, str]:
@@ -45,6 +44,7 @@ def doctor(
     return found
 
 
+@pytest.mark.process
 def test_distorting_settings_are_warned_of_and_a_probe_is_shown(batchtune: Run) -> None:
     with lock_device("cpu", "the CPU"):
         found = doctor(batchtune, {"CUDA_LAUNCH_BLOCKING": "1"})
@@ -56,6 +56,7 @@ def test_distorting_settings_are_warned_of_and_a_probe_is_shown(batchtune: Run) 
     assert found["cpu"]["probe_process"] == os.getpid()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("torch", "told"),
     [
@@ -83,6 +84,7 @@ MADE_GPU = MadeGpu(
 )
 
 
+@pytest.mark.process
 def test_it_is_readable_with_a_gpu_that_torch_does_not_see(
     batchtune: Run, tmp_path: Path
 ) -> None:
@@ -150,6 +152,7 @@ def test_the_allocator_of_a_gpu_is_shown(
     assert dict(table.rows).get("--allocator auto", "\u2013") == (shown or "\u2013")
 
 
+@pytest.mark.process
 def test_what_nvml_refuses_to_answer_is_said(batchtune: Run, tmp_path: Path) -> None:
     denied = MadeGpu(fails={"nvmlDeviceGetMemoryInfo": NO_PERMISSION})
     made = MadeNvml([denied]).environment()
