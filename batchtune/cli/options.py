@@ -56,7 +56,7 @@ def option(
 ) -> Any:
     """Declare an option of a command; `expand` derives what is not given from the parameter's name.
 
-    `variable` is its environment variable without `BATCHTUNE_`; None: it can't be set there or in pyproject.toml.
+    `variable` is its environment variable without `BATCHTUNE_`; None: it has none.
     """
     envvar = None if variable is None else PREFIX + variable
     return typer.Option(
