@@ -774,12 +774,6 @@ class LoaderOptions:
     )
     timeout: float = setting("Time limit of one batch.", "SECONDS", default=60.0)
     setup_timeout: SetupTimeout = 600.0
-    quick: bool = setting(
-        "Answer within a minute: fewer settings, shorter measurements.", default=False
-    )
-    stages: bool = setting(
-        "Measure reading, decoding, augmenting and collating separately.", default=False
-    )
     check_reproducible: bool = setting(
         "Check that two epochs from the same seed give the same batches, bit for bit; it takes two epochs, of at most "
         "a minute each.",
@@ -802,10 +796,7 @@ class LoaderOptions:
         )
         if (run / SAMPLER_FILE).exists():
             values["config"] = str(run / SAMPLER_FILE)
-        settings = checked(LoaderSettings, values)
-        if self.quick:
-            return settings.for_quick()
-        return settings
+        return checked(LoaderSettings, values)
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:
