@@ -640,11 +640,6 @@ class SweepOptions:
         "N",
         default=1,
     )
-    throughput_fraction: float = setting(
-        "Report the smallest max_batch_length that reaches this fraction of the best throughput.",
-        "X",
-        default=0.95,
-    )
     min_randomness: MinRandomness = None
     min_steps: MinSteps = None
 
