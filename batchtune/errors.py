@@ -113,7 +113,7 @@ class BatchtuneError(Exception):
 
 
 class UsageError(BatchtuneError):
-    """The command line, the environment or `[tool.batchtune]` has a meaningless setting."""
+    """The command line or the environment has a meaningless setting."""
 
     exit_code = 2
 

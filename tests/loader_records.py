@@ -12,7 +12,6 @@ from batchtune.results import (
     Arguments,
     Demand,
     LoaderRow,
-    LoaderStage,
     LoaderTuning,
     Reproduced,
     WorkloadRecord,
@@ -71,11 +70,6 @@ def made_loader(**changes: Any) -> LoaderTuning:
         rows=rows,
         recommended=5,
         reason="With num_workers=4 prefetch_factor=2 a step of 38.4 ms waits for 0.6% of the time.",
-        stages=[
-            LoaderStage(name="read", seconds_per_example=0.0004, share=0.1),
-            LoaderStage(name="decode", seconds_per_example=0.00284, share=0.71),
-            LoaderStage(name="collate", seconds_per_example=0.00076, share=0.19),
-        ],
         reproduced=Reproduced(batches=40),
         warnings=["Each rank has 4 processors: 2 ranks share 8"],
     )
@@ -116,12 +110,9 @@ def made_dali() -> LoaderTuning:
             "recommended": 1,
             "demand": None,
         },
-        **{
-            "stages": [],
-            "reproduced": Reproduced(
-                batches=3, first_difference=1, what="log_mel has other values"
-            ),
-        },
+        reproduced=Reproduced(
+            batches=3, first_difference=1, what="log_mel has other values"
+        ),
         **{
             "device_name": "CPU",
             "epoch_batches": None,
@@ -154,7 +145,6 @@ def made_iterable() -> LoaderTuning:
             "demand": None,
         },
         **{
-            "stages": [],
             "reproduced": None,
             "settings": {},
             "batch": None,
@@ -176,7 +166,6 @@ def all_failed() -> LoaderTuning:
         rows=rows,
         recommended=None,
         reason="Nothing is recommended: all 2 settings failed.",
-        stages=[],
     )
 
 
@@ -197,7 +186,6 @@ def hostile_loader(text: str) -> LoaderTuning:
         batch=text,
         demand=replace(made.demand, device_name=text),
         reason=text,
-        stages=[LoaderStage(name=text, seconds_per_example=0.1, share=1.0)],
         reproduced=Reproduced(batches=2, first_difference=0, what=text),
         warnings=[text],
     )

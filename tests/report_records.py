@@ -31,7 +31,6 @@ from batchtune.results import (
     Probe,
     RankTimes,
     Row,
-    Saturation,
     Sweep,
     Trial,
     TwoDimensionalRow,
@@ -339,7 +338,7 @@ def made_sweep(*, timed: bool = True, unit: str | None = "s") -> Sweep:
 
 
 def whole_sweep(unit: str | None = "s") -> Sweep:
-    """As `made_sweep`, with all that a sweep can tell: the user's settings, errors, ranks, saturation and the rest."""
+    """As `made_sweep`, with all that a sweep can tell: the user's settings, errors, ranks and the rest."""
     sweep = made_sweep(unit=unit)
     replace = msgspec.structs.replace
     rows = [
@@ -371,9 +370,6 @@ def whole_sweep(unit: str | None = "s") -> Sweep:
             for index, row in enumerate(rows)
             if (row.strategy, row.sizing) == ("optimal", "length")
         ][::-1],
-        saturation=Saturation(
-            fraction=0.95, max_batch_length=300.0, mean_batch_size=COUNT / 1268
-        ),
         learning_rate=LearningRate(
             relative_to="current",
             from_batch_size=28.0,

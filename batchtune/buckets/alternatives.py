@@ -1,4 +1,4 @@
-"""Compares a sweep's tables with fixed batch sizes, a lower bound, a smaller max_batch_length and two lengths.
+"""Compares a sweep's tables with fixed batch sizes, a lower bound and tables over two lengths.
 
 Also makes batches smaller where an epoch must keep its number of optimizer steps.
 """
@@ -13,13 +13,8 @@ from typing import cast
 import numpy as np
 
 from batchtune.buckets.epoch_cost import Pricing
-from batchtune.buckets.optimal import (
-    optimal_boundaries,
-    optimal_table_2d,
-    representative_ends,
-)
+from batchtune.buckets.optimal import optimal_table_2d
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.layout import (
     ON_ONE_RANK,
     Dealing,
@@ -28,22 +23,14 @@ from batchtune.epochs.layout import (
     lay_out,
     shapes_of,
 )
-from batchtune.epochs.measured_costs import (
-    Costs,
-    batch_seconds,
-    share_of,
-)
+from batchtune.epochs.measured_costs import Costs, share_of
 from batchtune.epochs.simulation import simulate_length_grouped
 from batchtune.epochs.table import BucketTable, Limits, batch_sizes_for
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-from batchtune.results import Baseline, LowerBound, Row, Saturation, TwoDimensionalRow
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import Baseline, LowerBound, Row, TwoDimensionalRow
 from batchtune.units import counted
 
-# Values of max_batch_length to compare; fewer where rounding makes some equal.
-_POINTS = 24
-# Distinct lengths to tell apart; of more, the longest of each group of neighbours stands for it.
-_MOST_LENGTHS = 2048
 _ANY_BATCH_SIZE = 2**53
 # Halvings of the range in which a share is searched.
 _HALVINGS = 30
@@ -51,65 +38,6 @@ _HALVINGS = 30
 _SHUFFLES = 3
 # Of more examples, so many that are evenly spaced in order of length stand for all.
 _MOST_SIMULATED = 1 << 24
-
-
-def saturation(
-    pricing: Pricing, limits: Limits, num_buckets: int, fraction: float
-) -> Saturation | None:
-    """Return the smallest max_batch_length that reaches the `fraction` of the best throughput; None without step times.
-
-    Compared are values that are evenly spaced in their logarithm, from the longest length to the largest
-    max_batch_length, each with the optimal table (over full batches) of at most `num_buckets`. Batch sizes are those
-    that max_batch_length gives, and no more than the frontier and max_batch_size allow. Of more than 2048 distinct
-    lengths, neighbours count as the longest of them.
-    """
-    if pricing.step_seconds is None:
-        return None
-    whole = pricing.lengths.histogram
-    ends = representative_ends(
-        whole, np.ones(whole.lengths.size, dtype=np.int64), _MOST_LENGTHS
-    )
-    histogram = Histogram(
-        whole.lengths[ends], np.diff(whole.cumulative[ends], prepend=0)
-    )
-    cost = batch_seconds(pricing.step_seconds, pricing.targets)
-    candidates = []
-    for max_batch_length in _values(pricing.lengths.longest, limits.max_batch_length):
-        sizes = replace(limits, max_batch_length=max_batch_length).batch_sizes(
-            histogram.lengths, "length"
-        )
-        if limits.frontier is not None:
-            sizes = np.minimum(sizes, limits.batch_sizes(histogram.lengths, "frontier"))
-        seconds = cost(sizes.astype(np.float64), histogram.lengths)
-        (boundaries,) = optimal_boundaries(histogram, seconds / sizes, [num_buckets])
-        table = BucketTable(
-            boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)]
-        )
-        expected = expected_batches(histogram, table, pricing.dealing)
-        candidate = Saturation(
-            fraction=fraction,
-            max_batch_length=max_batch_length,
-            mean_batch_size=expected.tally.mean_batch_size,
-        )
-        candidates.append((pricing.table_seconds(expected), candidate))
-    longest_allowed = min(seconds for seconds, _ in candidates) / fraction
-    return next(
-        candidate for seconds, candidate in candidates if seconds <= longest_allowed
-    )
-
-
-def _values(longest: float, largest: float) -> list[float]:
-    """Return values of max_batch_length, ascending: between the ends in four digits."""
-    if longest >= largest:
-        return [largest]
-    between = {
-        float(f"{value:.4g}") for value in np.geomspace(longest, largest, _POINTS)
-    }
-    return [
-        longest,
-        *sorted(value for value in between if longest < value < largest),
-        largest,
-    ]
 
 
 def two_dimensional_rows(

@@ -24,7 +24,6 @@ from batchtune.buckets.alternatives import (
     fewest_batches,
     fixed_baselines,
     lower_bound,
-    saturation,
     share_for,
     two_dimensional_rows,
 )
@@ -263,9 +262,6 @@ def sweep(
     )
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
     recommended = row_at(rows, recommendation.row)
-    most_buckets = max(settings.num_buckets)
-    if recommended is not None and not recommended.uses_pools:
-        most_buckets = len(recommended.boundaries)
     costs_of_rows = epoch_costs(rows, steps_kept=settings.min_steps is not None)
     swept = Sweep(
         meta=meta_of(Sweep),
@@ -281,9 +277,6 @@ def sweep(
         reason=reason,
         warnings=[*cautions(lengths, limits, fitting, rows), *costs.warnings],
         trade_off=trade_off(costs_of_rows, [row.mates_again for row in rows]),
-        saturation=saturation(
-            pricing, limits, most_buckets, settings.throughput_fraction
-        ),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),

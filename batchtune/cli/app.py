@@ -73,21 +73,21 @@ class Command(TyperCommand):
     """A command with a manual page for its help, whose errors say where a wrong value was set."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line; what it leaves out comes from the environment and from pyproject.toml."""
-        settings.apply_project(ctx, lambda: [load_command(name) for name in COMMANDS])
+        """Parse the command line; the environment sets options that it leaves out."""
         try:
             return super().parse_args(ctx, self._with_command(_with_wait(args)))
         except _ParsingError as error:
             parameter: Any = getattr(error, "param", None)
-            origin = None
-            if parameter is not None:
-                origin = settings.origin_of(ctx, parameter)
+            variable = None
+            if parameter is not None and settings.is_from_environment(ctx, parameter):
+                variable = parameter.envvar
             if isinstance(error, settings.WrongNumber):
-                source = f" (from {origin.where})" if origin else ""
+                source = f" (from {variable})" if variable else ""
                 message = f"{parameter.opts[0]}: {error.message}{source}"
                 raise UsageError(message) from None
-            if origin:
-                error.message += f", got {shortened(origin.value)} from {origin.where}"
+            if variable:
+                value = shortened(os.environ[variable])
+                error.message += f", got {value} from {variable}"
             error.message = bounded(error.message)
             raise
 
@@ -111,7 +111,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        settings.show_origins(ctx)
+        settings.show_environment(ctx)
         return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -151,8 +151,7 @@ class Command(TyperCommand):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
         formatter.write_paragraph()
         formatter.write_text(
-            "`batchtune --help` lists the exit codes, and says how to set options by environment variables and in "
-            "pyproject.toml."
+            "`batchtune --help` lists the exit codes, and says how to set options by environment variables."
         )
 
 
@@ -258,10 +257,9 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="`batchtune COMMAND --help` shows a command's options, with examples. An option such as --num-buckets can "
-    "also be set by the environment variable BATCHTUNE_NUM_BUCKETS, and as num-buckets in pyproject.toml, under "
-    "[tool.batchtune] or [tool.batchtune.sweep-buckets]. Flags override the environment, which overrides "
-    "pyproject.toml. Exit codes: 0 done; 1 failed: the message says what, where, and what to do; 2 wrong usage; 3 a "
-    "rule of `report --fail-if` fails, or the recommended batches do not hold; 130 interrupted.",
+    "also be set by the environment variable BATCHTUNE_NUM_BUCKETS; flags override the environment. Exit codes: 0 "
+    "done; 1 failed: the message says what, where, and what to do; 2 wrong usage; 3 a rule of `report --fail-if` "
+    "fails, or the recommended batches do not hold; 130 interrupted.",
 )
 
 

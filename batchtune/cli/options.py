@@ -57,7 +57,7 @@ def option(
 ) -> Any:
     """Declare an option of a command; `expand` derives what is not given from the parameter's name.
 
-    `variable` is its environment variable without `BATCHTUNE_`; None: it can't be set there or in pyproject.toml.
+    `variable` is its environment variable without `BATCHTUNE_`; None: it has none.
     """
     envvar = None if variable is None else PREFIX + variable
     return typer.Option(
@@ -651,11 +651,6 @@ class SweepOptions:
         "N",
         default=1,
     )
-    throughput_fraction: float = setting(
-        "Report the smallest max_batch_length that reaches this fraction of the best throughput.",
-        "X",
-        default=0.95,
-    )
     min_randomness: MinRandomness = None
     min_steps: MinSteps = None
 
@@ -785,12 +780,6 @@ class LoaderOptions:
     )
     timeout: float = setting("Time limit of one batch.", "SECONDS", default=60.0)
     setup_timeout: SetupTimeout = 600.0
-    quick: bool = setting(
-        "Answer within a minute: fewer settings, shorter measurements.", default=False
-    )
-    stages: bool = setting(
-        "Measure reading, decoding, augmenting and collating separately.", default=False
-    )
     check_reproducible: bool = setting(
         "Check that two epochs from the same seed give the same batches, bit for bit; it takes two epochs, of at most "
         "a minute each.",
@@ -813,10 +802,7 @@ class LoaderOptions:
         )
         if (run / SAMPLER_FILE).exists():
             values["config"] = str(run / SAMPLER_FILE)
-        settings = checked(LoaderSettings, values)
-        if self.quick:
-            return settings.for_quick()
-        return settings
+        return checked(LoaderSettings, values)
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:

@@ -23,7 +23,7 @@ EXAMPLES = {
     "tune-loader": """
 batchtune tune-loader train.py:make_dataset
 batchtune tune-loader train.py:make_loader_arguments --sweep num_workers=0:8 --ranks-per-node 4
-batchtune tune-loader shards.py:make_batches --step-ms 45 --stages
+batchtune tune-loader shards.py:make_batches --step-ms 45
 batchtune tune-loader augment.py:mel_batches --kind dali --sweep eval_mode=eager,sync_cpu
 """
 }

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from batchtune.errors import LoaderError, ResultError, shortened
+from batchtune.errors import ResultError, shortened
 from batchtune.results import (
     Argument,
     Arguments,
-    LoaderStage,
     LoaderTuning,
     read_result,
 )
@@ -84,13 +83,6 @@ class OpenLoader(ABC):
         """Return how many batches an epoch has, if that is known before."""
         return None
 
-    def stages(self, seconds: float) -> list[LoaderStage]:
-        """Measure each stage of making a batch, in this process, for about this long.
-
-        Raises LoaderError if they can't be distinguished.
-        """
-        raise LoaderError(f"a loader of the kind {self.kind} does not show them")
-
 
 class LoaderKind(ABC):
     """One kind of loader.
@@ -120,14 +112,6 @@ class LoaderKind(ABC):
         `processors` are those of one rank; `accelerator` is whether batches go to a GPU; `takes` are the parameters of
         the user's function.
         """
-
-    def quick_axes(self, axes: Axes) -> Axes:
-        """Return fewer values of the axes for a quick tuning: up to three numbers of workers, one value of all else."""
-        quick = {name: values[:1] for name, values in axes.items()}
-        if self.WORKERS in axes:
-            numbers = axes[self.WORKERS]
-            quick[self.WORKERS] = [numbers[0], numbers[len(numbers) // 2], numbers[-1]]
-        return quick
 
     def settings(self, axes: Axes) -> list[Arguments]:
         """Return all different settings that these values make."""

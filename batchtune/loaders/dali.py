@@ -94,10 +94,6 @@ class DaliKind(LoaderKind):
             "queue_depth": [_QUEUE_DEPTH],
         }
 
-    def quick_axes(self, axes: Axes) -> Axes:
-        """Return fewer of them, with all processors."""
-        return {**super().quick_axes(axes), "num_threads": axes["num_threads"][-1:]}
-
     def simplified(self, arguments: Arguments) -> Arguments:
         """Return the arguments that matter: a queue needs reader threads."""
         if self.workers(arguments):

@@ -12,7 +12,7 @@ from batchtune.errors import LoaderError
 from batchtune.loaders import Axes, LoaderKind, OpenLoader, Target
 from batchtune.loaders.batches import facts_of, moved
 from batchtune.loaders.protocol import BatchFacts
-from batchtune.results import TORCH_TYPES, Argument, Arguments, LoaderStage
+from batchtune.results import TORCH_TYPES, Argument, Arguments
 
 _WITHOUT_WORKERS: Arguments = {
     "num_workers": 0,
@@ -126,10 +126,7 @@ class TorchKind(IterableKind):
 
 
 class IterableLoader(OpenLoader):
-    """An iterable of batches. If it is an iterator, which ends once, the target is called again for each epoch.
-
-    `_made` delivers them; `_plain` makes the same without workers, to show its stages.
-    """
+    """An iterable of batches. If it is an iterator, which ends once, the target is called again for each epoch."""
 
     kind = "iterable"
 
@@ -142,7 +139,6 @@ class IterableLoader(OpenLoader):
         self._target = target
         self._arguments = arguments
         self._made = made
-        self._plain = made
         self._used = False
 
     def epoch(self) -> Generator[Any, None, None]:
@@ -181,12 +177,6 @@ class IterableLoader(OpenLoader):
             return len(self._made)
         except Exception:  # not known; a data set's own __len__ may raise anything
             return None
-
-    def stages(self, seconds: float) -> list[LoaderStage]:
-        """Measure the stages of making a batch, for so many seconds."""
-        from batchtune.loaders.stages import measure_stages
-
-        return measure_stages(self._plain, seconds)
 
 
 class TorchLoader(IterableLoader):
@@ -231,7 +221,6 @@ class TorchLoader(IterableLoader):
                 "Check their names, or return a dict of arguments for torch's own DataLoader, with `dataset`.",
             ) from error
         super().__init__(target, {**arguments, "pin_memory": loader.pin_memory}, loader)
-        self._plain = plain
 
     def facts(self, batch: Any) -> BatchFacts:
         """Return the facts of a batch; with `lengths`, exactly."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from batchtune.processes.worker import Failed, Message
-from batchtune.results import Arguments, LoaderStage
+from batchtune.results import Arguments
 
 
 class Open(Message, frozen=True):
@@ -110,19 +110,7 @@ class Taken(Message, frozen=True):
         return sum(self.waits) + sum(self.steps)
 
 
-class Split(Message, frozen=True):
-    """A request to measure each stage, for about `seconds`."""
-
-    seconds: float
-
-
-class Stages(Message, frozen=True):
-    """The stages, in their order."""
-
-    stages: list[LoaderStage]
-
-
-Request = Open | Take | Split
-Reply = Opened | Taken | Stages | Failed
+Request = Open | Take
+Reply = Opened | Taken | Failed
 
 decode_request = msgspec.json.Decoder[Request](Request).decode

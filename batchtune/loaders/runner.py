@@ -15,13 +15,13 @@ import psutil
 from msgspec.structs import replace
 
 from batchtune.errors import LoaderError, OptionError
-from batchtune.loaders.protocol import Open, Opened, Reply, Split, Stages, Take, Taken
+from batchtune.loaders.protocol import Open, Opened, Reply, Take, Taken
 from batchtune.loaders.settings import LoaderSettings
 from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost, tail
-from batchtune.results import Arguments, LoaderOutcome, LoaderStage, Reproduced
+from batchtune.results import Arguments, LoaderOutcome, Reproduced
 from batchtune.units import format_seconds
 
-Answer = TypeVar("Answer", Opened, Taken, Stages)
+Answer = TypeVar("Answer", Opened, Taken)
 
 _WARM_UP_BATCHES = 8
 # The most epochs of a measurement, if they end at once.
@@ -80,14 +80,6 @@ class LoaderRunner:
         """Build the loader once, with the first of the values that the user named. Raises LoaderError if that fails."""
         with self._worker():
             return self._inspect()
-
-    def stages(self, seconds: float) -> list[LoaderStage]:
-        """Measure the stages of making a batch in a fresh process. Raises LoaderError if a stage fails."""
-        with self._worker():
-            self._inspect()
-            return self._ask(
-                Split(seconds=seconds), Stages, seconds + self._settings.timeout_seconds
-            ).stages
 
     def measure(self, arguments: Arguments, request: Take) -> Measurement:
         """Measure one setting in a fresh process: epochs as requested until the time is over, after a warm-up.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -16,10 +16,6 @@ from batchtune.workloads import parse_options
 
 _MAX_VALUES = 64
 _Timeout = Annotated[float, msgspec.Meta(ge=0.1, le=1e6)]
-# The most that a quick tuning takes of these.
-_QUICK_SECONDS = 1.0
-_QUICK_TRIALS = 2
-_QUICK_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +33,6 @@ class LoaderSettings:
         timeout_seconds: For one batch.
         setup_timeout_seconds: For importing the code and building the loader.
         step_ms: Time of a training step; None: by the run's probe, if it has one.
-        quick: Whether to measure few settings, for a short time, and to end after a minute.
         config: The run's `sampler.yaml`; None without one.
 
     Raises:
@@ -55,8 +50,6 @@ class LoaderSettings:
     timeout_seconds: _Timeout = 60.0
     setup_timeout_seconds: _Timeout = 600.0
     step_ms: Annotated[float, msgspec.Meta(ge=1e-3, le=1e9)] | None = None
-    quick: bool = False
-    stages: bool = False
     check_reproducible: bool = False
     seed: Seed = 0
     config: str | None = None
@@ -79,16 +72,6 @@ class LoaderSettings:
         """The user's code, as `loader.json` holds it."""
         return WorkloadRecord(spec=self.target, options=dict(self.options))
 
-    def for_quick(self) -> LoaderSettings:
-        """Return the settings of a quick tuning: shorter measurements, and fewer."""
-        return replace(
-            self,
-            quick=True,
-            seconds=min(self.seconds, _QUICK_SECONDS),
-            trials=min(self.trials, _QUICK_TRIALS),
-            timeout_seconds=min(self.timeout_seconds, _QUICK_TIMEOUT_SECONDS),
-        )
-
     @property
     def processors(self) -> list[int]:
         """The processors of one rank: those that this process may use / ranks per node."""
@@ -102,7 +85,6 @@ class LoaderSettings:
             "trials",
             "timeout_seconds",
             "ranks_per_node",
-            "quick",
             "seed",
         )
         return {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,23 +34,18 @@ from batchtune.results import (
     Arguments,
     Demand,
     LoaderRow,
-    LoaderStage,
     LoaderTuning,
     Reproduced,
     meta_of,
     write_result,
 )
 from batchtune.run_folder import alone_in
-from batchtune.units import counted
 
 # How many settings are measured in turns.
 _FINALISTS = 3
 # How long a consumer is run that computes as long as the step takes.
 _PACED_BATCHES = 150
 _PACED_SECONDS = 20.0
-_STAGES_SECONDS = 3.0
-# A quick tuning begins no measurement later than this; what remains of a minute is for the one that runs.
-_QUICK_SECONDS = 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +117,6 @@ class Tuner:
         self._settings = settings
         self._runner = runner
         self._on_progress = on_progress
-        self._began = time.monotonic()
         self._opened = opened = runner.inspect()
         self._kind = kind_of(opened.kind)
         self._notes: list[str] = []
@@ -136,18 +129,12 @@ class Tuner:
         self.rows: dict[str, LoaderRow] = {}
         self._measured: dict[str, Measurement] = {}
         self._repeats = False
-        self._stages: list[LoaderStage] = []
         self._reproduced: Reproduced | None = None
         axes = self._kind.axes(
             len(settings.processors),
             accelerator=opened.device != "cpu",
             takes=frozenset(opened.takes),
         )
-        if settings.quick:
-            axes = self._kind.quick_axes(axes)
-            self._notes.append(
-                "--quick measures few settings, each for a short time: others may be better."
-            )
         self._arguments = self._kind.settings(
             swept_axes(self._kind, axes, settings.sweep, opened.takes)
         )
@@ -167,12 +154,6 @@ class Tuner:
                 break
         self._measure_all()
         self._compare_best()
-        if self._settings.stages:
-            self._on_progress(LoaderProgress(doing="Measuring the stages"))
-            with self._noting("The stages can't be measured"):
-                self._stages = self._runner.stages(
-                    max(_STAGES_SECONDS, self._settings.seconds)
-                )
         best = self._best()
         if self._settings.check_reproducible and best is not None:
             self._on_progress(
@@ -182,30 +163,15 @@ class Tuner:
                     seconds=2 * COMPARED_SECONDS,
                 )
             )
-            with self._noting("Two epochs can't be compared"):
+            try:
                 self._reproduced = self._runner.reproduced(best.arguments)
-
-    @contextmanager
-    def _noting(self, what: str) -> Iterator[None]:
-        """Make a warning of an error, so that what was measured before is kept."""
-        try:
-            yield
-        except LoaderError as error:
-            self._notes.append(f"{what}: {error.message}.")
-
-    def _is_late(self) -> bool:
-        """Return whether a quick tuning has to come to its end."""
-        return self._settings.quick and time.monotonic() - self._began > _QUICK_SECONDS
+            except LoaderError as error:
+                self._notes.append(f"Two epochs can't be compared: {error.message}.")
 
     def _measure_all(self) -> None:
         """Measure each setting once, as fast as its batches come."""
         total = len(self._arguments)
         for done, arguments in enumerate(self._arguments):
-            if self._is_late():
-                self._notes.append(
-                    f"--quick did not come to {counted(total - done, 'setting')}: the time was over."
-                )
-                return
             self._on_progress(
                 LoaderProgress(
                     doing="Measuring", arguments=arguments, done=done, total=total
@@ -257,7 +223,7 @@ class Tuner:
         """
         compared: set[str] = set()
         shortest = math.inf
-        while not self._is_late():
+        while True:
             finalists = []
             for row in ranked(self._working(), self._demand)[:_FINALISTS]:
                 if row.name in compared:
@@ -280,7 +246,7 @@ class Tuner:
         turns = list(rows) * self._settings.trials
         for done, row in enumerate(turns):
             earlier = measurements[row.name]
-            if self._is_late() or (earlier and earlier[-1].outcome != "ok"):
+            if earlier and earlier[-1].outcome != "ok":
                 continue
             self._on_progress(
                 LoaderProgress(
@@ -301,9 +267,8 @@ class Tuner:
         if self._steps is None:
             return Take(seconds=seconds)
         steps = self._steps.of(self._measured[row.name].epochs)
-        if not self._settings.quick:
-            period = max(sum(steps) / len(steps), 1 / (row.batches_per_second or 1.0))
-            seconds = min(_PACED_SECONDS, max(seconds, _PACED_BATCHES * period))
+        period = max(sum(steps) / len(steps), 1 / (row.batches_per_second or 1.0))
+        seconds = min(_PACED_SECONDS, max(seconds, _PACED_BATCHES * period))
         return Take(seconds=seconds / self._settings.trials, steps=steps)
 
     def _closer(self, row: LoaderRow, measurements: Sequence[Measurement]) -> LoaderRow:
@@ -370,7 +335,6 @@ class Tuner:
             rows=rows,
             recommended=None if best is None else list(self.rows).index(best.name),
             reason="",
-            stages=self._stages,
             reproduced=self._reproduced,
             interrupted=interrupted,
             warnings=self._notes,

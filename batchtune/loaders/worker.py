@@ -28,8 +28,6 @@ from batchtune.loaders.protocol import (
     Opened,
     Reply,
     Request,
-    Split,
-    Stages,
     Take,
     Taken,
     decode_request,
@@ -72,8 +70,6 @@ class _Loaders:
                 self._kills = oom_kills()
                 return self._open(request)
             assert self._loader is not None, "asked before the loader was opened"
-            if isinstance(request, Split):
-                return Stages(stages=self._loader.stages(request.seconds))
             return _take(self._loader, request)
         except BaseException as error:
             self._raised = error

@@ -1,4 +1,4 @@
-"""The section on a data loader: what to set, whether the step waits for it, what is slow, what failed."""
+"""The section on a data loader: what to set, whether the step waits for it, what failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batchtune.reports.section import (
     make_table,
     settings_table,
 )
-from batchtune.results import BUSY_IDLE, LOADER_CONFIG_FILE, LoaderRow, LoaderTuning
+from batchtune.results import LOADER_CONFIG_FILE, LoaderRow, LoaderTuning
 from batchtune.units import (
     counted,
     format_number,
@@ -48,8 +48,6 @@ def loader_section(run: RunResults) -> Section:
     if loader.working_rows:
         tables.append(_rows_table(loader))
     tables += _failed_table(loader)
-    if loader.stages:
-        tables.append(_stages_table(loader))
     tables.append(
         settings_table(
             "Settings of the tuning", {"kind": loader.kind, **loader.settings}
@@ -87,9 +85,6 @@ def _support(loader: LoaderTuning) -> Iterator[str]:
     row = loader.recommended_row
     if row is not None and len(loader.rows) == 1:
         yield "Only this setting was measured, so it is not known to be the best."
-    if loader.stages:
-        slowest = max(loader.stages, key=lambda stage: stage.share)
-        yield f"The slowest stage: {slowest.name} takes {format_percent(slowest.share)} of the time to make a batch."
     if row is not None and row.estimated_epoch_seconds is not None:
         what = "of the loader alone"
         if loader.demand is not None:
@@ -217,23 +212,6 @@ def _failed_table(loader: LoaderTuning) -> list[Table]:
     ]
 
 
-def _stages_table(loader: LoaderTuning) -> Table:
-    rows = [
-        {
-            "stage": stage.name,
-            "time per example": format_seconds(stage.seconds_per_example),
-            "share": format_percent(stage.share),
-        }
-        for stage in loader.stages
-    ]
-    return make_table(
-        "Stages of making a batch, each measured alone",
-        rows,
-        left=["stage"],
-        file="loader.json",
-    )
-
-
 def _warnings(loader: LoaderTuning) -> Iterator[str]:
     """Yield what differs between two epochs, the settings that failed, and the tuning's own warnings."""
     reproduced = loader.reproduced
@@ -270,5 +248,3 @@ def _next_steps(run: RunResults, loader: LoaderTuning) -> Iterator[tuple[str, st
     yield str(run.folder / LOADER_CONFIG_FILE), "the arguments, for the loader"
     if loader.demand is None:
         yield f"{again} --step-ms MS", "hold it against the step"
-    elif row.gpu_idle is not None and row.gpu_idle > BUSY_IDLE and not loader.stages:
-        yield f"{again} --stages", "find the slow stage"

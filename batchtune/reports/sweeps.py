@@ -188,18 +188,6 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
             table = f"frameworks that can't take it get the best table, {sweep.rows[sweep.recommended_table].name}"
         yield f"Pools need batchtune's own sampler: {table}."
     yield from _ranks(sweep, row)
-    saturation = sweep.saturation
-    if (
-        saturation is not None
-        and row.sizing == "length"
-        and saturation.max_batch_length < sweep.max_batch_length
-    ):
-        yield (
-            f"max_batch_length = {format_length(saturation.max_batch_length, sweep.lengths.unit)} already reaches "
-            f"{format_percent(saturation.fraction)} of the best throughput of any max_batch_length, with "
-            f"{format_number(saturation.mean_batch_size)} examples a batch on average: often the better choice for "
-            "training."
-        )
     sizes = (
         f"Batches hold {format_number(row.smallest_batch_size)} to {format_number(row.largest_batch_size)} examples, "
         f"{format_number(row.mean_batch_size)} on average"

@@ -164,20 +164,6 @@ class LoaderRow(Record, frozen=True, kw_only=True):
             yield "outcome is ok, but first_batch_seconds is missing"
 
 
-class LoaderStage(Record, frozen=True, kw_only=True):
-    """One stage of making a batch, measured in one process: reading, decoding, ...
-
-    Attributes:
-        name: As the user knows it: a function's name, or what torch's DataLoader does there.
-        seconds_per_example: Its own time, without the stages before.
-        share: Of the time of all stages.
-    """
-
-    name: str
-    seconds_per_example: Amount
-    share: Share
-
-
 class Reproduced(Record, frozen=True, kw_only=True):
     """Whether two epochs from the same seed, each in a fresh process, gave the same batches, bit for bit.
 
@@ -214,7 +200,6 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         demand: None where no step times are known.
         rows: In the order of `arguments`.
         recommended: Index of the recommended row; None where every setting failed.
-        stages: Of making a batch, in their order; empty unless requested.
         reproduced: None unless requested.
         interrupted: Whether the tuning was, so that settings are missing.
     """
@@ -233,7 +218,6 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     rows: list[LoaderRow]
     recommended: Count | None
     reason: str
-    stages: list[LoaderStage] = msgspec.field(default_factory=list)
     reproduced: Reproduced | None = None
     interrupted: bool = False
     warnings: list[str]

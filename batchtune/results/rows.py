@@ -46,7 +46,6 @@ class SweepSettings(Record, frozen=True, kw_only=True):
         world_size: Number of ranks; None: as many as were probed. With same_bucket all take batches of one bucket at
             each step.
         accumulate: Ranks wait for each other only after so many batches.
-        throughput_fraction: The share of the best throughput that is enough.
         min_randomness: The least probability, for the recommended row, that mates do not meet again in the next epoch.
         min_steps: The fewest optimizer steps of an epoch: batches are made smaller until it has as many.
     """
@@ -63,7 +62,6 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     world_size: _Ranks | None = None
     same_bucket: bool = False
     accumulate: _Ranks = 1
-    throughput_fraction: _Part = 0.95
     min_randomness: _Part | None = None
     min_steps: Size | None = None
 

@@ -87,20 +87,6 @@ class BucketUse(Record, frozen=True, kw_only=True):
     proven_by: Count | None = None
 
 
-class Saturation(Record, frozen=True, kw_only=True):
-    """The smallest max_batch_length that reaches a share of the best throughput.
-
-    Attributes:
-        fraction: Of the best throughput, in true length per second.
-        max_batch_length: The smallest one to reach it, with the optimal table for it.
-        mean_batch_size: Of that table, over all ranks.
-    """
-
-    fraction: Share
-    max_batch_length: Length
-    mean_batch_size: Amount
-
-
 class LearningRate(Record, frozen=True, kw_only=True):
     """Factors for the learning rate when the batch size changes; a hint.
 
@@ -164,7 +150,6 @@ class Sweep(Result, frozen=True, kw_only=True):
         current_settings: Those settings, and their `source`.
         recommended_table: Index of the best bucket table, for frameworks without pools; None if there is none.
         trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
-        saturation: None without step times.
         learning_rate: None if no row is recommended.
         two_dimensional: Empty without target lengths, or if memory does not depend on them.
         histogram: Of the lengths, ascending bins that cover them all.
@@ -190,7 +175,6 @@ class Sweep(Result, frozen=True, kw_only=True):
     current_fits: bool | None = None
     current_settings: dict[str, Any] | None = None
     trade_off: list[Count] = msgspec.field(default_factory=list)
-    saturation: Saturation | None = None
     learning_rate: LearningRate | None = None
     two_dimensional: list[TwoDimensionalRow] = msgspec.field(default_factory=list)
     histogram: list[HistogramBin] = msgspec.field(default_factory=list)

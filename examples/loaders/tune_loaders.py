@@ -150,7 +150,6 @@ def tune(
         command += ["--sweep", "eval_mode=eager,sync_cpu"]
     else:
         command += [
-            "--stages",
             "--sweep",
             "persistent_workers=true",
             "--sweep",

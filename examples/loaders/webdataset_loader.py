@@ -3,9 +3,9 @@
     python -m pip install webdataset
     python examples/loaders/make_audio.py --out audio
     target=examples/loaders/webdataset_loader.py:make_batches
-    batchtune tune-loader $target --set shards=audio/shards --step-ms 50 --stages
+    batchtune tune-loader $target --set shards=audio/shards --step-ms 50
 
-The features are those of `torch_loader.py`; `--stages` says how long each function takes.
+The features are those of `torch_loader.py`.
 """
 
 from __future__ import annotations

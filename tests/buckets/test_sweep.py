@@ -230,7 +230,6 @@ def test_the_sweep_holds_its_settings_and_the_device() -> None:
         "world_size": 1,
         "same_bucket": False,
         "accumulate": 1,
-        "throughput_fraction": 0.95,
         "min_randomness": None,
         "min_steps": None,
     }

@@ -43,10 +43,7 @@ def test_an_invalid_bucket_count_is_refused_with_the_rule(text: str) -> None:
         ),
         ({"multiple_of": 0.0}, "--multiple-of: must be a number above 0"),
         ({"world_size": 0}, "--world-size: must be a whole number of at least 1"),
-        (
-            {"throughput_fraction": 0.0},
-            "--throughput-fraction: must be a number above 0",
-        ),
+        ({"min_randomness": 0.0}, "--min-randomness: must be a number above 0"),
     ],
 )
 def test_settings_out_of_range_are_refused_with_the_rule(

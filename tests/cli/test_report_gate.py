@@ -103,12 +103,7 @@ def test_the_exit_code_says_what_became_of_the_rules(
     ) == len([rule for rule in rules if rule != HOLDS])
 
 
-def test_rules_are_taken_from_the_environment_before_the_project(
-    batchtune: Run, swept: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        f'[tool.batchtune.report]\nfail-if = "{UNKNOWN}"\n'
-    )
+def test_rules_are_taken_from_the_environment(batchtune: Run, swept: Path) -> None:
     env = {"BATCHTUNE_FAIL_IF": f"{HOLDS}; {FAILS}\n fill < 0"}
     ran = batchtune("report", swept, "--format", "json", env=env)
     assert [verdict["rule"] for verdict in json.loads(ran.stdout)["verdicts"]] == [

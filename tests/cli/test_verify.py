@@ -54,10 +54,8 @@ def test_all_but_own_code_is_taken_from_the_run(
     batchtune: Run, run: Path, tmp_path: Path
 ) -> None:
     run = run.rename(tmp_path / "elsewhere")
-    (tmp_path / "pyproject.toml").write_text(
-        '[tool.batchtune]\nworkload = "train.py:Step"\n'
-    )
-    ran = batchtune("verify", "elsewhere", "lengths.csv", "--steps", 14, "--json")
+    own = ["--workload", "train.py:Step"]
+    ran = batchtune("verify", "elsewhere", "lengths.csv", *own, "--steps", 14, "--json")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = json.loads(ran.stdout)
     assert found["workload"]["spec"] == "train.py:Step"

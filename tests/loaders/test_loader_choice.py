@@ -36,7 +36,6 @@ class MadeRunner:
             random.Random(seed),
             seconds_of,
         )
-        self.measured: list[Arguments] = []
 
     def __call__(self, settings: LoaderSettings) -> MadeRunner:
         return self
@@ -55,7 +54,6 @@ class MadeRunner:
         return Opened(**opened, batches=BATCHES, dealt=True)
 
     def measure(self, arguments: Arguments, request: Take) -> Measurement:
-        self.measured.append(arguments)
         batch = self.seconds_of(arguments) * self.random.uniform(1, 1 + self.noise)
         steps = [
             step
@@ -88,19 +86,16 @@ def by_workers(arguments: Arguments) -> float:
 @pytest.fixture
 def tuned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[LoaderTuning, MadeRunner]]:
-    def tune(
-        noise: float = 0.0, seed: int = 0, quick: bool = False, **given: Any
-    ) -> tuple[LoaderTuning, MadeRunner]:
+) -> Callable[..., LoaderTuning]:
+    def tune(noise: float = 0.0, seed: int = 0, **given: Any) -> LoaderTuning:
         runner = MadeRunner(noise, seed, by_workers)
         monkeypatch.setattr(loader_tuner, "LoaderRunner", runner)
-        settings = LoaderSettings(target="train.py:make", **given)
         return run_loader_tuning(
-            settings.for_quick() if quick else settings,
+            LoaderSettings(target="train.py:make", **given),
             tmp_path,
             force=True,
             on_progress=lambda progress: None,
-        ), runner
+        )
 
     return tune
 
@@ -115,7 +110,7 @@ def test_no_row_is_faster_than_the_recommended_one(
         "prefetch_factor": [2, 4],
         "in_order": [True, False],
     }
-    found, _ = tuned(noise, seed, sweep=sweep)
+    found = tuned(noise, seed, sweep=sweep)
     chosen = found.recommended_row
     assert chosen is not None and chosen.equal_to_best and chosen.examples_per_second
     for row in found.rows:
@@ -137,7 +132,7 @@ def test_no_row_waits_less_than_the_recommended_one(
     tuned: Any, step: float, seed: int
 ) -> None:
     sweep = {"num_workers": [0, 1, 2, 4], "prefetch_factor": [2, 4], "in_order": [True]}
-    found, _ = tuned(0.5, seed, sweep=sweep, step_ms=1000 * step)
+    found = tuned(0.5, seed, sweep=sweep, step_ms=1000 * step)
     chosen = found.recommended_row
     assert chosen is not None and chosen.gpu_idle is not None
     shortest = min(row.gpu_idle for row in found.rows if row.gpu_idle is not None)
@@ -148,7 +143,7 @@ def test_no_row_waits_less_than_the_recommended_one(
 def test_a_setting_that_delivers_enough_is_no_bottleneck(
     tuned: Any, step: float, bottleneck: bool
 ) -> None:
-    found, _ = tuned(sweep={"num_workers": [0]}, step_ms=1000 * step)
+    found = tuned(sweep={"num_workers": [0]}, step_ms=1000 * step)
     assert found.recommended_row.gpu_idle > BUSY_IDLE
     assert (
         found.is_bottleneck
@@ -158,31 +153,6 @@ def test_a_setting_that_delivers_enough_is_no_bottleneck(
     headline = build_page(loaded(found)).lead[0]
     assert headline.startswith("The loader is the bottleneck") == bottleneck
     assert "the step waits for data" in headline
-
-
-def test_a_quick_tuning_measures_few_settings_and_names_others(
-    tuned: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "batchtune.loaders.settings.all_processors", lambda: list(range(16))
-    )
-    found, runner = tuned(quick=True)
-    assert [row.workers for row in found.rows] == [0, 4, 16]
-    assert len(runner.measured) == 3 + 2 * 3  # once, and twice in turns
-    assert any(
-        warning.startswith("--quick measures few settings")
-        for warning in found.warnings
-    )
-
-
-def test_a_quick_tuning_ends_when_its_minute_is_over(
-    tuned: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late = iter([False, False, *[True] * 99])
-    monkeypatch.setattr(loader_tuner.Tuner, "_is_late", lambda tuner: next(late))
-    found, _ = tuned(quick=True, sweep={"num_workers": [0, 1, 2, 3]})
-    assert len(found.rows) == 2 and found.recommended_row is not None
-    assert "--quick did not come to 2 settings: the time was over." in found.warnings
 
 
 def test_what_reproducing_takes_is_said_before(

@@ -96,7 +96,6 @@ def test_a_row_is_named_by_what_tells_it_apart() -> None:
 @pytest.mark.parametrize(
     "sentence",
     [
-        "The slowest stage: decode takes 71.0% of the time to make a batch.",
         "An epoch with the step is estimated at 34.5 s.",
         "The step takes 38.4 ms for a batch on average, by the probe on NVIDIA H200, which is 833.3 examples/s.",
         "Why: With num_workers=4 prefetch_factor=2 a step of 38.4 ms waits for 0.6% of the time.",
@@ -156,8 +155,8 @@ def test_interruptions_and_differing_batches_are_warned_of() -> None:
             ["batchtune-run/loader.yaml", "batchtune tune-loader TARGET --step-ms MS"],
         ),
         (
-            replace(bottleneck(), stages=[]),
-            ["batchtune-run/loader.yaml", "batchtune tune-loader TARGET --stages"],
+            bottleneck(),
+            ["batchtune-run/loader.yaml"],
         ),
         (made_loader(interrupted=True), ["batchtune tune-loader TARGET"]),
         (all_failed(), ["batchtune tune-loader TARGET"]),

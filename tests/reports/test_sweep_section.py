@@ -208,8 +208,6 @@ def test_a_better_current_config_is_called_better() -> None:
         "On 8 ranks an epoch takes 27.5 s (10.0% of waiting) if each rank takes any batch, 25.5 s (2.0% of waiting) if "
         "all take batches of the same bucket: --same-bucket saves 7.3% of the time.",
         "1 example is dealt twice, so that each of the 8 ranks has as many batches; the second time counts as padding.",
-        "max_batch_length = 300 s already reaches 95.0% of the best throughput of any max_batch_length, with 22.51 "
-        "examples a batch on average: often the better choice for training.",
         "Batches hold 3 to 425 examples, 45.01 on average; a learning rate tuned for 28 (current) scales by 1.61 "
         "(linear) or 1.27 (square root), as a hint.",
         "20 buckets over both lengths, as NeMo takes them, would be 1.10 times as fast as over the first alone, on one "
