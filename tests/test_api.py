@@ -32,12 +32,11 @@ from batchtune.results import (
 from batchtune.workloads.loading import load_function, spec_of
 
 ROOT = Path(__file__).parents[1]
-MIB = 1 << 20
 KNOWN = f"{ROOT / 'tests' / 'probe' / 'known_workload.py'}:Known"
-OPTIONS = {"a": 1.0 * MIB, "b": 0.08 * MIB}
+LAW = "law:constant=220MiB,linear=1MiB,limit=460MiB"
 VALUES = [5.0, 10.0, 20.0] * 12
 
-pytestmark = pytest.mark.usefixtures("one_nursery", "in_empty_folder")
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
 @pytest.fixture
@@ -46,14 +45,12 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def tuned(one_nursery: None, tmp_path_factory: pytest.TempPathFactory) -> RunResults:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> RunResults:
     return batchtune.tune(
         KNOWN,
         np.array(VALUES),
         unit="s",
-        options=OPTIONS,
-        device="cpu",
-        memory_bytes=460 * MIB,
+        device=LAW,
         num_lengths=3,
         num_buckets=[2, 3],
         run=tmp_path_factory.mktemp("api") / "run",
@@ -73,7 +70,6 @@ def columns_of(kind: type[msgspec.Struct]) -> list[str]:
 # Results
 
 
-@pytest.mark.process
 def test_results_are_the_records_of_the_files(tuned: RunResults) -> None:
     assert tuned.probe == read_result(tuned.folder / "probe.json", Probe)
     assert tuned.sweep == read_result(tuned.folder / "sweep.json", Sweep)
@@ -82,7 +78,6 @@ def test_results_are_the_records_of_the_files(tuned: RunResults) -> None:
     assert load_run(tuned.folder).sweep == tuned.sweep
 
 
-@pytest.mark.process
 def test_tables_have_a_row_per_entry_and_a_column_per_field(tuned: RunResults) -> None:
     assert tuned.probe is not None and tuned.sweep is not None
     assert list(tuned.trials.columns) == columns_of(Trial)
@@ -97,12 +92,9 @@ def test_tables_have_a_row_per_entry_and_a_column_per_field(tuned: RunResults) -
     ]
 
 
-@pytest.mark.process
 def test_the_probe_alone_then_the_sweep_in_its_folder(tuned: RunResults) -> None:
     given: dict[str, Any] = {
-        "options": OPTIONS,
-        "device": "cpu",
-        "memory_bytes": 460 * MIB,
+        "device": LAW,
         "num_lengths": 3,
         "num_buckets": [2, 3],
     }
@@ -113,7 +105,6 @@ def test_the_probe_alone_then_the_sweep_in_its_folder(tuned: RunResults) -> None
     assert again.sweep == tuned.sweep
 
 
-@pytest.mark.process
 def test_the_recommended_sampler_runs(tuned: RunResults) -> None:
     assert tuned.sweep is not None and tuned.sweep.recommended_row is not None
     config = tuned.folder / "sampler.yaml"
@@ -122,7 +113,6 @@ def test_the_recommended_sampler_runs(tuned: RunResults) -> None:
     assert sorted(index for batch in batches for index in batch) == list(range(36))
 
 
-@pytest.mark.process
 def test_a_notebook_shows_the_headline_and_the_tables(tuned: RunResults) -> None:
     html = tuned._repr_html_()
     assert repr(tuned) in html
@@ -299,9 +289,13 @@ ORDERS = (
 )
 
 
-@pytest.mark.parametrize("imports", ORDERS)
 @pytest.mark.process
-def test_probe_is_a_function_in_all_import_orders(imports: str) -> None:
+def test_probe_is_a_function_in_all_import_orders() -> None:
+    for imports in ORDERS:
+        check_import_order(imports)
+
+
+def check_import_order(imports: str) -> None:
     code = (
         f"{imports}\nfrom batchtune import probe\n"
         "assert probe is batchtune.probe\n"

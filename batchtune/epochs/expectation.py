@@ -195,7 +195,7 @@ def log_orders(count: IntArray, drawn: IntArray) -> FloatArray:
     from scipy.special import gammaln
 
     count, drawn = np.broadcast_arrays(count, drawn)
-    logs = gammaln(count + 1.0) - gammaln(rest + 1.0)
+    logs = np.asarray(gammaln(count + 1.0) - gammaln(rest + 1.0))
     # Large ones differ by less than their rounding errors: there the terms of Stirling's series are subtracted.
     many = rest >= _TABLED_FACTORIALS
     total = count[many].astype(np.float64)

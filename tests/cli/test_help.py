@@ -46,8 +46,6 @@ def test_options_of_a_project_can_be_set_elsewhere() -> None:
         "engine",
         "ray_address",
         "list_known",
-        "patch",
-        "key_path",
         "help",
         "command",
     }

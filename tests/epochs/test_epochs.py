@@ -250,6 +250,7 @@ def test_each_epoch_and_each_seed_has_another_shuffle(pool_size: int | None) -> 
     assert len(epochs) == len(drawings)
 
 
+@pytest.mark.process
 def test_another_process_makes_the_same_batches() -> None:
     code = (
         "import numpy as np; from batchtune.epochs import batchers as b, layout as l, table as t\n"

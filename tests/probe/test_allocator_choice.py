@@ -190,7 +190,8 @@ def settings(allocator: Choice) -> ProbeSettings:
 
 
 def on(allocator: str | None) -> Device:
-    return msgspec.structs.replace(made_stepper().device, allocator=allocator)
+    device = made_stepper().device
+    return msgspec.structs.replace(device, allocator=allocator, torch="2.13.0")
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def kill(process: "subprocess.Popen[bytes]", probing: Probing) -> None:
 
 
 @pytest.mark.process
-def test_killed_in_mid_step_it_leaves_no_child_and_the_same_command_goes_on(
+def test_killed_in_mid_step_it_leaves_no_child_and_goes_on(
     probing: Probing,
 ) -> None:
     with probing.held() as process:

@@ -288,7 +288,7 @@ serve_node_0(launch_of(1, 2, {port}), greeting_of(1), 60.0)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_rank_that_fails_on_another_node_is_one_result_and_a_lost_node_the_end(
+def test_a_rank_may_fail_on_another_node_but_no_node_may_be_lost(
     tmp_path: Path,
 ) -> None:
     """A rank there is killed, and all ranks start anew on both nodes; then the agent is, in the middle of a trial."""

@@ -44,7 +44,7 @@ def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(
         (-200, "", "crash", "was killed by signal 200"),
     ],
 )
-def test_how_a_process_ended_is_judged_by_its_code_and_last_words(
+def test_an_end_is_judged_by_exit_code_and_last_words(
     code: int, output: str, outcome: str, how: str
 ) -> None:
     assert judged_end(code, output, oom_kills()) == (outcome, how)

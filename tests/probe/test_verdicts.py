@@ -131,7 +131,7 @@ def test_a_fault_of_all_ranks_is_the_first_ones(fault: str) -> None:
         ([ran("error", GLOO), ran("error", GLOO)], "crash", 0, GLOO),
     ],
 )
-def test_of_several_faults_the_one_that_explains_the_others_counts(
+def test_of_several_faults_the_one_that_explains_others_counts(
     replies: list[Reply], outcome: str, rank: int, error: str
 ) -> None:
     reply = merged(dict(enumerate(replies)), RUN, 2)

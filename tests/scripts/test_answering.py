@@ -209,7 +209,7 @@ def lost(code: int, output: str) -> tuple[str, str | None]:
     return error.message, error.traceback
 
 
-def test_a_script_that_ends_before_it_trains_shows_its_last_output() -> None:
+def test_a_script_that_never_trains_shows_its_last_output() -> None:
     assert lost(1, "usage: train.py --data FOLDER\n") == (
         "python train.py ended with exit code 1 before it trained",
         "usage: train.py --data FOLDER",

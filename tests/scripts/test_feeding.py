@@ -45,7 +45,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.process
-def test_a_script_trains_on_the_shapes_that_are_asked_for_also_after_an_oom(
+def test_a_script_trains_on_the_wanted_shapes_after_an_oom_too(
     working_folder: Path,
 ) -> None:
     notes: list[str] = []
