@@ -14,7 +14,7 @@ BENCHMARKS = [
 ]
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_all_start() -> None:
     # Their folder comes first, as it does for a script: no module of the tests may be hidden by a benchmark's name.
     code = """

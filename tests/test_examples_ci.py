@@ -124,7 +124,7 @@ def run_step(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout: Path) -> None:
     for step in JOBS["buckets"]["steps"]:
         if "run" in step and not step["name"].startswith("Install"):

@@ -103,7 +103,7 @@ def written(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_the_fewest_workers_that_keep_up_are_recommended(
     tuning: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

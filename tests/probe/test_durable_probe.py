@@ -211,7 +211,7 @@ def kill(process: "subprocess.Popen[bytes]", probing: Probing) -> None:
     until(lambda: not probing.processes(), "the end of the worker and its children")
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_killed_in_mid_step_it_leaves_no_child_and_goes_on(
     probing: Probing,
 ) -> None:
@@ -240,7 +240,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_no_room_for_a_file_is_one_message_and_loses_nothing(
     probing: Probing, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

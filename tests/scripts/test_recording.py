@@ -185,7 +185,7 @@ def script(folder: Path, end: str) -> str:
     return SCRIPT.format(tests=str(Path(__file__).parent), options=options) + end
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_the_end_of_the_process_is_recorded(tmp_path: Path) -> None:
     # A child that trains to its end, then its parent, which fails.
     end = """
