@@ -420,6 +420,16 @@ def _verification_facts(verification: Verification) -> Iterator[str]:
         f"{format_number(verification.steps)} of {format_number(verification.planned_steps)} {kind}; an epoch has "
         f"{format_number(verification.epoch_batches)}."
     )
+    if verification.processes > 1:
+        yield (
+            f"Other shuffles ran in {counted(verification.processes - 1, 'further process')}: "
+            f"{counted(verification.restarted_steps, 'step')} passed."
+        )
+    if verification.planned_pairs:
+        yield (
+            f"One shape followed another on an emptied cache {format_number(verification.pairs)} of "
+            f"{format_number(verification.planned_pairs)} times without running out of memory."
+        )
     yield f"Measured: {verification.workload.words} on {describe_device(verification.device)}."
     memory = {
         "in use": verification.peak_bytes,
