@@ -109,7 +109,8 @@ def _sentences(probe: Probe) -> Iterator[str]:
         yield (
             f"Batches at the limit ran once more in turns, {counted(confirmation.shapes, 'shape')} in "
             f"{counted(confirmation.steps, 'step')} of {counted(confirmation.workers, 'worker')}; "
-            f"{format_number(confirmation.given_up)} did not fit then."
+            f"{format_number(confirmation.given_up)} did not fit then. Tables of them are proven in shuffled "
+            "training, by `batchtune tune` or `batchtune verify`."
         )
     if any(point.target_length is not None for point in probe.frontier):
         yield "Each length was measured with the longest target that occurs at or below it."

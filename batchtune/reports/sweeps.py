@@ -177,7 +177,7 @@ def _proof(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
         if sweep.min_steps is None:
             free = left_free(run)
         yield f"Every batch size was run, or is no larger than one that was{free}."
-    if row.unproven is not None:
+    if sweep.proof is not None or row.unproven == 0:
         yield _proof_in_training(sweep.proof)
 
 
@@ -185,7 +185,7 @@ def _proof_in_training(proof: Proof | None) -> str:
     """Say how the batches ran in shuffled training."""
     if proof is None:
         return (
-            "These sizes ran alone and in turns, and are not yet proven in shuffled training: `batchtune verify` proves "
+            "The sizes ran alone and in turns, and are not yet proven in shuffled training: `batchtune verify` proves "
             "them."
         )
     ran = counted(proof.steps, "shuffled step")

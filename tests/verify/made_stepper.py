@@ -96,6 +96,7 @@ class MadeStepper:
         cache_bytes: Held by the allocator, more with each step.
         retries: Of every step.
         fails: What a step does instead, or None; told the shape and the number of steps so far in this worker.
+        starts: How many steps had run before each start.
     """
 
     limit_bytes: int = LIMIT_BYTES
@@ -109,9 +110,11 @@ class MadeStepper:
     steps: int = 0
     shapes: list[BatchShape] = field(default_factory=list)
     released: list[bool] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
 
     def start(self) -> Device:
         self.workers += 1
+        self.starts.append(len(self.shapes))
         self.steps = 0
         return self.device
 

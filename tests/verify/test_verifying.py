@@ -17,11 +17,12 @@ from verify.made_stepper import (
     made_probe,
 )
 
-from batchtune.errors import ResultError, UsageError, WorkloadError
+from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.requests import Ran
 from batchtune.results import (
     BatchShape,
+    Device,
     Probe,
     SamplerConfig,
     Verification,
@@ -86,19 +87,122 @@ def test_the_worst_shapes_are_run_first_and_then_in_alternation() -> None:
     ]
 
 
-def test_all_steps_are_in_one_worker_with_its_cache_kept() -> None:
+def test_all_steps_that_are_judged_are_in_one_worker_with_its_cache_kept() -> None:
     stepper = MadeStepper()
     found = verified(stepper)
-    assert stepper.workers == 1
-    assert not any(stepper.released)
-    assert (found.worst_steps, found.steps, len(stepper.shapes)) == (6, 60, 66)
+    assert (found.worst_steps, found.steps) == (6, 60)
+    assert stepper.starts[1] >= 66
+    assert not any(stepper.released[:66])
+
+
+def test_other_shuffles_follow_in_further_processes() -> None:
+    stepper = MadeStepper()
+    found = verified(stepper)
+    starts = stepper.starts
+    assert (found.processes, found.restarted_steps) == (3, 120)
+    runs = [stepper.shapes[6:66]] + [
+        stepper.shapes[start : start + 60] for start in starts[1:]
+    ]
+    assert runs[0] != runs[1] != runs[2] != runs[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pairs"),
+    [
+        ({}, 6),
+        ({"kind": "cpu"}, 0),
+        ({"allocator": "cudaMallocAsync"}, 0),
+        ({"allocator": "native (expandable_segments:True)"}, 0),
+    ],
+    ids=["native", "cpu", "async", "expandable"],
+)
+def test_where_the_allocator_fragments_all_pairs_run_on_an_emptied_cache(
+    changes: dict[str, object], pairs: int
+) -> None:
+    stepper = MadeStepper(device=made_device(**changes))
+    lengths = Lengths.of(np.repeat([5.0, 12.0, 30.0], 600))
+    found = verified(stepper, FITS, lengths, made_probe(lengths))
+    assert (found.pairs, found.planned_pairs) == (pairs, pairs)
+    firsts = [index for index, released in enumerate(stepper.released) if released]
+    ran = {tuple(stepper.shapes[index : index + 2]) for index in firsts}
+    assert len(ran) == pairs
+
+
+def test_without_time_for_all_pairs_each_shape_runs_before_three_others() -> None:
+    stepper = MadeStepper()
+    found = verified(
+        stepper, made_config([5.0, 9.0, 12.0, 20.0, 30.0], [180, 100, 75, 45, 30])
+    )
+    assert found.pairs == found.planned_pairs == 3 * sum(stepper.released)
+    worst = {180, 100, 75, 45, 30}
+    firsts = {
+        shape.batch_size
+        for shape, released in zip(stepper.shapes, stepper.released, strict=True)
+        if released
+    }
+    assert firsts == worst
+
+
+def test_a_shape_that_fails_after_another_is_found_and_runs_no_more() -> None:
+    def fragmented(shape: BatchShape, step: int) -> Ran | None:
+        if stepper.shapes[-2:][0].batch_size == 180 and shape.batch_size == 30:
+            return ran(shape, "oom", error="CUDA out of memory")
+        return None
+
+    stepper = MadeStepper(fails=fragmented)
+    plan = VerifyPlan(
+        lengths=Lengths.of(np.repeat([5.0, 12.0, 30.0], 600)),
+        config=FITS,
+        settings=VerifySettings(brief=True),
+    )
+    found = verify(stepper, plan, MADE, on_progress=lambda progress: None)
+    phases = {failure.phase for failure in found.failures}
+    assert {failure.batch_size for failure in found.failures} == {30}
+    assert phases <= {"shuffled", "pairs"} and not found.holds
+    assert found.processes == 1
+
+
+def test_a_crash_counts_only_if_it_comes_again() -> None:
+    crashed: list[BatchShape] = []
+
+    def once(shape: BatchShape, step: int) -> Ran | None:
+        if shape.batch_size == 75 and not crashed:
+            crashed.append(shape)
+            return ran(shape, "crash", error="SIGSEGV")
+        return None
+
+    assert verified(MadeStepper(fails=once)).holds
+
+
+def test_memory_that_something_else_has_taken_is_an_error_of_its_own() -> None:
+    class Filled(MadeStepper):
+        def start(self) -> Device:
+            if self.shapes:
+                raise ProbeError("only 1 GiB of the device are free now")
+            return super().start()
+
+    def fails(shape: BatchShape, step: int) -> Ran | None:
+        return ran(shape, "oom", error="CUDA out of memory") if step > 20 else None
+
+    with pytest.raises(ProbeError, match="are free now"):
+        verified(Filled(fails=fails))
+
+
+def test_time_that_ends_leaves_a_verification_unfinished() -> None:
+    plan = VerifyPlan(lengths=LENGTHS, config=FITS, settings=VerifySettings(steps=60))
+    found = verify(
+        MadeStepper(), plan, MADE, on_progress=lambda progress: None, deadline=0.0
+    )
+    assert (found.unfinished, found.holds, found.steps) == (True, False, 0)
+    assert found.reasons[0].startswith("The time ended")
 
 
 def test_one_epoch_runs_every_batch_once() -> None:
     stepper = MadeStepper()
     found = verified(stepper, epoch=True)
     assert found.steps == found.planned_steps == found.epoch_batches
-    assert sum(shape.batch_size for shape in stepper.shapes[6:]) == LENGTHS.count
+    epoch = stepper.shapes[6 : 6 + found.steps]
+    assert sum(shape.batch_size for shape in epoch) == LENGTHS.count
 
 
 def test_more_steps_than_an_epoch_has_go_on_with_the_next() -> None:
@@ -137,7 +241,7 @@ def test_a_failing_shuffled_batch_ends_the_run() -> None:
 
     stepper = MadeStepper(fails=fragmented)
     found = verified(stepper)
-    assert [failure.phase for failure in found.failures] == ["shuffled"]
+    assert found.failures[0].phase == "shuffled"
     assert found.steps == found.failures[0].step
     assert not found.holds
 
@@ -245,8 +349,8 @@ def test_progress_is_told_before_each_step() -> None:
         ("shuffled", 0),
         ("shuffled", 1),
     ]
-    assert told[-1].total == 60
-    assert told[-1].shape == stepper.shapes[-1]
+    assert told[65].total == 60
+    assert [one.shape for one in told] == stepper.shapes
 
 
 @pytest.mark.parametrize(
