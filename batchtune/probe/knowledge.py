@@ -235,7 +235,8 @@ class Knowledge(Outcomes):
             ),
             surely=0 if self.is_contradicted else min(int(surely), cap),
             hardly=None if np.isinf(hardly) else int(hardly),
-            step=step_at(passed or failed or 1, self.settings.tolerance) << given_up,
+            step=step_at(passed or failed or 1, self.settings.tolerance)
+            << max(0, given_up - 1),
         )
 
     def falls(self) -> list[tuple[BatchShape, BatchShape]]:

@@ -59,6 +59,7 @@ class Trial(Record, frozen=True, kw_only=True):
         mean_step_seconds: Mean time of the timed steps; None where the trial failed.
         worker: Number of the worker process in this run folder, from 1.
         confirmation: Whether the shape failed in turns with the others, after it had passed alone; or in a training.
+        shuffled: Whether it failed so when a table was run in shuffled training.
         rest_bytes: In use after the trial, once its batch was freed.
         outside_bytes: Device memory that the worker holds outside torch's allocator (context, workspaces).
         sm_clock_mhz, throttle_reasons: While the steps were timed; None where the device can't tell.
@@ -107,6 +108,7 @@ class Trial(Record, frozen=True, kw_only=True):
     compilations: Count = 0
     at_recompile_limit: bool = False
     recorded: bool = False
+    shuffled: bool = False
     rank: Count | None = None
     oom_ranks: list[Count] | None = None
     sequences: list[tuple[Size, Size]] | None = None

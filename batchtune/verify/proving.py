@@ -211,7 +211,12 @@ def rule_out(folder: Path, probe: Probe, failures: Iterable[VerifyFailure]) -> N
         for index, (shape, failure) in enumerate(shapes.items(), trials):
             error = f"in shuffled training, as {failure.shape}: {failure.error or failure.outcome}"
             trial = Trial.of(
-                shape, failure.outcome, index=index, error=error, confirmation=True
+                shape,
+                failure.outcome,
+                index=index,
+                error=error,
+                confirmation=True,
+                shuffled=True,
             )
             append_trial(path, trial)
 

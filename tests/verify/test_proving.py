@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from made_trials import ran
-from memory_laws import LAWS, LIMIT_BYTES, LawDevice, made_lengths
+from memory_laws import LAWS, LIMIT_BYTES, LawDevice
 
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import ProbeError
 from batchtune.exports.run_configs import read_sampler_yaml, write_config
+from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.requests import Ran
@@ -36,7 +38,7 @@ from batchtune.verify import verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 from batchtune.verify.proving import Prover, mark_proven
 
-LENGTHS = made_lengths("sentences", count=1500)
+LENGTHS = Lengths.of(np.random.default_rng(0).integers(4, 41, 1500))
 SETTINGS = ProbeSettings(
     workload="made.py:Made", options={}, num_lengths=4, max_lengths=4
 )
@@ -71,9 +73,7 @@ class FragmentedDevice(LawDevice):
 
 def prover(device: LawDevice, folder: Path, **changes: Any) -> Prover:
     """The steps of `tune`, on a made device."""
-    sweep_settings = SweepSettings(
-        strategies=("optimal", "pooled"), num_buckets=(3, 4), pool_sizes=(1000,)
-    )
+    sweep_settings = SweepSettings(strategies=("optimal", "linear"), num_buckets=(3, 4))
 
     def probe(minutes: float | None) -> Probe:
         return run_probe(
