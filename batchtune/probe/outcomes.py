@@ -91,7 +91,7 @@ class Outcomes:
         return any(other.contains(shape) for other in self.passed)
 
     def is_proven(self, shape: BatchShape) -> bool:
-        """Return whether it passed, never failed, leaves the margin free, and is well below what failed among others."""
+        """Return whether it passed, never failed, leaves the margin free, and is well below what was given up."""
         if shape not in self.passed or shape in self.failures:
             return False
         if self.confirmed is not None and not is_covered(shape, self.confirmed):

@@ -29,7 +29,7 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.run_folder import alone_in
-from batchtune.verify.plan import PlannedBatch, Subject, VerifyPlan
+from batchtune.verify.plan import FEWEST_STEPS, PlannedBatch, Subject, VerifyPlan
 from batchtune.verify.rules import DoneSteps, judge
 
 # Shuffled batches run in so many more processes, where starting one takes no more than this share of the time of the
@@ -109,7 +109,8 @@ def verify(
     the others from being tried. If all pass, shuffled batches follow, up to the first that fails. Only these are
     timed: the worst shapes are their warm-up. Where the allocator fragments, pairs of shapes follow, each on an emptied
     cache. If all passed, other shuffled batches run in further processes: training starts in a fresh one. A brief plan
-    leaves out the worst shapes. Raises as `run_verify` does.
+    leaves out the worst shapes, and shuffled batches end where they take longer than its settings say. Raises as
+    `run_verify` does.
     """
     started = time.monotonic()
     device = stepper.start()
@@ -120,6 +121,8 @@ def verify(
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
     runner = _Runner(plan, stepper, workload.spec, device, on_progress, deadline)
+    if plan.settings.brief:
+        runner.enough_at = time.monotonic() + 2 * plan.settings.seconds
     runner.run(start_seconds)
     return judge(runner.done, plan, workload, device)
 
@@ -134,6 +137,7 @@ class _Runner:
     device: Device
     on_progress: OnProgress
     deadline: float
+    enough_at: float = math.inf  # shuffled batches then end, once the fewest have run
     done: DoneSteps = field(default_factory=DoneSteps)
     release: bool = False
 
@@ -149,7 +153,8 @@ class _Runner:
         if self.device.fragments:
             self._run_pairs()
         for restart in range(1, _MOST_RESTARTS + 1):
-            if done.failures or start_seconds > _START_SHARE * done.seconds:
+            is_dear = start_seconds > _START_SHARE * done.seconds
+            if done.failures or is_dear or time.monotonic() > self.enough_at:
                 break
             self._restart()
             steps = min(planned, _STEPS_AFTER_A_RESTART)
@@ -203,6 +208,9 @@ class _Runner:
         for planned in batches:
             if time.monotonic() > self.deadline:
                 self.done.unfinished = True
+                return
+            has_enough = phase == "shuffled" and len(trials) >= FEWEST_STEPS
+            if has_enough and time.monotonic() > self.enough_at:
                 return
             shape = planned.shape
             progress = VerifyProgress(

@@ -150,8 +150,8 @@ def proof_settings(probe: Probe) -> VerifySettings:
     """Return how much to run to prove the batches that a probe found."""
     seconds = max(_FEWEST_SECONDS, _SHARE_OF_THE_PROBE * _spent(probe))
     if probe.device.fragments:
-        seconds = max(_FEWEST_SECONDS_OF_PAIRS, seconds) / 2
-    return VerifySettings(brief=True, seconds=seconds)
+        seconds = max(_FEWEST_SECONDS_OF_PAIRS, seconds)
+    return VerifySettings(brief=True, seconds=seconds / 2)
 
 
 def _spent(probe: Probe) -> float:
