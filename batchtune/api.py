@@ -26,6 +26,7 @@ from batchtune.manifests.base import KNOWN_UNITS, normalised
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
+from batchtune.proving import PROBE_SHARE, Prover
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
 from batchtune.results import (
     Probe,
@@ -38,7 +39,6 @@ from batchtune.results import (
 from batchtune.run_folder import holds_other_lengths
 from batchtune.verify import run_verify
 from batchtune.verify.plan import VerifyPlan, subject_of
-from batchtune.verify.proving import PROBE_SHARE, Prover
 from batchtune.workloads import with_unit
 from batchtune.workloads.loading import spec_of
 

@@ -112,10 +112,10 @@ def tune(
     started = time.monotonic()
     from batchtune.buckets.alternatives import check_min_steps
     from batchtune.epochs.layout import Dealing
+    from batchtune.proving import PROBE_SHARE, Prover
     from batchtune.reports import load_run, render
     from batchtune.results import checked
     from batchtune.verify.plan import VerifySettings
-    from batchtune.verify.proving import PROBE_SHARE, Prover
 
     refuse_to_be_a_rank()
     how_to_verify = {

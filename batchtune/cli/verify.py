@@ -138,11 +138,11 @@ def verify(
     sampler.yaml whether the recommended batches are proven.
     """
     from batchtune.files import check_writable
+    from batchtune.proving import mark_proven
     from batchtune.reports import load_run
     from batchtune.reports.page import build_verification_page
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, checked
     from batchtune.verify.plan import VerifySettings
-    from batchtune.verify.proving import mark_proven
 
     refuse_to_be_a_rank()
     folder, manifest = source.split(run)

@@ -87,7 +87,7 @@ def test_the_worst_shapes_are_run_first_and_then_in_alternation() -> None:
     ]
 
 
-def test_all_steps_that_are_judged_are_in_one_worker_with_its_cache_kept() -> None:
+def test_judged_steps_run_in_one_worker_with_its_cache_kept() -> None:
     stepper = MadeStepper()
     found = verified(stepper)
     assert (found.worst_steps, found.steps) == (6, 60)
@@ -116,7 +116,7 @@ def test_other_shuffles_follow_in_further_processes() -> None:
     ],
     ids=["native", "cpu", "async", "expandable"],
 )
-def test_where_the_allocator_fragments_all_pairs_run_on_an_emptied_cache(
+def test_where_memory_fragments_pairs_run_on_emptied_caches(
     changes: dict[str, object], pairs: int
 ) -> None:
     stepper = MadeStepper(device=made_device(**changes))
@@ -128,7 +128,7 @@ def test_where_the_allocator_fragments_all_pairs_run_on_an_emptied_cache(
     assert len(ran) == pairs
 
 
-def test_without_time_for_all_pairs_each_shape_runs_before_three_others() -> None:
+def test_without_time_for_pairs_each_shape_runs_before_three() -> None:
     stepper = MadeStepper()
     found = verified(
         stepper, made_config([5.0, 9.0, 12.0, 20.0, 30.0], [180, 100, 75, 45, 30])
@@ -143,7 +143,7 @@ def test_without_time_for_all_pairs_each_shape_runs_before_three_others() -> Non
     assert firsts == worst
 
 
-def test_a_shape_that_fails_after_another_is_found_and_runs_no_more() -> None:
+def test_a_shape_that_fails_after_another_is_found() -> None:
     def fragmented(shape: BatchShape, step: int) -> Ran | None:
         if stepper.shapes[-2:][0].batch_size == 180 and shape.batch_size == 30:
             return ran(shape, "oom", error="CUDA out of memory")
@@ -174,7 +174,7 @@ def test_a_crash_counts_only_if_it_comes_again() -> None:
     assert verified(MadeStepper(fails=once)).holds
 
 
-def test_memory_that_something_else_has_taken_is_an_error_of_its_own() -> None:
+def test_memory_that_others_have_taken_is_an_error_of_its_own() -> None:
     class Filled(MadeStepper):
         def start(self) -> Device:
             if self.shapes:

@@ -205,7 +205,7 @@ def rule_out(folder: Path, probe: Probe, failures: Iterable[VerifyFailure]) -> N
     with alone_in(folder):
         path = folder / TRIALS_FILE
         trials = len(read_trials(path))
-        shapes = {}
+        shapes: dict[BatchShape, VerifyFailure] = {}
         for failure in failures:
             shapes.setdefault(_proving(probe, failure), failure)
         for index, (shape, failure) in enumerate(shapes.items(), trials):

@@ -22,6 +22,7 @@ from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings
+from batchtune.proving import Prover, mark_proven
 from batchtune.reports import load_run, render
 from batchtune.reports.gate import exit_code, judge, parse_rules
 from batchtune.reports.rule_fields import RuleInputs
@@ -36,7 +37,6 @@ from batchtune.results import (
 from batchtune.run_folder import read_trials
 from batchtune.verify import verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
-from batchtune.verify.proving import Prover, mark_proven
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(4, 41, 1500))
 SETTINGS = ProbeSettings(
@@ -136,7 +136,7 @@ def test_a_table_that_runs_is_proven(tmp_path: Path) -> None:
     )
 
 
-def test_what_fails_after_another_shape_is_lowered_and_all_is_proven_again(
+def test_what_fails_is_lowered_and_all_is_proven_again(
     tmp_path: Path,
 ) -> None:
     device = made(usable=0.93)
@@ -160,7 +160,7 @@ def test_what_fails_after_another_shape_is_lowered_and_all_is_proven_again(
     assert {trial.shape for trial in ruled_out} <= passed
 
 
-def test_where_nothing_holds_other_rows_are_tried_and_it_is_unproven(
+def test_where_nothing_holds_other_rows_are_tried(
     tmp_path: Path,
 ) -> None:
     swept, _ = proven(made(usable=0.0), tmp_path)
@@ -198,7 +198,7 @@ def test_on_the_cpu_only_shuffled_steps_run(tmp_path: Path) -> None:
     assert (swept.proof.pairs, device.released) == (0, 0)
 
 
-def test_memory_that_something_else_has_taken_rules_nothing_out(
+def test_memory_that_others_have_taken_rules_nothing_out(
     tmp_path: Path,
 ) -> None:
     class Filled(FragmentedDevice):
