@@ -30,7 +30,6 @@ from batchtune.results import (
     SWEEP_FILE,
     TRIALS_FILE,
     BatchShape,
-    Device,
     Probe,
     Proof,
     SamplerConfig,
@@ -42,7 +41,7 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.run_folder import alone_in, append_trial, read_trials
-from batchtune.units import format_length
+from batchtune.units import counted, format_length
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 from batchtune.verify.rules import TIME_ENDED, WENT
 
@@ -106,7 +105,12 @@ class Prover:
             if self.verify is None and swept.proof is not None and swept.proof.holds:
                 break  # by an earlier command
             if time.monotonic() > ends or table > _MOST_SMALLER + _MOST_OTHERS:
-                swept = self._record(swept, _not_run(probe.device, table))
+                reason = "no time was left to run it"
+                if table > 1:
+                    reason += f", after {counted(table - 1, 'table')} had failed"
+                limit = probe.device.limit_bytes
+                proof = Proof(tables=table, limit_bytes=limit, reason=reason)
+                swept = record(self.folder, swept, proof)
                 break
             config = sampler_config(swept, probe)
             assert isinstance(config, SamplerConfig)
@@ -115,7 +119,7 @@ class Prover:
             )
             verification = self.run(plan, ends)
             proof = proof_of(verification, table)
-            swept = self._record(swept, proof)
+            swept = record(self.folder, swept, proof)
             if proof.holds or verification.unfinished:
                 break
             self.on_note(f"Not proven: {proof.reason}.")
@@ -141,9 +145,6 @@ class Prover:
         except ProbeError as error:
             self.on_note(f"No smaller batches are proven: {error.message}.")
             return None
-
-    def _record(self, swept: Sweep, proof: Proof) -> Sweep:
-        return record(self.folder, swept, proof)
 
 
 def proof_settings(probe: Probe) -> VerifySettings:
@@ -184,19 +185,6 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
         highest_reserved_bytes=verification.reserved_bytes,
         limit_bytes=verification.device.limit_bytes,
         reason=reason,
-    )
-
-
-def _not_run(device: Device, table: int) -> Proof:
-    return Proof(
-        steps=0,
-        pairs=0,
-        processes=0,
-        ooms=0,
-        tables=table,
-        highest_reserved_bytes=None,
-        limit_bytes=device.limit_bytes,
-        reason="the time ended before it could run",
     )
 
 

@@ -177,7 +177,7 @@ def test_without_time_it_is_written_and_unproven(tmp_path: Path) -> None:
     swept, verification = proven(made(), tmp_path, deadline=time.monotonic() - 1)
     assert verification is None
     assert swept.proof is not None
-    assert swept.proof.reason == "the time ended before it could run"
+    assert swept.proof.reason == "no time was left to run it"
     assert fails_the_gate(tmp_path)
 
 

@@ -193,7 +193,7 @@ def _proof_in_training(proof: Proof | None) -> str:
         ran += f" and {counted(proof.pairs, 'pair')}"
     ran += f" in {counted(proof.processes, 'process')}"
     if not proof.holds:
-        return f"Not proven in shuffled training: {proof.reason}; {ran} passed."
+        return f"Not proven in shuffled training: {proof.reason} ({ran} passed)."
     reserved = ""
     if proof.highest_reserved_bytes is not None:
         share = proof.highest_reserved_bytes / max(1, proof.limit_bytes)

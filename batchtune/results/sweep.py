@@ -168,12 +168,12 @@ class Proof(Record, frozen=True, kw_only=True):
         reason: Why the table is not proven; None: it is.
     """
 
-    steps: Count
-    pairs: Count
-    processes: Count
-    ooms: Count
+    steps: Count = 0
+    pairs: Count = 0
+    processes: Count = 0
+    ooms: Count = 0
     tables: Size = 1
-    highest_reserved_bytes: Bytes | None
+    highest_reserved_bytes: Bytes | None = None
     limit_bytes: Bytes
     reason: str | None = None
 
