@@ -153,6 +153,9 @@ def test_what_fails_is_lowered_and_all_is_proven_again(
     )
     trials = read_trials(tmp_path / "trials.jsonl")
     ruled_out = [trial for trial in trials if trial.confirmation]
+    margin = load_run(tmp_path).probe.margin  # type: ignore[union-attr]
+    assert margin is not None
+    assert margin.fragments_bytes == int(0.05 * (proof.tables - 1) * LIMIT_BYTES)
     assert ruled_out and all(
         "in shuffled training" in str(trial.error) for trial in ruled_out
     )

@@ -12,11 +12,6 @@ from batchtune.probe.bounds import is_covered
 from batchtune.probe.margin import Peaks
 from batchtune.results import BatchShape, Trial
 
-# After a failure in shuffled training, the next size is this share smaller, which doubles with each: there the limit
-# depends on what other shapes leave behind, and a little less is no safer.
-_SMALLER = 0.02
-_MUCH_SMALLER = 0.3
-
 
 class Outcomes:
     """The outcome of each shape; memory is assumed to grow from a shape to one that contains it.
@@ -50,19 +45,6 @@ class Outcomes:
                 failures[shape] = failure
         return failures
 
-    @cached_property
-    def _given_up(self) -> dict[tuple[float, float | None], float]:
-        """Length and target → the batch size above which none is proven, as one failed in shuffled training."""
-        failed: dict[tuple[float, float | None], list[int]] = defaultdict(list)
-        for trial in self.trials:
-            if trial.shuffled:
-                failed[trial.length, trial.target_length].append(trial.batch_size)
-        return {
-            where: min(sizes)
-            * (1 - min(_MUCH_SMALLER, _SMALLER * 2 ** (len(sizes) - 1)))
-            for where, sizes in failed.items()
-        }
-
     def tried(self, shape: BatchShape) -> int:
         """Return how many trials a shape had."""
         return len(self.of_shape.get(shape, ()))
@@ -91,13 +73,10 @@ class Outcomes:
         return any(other.contains(shape) for other in self.passed)
 
     def is_proven(self, shape: BatchShape) -> bool:
-        """Return whether it passed, never failed, leaves the margin free, and is well below what was given up."""
+        """Return whether it passed, never failed, and leaves the margin free."""
         if shape not in self.passed or shape in self.failures:
             return False
         if self.confirmed is not None and not is_covered(shape, self.confirmed):
-            return False
-        most = self._given_up.get((shape.length, shape.target_length))
-        if most is not None and 1 < shape.batch_size and shape.batch_size > most:
             return False
         return self.peaks.leaves_margin(shape)
 

@@ -192,16 +192,19 @@ class Margin(Record, frozen=True, kw_only=True):
     A batch is proven if its lowest measured peak, plus `bytes`, is within the limit.
 
     Attributes:
-        bytes: The larger of 1.1 × `spread_bytes` and `first_step_bytes`, + 0.1% of the limit.
+        bytes: The larger of 1.1 × `spread_bytes` and `first_step_bytes`, + 0.1% of the limit, + `fragments_bytes`.
         spread_bytes: The widest range of peaks of equal batches, or of what the process holds between trials.
         first_step_bytes: How far the first step of a process exceeds later ones with the same batch.
         repetitions: How many peaks were compared.
+        fragments_bytes: For what the allocator can't use between its blocks: more with each table that failed in
+            shuffled training.
     """
 
     bytes: Bytes
     spread_bytes: Bytes
     first_step_bytes: Bytes
     repetitions: Count
+    fragments_bytes: Bytes = 0
 
 
 class CostModel(Record, frozen=True, kw_only=True):
