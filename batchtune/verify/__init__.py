@@ -35,7 +35,7 @@ from batchtune.verify.rules import DoneSteps, judge
 # Shuffled batches run in so many more processes, where starting one takes no more than this share of the time of the
 # steps so far.
 _MOST_RESTARTS = 2
-_START_SHARE = 0.25
+_START_SHARE = 0.5
 # Most processes that run out of memory do so in the first 32 steps.
 _STEPS_AFTER_A_RESTART = 64
 _FAULTS = ("crash", "timeout")
