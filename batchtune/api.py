@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,19 @@ from batchtune.manifests.base import KNOWN_UNITS, normalised
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
+from batchtune.proving import PROBE_SHARE, Prover
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
-from batchtune.results import Record, SweepSettings, checked
+from batchtune.results import (
+    Probe,
+    Record,
+    Sweep,
+    SweepSettings,
+    Verification,
+    checked,
+)
 from batchtune.run_folder import holds_other_lengths
+from batchtune.verify import run_verify
+from batchtune.verify.plan import VerifyPlan, subject_of
 from batchtune.workloads import with_unit
 from batchtune.workloads.loading import spec_of
 
@@ -122,21 +133,48 @@ def sweep(
     """
     reading, sweeping = _split(settings, ReadOptions, SweepSettings)
     folder = Path(run)
+    _sweep(
+        _read(lengths, reading),
+        folder,
+        force=force,
+        max_batch_length=max_batch_length,
+        max_tokens=max_tokens,
+        cut_at=cut_at,
+        current=current,
+        **sweeping,
+    )
+    return read_run(folder)
+
+
+def _sweep(
+    lengths: Lengths,
+    folder: Path,
+    *,
+    force: bool = False,
+    max_batch_length: float | None = None,
+    max_tokens: int | None = None,
+    cut_at: int | None = None,
+    current: str | None = None,
+    refuted: frozenset[str] = frozenset(),
+    **sweeping: Any,
+) -> Sweep:
+    """Sweep, and write `sweep.json` and `sampler.yaml`; `refuted` as for `run_sweep`."""
     packing = Packing.of(max_tokens, cut_at, current)
     padded = None
     if current is not None and packing.current is None:
         padded = read_current(current)
     swept = run_sweep(
-        _read(lengths, reading),
+        lengths,
         checked_settings(**sweeping),
         folder,
         max_batch_length=max_batch_length,
         current=padded,
         force=force,
         packing=packing,
+        refuted=refuted,
     )
     write_config(swept, folder)
-    return read_run(folder)
+    return swept
 
 
 def tune(
@@ -148,7 +186,7 @@ def tune(
     current: str | None = None,
     **settings: Any,
 ) -> RunResults:
-    """Probe and sweep, as `batchtune tune` does: from lengths to a recommended sampler.
+    """Probe, sweep and prove, as `batchtune tune` does: from lengths to a recommended sampler.
 
     Arguments and errors are those of `probe` and `sweep`.
     """
@@ -156,8 +194,51 @@ def tune(
         settings, ReadOptions, ProbeSettings, SweepSettings
     )
     read = _read(lengths, reading)
-    probed = probe(workload, read, run=run, force=force, **{**probing, **sweeping})
-    return sweep(read, run=probed.folder, current=current, **sweeping)
+    started = time.monotonic()
+    minutes = probing.pop("minutes", None)
+    deadline = None
+    if minutes is not None:
+        deadline = started + 60 * minutes
+        minutes *= PROBE_SHARE
+    folder = Path(run)
+
+    def probe_again(minutes: float | None, *, force: bool = False) -> Probe:
+        again = {**probing, **sweeping, "minutes": minutes}
+        probed = probe(workload, read, run=run, force=force, **again).probe
+        assert probed is not None
+        return probed
+
+    def sweep_again(refuted: frozenset[str]) -> Sweep:
+        return _sweep(read, folder, current=current, refuted=refuted, **sweeping)
+
+    def run_plan(plan: VerifyPlan, deadline: float) -> Verification:
+        subject = subject_of(plan.lengths, plan.probe, asked, folder)
+        return run_verify(
+            plan,
+            subject,
+            folder,
+            on_note=_log.info,
+            on_progress=lambda progress: None,
+            deadline=deadline,
+        )
+
+    probed = probe_again(minutes, force=force)
+    asked = {
+        **probing,
+        "workload": probed.workload.spec,
+        "options": probed.workload.options,
+        "command": probed.workload.command,
+    }
+    Prover(
+        folder=folder,
+        lengths=read,
+        probe=probe_again,
+        sweep=sweep_again,
+        run=run_plan,
+        on_note=_log.info,
+        deadline=deadline,
+    ).prove(probed)
+    return read_run(folder)
 
 
 def read_run(folder: str | Path) -> RunResults:

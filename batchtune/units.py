@@ -73,8 +73,9 @@ def format_number(value: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return `1 cell`, `2 cells`, `28,539 lengths`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Return `1 cell`, `2 cells`, `28,539 lengths`, `3 processes`."""
+    plural = "es" if noun.endswith("ss") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def format_length(value: float, unit: str | None) -> str:

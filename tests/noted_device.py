@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from batchtune.probe.devices.law import MadeDevice
 from batchtune.probe.requests import Ran
-from batchtune.results import BatchShape
+from batchtune.results import BatchShape, Device
 
 
 class Noted(NamedTuple):
@@ -27,10 +27,19 @@ class NotedDevice(MadeDevice):
         super().__init__(**made)
         self.alter = alter
         self.steps: list[Noted] = []
+        self.starts: list[int] = []  # how many steps had run before each
+
+    def start(self) -> Device:
+        self.starts.append(len(self.steps))
+        return super().start()
 
     @property
     def shapes(self) -> list[BatchShape]:
         return [step.shape for step in self.steps]
+
+    @property
+    def released(self) -> list[bool]:
+        return [step.release for step in self.steps]
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
         reply = super().step(shape, release=release)

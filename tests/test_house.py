@@ -41,6 +41,7 @@ LEVELS = [
     {"loaders", "verify"},  # what is out of memory the probe knows
     {"reports", "exports"},
     {
+        "proving",  # it runs, rules out, and writes what `exports` writes
         "sampler",
         "schemas",
     },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -61,6 +61,7 @@ from batchtune.results import (
     HistogramBin,
     PackedRow,
     Probe,
+    Proof,
     Row,
     Sizing,
     Sweep,
@@ -96,6 +97,7 @@ def run_sweep(
     force: bool = False,
     from_training: bool = False,
     packing: Packing = NO_PACKING,
+    refuted: Collection[str] = (),
     on_row: Callable[[Row | PackedRow], None] = lambda row: None,
 ) -> Sweep:
     """Sweep bucket counts and strategies with the run folder's probe, if it has one, and write `sweep.json`.
@@ -103,9 +105,12 @@ def run_sweep(
     `max_batch_length` goes before the probe's; `force` discards results of other data in the folder; `on_row` is
     called with each row as soon as it is known. If `from_training`, the costs are those of the recorded training
     instead of the probe's. With a token budget, of `packing` or of a probe of packed batches, packers are compared as
-    well, and it is the max_batch_length of padded batches if none is given or measured. Raises ResultError if the
-    folder holds results of other data, or if max_batch_length is neither given nor measured, and UsageError if the
-    lengths can't be packed.
+    well, and it is the max_batch_length of padded batches if none is given or measured. Rows with a name in `refuted`
+    failed in shuffled training, so none of their sizes is proven. A proof in an earlier `sweep.json` stays if all else
+    there is the same.
+
+    Raises ResultError if the folder holds results of other data, or if max_batch_length is neither given nor measured,
+    and UsageError if the lengths can't be packed.
     """
     known: float | None
     if from_training:
@@ -137,7 +142,7 @@ def run_sweep(
         packed_share = budget.max_tokens / whole
     if current is None and packing.current is None:
         current = random_batches(costs.own_batch_size)
-    swept = sweep(lengths, limit, settings, costs, current, on_row)
+    swept = sweep(lengths, limit, settings, costs, current, on_row, refuted)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
     if budget is not None:
@@ -157,8 +162,21 @@ def run_sweep(
         swept = structs.replace(swept, packing=structs.replace(packers, reason=reason))
     if foreign:
         clear_run(folder)
+    swept = structs.replace(swept, proof=_earlier_proof(folder / SWEEP_FILE, swept))
     write_result(folder / SWEEP_FILE, swept)
     return swept
+
+
+def _earlier_proof(path: Path, swept: Sweep) -> Proof | None:
+    """Return the proof that a sweep's file holds, if the sweep in it is the same; a damaged file holds none."""
+    try:
+        earlier = read_result(path, Sweep)
+    except ResultError:
+        return None
+    same = structs.replace(earlier, proof=None)
+    if msgspec.json.encode(same) != msgspec.json.encode(swept):
+        return None
+    return earlier.proof
 
 
 def costs_in(
@@ -211,11 +229,12 @@ def sweep(
     costs: Costs,
     current: Current | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
+    refuted: Collection[str] = (),
 ) -> Sweep:
     """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
 
     Padded lengths and times of bucket tables are expectations over shuffles; those of pools, and times on several
-    ranks, are means over simulated epochs, which the seed decides. Calls `on_row` as `run_sweep` does. Raises
+    ranks, are means over simulated epochs, which the seed decides. `on_row` and `refuted` as for `run_sweep`. Raises
     UsageError if `max_batch_length` is not positive and finite.
     """
     if not (math.isfinite(max_batch_length) and max_batch_length > 0):
@@ -250,7 +269,10 @@ def sweep(
     for priced_row in _rows(pricing, limits, settings):
         priced.append(priced_row)
         on_row(priced_row.row)
-    rows = with_equals(priced)
+    rows = [
+        structs.replace(row, unproven=row.sizes_in_use) if row.name in refuted else row
+        for row in with_equals(priced)
+    ]
     # Not made smaller in proportion: their sizes are those that others would take for as many steps.
     baselines = fixed_baselines(pricing, fitting, fewest)
     recommendation = recommend(

@@ -36,7 +36,7 @@ class Declared(NamedTuple):
 
 # A module is imported only when its command is run, or the command's own help is shown.
 COMMANDS = {
-    "tune": Declared("tune", "Probe, sweep and report, all in one."),
+    "tune": Declared("tune", "Probe, sweep, prove and report, all in one."),
     "probe-oom": Declared("tune", "Find the largest batches that fit."),
     "sweep-buckets": Declared("tune", "Compare bucket tables and recommend one."),
     "sweep-stream": Declared("tune", "Tune the batches of a stream of tar shards."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from batchtune.cli.options import (
     option,
 )
 from batchtune.cli.ranks import other_nodes, refuse_to_be_a_rank
-from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, sampler_plan, verify_with_progress
+from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, run_with_progress
 from batchtune.errors import UsageError
 from batchtune.units import format_length
 
@@ -86,10 +88,13 @@ def tune(
     ] = None,
     time_tolerance: TimeTolerance = 0.1,
 ) -> None:
-    """Probe, sweep and report, all in one.
+    """Probe, sweep, prove and report, all in one.
 
     Runs `batchtune probe-oom`, `batchtune sweep-buckets` and `batchtune report`: from a manifest to a recommended
-    sampler config.
+    sampler config. Before the report, the recommended batches run as in training, shuffled and in fresh processes; on
+    CUDA's native allocator also in pairs, as one shape may not fit into what another leaves behind. If one fails, it is
+    ruled out, and all of this goes on with smaller batches. It takes about a third of the probe's time. What could not
+    be proven in time is marked as unproven.
 
     After --, give the command of your training script, which runs unchanged: its loop gets the batches to measure from
     its own DataLoader. It runs in a scratch copy of the working folder, with trackers turned off, and no epoch ends.
@@ -104,8 +109,10 @@ def tune(
     Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json, sampler.yaml and, with --verify,
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
     """
+    started = time.monotonic()
     from batchtune.buckets.alternatives import check_min_steps
     from batchtune.epochs.layout import Dealing
+    from batchtune.proving import PROBE_SHARE, Prover
     from batchtune.reports import load_run, render
     from batchtune.results import checked
     from batchtune.verify.plan import VerifySettings
@@ -129,26 +136,55 @@ def tune(
                 accumulate=sweep_settings.accumulate,
             )
             check_min_steps(sweep_settings.min_steps, lengths, dealing)
-        probed = _probe(source, lengths, probe, run, sweep_settings, nodes)
-        swept = sweep_and_write(lengths, sweep_settings, current, run, packing=packing)
-        holds = True
-        if verify and swept.packed is not None:
-            console.note(
-                "Warning: nothing to verify: packed micro-batches are not run by --verify, only by the probe."
+        minutes = probe.minutes
+        deadline = None
+        if minutes is not None:
+            deadline = started + 60 * minutes
+            minutes *= PROBE_SHARE
+        probed = _probe(source, lengths, probe, run, sweep_settings, nodes, minutes)
+        asked = {
+            "workload": probed.workload.spec,
+            "options": probed.workload.options,
+            **probe.asked(source, lengths),
+        }
+
+        def probe_again(minutes: float | None) -> Probe:
+            """Continue the probe."""
+            going_on = replace(run, force=False)
+            return _probe(
+                source, lengths, probe, going_on, sweep_settings, nodes, minutes
             )
-        elif verify and swept.recommended is not None:
-            asked = {
-                "workload": probed.workload.spec,
-                "options": probed.workload.options,
-                **probe.asked(source, lengths),
-            }
-            plan = sampler_plan(lengths, run.run, verify_settings, quiet=run.quiet)
-            verification = verify_with_progress(
-                plan, run.run, asked, nodes=nodes, quiet=run.quiet
-            )
-            holds = verification.holds
-        elif verify:
-            console.note("Warning: nothing to verify, because nothing is recommended.")
+
+        prover = Prover(
+            folder=run.run,
+            lengths=lengths,
+            probe=probe_again,
+            sweep=partial(
+                sweep_and_write,
+                lengths,
+                sweep_settings,
+                current,
+                run,
+                packing=packing,
+            ),
+            run=partial(
+                run_with_progress,
+                folder=run.run,
+                asked=asked,
+                nodes=nodes,
+                quiet=run.quiet,
+            ),
+            on_note=partial(console.note, quiet=run.quiet),
+            verify=verify_settings if verify else None,
+            deadline=deadline,
+        )
+        swept, verification = prover.prove(probed)
+        if verify and verification is None:
+            why = "nothing is recommended"
+            if swept.packed is not None:
+                why = "packed micro-batches run in the probe only"
+            console.note(f"Warning: nothing to verify, because {why}.")
+    holds = not verify or verification is None or verification.holds
     results = load_run(run.run)
     if run.json:
         console.write_result(render("json", results), None)
@@ -176,7 +212,7 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
     source = _with_own_lengths(source, probe, run)
     with other_nodes(probe, quiet=run.quiet) as nodes:
         lengths = source.load(quiet=run.quiet)
-        probed = _probe(source, lengths, probe, run, None, nodes)
+        probed = _probe(source, lengths, probe, run, None, nodes, probe.minutes)
     if run.json:
         console.write_json(probed)
     else:
@@ -224,14 +260,18 @@ def _probe(
     run: RunOptions,
     sweep_settings: SweepSettings | None,
     nodes: Nodes | None,
+    minutes: float | None,
 ) -> Probe:
-    """Run the probe with a line for each trial and a bar below."""
+    """Run the probe with a line for each trial and a bar below, for so many minutes at most."""
+    from msgspec import structs
+
     from batchtune.probe.devices import law
     from batchtune.probe.messages import ProbeHooks
     from batchtune.probe.probing import run_probe
     from batchtune.run_folder import holds_other_lengths
 
     settings = probe.settings(lengths, run, source)
+    settings = structs.replace(settings, minutes=minutes)
     holds_other_lengths(lengths, run.run, force=run.force)
     if law.is_law(settings.device):
         console.note("Nothing is run: the device is made by a law.", quiet=run.quiet)
@@ -370,12 +410,16 @@ def sweep_and_write(
     settings: SweepSettings,
     current: Current | None,
     run: RunOptions,
+    refuted: Collection[str] = (),
     *,
     max_batch_length: float | None = None,
     from_training: bool = False,
     packing: Packing,
 ) -> Sweep:
-    """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
+    """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one.
+
+    `refuted` as for `run_sweep`.
+    """
     from batchtune.buckets.sweep import run_sweep
 
     with console.progress("Sweeping", quiet=run.quiet) as bar:
@@ -388,6 +432,7 @@ def sweep_and_write(
             force=run.force,
             from_training=from_training,
             packing=packing,
+            refuted=refuted,
             on_row=bar.row,
         )
     _write_config(swept, run.run)

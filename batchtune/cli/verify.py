@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,9 +123,10 @@ def verify(
     """Run the recommended batches for real.
 
     Runs the batches of the run folder's sampler.yaml, one training step after the other in one process: first the
-    largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. The
-    recommendation holds if no batch runs out of memory, memory does not grow, and an epoch takes the estimated time;
-    otherwise the exit code is 3.
+    largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. On
+    CUDA's native allocator pairs of shapes follow, each on an emptied cache; then other shuffles in further processes,
+    if a start costs little. The recommendation holds if no batch runs out of memory, memory does not grow, and an epoch
+    takes the estimated time; otherwise the exit code is 3.
 
     After --, give the command of your training script, if it was probed: it runs unchanged.
 
@@ -132,9 +134,11 @@ def verify(
     shards, in its order, with the workers, ranks and shuffles of stream.json.
 
     Reads the manifest and the run folder's sampler.yaml, and takes the device, the limit, a built-in workload and the
-    options for reading the manifest from its probe.json or run.json. Writes verify.json there.
+    options for reading the manifest from its probe.json or run.json. Writes verify.json there, and into sweep.json and
+    sampler.yaml whether the recommended batches are proven.
     """
     from batchtune.files import check_writable
+    from batchtune.proving import mark_proven
     from batchtune.reports import load_run
     from batchtune.reports.page import build_verification_page
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, checked
@@ -174,9 +178,11 @@ def verify(
             lengths = manifest.load(quiet=quiet, as_in=folder)
             asked = subject.asked(manifest, lengths)
             plan = sampler_plan(lengths, folder, settings, quiet=quiet)
-        verification = verify_with_progress(
-            plan, folder, asked, nodes=nodes, quiet=quiet
+        verification = run_with_progress(
+            plan, folder=folder, asked=asked, nodes=nodes, quiet=quiet
         )
+        if not stream:
+            mark_proven(folder, verification)
     if json:
         console.write_json(verification)
     else:
@@ -259,22 +265,26 @@ def _check_padded(folder: Path) -> None:
         )
 
 
-def verify_with_progress(
+def run_with_progress(
     plan: VerifyPlan,
+    deadline: float = math.inf,
+    *,
     folder: Path,
     asked: Mapping[str, Any],
-    *,
     nodes: Nodes | None,
     quiet: bool,
 ) -> Verification:
-    """Run a plan with a progress bar, and write `verify.json`; `asked` has the fields of `ProbeSettings` to change."""
+    """Run a plan with a progress bar, as `run_verify` does; `asked` has the fields of `ProbeSettings` to change."""
     from batchtune.verify import run_verify
     from batchtune.verify.plan import subject_of
 
     subject = subject_of(plan.lengths, plan.probe, asked, folder)
+    doing = "Running"
+    if plan.settings.brief:
+        doing = "Proving the recommended batches with"
     epoch = len(plan.first_epoch)
     console.note(
-        f"Running {plan.planned_steps:,} shuffled steps; an epoch has {epoch:,}.",
+        f"{doing} {plan.planned_steps:,} shuffled steps; an epoch has {epoch:,}.",
         quiet=quiet,
     )
     on_note = partial(console.note, quiet=quiet)
@@ -286,4 +296,5 @@ def verify_with_progress(
             on_note=on_note,
             on_progress=bar.verifying,
             nodes=nodes,
+            deadline=deadline,
         )

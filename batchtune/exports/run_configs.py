@@ -90,7 +90,9 @@ def sampler_config(
         sampler="pooled" if row.uses_pools else "bucket",
         pool_size=row.pool_size,
         batch_overhead=row.batch_overhead,
-        evidence=_evidence_of(sweep, row, probe),
+        evidence=msgspec.structs.replace(
+            _evidence_of(sweep, row, probe), unproven=sweep.unproven, proof=sweep.proof
+        ),
     )
 
 

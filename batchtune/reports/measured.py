@@ -112,7 +112,8 @@ def _sentences(probe: Probe) -> Iterator[str]:
         yield (
             f"Batches at the limit ran once more in turns, {counted(confirmation.shapes, 'shape')} in "
             f"{counted(confirmation.steps, 'step')} of {counted(confirmation.workers, 'worker')}; "
-            f"{format_number(confirmation.given_up)} did not fit then."
+            f"{format_number(confirmation.given_up)} did not fit then. Tables of them are proven in shuffled "
+            "training, by `batchtune tune` or `batchtune verify`."
         )
     if any(point.target_length is not None for point in probe.frontier):
         yield "Each length was measured with the longest target that occurs at or below it."
@@ -426,6 +427,16 @@ def _verification_facts(verification: Verification) -> Iterator[str]:
         f"{format_number(verification.steps)} of {format_number(verification.planned_steps)} {kind}; an epoch has "
         f"{format_number(verification.epoch_batches)}."
     )
+    if verification.processes > 1:
+        yield (
+            f"Other shuffles ran in {counted(verification.processes - 1, 'further process')}: "
+            f"{counted(verification.restarted_steps, 'step')} passed."
+        )
+    if verification.planned_pairs:
+        yield (
+            f"One shape followed another on an emptied cache {format_number(verification.pairs)} of "
+            f"{format_number(verification.planned_pairs)} times without running out of memory."
+        )
     yield f"Measured: {verification.workload.words} on {describe_device(verification.device)}."
     memory = {
         "in use": verification.peak_bytes,

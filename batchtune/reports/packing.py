@@ -127,7 +127,10 @@ def _proof(run: RunResults, row: PackedRow) -> str:
     simulated = f"{row.batches * row.simulated_epochs:,} micro-batches of {epochs}"
     if row.unproven:
         return f"{row.unproven:,} of {simulated} are not proven to fit: the warnings say what to do."
-    return f"Each of {simulated} was run, or is no larger than one that was{left_free(run)}."
+    return (
+        f"Each of {simulated} was run, or is no larger than one that was{left_free(run)}. They ran alone and in turns: "
+        "packed batches are not proven in shuffled training."
+    )
 
 
 def _accuracy(run: RunResults, row: PackedRow) -> Iterator[str]:

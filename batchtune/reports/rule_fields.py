@@ -149,6 +149,8 @@ def all_fields() -> dict[str, Field]:
         unknown="run `batchtune tune-loader` with --check-reproducible",
     )
     named = {field.name: field for field in [*fields, reproducible]}
+    # A table that did not run in shuffled training has no proven size, whatever its row says of each.
+    named["unproven"] = replace(named["unproven"], record=_recommending)
     named["gpu_idle"] = replace(
         named["loader.gpu_idle"], name="gpu_idle", record=_held_against_step
     )
@@ -263,6 +265,12 @@ def _current(inputs: RuleInputs, kind: str) -> Any:
     how = f"run `batchtune {KINDS[kind].command}` with --current"
     _known(result.current, f"{KINDS[kind].words} knows no current config: {how}")
     return result
+
+
+def _recommending(inputs: RuleInputs) -> Any:
+    """Return the sweep. Raises NotKnownError if it recommends no row."""
+    inputs.recommended("sweep")
+    return inputs.of_kind("sweep")
 
 
 def _packing(inputs: RuleInputs) -> PackingSweep:

@@ -33,6 +33,7 @@ from batchtune.results import (
     SAMPLER_FILE,
     Baseline,
     LowerBound,
+    Proof,
     Row,
     Sweep,
     cost_of,
@@ -176,6 +177,31 @@ def _proof(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
         if sweep.min_steps is None:
             free = left_free(run)
         yield f"Every batch size was run, or is no larger than one that was{free}."
+    if sweep.proof is not None or row.unproven == 0:
+        yield _proof_in_training(sweep.proof)
+
+
+def _proof_in_training(proof: Proof | None) -> str:
+    """Say how the batches ran in shuffled training."""
+    if proof is None:
+        return (
+            "The sizes ran alone and in turns, and are not yet proven in shuffled training: `batchtune verify` proves "
+            "them."
+        )
+    ran = counted(proof.steps, "shuffled step")
+    if proof.pairs:
+        ran += f" and {counted(proof.pairs, 'pair')}"
+    ran += f" in {counted(proof.processes, 'process')}"
+    if not proof.holds:
+        return f"Not proven in shuffled training: {proof.reason} ({ran} passed)."
+    reserved = ""
+    if proof.highest_reserved_bytes is not None:
+        share = proof.highest_reserved_bytes / max(1, proof.limit_bytes)
+        reserved = f", highest reserved {format_percent(share)} of the limit"
+    earlier = ""
+    if proof.tables > 1:
+        earlier = f"; {counted(proof.tables - 1, 'earlier table')} failed"
+    return f"Proven in shuffled training: {ran}: no OOM{reserved}{earlier}."
 
 
 def _support(sweep: Sweep, row: Row) -> Iterator[str]:
@@ -355,6 +381,17 @@ def _proofs(run: RunResults, sweep: Sweep) -> list[str]:
 
 def _unproven(run: RunResults, row: Row) -> Iterator[str]:
     """Warn of batch sizes that are not proven."""
+    if (
+        run.sweep is not None
+        and run.sweep.proof is not None
+        and not run.sweep.proof.holds
+    ):
+        yield (
+            f"The table is not proven: {run.sweep.proof.reason}. Leave more memory free with --memory-fraction, set "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True in training and here, or allow more time, and run `batchtune "
+            "tune` again."
+        )
+        return
     unproven = unproven_sizes(row)
     if unproven is None:
         return

@@ -193,6 +193,11 @@ class Device(Record, frozen=True, kw_only=True):
         return f"{self.name}, {self._ranks_in_words}" if self._has_ranks else self.name
 
     @property
+    def fragments(self) -> bool:
+        """Whether freed memory stays in segments that another shape may not fit into: CUDA's native allocator."""
+        return self.kind == "cuda" and self.allocator == "native"
+
+    @property
     def _has_ranks(self) -> bool:
         return self.simulated or bool(self.ranks)
 

@@ -43,7 +43,7 @@ DeviceName = Annotated[
 AnyLength = TypeVar("AnyLength", float, "npt.NDArray[np.float64]")
 # Of a packed batch: a file of somebody else's must not fill the memory.
 _MOST_SEQUENCES = 10**7
-VerifyPhase = Literal["worst", "shuffled"]
+VerifyPhase = Literal["worst", "shuffled", "pairs"]
 
 
 class Trial(Record, frozen=True, kw_only=True):
@@ -62,6 +62,7 @@ class Trial(Record, frozen=True, kw_only=True):
         mean_step_seconds: Mean time of the timed steps; None where the trial failed.
         worker: Number of the worker process in this run folder, from 1.
         confirmation: Whether the shape failed in turns with the others, after it had passed alone; or in a training.
+        shuffled: Whether it failed so when a table was run in shuffled training.
         rest_bytes: In use after the trial, once its batch was freed.
         outside_bytes: Device memory that the worker holds outside torch's allocator (context, workspaces).
         sm_clock_mhz, throttle_reasons: While the steps were timed; None where the device can't tell.
@@ -110,6 +111,7 @@ class Trial(Record, frozen=True, kw_only=True):
     compilations: Count = 0
     at_recompile_limit: bool = False
     recorded: bool = False
+    shuffled: bool = False
     rank: Count | None = None
     oom_ranks: list[Count] | None = None
     sequences: list[tuple[Size, Size]] | None = None
@@ -193,16 +195,19 @@ class Margin(Record, frozen=True, kw_only=True):
     A batch is proven if its lowest measured peak, plus `bytes`, is within the limit.
 
     Attributes:
-        bytes: The larger of 1.1 × `spread_bytes` and `first_step_bytes`, + 0.1% of the limit.
+        bytes: The larger of 1.1 × `spread_bytes` and `first_step_bytes`, + 0.1% of the limit, + `fragments_bytes`.
         spread_bytes: The widest range of peaks of equal batches, or of what the process holds between trials.
         first_step_bytes: How far the first step of a process exceeds later ones with the same batch.
         repetitions: How many peaks were compared.
+        fragments_bytes: For what the allocator can't use between its blocks: more with each table that failed in
+            shuffled training.
     """
 
     bytes: Bytes
     spread_bytes: Bytes
     first_step_bytes: Bytes
     repetitions: Count
+    fragments_bytes: Bytes = 0
 
 
 class CostModel(Record, frozen=True, kw_only=True):
@@ -371,7 +376,7 @@ class VerifyFailure(Record, frozen=True, kw_only=True):
     """A batch of the verification that failed.
 
     Attributes:
-        phase: Among the worst shapes, or among the shuffled batches.
+        phase: Among the worst shapes, among the shuffled batches, or in a pair of shapes on an emptied cache.
         step, bucket: Position in its phase, and index of its bucket in the table, both from 0.
         outcome: `oom`, `crash` or `timeout`.
     """
@@ -385,6 +390,11 @@ class VerifyFailure(Record, frozen=True, kw_only=True):
     outcome: Outcome
     error: str | None
 
+    @property
+    def shape(self) -> BatchShape:
+        """The batch shape that failed."""
+        return BatchShape(self.batch_size, self.length, self.target_length)
+
 
 class Verification(Measured, frozen=True, kw_only=True):
     """`verify.json`: the recommended batches, run for real.
@@ -394,8 +404,13 @@ class Verification(Measured, frozen=True, kw_only=True):
         pool_size, batch_overhead: How batches were cut from pools, likewise; None: they were made in buckets.
         algorithm, buffer_size, max_padding_ratio: Of a stream's batches, as in `stream.yaml`; None without a stream.
         worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
-        steps, planned_steps: Shuffled steps that passed, and those that were to be run.
+        steps, planned_steps: Shuffled steps that passed in the first process, and those that were to be run.
         epoch_batches: Batches of one epoch.
+        processes, restarted_steps: How many fresh processes ran shuffled batches, and the steps that passed in those
+            after the first, each with another shuffle.
+        pairs, planned_pairs: How often one shape followed another on an emptied cache without running out of memory,
+            and how often that was to be tried; 0 where the allocator does not fragment.
+        unfinished: Whether time ended before all that was planned.
         alloc_retries: How often the allocator emptied its cache to go on, after each shape had run once.
         peak_bytes, reserved_bytes: The most in use, and the most held by the allocator; None where unknown.
         rest_growth_bytes: Growth of the memory in use between steps, from the second to the last quarter of the
@@ -437,6 +452,11 @@ class Verification(Measured, frozen=True, kw_only=True):
     algorithm: StreamAlgorithm | None = None
     buffer_size: Size | None = None
     max_padding_ratio: Share | None = None
+    processes: Size = 1
+    restarted_steps: Count = 0
+    pairs: Count = 0
+    planned_pairs: Count = 0
+    unfinished: bool = False
 
     @property
     def of_stream(self) -> bool:

@@ -140,6 +140,35 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
             yield "buckets do not ascend"
 
 
+class Proof(Record, frozen=True, kw_only=True):
+    """The recommended batches as they ran in shuffled training, in fresh processes at the limit.
+
+    Attributes:
+        steps: Shuffled steps that passed.
+        pairs: How often one shape followed another on an emptied cache; 0 where the allocator does not fragment.
+        processes: Fresh processes that ran shuffled batches.
+        ooms: Batches that ran out of memory.
+        tables: How many tables were run until one held, or time ended.
+        highest_reserved_bytes: The most that the allocator held; None where unknown.
+        limit_bytes: Of the device, as in `probe.json`.
+        reason: Why the table is not proven; None: it is.
+    """
+
+    steps: Count = 0
+    pairs: Count = 0
+    processes: Count = 0
+    ooms: Count = 0
+    tables: Size = 1
+    highest_reserved_bytes: Bytes | None = None
+    limit_bytes: Bytes
+    reason: str | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the table is proven."""
+        return self.reason is None
+
+
 class Sweep(Result, frozen=True, kw_only=True):
     """`sweep.json`: the bucket tables compared.
 
@@ -157,6 +186,7 @@ class Sweep(Result, frozen=True, kw_only=True):
         buckets: Of the recommended table; empty without one, and for pools.
         packing: The packers, if the training packs (its probe does, or --max-tokens says so); the other rows are then
             what to do without packing.
+        proof: The recommended row's batches as they ran in shuffled training; None if they did not run.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -182,6 +212,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     buckets: list[BucketUse] = msgspec.field(default_factory=list)
     recommended_table: Count | None = None
     packing: PackingSweep | msgspec.UnsetType = msgspec.UNSET
+    proof: Proof | None = None
 
     def problems(self) -> Iterator[str]:
         """Check the settings, the indices of rows, the quantiles, and the recommended row's figures."""
@@ -214,6 +245,19 @@ class Sweep(Result, frozen=True, kw_only=True):
     def recommended_row(self) -> Row | None:
         """The recommended row, or None if no row beats the baseline."""
         return row_at(self.rows, self.recommended)
+
+    @property
+    def unproven(self) -> int | None:
+        """How many batch sizes of the recommended row are not proven; None without a row or a probe.
+
+        None of them is unless the table is.
+        """
+        row = self.recommended_row
+        if row is None or row.unproven is None:
+            return None
+        if self.proof is not None and self.proof.holds:
+            return row.unproven
+        return row.sizes_in_use
 
     @property
     def packed(self) -> PackingSweep | None:
@@ -254,8 +298,9 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
         batches: Batches of one epoch, over all ranks of the sweep.
         padding_ratio: Padded cells / all cells.
         estimated_epoch_seconds: None without step times.
-        unproven: How many buckets have a batch size that is not proven to fit, or how many micro-batches are not; None
-            without a probe.
+        unproven: How many buckets have a batch size that is not proven to fit (all of them until the table ran in
+            shuffled training), or how many micro-batches are not; None without a probe.
+        proof: How the table ran in shuffled training; None if it did not.
         margin_bytes: Memory that proven batches leave free; None if unknown.
         min_length, max_length: The limits of --min-length and --max-length: no batch with shorter or longer examples
             was counted or run. None without such a limit.
@@ -277,6 +322,7 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
     left_out: dict[str, Count] = msgspec.field(default_factory=dict)
     truncate: Length | None = None
     multiple_of: Length | None = None
+    proof: Proof | None = None
 
 
 class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):

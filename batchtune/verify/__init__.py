@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from batchtune.probe.confirmation import alternating
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.measurer import Measurer
 from batchtune.probe.nodes import Nodes
+from batchtune.probe.requests import Ran
 from batchtune.probe.settings import refuse_other_allocator
 from batchtune.probe.supervisor import measurer_for
 from batchtune.results import (
@@ -28,8 +31,16 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.run_folder import alone_in
-from batchtune.verify.plan import PlannedBatch, Subject, VerifyPlan
+from batchtune.verify.plan import FEWEST_STEPS, PlannedBatch, Subject, VerifyPlan
 from batchtune.verify.rules import DoneSteps, judge
+
+# Shuffled batches run in so many more processes, where starting one takes no more than this share of the time of the
+# steps so far.
+_MOST_RESTARTS = 2
+_START_SHARE = 0.5
+# Most processes that run out of memory do so in the first 32 steps.
+_STEPS_AFTER_A_RESTART = 64
+_FAULTS = ("crash", "timeout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +69,13 @@ def run_verify(
     on_note: Callable[[str], None],
     on_progress: OnProgress,
     nodes: Nodes | None = None,
+    deadline: float = math.inf,
 ) -> Verification:
-    """Run the sampler's batches in a worker process and write `verify.json`, whole or not at all.
+    """Run the sampler's batches in worker processes and write `verify.json`, unless the plan is a brief one.
 
     Calls `on_note` with a sentence for the user, `on_progress` before each step. Raises ResultError if the probe was of
     another device or the file can't be written, WorkloadError if the workload failed for another reason than memory,
-    ProbeError if the device can't be used.
+    ProbeError if the device can't be used, or if something else has taken its memory.
     """
     settings = structs.replace(
         subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds
@@ -77,8 +89,11 @@ def run_verify(
         nodes=nodes,
     )
     with alone_in(folder), measurer:
-        verification = verify(measurer, plan, workload, on_progress=on_progress)
-        write_result(folder / VERIFY_FILE, verification)
+        verification = verify(
+            measurer, plan, workload, on_progress=on_progress, deadline=deadline
+        )
+        if not plan.settings.brief:
+            write_result(folder / VERIFY_FILE, verification)
     return verification
 
 
@@ -88,22 +103,30 @@ def verify(
     workload: WorkloadRecord,
     *,
     on_progress: OnProgress,
+    deadline: float = math.inf,
 ) -> Verification:
-    """Run the worst shapes, then shuffled batches, one step after the other in one worker, and judge them.
+    """Run the planned batches, one step after the other, until the deadline on the monotonic clock; and judge them.
 
     The worst shapes are run once, the largest first, then once more in alternation; a step that fails does not keep
-    the others from being tried. If all pass, the shuffled batches follow, up to the first that fails. Only these are
-    timed: the worst shapes are their warm-up. Raises as `run_verify` does.
+    the others from being tried. If all pass, shuffled batches follow, up to the first that fails. Only these are
+    timed: the worst shapes are their warm-up. Where the allocator fragments, pairs of shapes follow, each on an emptied
+    cache. If all passed, other shuffled batches run in further processes: training starts in a fresh one. A brief plan
+    leaves out the worst shapes, and shuffled batches end where they take longer than its settings say. Raises as
+    `run_verify` does.
     """
+    started = time.monotonic()
     device = stepper.start()
+    start_seconds = time.monotonic() - started
     if plan.probe is not None and device.name != plan.probe.device.name:
         raise ResultError(
             f"the run was measured on {plan.probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
     refuse_other_allocator("the table", plan.config.evidence.allocator, device)
-    runner = _Runner(plan, stepper, workload.spec, device, on_progress)
-    runner.run()
+    runner = _Runner(plan, stepper, workload.spec, device, on_progress, deadline)
+    if plan.settings.brief:
+        runner.enough_at = time.monotonic() + 2 * plan.settings.seconds
+    runner.run(start_seconds)
     return judge(runner.done, plan, workload, device)
 
 
@@ -116,24 +139,66 @@ class _Runner:
     workload: str
     device: Device
     on_progress: OnProgress
+    deadline: float
+    enough_at: float = math.inf  # shuffled batches then end, once the fewest have run
     done: DoneSteps = field(default_factory=DoneSteps)
     release: bool = False
 
-    def run(self) -> None:
-        """Run the worst shapes, those that passed in alternation, then shuffled batches until enough or one fails."""
+    def run(self, start_seconds: float) -> None:
+        """Run all phases; a process takes so long to start."""
+        done = self.done
+        if not self.plan.settings.brief:
+            self._run_worst()
+        planned = self.plan.planned_steps
+        if not done.failures:
+            shuffled = itertools.islice(self.plan.shuffled_batches(), planned)
+            self._run("shuffled", shuffled, done.shuffled, planned)
+        if self.device.fragments:
+            self._run_pairs()
+        for restart in range(1, _MOST_RESTARTS + 1):
+            is_dear = start_seconds > _START_SHARE * done.seconds
+            if done.failures or is_dear or time.monotonic() > self.enough_at:
+                break
+            self._restart()
+            steps = min(planned, _STEPS_AFTER_A_RESTART)
+            shuffled = itertools.islice(self.plan.shuffled_batches(restart), steps)
+            self._run("shuffled", shuffled, done.restarted, steps * _MOST_RESTARTS)
+            done.processes += 1
+        if done.failures and self.device.kind == "cuda":
+            self._restart()  # or an error, if something else has taken the memory: then no shape is to blame
+
+    def _restart(self) -> None:
+        self.stepper.start()
+        self.release = False
+
+    def _run_worst(self) -> None:
+        """Run the worst shapes, then those that passed in alternation."""
         done = self.done
         worst = self.plan.worst_batches
         self._run("worst", worst, done.worst, 2 * len(worst))
         passed = [
             batch
-            for batch, trial in zip(worst, done.worst, strict=True)
+            for batch, trial in zip(worst, done.worst, strict=False)
             if trial.outcome == "ok"
         ]
         self._run("worst", alternating(passed), done.worst, len(worst) + len(passed))
-        planned = self.plan.planned_steps
-        if not done.failures:
-            shuffled = itertools.islice(self.plan.shuffled_batches(), planned)
-            self._run("shuffled", shuffled, done.shuffled, planned)
+
+    def _run_pairs(self) -> None:
+        """Run the sequences, but none with a shape that has failed in one."""
+        done = self.done
+        sequences = self.plan.sequences
+        total = sum(map(len, sequences))
+        done.planned_pairs = total - len(sequences)
+        failed = {failure.shape for failure in done.failures}
+        for sequence in sequences:
+            if any(batch.shape in failed for batch in sequence):
+                continue
+            self.release = True
+            before = len(done.pairs)
+            self._run("pairs", sequence, done.pairs, total)
+            ran = done.pairs[before:]
+            failed |= {trial.shape for trial in ran if trial.outcome != "ok"}
+            done.passed_pairs += max(0, sum(trial.outcome == "ok" for trial in ran) - 1)
 
     def _run(
         self,
@@ -142,8 +207,14 @@ class _Runner:
         trials: list[Trial],
         total: int,
     ) -> None:
-        """Run a phase; `trials` are those of its steps so far. A failure ends the shuffled ones."""
+        """Run a phase; `trials` are those of its steps so far. A failure ends all but the worst ones."""
         for planned in batches:
+            if time.monotonic() > self.deadline:
+                self.done.unfinished = True
+                return
+            has_enough = phase == "shuffled" and len(trials) >= FEWEST_STEPS
+            if has_enough and time.monotonic() > self.enough_at:
+                return
             shape = planned.shape
             progress = VerifyProgress(
                 phase=phase,
@@ -170,12 +241,17 @@ class _Runner:
                     error=trial.error,
                 )
             )
-            if phase == "shuffled":
+            if phase != "worst":
                 return
 
     def _take_step(self, shape: BatchShape) -> Trial:
-        """Run one step; what may be an OOM in disguise counts as one only if a smaller batch then passes."""
+        """Run one step; a crash or a hang counts only if it comes again.
+
+        What may be an OOM in disguise counts as one only if a smaller batch then passes.
+        """
         ran = self.stepper.step(shape, release=self.release)
+        if ran.trial.outcome in _FAULTS:
+            ran = self.stepper.step(shape)
         trial = ran.trial
         is_error = trial.outcome == "error"
         if trial.outcome == "oom" and message_verdict(trial.error or "") == "disguised":
@@ -186,8 +262,11 @@ class _Runner:
             )
         if not is_error:
             return trial
-        raise WorkloadError(
-            f"{self.workload} failed in its {ran.stage or 'step'}, with a batch of {shape}: {trial.error}",
+        raise self._workload_error(shape, ran)
+
+    def _workload_error(self, shape: BatchShape, ran: Ran) -> WorkloadError:
+        return WorkloadError(
+            f"{self.workload} failed in its {ran.stage or 'step'}, with a batch of {shape}: {ran.trial.error}",
             f"It did not run out of memory: the verification stops, and no {VERIFY_FILE} is written. "
             "Fix it and run the same command again.",
             ran.traceback,

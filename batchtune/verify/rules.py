@@ -45,7 +45,8 @@ _TIMES = (
     "time_ratio",
     "time_ratio_error",
 )
-_WENT = {
+TIME_ENDED = "The time ended before all planned batches had run"
+WENT = {
     "oom": "ran out of memory",
     "crash": "ended its process",
     "timeout": "took too long",
@@ -108,11 +109,29 @@ def _wandering(residuals: FloatArray) -> float:
 
 @dataclass(slots=True)
 class DoneSteps:
-    """All steps of a verification, in their order."""
+    """All steps of a verification, in their order; `restarted` are shuffled ones, in further processes."""
 
     worst: list[Trial] = field(default_factory=list)
     shuffled: list[Trial] = field(default_factory=list)
+    pairs: list[Trial] = field(default_factory=list)
+    restarted: list[Trial] = field(default_factory=list)
     failures: list[VerifyFailure] = field(default_factory=list)
+    processes: int = 1
+    passed_pairs: int = 0
+    planned_pairs: int = 0
+    unfinished: bool = False
+
+    @property
+    def ran(self) -> list[Trial]:
+        """All of them."""
+        return [*self.worst, *self.shuffled, *self.pairs, *self.restarted]
+
+    @property
+    def seconds(self) -> float:
+        """How long they took."""
+        return sum(
+            trial.elapsed_seconds or trial.step_seconds or 0.0 for trial in self.ran
+        )
 
     @property
     def passed(self) -> list[Trial]:
@@ -128,13 +147,13 @@ def judge(
     steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: Device
 ) -> Verification:
     """Judge all steps that were run."""
-    ran = (*steps.worst, *steps.shuffled)
     in_use = [trial.rest_bytes for trial in steps.passed]
     growth = growth_of(in_use)
     times = _times(steps.shuffled, plan)
     retries = [
         trial.alloc_retries
-        for trial in ran[len(plan.worst_batches) :]  # each worst shape had run once
+        # Each worst shape had run once.
+        for trial in (*steps.worst[len(plan.worst_batches) :], *steps.shuffled)
         if trial.alloc_retries is not None
     ]
     reserved = [trial.reserved_bytes for trial in steps.passed]
@@ -158,6 +177,8 @@ def judge(
             f"The allocator's cache grew by {format_size(reserved_growth)} and was still growing: batches of different "
             f"shapes fragment the memory. {remedy}"
         )
+    if steps.unfinished and not steps.failures:
+        reasons.append(TIME_ENDED)
     if not steps.failures:
         reasons += _time_reasons(times, plan.settings.time_tolerance)
     config = plan.config
@@ -185,10 +206,15 @@ def judge(
         epoch_batches=len(plan.first_epoch),
         failures=steps.failures,
         alloc_retries=sum(retries) if retries else None,
-        peak_bytes=_largest(trial.peak_bytes for trial in ran),
-        reserved_bytes=_largest(trial.reserved_bytes for trial in ran),
+        peak_bytes=_largest(trial.peak_bytes for trial in steps.ran),
+        reserved_bytes=_largest(trial.reserved_bytes for trial in steps.ran),
         rest_growth_bytes=growth,
         reserved_growth_bytes=reserved_growth,
+        processes=steps.processes,
+        restarted_steps=sum(trial.outcome == "ok" for trial in steps.restarted),
+        pairs=steps.passed_pairs,
+        planned_pairs=steps.planned_pairs,
+        unfinished=steps.unfinished,
         holds=not reasons,
         reasons=reasons,
         warnings=[
@@ -212,7 +238,7 @@ def _failures(steps: DoneSteps, plan: VerifyPlan) -> Iterator[str]:
     }.values():
         shape = f"{failure.batch_size:,} × {format_length(failure.length, plan.lengths.unit)}"
         yield (
-            f"A batch of {shape} {_WENT[failure.outcome]} (bucket {failure.bucket + 1} of {buckets}): "
+            f"A batch of {shape} {WENT[failure.outcome]} (bucket {failure.bucket + 1} of {buckets}): "
             f"{failure.error}"
         )
 

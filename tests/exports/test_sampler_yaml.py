@@ -14,6 +14,7 @@ from report_records import (
     made_sweep,
     partly_proven_sweep,
     proven_probe,
+    proven_sweep,
     without_recommendation,
 )
 from ruamel.yaml import YAML
@@ -60,6 +61,8 @@ def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
     assert (evidence.unproven, evidence.margin_bytes) == (4, 400 * 1024**2)
     assert (CONFIG.evidence.unproven, CONFIG.evidence.margin_bytes) == (None, None)
     assert (evidence.allocator, CONFIG.evidence.allocator) == ("native", None)
+    sweep = msgspec.structs.replace(proven_sweep(), proof=None)
+    assert sampler_config(sweep, proven_probe()).evidence.unproven == 13
 
 
 def test_a_sweep_without_recommendation_has_no_config() -> None:

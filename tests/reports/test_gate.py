@@ -15,6 +15,7 @@ from report_records import (
     made_lengths,
     made_sweep,
     made_verification,
+    proven_sweep,
     rule_inputs,
     whole_sweep,
     without_recommendation,
@@ -55,15 +56,23 @@ def test_limits_may_have_an_exponent() -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [(0, "holds"), (1, "fails")])
 def test_sizes_that_were_not_run_fail_a_rule(count: int, expected: str) -> None:
-    assert outcome("unproven > 0", with_row(unproven=count)) == expected
-    assert (
-        outcome(
-            "unproven worse 0%",
-            with_row(unproven=count),
-            baseline=with_row(unproven=0),
-        )
-        == expected
-    )
+    proof = proven_sweep().proof
+    swept = replace(with_row(unproven=count), proof=proof)
+    assert outcome("unproven > 0", swept) == expected
+    baseline = replace(with_row(unproven=0), proof=proof)
+    assert outcome("unproven worse 0%", swept, baseline=baseline) == expected
+
+
+@pytest.mark.parametrize("reason", [None, "the time ended"])
+def test_a_table_that_is_not_proven_fails_the_rule(reason: str | None) -> None:
+    proof = proven_sweep().proof
+    assert proof is not None
+    swept = with_row(unproven=0)
+    if reason is not None:
+        swept = replace(swept, proof=replace(proof, reason=reason))
+    assert outcome("unproven > 0", swept) == "fails"
+    used = swept.recommended_row
+    assert used is not None and swept.unproven == used.used_buckets
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from made_trials import ran
 from msgspec.structs import replace
+from noted_device import NotedDevice
 from verify.made_stepper import (
     LIMIT_BYTES,
     MIB,
@@ -17,12 +18,13 @@ from verify.made_stepper import (
     made_stepper,
 )
 
-from batchtune.errors import ResultError, UsageError, WorkloadError
+from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import NAME, MadeDevice
 from batchtune.probe.requests import Ran
 from batchtune.results import (
     BatchShape,
+    Device,
     Probe,
     SamplerConfig,
     Verification,
@@ -87,19 +89,136 @@ def test_the_worst_shapes_are_run_first_and_then_in_alternation() -> None:
     ]
 
 
-def test_all_steps_are_in_one_worker_with_its_cache_kept() -> None:
+def on_cuda(stepper: NotedDevice, **changes: object) -> NotedDevice:
+    """The device as one whose allocator is CUDA's native one, unless the changes say otherwise."""
+    cuda = {"kind": "cuda", "allocator": "native", **changes}
+    stepper.device = replace(stepper.device, **cuda)
+    return stepper
+
+
+def test_judged_steps_run_in_one_worker_with_its_cache_kept() -> None:
     stepper = made_stepper()
     found = verified(stepper)
-    assert stepper.worker == 1
-    assert not any(step.release for step in stepper.steps)
-    assert (found.worst_steps, found.steps, len(stepper.shapes)) == (6, 60, 66)
+    assert (found.worst_steps, found.steps) == (6, 60)
+    assert stepper.starts[1] >= 66
+    assert not any(stepper.released[:66])
+
+
+def test_other_shuffles_follow_in_further_processes() -> None:
+    stepper = made_stepper()
+    found = verified(stepper)
+    starts = stepper.starts
+    assert (found.processes, found.restarted_steps) == (3, 120)
+    runs = [stepper.shapes[6:66]] + [
+        stepper.shapes[start : start + 60] for start in starts[1:]
+    ]
+    assert runs[0] != runs[1] != runs[2] != runs[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pairs"),
+    [
+        ({}, 6),
+        ({"kind": "cpu", "allocator": None}, 0),
+        ({"allocator": "cudaMallocAsync"}, 0),
+        ({"allocator": "expandable"}, 0),
+    ],
+    ids=["native", "cpu", "async", "expandable"],
+)
+def test_where_memory_fragments_pairs_run_on_emptied_caches(
+    changes: dict[str, object], pairs: int
+) -> None:
+    stepper = on_cuda(made_stepper(), **changes)
+    lengths = Lengths.of(np.repeat([5.0, 12.0, 30.0], 600))
+    found = verified(stepper, FITS, lengths, made_probe(lengths))
+    assert (found.pairs, found.planned_pairs) == (pairs, pairs)
+    firsts = [index for index, released in enumerate(stepper.released) if released]
+    ran = {tuple(stepper.shapes[index : index + 2]) for index in firsts}
+    assert len(ran) == pairs
+
+
+def test_without_time_for_pairs_each_shape_runs_before_three() -> None:
+    stepper = on_cuda(made_stepper())
+    found = verified(
+        stepper, made_config([5.0, 9.0, 12.0, 20.0, 30.0], [180, 100, 75, 45, 30])
+    )
+    assert found.pairs == found.planned_pairs == 3 * sum(stepper.released)
+    worst = {180, 100, 75, 45, 30}
+    firsts = {
+        shape.batch_size
+        for shape, released in zip(stepper.shapes, stepper.released, strict=True)
+        if released
+    }
+    assert firsts == worst
+
+
+def test_a_shape_that_fails_after_another_is_found() -> None:
+    def fragmented(shape: BatchShape, step: int) -> Ran | None:
+        if stepper.shapes[-1:] and stepper.shapes[-1].batch_size == 180:
+            return (
+                ran(shape, "oom", error="CUDA out of memory")
+                if shape.batch_size == 30
+                else None
+            )
+        return None
+
+    stepper = on_cuda(made_stepper(fault=fragmented))
+    plan = VerifyPlan(
+        lengths=Lengths.of(np.repeat([5.0, 12.0, 30.0], 600)),
+        config=FITS,
+        settings=VerifySettings(brief=True),
+    )
+    found = verify(stepper, plan, MADE, on_progress=lambda progress: None)
+    phases = {failure.phase for failure in found.failures}
+    assert {failure.batch_size for failure in found.failures} == {30}
+    assert phases <= {"shuffled", "pairs"} and not found.holds
+    assert found.processes == 1
+
+
+def test_a_crash_counts_only_if_it_comes_again() -> None:
+    crashed: list[BatchShape] = []
+
+    def once(shape: BatchShape, step: int) -> Ran | None:
+        if shape.batch_size == 75 and not crashed:
+            crashed.append(shape)
+            return ran(shape, "crash", error="SIGSEGV")
+        return None
+
+    assert verified(made_stepper(fault=once)).holds
+
+
+def test_memory_that_others_have_taken_is_an_error_of_its_own() -> None:
+    def fails(shape: BatchShape, run: int) -> Ran | None:
+        return ran(shape, "oom", error="CUDA out of memory") if run > 20 else None
+
+    stepper = on_cuda(made_stepper(fault=fails))
+    start = stepper.start
+
+    def filled() -> Device:
+        if stepper.shapes:
+            raise ProbeError("only 1 GiB of the device are free now")
+        return start()
+
+    stepper.start = filled  # type: ignore[method-assign]
+    with pytest.raises(ProbeError, match="are free now"):
+        verified(stepper)
+
+
+def test_time_that_ends_leaves_a_verification_unfinished() -> None:
+    plan = VerifyPlan(lengths=LENGTHS, config=FITS, settings=VerifySettings(steps=60))
+    found = verify(
+        made_stepper(), plan, MADE, on_progress=lambda progress: None, deadline=0.0
+    )
+    assert (found.unfinished, found.holds, found.steps) == (True, False, 0)
+    assert found.reasons[0].startswith("The time ended")
 
 
 def test_one_epoch_runs_every_batch_once() -> None:
     stepper = made_stepper()
     found = verified(stepper, epoch=True)
     assert found.steps == found.planned_steps == found.epoch_batches
-    assert sum(shape.batch_size for shape in stepper.shapes[6:]) == LENGTHS.count
+    epoch = stepper.shapes[6 : 6 + found.steps]
+    assert sum(shape.batch_size for shape in epoch) == LENGTHS.count
 
 
 def test_more_steps_than_an_epoch_has_go_on_with_the_next() -> None:
@@ -138,7 +257,7 @@ def test_a_failing_shuffled_batch_ends_the_run() -> None:
 
     stepper = made_stepper(fault=fragmented)
     found = verified(stepper)
-    assert [failure.phase for failure in found.failures] == ["shuffled"]
+    assert found.failures[0].phase == "shuffled"
     assert found.steps == found.failures[0].step
     assert not found.holds
 
@@ -264,8 +383,8 @@ def test_progress_is_told_before_each_step() -> None:
         ("shuffled", 0),
         ("shuffled", 1),
     ]
-    assert told[-1].total == 60
-    assert told[-1].shape == stepper.shapes[-1]
+    assert told[65].total == 60
+    assert [one.shape for one in told] == stepper.shapes
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,244 @@
+"""Proves the recommended table: runs it in shuffled training, rules out what fails, and tunes again until it holds.
+
+On CUDA's native allocator a batch that passes alone may run out of memory after another one, and a smaller one may do
+so more often. So what fails is ruled out, the probe and the sweep go on, and all batches of the new table run again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import structs
+
+from batchtune.errors import ProbeError
+from batchtune.exports.run_configs import (
+    render_sampler_yaml,
+    sampler_config,
+    write_config,
+)
+from batchtune.lengths import Lengths
+from batchtune.reports import RunResults
+from batchtune.reports.measured import mismatch
+from batchtune.results import (
+    PROBE_FILE,
+    SAMPLER_FILE,
+    SWEEP_FILE,
+    TRIALS_FILE,
+    BatchShape,
+    Probe,
+    Proof,
+    SamplerConfig,
+    Sweep,
+    Trial,
+    Verification,
+    VerifyFailure,
+    read_result,
+    write_result,
+)
+from batchtune.run_folder import alone_in, append_trial, read_trials
+from batchtune.units import counted, format_length
+from batchtune.verify.plan import VerifyPlan, VerifySettings
+from batchtune.verify.rules import TIME_ENDED, WENT
+
+# A proof may take this share of the time that the probe took. Where the allocator fragments it may take more: fewer
+# steps prove little there.
+_SHARE_OF_THE_PROBE = 1 / 3
+_FEWEST_SECONDS = 1.0
+_FEWEST_SECONDS_OF_PAIRS = 30.0
+# All tables together may take so many times as long as the probe, but at least five minutes.
+_ALL_TABLES = 2.0
+_ALL_TABLES_SECONDS = 300.0
+PROBE_SHARE = 0.75
+"""The share of --minutes that the probe may take, so that the proof has the rest."""
+# So many tables with smaller batches are tried, then so many other rows.
+_MOST_SMALLER = 6
+_MOST_OTHERS = 2
+_WHERE = {
+    "worst": "alone",
+    "shuffled": "among shuffled batches",
+    "pairs": "after another shape",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prover:
+    """The steps of a tuning that proving repeats.
+
+    Attributes:
+        probe: Continues the probe, for so many minutes at most (None: as many as it needs).
+        sweep: Sweeps, and writes `sweep.json` and `sampler.yaml`; rows with these names do not count as proven.
+        run: Runs a plan until a deadline on the monotonic clock.
+        verify: How to verify; None: only prove.
+        deadline: When all must end, on the monotonic clock; None: when it is done.
+    """
+
+    folder: Path
+    lengths: Lengths
+    probe: Callable[[float | None], Probe]
+    sweep: Callable[[frozenset[str]], Sweep]
+    run: Callable[[VerifyPlan, float], Verification]
+    on_note: Callable[[str], None]
+    verify: VerifySettings | None = None
+    deadline: float | None = None
+
+    def prove(self, probe: Probe) -> tuple[Sweep, Verification | None]:
+        """Return the sweep with its proof, and the last verification; None if no batches were run.
+
+        Raises as `run_verify` does.
+        """
+        swept = self.sweep(frozenset())
+        ends = time.monotonic() + max(_ALL_TABLES_SECONDS, _ALL_TABLES * _spent(probe))
+        if self.deadline is not None:
+            ends = self.deadline
+        settings = self.verify or proof_settings(probe)
+        refuted: set[str] = set()
+        verification = None
+        for table in itertools.count(1):
+            row = swept.recommended_row
+            if row is None or swept.packed is not None:
+                break
+            if self.verify is None and swept.proof is not None and swept.proof.holds:
+                break  # by an earlier command
+            if time.monotonic() > ends or table > _MOST_SMALLER + _MOST_OTHERS:
+                reason = "no time was left to run it"
+                if table > 1:
+                    reason += f", after {counted(table - 1, 'table')} had failed"
+                limit = probe.device.limit_bytes
+                proof = Proof(tables=table, limit_bytes=limit, reason=reason)
+                swept = record(self.folder, swept, proof)
+                break
+            config = sampler_config(swept, probe)
+            assert isinstance(config, SamplerConfig)
+            plan = VerifyPlan(
+                lengths=self.lengths, config=config, settings=settings, probe=probe
+            )
+            verification = self.run(plan, ends)
+            proof = proof_of(verification, table)
+            swept = record(self.folder, swept, proof)
+            if proof.holds or verification.unfinished:
+                break
+            self.on_note(f"Not proven: {proof.reason}.")
+            smaller = None
+            if table <= _MOST_SMALLER:
+                smaller = self._with_smaller_batches(probe, verification)
+            if smaller is None:
+                refuted.add(row.name)
+            probe = smaller or probe
+            swept = self.sweep(frozenset(refuted))
+        return swept, verification
+
+    def _with_smaller_batches(
+        self, probe: Probe, verification: Verification
+    ) -> Probe | None:
+        """Rule out what failed, and continue the probe; None if it then finds nothing that fits."""
+        rule_out(self.folder, probe, verification.failures)
+        minutes = None
+        if self.deadline is not None:
+            minutes = max(0.0, self.deadline - time.monotonic()) / 60 + 1e-9
+        try:
+            return self.probe(minutes)
+        except ProbeError as error:
+            self.on_note(f"No smaller batches are proven: {error.message}.")
+            return None
+
+
+def proof_settings(probe: Probe) -> VerifySettings:
+    """Return how much to run to prove the batches that a probe found."""
+    seconds = max(_FEWEST_SECONDS, _SHARE_OF_THE_PROBE * _spent(probe))
+    if probe.device.fragments:
+        seconds = max(_FEWEST_SECONDS_OF_PAIRS, seconds)
+    return VerifySettings(brief=True, seconds=seconds / 2)
+
+
+def _spent(probe: Probe) -> float:
+    return math.fsum(trial.elapsed_seconds for trial in probe.trials)
+
+
+def record(folder: Path, swept: Sweep, proof: Proof) -> Sweep:
+    """Write a proof of the recommended row into `sweep.json` and `sampler.yaml`; return the sweep with it."""
+    proven = structs.replace(swept, proof=proof)
+    write_result(folder / SWEEP_FILE, proven)
+    write_config(proven, folder)
+    return proven
+
+
+def proof_of(verification: Verification, tables: int = 1) -> Proof:
+    """Return what a verification proves; it is the last of so many tables."""
+    reason = None
+    if verification.failures:
+        failure = verification.failures[0]
+        shape = f"{failure.batch_size:,} × {format_length(failure.length, verification.lengths.unit)}"
+        reason = f"a batch of {shape} {WENT[failure.outcome]} {_WHERE[failure.phase]}"
+    elif verification.unfinished:
+        reason = f"{TIME_ENDED[0].lower()}{TIME_ENDED[1:]}"
+    return Proof(
+        steps=verification.steps + verification.restarted_steps,
+        pairs=verification.pairs,
+        processes=verification.processes,
+        ooms=sum(failure.outcome == "oom" for failure in verification.failures),
+        tables=tables,
+        highest_reserved_bytes=verification.reserved_bytes,
+        limit_bytes=verification.device.limit_bytes,
+        reason=reason,
+    )
+
+
+def rule_out(folder: Path, probe: Probe, failures: Iterable[VerifyFailure]) -> None:
+    """Journal each failure as one of the batch that was to prove it: no size can rest on that any more."""
+    with alone_in(folder):
+        path = folder / TRIALS_FILE
+        trials = len(read_trials(path))
+        shapes: dict[BatchShape, VerifyFailure] = {}
+        for failure in failures:
+            shapes.setdefault(_proving(probe, failure), failure)
+        for index, (shape, failure) in enumerate(shapes.items(), trials):
+            error = f"in shuffled training, as {failure.shape}: {failure.error or failure.outcome}"
+            trial = Trial.of(
+                shape,
+                failure.outcome,
+                index=index,
+                error=error,
+                confirmation=True,
+                shuffled=True,
+            )
+            append_trial(path, trial)
+
+
+def _proving(probe: Probe, failure: VerifyFailure) -> BatchShape:
+    """Return the smallest batch at the limit that contains a batch which failed, or that batch itself."""
+    points = (*probe.frontier, *probe.joint_frontier)
+    proofs = [
+        probe.trials[point.trial].shape for point in points if point.trial is not None
+    ]
+    covering = [
+        shape
+        for shape in proofs
+        if shape == failure.shape or shape.contains(failure.shape)
+    ]
+    return min(covering, key=lambda shape: shape.padded_length, default=failure.shape)
+
+
+def mark_proven(folder: Path, verification: Verification) -> None:
+    """Record what a verification proves, if it ran the recommended batches, and `sampler.yaml` is as it was written."""
+    path = folder / SWEEP_FILE
+    if not path.exists():
+        return
+    swept = read_result(path, Sweep)
+    run = RunResults(name=folder.name, sweep=swept, verification=verification)
+    if (
+        swept.recommended is None
+        or swept.packed is not None
+        or mismatch(run) is not None
+    ):
+        return
+    probe = None
+    if (folder / PROBE_FILE).exists():
+        probe = read_result(folder / PROBE_FILE, Probe)
+    written = render_sampler_yaml(sampler_config(swept, probe))
+    if (folder / SAMPLER_FILE).read_text(encoding="utf-8") == written:
+        record(folder, swept, proof_of(verification))

@@ -1,0 +1,240 @@
+"""The proof of a recommended table, and what is done where it fails, on a made device whose cache fragments."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from made_trials import ran
+from memory_laws import LAWS, LIMIT_BYTES, Law, LawDevice
+
+from batchtune.buckets.sweep import run_sweep
+from batchtune.errors import ProbeError
+from batchtune.exports.run_configs import read_sampler_yaml, write_config
+from batchtune.lengths import Lengths
+from batchtune.probe.messages import ProbeHooks
+from batchtune.probe.probing import run_probe
+from batchtune.probe.requests import Ran
+from batchtune.probe.settings import ProbeSettings
+from batchtune.proving import Prover, mark_proven
+from batchtune.reports import load_run, render
+from batchtune.reports.gate import exit_code, judge, parse_rules
+from batchtune.reports.rule_fields import RuleInputs
+from batchtune.results import (
+    BatchShape,
+    Device,
+    Probe,
+    Sweep,
+    SweepSettings,
+    Verification,
+)
+from batchtune.run_folder import read_trials
+from batchtune.verify import verify
+from batchtune.verify.plan import VerifyPlan, VerifySettings
+
+LENGTHS = Lengths.of(np.random.default_rng(0).integers(4, 41, 1500))
+SETTINGS = ProbeSettings(
+    workload="made.py:Made", options={}, num_lengths=4, max_lengths=4
+)
+
+
+class FragmentedDevice(LawDevice):
+    """After a step on an emptied cache, another shape has less than the limit; turns don't show it.
+
+    Attributes:
+        usable: The share of the limit that it has.
+        released: How many steps ran on an emptied cache.
+    """
+
+    def __init__(self, law: Law, lengths: Lengths, *, usable: float = 1.0) -> None:
+        super().__init__(law, lengths)
+        self.device = msgspec.structs.replace(
+            self.device, kind="cuda", allocator="native"
+        )
+        self.usable = usable
+        self.released = 0
+        self.starts = 0
+        self._was_emptied = False
+
+    def start(self) -> Device:
+        self.starts += 1
+        return super().start()
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        self.released += release
+        was_emptied = self._was_emptied
+        self._was_emptied = release
+        if was_emptied and self.bytes(shape) > self.usable * LIMIT_BYTES:
+            return ran(shape, "oom", error="CUDA out of memory", worker=self.worker)
+        return super().step(shape, release=release)
+
+
+def prover(device: LawDevice, folder: Path, **changes: Any) -> Prover:
+    """The steps of `tune`, on a made device."""
+    sweep_settings = SweepSettings(strategies=("optimal", "linear"), num_buckets=(3, 4))
+
+    def probe(minutes: float | None) -> Probe:
+        return run_probe(
+            LENGTHS,
+            msgspec.structs.replace(SETTINGS, minutes=minutes),
+            folder,
+            sweep_settings=sweep_settings,
+            hooks=ProbeHooks(measurer=device),
+        )
+
+    def sweep(refuted: frozenset[str]) -> Sweep:
+        swept = run_sweep(LENGTHS, sweep_settings, folder, refuted=refuted)
+        write_config(swept, folder)
+        return swept
+
+    def run(plan: VerifyPlan, deadline: float) -> Verification:
+        return verify(
+            device,
+            plan,
+            SETTINGS.subject,
+            on_progress=lambda progress: None,
+            deadline=deadline,
+        )
+
+    given: dict[str, Any] = {"on_note": lambda text: None, **changes}
+    return Prover(
+        folder=folder, lengths=LENGTHS, probe=probe, sweep=sweep, run=run, **given
+    )
+
+
+def proven(
+    device: LawDevice, folder: Path, **changes: Any
+) -> tuple[Sweep, Verification | None]:
+    steps = prover(device, folder, **changes)
+    return steps.prove(steps.probe(None))
+
+
+made = partial(FragmentedDevice, LAWS["linear"], LENGTHS)
+
+
+def fails_the_gate(folder: Path) -> bool:
+    inputs = RuleInputs(results=load_run(folder))
+    return exit_code(judge(parse_rules(["unproven > 0"]), inputs)) != 0
+
+
+def test_a_table_that_runs_is_proven(tmp_path: Path) -> None:
+    device = made()
+    swept, _ = proven(device, tmp_path)
+    proof = swept.proof
+    assert proof is not None and proof.holds
+    assert (proof.tables, proof.ooms, swept.unproven) == (1, 0, 0)
+    assert proof.pairs > 0 and proof.steps > 12
+    assert proof.processes == device.starts - 2 > 1  # the probe's own, and its turns'
+    assert not fails_the_gate(tmp_path)
+    evidence = read_sampler_yaml(tmp_path / "sampler.yaml").evidence
+    assert (evidence.unproven, evidence.proof) == (0, proof)
+    text = " ".join(render("terminal", load_run(tmp_path)).split())
+    assert (
+        f"{proof.steps} shuffled steps and {proof.pairs} pairs in 3 processes" in text
+    )
+
+
+def test_what_fails_is_lowered_and_all_is_proven_again(
+    tmp_path: Path,
+) -> None:
+    device = made(usable=0.93)
+    swept, verification = proven(device, tmp_path)
+    proof = swept.proof
+    row = swept.recommended_row
+    assert proof is not None and row is not None and verification is not None
+    assert proof.holds and proof.tables > 1
+    assert verification.bucket_batch_sizes == row.batch_sizes
+    plan_of = partial(VerifyPlan, lengths=LENGTHS, settings=VerifySettings())
+    plan = plan_of(config=read_sampler_yaml(tmp_path / "sampler.yaml"))
+    assert all(
+        device.bytes(batch.shape) <= 0.93 * LIMIT_BYTES for batch in plan.worst_batches
+    )
+    trials = read_trials(tmp_path / "trials.jsonl")
+    ruled_out = [trial for trial in trials if trial.confirmation]
+    margin = load_run(tmp_path).probe.margin  # type: ignore[union-attr]
+    assert margin is not None
+    assert margin.fragments_bytes == int(0.05 * (proof.tables - 1) * LIMIT_BYTES)
+    assert ruled_out and all(
+        "in shuffled training" in str(trial.error) for trial in ruled_out
+    )
+    passed = {trial.shape for trial in trials if trial.outcome == "ok"}
+    assert {trial.shape for trial in ruled_out} <= passed
+
+
+def test_where_nothing_holds_other_rows_are_tried(
+    tmp_path: Path,
+) -> None:
+    swept, _ = proven(made(usable=0.0), tmp_path)
+    assert swept.proof is not None and not swept.proof.holds
+    assert swept.recommended_row is not None
+    assert swept.unproven == swept.recommended_row.sizes_in_use
+    assert any(row.unproven for row in swept.rows)
+    assert fails_the_gate(tmp_path)
+    evidence = read_sampler_yaml(tmp_path / "sampler.yaml").evidence
+    assert evidence.unproven == swept.unproven
+
+
+def test_without_time_it_is_written_and_unproven(tmp_path: Path) -> None:
+    swept, verification = proven(made(), tmp_path, deadline=time.monotonic() - 1)
+    assert verification is None
+    assert swept.proof is not None
+    assert swept.proof.reason == "no time was left to run it"
+    assert fails_the_gate(tmp_path)
+
+
+def test_a_proof_is_kept_while_the_sweep_is_the_same(tmp_path: Path) -> None:
+    swept, _ = proven(made(), tmp_path)
+    written = (tmp_path / "sampler.yaml").read_bytes()
+    again, verification = proven(made(usable=0.0), tmp_path)
+    assert verification is None
+    assert again == swept
+    assert (tmp_path / "sampler.yaml").read_bytes() == written
+
+
+def test_on_the_cpu_only_shuffled_steps_run(tmp_path: Path) -> None:
+    device = made(usable=0.0)
+    device.device = msgspec.structs.replace(device.device, kind="cpu")
+    swept, _ = proven(device, tmp_path)
+    assert swept.proof is not None and swept.proof.holds
+    assert (swept.proof.pairs, device.released) == (0, 0)
+
+
+def test_memory_that_others_have_taken_rules_nothing_out(
+    tmp_path: Path,
+) -> None:
+    class Filled(FragmentedDevice):
+        def start(self) -> Device:
+            if self.released:
+                raise ProbeError("only 1 GiB of the device are free now")
+            return super().start()
+
+    with pytest.raises(ProbeError, match="are free now"):
+        proven(Filled(LAWS["linear"], LENGTHS, usable=0.93), tmp_path)
+    trials = read_trials(tmp_path / "trials.jsonl")
+    assert not any(trial.confirmation for trial in trials)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_verify_marks_what_it_ran_unless_the_config_was_edited(
+    tmp_path: Path, edited: bool
+) -> None:
+    steps = prover(made(), tmp_path)
+    probe = steps.probe(None)
+    steps.sweep(frozenset())
+    assert fails_the_gate(tmp_path)
+    path = tmp_path / "sampler.yaml"
+    config = read_sampler_yaml(path)
+    if edited:
+        path.write_text(path.read_text() + "# mine\n")
+    before = path.read_bytes()
+    plan = VerifyPlan(
+        lengths=LENGTHS, config=config, settings=VerifySettings(steps=20), probe=probe
+    )
+    mark_proven(tmp_path, steps.run(plan, float("inf")))
+    assert fails_the_gate(tmp_path) == edited
+    assert (path.read_bytes() == before) == edited
