@@ -20,6 +20,7 @@ from benchmarks.laws import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_trials import altered
 from memory_laws import (
     BASE_BYTES,
     LAWS,
@@ -37,6 +38,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.refining import Refinement
+from batchtune.probe.requests import Ran
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, Probe, SweepSettings, Trial
@@ -277,6 +279,39 @@ def searched(device: LawDevice) -> list[Trial]:
         ran = device.measure(wanted.shape, len(trials), fresh=wanted.fresh)
         trials.append(ran.trial)
     return trials
+
+
+class CachingDevice(LawDevice):
+    """Its allocator reserves whole segments, and a twelfth more than the tensors take."""
+
+    SEGMENT = 20 << 20
+
+    def run(self, shape: BatchShape, steps: int) -> Ran:
+        reply = super().run(shape, steps)
+        peak = reply.trial.peak_bytes
+        if peak is None:
+            return reply
+        reserved = math.ceil(peak * 13 / 12 / self.SEGMENT) * self.SEGMENT
+        if reserved <= self.limit_bytes:
+            return altered(reply, reserved_bytes=reserved)
+        trial = Trial.of(shape, "oom", worker=self.worker, flushed=True)
+        return Ran(trial=trial, stage="step")
+
+
+def test_what_an_allocator_reserves_costs_few_trials() -> None:
+    device = CachingDevice(LAWS["affine"], made_lengths("sentences", count=3000))
+    probe = probe_law(device)
+    lengths = len({trial.length for trial in probe.trials})
+    ooms = sum(trial.outcome == "oom" for trial in probe.trials)
+    assert len(probe.trials) <= 2.5 * lengths and ooms <= 0.5 * lengths
+    # A twelfth of the peaks is reserved beyond them: that part of the limit holds no batch.
+    truth = LawDevice(device.law, device.lengths)
+    limit = device.limit_bytes * 12 // 13
+    truth.fits = lambda shape: truth.bytes(shape) <= limit  # type: ignore[method-assign]
+    for point in probe.frontier:
+        if point.closed_by != "data":
+            largest = int(truth.largest(np.array([point.length]))[0])
+            assert 0.97 * largest - 1 <= point.batch_size <= largest
 
 
 def test_few_trials_fail_where_failures_are_dear() -> None:

@@ -245,6 +245,7 @@ class Attempt:
             steps=len(self.in_use),
             rest_bytes=self.meter.in_use(),
             caught=self.caught_oom is not None,
+            flushed=outcome == "oom" and self.error is None and self.caught_oom is None,
             alloc_retries=self.retries,
             compilations=self.compilations,
             at_recompile_limit=at_recompile_limit(),

@@ -109,6 +109,8 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
         and not bracket.ran
         and bracket.surely
     ):
+        if known.failures[bracket.anchor.shape(bracket.failed)].flushed:
+            return bracket.failed - 1  # it nearly fitted
         return bracket.surely
     multiple = known.next_multiple(bracket)
     if multiple is not None:
@@ -164,7 +166,8 @@ def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
         return _beyond_last_peak(known, bracket, need)
     assert fit.model is not None
     # A little below the model's limit: a success closes the length, a failure does not.
-    margin = max(min(fit.model.relative_error, 0.5), known.settings.tolerance / 2)
+    error = min(fit.model.relative_error, 0.5)
+    margin = max(error, known.tolerance / 2)
     size = max(
         1,
         min(

@@ -19,6 +19,8 @@ _BEYOND_WHAT_WAS_FREE = 4
 # pass alone, none at 0.85.
 _OF_EACH_TABLE = 0.05
 _OF_ALL_TABLES = 0.25
+# Peaks of at least this part of the limit show how much more the allocator reserves: smaller ones are mostly gaps.
+_TELLING_SHARE = 0.6
 
 
 class Peaks:
@@ -62,6 +64,7 @@ class Peaks:
         )
         share = min(_OF_ALL_TABLES, _OF_EACH_TABLE * tables)
         self._fragments_bytes = int(share * limit_bytes)
+        self.overhead = _overhead(trials, limit_bytes)
         self._first_steps = [
             step for number, step in enumerate(steps) if number in firsts
         ]
@@ -151,6 +154,21 @@ class Peaks:
     def highest_of_all(self) -> int:
         """The highest peak of all shapes; 0 without one."""
         return max((max(peaks) for peaks in self._peaks.values()), default=0)
+
+
+def _overhead(trials: Sequence[Trial], limit_bytes: int) -> float:
+    """Return the memory reserved / the peak, as a median over batches near the limit; 1 without a cache.
+
+    The limit is one of what the allocator reserves: its blocks are larger than the tensors, and lie apart.
+    """
+    ratios = [
+        trial.reserved_bytes / trial.peak_bytes
+        for trial in trials
+        if trial.reserved_bytes
+        and trial.peak_bytes
+        and trial.peak_bytes >= _TELLING_SHARE * limit_bytes
+    ]
+    return median(ratios) if ratios else 1.0
 
 
 def _rests(

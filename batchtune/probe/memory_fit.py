@@ -165,7 +165,7 @@ class MemoryFit:
         than the limit. What can be used is then between that and the highest peak that ran. Two lengths must show it:
         failures further below the limit, or below that peak, are leaps of memory.
         """
-        limit = float(self._limit_bytes)
+        limit = self._limit_bytes / self._peaks.overhead
         unusable = _UNUSABLE * (limit - (self._peaks.rest_bytes or 0))
         usable = max(float(self._peaks.highest_of_all), limit - unusable)
         failed_at = []
@@ -186,7 +186,7 @@ class MemoryFit:
 
     @property
     def _room_by_limit(self) -> float:
-        return float(self._limit_bytes - self._peaks.margin.bytes)
+        return self._limit_bytes / self._peaks.overhead - self._peaks.margin.bytes
 
     def largest_sizes(
         self, lengths: FloatArray, targets: FloatArray

@@ -55,12 +55,13 @@ class Session:
         self._rest_bytes = self._meter.in_use()
 
     def measure(self, shape: BatchShape) -> Ran:
-        """Run one trial, with the allocator's cache kept as in training.
+        """Run one trial from an empty cache, so that what the allocator reserves follows from the shape.
 
         If the steps passed only because the allocator emptied its cache, or because something caught its error, the
-        trial runs once more from an empty cache: neither leftovers of other shapes nor what a library tries only the
+        trial runs once more: neither what earlier trials left between the pages nor what a library tries only the
         first time may count against this shape.
         """
+        self._meter.release()
         attempt = self._attempt(shape)
         again = bool(attempt.retries or attempt.caught_oom)
         if attempt.error is None and self._agree(again, attempt.caught_oom):

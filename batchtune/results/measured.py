@@ -71,6 +71,7 @@ class Trial(Record, frozen=True, kw_only=True):
         timing: Whether the shape, with a typical target, was run only to time it.
         failed_peak_bytes: Most memory in use before the error; None where the trial passed, or no error was seen.
         caught: Whether the workload caught the out-of-memory error itself, and its step returned normally.
+        flushed: Whether all steps passed, but only after the allocator had emptied its cache to go on.
         other_processors: Processors used by other programs while steps were timed, on average; None on a GPU.
         parameters_changed: Whether any step of this worker so far has changed a parameter; None if unknown.
         compilations: How often torch.compile compiled a function meanwhile; those steps are not timed.
@@ -106,6 +107,7 @@ class Trial(Record, frozen=True, kw_only=True):
     timing: bool = False
     failed_peak_bytes: Bytes | None = None
     caught: bool = False
+    flushed: bool = False
     other_processors: Amount | None = None
     parameters_changed: bool | None = None
     compilations: Count = 0
