@@ -218,7 +218,7 @@ def test_torchruns_banner_is_none_of_a_script_s_words() -> None:
 def test_ranks_are_tuned_and_verified(together: Together, tmp_path: Path) -> None:
     # By what this machine's processes take: a limit that half of the data fits into leaves nothing to tune.
     base_bytes = max(rank.base_bytes for rank in together.device.ranks)
-    words = ["tune", f"--memory={base_bytes + (30 << 20)}B", "--memory-fraction=1"]
+    words = ["tune", f"--memory={base_bytes + (20 << 20)}B", "--memory-fraction=1"]
     # With more buckets, 400 examples need more batches.
     words += ["--num-lengths=3", "--max-lengths=3", "--num-buckets=2:4"]
     words += ["--tolerance=0.1", "--verify", "--verify-steps=20", "--time-tolerance=10"]
@@ -231,6 +231,7 @@ def test_ranks_are_tuned_and_verified(together: Together, tmp_path: Path) -> Non
     assert written.column("length").to_pylist() == ROWS
     probe = read_result(folder / "probe.json", Probe)
     assert (probe.device.world_size, len(probe.device.ranks)) == (2, 2)
+    assert (folder / "sampler.yaml").exists(), ran.stdout + ran.stderr
     ooms = [trial for trial in probe.trials if trial.outcome == "oom"]
     assert ooms and all(trial.oom_ranks for trial in ooms)
     assert read_result(folder / "verify.json", Verification).failures == []
