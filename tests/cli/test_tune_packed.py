@@ -20,7 +20,7 @@ def test_tune_of_a_training_that_packs(batchtune: Run, tmp_path: Path) -> None:
     options = ["--device", LAW, "--unit", "tokens", "--num-buckets", "3", "--verify"]
     ran = batchtune("tune", manifest, *options)
     assert ran.returncode == 0, ran.stderr
-    assert "nothing to verify: packed micro-batches" in ran.stderr
+    assert "nothing to verify, because packed micro-batches" in ran.stderr
     run = tmp_path / "batchtune-run"
     probe = read_result(run / PROBE_FILE, Probe)
     packing = read_result(run / SWEEP_FILE, Sweep).packing
