@@ -347,6 +347,7 @@ def tarred(tmp_path: Path) -> dict[str, Any]:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nemos_batches_of_tar_files_have_the_recommended_sizes(
     nemo: Any, tarred: dict[str, Any], workers: int
