@@ -50,12 +50,12 @@ from batchtune.verify.rules import TIME_ENDED, WENT
 _SHARE_OF_THE_PROBE = 1 / 3
 _FEWEST_SECONDS = 1.0
 _FEWEST_SECONDS_OF_PAIRS = 30.0
-# All tables together may take so many times as long as the probe, but at least five minutes.
+# All tables together may take this many times as long as the probe, and always five minutes.
 _ALL_TABLES = 2.0
 _ALL_TABLES_SECONDS = 300.0
 PROBE_SHARE = 0.75
 """The share of --minutes that the probe may take, so that the proof has the rest."""
-# So many tables with smaller batches are tried, then so many other rows.
+# How many tables with smaller batches are tried, and then how many other rows.
 _MOST_SMALLER = 6
 _MOST_OTHERS = 2
 _WHERE = {
@@ -70,7 +70,7 @@ class Prover:
     """The steps of a tuning that proving repeats.
 
     Attributes:
-        probe: Continues the probe, for so many minutes at most (None: as many as it needs).
+        probe: Continues the probe, for at most that many minutes (None: no limit).
         sweep: Sweeps, and writes `sweep.json` and `sampler.yaml`; rows with these names do not count as proven.
         run: Runs a plan until a deadline on the monotonic clock.
         verify: How to verify; None: only prove.
@@ -168,7 +168,7 @@ def record(folder: Path, swept: Sweep, proof: Proof) -> Sweep:
 
 
 def proof_of(verification: Verification, tables: int = 1) -> Proof:
-    """Return what a verification proves; it is the last of so many tables."""
+    """Return what the verification of the last of these tables proves."""
     reason = None
     if verification.failures:
         failure = verification.failures[0]

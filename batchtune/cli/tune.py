@@ -262,7 +262,7 @@ def _probe(
     nodes: Nodes | None,
     minutes: float | None,
 ) -> Probe:
-    """Run the probe with a line for each trial and a bar below, for so many minutes at most."""
+    """Run the probe with a line for each trial and a bar below, for at most that many minutes."""
     from msgspec import structs
 
     from batchtune.probe.devices import law

@@ -294,7 +294,7 @@ class _Measured:
 
 
 class _AboveFloor:
-    """Measurements of which the first `count` lie on a floor of this level: forms are fitted to the others."""
+    """Measurements whose first `count` lie on a floor of this level. Forms are fitted to the others."""
 
     def __init__(self, measured: _Measured, count: int, level: float) -> None:
         self.count = count

@@ -84,14 +84,11 @@ class Knowledge(Outcomes):
         return MemoryFit(self.peaks, passed, list(self.brackets.values()))
 
     @property
-    def scatter(self) -> float:
-        """The scatter of the largest batch size that fits, as a fraction: an allocator's cache depends on its past."""
-        return _SCATTER if self.peaks.overhead > 1 else 0.0
-
-    @property
     def tolerance(self) -> float:
         """The difference in batch size that matters, as a fraction."""
-        return max(self.settings.tolerance, self.scatter)
+        if self.peaks.overhead > 1:
+            return max(self.settings.tolerance, _SCATTER)
+        return self.settings.tolerance
 
     # Where sizes are searched
 

@@ -86,18 +86,16 @@ class Outcomes:
         A failure while shapes took turns rules a shape out at once.
         """
         trials = self.of_shape[shape]
-        is_dominated = self.is_dominated(shape)
-        # An allocator that empties its cache for one shape and not for a larger one has left gaps by chance.
-        ooms = [
-            trial
-            for trial in trials
-            if trial.outcome == "oom" and not (trial.flushed and is_dominated)
-        ]
+        ooms = [trial for trial in trials if trial.outcome == "oom"]
         faults = [trial for trial in trials if trial.outcome not in ("ok", "oom")]
         for trial in trials:
             if trial.outcome != "ok" and trial.confirmation:
                 return trial
-        if len(ooms) > 1 or (ooms and not is_dominated):
+        if ooms and not self.is_dominated(shape):
+            return ooms[0]
+        # An allocator that empties its cache for one shape and not for a larger one has left gaps by chance.
+        ooms = [trial for trial in ooms if not trial.flushed]
+        if len(ooms) > 1:
             return ooms[0]
         if len(faults) > 1:
             return faults[-1]

@@ -226,7 +226,7 @@ class MadeDevice(Measurer):
         return self.run(shape, 1)
 
     def run(self, shape: BatchShape, steps: int) -> Ran:
-        """Compute so many steps with one batch."""
+        """Compute this many steps with one batch."""
         if self._is_lost:
             self._renew()
         ran = self.fault(shape, self.runs) or self._computed(shape, steps)
