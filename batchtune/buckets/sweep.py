@@ -17,6 +17,7 @@ from batchtune.buckets.advice import (
     kept_steps,
     learning_rate,
     recommend,
+    too_few_examples,
     trade_off,
 )
 from batchtune.buckets.alternatives import (
@@ -284,6 +285,9 @@ def sweep(
     )
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
     recommended = row_at(rows, recommendation.row)
+    warnings = [*cautions(lengths, limits, fitting, rows), *costs.warnings]
+    if recommended is not None:
+        warnings += too_few_examples(lengths, recommended)
     costs_of_rows = epoch_costs(rows, steps_kept=settings.min_steps is not None)
     swept = Sweep(
         meta=meta_of(Sweep),
@@ -297,7 +301,7 @@ def sweep(
         recommended=recommendation.row,
         recommended_table=recommendation.portable,
         reason=reason,
-        warnings=[*cautions(lengths, limits, fitting, rows), *costs.warnings],
+        warnings=warnings,
         trade_off=trade_off(costs_of_rows, [row.mates_again for row in rows]),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
