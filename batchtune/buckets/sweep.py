@@ -134,7 +134,7 @@ def run_sweep(
     limit = needed_limit(known, costs, folder)
     dealing = Dealing(
         world_size=settings.world_size or costs.world_size,
-        accumulate=settings.accumulate,
+        accumulate=settings.accumulate or costs.accumulate,
     )
     packed_share = 1.0
     if budget is not None and settings.min_steps is not None:
@@ -246,6 +246,7 @@ def sweep(
         settings,
         strategies=settings.strategies or tuple(STRATEGIES),
         world_size=settings.world_size or costs.world_size,
+        accumulate=settings.accumulate or costs.accumulate,
         max_batch_size=settings.max_batch_size or costs.max_batch_size,
     )
     fitting = _limits(lengths, max_batch_length, settings, costs)
@@ -253,7 +254,7 @@ def sweep(
     share = 1.0
     if settings.min_steps is not None:
         dealing = Dealing(
-            world_size=settings.world_size or 1, accumulate=settings.accumulate
+            world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
         )
         check_min_steps(settings.min_steps, lengths, dealing)
         fewest = fewest_batches(settings.min_steps, dealing)

@@ -646,10 +646,10 @@ class SweepOptions:
         "With --world-size: all ranks take batches of the same bucket at each step.",
         default=False,
     )
-    accumulate: int = setting(
-        "Gradient accumulation steps; ranks only wait for each other at the last one.",
+    accumulate: int | None = setting(
+        "Gradient accumulation steps; ranks only wait for each other at the last one (default: those of the probed "
+        "script, or 1).",
         "N",
-        default=1,
     )
     min_randomness: MinRandomness = None
     min_steps: MinSteps = None

@@ -133,7 +133,7 @@ def tune(
             # Before the probe, which takes minutes; its ranks may allow even fewer.
             dealing = Dealing(
                 world_size=sweep_settings.world_size or 1,
-                accumulate=sweep_settings.accumulate,
+                accumulate=sweep_settings.accumulate or 1,
             )
             check_min_steps(sweep_settings.min_steps, lengths, dealing)
         minutes = probe.minutes
