@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast, get_args
+from typing import NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ SPEECH_UNITS: tuple[Unit, ...] = ("s", "ms", "samples", "frames")
 # 8 GiB of lengths: a manifest that lists more examples one by one would hardly be read.
 _MOST_HELD = 1 << 30
 _HASHED_AT_ONCE = 1 << 20
+# Rows that a training script's batches are drawn from, and how many of these are the shortest and the longest.
+_MOST_ROWS = 40_000
+_MOST_AT_ENDS = 1000
 
 
 def spaced(count: int) -> range:
@@ -32,14 +35,31 @@ def spaced(count: int) -> range:
     return range(0, count, every)[:200]
 
 
-def rows_of(
-    values: FloatArray, targets: FloatArray | None
-) -> tuple[tuple[float, float | None], ...]:
-    """Return the lengths and target lengths of the `spaced` rows of a manifest."""
-    indices = spaced(values.size)
-    if targets is None:
-        return tuple((float(values[index]), None) for index in indices)
-    return tuple((float(values[index]), float(targets[index])) for index in indices)
+class RowLength(NamedTuple):
+    """A row of a manifest: its number, from 0, its length, and its target length, if it has one."""
+
+    number: int
+    length: float
+    target: float | None
+
+
+def rows_of(values: FloatArray, targets: FloatArray | None) -> tuple[RowLength, ...]:
+    """Return the rows of a manifest; of very many, the `spaced` ones, others evenly, and those at the ends."""
+    indices = np.arange(values.size)
+    if values.size > _MOST_ROWS:
+        every = -(-values.size // _MOST_ROWS)
+        chosen = [np.asarray(spaced(values.size)), indices[::every]]
+        for numbers in (values, targets):
+            if numbers is not None:
+                ends = (_MOST_AT_ENDS, values.size - _MOST_AT_ENDS)
+                order = np.argpartition(numbers, ends)
+                chosen += [order[: ends[0]], order[ends[1] :]]
+        indices = np.unique(np.concatenate(chosen))
+    lengths = values[indices].tolist()
+    longest: list[float] | list[None] = [None] * indices.size
+    if targets is not None:
+        longest = targets[indices].tolist()
+    return tuple(map(RowLength, indices.tolist(), lengths, longest))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +160,7 @@ class Lengths:
         runs: The lengths, positive and finite, with the target lengths of the same examples, or None.
         left_out: Reason → number of examples that were left out ("shorter than --min-length 1" → 12).
         truncated: How many examples are longer than --truncate, and count as that long.
-        rows: Lengths and target lengths of some rows of the manifest, by `rows_of`; empty without one.
+        rows: Rows of the manifest, by `rows_of`; empty without one.
         notes: Findings of the reader for the user, as full sentences.
         reading: How the manifest was read; None without one.
         known_fingerprint: The fingerprint, if it need not be computed.
@@ -152,7 +172,7 @@ class Lengths:
     notes: tuple[str, ...] = ()
     reading: ReadingRecord | None = None
     truncated: int = 0
-    rows: tuple[tuple[float, float | None], ...] = ()
+    rows: tuple[RowLength, ...] = ()
     known_fingerprint: str | None = None
 
     @classmethod

@@ -19,7 +19,7 @@ import numpy as np
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import writing_whole
-from batchtune.lengths import Lengths, Shard, StreamLengths, rows_of
+from batchtune.lengths import Lengths, RowLength, Shard, StreamLengths, rows_of
 from batchtune.manifests.checking import (
     SHOWN,
     OnProgress,
@@ -468,7 +468,7 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
     lengths = Lengths.of(
         whole.values, whole.target_values, counts=whole.numbers, unit=plan.unit
     )
-    rows: tuple[tuple[float, float | None], ...] = ()
+    rows: tuple[RowLength, ...] = ()
     if not counted_parts:
         rows = rows_of(whole.values, whole.target_values)
     known_fingerprint = None

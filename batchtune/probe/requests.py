@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from batchtune.allocators import Choice
+from batchtune.lengths import RowLength
 from batchtune.probe.devices import DeviceIdentity
 from batchtune.processes.worker import Failed, Message
 from batchtune.results import BatchShape, Device, ProbedWith, Trial
@@ -46,7 +47,7 @@ class ScriptRequest(Message, frozen=True):
         scratch: Folder in which its working folder is made.
         lengths: Of the manifest, in ascending order, or as many of them as tell its unit.
         targets: Target lengths, likewise; None without targets.
-        rows: Lengths and target lengths of some rows of the manifest, by `lengths.spaced`.
+        rows: Rows of the manifest in its order, by `lengths.rows_of`.
         compare: Whether to compare its own batches with made ones of the same shape.
         force: Whether to go on if their peaks differ.
     """
@@ -55,7 +56,7 @@ class ScriptRequest(Message, frozen=True):
     scratch: str
     lengths: list[float] = msgspec.field(default_factory=list)
     targets: list[float] | None = None
-    rows: tuple[tuple[float, float | None], ...] = ()
+    rows: tuple[RowLength, ...] = ()
     compare: bool = True
     force: bool = False
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import OptionError, ProbeError, WorkloadError
 from batchtune.files import writing_whole
-from batchtune.lengths import spaced
+from batchtune.lengths import RowLength
 from batchtune.probe.devices import Meter
 from batchtune.probe.rank import RankPlace, RankWorker
 from batchtune.probe.requests import (
@@ -28,18 +28,18 @@ from batchtune.probe.requests import (
 )
 from batchtune.probe.worker import own_part, trained_parameters
 from batchtune.results import BatchShape, Script, Twin
+from batchtune.scripts.drawing import Drawn, Pool, count_of
 from batchtune.scripts.feeding import Feed, Loop, described
-from batchtune.scripts.learning import Axes, Learned
+from batchtune.scripts.learning import Axes, Learned, Unclear
 from batchtune.scripts.own_lengths import own_table
 from batchtune.scripts.per_unit import Scale, scale_of
 from batchtune.scripts.script_loaders import random_batch_size
 
-# Of a data set without indices, to learn from.
-_EXAMPLES = 200
 # Where the data set makes whole batches itself.
 _WHOLE_BATCHES = 8
-# Own batches whose peaks are compared with those of made ones.
+# Own batches whose peaks are compared with those of made ones: fewer if these seconds are over before.
 _TWINS = 3
+_TWIN_SECONDS = 30.0
 _WRONG_TWINS = 0.05
 # What a script's process holds for the probe: 22 MiB on the CPU, by its data in use with and without the probe.
 _SPENT_BYTES = 20 << 20
@@ -98,25 +98,39 @@ class ScriptWorker(RankWorker):
         accumulation = loop.train(own_batch)
         if not script.force:
             loop.call(_check_finite)
-        learned = self._learn(feed, own_batches, own_batch, request.options)
-        while len(own_batches) < _TWINS:
-            own_batch()
-        del own_batches[_TWINS:]
+        keys = {
+            name: request.options.get(name)
+            for name in ("length_key", "target_key", "batch_size_key")
+        }
+        learned = self._learn(feed, own_batches, own_batch, keys)
         loop.call(feed.end_own)
-        if _count(feed.loader.dataset) != request.examples:
+        if count_of(feed.loader.dataset) != request.examples:
             script = replace(script, rows=())  # they are other examples
-        fed = Fed(
-            loop,
-            learned,
-            meter,
-            script,
-            request.options,
-            accumulation,
-            self._place.largest,
-        )
+
+        def fed_with(learned: Learned | Drawn) -> Fed:
+            return Fed(
+                loop,
+                learned,
+                meter,
+                script,
+                request.options,
+                accumulation,
+                self._place.largest,
+            )
+
+        try:
+            fed = fed_with(learned)
+        except Unclear:
+            if not isinstance(learned, Drawn) or learned.targets is None:
+                raise
+            # The manifest may hold the other one of its two lengths.
+            other = learned.places["T"][0]
+            keys = {**keys, "length_key": other, "target_key": None}
+            learned = self._learn(feed, own_batches, own_batch, keys)
+            fed = fed_with(learned)
         twins = []
         if script.compare:
-            twins = [fed.compared(batch) for batch in own_batches]
+            twins = self._compared(fed, learned.twins(feed.loader, own_batches))
         own_batches.clear()
         _check(twins, force=script.force)
         self._stage = "device"
@@ -180,22 +194,40 @@ class ScriptWorker(RankWorker):
         feed: Feed,
         own_batches: list[Any],
         own_batch: Callable[[], Any],
-        options: dict[str, Any],
-    ) -> Learned:
-        """Learn from examples of the data set, or, where it makes batches itself, from its own batches."""
+        keys: dict[str, Any],
+    ) -> Learned | Drawn:
+        """Draw from the examples of the data set, or, where it makes batches itself, learn from these."""
         loader = feed.loader
-        keys = {name: options.get(name) for name in ("length_key", "target_key")}
         if loader.batch_size is not None or loader.batch_sampler is not None:
-            learned: Learned = self._loop.call(
-                lambda: Learned.from_examples(
-                    list(_examples(loader.dataset)), loader.collate_fn, **keys
+            drawn: Drawn = self._loop.call(
+                lambda: Drawn.from_dataset(
+                    loader.dataset,
+                    loader.collate_fn,
+                    length_key=keys["length_key"],
+                    target_key=keys["target_key"],
                 )
             )
-            return learned
+            return drawn
         while len(own_batches) < _WHOLE_BATCHES:
             self._loop.train(own_batch)
-        keys["batch_size_key"] = options.get("batch_size_key")
-        return Learned.from_batches(own_batches, **keys)
+        learned = Learned.from_batches(own_batches, **keys)
+        del own_batches[_TWINS:]
+        return learned
+
+    def _compared(self, fed: Fed, pairs: Iterator[tuple[Axes, Any, Any]]) -> list[Twin]:
+        """Compare own batches with made ones of the same shape; where steps are slow, fewer of them."""
+        started = time.monotonic()
+        twins: list[Twin] = []
+        while len(twins) < _TWINS:
+            pair = self._loop.call(lambda: next(pairs, None))
+            if self.agree(pair is None):
+                break
+            assert pair is not None
+            twins.append(fed.compared(*pair))
+            del pair
+            if self.agree(time.monotonic() - started > _TWIN_SECONDS):
+                break
+        return twins
 
 
 def _chosen(loop: Loop, number: int | None) -> Feed:
@@ -224,25 +256,6 @@ def _check_finite() -> None:
             )
 
 
-def _count(dataset: Any) -> int | None:
-    """Return the number of examples, if they can be chosen; torch's streams have a `__getitem__` that fails."""
-    from torch.utils.data import IterableDataset
-
-    if isinstance(dataset, IterableDataset):
-        return None
-    return len(dataset)
-
-
-def _examples(dataset: Any) -> Iterator[Any]:
-    """Yield examples of a data set, evenly spaced if they can be chosen."""
-    count = _count(dataset)
-    if count is None:
-        yield from itertools.islice(iter(dataset), _EXAMPLES)
-    else:
-        for index in spaced(count):
-            yield dataset[index]
-
-
 def _check(twins: list[Twin], *, force: bool) -> None:
     """Raise WorkloadError if made batches take other memory than the script's own."""
     for twin in twins:
@@ -261,7 +274,7 @@ class Fed:
     def __init__(
         self,
         loop: Loop,
-        learned: Learned,
+        learned: Learned | Drawn,
         meter: Meter,
         script: ScriptRequest,
         options: dict[str, Any],
@@ -272,33 +285,55 @@ class Fed:
         self._learned = learned
         self._meter = meter
         self._accumulation = accumulation
-        self.packed = learned.packing is not None
+        self.packed = learned.packed
         # Batches that the loop holds when it gets one more: they are trained on first.
         self.stale = largest(max(0, loop.batches_before_forward - 1))
         # Without target lengths in the manifest: as long as any that was seen.
         self._longest_target = largest(max(learned.targets or (0,)))
+        rows = {row.number: row for row in script.rows}
+        known = [rows[index] for index in learned.indices or () if index in rows]
         self.scale = scale_of(
             learned.lengths,
             np.asarray(script.lengths),
-            [length for length, _ in script.rows],
+            [row.length for row in known],
             options.get("per_unit"),
             what="length",
         )
         self.target_scale: Scale | None = None
-        if script.targets is None:
-            return
-        if learned.targets is None:
+        if script.targets is not None:
+            self.target_scale = self._target_scale(script.targets, known, options)
+        self._draw_from(script.rows)
+
+    def _target_scale(
+        self,
+        targets: list[float],
+        known: list[RowLength],
+        options: dict[str, Any],
+    ) -> Scale:
+        """Return how the targets follow the manifest. Raises WorkloadError if the batches have none."""
+        if self._learned.targets is None:
             raise WorkloadError(
                 "the manifest has target lengths, but the script's batches have no second length",
                 "Leave out --target-key, or name the part of a batch that holds the targets with it.",
             )
-        self.target_scale = scale_of(
-            learned.targets,
-            np.asarray(script.targets),
-            [target or 0.0 for _, target in script.rows],
+        return scale_of(
+            self._learned.targets,
+            np.asarray(targets),
+            [row.target or 0.0 for row in known],
             options.get("target_per_unit"),
             what="target",
         )
+
+    def _draw_from(self, rows: Sequence[RowLength]) -> None:
+        """Draw from all rows of a manifest, if these are the examples of the data set."""
+        if not isinstance(self._learned, Drawn) or not self.scale.by_rows:
+            return
+        lengths = [self.scale.size(row.length) for row in rows]
+        targets = None
+        if self.target_scale is not None and self.target_scale.by_rows:
+            targets = [self.target_scale.size(row.target or 0.0) for row in rows]
+        pool = Pool.of([row.number for row in rows], lengths, targets)
+        self._learned.use(pool)
 
     def setup(self, device: Any) -> None:
         """Do nothing: the script has built its model."""
@@ -313,18 +348,16 @@ class Fed:
         # A script may take parts out of a batch, or move them.
         self._loop.train(lambda: copy.copy(batch), self._accumulation)
 
-    def compared(self, batch: Any) -> Twin:
+    def compared(self, axes: Axes, own: Any, made: Any) -> Twin:
         """Return the peaks of one of the script's own batches and of a made one, the lower of two in turns for each.
 
         Libraries that load their parts in the first steps, and the heap, may add a few MiB to one of them.
         """
-        axes = self._learned.axes_of(batch)
         per_unit = self.scale.per_unit
-        made = self._loop.call(lambda: self._learned.make(axes))
         own_peaks = []
         made_peaks = []
         for _ in range(2):
-            own_peaks.append(self._allocated(batch))
+            own_peaks.append(self._allocated(own))
             made_peaks.append(self._allocated(made))
         target: float | None = axes.target_length
         if target is not None and self.target_scale is not None:

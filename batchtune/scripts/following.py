@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from batchtune.manifests.base import INPUTS
 from batchtune.scripts.relations import (
     Place,
     Relation,
@@ -31,21 +32,15 @@ NAME_THEM = (
 Keys = tuple[str | None, str | None]
 
 
-def followed(
-    leaves: Leaves,
-    terms: Terms,
-    noun: str,
-    keys: Keys | None = None,
-    *,
-    any_value: bool = False,
+def followed_sizes(
+    leaves: Leaves, terms: Terms, noun: str, keys: Keys | None = None
 ) -> tuple[Terms, Relations]:
-    """Return all terms, and how every size that varies follows them, and numbers that are lengths.
+    """Return all terms, and how every size that varies follows them.
 
-    Numbers are values that stand alone, or one for each row; with `any_value` the largest value of any leaf, too.
     With `keys`, sizes that follow no term become terms: first the length L, then, if another is left, the target T.
 
     Raises:
-        Unclear: A size follows no term, or it can't be told how.
+        Unclear: A size follows no term, or none follows a length.
     """
     seen = measured(leaves)
     relations: Relations = {}
@@ -78,10 +73,22 @@ def followed(
             f"no size of the script's {noun} follows a length: there may be nothing to tune",
             NAME_THEM,
         )
-    for place, values in seen.items():
+    return terms, relations
+
+
+def followed(
+    leaves: Leaves, terms: Terms, noun: str, keys: Keys | None = None
+) -> tuple[Terms, Relations]:
+    """Return what `followed_sizes` does, and how numbers follow the terms that stand alone, or one for each row.
+
+    Raises:
+        Unclear: As `followed_sizes` does; or it can't be told how one follows a term.
+    """
+    terms, relations = followed_sizes(leaves, terms, noun, keys)
+    for place, values in measured(leaves).items():
         shape = sizes(leaves[place[0]][0])
         is_row = len(shape) == 1 and has_rows(place[0], relations)
-        if place[1] == "value" and (shape in ((), (1,)) or is_row or any_value):
+        if place[1] == "value" and (shape in ((), (1,)) or is_row):
             relation = first_fit(terms, values)
             if relation is not None:
                 relations[place] = relation
@@ -118,9 +125,11 @@ def _found(
 ) -> None:
     """Make the size that the first key names, or the longest, a term, and take what follows it from those left."""
 
-    def rank(place: Place) -> tuple[int, float]:
+    def rank(place: Place) -> tuple[int, bool, float]:
         path = place[0]
-        return _names(keys[0], path) - _names(keys[1], path), left[place].mean()
+        is_input = path.rpartition(".")[2] in INPUTS
+        named = _names(keys[0], path) - _names(keys[1], path)
+        return named, is_input, left[place].mean()
 
     # Without a batch axis it may be a total over the batch, such as the nodes of graphs.
     single = [

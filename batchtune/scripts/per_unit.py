@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,10 +28,14 @@ _FEW = 30
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The size of a script's axis for a length of the manifest: `per_unit` × length + `offset`."""
+    """The size of a script's axis for a length of the manifest: `per_unit` × length + `offset`.
+
+    `by_rows` says whether the manifest's rows showed it: then these are the examples of the data set, in its order.
+    """
 
     per_unit: float
     offset: int = 0
+    by_rows: bool = field(default=False, compare=False)
 
     def size(self, length: float) -> int:
         """Return the size of the axis, rounded up but for the error of a float."""
@@ -52,19 +57,11 @@ def scale_of(
     offset, too. If the manifest has another order, the ratio alone is found. Other
     arguments and errors are those of `units_per_length`; `given` is --per-unit.
     """
-    candidates = _PER_UNIT.tolist()
-    if given is not None:
-        candidates.append(given)
     best: Scale | None = None
-    least_spread = math.inf
     if len(rows) == len(seen) and np.ptp(rows) > 0:
-        for per_unit in candidates:
-            spread = np.ptp(np.asarray(seen) - per_unit * np.asarray(rows))
-            if spread < min(least_spread, 1.5 + per_unit * _digit(lengths)):
-                sizes = [Scale(per_unit).size(length) for length in rows]
-                offset = int((np.asarray(seen) - sizes).max())
-                best = Scale(per_unit, offset)
-                least_spread = float(spread)
+        best = _scale_by_rows(
+            np.asarray(seen), np.asarray(rows), _digit(lengths), given
+        )
     if best is not None and given not in (None, best.per_unit):
         raise Unclear(
             f"--per-unit {given:g} is wrong: by the manifest's rows it is {best.per_unit:g} ({shortened(what)})",
@@ -75,6 +72,37 @@ def scale_of(
     if given is not None:
         return Scale(given)
     return Scale(units_per_length(seen, lengths, what=what))
+
+
+def _scale_by_rows(
+    seen: Numbers, rows: Numbers, digit: float, given: float | None
+) -> Scale | None:
+    """Return how sizes follow the lengths of the same examples; None if they don't.
+
+    A known ratio comes first, then the one that fits them best.
+    """
+    # NumPy's fits set up BLAS, which holds 32 MiB of the script's memory from then on.
+    slope = statistics.linear_regression(rows.tolist(), seen.tolist()).slope
+    known = _PER_UNIT.tolist()
+    if given is not None:
+        known.append(given)
+    slack = 1.5
+    # A collate function may pad single examples to a multiple.
+    multiple = int(np.gcd.reduce(seen.astype(np.int64)))
+    if 4 * multiple < np.ptp(seen):
+        slack += multiple - 1
+    for candidates in (known, [float(f"{slope:.5g}")]):
+        spreads = {
+            per_unit: float(np.ptp(seen - per_unit * rows))
+            for per_unit in candidates
+            if per_unit > 0
+        }
+        fits = [one for one in spreads if spreads[one] < slack + one * digit]
+        if fits:
+            per_unit = min(fits, key=lambda one: spreads[one])
+            sizes = [Scale(per_unit).size(length) for length in rows.tolist()]
+            return Scale(per_unit, int((seen - sizes).max()), by_rows=True)
+    return None
 
 
 def units_per_length(seen: Sequence[int], lengths: Numbers, *, what: str) -> float:

@@ -123,13 +123,19 @@ def measures(leaf: Any) -> dict[int | str, float]:
 
 
 def measured(leaves: Mapping[str, Sequence[Any]]) -> Seen:
-    """Return the measures of each leaf in all trees, in order; those that a tree lacks are left out."""
+    """Return the measures of each leaf in all trees, in order; those that a tree lacks are left out.
+
+    So are the values of flags and masks, which are nothing but 0 and 1: they are no lengths.
+    """
     found: Seen = {}
     for path, group in leaves.items():
         each = [measures(leaf) for leaf in group]
         for key in each[0]:
-            if all(key in one for one in each):
-                found[path, key] = np.array([one[key] for one in each], float)
+            if not all(key in one for one in each):
+                continue
+            numbers = np.array([one[key] for one in each], float)
+            if key != "value" or not np.isin(numbers, (0, 1)).all():
+                found[path, key] = numbers
     return found
 
 

@@ -53,7 +53,8 @@ class MadeLearned:
 
     lengths = (1, 2)
     targets = None
-    packing = None
+    packed = False
+    indices = None
 
     def make(self, axes: Axes) -> tuple[int, int]:
         return (axes.batch_size, axes.length)
