@@ -50,10 +50,10 @@ for _unit, _names in _NAMES:
     KNOWN_UNITS.update(dict.fromkeys(_names.split(), _unit))
 
 # Lists whose items are tokens; of a tokenized data set, the first two are the model's input.
-_TOKEN_LISTS = ("input_ids", "token_ids", "tokens", "labels")
-INPUTS = _TOKEN_LISTS[:2]
+TOKEN_LISTS = ("input_ids", "token_ids", "tokens", "labels")
+INPUTS = TOKEN_LISTS[:2]
 _COUNTED_UNITS: dict[str, Unit] = {
-    **dict.fromkeys((f"{name}_{COUNT}" for name in _TOKEN_LISTS), "tokens"),
+    **dict.fromkeys((f"{name}_{COUNT}" for name in TOKEN_LISTS), "tokens"),
     f"input_values_{COUNT}": "samples",
 }
 
@@ -114,7 +114,7 @@ class Column:
         """Whether the values are lists of tokens, by their name: then their number of items is the length."""
         return (
             isinstance(self.example, list)
-            and normalised(last_part(self.name)) in _TOKEN_LISTS
+            and normalised(last_part(self.name)) in TOKEN_LISTS
         )
 
     @property

@@ -35,6 +35,8 @@ from batchtune.scripts.own_lengths import own_table
 from batchtune.scripts.per_unit import Scale, scale_of
 from batchtune.scripts.script_loaders import random_batch_size
 
+# Of the examples that are measured, to find the lengths that the data set holds: one of so many.
+_EVERY = 4
 # Where the data set makes whole batches itself.
 _WHOLE_BATCHES = 8
 # Own batches whose peaks are compared with those of made ones: fewer if these seconds are over before.
@@ -63,7 +65,19 @@ class ScriptWorker(RankWorker):
         loader = _chosen(self._loop, request.options.get("loader")).loader
         if self._place.rank > 0:
             return Described(loader=described(loader))
-        table = self._loop.call(lambda: own_table(loader.dataset))
+        keys = {
+            name: request.options.get(name) for name in ("length_key", "target_key")
+        }
+
+        def measured() -> Drawn | None:
+            if loader.batch_sampler is None:
+                return None
+            return Drawn.from_dataset(
+                loader.dataset, loader.collate_fn, **keys, every=_EVERY
+            )
+
+        seconds = request.timeout_seconds or math.inf
+        table = self._loop.call(lambda: own_table(loader.dataset, measured, seconds))
         with writing_whole(Path(request.output)) as stream:
             pyarrow.parquet.write_table(table, stream, compression="zstd")
         return Described(loader=described(loader))
@@ -288,7 +302,7 @@ class Fed:
         self.packed = learned.packed
         # Batches that the loop holds when it gets one more: they are trained on first.
         self.stale = largest(max(0, loop.batches_before_forward - 1))
-        # Without target lengths in the manifest: as long as any that was seen.
+        # Without target lengths in the manifest, and examples by length: as long as any that was seen.
         self._longest_target = largest(max(learned.targets or (0,)))
         rows = {row.number: row for row in script.rows}
         known = [rows[index] for index in learned.indices or () if index in rows]
@@ -396,7 +410,7 @@ class Fed:
         if shape.sequences is not None:
             return Axes.packed(map(self.scale.size, shape.sequences))
         target: int | None = None
-        if self._learned.targets is not None:
+        if self._longest_target and self._learned.indices is None:
             target = self._longest_target
         if shape.target_length is not None and self.target_scale is not None:
             target = self.target_scale.size(shape.target_length)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from batchtune.lengths import FloatArray, IntArray, spaced
+from batchtune.lengths import FloatArray, IntArray, Unit, spaced
 from batchtune.scripts.collated import followed_collated, groups_of
 from batchtune.scripts.following import (
     NAME_THEM,
@@ -29,7 +29,7 @@ from batchtune.scripts.following import (
 from batchtune.scripts.learning import Template, longest_of, shown
 from batchtune.scripts.packed_rows import batches_of, packed_row
 from batchtune.scripts.relations import Axes, Place, Relation, Terms, Unclear
-from batchtune.scripts.trees import flatten, measures, rebuilt
+from batchtune.scripts.trees import flatten, measures, rebuilt, sizes
 
 Collate = Callable[[list[Any]], Any]
 
@@ -149,8 +149,9 @@ class Drawn:
         *,
         length_key: str | None = None,
         target_key: str | None = None,
+        every: int = 1,
     ) -> Drawn:
-        """Measure about 200 examples, and learn what the collate function makes of them.
+        """Measure about 200 examples, or every so many of them, and learn what the collate function makes of them.
 
         `length_key` and `target_key` name leaves; a key that names none is ignored.
 
@@ -163,7 +164,7 @@ class Drawn:
         if count is None:
             examples = list(itertools.islice(iter(dataset), _EXAMPLES))
         else:
-            indices = spaced(count)
+            indices = spaced(count)[::every]
             examples = [dataset[index] for index in indices]
         leaves = flatten(examples)
         _check_unpacked(leaves)
@@ -198,12 +199,25 @@ class Drawn:
             collate=collate,
         )
 
+    @property
+    def unit(self) -> Unit | None:
+        """The unit of the lengths as far as the leaf tells that has them: whole numbers are tokens."""
+        if self._template is None:
+            return None
+        path = self.places["L"][0]
+        (leaf,) = flatten([self._template.tree], stops={path})[path]
+        first = leaf[0] if isinstance(leaf, (list, tuple)) else leaf
+        kind = str(getattr(first, "dtype", type(first).__name__))
+        if "int" in kind:
+            return "tokens"
+        return "samples" if len(sizes(leaf)) == 1 else "frames"
+
     def use(self, pool: Pool) -> None:
         """Draw from these examples of the data set from now on, rather than from those that were measured."""
         self._pool = pool
 
     def make(self, axes: Axes) -> Any:
-        """Return a batch of this shape; the longest target is that of all measured ones if none is given.
+        """Return a batch of this shape; without a target, it is the longest of the measured examples within the length.
 
         Raises:
             Unclear: No example is as long, or the script's collate function fails.
@@ -221,21 +235,20 @@ class Drawn:
             yield self._twin([self._dataset[index] for index in indices])
 
     def _twin(self, examples: list[Any]) -> tuple[Axes, Any, Any]:
-        lengths = np.array([self._size(example, "L") for example in examples])
-        targets = None
-        if self.targets is not None:
-            targets = np.array([self._size(example, "T") for example in examples])
+        lengths, targets = np.array([self.sizes(example) for example in examples]).T
         own = _collated(self._collate, examples)
         if self.packed:
             axes = Axes.packed(lengths.astype(int).tolist())
             return axes, own, self.make(axes)
         axes = Axes(len(examples), self._size_of_batch(lengths, "ΣL"))
-        if targets is not None:
+        if self.targets is not None:
             target = self._size_of_batch(targets, "ΣT")
             axes = replace(axes, target_length=target)
         if self._pool is self._measured or self._totals:
             return axes, own, self.make(axes)
         # Of its own examples: only these are surely as long.
+        if self.targets is None:
+            targets = None
         pool = Pool(np.arange(len(examples)), lengths, targets)
         drawn = self._padded(axes, pool, examples.__getitem__)
         return axes, own, _collated(self._collate, drawn)
@@ -246,13 +259,17 @@ class Drawn:
             return math.ceil(float(sizes.mean()))
         return int(sizes.max())
 
-    def _size(self, example: Any, term: str) -> float:
-        """Return the size of an example along the length or the target."""
+    def sizes(self, example: Any) -> tuple[float, float]:
+        """Return the sizes of an example along the length and the target, 0 without one."""
         if self._template is None:
             example = _collated(self._collate, [example])
-        path, key = self.places[term]
-        (leaf,) = flatten([example], stops={path})[path]
-        return measures(leaf)[key]
+        found = [0.0, 0.0]
+        for number, term in enumerate("LT"):
+            if term in self.places:
+                path, key = self.places[term]
+                (leaf,) = flatten([example], stops={path})[path]
+                found[number] = measures(leaf)[key]
+        return found[0], found[1]
 
     def _examples(self, axes: Axes) -> list[Any]:
         """Return the examples of a batch."""
@@ -260,8 +277,18 @@ class Drawn:
             examples = {size: self._sequence(size) for size in set(axes.sequences)}
             return [examples[size] for size in axes.sequences]
         if axes.target_length is None and self.targets is not None:
-            axes = replace(axes, target_length=max(self.targets))
+            axes = replace(axes, target_length=self._longest_target(axes.length))
         return self._padded(axes, self._pool, self._dataset_item)
+
+    def _longest_target(self, length: float) -> int:
+        """Return the longest target of the measured examples that are no longer, or of all if none is that short."""
+        assert self.targets is not None
+        targets = [
+            target
+            for own, target in zip(self.lengths, self.targets, strict=True)
+            if own <= length
+        ]
+        return max(targets or self.targets)
 
     def _dataset_item(self, index: int) -> Any:
         return self._dataset[int(index)]

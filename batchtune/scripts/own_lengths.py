@@ -1,10 +1,11 @@
-"""Takes the lengths from a training script's own data set, where it holds them as numbers: no example is loaded."""
+"""Takes the lengths from a training script's own data set: the numbers that it holds, or else of all its examples."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from batchtune.errors import WorkloadError
-from batchtune.manifests.base import INPUTS
+from batchtune.lengths import Unit
+from batchtune.manifests.base import INPUTS, KNOWN_UNITS, TOKEN_LISTS, normalised
+from batchtune.manifests.formats.columnar import noted_table
 from batchtune.probe.requests import Describe, Described, ScriptRequest
 from batchtune.probe.supervisor import (
     LEADING_SECONDS,
@@ -20,13 +23,20 @@ from batchtune.probe.supervisor import (
     worker_program,
 )
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
+from batchtune.scripts.per_unit import follows
+from batchtune.scripts.relations import Unclear
+from batchtune.units import format_seconds
 
 if TYPE_CHECKING:
     import pyarrow
 
+    from batchtune.scripts.drawing import Drawn
+
 # Attributes of data sets that hold one number for each example.
 _ATTRIBUTES = {"lengths": "length", "sizes": "length", "durations": "duration"}
 _KINDS = "iuf"
+# If the data set holds numbers, though none that its sizes follow, all examples are measured if that takes no longer.
+_EXTRA_SECONDS = 30.0
 
 
 def write_own_lengths(
@@ -63,22 +73,77 @@ def write_own_lengths(
     raise WorkloadError(reply.message, reply.hint, reply.traceback)
 
 
-def own_table(dataset: Any) -> pyarrow.Table:
-    """Return what a data set holds of lengths, a row for each example in its order; raise WorkloadError without any.
+def own_table(
+    dataset: Any, measure: Callable[[], Drawn | None], timeout_seconds: float
+) -> pyarrow.Table:
+    """Return the lengths of a data set, a row for each example in its order.
 
-    These are the numbers and the sizes of lists of a Hugging Face data set, the numbers in the annotations of a
-    SpeechBrain one, and attributes such as `lengths` or a list of rows (as `csv.DictReader` reads them) of any other.
+    `measure` measures some examples; it returns None where none can be had. Of the numbers that the data set holds,
+    those that follow the sizes of these are the `length` and the `target_length`. Without any, all examples are
+    measured.
+
+    Raises WorkloadError if it holds no numbers, and to measure all takes longer than half of the time.
     """
     import pyarrow
 
     columns = _columns(dataset)
+    started = time.monotonic()
+    why = "does not hold them as numbers"
+    try:
+        drawn = measure()
+    except Unclear as unclear:
+        why += f", and {unclear.message}"
+        drawn = None
+    if drawn is not None and drawn.indices:
+        unit, lengths = _following(columns, drawn, drawn.indices)
+        seconds = (time.monotonic() - started) / len(drawn.indices) * len(dataset)
+        allowed = _EXTRA_SECONDS if columns else timeout_seconds / 2
+        if not lengths and seconds <= allowed:
+            unit, lengths = drawn.unit, _measured(dataset, drawn)
+        elif not lengths:
+            why += f", and to read all {len(dataset):,} examples would take {format_seconds(seconds)}"
+        if lengths:
+            return noted_table({**columns, **lengths}, unit)
     if not columns:
         raise WorkloadError(
-            f"the lengths are unknown: the script's data set ({type(dataset).__name__}) does not hold them as numbers",
+            f"the lengths are unknown: the script's data set ({type(dataset).__name__}) {why}",
             "Give a manifest of them, in the order of the data set, before the --. `batchtune scan SOURCE -o "
             "lengths.parquet` makes one of audio, texts or shards. Or let the data set have an attribute `lengths`.",
         )
     return pyarrow.table(columns)
+
+
+def _following(
+    columns: Mapping[str, Any], drawn: Drawn, indices: Sequence[int]
+) -> tuple[Unit | None, dict[str, Any]]:
+    """Return the columns that the sizes of the measured examples follow, as `length` and `target_length`, and the unit.
+
+    Neither without a column of the lengths.
+    """
+    sizes = {"length": drawn.lengths, "target_length": drawn.targets}
+    found: dict[str, str] = {}
+    for place, seen in sizes.items():
+        for name, values in columns.items():
+            numbers = np.asarray(values, np.float64)
+            rows = numbers[list(indices)]
+            if seen is not None and follows(seen, rows, numbers):
+                found.setdefault(place, name)
+    if "length" not in found:
+        return None, {}
+    name = normalised(found["length"])
+    unit = KNOWN_UNITS.get(name)
+    if name in TOKEN_LISTS:
+        unit = "tokens"
+    return unit, {place: columns[name] for place, name in found.items()}
+
+
+def _measured(dataset: Any, drawn: Drawn) -> dict[str, Any]:
+    """Return the sizes of all examples, as `length` and, of those that have two, `target_length`."""
+    examples = [drawn.sizes(dataset[index]) for index in range(len(dataset))]
+    columns = {"length": np.array([length for length, _ in examples], float)}
+    if drawn.targets is not None:
+        columns["target_length"] = np.array([target for _, target in examples], float)
+    return columns
 
 
 def _columns(dataset: Any) -> dict[str, Any]:

@@ -74,6 +74,13 @@ def scale_of(
     return Scale(units_per_length(seen, lengths, what=what))
 
 
+def follows(seen: Sequence[int], rows: Numbers, lengths: Numbers) -> bool:
+    """Return whether sizes follow the lengths of the same examples; `lengths` are all that are known."""
+    if np.ptp(rows) == 0:
+        return False
+    return _scale_by_rows(np.asarray(seen), rows, _digit(lengths), None) is not None
+
+
 def _scale_by_rows(
     seen: Numbers, rows: Numbers, digit: float, given: float | None
 ) -> Scale | None:

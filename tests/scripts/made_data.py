@@ -213,3 +213,9 @@ CASES = {
     "ragged": Case("speech", ragged, 30000, 20),
     "graphs": Case("graph", graphs, 30, 100, length_key="x"),
 }
+
+
+def random_examples(case: Case, seed: int) -> list[Any]:
+    torch.manual_seed(seed)
+    made = Made(seed)
+    return [getattr(made, case.kind)() for _ in range(60)]

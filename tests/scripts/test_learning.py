@@ -1,14 +1,11 @@
-"""What is learned of a script's examples and batches: made ones equal what the script's own code would collate."""
+"""What is learned of whole batches: made ones equal what the script's own code would collate."""
 
-import copy
-import gc
-import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from made_data import CASES, Case, Made, padded, to_multiple_of_8
+from made_data import CASES, Case, padded, random_examples
 
 from batchtune.scripts.learning import Axes, Learned, Unclear
 from batchtune.scripts.trees import flatten, numeric, sizes
@@ -31,12 +28,6 @@ def facts(batch: Any) -> dict[str, Any]:
     return found
 
 
-def random_examples(case: Case, seed: int) -> list[Any]:
-    torch.manual_seed(seed)
-    made = Made(seed)
-    return [getattr(made, case.kind)() for _ in range(60)]
-
-
 def random_batches(case: Case, seed: int) -> list[Any]:
     examples = random_examples(case, seed)
     return [case.collate([examples.pop() for _ in range(size)]) for size in BATCH_SIZES]
@@ -51,14 +42,9 @@ def same_as_collated(case: Case, learned: Learned) -> bool:
 
 
 def check_seed(seed: int) -> int:
-    """Learns every case both ways and returns how often whole batches told enough."""
+    """Learns every case and returns how often whole batches told enough."""
     understood = 0
     for name, case in CASES.items():
-        examples = random_examples(case, seed)
-        learned = Learned.from_examples(
-            examples, case.collate, length_key=case.length_key
-        )
-        assert same_as_collated(case, learned), (name, seed)
         try:
             learned = Learned.from_batches(random_batches(case, seed))
         except Unclear:
@@ -75,163 +61,6 @@ def test_made_batches_equal_collated_ones() -> None:
 @pytest.mark.slow
 def test_made_batches_equal_collated_ones_for_many_seeds() -> None:
     assert sum(map(check_seed, range(30))) >= 180
-
-
-def test_axes_of_real_batches_are_their_longest() -> None:
-    case = CASES["waves"]
-    examples = random_examples(case, 0)
-    learned = Learned.from_examples(examples, case.collate)
-    longest = max(len(example["input_values"]) for example in examples[:5])
-    target = max(len(example["labels"]) for example in examples[:5])
-    batch = case.collate(copy.deepcopy(examples[:5]))
-    assert learned.axes_of(batch) == Axes(5, longest, target)
-    assert learned.lengths == tuple(len(one["input_values"]) for one in examples)
-    assert learned.targets == tuple(len(one["labels"]) for one in examples)
-
-
-def test_axes_of_batches_padded_to_a_multiple() -> None:
-    examples = random_examples(CASES["packed"], 0)
-    learned = Learned.from_examples(examples, to_multiple_of_8)
-    assert learned.lines == ("input_ids: [B, L to a multiple of 8] int64 < 100",)
-    assert learned.axes_of(learned.make(Axes(3, 101))) == Axes(3, 104)
-
-
-def test_lines_say_what_was_learned() -> None:
-    case = CASES["padded batch"]
-    learned = Learned.from_examples(random_examples(case, 0), case.collate)
-    assert learned.lines == (
-        "id: [B] list",
-        "sig.data: [B, L] float32",
-        "sig.lengths: [B] float32",
-        "tokens.data: [B, T] int64 < 30",
-        "tokens.lengths: [B] float32",
-        "duration: [B] float64, value 1/16000·L",
-        "spk: [B] int64 < 2",
-    )
-
-
-def test_collating_may_change_examples_in_place() -> None:
-    def extending(examples: list[Any]) -> Any:
-        for example in examples:
-            example["turns"][0].append(1)
-            example["ids"] += [0]
-        return {"ids": padded([example.pop("ids") for example in examples])}
-
-    examples = [{"ids": [1] * n, "turns": [[1], [2]]} for n in range(5, 50)]
-    learned = Learned.from_examples(examples, extending)
-    assert [learned.make(Axes(3, 20))["ids"].shape for _ in range(2)] == [(3, 21)] * 2
-    assert examples[0] == {"ids": [1] * 5, "turns": [[1], [2]]}
-
-
-def test_examples_are_released() -> None:
-    class Samples(np.ndarray[Any, Any]):
-        """An array that can be referred to weakly."""
-
-    examples = [np.zeros(n).view(Samples) for n in range(5, 50)]
-    alive = [weakref.ref(example) for example in examples]
-    learned = Learned.from_examples(examples, lambda rows: padded(list(rows)))
-    del examples
-    gc.collect()
-    assert sum(one() is not None for one in alive) == 1
-    assert learned.make(Axes(2, 9)).shape == (2, 9)
-
-
-def speech(samples: int, tokens: int, **more: Any) -> dict[str, Any]:
-    return {"sig": np.zeros(samples), "tokens": [1] * tokens, **more}
-
-
-def pads(examples: list[Any]) -> dict[str, Any]:
-    return {key: padded([one[key] for one in examples]) for key in ("sig", "tokens")}
-
-
-def varied(seed: int = 0) -> list[dict[str, Any]]:
-    random = np.random.default_rng(seed)
-    return [
-        speech(int(n), int(random.integers(5, 40)))
-        for n in random.integers(800, 4800, 50)
-    ]
-
-
-def test_a_target_that_follows_the_length_is_none() -> None:
-    examples = [speech(8 * n, n) for n in range(100, 150)]
-    assert Learned.from_examples(examples, pads).targets is None
-    assert Learned.from_examples(examples, pads, target_key="tokens").targets is None
-
-
-def test_keys_say_which_leaf_is_the_length() -> None:
-    examples = varied()
-    tokens = tuple(len(example["tokens"]) for example in examples)
-    assert Learned.from_examples(examples, pads).targets == tokens
-    for keys in ({"length_key": "tokens"}, {"target_key": "sig"}):
-        assert Learned.from_examples(examples, pads, **keys).lengths == tokens
-    learned = Learned.from_examples(examples, pads, length_key="duration_in_manifest")
-    assert learned.targets == tokens
-
-
-def test_a_key_of_the_coarser_leaf_is_unclear() -> None:
-    examples = [speech(8 * n + n % 8, n) for n in range(100, 150)]
-    with pytest.raises(Unclear, match="follows a finer size"):
-        Learned.from_examples(examples, pads, length_key="tokens")
-
-
-def test_a_key_of_a_leaf_that_does_not_vary_is_unclear() -> None:
-    examples = [speech(16, tokens, duration=np.ones(1)) for tokens in range(10, 60)]
-    with pytest.raises(
-        Unclear, match=r"--length-key sig .* always as long: sig axis 0"
-    ):
-        Learned.from_examples(examples, pads, length_key="sig")
-    learned = Learned.from_examples(examples, pads, length_key="duration")
-    assert learned.lengths == tuple(range(10, 60))
-
-
-def test_three_independent_lengths_are_unclear() -> None:
-    examples = [
-        {**example, "notes": [0] * (7 * number % 31 + 1)}
-        for number, example in enumerate(varied())
-    ]
-    with pytest.raises(Unclear, match="notes axis 0 from 1 to 31") as raised:
-        Learned.from_examples(examples, pads)
-    assert "--length-key" in str(raised.value.hint)
-
-
-def test_words_of_a_transcript_are_no_length() -> None:
-    examples = [
-        {**example, "words": ["word"] * (7 * number % 31 + 1)}
-        for number, example in enumerate(varied())
-    ]
-    assert Learned.from_examples(examples, pads).targets is not None
-
-
-def test_batches_that_hide_the_length_are_unclear() -> None:
-    def cropping(examples: list[Any]) -> Any:
-        return torch.stack([torch.zeros(100) for _ in examples])
-
-    with pytest.raises(Unclear, match="no size of the script's collated batches"):
-        Learned.from_examples(varied(), cropping)
-
-
-def test_sizes_that_only_collating_knows_are_unclear() -> None:
-    def tokenizing(examples: list[Any]) -> Any:
-        ids = [torch.zeros(len(example["text"])) for example in examples]
-        return {
-            "sig": padded([example["sig"] for example in examples]),
-            "ids": padded(ids),
-        }
-
-    examples = [
-        {"sig": np.zeros(100 + number), "text": "a" * (7 * number % 31 + 1)}
-        for number in range(50)
-    ]
-    with pytest.raises(Unclear, match="ids axis 1"):
-        Learned.from_examples(examples, tokenizing)
-
-
-def test_a_failing_collate_function_is_reported() -> None:
-    def failing(examples: list[Any]) -> Any:
-        raise KeyError("path")
-
-    with pytest.raises(Unclear, match="KeyError: 'path'"):
-        Learned.from_examples(varied(), failing)
 
 
 def test_single_rows_and_few_batches_are_unclear() -> None:

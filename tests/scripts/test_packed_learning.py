@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_data import column, packed, padded
 
+from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.learning import Axes, Learned, Unclear
 from batchtune.scripts.packed_rows import packed_row
 
@@ -112,39 +114,34 @@ def test_any_row_is_made_as_a_collate_function_packs_it(collate: Collate) -> Non
 
 
 def check(collate: Collate) -> None:
-    learned = Learned.from_examples(examples(), collate)
-    assert learned.packing is not None
-    made = learned.make(Axes.packed(ROW))
-    assert same(made, collate(of_lengths(ROW)))
-    own = collate(of_lengths((9, 150, 30)))
-    twin = learned.make(learned.axes_of(own))
-    assert {name: np.shape(leaf) for name, leaf in twin.items()} == {
+    drawn = Drawn.from_dataset(examples(), collate)
+    assert drawn.packed
+    assert same(drawn.make(Axes.packed(ROW)), collate(of_lengths(ROW)))
+    axes, own, made = twin_of(drawn)
+    assert axes.row == tuple(sorted(drawn.lengths[:3], reverse=True))
+    assert {name: np.shape(leaf) for name, leaf in made.items()} == {
         name: np.shape(leaf) for name, leaf in own.items()
     }
 
 
-def test_the_row_of_a_batch_is_read_from_it() -> None:
-    learned = Learned.from_examples(examples(), packed)
-    assert learned.axes_of(packed(of_lengths((9, 150, 30)))).row == (150, 30, 9)
-    learned = Learned.from_examples(examples(), shifted)
-    assert learned.axes_of(shifted(of_lengths((9, 150, 30)))).row == (150, 30, 9)
-    learned = Learned.from_examples(examples(), each_to_multiple_of_8)
-    own = each_to_multiple_of_8(of_lengths((9, 150, 30)))
-    assert learned.axes_of(own).row == (152, 32, 16)
+def twin_of(drawn: Drawn) -> tuple[Axes, Any, Any]:
+    """Of the first three examples."""
+    loader = SimpleNamespace(batch_sampler=[range(3)])
+    return next(drawn.twins(loader, []))
 
 
 def test_lines_show_sums() -> None:
-    assert Learned.from_examples(examples(), packed).lines == (
-        "input_ids: [1, ΣL] int64 < 100",
-        "labels: [1, ΣL] int64 < 100",
-        "position_ids: [1, ΣL] int64, value L-1",
-        "cu_seqlens: [B+1] int32, value ΣL",
-        "max_seqlen: [] int, value L",
+    assert Drawn.from_dataset(examples(), packed).lines == (
+        "input_ids: [1, ΣL] int64",
+        "labels: [1, ΣL] int64",
+        "position_ids: [1, ΣL] int64",
+        "cu_seqlens: [B+1] int32",
+        "max_seqlen: [] int",
     )
-    lines = Learned.from_examples(examples(), to_multiple_of_64).lines
-    assert lines[0] == "input_ids: [1, ΣL to a multiple of 64] int64 < 100"
-    lines = Learned.from_examples(examples(), shifted).lines
-    assert lines[0] == "x: [1, Σ(L-1)] int64 < 100"
+    lines = Drawn.from_dataset(examples(), to_multiple_of_64).lines
+    assert lines[0] == "input_ids: [1, ΣL to a multiple of 64] int64"
+    lines = Drawn.from_dataset(examples(), shifted).lines
+    assert lines[0] == "x: [1, Σ(L-1)] int64"
 
 
 def test_a_batch_without_bounds_is_one_sequence() -> None:
@@ -153,10 +150,11 @@ def test_a_batch_without_bounds_is_one_sequence() -> None:
     def concatenated(batch: list[Any]) -> Any:
         return torch.cat(rows_of(batch))
 
-    learned = Learned.from_examples(examples(), concatenated)
-    assert learned.packing is not None and not learned.packing.shows_row
-    assert learned.axes_of(concatenated(of_lengths((9, 30)))).row == (39,)
-    assert len(learned.make(Axes.packed((9, 30)))) == 39
+    drawn = Drawn.from_dataset(examples(), concatenated)
+    assert drawn.packed
+    _, own, made = twin_of(drawn)
+    assert len(own) == len(made) == sum(drawn.lengths[:3])
+    assert len(drawn.make(Axes.packed((9, 30)))) == 39
 
 
 def test_padded_batches_without_a_batch_axis_are_not_packed() -> None:
@@ -164,10 +162,12 @@ def test_padded_batches_without_a_batch_axis_are_not_packed() -> None:
         ids = padded(rows_of(batch))
         return {"ids": ids.flatten(), "rows": torch.zeros(len(ids))}
 
-    learned = Learned.from_examples(examples(), flat)
-    assert learned.packing is None
-    assert learned.lines[0] == "ids: [B·L] int64 < 100"
-    assert learned.axes_of(flat(of_lengths((9, 30)))).row == (30, 30)
+    drawn = Drawn.from_dataset(examples(), flat)
+    assert not drawn.packed
+    assert drawn.lines[0] == "ids: [B·L] int64"
+    axes, own, made = twin_of(drawn)
+    assert axes == Axes(3, max(drawn.lengths[:3])) and own.keys() == made.keys()
+    assert own["ids"].shape == made["ids"].shape
 
 
 @pytest.mark.parametrize("collate", [packed, each_to_multiple_of_8])
@@ -180,7 +180,7 @@ def test_whole_batches_that_are_packed_tell_their_rows(collate: Collate) -> None
         batches.append(collate(copy.deepcopy([data[index] for index in chosen])))
     learned = Learned.from_batches(batches)
     row = (152, 40, 40, 8)
-    assert learned.packing is not None
+    assert learned.packed
     made = learned.make(Axes.packed(row))
     assert same(made, collate(of_lengths(row)))
     assert learned.axes_of(made).row == row
@@ -199,7 +199,7 @@ def test_examples_that_are_packed_already_are_refused() -> None:
     ]
     for data in (as_trl, with_positions):
         with pytest.raises(Unclear, match="packed already, up to 4 sequences") as error:
-            Learned.from_examples(data, packed)
+            Drawn.from_dataset(data, packed)
         assert "padding_free=True" in str(error.value.hint)
 
 
@@ -212,7 +212,7 @@ def test_a_length_that_stands_alone_follows_the_made_sequence() -> None:
         positions = torch.cat([torch.arange(length) for length in lengths])
         return {"ids": torch.cat(rows_of(batch)), "position_ids": positions}
 
-    made = Learned.from_examples(data, collate).make(Axes.packed(ROW))
+    made = Drawn.from_dataset(data, collate).make(Axes.packed(ROW))
     assert len(made["position_ids"]) == len(made["ids"]) == sum(ROW)
 
 
@@ -250,16 +250,14 @@ def test_random_layouts(
         made = {name: LEAVES[name](rows) for name in leaves[:kept]}
         return {**made, "ids": ids[None] if is_row else ids}
 
-    learned = Learned.from_examples(examples(seed), collate)
-    assert learned.packing is not None
-    shows_row = {"position_ids", "cu_seqlens", "seq_idx"} & set(leaves[:kept])
-    assert learned.packing.shows_row == bool(shows_row)
+    drawn = Drawn.from_dataset(examples(seed), collate)
+    assert drawn.packed
     axes = Axes.packed(row)
-    made = learned.make(axes)
+    made = drawn.make(axes)
     assert same(made, collate(of_lengths(axes.row)))
-    if shows_row:
-        assert learned.axes_of(made) == axes
-    assert learned.axes_of(made).terms()["ΣL"] == sum(row)
+    if {"position_ids", "cu_seqlens", "seq_idx"} & set(leaves[:kept]):
+        sequences = packed_row(made)
+        assert sequences is not None and sequences.tolist() == list(axes.row)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,10 @@ class Columnar(Format):
                 return unit
         return super().unit_in(column)
 
+    def default_column(self, columns: Sequence[Column]) -> str | None:
+        """Return `length` for a table that batchtune wrote."""
+        return None if self._scanned_unit is None else "length"
+
     def default_target(self) -> str | None:
         """Return `target_length` for a table that `batchtune scan` wrote with targets."""
         if self._scanned_unit is not None and "target_length" in self._schema.names:
@@ -295,6 +299,13 @@ def lengths_table(
     columns = {"id": pyarrow.array(ids, pyarrow.string()), "length": lengths}
     if targets is not None:
         columns["target_length"] = targets
+    return noted_table(columns, unit)
+
+
+def noted_table(columns: dict[str, Any], unit: Unit | None) -> pyarrow.Table:
+    """Return columns, among them `length` and maybe `target_length`, as a table whose lengths are known to be these."""
+    import pyarrow
+
     return pyarrow.table(columns).replace_schema_metadata({_METADATA: unit or ""})
 
 
