@@ -349,7 +349,8 @@ class Drawn:
             item = self._dataset_item
         position = pool.with_target(axes.length, target)
         if position is not None and pool.targets is not None:
-            if self._template is None or _NEAR * pool.targets[position] >= target:
+            is_long = pool is not self._measured or pool.targets[position] == target
+            if is_long or self._template is None:
                 is_shorter = bool(pool.lengths[position] < axes.length)
                 return item(pool.indices[position]), is_shorter
         if self._template is None:
@@ -363,7 +364,7 @@ class Drawn:
         positions = pool.within(_SHORTER * axes.length, axes.target_length)
         if positions.size:
             return item(pool.indices[pool.longest_of(positions)])
-        if self._template is None:
+        if self._template is None or pool is not self._measured:
             return first
         return self._template.sized(_shortened(axes))
 

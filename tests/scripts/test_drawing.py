@@ -128,7 +128,8 @@ def test_examples_of_the_manifest_s_rows_are_drawn() -> None:
 def test_without_the_order_of_the_data_set_an_example_is_cropped() -> None:
     lengths = list(range(50, 550, 2))
     targets = np.random.default_rng(0).permutation(lengths).tolist()
-    drawn = Drawn.from_dataset(Numbered(lengths, targets), pad_numbered)
+    numbered = Numbered(lengths, targets)
+    drawn = Drawn.from_dataset(numbered, pad_numbered, length_key="x")
     batch = drawn.make(Axes(5, 301, 77))
     assert batch["x"].shape == (5, 301) and batch["y"].shape == (5, 77)
     assert (batch["x"] == -1).any(1).tolist() == [True] + [False] * 4
