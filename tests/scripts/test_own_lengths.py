@@ -1,12 +1,19 @@
-"""The lengths that a script's data set holds itself."""
+"""The lengths of a script's own data set: what it holds, and what its examples show."""
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
+import torch
+from made_data import padded
 
 from batchtune.errors import WorkloadError
+from batchtune.manifests.reading import ReadOptions, load_lengths
+from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.own_lengths import own_table
 
 
@@ -21,7 +28,7 @@ class Examples:
 
 
 def columns(**attributes: Any) -> dict[str, list[Any]]:
-    table = own_table(Examples(**attributes))
+    table = own_table(Examples(**attributes), lambda: None, 60.0)
     held: dict[str, list[Any]] = table.to_pydict()
     return held
 
@@ -43,7 +50,8 @@ def test_the_numbers_of_rows_count_also_as_texts() -> None:
 def test_the_tokens_of_a_hugging_face_data_set_are_counted() -> None:
     datasets = pytest.importorskip("datasets")
     rows = {"input_ids": [[1, 2, 3], [1]], "attention_mask": [[1, 1, 1], [1]]}
-    table = own_table(datasets.Dataset.from_dict(rows)).to_pydict()
+    data = datasets.Dataset.from_dict(rows)
+    table = own_table(data, lambda: None, 60.0).to_pydict()
     assert table["num_tokens"] == table["input_ids"] == [3, 1]
 
 
@@ -60,3 +68,79 @@ def test_without_numbers_for_each_example_it_is_an_error(
 ) -> None:
     with pytest.raises(WorkloadError, match="the lengths are unknown"):
         columns(**attributes)
+
+
+# What the examples show
+
+
+def measured(data: Any, collate: Any, seconds: float = 60.0) -> pyarrow.Table:
+    return own_table(data, lambda: Drawn.from_dataset(data, collate, every=4), seconds)
+
+
+def test_targets_that_are_longer_than_inputs_are_targets() -> None:
+    """Of an encoder-decoder on a Hugging Face data set."""
+    datasets = pytest.importorskip("datasets")
+    made = random.Random(0)
+    inputs = [min(400, max(3, int(made.lognormvariate(3, 0.9)))) for _ in range(400)]
+    labels = [max(3, int(count * made.uniform(0.7, 1.4))) for count in inputs]
+    rows = {
+        "input_ids": [[1] * count for count in inputs],
+        "labels": [[2] * count for count in labels],
+    }
+    data = datasets.Dataset.from_dict(rows)
+
+    def collate(examples: list[Any]) -> Any:
+        return {
+            key: padded([one[key] for one in examples])
+            for key in ("input_ids", "labels")
+        }
+
+    table = measured(data, collate).to_pydict()
+    assert table["length"] == inputs and table["target_length"] == labels
+
+
+@pytest.mark.parametrize("kind", ["token lists", "texts"])
+def test_examples_are_measured_if_the_data_set_holds_no_numbers(
+    kind: str, tmp_path: Path
+) -> None:
+    lengths = [3 + 37 * number % 331 for number in range(300)]
+    rows: list[Any] = [[5] * length for length in lengths]
+    collate = padded
+    if kind == "texts":
+        rows = [" ".join(["ab"] * length) for length in lengths]
+
+        def collate(texts: list[Any]) -> torch.Tensor:
+            return padded([[len(word) for word in text.split()] for text in texts])
+
+    path = tmp_path / "lengths.parquet"
+    pyarrow.parquet.write_table(measured(rows, collate), path)
+    read = load_lengths(str(path), ReadOptions())
+    assert read.values.tolist() == sorted(lengths, reverse=True)
+    assert read.unit == ("tokens" if kind == "token lists" else None)
+
+
+def test_the_column_is_used_that_the_examples_follow(tmp_path: Path) -> None:
+    class Speech(Examples):
+        def __init__(self) -> None:
+            self.rows = [
+                {"duration": str(0.5 + 7 * n % 83 / 10), "num_tokens": 5 + n % 7}
+                for n in range(300)
+            ]
+
+        def __len__(self) -> int:
+            return 300
+
+        def __getitem__(self, index: int) -> Any:
+            frames = int(float(self.rows[index]["duration"]) * 24000) // 256 + 1
+            return torch.zeros(frames, 4)
+
+    path = tmp_path / "lengths.parquet"
+    pyarrow.parquet.write_table(measured(Speech(), padded), path)
+    read = load_lengths(str(path), ReadOptions())
+    assert read.unit == "s" and read.longest == 8.7
+
+
+def test_too_many_examples_to_measure_are_an_error() -> None:
+    rows = [[5] * (3 + number) for number in range(300)]
+    with pytest.raises(WorkloadError, match="to read all 300 examples would take"):
+        measured(rows, padded, seconds=1e-6)

@@ -83,6 +83,17 @@ def test_rows_in_order_tell_what_an_axis_has_in_addition(
     assert scale.size(rows[0]) == seen[0]
 
 
+@pytest.mark.parametrize("per_second", [24000 / 256, 100 / 3, 44100 / 441.7])
+def test_any_ratio_is_fitted_to_rows_in_order(per_second: float) -> None:
+    seconds = np.random.default_rng(0).uniform(1, 10, 1000).round(3)
+    seen = np.floor(seconds * per_second).astype(int) + 1
+    rows = seconds[::5].tolist()
+    scale = scale_of(seen[::5].tolist(), np.sort(seconds), rows, None, what="mel")
+    assert scale.by_rows and scale.per_unit == pytest.approx(per_second, rel=1e-3)
+    sizes = np.array([scale.size(length) for length in seconds.tolist()])
+    assert 0 <= (sizes - seen).min() and (sizes - seen).max() <= 2
+
+
 def test_rows_in_another_order_tell_the_ratio_alone() -> None:
     lengths = np.random.default_rng(0).integers(20, 400, 1000).astype(float)
     seen = [int(length) for length in lengths[::5]]
