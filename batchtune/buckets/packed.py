@@ -279,7 +279,9 @@ def _reason(
 
 def _cautions(row: PackedRow, measured: PackedCosts | None) -> Iterator[str]:
     """Yield the warnings about the recommended row, each without a full stop."""
-    if measured is not None and not len(measured.proofs):
+    if measured is not None and measured.why_unproven is not None:
+        yield f"no token budget is proven: {measured.why_unproven}"
+    elif measured is not None and not len(measured.proofs):
         yield (
             f"the probe was interrupted before it proved a token budget, so {row.max_tokens:,} tokens may run out of "
             "memory: the same `batchtune probe-oom` continues it"

@@ -178,16 +178,20 @@ class PackedCosts:
         max_tokens: The token budget; without proofs the largest that passed.
         proofs: Shape (proofs, 4): tokens, Σ of their squares, sequences and the longest of each proven batch.
         step_seconds: The time of a step among others, as training runs it; None if it is not known.
+        why_unproven: Why there are no proofs, if the probe was not interrupted.
     """
 
     max_tokens: int
     proofs: FloatArray
     step_seconds: PackedModel | None
+    why_unproven: str | None = None
 
     @classmethod
     def of(cls, probe: Probe, packed: PackedProbe) -> PackedCosts:
         """Return those of a probe."""
         shapes = [probe.trials[index].shape for index in packed.proofs]
+        if probe.why_unproven is not None:
+            shapes = []
         proofs = [
             (shape.tokens, shape.squared_tokens, shape.batch_size, shape.length)
             for shape in shapes
@@ -208,6 +212,7 @@ class PackedCosts:
             max_tokens=packed.max_tokens,
             proofs=np.array(proofs, dtype=np.float64).reshape(-1, 4),
             step_seconds=model,
+            why_unproven=probe.why_unproven,
         )
 
 

@@ -46,12 +46,12 @@ from batchtune.results import (
     Script,
     Trial,
 )
+from batchtune.results.devices import EQUAL_TWINS
 from batchtune.units import format_seconds
 
 Prepared = TypeVar("Prepared", Identified, Ready)
 
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
-_EQUAL_TWINS = 0.02
 LEADING_SECONDS = 15.0
 """How much longer than their time limit to wait for what leads ranks: it asks them where they hang, and may itself."""
 _MOST_SAMPLED = 1 << 28
@@ -450,11 +450,13 @@ def about_script(script: Script) -> Iterator[str]:
         yield f"An optimizer step trains on {script.accumulation} batches; a trial measures all of them."
     for twin in script.twins:
         difference = twin.difference
-        if abs(difference) > _EQUAL_TWINS:
+        if abs(difference) > EQUAL_TWINS:
             yield (
                 f"Warning: a made batch of {twin.shape} allocates {difference:+.1%} compared with the script's own: "
                 "largest batches may be off by as much."
             )
+    if script.why_unproven is not None:
+        yield "Warning: no batch size will be proven to fit."
 
 
 def _spaced(lengths: Lengths) -> tuple[list[float], list[float] | None]:

@@ -105,6 +105,8 @@ def _sentences(probe: Probe) -> Iterator[str]:
         )
     else:
         yield f"max_batch_length = {limit} is the most that fits at every length, measured on {device}."
+    if probe.why_unproven is not None:
+        yield f"None of it is proven: {probe.why_unproven}."
     if probe.frontier:
         yield _batch_sizes(probe)
     confirmation = probe.confirmation

@@ -178,7 +178,9 @@ def _proof(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
         if sweep.min_steps is None:
             free = left_free(run)
         yield f"Every batch size was run, or is no larger than one that was{free}."
-    if sweep.proof is not None or row.unproven == 0:
+    # What runs in shuffled training is made as what was measured.
+    is_made_wrong = run.probe is not None and run.probe.why_unproven is not None
+    if not is_made_wrong and (sweep.proof is not None or row.unproven == 0):
         yield _proof_in_training(sweep.proof)
 
 
@@ -404,6 +406,9 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
     remedy = (
         "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."
     )
+    if run.probe is not None and run.probe.why_unproven is not None:
+        yield f"{unproven.capitalize()}: {run.probe.why_unproven}."
+        return
     if run.probe is not None and not run.probe.is_proven:
         remedy = "The same `batchtune probe-oom`, which was interrupted, continues; then run `batchtune sweep-buckets`."
     yield f"{unproven.capitalize()}: no batch as large was run, alone and in turns with the others. {remedy}"

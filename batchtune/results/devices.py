@@ -23,6 +23,11 @@ from batchtune.results.shared import (
 )
 from batchtune.units import counted
 
+EQUAL_TWINS = 0.02
+"""Made batches that allocate less by a larger share than this prove nothing."""
+WRONG_TWINS = 0.05
+"""Nor do those that differ by more than this; a probe goes on only if it is forced."""
+
 
 class Twin(Record, frozen=True, kw_only=True):
     """A batch of a script's own, and one made with the same shape: what a step with each allocated at its peak."""
@@ -77,6 +82,19 @@ class Script(Record, frozen=True, kw_only=True):
     twins: list[Twin] = msgspec.field(default_factory=list)
     packed: bool = False
     batch_size: Size | None = None
+
+    @property
+    def why_unproven(self) -> str | None:
+        """Why no measured size is proven, if the script's own batches take other memory than made ones."""
+        differences = [twin.difference for twin in self.twins]
+        least = min(differences, default=0.0)
+        if least >= -EQUAL_TWINS and max(differences, default=0.0) <= WRONG_TWINS:
+            return None
+        twin = max(self.twins, key=lambda twin: abs(twin.difference))
+        return (
+            f"for a batch of {twin.shape}, measured batches allocate {twin.difference:+.1%} compared with the script's "
+            "own, so training may run out of memory where the probe did not"
+        )
 
 
 class DeviceProcess(Record, frozen=True, kw_only=True):

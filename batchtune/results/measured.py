@@ -367,8 +367,19 @@ class Probe(Measured, frozen=True, kw_only=True):
                 yield f"frontier: trial {point.trial} of {len(self.trials)} proves {point.batch_size} × {point.length}"
 
     @property
+    def why_unproven(self) -> str | None:
+        """Why none of its sizes is proven although they ran; None if nothing speaks against them."""
+        script = self.device.script
+        return None if script is None else script.why_unproven
+
+    @property
     def is_proven(self) -> bool:
-        """Whether its sizes were run alone and in turns, with a margin; not if the probe was interrupted before."""
+        """Whether its sizes were run alone and in turns, with a margin; not if the probe was interrupted before.
+
+        Nor if a script's own batches take other memory than those that were run.
+        """
+        if self.why_unproven is not None:
+            return False
         if self.packed is not None:
             return bool(self.packed.proofs)
         return all(point.trial is not None for point in self.frontier)

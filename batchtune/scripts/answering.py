@@ -28,6 +28,7 @@ from batchtune.probe.requests import (
 )
 from batchtune.probe.worker import own_part, trained_parameters
 from batchtune.results import BatchShape, Script, Twin
+from batchtune.results.devices import WRONG_TWINS
 from batchtune.scripts.drawing import Drawn, Pool, count_of
 from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Axes, Learned, Unclear
@@ -42,7 +43,6 @@ _WHOLE_BATCHES = 8
 # Own batches whose peaks are compared with those of made ones: fewer if these seconds are over before.
 _TWINS = 3
 _TWIN_SECONDS = 30.0
-_WRONG_TWINS = 0.05
 # What a script's process holds for the probe: 22 MiB on the CPU, by its data in use with and without the probe.
 _SPENT_BYTES = 20 << 20
 
@@ -273,7 +273,7 @@ def _check_finite() -> None:
 def _check(twins: list[Twin], *, force: bool) -> None:
     """Raise WorkloadError if made batches take other memory than the script's own."""
     for twin in twins:
-        if abs(twin.difference) > _WRONG_TWINS and not force:
+        if abs(twin.difference) > WRONG_TWINS and not force:
             raise WorkloadError(
                 f"a made batch of {twin.shape} allocates {twin.made_bytes:,} bytes, the script's own "
                 f"{twin.own_bytes:,}: {twin.difference:+.1%}",
