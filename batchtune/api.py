@@ -23,10 +23,11 @@ from batchtune.exports.run_configs import write_config
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.base import KNOWN_UNITS, normalised
+from batchtune.probe.flow import PROBE_SHARE
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
-from batchtune.proving import PROBE_SHARE, Prover
+from batchtune.proving import Prover
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
 from batchtune.results import (
     Probe,

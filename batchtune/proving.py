@@ -53,8 +53,6 @@ _FEWEST_SECONDS_OF_PAIRS = 30.0
 # All tables together may take this many times as long as the probe, and always five minutes.
 _ALL_TABLES = 2.0
 _ALL_TABLES_SECONDS = 300.0
-PROBE_SHARE = 0.75
-"""The share of --minutes that the probe may take, so that the proof has the rest."""
 # How many tables with smaller batches are tried, and then how many other rows.
 _MOST_SMALLER = 6
 _MOST_OTHERS = 2

@@ -112,7 +112,8 @@ def tune(
     started = time.monotonic()
     from batchtune.buckets.alternatives import check_min_steps
     from batchtune.epochs.layout import Dealing
-    from batchtune.proving import PROBE_SHARE, Prover
+    from batchtune.probe.flow import PROBE_SHARE
+    from batchtune.proving import Prover
     from batchtune.reports import load_run, render
     from batchtune.results import checked
     from batchtune.verify.plan import VerifySettings

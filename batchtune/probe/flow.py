@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +41,10 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.run_folder import append_trial
+from batchtune.units import format_seconds
 
+PROBE_SHARE = 0.75
+"""The share of --minutes that the probe of a tuning may take, so that the proof has the rest."""
 # A batch that still fails in turns after this many times is left out: smaller ones that passed take its place.
 _MOST_CONFIRMATIONS = 6
 
@@ -293,9 +297,12 @@ class Probing(ABC):
         return some_failed or not are_proven
 
 
-def nothing_in_time() -> ProbeError:
+def nothing_in_time(clock: ProbeClock) -> ProbeError:
     """Return the error if the probe's time ended before anything passed."""
+    minutes = math.ceil(2 * clock.start_seconds / 60 + 1)
+    to_tune = math.ceil(minutes / PROBE_SHARE)
     return ProbeError(
-        "the time of --minutes ended before the first trial",
-        "Allow more. Building the workload counts, and so does the first trial's time.",
+        "the time of --minutes ended before the first trial: a start takes "
+        f"{format_seconds(clock.start_seconds)}, and what fits is proven in a second one",
+        f"Allow at least --minutes {minutes}, to tune {to_tune}, and more where steps are slow.",
     )

@@ -130,7 +130,7 @@ class PackedProbing(Probing):
             else:
                 raise messages.nothing_confirmed(turns)
         if budget is None:
-            raise nothing_in_time()
+            raise nothing_in_time(self.clock)
         unfinished = turns is None or self.out_of_time
         closed_by: ClosedBy = "time"
         if not unfinished:

@@ -182,7 +182,7 @@ class _PaddedProbing(Probing):
         if turns is not None and not points:
             raise messages.nothing_confirmed(turns)
         if not points:
-            raise nothing_in_time()
+            raise nothing_in_time(self.clock)
         known = self.search.known(self.trials)
         margin = known.peaks.margin if known.peaks.are_known else None
         if turns is not None and points[-1].length < self.lengths.longest:

@@ -29,6 +29,9 @@ from batchtune.results import BatchShape, FrontierPoint, Trial
 
 # Sizes that differ by this factor take different memory or time.
 _VERY_DIFFERENT = 8
+_WORLDS_APART = 64
+# On the CPU, equal batches differ by about as much; so many times more examples would add more, whatever the model.
+_HEAP_BYTES = 1 << 20
 
 Refine = Callable[[Knowledge], "Anchor | None"]
 """Knowledge → where to measure next, or None if nothing more is worth it."""
@@ -322,8 +325,8 @@ def are_alike(
 ) -> bool:
     """Return whether a small and a large shape, of sizes in this ratio, take the same memory and time.
 
-    Both must be the same: the peaks to within the margin, the times to within the cube root of the ratio, as a busy
-    machine scatters them.
+    Both must be the same: the peaks to within the margin, or to what a heap varies by, the times to within the cube
+    root of the ratio, as a busy machine scatters them. The smallest model takes more than that for so many examples.
     """
     if ratio < _VERY_DIFFERENT or not all(map(known.passes, shapes)):
         return False
@@ -331,5 +334,9 @@ def are_alike(
     seconds, seconds_of_largest = map(known.median_seconds, shapes)
     if None in (low, high) or seconds is None or seconds_of_largest is None:
         return False
-    is_slower = seconds_of_largest > seconds * ratio ** (1 / 3)
-    return not is_slower and abs((high or 0) - (low or 0)) <= peaks.margin.bytes
+    if seconds_of_largest > seconds * ratio ** (1 / 3):
+        return False
+    varies_by = _HEAP_BYTES
+    if ratio >= _WORLDS_APART:
+        varies_by *= 4
+    return abs((high or 0) - (low or 0)) <= max(varies_by, peaks.margin.bytes)

@@ -139,8 +139,11 @@ def test_minutes_that_end_before_any_trial_are_an_error(
     timed: Timed, tmp_path: Path
 ) -> None:
     timed.start_seconds = 10.0
-    with pytest.raises(ProbeError, match="--minutes ended before the first trial"):
+    with pytest.raises(
+        ProbeError, match="--minutes ended before the first trial: a start takes 10 s"
+    ) as raised:
         probe_timed(timed, tmp_path, minutes=0.1)
+    assert "at least --minutes 2, to tune 3" in (raised.value.hint or "")
 
 
 def test_minutes_that_end_early_warn_of_an_ignored_shape(

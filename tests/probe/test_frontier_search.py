@@ -2,6 +2,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +17,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import failed
 from batchtune.probe.messages import NothingFits, SingleFails, TooLong
 from batchtune.probe.requests import Ran
-from batchtune.probe.search import FrontierSearch
+from batchtune.probe.search import FrontierSearch, are_alike
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, FrontierPoint, Trial
 
@@ -480,3 +482,34 @@ def test_it_finds_the_truth_however_often_it_is_interrupted(
     assert_true(lengths, device, points)
     again, continued = run(lengths, device, trials[:cut])
     assert (again, continued) == (points, trials)
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("ratio", "more_bytes", "more_time", "expected"),
+    [
+        (800, 0, 1.22, True),  # 1.80 and 1.48 ms
+        (800, 3 * MIB, 0.82, True),
+        (800, 5 * MIB, 1.0, False),
+        (8, MIB, 1.9, True),
+        (8, 3 * MIB, 1.0, False),
+        (800, 0, 10.0, False),
+        (7, 0, 1.0, False),
+    ],
+)
+def test_batches_are_alike_within_what_a_heap_and_a_clock_scatter(
+    ratio: int, more_bytes: int, more_time: float, expected: bool
+) -> None:
+    small = BatchShape(1, 10.0)
+    large = BatchShape(ratio, 10.0)
+    known: Any = SimpleNamespace(
+        passes=lambda shape: True,
+        median_seconds={small: 0.001, large: 0.001 * more_time}.get,
+    )
+    peaks: Any = SimpleNamespace(
+        highest={small: 99 * MIB, large: 99 * MIB + more_bytes}.get,
+        margin=SimpleNamespace(bytes=MIB // 2),
+    )
+    assert are_alike(known, (small, large), ratio, peaks) == expected
