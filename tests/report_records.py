@@ -32,8 +32,10 @@ from batchtune.results import (
     Proof,
     RankTimes,
     Row,
+    Script,
     Sweep,
     Trial,
+    Twin,
     TwoDimensionalRow,
     Verification,
     VerifyFailure,
@@ -148,6 +150,32 @@ def proven_probe(unit: str | None = "s") -> Probe:
             bytes=400 * MIB, spread_bytes=250 * MIB, first_step_bytes=0, repetitions=60
         ),
     )
+
+
+def forced_probe() -> Probe:
+    """As `proven_probe`, of a script whose own batches take more memory than those that were made."""
+    probe = proven_probe()
+    twins = [
+        Twin(
+            batch_size=8,
+            length=20.0,
+            target_length=None,
+            own_bytes=1000 * MIB,
+            made_bytes=made * MIB,
+        )
+        for made in (990, 803)
+    ]
+    script = Script(
+        batches=["x: [B, L] float32"],
+        loader="Chats, 400 examples",
+        per_unit=1.0,
+        target_per_unit=None,
+        accumulation=1,
+        look_ahead=0,
+        twins=twins,
+    )
+    device = msgspec.structs.replace(probe.device, script=script)
+    return msgspec.structs.replace(probe, device=device)
 
 
 def proven_sweep(unit: str | None = "s") -> Sweep:

@@ -280,7 +280,8 @@ def costs_of(probe: Probe) -> Costs:
     frontier = Frontier.of(probe.frontier)
 
     def proven_by(longest: float, batch_size: int) -> int | None:
-        if batch_size > int(frontier.proven(longest)):
+        is_larger = batch_size > int(frontier.proven(longest))
+        if is_larger or probe.why_unproven is not None:
             return None
         fitting = (
             point

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_records import made_probe
+from packed_records import packed_probe
+from report_records import forced_probe, made_probe
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
@@ -48,6 +50,19 @@ def test_a_shape_with_steady_times_takes_as_long_as_it_took() -> None:
         assert float(step_seconds(trial.batch_size, trial.length)) == pytest.approx(
             trial.step_seconds
         )
+
+
+def test_batches_unlike_a_scripts_own_prove_no_size() -> None:
+    costs = costs_of(forced_probe())
+    assert costs.proven is not None and costs.proven_by is not None
+    assert not costs.proven(np.array([1.0, 20.0])).any()
+    assert costs.proven_by(1.0, 1) is None
+    packed = msgspec.structs.replace(
+        packed_probe([100, 200, 300], 900), device=forced_probe().device
+    )
+    of_packed = costs_of(packed).packed
+    assert of_packed is not None and not len(of_packed.proofs)
+    assert of_packed.why_unproven is not None
 
 
 def test_a_probe_without_a_time_model_gives_no_times() -> None:

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from report_records import (
     failed_verification,
+    forced_probe,
     made_lengths,
     made_probe,
     made_sweep,
@@ -27,6 +28,7 @@ from report_records import (
     without_recommendation,
 )
 
+from batchtune.probe.supervisor import about_script
 from batchtune.reports import RunResults
 from batchtune.reports.page import build_page
 from batchtune.reports.section import clean, make_table
@@ -462,6 +464,25 @@ def test_sizes_that_are_not_proven_come_with_a_remedy(
         "4 of 13 batch sizes are not proven to fit: the warnings say what to do."
         in lead
     )
+
+
+def test_sizes_are_not_proven_by_batches_unlike_a_scripts_own() -> None:
+    """After --force: in the sentences and the warnings, whatever the turns and shuffled training showed."""
+    probe = forced_probe()
+    assert not probe.is_proven
+    sweep = with_rows(proven_sweep(), unproven=13)
+    said = " ".join(summary_of(probe=probe, sweep=sweep))
+    assert "Proven in shuffled training" not in said and "was run, or" not in said
+    assert "13 of 13 batch sizes are not proven to fit" in said
+    why = "measured batches allocate -19.7% compared with the script's own"
+    assert why in warnings_of(probe=probe, sweep=sweep)[0]
+    assert "None of it is proven: for a batch of 8" in " ".join(summary_of(probe=probe))
+    assert any("no batch size will be proven" in note for note in notes_on(probe))
+
+
+def notes_on(probe: Probe) -> list[str]:
+    assert probe.device.script is not None
+    return list(about_script(probe.device.script))
 
 
 # What to do next
