@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import OptionError, ProbeError, WorkloadError
 from batchtune.files import writing_whole
-from batchtune.lengths import RowLength
+from batchtune.lengths import spaced
 from batchtune.probe.devices import Meter
 from batchtune.probe.rank import RankPlace, RankWorker
 from batchtune.probe.requests import (
@@ -24,20 +25,21 @@ from batchtune.probe.requests import (
     Ran,
     Ready,
     Run,
-    ScriptRequest,
 )
 from batchtune.probe.worker import own_part, trained_parameters
 from batchtune.results import BatchShape, Script, Twin
 from batchtune.results.devices import WRONG_TWINS
-from batchtune.scripts.drawing import Drawn, Pool, count_of
+from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.feeding import Feed, Loop, described
-from batchtune.scripts.learning import Axes, Learned, Unclear
+from batchtune.scripts.learning import Learned
 from batchtune.scripts.own_lengths import own_table
-from batchtune.scripts.per_unit import Scale, scale_of
+from batchtune.scripts.per_unit import digit_of
 from batchtune.scripts.script_loaders import random_batch_size
 
 # Of the examples that are measured, to find the lengths that the data set holds: one of so many.
 _EVERY = 4
+# Of a data set without indices, to learn from.
+_EXAMPLES = 200
 # Where the data set makes whole batches itself.
 _WHOLE_BATCHES = 8
 # Own batches whose peaks are compared with those of made ones: fewer if these seconds are over before.
@@ -70,11 +72,9 @@ class ScriptWorker(RankWorker):
         }
 
         def measured() -> Drawn | None:
-            if loader.batch_sampler is None:
+            if loader.batch_sampler is None or count_of(loader.dataset) is None:
                 return None
-            return Drawn.from_dataset(
-                loader.dataset, loader.collate_fn, **keys, every=_EVERY
-            )
+            return Drawn(loader.dataset, loader.collate_fn, **keys, every=_EVERY)
 
         seconds = request.timeout_seconds or math.inf
         table = self._loop.call(lambda: own_table(loader.dataset, measured, seconds))
@@ -112,40 +112,20 @@ class ScriptWorker(RankWorker):
         accumulation = loop.train(own_batch)
         if not script.force:
             loop.call(_check_finite)
-        keys = {
-            name: request.options.get(name)
-            for name in ("length_key", "target_key", "batch_size_key")
-        }
-        learned = self._learn(feed, own_batches, own_batch, keys)
-        loop.call(feed.end_own)
-        if count_of(feed.loader.dataset) != request.examples:
-            script = replace(script, rows=())  # they are other examples
-
-        def fed_with(learned: Learned | Drawn) -> Fed:
-            return Fed(
-                loop,
-                learned,
-                meter,
-                script,
-                request.options,
-                accumulation,
-                self._place.largest,
-            )
-
-        try:
-            fed = fed_with(learned)
-        except Unclear:
-            if not isinstance(learned, Drawn) or learned.targets is None:
-                raise
-            # The manifest may hold the other one of its two lengths.
-            other = learned.places["T"][0]
-            keys = {**keys, "length_key": other, "target_key": None}
-            learned = self._learn(feed, own_batches, own_batch, keys)
-            fed = fed_with(learned)
+        source = self._source(feed, own_batches, own_batch, request)
         twins = []
         if script.compare:
-            twins = self._compared(fed, learned.twins(feed.loader, own_batches))
+            if isinstance(source, Drawn):
+                pairs = source.twins(_batch_size(feed.loader))
+            else:
+                while len(own_batches) < _TWINS:
+                    own_batch()
+                pairs = source.twins(own_batches[:_TWINS])
         own_batches.clear()
+        loop.call(feed.end_own)
+        fed = Fed(loop, source, meter, accumulation, self._place.largest)
+        if script.compare:
+            twins = self._compared(fed, pairs)
         _check(twins, force=script.force)
         self._stage = "device"
         meter.hold(request.examples, _SPENT_BYTES)
@@ -154,22 +134,22 @@ class ScriptWorker(RankWorker):
         meter.limit()
         ready = self._ready(fed, meter, request.settings)
         facts = Script(
-            batches=list(learned.lines),
+            batches=list(source.lines),
             loader=described(feed.loader),
-            per_unit=fed.scale.per_unit,
+            per_unit=source.scale.per_unit,
             target_per_unit=None,
-            offset=fed.scale.offset,
+            offset=source.scale.offset,
             accumulation=accumulation,
             look_ahead=fed.stale,
             twins=twins,
             packed=fed.packed,
             batch_size=random_batch_size(feed.loader),
         )
-        if fed.target_scale is not None:
+        if source.target_scale is not None:
             facts = replace(
                 facts,
-                target_per_unit=fed.target_scale.per_unit,
-                target_offset=fed.target_scale.offset,
+                target_per_unit=source.target_scale.per_unit,
+                target_offset=source.target_scale.offset,
             )
         return replace(ready, device=replace(ready.device, script=facts))
 
@@ -203,32 +183,50 @@ class ScriptWorker(RankWorker):
             )
         return self._open_device(used, request)
 
-    def _learn(
+    def _source(
         self,
         feed: Feed,
         own_batches: list[Any],
         own_batch: Callable[[], Any],
-        keys: dict[str, Any],
-    ) -> Learned | Drawn:
-        """Draw from the examples of the data set, or, where it makes batches itself, learn from these."""
+        request: Prepare,
+    ) -> Drawn | Learned:
+        """Draw from the data set's examples by the manifest's rows, or else learn, from them or from whole batches."""
+        script = request.script
+        assert script is not None
         loader = feed.loader
-        if loader.batch_size is not None or loader.batch_sampler is not None:
-            drawn: Drawn = self._loop.call(
-                lambda: Drawn.from_dataset(
-                    loader.dataset,
-                    loader.collate_fn,
-                    length_key=keys["length_key"],
-                    target_key=keys["target_key"],
-                )
-            )
-            return drawn
-        while len(own_batches) < _WHOLE_BATCHES:
-            self._loop.train(own_batch)
-        learned = Learned.from_batches(own_batches, **keys)
-        del own_batches[_TWINS:]
-        return learned
+        options = request.options
+        names: dict[str, Any] = {
+            name: options.get(name) for name in ("length_key", "target_key")
+        }
 
-    def _compared(self, fed: Fed, pairs: Iterator[tuple[Axes, Any, Any]]) -> list[Twin]:
+        def of_examples() -> Drawn | Learned:
+            count = count_of(loader.dataset)
+            if count is not None and count == request.examples and script.rows:
+                drawn = Drawn(loader.dataset, loader.collate_fn, **names)
+                digit = digit_of(np.asarray(script.lengths))
+                if drawn.follows(script.rows, digit, options):
+                    return drawn
+            if count is not None:
+                examples = [loader.dataset[index] for index in spaced(count)]
+            else:
+                examples = list(itertools.islice(iter(loader.dataset), _EXAMPLES))
+            return Learned.from_examples(examples, loader.collate_fn, **names)
+
+        source: Drawn | Learned
+        if loader.batch_sampler is not None:
+            source = self._loop.call(of_examples)
+        else:
+            while len(own_batches) < _WHOLE_BATCHES:
+                self._loop.train(own_batch)
+            key = options.get("batch_size_key")
+            source = Learned.from_batches(own_batches, **names, batch_size_key=key)
+        if isinstance(source, Learned):
+            source.fit(script, options, self._place.largest)
+        return source
+
+    def _compared(
+        self, fed: Fed, pairs: Iterator[tuple[BatchShape, Any, Any]]
+    ) -> list[Twin]:
         """Compare own batches with made ones of the same shape; where steps are slow, fewer of them."""
         started = time.monotonic()
         twins: list[Twin] = []
@@ -242,6 +240,20 @@ class ScriptWorker(RankWorker):
             if self.agree(time.monotonic() - started > _TWIN_SECONDS):
                 break
         return twins
+
+
+def _batch_size(loader: Any) -> int:
+    """Return the number of examples in a batch of the loader's own."""
+    return loader.batch_size or len(next(iter(loader.batch_sampler)))
+
+
+def count_of(dataset: Any) -> int | None:
+    """Return the number of examples, if they can be chosen; torch's streams have a `__getitem__` that fails."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(dataset, IterableDataset):
+        return None
+    return len(dataset)
 
 
 def _chosen(loop: Loop, number: int | None) -> Feed:
@@ -288,102 +300,46 @@ class Fed:
     def __init__(
         self,
         loop: Loop,
-        learned: Learned | Drawn,
+        source: Drawn | Learned,
         meter: Meter,
-        script: ScriptRequest,
-        options: dict[str, Any],
         accumulation: int,
         largest: Callable[[int], int] = int,
     ) -> None:
         self._loop = loop
-        self._learned = learned
+        self._source = source
         self._meter = meter
         self._accumulation = accumulation
-        self.packed = learned.packed
+        self.packed = source.packed
         # Batches that the loop holds when it gets one more: they are trained on first.
         self.stale = largest(max(0, loop.batches_before_forward - 1))
-        # Without target lengths in the manifest, and examples by length: as long as any that was seen.
-        self._longest_target = largest(max(learned.targets or (0,)))
-        rows = {row.number: row for row in script.rows}
-        known = [rows[index] for index in learned.indices or () if index in rows]
-        self.scale = scale_of(
-            learned.lengths,
-            np.asarray(script.lengths),
-            [row.length for row in known],
-            options.get("per_unit"),
-            what="length",
-        )
-        self.target_scale: Scale | None = None
-        if script.targets is not None:
-            self.target_scale = self._target_scale(script.targets, known, options)
-        self._draw_from(script.rows)
-
-    def _target_scale(
-        self,
-        targets: list[float],
-        known: list[RowLength],
-        options: dict[str, Any],
-    ) -> Scale:
-        """Return how the targets follow the manifest. Raises WorkloadError if the batches have none."""
-        if self._learned.targets is None:
-            raise WorkloadError(
-                "the manifest has target lengths, but the script's batches have no second length",
-                "Leave out --target-key, or name the part of a batch that holds the targets with it.",
-            )
-        return scale_of(
-            self._learned.targets,
-            np.asarray(targets),
-            [row.target or 0.0 for row in known],
-            options.get("target_per_unit"),
-            what="target",
-        )
-
-    def _draw_from(self, rows: Sequence[RowLength]) -> None:
-        """Draw from all rows of a manifest, if these are the examples of the data set."""
-        if not isinstance(self._learned, Drawn) or not self.scale.by_rows:
-            return
-        lengths = [self.scale.size(row.length) for row in rows]
-        targets = None
-        if self.target_scale is not None and self.target_scale.by_rows:
-            targets = [self.target_scale.size(row.target or 0.0) for row in rows]
-        pool = Pool.of([row.number for row in rows], lengths, targets)
-        self._learned.use(pool)
 
     def setup(self, device: Any) -> None:
         """Do nothing: the script has built its model."""
 
     def make_batch(self, shape: BatchShape) -> Any:
         """Make a batch, and let the loop train on what it fetched before."""
-        axes = self._axes(shape)
-        return self._settled(self._loop.call(lambda: self._learned.make(axes)))
+        return self._settled(self._loop.call(lambda: self._source.make(shape)))
 
     def step(self, batch: Any) -> None:
         """Let the loop train on batches like this one until an optimizer steps."""
         # A script may take parts out of a batch, or move them.
         self._loop.train(lambda: copy.copy(batch), self._accumulation)
 
-    def compared(self, axes: Axes, own: Any, made: Any) -> Twin:
+    def compared(self, shape: BatchShape, own: Any, made: Any) -> Twin:
         """Return the peaks of one of the script's own batches and of a made one, the lower of two in turns for each.
 
         Libraries that load their parts in the first steps, and the heap, may add a few MiB to one of them.
         """
-        per_unit = self.scale.per_unit
         own_peaks = []
         made_peaks = []
         for _ in range(2):
             own_peaks.append(self._allocated(own))
             made_peaks.append(self._allocated(made))
-        target: float | None = axes.target_length
-        if target is not None and self.target_scale is not None:
-            target /= self.target_scale.per_unit
-        sequences: tuple[int, ...] | None = None
-        if axes.sequences is not None:
-            sequences = tuple(max(1, round(size / per_unit)) for size in axes.sequences)
         return Twin(
-            batch_size=axes.batch_size,
-            length=axes.length / per_unit,
-            target_length=target,
-            sequences=sequences,
+            batch_size=shape.batch_size,
+            length=shape.length,
+            target_length=shape.target_length,
+            sequences=shape.sequences,
             own_bytes=min(own_peaks),
             made_bytes=min(made_peaks),
         )
@@ -405,13 +361,3 @@ class Fed:
         self._meter.synchronize()
         self._meter.reset()
         return batch
-
-    def _axes(self, shape: BatchShape) -> Axes:
-        if shape.sequences is not None:
-            return Axes.packed(map(self.scale.size, shape.sequences))
-        target: int | None = None
-        if self._longest_target and self._learned.indices is None:
-            target = self._longest_target
-        if shape.target_length is not None and self.target_scale is not None:
-            target = self.target_scale.size(shape.target_length)
-        return Axes(shape.batch_size, self.scale.size(shape.length), target)

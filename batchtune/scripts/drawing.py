@@ -1,404 +1,282 @@
 """Draws batches of any shape from the examples of a training script's data set, through its own collate function.
 
-A padded batch is as long as its longest example, and has the target of the one with the longest target. So the longest
-one many times, with one that has the target and padding, *is* the batch of that shape: masks, offsets, and whatever
-else depends on padding come from the script's own code. An example that the data set lacks is another one, cropped or
-repeated.
+A padded batch is as long as its longest example, and its targets as long as its longest target. So the longest example
+many times, with one that has the target and padding, *is* the batch of that shape. Nothing of it is inferred: masks,
+offsets and tokens come from the script's own code.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from batchtune.lengths import FloatArray, IntArray, Unit, spaced
-from batchtune.scripts.collated import followed_collated, groups_of
-from batchtune.scripts.following import (
-    NAME_THEM,
-    Keys,
-    Leaves,
-    Relations,
-    followed,
-    followed_sizes,
-)
-from batchtune.scripts.learning import Template, longest_of, shown
-from batchtune.scripts.packed_rows import batches_of, packed_row
-from batchtune.scripts.relations import Axes, Place, Relation, Terms, Unclear
+from batchtune.errors import WorkloadError
+from batchtune.lengths import FloatArray, IntArray, RowLength, Unit, spaced
+from batchtune.results import BatchShape
+from batchtune.scripts.following import NAME_THEM, Leaves, followed_sizes
+from batchtune.scripts.packed_rows import batches_of, is_offsets, packed_row
+from batchtune.scripts.per_unit import Scale, scale_by_rows
+from batchtune.scripts.relations import Place, Relation, Unclear
 from batchtune.scripts.trees import flatten, measures, rebuilt, sizes
 
 Collate = Callable[[list[Any]], Any]
 
-# Of a data set without indices, to learn from.
-_EXAMPLES = 200
-# An example with padding has at most this share of the longest length, if there is one.
+# The example that shows padding is at most this part of the longest one, if there is one.
 _SHORTER = 0.9
-# An example that is longer than asked for by less stands for it.
-_NEAR = 1.02
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """Examples by their sizes: which they are in the data set, and how long; arrays of shape (examples,)."""
-
-    indices: IntArray
-    lengths: FloatArray
-    targets: FloatArray | None
-
-    @classmethod
-    def of(
-        cls,
-        indices: Sequence[int],
-        lengths: Sequence[float],
-        targets: Sequence[float] | None,
-    ) -> Pool:
-        """Return these examples as arrays."""
-        target_sizes = None
-        if targets is not None:
-            target_sizes = np.asarray(targets, np.float64)
-        return cls(
-            np.asarray(indices, np.int64),
-            np.asarray(lengths, np.float64),
-            target_sizes,
-        )
-
-    def within(self, length: float, target: float | None) -> IntArray:
-        """Return the positions of the examples whose length and target are at most as long."""
-        fits = self.lengths <= length
-        if target is not None and self.targets is not None:
-            fits &= self.targets <= target
-        return np.flatnonzero(fits)
-
-    def longest_of(self, positions: IntArray) -> int:
-        """Return the position of the longest example among these, of equal ones that with the longest target."""
-        keys = [self.lengths[positions]]
-        if self.targets is not None:
-            keys.insert(0, self.targets[positions])
-        return int(positions[np.lexsort(keys)[-1]])
-
-    def nearest(self, length: float, target: float | None) -> int | None:
-        """Return the position of the shortest example that is as long, with at most this target; None without one."""
-        fits = self.within(np.inf, target)
-        longer = fits[self.lengths[fits] >= length]
-        if not longer.size:
-            return None
-        same = longer[self.lengths[longer] == self.lengths[longer].min()]
-        return self.longest_of(same)
-
-    def with_target(self, length: float, target: float) -> int | None:
-        """Return the position of the example with the longest target within both; None without one."""
-        fits = self.within(length, target)
-        if self.targets is None or not fits.size:
-            return None
-        return int(fits[np.argmax(self.targets[fits])])
 
 
 class Drawn:
-    """Draws batches of any shape, as the script's DataLoader would deliver them.
+    """Draws batches, as the script's DataLoader would deliver them; its examples are known by the rows of a manifest.
 
     Attributes:
         lines: What the batches are made of, such as `sig: [B, L] float32`.
         packed: Whether they are rows of sequences without padding.
-        indices: Which examples were measured; None in a stream, which can't be asked for one.
-        lengths, targets: Their sizes, in the script's units; no targets without a second length.
-        places: The leaves that have these sizes, by `L` and `T`.
+        indices: Which examples were measured.
+        lengths, targets: Their sizes, each in a batch of its own; no targets without a second size that varies.
+        scale, target_scale: How these follow the manifest's lengths; no scale of targets if it has none.
     """
 
     def __init__(
         self,
-        lines: tuple[str, ...],
-        packed: bool,
-        terms: Terms,
-        template: Template | None,
-        places: Mapping[str, Place],
-        *,
-        totals: set[str],
-        is_even: bool,
-        indices: Sequence[int] | None,
-        dataset: Any,
-        collate: Collate,
-    ) -> None:
-        self.lines = lines
-        self.packed = packed
-        self.indices = indices
-        self.lengths = tuple(terms["L"].astype(int).tolist())
-        self.targets: tuple[int, ...] | None = None
-        if "T" in terms:
-            self.targets = tuple(terms["T"].astype(int).tolist())
-        self._template = template
-        self.places = places
-        self._totals = totals
-        # No padding makes their examples equally long.
-        self._is_even = is_even or bool(totals)
-        self._dataset = dataset
-        self._collate = collate
-        self._measured = Pool.of([], [], None)
-        if indices is not None:
-            self._measured = Pool.of(indices, self.lengths, self.targets)
-        self._pool = self._measured
-
-    @classmethod
-    def from_dataset(
-        cls,
         dataset: Any,
         collate: Collate,
         *,
         length_key: str | None = None,
         target_key: str | None = None,
         every: int = 1,
-    ) -> Drawn:
-        """Measure about 200 examples, or every so many of them, and learn what the collate function makes of them.
-
-        `length_key` and `target_key` name leaves; a key that names none is ignored.
+    ) -> None:
+        """Measure about 200 examples, or each so many of them; a key names a leaf, or is ignored.
 
         Raises:
-            Unclear: No axis, or more than two, vary; the batch does not show them; or `collate` fails.
+            Unclear: No size, or more than two, vary; or `collate` fails.
         """
-        keys = (length_key, target_key)
-        count = count_of(dataset)
-        indices: range | None = None
-        if count is None:
-            examples = list(itertools.islice(iter(dataset), _EXAMPLES))
-        else:
-            indices = spaced(count)[::every]
-            examples = [dataset[index] for index in indices]
-        leaves = flatten(examples)
-        _check_unpacked(leaves)
-        groups = groups_of(len(examples))
-        batches = flatten(
-            [_collated(collate, [examples[i] for i in group]) for group in groups]
+        self._dataset = dataset
+        self._collate = collate
+        self.indices = spaced(len(dataset))[::every]
+        examples = [dataset[index] for index in self.indices]
+        _check_unpacked(flatten(examples))
+        alone = [collated(collate, [example]) for example in examples]
+        # With a pair, lists of one item for each example are seen as such.
+        together = flatten([*alone, collated(collate, examples[:2])])
+        measured = {path: group[:-1] for path, group in together.items()}
+        batches = list(batches_of(measured))
+        leaves = {
+            path: group
+            for path, group in measured.items()
+            # The padding of a packed batch may be sequences of its own.
+            if not all(is_offsets(path, batch) for batch in batches)
+        }
+        terms, relations = followed_sizes(
+            leaves, {}, "collated batches", (length_key, target_key)
         )
-        template: Template | None = None
-        try:
-            terms, of_examples = followed(leaves, {}, "examples", keys)
-            relations, packed = followed_collated(batches, groups, terms)
-            template = Template(examples[longest_of(terms)], of_examples)
-        except Unclear as unclear:
-            # Only collating may tell how long they are, as where it makes tokens of texts.
-            terms, of_examples = _collated_terms(examples, collate, keys, unclear)
-            relations, packed = followed_collated(batches, groups, terms)
-        places = {
+        self.lengths: list[int] = terms["L"].astype(int).tolist()
+        self.targets: list[int] | None = None
+        if "T" in terms:
+            self.targets = terms["T"].astype(int).tolist()
+        self._places = {
             relation.term: place
-            for place, relation in reversed(of_examples.items())
+            for place, relation in reversed(relations.items())
             if relation == Relation(relation.term)
         }
-        return cls(
-            shown(batches, relations),
-            packed,
-            terms,
-            template,
-            places,
-            totals={relation.term for relation in relations.values()} & {"ΣL", "ΣT"},
-            is_even=any(key == "inner" for _, key in relations),
-            indices=indices,
-            dataset=dataset,
-            collate=collate,
-        )
+        longest = int(np.argmax(terms["L"]))
+        shortest = int(np.argmin(terms["L"]))
+        four = [examples[i] for i in (longest, shortest, longest, longest)]
+        self._seen = flatten([alone[longest], alone[shortest], collated(collate, four)])
+        adds_up = _grown(self._seen, self._places["L"]) == "Σ"
+        self.packed = adds_up and self.targets is None
+        # As graphs: their nodes and their edges.
+        self._adds_up = adds_up and not self.packed
+        self.scale = Scale(1.0)
+        self.target_scale: Scale | None = None
+        self._use(np.arange(0), np.empty(0), np.empty(0))
+
+    def _use(self, numbers: IntArray, lengths: FloatArray, targets: FloatArray) -> None:
+        self._numbers = numbers
+        self._lengths = lengths
+        self._targets = targets
 
     @property
-    def unit(self) -> Unit | None:
-        """The unit of the lengths as far as the leaf tells that has them: whole numbers are tokens."""
-        if self._template is None:
-            return None
-        path = self.places["L"][0]
-        (leaf,) = flatten([self._template.tree], stops={path})[path]
-        first = leaf[0] if isinstance(leaf, (list, tuple)) else leaf
-        kind = str(getattr(first, "dtype", type(first).__name__))
-        if "int" in kind:
+    def lines(self) -> tuple[str, ...]:
+        """Return a line for each leaf: its shape, and its type."""
+        lines = []
+        for path, group in self._seen.items():
+            kind = str(getattr(group[0], "dtype", type(group[0]).__name__))
+            words = [self._named((path, axis)) for axis in range(len(sizes(group[0])))]
+            if "inner" in measures(group[0]):
+                kind += f", inner {self._named((path, 'inner'))}"
+            kind = kind.removeprefix("torch.")
+            lines.append(f"{path or 'batch'}: [{', '.join(words)}] {kind}")
+        return tuple(lines)
+
+    def _named(self, place: Place) -> str:
+        """Return the name of a size, or the size itself where it is always the same."""
+        alone = _sizes_at(self._seen, place)
+        if alone == [1, 1, 4]:
+            return "B"
+        if len(set(alone)) == 1:
+            return f"{alone[0]:.0f}"
+        for term, other in self._places.items():
+            if alone[:2] == _sizes_at(self._seen, other)[:2]:
+                return f"{_grown(self._seen, place)}{term}"
+        return "…"
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the lengths as far as their leaf tells: whole numbers are tokens."""
+        leaf = self._seen[self._places["L"][0]][0]
+        if "int" in str(getattr(leaf, "dtype", "")):
             return "tokens"
-        return "samples" if len(sizes(leaf)) == 1 else "frames"
+        return "samples" if len(sizes(leaf)) == 2 else "frames"
 
-    def use(self, pool: Pool) -> None:
-        """Draw from these examples of the data set from now on, rather than from those that were measured."""
-        self._pool = pool
+    def size(self, index: int) -> tuple[float, float]:
+        """Return the sizes of an example along the length and the target, 0 without one."""
+        batch = collated(self._collate, [self._dataset[index]])
+        found = {"T": 0.0}
+        for term, (path, key) in self._places.items():
+            (leaf,) = flatten([batch], stops={path})[path]
+            found[term] = measures(leaf)[key]
+        return found["L"], found["T"]
 
-    def make(self, axes: Axes) -> Any:
-        """Return a batch of this shape; without a target, it is the longest of the measured examples within the length.
+    def follows(
+        self, rows: Sequence[RowLength], digit: float, options: Mapping[str, Any]
+    ) -> bool:
+        """Draw by these rows of a manifest from now on; return whether they are the data set's examples, in its order.
+
+        `digit` is what the manifest's lengths are rounded to.
 
         Raises:
-            Unclear: No example is as long, or the script's collate function fails.
+            WorkloadError: The manifest has targets, but the batches have no second length.
+            Unclear: --per-unit is wrong.
         """
-        return _collated(self._collate, self._examples(axes))
-
-    def twins(self, loader: Any, _: Any) -> Iterator[tuple[Axes, Any, Any]]:
-        """Yield batches of the loader's own: shapes, each with the batch and one that is drawn in its shape."""
-        if self.indices is None:
-            stream = iter(self._dataset)
-            while examples := list(itertools.islice(stream, loader.batch_size)):
-                yield self._twin(examples)
-            return
-        for indices in loader.batch_sampler:
-            yield self._twin([self._dataset[index] for index in indices])
-
-    def _twin(self, examples: list[Any]) -> tuple[Axes, Any, Any]:
-        lengths, targets = np.array([self.sizes(example) for example in examples]).T
-        own = _collated(self._collate, examples)
-        if self.packed:
-            axes = Axes.packed(lengths.astype(int).tolist())
-            return axes, own, self.make(axes)
-        axes = Axes(len(examples), self._size_of_batch(lengths, "ΣL"))
-        if self.targets is not None:
-            target = self._size_of_batch(targets, "ΣT")
-            axes = replace(axes, target_length=target)
-        if self._pool is self._measured or self._totals:
-            return axes, own, self.make(axes)
-        # Of its own examples: only these are surely as long.
-        if self.targets is None:
-            targets = None
-        pool = Pool(np.arange(len(examples)), lengths, targets)
-        drawn = self._padded(axes, pool, examples.__getitem__)
-        return axes, own, _collated(self._collate, drawn)
-
-    def _size_of_batch(self, sizes: FloatArray, total: str) -> int:
-        """Return the size of a batch's examples: the largest, or of those that add up the mean."""
-        if total in self._totals:
-            return math.ceil(float(sizes.mean()))
-        return int(sizes.max())
-
-    def sizes(self, example: Any) -> tuple[float, float]:
-        """Return the sizes of an example along the length and the target, 0 without one."""
-        if self._template is None:
-            example = _collated(self._collate, [example])
-        found = [0.0, 0.0]
-        for number, term in enumerate("LT"):
-            if term in self.places:
-                path, key = self.places[term]
-                (leaf,) = flatten([example], stops={path})[path]
-                found[number] = measures(leaf)[key]
-        return found[0], found[1]
-
-    def _examples(self, axes: Axes) -> list[Any]:
-        """Return the examples of a batch."""
-        if axes.sequences is not None:
-            examples = {size: self._sequence(size) for size in set(axes.sequences)}
-            return [examples[size] for size in axes.sequences]
-        if axes.target_length is None and self.targets is not None:
-            axes = replace(axes, target_length=self._longest_target(axes.length))
-        return self._padded(axes, self._pool, self._dataset_item)
-
-    def _longest_target(self, length: float) -> int:
-        """Return the longest target of the measured examples that are no longer, or of all if none is that short."""
-        assert self.targets is not None
-        targets = [
-            target
-            for own, target in zip(self.lengths, self.targets, strict=True)
-            if own <= length
-        ]
-        return max(targets or self.targets)
-
-    def _dataset_item(self, index: int) -> Any:
-        return self._dataset[int(index)]
-
-    def _sequence(self, size: int) -> Any:
-        """Return an example of this size for a packed batch: cropped, which is exact, or else the nearest one."""
-        if self._template is not None:
-            return self._template.sized(Axes(1, size))
-        position = self._pool.nearest(size, None)
-        if position is None:
-            raise _too_short(size)
-        return self._dataset_item(self._pool.indices[position])
-
-    def _padded(self, axes: Axes, pool: Pool, item: Callable[[int], Any]) -> list[Any]:
-        """Return the examples of a padded batch, from a pool of which `item` returns each."""
-        length = axes.length
-        target = axes.target_length
-        longest = pool.nearest(length, target)
-        if longest is not None and not self._stands_for(pool, longest, axes):
-            longest = None
-        if longest is not None:
-            first = item(pool.indices[longest])
-            has_target = pool.targets is not None and pool.targets[longest] == target
-        elif self._template is not None:
-            first = self._template.sized(replace(axes, batch_size=1))
-            has_target = True
-        else:
-            raise _too_short(length)
-        examples = [first] * axes.batch_size
-        if self._is_even or axes.batch_size == 1:
-            return examples
-        is_padded = False
-        if target is not None and not has_target:
-            examples[-1], is_padded = self._with_target(axes, first, pool, item)
-        if not is_padded and (has_target or target is None or axes.batch_size > 2):
-            examples[0] = self._shorter(axes, first, pool, item)
-        return examples
-
-    def _stands_for(self, pool: Pool, position: int, axes: Axes) -> bool:
-        """Return whether an example that is as long stands for one of exactly this size."""
-        if self._template is None:
-            return True
-        target = axes.target_length
-        if self._is_even and target is not None:
-            if pool.targets is None or pool.targets[position] != target:
+        by_number = {row.number: row for row in rows}
+        if not by_number.keys() >= set(self.indices):
+            return False
+        known = [by_number[index] for index in self.indices]
+        lengths = [row.length for row in known]
+        scale = scale_by_rows(self.lengths, lengths, digit, options.get("per_unit"))
+        if scale is None and self.targets is not None:
+            # The manifest may hold the other one of two lengths.
+            self.lengths, self.targets = self.targets, self.lengths
+            self._places = {"L": self._places["T"], "T": self._places["L"]}
+            scale = scale_by_rows(self.lengths, lengths, digit, options.get("per_unit"))
+        if scale is None:
+            return False
+        self.scale = scale
+        targets = np.zeros(len(rows))
+        if known[0].target is not None:
+            if self.targets is None:
+                raise WorkloadError(*NO_TARGETS)
+            given = [row.target or 0.0 for row in known]
+            per_unit = options.get("target_per_unit")
+            self.target_scale = scale_by_rows(self.targets, given, digit, per_unit)
+            if self.target_scale is None:
                 return False
-        near = 1.0 if pool is self._measured else _NEAR
-        return bool(pool.lengths[position] <= near * axes.length)
+            targets = np.array([row.target or 0.0 for row in rows])
+        elif self.targets is not None:
+            measured = dict(zip(self.indices, self.targets, strict=True))
+            targets = np.array([measured.get(row.number, 0) for row in rows], float)
+        numbers = np.array([row.number for row in rows])
+        self._use(numbers, np.array([row.length for row in rows]), targets)
+        return True
 
-    def _with_target(
-        self, axes: Axes, first: Any, pool: Pool, item: Callable[[int], Any]
-    ) -> tuple[Any, bool]:
-        """Return an example with the target, and whether it is shorter than the longest: then it is padded."""
-        target = axes.target_length
-        assert target is not None
-        if pool.targets is None:
-            pool = self._measured
-            item = self._dataset_item
-        position = pool.with_target(axes.length, target)
-        if position is not None and pool.targets is not None:
-            is_long = pool is not self._measured or pool.targets[position] == target
-            if is_long or self._template is None:
-                is_shorter = bool(pool.lengths[position] < axes.length)
-                return item(pool.indices[position]), is_shorter
-        if self._template is None:
-            return first, False
-        return self._template.sized(_shortened(axes)), axes.length > 1
+    def make(self, shape: BatchShape) -> Any:
+        """Return a batch of this shape, in the manifest's units.
 
-    def _shorter(
-        self, axes: Axes, first: Any, pool: Pool, item: Callable[[int], Any]
-    ) -> Any:
-        """Return an example that is padded in the batch, if there is one; else the longest."""
-        positions = pool.within(_SHORTER * axes.length, axes.target_length)
-        if positions.size:
-            return item(pool.indices[pool.longest_of(positions)])
-        if self._template is None or pool is not self._measured:
-            return first
-        return self._template.sized(_shortened(axes))
+        Without a target length, the targets are as long as those of the measured examples that are no longer.
+        """
+        if shape.sequences is None:
+            return self._batch(self._padded(np.arange(self._numbers.size), shape))
+        nearest = {length: self._nearest(length) for length in set(shape.sequences)}
+        return self._batch([nearest[length] for length in shape.sequences])
+
+    def twins(self, batch_size: int) -> Iterator[tuple[BatchShape, Any, Any]]:
+        """Yield shapes of batches of random examples, each with that batch and one that is drawn.
+
+        The drawn one has the longest of these examples, and that with the longest target.
+        """
+        random = np.random.default_rng(0)
+        measured = np.flatnonzero(np.isin(self._numbers, list(self.indices)))
+        while not self._adds_up:
+            among = random.choice(
+                measured, min(batch_size, measured.size), replace=False
+            )
+            own = self._batch(among.tolist())
+            if self.packed:
+                shape = BatchShape.packed(self._lengths[among].astype(int).tolist())
+                yield shape, own, self.make(shape)
+                continue
+            target = None
+            if self.targets is not None:
+                target = float(self._targets[among].max())
+            longest = float(self._lengths[among].max())
+            shape = BatchShape(among.size, longest, target)
+            yield shape, own, self._batch(self._padded(among, shape))
+
+    def _batch(self, positions: Sequence[int]) -> Any:
+        """Return the batch of the examples at these positions; each is read once."""
+        examples = {
+            position: self._dataset[int(self._numbers[position])]
+            for position in set(positions)
+        }
+        return collated(self._collate, [examples[position] for position in positions])
+
+    def _nearest(self, length: float) -> int:
+        """Return the position of the shortest example that is as long, or else of the longest."""
+        beyond = self._lengths - length
+        return int(np.argmin(np.where(beyond >= 0, beyond, np.inf)))
+
+    def _padded(self, among: IntArray, shape: BatchShape) -> list[int]:
+        """Return the positions of the examples of a padded batch, all among these."""
+        lengths = self._lengths[among]
+        targets = self._targets[among]
+        within = lengths <= shape.length
+        target = shape.target_length
+        if target is None:
+            target = float(targets[within].max(initial=0.0))
+        too_much = targets > target
+
+        def first_of(*keys: Any) -> int:
+            return int(among[np.lexsort(keys[::-1])[0]])
+
+        longest = first_of(too_much, ~(lengths >= shape.length), lengths, -targets)
+        with_target = first_of(~within, too_much, -targets, lengths)
+        shorter = first_of(lengths > _SHORTER * shape.length, too_much, -lengths)
+        positions = [longest] * shape.batch_size
+        missing = target - self._targets[longest]
+        if self._adds_up:
+            # Enough of those with the target that all targets are as many; the lengths are more.
+            more = int(np.ceil(shape.batch_size * missing / max(target, 1.0)))
+            return positions + [with_target] * more
+        if missing > 0 and shape.batch_size > 1:
+            positions[-1] = with_target
+        is_padded = self._lengths[positions[-1]] < self._lengths[longest]
+        if not is_padded and self._lengths[shorter] <= _SHORTER * shape.length:
+            # In a batch of two, the target matters more than the padding.
+            if shape.batch_size > 2 or (missing <= 0 and shape.batch_size > 1):
+                positions[0] = shorter
+        return positions
 
 
-def count_of(dataset: Any) -> int | None:
-    """Return the number of examples, if they can be chosen; torch's streams have a `__getitem__` that fails."""
-    from torch.utils.data import IterableDataset
-
-    if isinstance(dataset, IterableDataset):
-        return None
-    return len(dataset)
+NO_TARGETS = (
+    "the manifest has target lengths, but the script's batches have no second length",
+    "Leave out --target-key, or name the part of a batch that holds the targets with it.",
+)
 
 
-def _shortened(axes: Axes) -> Axes:
-    """Return the shape of one example that is shorter than the longest."""
-    return replace(axes, batch_size=1, length=max(1, int(_SHORTER * axes.length)))
+def _sizes_at(seen: Leaves, place: Place) -> list[float]:
+    """Return a size in the batches of the longest example alone, of the shortest, and of both together."""
+    path, key = place
+    return [measures(leaf).get(key, 0.0) for leaf in seen[path]]
 
 
-def _too_short(length: float) -> Unclear:
-    return Unclear(
-        f"the script's data set shows no example as long as {length:,.0f}, and none can be made longer",
-        "Give a manifest in the order of the data set, or none: then batchtune measures its examples.",
-    )
-
-
-def _collated_terms(
-    examples: Sequence[Any], collate: Collate, keys: Keys, unclear: Unclear
-) -> tuple[Terms, Relations]:
-    """Return the lengths of examples, and of what, as they are in a batch of their own; raise `unclear` without."""
-    try:
-        alone = flatten([_collated(collate, [example]) for example in examples])
-        return followed_sizes(alone, {}, "collated examples", keys)
-    except Unclear:
-        raise unclear from None
+def _grown(seen: Leaves, place: Place) -> str:
+    """Return how a size grows with three of the longest examples and the shortest: padded "", flat "B·", added "Σ"."""
+    longest, _, mixed = _sizes_at(seen, place)
+    if mixed == longest:
+        return ""
+    return "B·" if mixed == 4 * longest else "Σ"
 
 
 def _check_unpacked(leaves: Leaves) -> None:
@@ -416,7 +294,7 @@ def _check_unpacked(leaves: Leaves) -> None:
         )
 
 
-def _collated(collate: Collate, examples: Sequence[Any]) -> Any:
+def collated(collate: Collate, examples: Sequence[Any]) -> Any:
     """Return a batch of copies: collate functions may change dicts and lists. Raises Unclear if the function fails."""
     try:
         return collate([rebuilt(example, {}) for example in examples])

@@ -1,20 +1,26 @@
-"""Learns from a training script's own batches how to make batches of any shape, where its data set makes them itself.
+"""Learns from a training script's own batches how to make batches of any shape, where none can be drawn.
 
-A batch that can be drawn from single examples is not learned: see `drawing`.
+That is where its data set makes them itself, or its examples are in another order than the manifest: see `drawing`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from batchtune.errors import WorkloadError
+from batchtune.probe.requests import ScriptRequest
+from batchtune.results import BatchShape
+from batchtune.scripts.drawing import NO_TARGETS, collated
 from batchtune.scripts.following import Leaves, Relations, has_rows
 from batchtune.scripts.packed_rows import packed_row
+from batchtune.scripts.per_unit import Scale, scale_of
 from batchtune.scripts.relations import (
+    MANY,
     Axes,
     Place,
     Relation,
@@ -32,25 +38,10 @@ from batchtune.scripts.trees import (
 )
 from batchtune.scripts.whole_batches import layout, learned_from_batches
 
-__all__ = ["Axes", "Learned", "Template", "Unclear", "longest_of", "shown"]
+__all__ = ["Axes", "Learned", "Unclear"]
 
 
-@dataclass(frozen=True)
-class Template:
-    """An example, or a batch of one row, that can be had in any size."""
-
-    tree: Any
-    relations: Mapping[Place, Relation]
-
-    def sized(self, axes: Axes) -> Any:
-        """Return the tree in this shape."""
-        leaves = _leaves(self.tree, self.relations)
-        for (path, key), relation in self.relations.items():
-            leaves[path] = _changed(leaves[path], key, relation, axes)
-        return rebuilt(self.tree, leaves)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Learned:
     """Makes batches of any shape, as the script's data set would, and measures its real ones.
 
@@ -59,9 +50,35 @@ class Learned:
 
     lines: tuple[str, ...]
     packed: bool
-    indices: None  # they are not those of examples
     _terms: Terms
-    _template: Template
+    _relations: Relations
+    _template: Any  # the longest row of a batch
+    scale: Scale = Scale(1.0)  # noqa: RUF009  # it is frozen
+    target_scale: Scale | None = None
+    longest_target: int = 0
+
+    @classmethod
+    def from_examples(
+        cls,
+        examples: Sequence[Any],
+        collate: Callable[[list[Any]], Any],
+        *,
+        length_key: str | None = None,
+        target_key: str | None = None,
+        batch_size_key: str | None = None,
+    ) -> Learned:
+        """Learn from batches of one, two or three examples. Raises Unclear as `from_batches` does."""
+        random = np.random.default_rng(0)
+        batches = []
+        for number in range(MANY):
+            group = random.integers(0, len(examples), 1 + number % 3)
+            batches.append(collated(collate, [examples[index] for index in group]))
+        return cls.from_batches(
+            batches,
+            length_key=length_key,
+            target_key=target_key,
+            batch_size_key=batch_size_key,
+        )
 
     @classmethod
     def from_batches(
@@ -83,14 +100,14 @@ class Learned:
         terms, relations = learned_from_batches(
             leaves, (length_key, target_key), batch_size_key
         )
-        longest = longest_of(terms)
+        longest = int(np.argmax(terms["L"] * np.sign(terms.get("T", 1))))
         rows = {
             path: longest_row(group[longest])
             for path, group in leaves.items()
             if has_rows(path, relations)
         }
-        template = Template(rebuilt(batches[longest], rows), relations)
-        return cls(shown(leaves, relations), "ΣL" in terms, None, terms, template)
+        template = rebuilt(batches[longest], rows)
+        return cls(_shown(leaves, relations), "ΣL" in terms, terms, relations, template)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -104,21 +121,73 @@ class Learned:
             return None
         return tuple(self._terms["T"].astype(int).tolist())
 
-    def twins(self, _: Any, batches: list[Any]) -> Iterator[tuple[Axes, Any, Any]]:
+    def fit(
+        self,
+        script: ScriptRequest,
+        options: Mapping[str, Any],
+        largest: Callable[[int], int] = int,
+    ) -> None:
+        """Find how the sizes follow the manifest of a script; `largest` is the largest of all ranks.
+
+        Raises:
+            WorkloadError: The manifest has targets, but the batches have no second length.
+            Unclear: No common ratio, or more than one, makes the manifest's lengths those that were seen.
+        """
+        # Without target lengths in the manifest: as long as any that was seen.
+        self.longest_target = largest(max(self.targets or (0,)))
+        self.scale = scale_of(
+            self.lengths,
+            np.asarray(script.lengths),
+            options.get("per_unit"),
+            what="length",
+        )
+        if script.targets is None:
+            return
+        if self.targets is None:
+            raise WorkloadError(*NO_TARGETS)
+        self.target_scale = scale_of(
+            self.targets,
+            np.asarray(script.targets),
+            options.get("target_per_unit"),
+            what="target",
+        )
+
+    def twins(self, batches: list[Any]) -> Iterator[tuple[BatchShape, Any, Any]]:
         """Yield the shapes of the script's own batches, each with the batch and one that is made in its shape."""
         for batch in batches:
             axes = self.axes_of(batch)
-            yield axes, batch, self.make(axes)
+            per_unit = self.scale.per_unit
+            target: float | None = axes.target_length
+            if target is not None and self.target_scale is not None:
+                target /= self.target_scale.per_unit
+            shape = BatchShape(axes.batch_size, axes.length / per_unit, target)
+            if axes.sequences is not None:
+                row = [max(1, round(size / per_unit)) for size in axes.sequences]
+                shape = BatchShape.packed(row)
+            yield shape, batch, self.sized(axes)
 
-    def make(self, axes: Axes) -> Any:
+    def make(self, shape: BatchShape) -> Any:
+        """Return a batch of this shape, in the manifest's units."""
+        size = self.scale.size
+        if shape.sequences is not None:
+            return self.sized(Axes.packed(map(size, shape.sequences)))
+        target = self.longest_target or None
+        if shape.target_length is not None and self.target_scale is not None:
+            target = self.target_scale.size(shape.target_length)
+        return self.sized(Axes(shape.batch_size, size(shape.length), target))
+
+    def sized(self, axes: Axes) -> Any:
         """Return a batch of this shape; `targets`' longest is that of all if none is given."""
         if axes.target_length is None and self.targets is not None:
             axes = replace(axes, target_length=max(self.targets))
-        return self._template.sized(axes)
+        leaves = _leaves(self._template, self._relations)
+        for (path, key), relation in self._relations.items():
+            leaves[path] = _changed(leaves[path], key, relation, axes)
+        return rebuilt(self._template, leaves)
 
     def axes_of(self, batch: Any) -> Axes:
         """Return the shape of a batch of the script, exactly or up to the multiple that it is padded to."""
-        relations = self._template.relations
+        relations = self._relations
         leaves = _leaves(batch, relations)
         if self.packed:
             row = packed_row(leaves)
@@ -149,11 +218,6 @@ class Learned:
         return Axes(found["B"], found["L"], found.get("T"))
 
 
-def longest_of(terms: Terms) -> int:
-    """Return which tree has the longest length, and a target if one has any."""
-    return int(np.argmax(terms["L"] * np.sign(terms.get("T", 1))))
-
-
 def _leaves(tree: Any, relations: Mapping[Place, Relation]) -> dict[str, Any]:
     """Return the leaves of a tree by path, not taken further apart than those that follow something."""
     leaves = flatten([tree], stops={path for path, _ in relations})
@@ -173,7 +237,7 @@ def _changed(leaf: Any, key: int | str, relation: Relation, axes: Axes) -> Any:
     return with_values(leaf, layout(key, axes.row))
 
 
-def shown(leaves: Leaves, relations: Relations) -> tuple[str, ...]:
+def _shown(leaves: Leaves, relations: Relations) -> tuple[str, ...]:
     """Return a line for each leaf of some batches: its shape, its type, and what its values follow."""
     lines = []
     for path, group in leaves.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from batchtune.probe.supervisor import (
     worker_program,
 )
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
-from batchtune.scripts.per_unit import follows
+from batchtune.scripts.per_unit import digit_of, scale_by_rows
 from batchtune.scripts.relations import Unclear
 from batchtune.units import format_seconds
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 # Attributes of data sets that hold one number for each example.
 _ATTRIBUTES = {"lengths": "length", "sizes": "length", "durations": "duration"}
 _KINDS = "iuf"
-# If the data set holds numbers, though none that its sizes follow, all examples are measured if that takes no longer.
-_EXTRA_SECONDS = 30.0
 
 
 def write_own_lengths(
@@ -94,14 +92,17 @@ def own_table(
     except Unclear as unclear:
         why += f", and {unclear.message}"
         drawn = None
-    if drawn is not None and drawn.indices:
-        unit, lengths = _following(columns, drawn, drawn.indices)
+    if drawn is not None:
+        unit, lengths = _following(columns, drawn)
         seconds = (time.monotonic() - started) / len(drawn.indices) * len(dataset)
-        allowed = _EXTRA_SECONDS if columns else timeout_seconds / 2
-        if not lengths and seconds <= allowed:
-            unit, lengths = drawn.unit, _measured(dataset, drawn)
-        elif not lengths:
+        if not columns and seconds > timeout_seconds / 2:
             why += f", and to read all {len(dataset):,} examples would take {format_seconds(seconds)}"
+        elif not columns:
+            sizes = np.array([drawn.size(index) for index in range(len(dataset))])
+            lengths = {"length": sizes[:, 0]}
+            unit = drawn.unit
+            if drawn.targets is not None:
+                lengths["target_length"] = sizes[:, 1]
         if lengths:
             return noted_table({**columns, **lengths}, unit)
     if not columns:
@@ -114,19 +115,22 @@ def own_table(
 
 
 def _following(
-    columns: Mapping[str, Any], drawn: Drawn, indices: Sequence[int]
+    columns: Mapping[str, Any], drawn: Drawn
 ) -> tuple[Unit | None, dict[str, Any]]:
     """Return the columns that the sizes of the measured examples follow, as `length` and `target_length`, and the unit.
 
     Neither without a column of the lengths.
     """
-    sizes = {"length": drawn.lengths, "target_length": drawn.targets}
     found: dict[str, str] = {}
-    for place, seen in sizes.items():
-        for name, values in columns.items():
-            numbers = np.asarray(values, np.float64)
-            rows = numbers[list(indices)]
-            if seen is not None and follows(seen, rows, numbers):
+    for name, values in columns.items():
+        numbers = np.asarray(values, np.float64)
+        rows = numbers[list(drawn.indices)].tolist()
+        digit = digit_of(numbers)
+        for place, sizes in (
+            ("length", drawn.lengths),
+            ("target_length", drawn.targets or []),
+        ):
+            if sizes and scale_by_rows(sizes, rows, digit, None) is not None:
                 found.setdefault(place, name)
     if "length" not in found:
         return None, {}
@@ -135,15 +139,6 @@ def _following(
     if name in TOKEN_LISTS:
         unit = "tokens"
     return unit, {place: columns[name] for place, name in found.items()}
-
-
-def _measured(dataset: Any, drawn: Drawn) -> dict[str, Any]:
-    """Return the sizes of all examples, as `length` and, of those that have two, `target_length`."""
-    examples = [drawn.sizes(dataset[index]) for index in range(len(dataset))]
-    columns = {"length": np.array([length for length, _ in examples], float)}
-    if drawn.targets is not None:
-        columns["target_length"] = np.array([target for _, target in examples], float)
-    return columns
 
 
 def _columns(dataset: Any) -> dict[str, Any]:

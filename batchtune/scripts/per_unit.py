@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,14 +28,10 @@ _FEW = 30
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The size of a script's axis for a length of the manifest: `per_unit` × length + `offset`.
-
-    `by_rows` says whether the manifest's rows showed it: then these are the examples of the data set, in its order.
-    """
+    """The size of a script's axis for a length of the manifest: `per_unit` × length + `offset`."""
 
     per_unit: float
     offset: int = 0
-    by_rows: bool = field(default=False, compare=False)
 
     def size(self, length: float) -> int:
         """Return the size of the axis, rounded up but for the error of a float."""
@@ -44,52 +40,33 @@ class Scale:
 
 
 def scale_of(
-    seen: Sequence[int],
-    lengths: Numbers,
-    rows: Sequence[float],
-    given: float | None,
-    *,
-    what: str,
+    seen: Sequence[int], lengths: Numbers, given: float | None, *, what: str
 ) -> Scale:
-    """Return how an axis of the script follows the manifest.
+    """Return how an axis of the script follows a manifest in any order; `given` is --per-unit.
 
-    `rows` are the manifest's lengths of the very examples whose sizes were seen, if these are known; they tell an
-    offset, too. If the manifest has another order, the ratio alone is found. Other
-    arguments and errors are those of `units_per_length`; `given` is --per-unit.
+    Other arguments and errors are those of `units_per_length`.
     """
-    best: Scale | None = None
-    if len(rows) == len(seen) and np.ptp(rows) > 0:
-        best = _scale_by_rows(
-            np.asarray(seen), np.asarray(rows), _digit(lengths), given
-        )
-    if best is not None and given not in (None, best.per_unit):
-        raise Unclear(
-            f"--per-unit {given:g} is wrong: by the manifest's rows it is {best.per_unit:g} ({shortened(what)})",
-            "Leave it out.",
-        )
-    if best is not None:
-        return best
     if given is not None:
         return Scale(given)
     return Scale(units_per_length(seen, lengths, what=what))
 
 
-def follows(seen: Sequence[int], rows: Numbers, lengths: Numbers) -> bool:
-    """Return whether sizes follow the lengths of the same examples; `lengths` are all that are known."""
-    if np.ptp(rows) == 0:
-        return False
-    return _scale_by_rows(np.asarray(seen), rows, _digit(lengths), None) is not None
-
-
-def _scale_by_rows(
-    seen: Numbers, rows: Numbers, digit: float, given: float | None
+def scale_by_rows(
+    sizes: Sequence[int], lengths: Sequence[float], digit: float, given: float | None
 ) -> Scale | None:
-    """Return how sizes follow the lengths of the same examples; None if they don't.
+    """Return how sizes follow the manifest's lengths of the same examples; None if they don't, or all are the same.
 
-    A known ratio comes first, then the one that fits them best.
+    A known ratio comes first, then the one that fits them best. `digit` is what the manifest's lengths are rounded to.
+
+    Raises:
+        Unclear: It is another than `given`, --per-unit.
     """
+    if len(set(lengths)) == 1:
+        return None
+    seen = np.asarray(sizes, np.float64)
+    rows = np.asarray(lengths, np.float64)
     # NumPy's fits set up BLAS, which holds 32 MiB of the script's memory from then on.
-    slope = statistics.linear_regression(rows.tolist(), seen.tolist()).slope
+    slope = statistics.linear_regression(lengths, sizes).slope
     known = _PER_UNIT.tolist()
     if given is not None:
         known.append(given)
@@ -107,8 +84,13 @@ def _scale_by_rows(
         fits = [one for one in spreads if spreads[one] < slack + one * digit]
         if fits:
             per_unit = min(fits, key=lambda one: spreads[one])
-            sizes = [Scale(per_unit).size(length) for length in rows.tolist()]
-            return Scale(per_unit, int((seen - sizes).max()), by_rows=True)
+            if given not in (None, per_unit):
+                raise Unclear(
+                    f"--per-unit {given:g} is wrong: by the manifest's rows it is {per_unit:g}",
+                    "Leave it out.",
+                )
+            without = [Scale(per_unit).size(length) for length in lengths]
+            return Scale(per_unit, int((seen - without).max()))
     return None
 
 
@@ -146,13 +128,13 @@ def units_per_length(seen: Sequence[int], lengths: Numbers, *, what: str) -> flo
 
 def _are_members(sizes: Numbers, per_unit: float, lengths: Numbers) -> bool:
     """Return whether each size is a length of the manifest, to one unit or half a digit of the manifest."""
-    slack = max(1.0, per_unit * _digit(lengths) / 2)
+    slack = max(1.0, per_unit * digit_of(lengths) / 2)
     next_longer = np.searchsorted(per_unit * lengths, sizes - slack)
     nearest = per_unit * np.append(lengths, np.inf)[next_longer]
     return bool((nearest <= sizes + slack).all())
 
 
-def _digit(lengths: Numbers) -> float:
+def digit_of(lengths: Numbers) -> float:
     """Return what the manifest's lengths are rounded to: 1, 0.1, 0.01, 0.001, or 0 for more digits."""
     for digits in range(4):
         if abs(lengths - np.round(lengths, digits)).max() < 1e-9:

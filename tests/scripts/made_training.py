@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from batchtune.probe.devices import Meter
-from batchtune.probe.requests import ScriptRequest
-from batchtune.results import Device
+from batchtune.results import BatchShape, Device
 from batchtune.scripts import feeding
 from batchtune.scripts.answering import Fed
 from batchtune.scripts.feeding import Feed, Loop
-from batchtune.scripts.learning import Axes
 
 
 class MadeMeter(Meter):
@@ -51,20 +49,16 @@ class MadeMeter(Meter):
 class MadeLearned:
     """Batches that are their own shape."""
 
-    lengths = (1, 2)
-    targets = None
     packed = False
-    indices = None
 
-    def make(self, axes: Axes) -> tuple[int, int]:
-        return (axes.batch_size, axes.length)
+    def make(self, shape: BatchShape) -> tuple[int, int]:
+        return (shape.batch_size, int(shape.length))
 
 
 def fed_by(loop: Loop, accumulation: int = 1) -> Fed:
     """The script of this loop as a workload."""
-    script = ScriptRequest(command=[], scratch="", lengths=[1.0, 2.0])
     learned: Any = MadeLearned()
-    return Fed(loop, learned, MadeMeter(), script, {"per_unit": 1.0}, accumulation)
+    return Fed(loop, learned, MadeMeter(), accumulation)
 
 
 class Training:

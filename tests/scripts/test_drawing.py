@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from made_data import CASES, padded, random_examples, to_multiple_of_8
-from torch.utils.data import DataLoader, IterableDataset
 
-from batchtune.scripts.drawing import Drawn, Pool
-from batchtune.scripts.learning import Axes, Unclear
+from batchtune.lengths import RowLength
+from batchtune.results import BatchShape
+from batchtune.scripts.drawing import Drawn
+from batchtune.scripts.learning import Unclear
 from batchtune.scripts.trees import flatten, sizes
 
 
@@ -29,46 +30,74 @@ def shapes(batch: Any) -> dict[str, Any]:
     return found
 
 
-def drawn_of(name: str, seed: int) -> tuple[list[Any], Drawn]:
+def rows_of(lengths: Sequence[float], targets: Sequence[float] | None) -> Any:
+    given = targets or [None] * len(lengths)
+    return list(map(RowLength, range(len(lengths)), lengths, given))
+
+
+def drawn_by(
+    data: Any,
+    collate: Any,
+    lengths: Sequence[float],
+    targets: Sequence[float] | None = None,
+    **options: Any,
+) -> Drawn:
+    """What draws by a manifest of these lengths, in the order of the data set."""
+    drawn = Drawn(data, collate, **options)
+    assert drawn.follows(rows_of(lengths, targets), 1.0, {})
+    return drawn
+
+
+def drawn_of(name: str, seed: int) -> Drawn:
+    """Draws by its own measurements."""
     case = CASES[name]
     examples = random_examples(case, seed)
-    return examples, Drawn.from_dataset(
-        examples, case.collate, length_key=case.length_key
-    )
+    drawn = Drawn(examples, case.collate, length_key=case.length_key)
+    assert drawn.follows(rows_of(drawn.lengths, drawn.targets), 1.0, {})
+    return drawn
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_drawn_batch_has_the_shapes_of_a_collated_one(name: str, seed: int) -> None:
-    case = CASES[name]
-    _, drawn = drawn_of(name, seed)
+    """Of the longest example, with the longest target, as equal examples would have them."""
+    drawn = drawn_of(name, seed)
     assert drawn.packed == (name == "packed")
-    axes = Axes(7, case.length, case.target_length)
+    longest = max(drawn.lengths)
+    target = None if drawn.targets is None else max(drawn.targets)
+    shape = BatchShape(7, longest, target)
     if drawn.packed:
-        axes = Axes.packed([case.length] * 7)
-    assert shapes(drawn.make(axes)) == shapes(case.collate(case.equal(7)))
+        shape = BatchShape.packed([longest] * 7)
+    case = CASES[name]._replace(length=longest, target_length=target)
+    made = shapes(drawn.make(shape))
+    expected = shapes(case.collate(case.equal(7)))
+    if name == "graphs":  # which add up: no less than seven of the largest
+        assert all(
+            made[path][1][axis] >= expected[path][1][axis]
+            for path, axis in (("x", 0), ("edge_index", 1))
+        )
+    elif name == "ragged":
+        assert [max(made[path][1]) for path in made] == [(longest,), (target,)]
+    else:
+        assert made == expected
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"graphs", "ragged"}))
 def test_a_twin_has_the_shapes_of_the_own_batch(name: str) -> None:
-    examples, drawn = drawn_of(name, 0)
-    loader = DataLoader(examples, batch_size=5, collate_fn=CASES[name].collate)
-    axes, own, made = next(drawn.twins(loader, []))
-    longest = max(drawn.lengths[:5])
-    if name not in ("graphs", "ragged"):  # whose examples stay as long as they are
-        assert shapes(own) == shapes(made)
-        assert (axes.batch_size, axes.length) == (5, longest)
+    shape, own, made = next(drawn_of(name, 0).twins(5))
+    assert shapes(own) == shapes(made)
+    assert shape.batch_size == 5
 
 
 def test_sizes_of_the_examples_are_known() -> None:
-    examples, drawn = drawn_of("waves", 0)
-    assert drawn.lengths == tuple(len(one["input_values"]) for one in examples)
-    assert drawn.targets == tuple(len(one["labels"]) for one in examples)
+    examples = random_examples(CASES["waves"], 0)
+    drawn = Drawn(examples, CASES["waves"].collate)
+    assert drawn.lengths == [len(one["input_values"]) for one in examples]
+    assert drawn.targets == [len(one["labels"]) for one in examples]
 
 
 def test_lines_say_what_batches_are_made_of() -> None:
-    _, drawn = drawn_of("padded batch", 0)
-    assert drawn.lines == (
+    assert drawn_of("padded batch", 0).lines == (
         "id: [B] list",
         "sig.data: [B, L] float32",
         "sig.lengths: [B] float32",
@@ -77,9 +106,23 @@ def test_lines_say_what_batches_are_made_of() -> None:
         "duration: [B] float64",
         "spk: [B] int64",
     )
+    assert drawn_of("subsampled", 0).lines[5] == "5: [B, …] float32"
+    assert drawn_of("ragged", 0).lines[0] == "xs: [B] list, inner L"
+    assert drawn_of("graphs", 0).lines[:2] == (
+        "x: [ΣL, 8] float32",
+        "edge_index: [2, ΣT] int64",
+    )
+
+
+def test_batches_may_be_padded_to_a_multiple() -> None:
     examples = random_examples(CASES["packed"], 0)
-    padded_up = Drawn.from_dataset(examples, to_multiple_of_8)
-    assert padded_up.lines == ("input_ids: [B, L to a multiple of 8] int64",)
+    lengths = [len(one["input_ids"]) for one in examples]
+    drawn = drawn_by(examples, to_multiple_of_8, lengths)
+    assert drawn.lines == ("input_ids: [B, L] int64",)
+    assert drawn.scale.per_unit == 1
+    longest = max(lengths)
+    made = drawn.make(BatchShape(3, longest))
+    assert made["input_ids"].shape == (3, longest + -longest % 8)
 
 
 # Which examples are drawn
@@ -106,53 +149,59 @@ def pad_numbered(examples: list[Any]) -> dict[str, torch.Tensor]:
     }
 
 
-def test_examples_of_the_manifest_s_rows_are_drawn() -> None:
-    """The longest, one with the target, and one with padding where these two have none."""
-    random = np.random.default_rng(0)
-    lengths = random.permutation(np.arange(50, 550)).tolist()
-    targets = random.permutation(np.arange(5, 505)).tolist()
-    drawn = Drawn.from_dataset(Numbered(lengths, targets), pad_numbered)
-    drawn.use(Pool.of(range(500), lengths, targets))
-    longest = lengths.index(300)
-    target = max(t for t, length in zip(targets, lengths, strict=True) if length <= 300)
-    batch = drawn.make(Axes(4, 300, target))
-    assert batch["x"].shape == (4, 300) and batch["y"].shape == (4, target)
-    assert batch["x"][:, 0].tolist() == [longest] * 3 + [targets.index(target)]
-    own_target = targets[longest]
-    batch = drawn.make(Axes(4, 300, own_target))
-    numbers = batch["x"][:, 0].tolist()
-    assert numbers[1:] == [longest] * 3 and lengths[numbers[0]] <= 270
-    assert drawn.make(Axes(1, 300, own_target))["x"][:, 0].tolist() == [longest]
+RANDOM = np.random.default_rng(0)
+LENGTHS = RANDOM.permutation(np.arange(50, 550)).tolist()
+TARGETS = RANDOM.permutation(np.arange(5, 505)).tolist()
+NUMBERED = Numbered(LENGTHS, TARGETS)
 
 
-def test_without_the_order_of_the_data_set_an_example_is_cropped() -> None:
-    lengths = list(range(50, 550, 2))
-    targets = np.random.default_rng(0).permutation(lengths).tolist()
-    numbered = Numbered(lengths, targets)
-    drawn = Drawn.from_dataset(numbered, pad_numbered, length_key="x")
-    batch = drawn.make(Axes(5, 301, 77))
-    assert batch["x"].shape == (5, 301) and batch["y"].shape == (5, 77)
-    assert (batch["x"] == -1).any(1).tolist() == [True] + [False] * 4
+def numbers_of(drawn: Drawn, *shape: Any) -> list[int]:
+    """The examples of a batch of this shape, which it has."""
+    batch = drawn.make(BatchShape(*shape))
+    assert batch["x"].shape == shape[:2]
+    numbers: list[int] = batch["x"][:, 0].tolist()
+    return numbers
 
 
-def test_a_stream_has_examples_too() -> None:
-    class Stream(IterableDataset[torch.Tensor]):
-        def __iter__(self) -> Iterator[torch.Tensor]:
-            return iter([torch.ones(length) for length in range(50, 90)])
+def test_the_longest_is_drawn_with_one_that_has_the_target_and_padding() -> None:
+    drawn = drawn_by(NUMBERED, pad_numbered, LENGTHS, TARGETS)
+    longest = LENGTHS.index(300)
+    within = [t for t, n in zip(TARGETS, LENGTHS, strict=True) if n <= 300]
+    target = max(within)
+    assert numbers_of(drawn, 4, 300, target) == [longest] * 3 + [TARGETS.index(target)]
+    own = TARGETS[longest]
+    shorter, *others = numbers_of(drawn, 4, 300, own)
+    assert others == [longest] * 3 and LENGTHS[shorter] == max(
+        n for t, n in zip(TARGETS, LENGTHS, strict=True) if n <= 270 and t <= own
+    )
+    assert numbers_of(drawn, 1, 300, target) == [longest]
 
-    loader = DataLoader(Stream(), batch_size=4, collate_fn=padded)
-    drawn = Drawn.from_dataset(loader.dataset, padded)
-    assert drawn.indices is None and drawn.make(Axes(3, 200)).shape == (3, 200)
-    axes, own, made = next(drawn.twins(loader, []))
-    assert axes == Axes(4, 53) and own.shape == made.shape == (4, 53)
+
+def test_without_targets_in_the_manifest_those_that_were_measured_count() -> None:
+    drawn = drawn_by(NUMBERED, pad_numbered, LENGTHS, length_key="x")
+    measured = [TARGETS[i] for i in drawn.indices if LENGTHS[i] <= 300]
+    *_, last = numbers_of(drawn, 4, 300)
+    assert TARGETS[last] == max(measured)
+
+
+def test_the_manifest_may_hold_the_other_length() -> None:
+    """Of an encoder-decoder whose targets are longer than its inputs."""
+    inputs = [n // 2 for n in TARGETS]
+    drawn = drawn_by(Numbered(inputs, LENGTHS), pad_numbered, inputs, LENGTHS)
+    assert drawn.lines == ("x: [B, L] int64", "y: [B, T] int64")
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS[1:] + LENGTHS[:1], LENGTHS[:100]])
+def test_a_manifest_in_another_order_is_noticed(lengths: list[int]) -> None:
+    drawn = Drawn(NUMBERED, pad_numbered)
+    assert not drawn.follows(rows_of(lengths, None), 1.0, {})
 
 
 def test_numbers_that_belong_together_stay_so() -> None:
-    """As the durations of phonemes, which add up to the frames: no cropped example is made where a real one exists."""
-    random = np.random.default_rng(0)
+    """As the durations of phonemes, which add up to the frames."""
     data = [
-        {"durations": random.integers(1, 9, count)}
-        for count in random.permutation(np.arange(10, 130))
+        {"durations": RANDOM.integers(1, 9, count)}
+        for count in RANDOM.permutation(np.arange(10, 130))
     ]
     data = [{**one, "mel": torch.rand(int(one["durations"].sum()), 8)} for one in data]
 
@@ -162,10 +211,9 @@ def test_numbers_that_belong_together_stay_so() -> None:
         return padded([example["mel"] for example in examples])
 
     lengths = [len(one["mel"]) for one in data]
-    drawn = Drawn.from_dataset(data, collate)
-    drawn.use(Pool.of(range(120), lengths, None))
+    drawn = drawn_by(data, collate, lengths)
     for length in sorted(lengths)[::10]:
-        assert drawn.make(Axes(6, length)).shape == (6, length, 8)
+        assert drawn.make(BatchShape(6, length)).shape == (6, length, 8)
 
 
 # Of the scripts that could not be tuned
@@ -176,12 +224,10 @@ def test_a_mask_that_is_true_at_padding_is_no_length() -> None:
         x = padded(examples)
         return x, x.eq(0)
 
-    random = np.random.default_rng(0)
-    lengths = random.permutation(np.arange(20, 320)).tolist()
-    data = [torch.ones(length, dtype=torch.long) for length in lengths]
-    drawn = Drawn.from_dataset(data, collate)
+    data = [torch.ones(length, dtype=torch.long) for length in LENGTHS]
+    drawn = drawn_by(data, collate, LENGTHS)
     assert drawn.lines == ("0: [B, L] int64", "1: [B, L] bool")
-    x, mask = drawn.make(Axes(6, 300))
+    x, mask = drawn.make(BatchShape(6, 300))
     assert x.shape == (6, 300) and mask.any()
 
 
@@ -189,15 +235,10 @@ def test_texts_that_are_tokenized_when_collated_are_drawn() -> None:
     def collate(texts: list[str]) -> Any:
         return padded([torch.ones(len(text.split())) for text in texts])
 
-    lengths = np.random.default_rng(0).permutation(np.arange(3, 303)).tolist()
-    data = [" ".join(["ab"] * length) for length in lengths]
-    drawn = Drawn.from_dataset(data, collate)
+    data = [" ".join(["ab"] * length) for length in LENGTHS]
+    drawn = drawn_by(data, collate, LENGTHS)
     assert drawn.lines == ("batch: [B, L] float32",)
-    assert drawn.lengths == tuple(lengths[:200])
-    drawn.use(Pool.of(range(300), lengths, None))
-    assert drawn.make(Axes(5, 302)).shape == (5, 302)
-    with pytest.raises(Unclear, match="no example as long as 303"):
-        drawn.make(Axes(5, 303))
+    assert drawn.make(BatchShape(5, 302)).shape == (5, 302)
 
 
 def test_targets_that_only_collating_knows_are_drawn() -> None:
@@ -210,12 +251,40 @@ def test_targets_that_only_collating_knows_are_drawn() -> None:
         {"sig": np.zeros(100 + number), "text": "a" * (7 * number % 31 + 1)}
         for number in range(50)
     ]
-    drawn = Drawn.from_dataset(data, tokenizing)
-    assert drawn.lines == ("sig: [B, L] float64", "ids: [B, T] float32")
     targets = [len(one["text"]) for one in data]
-    drawn.use(Pool.of(range(50), range(100, 150), targets))
-    batch = drawn.make(Axes(3, 120, max(targets[:21])))
+    drawn = drawn_by(data, tokenizing, range(100, 150), targets)
+    assert drawn.lines == ("sig: [B, L] float64", "ids: [B, T] float32")
+    batch = drawn.make(BatchShape(3, 120, max(targets[:21])))
     assert batch["ids"].shape == (3, max(targets[:21]))
+
+
+def test_any_hop_of_a_spectrogram_is_found() -> None:
+    seconds = RANDOM.uniform(1, 10, 300).round(3).tolist()
+    frames = [int(one * 24000) // 256 + 1 for one in seconds]
+    data = [torch.zeros(count, 20) for count in frames]
+    drawn = Drawn(data, padded)
+    assert drawn.follows(rows_of(seconds, None), 0.001, {})
+    assert drawn.scale.per_unit == pytest.approx(93.75, rel=1e-3)
+    longest = max(seconds)
+    assert drawn.make(BatchShape(4, longest)).shape == (4, max(frames), 20)
+
+
+def test_a_chat_model_gets_padding_to_mask() -> None:
+    """A Hugging Face model makes its mask only where something is padded."""
+    chats = [{"input_ids": [5] * length} for length in LENGTHS]
+
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        ids = padded([row["input_ids"] for row in rows])
+        return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+    drawn = drawn_by(chats, collate, LENGTHS)
+    for shape in (BatchShape(2, 400), BatchShape(9, 549)):
+        mask = drawn.make(shape)["attention_mask"]
+        assert mask.shape == (shape.batch_size, shape.length)
+        assert mask.all(1).tolist() == [False] + [True] * (shape.batch_size - 1)
+
+
+# What examples show
 
 
 def test_collating_may_change_examples_in_place() -> None:
@@ -226,8 +295,9 @@ def test_collating_may_change_examples_in_place() -> None:
         return {"ids": padded([example.pop("ids") for example in examples])}
 
     examples = [{"ids": [1] * n, "turns": [[1], [2]]} for n in range(5, 50)]
-    drawn = Drawn.from_dataset(examples, extending)
-    assert [drawn.make(Axes(3, 20))["ids"].shape for _ in range(2)] == [(3, 21)] * 2
+    drawn = drawn_by(examples, extending, range(5, 50))
+    made = [drawn.make(BatchShape(3, 20))["ids"].shape for _ in range(2)]
+    assert made == [(3, 21)] * 2
     assert examples[0] == {"ids": [1] * 5, "turns": [[1], [2]]}
 
 
@@ -246,10 +316,9 @@ def test_examples_are_released() -> None:
             alive.append(weakref.ref(example))
             return example
 
-    drawn = Drawn.from_dataset(Data(), lambda rows: padded(list(rows)))
+    drawn = Drawn(Data(), lambda rows: padded(list(rows)))
     gc.collect()
-    assert sum(one() is not None for one in alive) == 1
-    assert drawn.make(Axes(2, 9)).shape == (2, 9)
+    assert drawn.lengths and not any(one() is not None for one in alive)
 
 
 def speech(samples: int, tokens: int, **more: Any) -> dict[str, Any]:
@@ -270,34 +339,34 @@ def varied(seed: int = 0) -> list[dict[str, Any]]:
 
 def test_a_target_that_follows_the_length_is_none() -> None:
     examples = [speech(8 * n, n) for n in range(100, 150)]
-    assert Drawn.from_dataset(examples, pads).targets is None
-    assert Drawn.from_dataset(examples, pads, target_key="tokens").targets is None
+    assert Drawn(examples, pads).targets is None
+    assert Drawn(examples, pads, target_key="tokens").targets is None
 
 
 def test_keys_say_which_leaf_is_the_length() -> None:
     examples = varied()
-    tokens = tuple(len(example["tokens"]) for example in examples)
-    assert Drawn.from_dataset(examples, pads).targets == tokens
+    tokens = [len(example["tokens"]) for example in examples]
+    assert Drawn(examples, pads).targets == tokens
     for keys in ({"length_key": "tokens"}, {"target_key": "sig"}):
-        assert Drawn.from_dataset(examples, pads, **keys).lengths == tokens
-    drawn = Drawn.from_dataset(examples, pads, length_key="duration_in_manifest")
+        assert Drawn(examples, pads, **keys).lengths == tokens
+    drawn = Drawn(examples, pads, length_key="duration_in_manifest")
     assert drawn.targets == tokens
 
 
 def test_a_key_of_the_coarser_leaf_is_unclear() -> None:
     examples = [speech(8 * n + n % 8, n) for n in range(100, 150)]
     with pytest.raises(Unclear, match="follows a finer size"):
-        Drawn.from_dataset(examples, pads, length_key="tokens")
+        Drawn(examples, pads, length_key="tokens")
 
 
 def test_a_key_of_a_leaf_that_does_not_vary_is_unclear() -> None:
     examples = [speech(16, tokens, duration=np.ones(1)) for tokens in range(10, 60)]
     with pytest.raises(
-        Unclear, match=r"--length-key sig .* always as long: sig axis 0"
+        Unclear, match=r"--length-key sig .* always as long: sig axis 1"
     ):
-        Drawn.from_dataset(examples, pads, length_key="sig")
-    drawn = Drawn.from_dataset(examples, pads, length_key="duration")
-    assert drawn.lengths == tuple(range(10, 60))
+        Drawn(examples, pads, length_key="sig")
+    drawn = Drawn(examples, pads, length_key="duration")
+    assert drawn.lengths == list(range(10, 60))
 
 
 def test_three_independent_lengths_are_unclear() -> None:
@@ -308,8 +377,8 @@ def test_three_independent_lengths_are_unclear() -> None:
         {**example, "notes": [0] * (7 * number % 31 + 1)}
         for number, example in enumerate(varied())
     ]
-    with pytest.raises(Unclear, match="notes axis 0 from 1 to 31") as raised:
-        Drawn.from_dataset(examples, pads_all)
+    with pytest.raises(Unclear, match="notes axis 1 from 1 to 31") as raised:
+        Drawn(examples, pads_all)
     assert "--length-key" in str(raised.value.hint)
 
 
@@ -318,7 +387,7 @@ def test_words_of_a_transcript_are_no_length() -> None:
         {**example, "words": ["word"] * (7 * number % 31 + 1)}
         for number, example in enumerate(varied())
     ]
-    assert Drawn.from_dataset(examples, pads).targets is not None
+    assert Drawn(examples, pads).targets is not None
 
 
 def test_batches_that_hide_the_length_are_unclear() -> None:
@@ -326,7 +395,7 @@ def test_batches_that_hide_the_length_are_unclear() -> None:
         return torch.stack([torch.zeros(100) for _ in examples])
 
     with pytest.raises(Unclear, match="no size of the script's collated batches"):
-        Drawn.from_dataset(varied(), cropping)
+        Drawn(varied(), cropping)
 
 
 def test_a_failing_collate_function_is_reported() -> None:
@@ -334,4 +403,4 @@ def test_a_failing_collate_function_is_reported() -> None:
         raise KeyError("path")
 
     with pytest.raises(Unclear, match="KeyError: 'path'"):
-        Drawn.from_dataset(varied(), failing)
+        Drawn(varied(), failing)
