@@ -22,7 +22,7 @@ _PER_UNIT = np.unique([*_PER_SECOND, *_PER_MILLISECOND, *_FRAMES, *_OTHERS])
 # Where the median of examples may lie among the manifest's lengths, as a share: of 200 random ones it always does.
 _LOWEST = 0.35
 _HIGHEST = 0.65
-# So few sizes are those of whole batches, which are as long as their longest example.
+# So few sizes are those of batches, which are as long as their longest example.
 _FEW = 30
 
 
@@ -65,33 +65,37 @@ def scale_by_rows(
         return None
     seen = np.asarray(sizes, np.float64)
     rows = np.asarray(lengths, np.float64)
+    multiple = int(np.gcd.reduce(seen.astype(np.int64)))
+    if np.array_equal(np.ceil(rows / multiple) * multiple, seen):
+        return _unless_given(Scale(1.0), given)  # tokens, padded to a multiple
     # NumPy's fits set up BLAS, which holds 32 MiB of the script's memory from then on.
     slope = statistics.linear_regression(lengths, sizes).slope
     known = _PER_UNIT.tolist()
     if given is not None:
         known.append(given)
-    slack = 1.5
-    # A collate function may pad single examples to a multiple.
-    multiple = int(np.gcd.reduce(seen.astype(np.int64)))
-    if 4 * multiple < np.ptp(seen):
-        slack += multiple - 1
     for candidates in (known, [float(f"{slope:.5g}")]):
         spreads = {
             per_unit: float(np.ptp(seen - per_unit * rows))
             for per_unit in candidates
             if per_unit > 0
         }
-        fits = [one for one in spreads if spreads[one] < slack + one * digit]
+        fits = [one for one in spreads if spreads[one] < 1.5 + one * digit]
         if fits:
             per_unit = min(fits, key=lambda one: spreads[one])
-            if given not in (None, per_unit):
-                raise Unclear(
-                    f"--per-unit {given:g} is wrong: by the manifest's rows it is {per_unit:g}",
-                    "Leave it out.",
-                )
             without = [Scale(per_unit).size(length) for length in lengths]
-            return Scale(per_unit, int((seen - without).max()))
+            scale = Scale(per_unit, int((seen - without).max()))
+            return _unless_given(scale, given)
     return None
+
+
+def _unless_given(scale: Scale, given: float | None) -> Scale:
+    """Return a scale that the rows show. Raises Unclear if another was given."""
+    if given not in (None, scale.per_unit):
+        raise Unclear(
+            f"--per-unit {given:g} is wrong: by the manifest's rows it is {scale.per_unit:g}",
+            "Leave it out.",
+        )
+    return scale
 
 
 def units_per_length(seen: Sequence[int], lengths: Numbers, *, what: str) -> float:
@@ -145,4 +149,4 @@ def digit_of(lengths: Numbers) -> float:
 def _alike(scaled: Numbers, lengths: Numbers) -> bool:
     """Return whether half of the sizes are below the middle of the manifest's lengths, or above it in whole batches."""
     share = float((lengths <= np.median(scaled)).mean())
-    return share >= _LOWEST and (share <= _HIGHEST or len(scaled) < _FEW)
+    return share >= _LOWEST and (share <= _HIGHEST or len(scaled) <= _FEW)

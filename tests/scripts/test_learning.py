@@ -35,7 +35,7 @@ def random_batches(case: Case, seed: int) -> list[Any]:
 
 def same_as_collated(case: Case, learned: Learned) -> bool:
     axes = Axes(7, case.length, case.target_length)
-    made = learned.make(axes)
+    made = learned.sized(axes)
     seen = learned.axes_of(made)
     assert (seen.row, seen.target_length) == (axes.row, axes.target_length)
     return facts(made) == facts(case.collate(case.equal(7)))
@@ -77,7 +77,7 @@ def test_batches_of_one_size_are_understood_unless_doubtful() -> None:
     batches = [
         {"x": torch.rand(8, n), "y": torch.randint(0, 9, (8,))} for n in sizes_seen
     ]
-    made = Learned.from_batches(batches).make(Axes(3, 77))
+    made = Learned.from_batches(batches).sized(Axes(3, 77))
     assert made["x"].shape == (3, 77) and made["y"].shape == (3,)
     with pytest.raises(
         Unclear, match=r"every batch has 8 rows: .* \(heads \(value\)\)"
@@ -95,7 +95,7 @@ def test_a_size_that_may_follow_the_length_is_unclear() -> None:
         Learned.from_batches([batch(*shape) for shape in shapes])
     shapes = zip(BATCH_SIZES, [31, 93, 62, 93, 31, 42], strict=True)
     learned = Learned.from_batches([batch(*shape) for shape in shapes])
-    assert sizes(learned.make(Axes(2, 99))["mask"]) == (2, 33)
+    assert sizes(learned.sized(Axes(2, 99))["mask"]) == (2, 33)
 
 
 def test_a_batch_size_key_settles_a_tie() -> None:
@@ -107,7 +107,7 @@ def test_a_batch_size_key_settles_a_tie() -> None:
     with pytest.raises(Unclear, match=r"the first axis .* is not the same") as raised:
         Learned.from_batches(batches)
     assert "--batch-size-key" in str(raised.value.hint)
-    made = Learned.from_batches(batches, batch_size_key="x").make(Axes(2, 60))
+    made = Learned.from_batches(batches, batch_size_key="x").sized(Axes(2, 60))
     assert made["x"].shape == (2, 60) and made["order"].shape == (60,)
 
 
@@ -132,7 +132,7 @@ def test_made_rows_have_no_padding(left: bool, prompt: int) -> None:
                 "mask": side(masks, 0),
             }
         )
-    made = Learned.from_batches(batches).make(Axes(3, 100))
+    made = Learned.from_batches(batches).sized(Axes(3, 100))
     assert made["mask"].all() and (made["ids"] >= 3).all()
     assert made["labels"].shape == (3, 100)
     assert made["mask"].shape == (3, 100 - prompt)
@@ -145,7 +145,7 @@ def test_lengths_of_batches_padded_to_a_multiple_are_whole() -> None:
         lengths = torch.from_numpy(random.integers(50, 500, rows))
         columns = int(lengths.max()) + -int(lengths.max()) % 8
         batches.append({"x": torch.rand(rows, columns), "lengths": lengths})
-    made = Learned.from_batches(batches).make(Axes(3, 304))
+    made = Learned.from_batches(batches).sized(Axes(3, 304))
     assert made["x"].shape == (3, 304) and made["lengths"].tolist() == [304] * 3
 
 
@@ -158,7 +158,7 @@ def test_numbers_of_speakers_are_no_lengths() -> None:
             speakers = torch.from_numpy(random.integers(0, 40, rows))
             batches.append({"x": x, "speakers": speakers})
         try:
-            made = Learned.from_batches(batches).make(Axes(3, 5000))
+            made = Learned.from_batches(batches).sized(Axes(3, 5000))
         except Unclear:
             continue
         assert made["speakers"].max() < 40

@@ -74,7 +74,7 @@ def test_without_numbers_for_each_example_it_is_an_error(
 
 
 def measured(data: Any, collate: Any, seconds: float = 60.0) -> pyarrow.Table:
-    return own_table(data, lambda: Drawn.from_dataset(data, collate, every=4), seconds)
+    return own_table(data, lambda: Drawn(data, collate, every=4), seconds)
 
 
 def test_targets_that_are_longer_than_inputs_are_targets() -> None:
@@ -116,7 +116,7 @@ def test_examples_are_measured_if_the_data_set_holds_no_numbers(
     pyarrow.parquet.write_table(measured(rows, collate), path)
     read = load_lengths(str(path), ReadOptions())
     assert read.values.tolist() == sorted(lengths, reverse=True)
-    assert read.unit == ("tokens" if kind == "token lists" else None)
+    assert read.unit == "tokens"
 
 
 def test_the_column_is_used_that_the_examples_follow(tmp_path: Path) -> None:

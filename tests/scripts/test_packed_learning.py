@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_data import column, packed, padded
 
+from batchtune.lengths import RowLength
+from batchtune.results import BatchShape
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.learning import Axes, Learned, Unclear
 from batchtune.scripts.packed_rows import packed_row
 
 Collate = Callable[[list[Any]], Any]
-ROW = (150, 40, 40, 7)
 
 
 def examples(seed: int = 0, count: int = 60) -> list[dict[str, Any]]:
@@ -113,35 +113,41 @@ def test_any_row_is_made_as_a_collate_function_packs_it(collate: Collate) -> Non
     check(collate)
 
 
+def drawn_of(collate: Collate, data: list[dict[str, Any]] | None = None) -> Drawn:
+    """What draws by the lengths of its examples: of 5 to 199 tokens, if no others are given."""
+    data = data or examples(count=200)
+    drawn = Drawn(data, collate)
+    lengths = [float(len(row["input_ids"])) for row in data]
+    rows = list(map(RowLength, range(len(data)), lengths, [None] * len(data)))
+    assert drawn.follows(rows, 1.0, {})
+    return drawn
+
+
 def check(collate: Collate) -> None:
-    drawn = Drawn.from_dataset(examples(), collate)
+    data = examples(count=200)
+    drawn = drawn_of(collate, data)
     assert drawn.packed
-    assert same(drawn.make(Axes.packed(ROW)), collate(of_lengths(ROW)))
-    axes, own, made = twin_of(drawn)
-    assert axes.row == tuple(sorted(drawn.lengths[:3], reverse=True))
-    assert {name: np.shape(leaf) for name, leaf in made.items()} == {
-        name: np.shape(leaf) for name, leaf in own.items()
-    }
+    lengths = sorted({len(row["input_ids"]) for row in data}, reverse=True)
+    row = (lengths[0], lengths[0], lengths[9], lengths[-1])
+    assert same(drawn.make(BatchShape.packed(row)), collate(of_lengths(row)))
 
 
-def twin_of(drawn: Drawn) -> tuple[Axes, Any, Any]:
-    """Of the first three examples."""
-    loader = SimpleNamespace(batch_sampler=[range(3)])
-    return next(drawn.twins(loader, []))
+def test_a_sequence_that_the_data_set_lacks_is_the_next_longer_one() -> None:
+    drawn = drawn_of(packed, of_lengths((100, 40, 20) * 9))
+    made = drawn.make(BatchShape.packed([100, 30, 3]))
+    assert packed_row(made).tolist() == [100, 40, 20]
 
 
 def test_lines_show_sums() -> None:
-    assert Drawn.from_dataset(examples(), packed).lines == (
+    assert drawn_of(packed).lines == (
         "input_ids: [1, ΣL] int64",
         "labels: [1, ΣL] int64",
         "position_ids: [1, ΣL] int64",
-        "cu_seqlens: [B+1] int32",
+        "cu_seqlens: […] int32",
         "max_seqlen: [] int",
     )
-    lines = Drawn.from_dataset(examples(), to_multiple_of_64).lines
-    assert lines[0] == "input_ids: [1, ΣL to a multiple of 64] int64"
-    lines = Drawn.from_dataset(examples(), shifted).lines
-    assert lines[0] == "x: [1, Σ(L-1)] int64"
+    assert drawn_of(to_multiple_of_64).lines[0] == "input_ids: [1, ΣL] int64"
+    assert drawn_of(shifted).lines[0] == "x: [1, ΣL] int64"
 
 
 def test_a_batch_without_bounds_is_one_sequence() -> None:
@@ -150,11 +156,9 @@ def test_a_batch_without_bounds_is_one_sequence() -> None:
     def concatenated(batch: list[Any]) -> Any:
         return torch.cat(rows_of(batch))
 
-    drawn = Drawn.from_dataset(examples(), concatenated)
+    drawn = drawn_of(concatenated, of_lengths((30, 9) * 9))
     assert drawn.packed
-    _, own, made = twin_of(drawn)
-    assert len(own) == len(made) == sum(drawn.lengths[:3])
-    assert len(drawn.make(Axes.packed((9, 30)))) == 39
+    assert len(drawn.make(BatchShape.packed([30, 9]))) == 39
 
 
 def test_padded_batches_without_a_batch_axis_are_not_packed() -> None:
@@ -162,12 +166,12 @@ def test_padded_batches_without_a_batch_axis_are_not_packed() -> None:
         ids = padded(rows_of(batch))
         return {"ids": ids.flatten(), "rows": torch.zeros(len(ids))}
 
-    drawn = Drawn.from_dataset(examples(), flat)
+    drawn = drawn_of(flat)
     assert not drawn.packed
     assert drawn.lines[0] == "ids: [B·L] int64"
-    axes, own, made = twin_of(drawn)
-    assert axes == Axes(3, max(drawn.lengths[:3])) and own.keys() == made.keys()
-    assert own["ids"].shape == made["ids"].shape
+    assert drawn.make(BatchShape(3, max(drawn.lengths)))["ids"].shape == (
+        3 * max(drawn.lengths),
+    )
 
 
 @pytest.mark.parametrize("collate", [packed, each_to_multiple_of_8])
@@ -181,7 +185,7 @@ def test_whole_batches_that_are_packed_tell_their_rows(collate: Collate) -> None
     learned = Learned.from_batches(batches)
     row = (152, 40, 40, 8)
     assert learned.packed
-    made = learned.make(Axes.packed(row))
+    made = learned.sized(Axes.packed(row))
     assert same(made, collate(of_lengths(row)))
     assert learned.axes_of(made).row == row
 
@@ -199,21 +203,8 @@ def test_examples_that_are_packed_already_are_refused() -> None:
     ]
     for data in (as_trl, with_positions):
         with pytest.raises(Unclear, match="packed already, up to 4 sequences") as error:
-            Drawn.from_dataset(data, packed)
+            Drawn(data, packed)
         assert "padding_free=True" in str(error.value.hint)
-
-
-def test_a_length_that_stands_alone_follows_the_made_sequence() -> None:
-    """As TRL writes `seq_lengths` of examples that are not packed."""
-    data = [{**one, "seq_lengths": [len(one["input_ids"])]} for one in examples()]
-
-    def collate(batch: list[Any]) -> dict[str, Any]:
-        lengths = [one["seq_lengths"][0] for one in batch]
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        return {"ids": torch.cat(rows_of(batch)), "position_ids": positions}
-
-    made = Drawn.from_dataset(data, collate).make(Axes.packed(ROW))
-    assert len(made["position_ids"]) == len(made["ids"]) == sum(ROW)
 
 
 LEAVES: dict[str, Callable[[list[torch.Tensor]], Any]] = {
@@ -250,14 +241,14 @@ def test_random_layouts(
         made = {name: LEAVES[name](rows) for name in leaves[:kept]}
         return {**made, "ids": ids[None] if is_row else ids}
 
-    drawn = Drawn.from_dataset(examples(seed), collate)
+    drawn = drawn_of(collate, [*examples(seed), *of_lengths(tuple(row))])
     assert drawn.packed
-    axes = Axes.packed(row)
-    made = drawn.make(axes)
-    assert same(made, collate(of_lengths(axes.row)))
+    shape = BatchShape.packed(row)
+    made = drawn.make(shape)
+    assert same(made, collate(of_lengths(shape.sequences or ())))
     if {"position_ids", "cu_seqlens", "seq_idx"} & set(leaves[:kept]):
         sequences = packed_row(made)
-        assert sequences is not None and sequences.tolist() == list(axes.row)
+        assert sequences is not None and tuple(sequences.tolist()) == shape.sequences
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,13 @@ import pytest
 from numpy.typing import NDArray
 
 from batchtune.scripts.learning import Unclear
-from batchtune.scripts.per_unit import Scale, scale_of, units_per_length
+from batchtune.scripts.per_unit import (
+    Scale,
+    digit_of,
+    scale_by_rows,
+    scale_of,
+    units_per_length,
+)
 
 
 def durations(seed: int) -> NDArray[np.float64]:
@@ -75,37 +81,37 @@ def test_whole_batches_of_tokens_are_one_to_one() -> None:
 def test_rows_in_order_tell_what_an_axis_has_in_addition(
     per_unit: float, offset: int
 ) -> None:
-    lengths = np.random.default_rng(0).integers(20, 400, 1000) / per_unit
-    rows = lengths[::5]
-    seen = [round(per_unit * length) + offset for length in rows.tolist()]
-    scale = scale_of(seen, np.sort(lengths), rows.tolist(), None, what="tokens")
+    rows = (np.random.default_rng(0).integers(20, 400, 200) / per_unit).tolist()
+    seen = [round(per_unit * length) + offset for length in rows]
+    scale = scale_by_rows(seen, rows, digit_of(np.array(rows)), None)
     assert scale == Scale(per_unit, offset)
     assert scale.size(rows[0]) == seen[0]
 
 
 @pytest.mark.parametrize("per_second", [24000 / 256, 100 / 3, 44100 / 441.7])
 def test_any_ratio_is_fitted_to_rows_in_order(per_second: float) -> None:
-    seconds = np.random.default_rng(0).uniform(1, 10, 1000).round(3)
-    seen = np.floor(seconds * per_second).astype(int) + 1
-    rows = seconds[::5].tolist()
-    scale = scale_of(seen[::5].tolist(), np.sort(seconds), rows, None, what="mel")
-    assert scale.by_rows and scale.per_unit == pytest.approx(per_second, rel=1e-3)
-    sizes = np.array([scale.size(length) for length in seconds.tolist()])
-    assert 0 <= (sizes - seen).min() and (sizes - seen).max() <= 2
+    rows = np.random.default_rng(0).uniform(1, 10, 200).round(3).tolist()
+    seen = [int(length * per_second) + 1 for length in rows]
+    scale = scale_by_rows(seen, rows, 0.001, None)
+    assert scale is not None and scale.per_unit == pytest.approx(per_second, rel=1e-3)
+    more = [scale.size(rows[i]) - seen[i] for i in range(200)]
+    assert min(more) >= 0 and max(more) <= 2
+
+
+def test_rows_in_order_may_be_padded_to_a_multiple() -> None:
+    rows = np.random.default_rng(0).integers(5, 200, 200).tolist()
+    seen = [length + -length % 64 for length in rows]
+    assert scale_by_rows(seen, rows, 1.0, None) == Scale(1.0)
 
 
 def test_rows_in_another_order_tell_the_ratio_alone() -> None:
     lengths = np.random.default_rng(0).integers(20, 400, 1000).astype(float)
     seen = [int(length) for length in lengths[::5]]
-    scale = scale_of(
-        seen, np.sort(lengths), lengths[1::5].tolist(), None, what="tokens"
-    )
-    assert scale == Scale(1.0)
+    assert scale_by_rows(seen, lengths[1::5].tolist(), 1.0, None) is None
+    assert scale_of(seen, np.sort(lengths), None, what="tokens") == Scale(1.0)
 
 
 def test_a_given_ratio_that_the_rows_refute_is_an_error() -> None:
-    lengths = np.random.default_rng(0).integers(20, 400, 1000).astype(float)
-    rows = lengths[::5].tolist()
-    seen = [int(length) for length in rows]
+    rows = np.random.default_rng(0).integers(20, 400, 200).tolist()
     with pytest.raises(Unclear, match=r"--per-unit 2 is wrong: .* it is 1"):
-        scale_of(seen, np.sort(lengths), rows, 2.0, what="tokens")
+        scale_by_rows(rows, rows, 1.0, 2.0)
