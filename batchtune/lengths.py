@@ -24,9 +24,9 @@ SPEECH_UNITS: tuple[Unit, ...] = ("s", "ms", "samples", "frames")
 # 8 GiB of lengths: a manifest that lists more examples one by one would hardly be read.
 _MOST_HELD = 1 << 30
 _HASHED_AT_ONCE = 1 << 20
-# Rows that a training script's batches are drawn from, and how many of these are the shortest and the longest.
+# Rows that a training script's batches are drawn from, and how many of these are the longest.
 _MOST_ROWS = 40_000
-_MOST_AT_ENDS = 1000
+_LONGEST_ROWS = 1000
 
 
 def spaced(count: int) -> range:
@@ -44,16 +44,15 @@ class RowLength(NamedTuple):
 
 
 def rows_of(values: FloatArray, targets: FloatArray | None) -> tuple[RowLength, ...]:
-    """Return the rows of a manifest; of very many, the `spaced` ones, others evenly, and those at the ends."""
+    """Return the rows of a manifest; of very many, the `spaced` ones, others evenly, and the longest."""
     indices = np.arange(values.size)
     if values.size > _MOST_ROWS:
         every = -(-values.size // _MOST_ROWS)
         chosen = [np.asarray(spaced(values.size)), indices[::every]]
-        for numbers in (values, targets):
-            if numbers is not None:
-                ends = (_MOST_AT_ENDS, values.size - _MOST_AT_ENDS)
-                order = np.argpartition(numbers, ends)
-                chosen += [order[: ends[0]], order[ends[1] :]]
+        of_rows = [values] if targets is None else [values, targets]
+        chosen += [
+            np.argpartition(of, -_LONGEST_ROWS)[-_LONGEST_ROWS:] for of in of_rows
+        ]
         indices = np.unique(np.concatenate(chosen))
     lengths = values[indices].tolist()
     longest: list[float] | list[None] = [None] * indices.size

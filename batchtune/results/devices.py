@@ -86,15 +86,13 @@ class Script(Record, frozen=True, kw_only=True):
     @property
     def why_unproven(self) -> str | None:
         """Why no measured size is proven, if the script's own batches take other memory than made ones."""
-        differences = [twin.difference for twin in self.twins]
-        least = min(differences, default=0.0)
-        if least >= -EQUAL_TWINS and max(differences, default=0.0) <= WRONG_TWINS:
-            return None
-        twin = max(self.twins, key=lambda twin: abs(twin.difference))
-        return (
-            f"for a batch of {twin.shape}, measured batches allocate {twin.difference:+.1%} compared with the script's "
-            "own, so training may run out of memory where the probe did not"
-        )
+        for twin in self.twins:
+            if not -EQUAL_TWINS <= twin.difference <= WRONG_TWINS:
+                return (
+                    f"a batch of {twin.shape} that was measured allocates {twin.difference:+.1%} compared with the "
+                    "script's own, so training may run out of memory where the probe did not"
+                )
+        return None
 
 
 class DeviceProcess(Record, frozen=True, kw_only=True):

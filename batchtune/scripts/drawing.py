@@ -126,9 +126,8 @@ class Drawn:
     def unit(self) -> Unit:
         """The unit of the lengths as far as their leaf tells: whole numbers are tokens."""
         leaf = self._seen[self._places["L"][0]][0]
-        if "int" in str(getattr(leaf, "dtype", "")):
-            return "tokens"
-        return "samples" if len(sizes(leaf)) == 2 else "frames"
+        is_whole = "int" in str(getattr(leaf, "dtype", ""))
+        return "tokens" if is_whole else "frames"
 
     def size(self, index: int) -> tuple[float, float]:
         """Return the sizes of an example along the length and the target, 0 without one."""
@@ -194,19 +193,16 @@ class Drawn:
     def twins(self, batch_size: int) -> Iterator[tuple[BatchShape, Any, Any]]:
         """Yield shapes of batches of random examples, each with that batch and one that is drawn.
 
-        The drawn one has the longest of these examples, and that with the longest target.
+        The drawn one has the longest of these examples, and that with the longest target. Of batches that are not
+        padded there are none: nothing stands in for another example.
         """
         random = np.random.default_rng(0)
         measured = np.flatnonzero(np.isin(self._numbers, list(self.indices)))
-        while not self._adds_up:
+        while not (self._adds_up or self.packed):
             among = random.choice(
                 measured, min(batch_size, measured.size), replace=False
             )
             own = self._batch(among.tolist())
-            if self.packed:
-                shape = BatchShape.packed(self._lengths[among].astype(int).tolist())
-                yield shape, own, self.make(shape)
-                continue
             target = None
             if self.targets is not None:
                 target = float(self._targets[among].max())

@@ -5,9 +5,8 @@ That is where its data set makes them itself, or its examples are in another ord
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -110,16 +109,17 @@ class Learned:
         return cls(_shown(leaves, relations), "ΣL" in terms, terms, relations, template)
 
     @property
-    def lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> list[int]:
         """Return the size of the L axis in each batch, in order."""
-        return tuple(self._terms["L"].astype(int).tolist())
+        return self._sizes("L")
 
     @property
-    def targets(self) -> tuple[int, ...] | None:
-        """Return the size of the T axis in each batch; None without such an axis."""
-        if "T" not in self._terms:
-            return None
-        return tuple(self._terms["T"].astype(int).tolist())
+    def targets(self) -> list[int]:
+        """Return the size of the T axis in each batch; none without such an axis."""
+        return self._sizes("T")
+
+    def _sizes(self, term: str) -> list[int]:
+        return [int(size) for size in self._terms.get(term, ())]
 
     def fit(
         self,
@@ -134,7 +134,7 @@ class Learned:
             Unclear: No common ratio, or more than one, makes the manifest's lengths those that were seen.
         """
         # Without target lengths in the manifest: as long as any that was seen.
-        self.longest_target = largest(max(self.targets or (0,)))
+        self.longest_target = largest(max(self.targets, default=0))
         self.scale = scale_of(
             self.lengths,
             np.asarray(script.lengths),
@@ -143,7 +143,7 @@ class Learned:
         )
         if script.targets is None:
             return
-        if self.targets is None:
+        if not self.targets:
             raise WorkloadError(*NO_TARGETS)
         self.target_scale = scale_of(
             self.targets,
@@ -177,9 +177,7 @@ class Learned:
         return self.sized(Axes(shape.batch_size, size(shape.length), target))
 
     def sized(self, axes: Axes) -> Any:
-        """Return a batch of this shape; `targets`' longest is that of all if none is given."""
-        if axes.target_length is None and self.targets is not None:
-            axes = replace(axes, target_length=max(self.targets))
+        """Return a batch with axes of these sizes."""
         leaves = _leaves(self._template, self._relations)
         for (path, key), relation in self._relations.items():
             leaves[path] = _changed(leaves[path], key, relation, axes)
@@ -187,32 +185,21 @@ class Learned:
 
     def axes_of(self, batch: Any) -> Axes:
         """Return the shape of a batch of the script, exactly or up to the multiple that it is padded to."""
-        relations = self._relations
-        leaves = _leaves(batch, relations)
-        if self.packed:
-            row = packed_row(leaves)
-            if row is not None:
-                return Axes.packed(row.tolist())
-        found: dict[str, int] = {}
+        leaves = _leaves(batch, self._relations)
+        row = packed_row(leaves)
+        if self.packed and row is not None:
+            return Axes.packed(row.tolist())
         seen = measured({path: [leaf] for path, leaf in leaves.items()})
-        # Sizes before values: what a value follows may be an accident.
-        for is_value in (False, True):
-            known = set(found) if is_value else set()
-            for place, relation in relations.items():
-                if (place[1] == "value") != is_value or relation.term in known:
-                    continue
-                if place in seen:
-                    largest = relation.term_of(seen[place][0])
-                    found[relation.term] = min(
-                        largest, found.get(relation.term, largest)
-                    )
-        axes = {
-            relation.term for (_, key), relation in relations.items() if key != "value"
-        }
-        for total in found.keys() & {"B·L", "ΣL", "B·T", "ΣT"}:
-            # The longest length of a batch without an axis of it tells less of it than the total.
-            if total[-1] not in axes:
-                found[total[-1]] = math.ceil(found[total] / found.get("B", 1))
+        found: dict[str, int] = {}
+
+        def doubt(item: tuple[Place, Relation]) -> tuple[bool, bool]:
+            (_, key), relation = item
+            return key == "value", relation != Relation(relation.term)
+
+        # What a value follows may be an accident.
+        for place, relation in sorted(self._relations.items(), key=doubt):
+            if place in seen:
+                found.setdefault(relation.term, relation.term_of(seen[place][0]))
         if not {"B", "L"} <= found.keys():
             raise Unclear("a batch of the script does not show its size and length")
         return Axes(found["B"], found["L"], found.get("T"))

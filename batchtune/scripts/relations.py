@@ -42,16 +42,14 @@ class Axes(BatchShape):
         return self.sequences or (self.length,) * self.batch_size
 
     def terms(self) -> dict[str, float]:
-        """Return what sizes can follow: an axis, or the total over a batch with or without padding."""
+        """Return what sizes can follow: an axis, or the total over a packed batch."""
         terms: dict[str, float] = {
             "B": self.batch_size,
             "L": self.length,
-            "B·L": self.batch_size * self.length,
             "ΣL": sum(self.row),
         }
         if self.target_length is not None:
-            total = self.batch_size * self.target_length
-            terms |= {"T": self.target_length, "B·T": total, "ΣT": total}
+            terms["T"] = self.target_length
         return terms
 
 

@@ -474,9 +474,9 @@ def test_sizes_are_not_proven_by_batches_unlike_a_scripts_own() -> None:
     said = " ".join(summary_of(probe=probe, sweep=sweep))
     assert "Proven in shuffled training" not in said and "was run, or" not in said
     assert "13 of 13 batch sizes are not proven to fit" in said
-    why = "measured batches allocate -19.7% compared with the script's own"
+    why = "that was measured allocates -19.7% compared with the script's own"
     assert why in warnings_of(probe=probe, sweep=sweep)[0]
-    assert "None of it is proven: for a batch of 8" in " ".join(summary_of(probe=probe))
+    assert "None of it is proven: a batch of 8" in " ".join(summary_of(probe=probe))
     assert any("no batch size will be proven" in note for note in notes_on(probe))
 
 
