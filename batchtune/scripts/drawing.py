@@ -19,7 +19,7 @@ from batchtune.scripts.following import NAME_THEM, Leaves, followed_sizes
 from batchtune.scripts.packed_rows import batches_of, is_offsets, packed_row
 from batchtune.scripts.per_unit import Scale, scale_by_rows
 from batchtune.scripts.relations import Place, Relation, Unclear
-from batchtune.scripts.trees import flatten, measures, rebuilt, sizes
+from batchtune.scripts.trees import flatten, measures, rebuilt
 
 Collate = Callable[[list[Any]], Any]
 
@@ -83,11 +83,14 @@ class Drawn:
         longest = int(np.argmax(terms["L"]))
         shortest = int(np.argmin(terms["L"]))
         four = [examples[i] for i in (longest, shortest, longest, longest)]
-        self._seen = flatten([alone[longest], alone[shortest], collated(collate, four)])
-        adds_up = _grown(self._seen, self._places["L"]) == "Σ"
-        self.packed = adds_up and self.targets is None
+        self._seen = flatten([alone[shortest], collated(collate, four)])
+        self._ways = {
+            term: _way(_pair(self._seen, place)[1], terms[term][[longest, shortest]])
+            for term, place in self._places.items()
+        }
+        self.packed = self._ways["L"] == "Σ" and self.targets is None
         # As graphs: their nodes and their edges.
-        self._adds_up = adds_up and not self.packed
+        self._adds_up = self._ways["L"] == "Σ" and not self.packed
         self.scale = Scale(1.0)
         self.target_scale: Scale | None = None
         self._use(np.arange(0), np.empty(0), np.empty(0))
@@ -100,27 +103,20 @@ class Drawn:
     @property
     def lines(self) -> tuple[str, ...]:
         """Return a line for each leaf: its shape, and its type."""
+        names: dict[tuple[float, float], str] = {(1, 4): "B"}
+        for term, place in self._places.items():
+            names.setdefault(_pair(self._seen, place), self._ways[term] + term)
         lines = []
-        for path, group in self._seen.items():
-            kind = str(getattr(group[0], "dtype", type(group[0]).__name__))
-            words = [self._named((path, axis)) for axis in range(len(sizes(group[0])))]
-            if "inner" in measures(group[0]):
-                kind += f", inner {self._named((path, 'inner'))}"
-            kind = kind.removeprefix("torch.")
-            lines.append(f"{path or 'batch'}: [{', '.join(words)}] {kind}")
+        for path, (leaf, _) in self._seen.items():
+            kind = str(getattr(leaf, "dtype", type(leaf).__name__))
+            words = []
+            for key in [key for key in measures(leaf) if key != "value"]:
+                pair = _pair(self._seen, (path, key))
+                word = f"{pair[0]:.0f}" if pair[0] == pair[1] else "…"
+                words.append(names.get(pair, word))
+            shape = ", ".join(words)
+            lines.append(f"{path or 'batch'}: [{shape}] {kind.removeprefix('torch.')}")
         return tuple(lines)
-
-    def _named(self, place: Place) -> str:
-        """Return the name of a size, or the size itself where it is always the same."""
-        alone = _sizes_at(self._seen, place)
-        if alone == [1, 1, 4]:
-            return "B"
-        if len(set(alone)) == 1:
-            return f"{alone[0]:.0f}"
-        for term, other in self._places.items():
-            if alone[:2] == _sizes_at(self._seen, other)[:2]:
-                return f"{_grown(self._seen, place)}{term}"
-        return "…"
 
     @property
     def unit(self) -> Unit:
@@ -159,6 +155,7 @@ class Drawn:
             # The manifest may hold the other one of two lengths.
             self.lengths, self.targets = self.targets, self.lengths
             self._places = {"L": self._places["T"], "T": self._places["L"]}
+            self._ways = {"L": self._ways["T"], "T": self._ways["L"]}
             scale = scale_by_rows(self.lengths, lengths, digit, options.get("per_unit"))
         if scale is None:
             return False
@@ -261,18 +258,19 @@ NO_TARGETS = (
 )
 
 
-def _sizes_at(seen: Leaves, place: Place) -> list[float]:
-    """Return a size in the batches of the longest example alone, of the shortest, and of both together."""
+def _pair(seen: Leaves, place: Place) -> tuple[float, float]:
+    """Return a size in the batch of the shortest example, and in that of it and three of the longest."""
     path, key = place
-    return [measures(leaf).get(key, 0.0) for leaf in seen[path]]
+    shortest, mixed = (measures(leaf)[key] for leaf in seen[path])
+    return shortest, mixed
 
 
-def _grown(seen: Leaves, place: Place) -> str:
-    """Return how a size grows with three of the longest examples and the shortest: padded "", flat "B·", added "Σ"."""
-    longest, _, mixed = _sizes_at(seen, place)
-    if mixed == longest:
+def _way(mixed: float, alone: FloatArray) -> str:
+    """Return how a batch grows with four examples: padded "", padded and flat "B·", or added up "Σ"."""
+    padded = alone.max()
+    if mixed == padded:
         return ""
-    return "B·" if mixed == 4 * longest else "Σ"
+    return "B·" if mixed == 4 * padded else "Σ"
 
 
 def _check_unpacked(leaves: Leaves) -> None:

@@ -107,7 +107,7 @@ def test_lines_say_what_batches_are_made_of() -> None:
         "spk: [B] int64",
     )
     assert drawn_of("subsampled", 0).lines[5] == "5: [B, …] float32"
-    assert drawn_of("ragged", 0).lines[0] == "xs: [B] list, inner L"
+    assert drawn_of("ragged", 0).lines[0] == "xs: [B, L] list"
     assert drawn_of("graphs", 0).lines[:2] == (
         "x: [ΣL, 8] float32",
         "edge_index: [2, ΣT] int64",
