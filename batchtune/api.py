@@ -11,8 +11,11 @@ import itertools
 import logging
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from batchtune.buckets.current import read_current
 from batchtune.buckets.packed import Packing
@@ -20,7 +23,7 @@ from batchtune.buckets.strategies import checked_settings
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import UsageError, listed, nearest
 from batchtune.exports.run_configs import write_config
-from batchtune.lengths import Lengths
+from batchtune.lengths import Lengths, rows_of
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.base import KNOWN_UNITS, normalised
 from batchtune.probe.flow import PROBE_SHARE
@@ -279,7 +282,10 @@ def _read(data: Any, reading: dict[str, Any]) -> Lengths:
         if options.length_key is not None or hasattr(data, "column_names"):
             unit = unit or KNOWN_UNITS.get(normalised(str(options.length_key)))
             data = data[options.length_key][:]
-        return Lengths.of(data, targets, unit=unit)
+        lengths = Lengths.of(data, targets, unit=unit)
+        if targets is not None:
+            targets = np.asarray(targets, np.float64)
+        return replace(lengths, rows=rows_of(np.asarray(data, np.float64), targets))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"these are not lengths: {error}",

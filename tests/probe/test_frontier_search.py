@@ -499,7 +499,7 @@ MIB = 1 << 20
         (7, 0, 1.0, False),
     ],
 )
-def test_batches_are_alike_within_what_a_heap_and_a_clock_scatter(
+def test_batches_are_alike_within_what_a_heap_varies_by(
     ratio: int, more_bytes: int, more_time: float, expected: bool
 ) -> None:
     small = BatchShape(1, 10.0)

@@ -46,7 +46,7 @@ def test_a_script_is_tuned_run_recorded_and_reported(
 
     learned = read_result(run / "probe.json", Probe).device.script
     assert learned is not None
-    assert (learned.per_unit, len(learned.twins)) == (100, 3)
+    assert learned.per_unit == 100 and learned.twins
     for twin in learned.twins:  # within 2%, or a MiB of the heap
         most = max(0.02 * twin.own_bytes, 1 << 20)
         assert abs(twin.made_bytes - twin.own_bytes) <= most

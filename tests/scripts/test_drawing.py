@@ -163,7 +163,7 @@ def numbers_of(drawn: Drawn, *shape: Any) -> list[int]:
     return numbers
 
 
-def test_the_longest_is_drawn_with_one_that_has_the_target_and_padding() -> None:
+def test_the_longest_is_drawn_with_the_target_and_padding() -> None:
     drawn = drawn_by(NUMBERED, pad_numbered, LENGTHS, TARGETS)
     longest = LENGTHS.index(300)
     within = [t for t, n in zip(TARGETS, LENGTHS, strict=True) if n <= 300]
@@ -177,7 +177,7 @@ def test_the_longest_is_drawn_with_one_that_has_the_target_and_padding() -> None
     assert numbers_of(drawn, 1, 300, target) == [longest]
 
 
-def test_without_targets_in_the_manifest_those_that_were_measured_count() -> None:
+def test_without_targets_in_the_manifest_measured_ones_count() -> None:
     drawn = drawn_by(NUMBERED, pad_numbered, LENGTHS, length_key="x")
     measured = [TARGETS[i] for i in drawn.indices if LENGTHS[i] <= 300]
     *_, last = numbers_of(drawn, 4, 300)

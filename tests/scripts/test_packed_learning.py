@@ -132,7 +132,7 @@ def check(collate: Collate) -> None:
     assert same(drawn.make(BatchShape.packed(row)), collate(of_lengths(row)))
 
 
-def test_a_sequence_that_the_data_set_lacks_is_the_next_longer_one() -> None:
+def test_a_sequence_that_is_lacking_is_the_next_longer_one() -> None:
     drawn = drawn_of(packed, of_lengths((100, 40, 20) * 9))
     made = drawn.make(BatchShape.packed([100, 30, 3]))
     assert packed_row(made).tolist() == [100, 40, 20]
