@@ -55,11 +55,16 @@ class Drawn:
         self._dataset = dataset
         self._collate = collate
         self.indices = spaced(len(dataset))[::every]
-        examples = [dataset[index] for index in self.indices]
-        _check_unpacked(flatten(examples))
-        alone = [collated(collate, [example]) for example in examples]
+        sequences = []
+        alone = []
+        for index in self.indices:
+            example = dataset[index]
+            sequences.append(_sequences_in(example))
+            alone.append(collated(collate, [example]))
+        _check_unpacked(sequences)
         # With a pair, lists of one item for each example are seen as such.
-        together = flatten([*alone, collated(collate, examples[:2])])
+        pair = collated(collate, [dataset[index] for index in self.indices[:2]])
+        together = flatten([*alone, pair])
         measured = {path: group[:-1] for path, group in together.items()}
         batches = list(batches_of(measured))
         leaves = {
@@ -82,7 +87,7 @@ class Drawn:
         }
         longest = int(np.argmax(terms["L"]))
         shortest = int(np.argmin(terms["L"]))
-        four = [examples[i] for i in (longest, shortest, longest, longest)]
+        four = [dataset[self.indices[i]] for i in (longest, shortest, longest, longest)]
         self._seen = flatten([alone[shortest], collated(collate, four)])
         self._ways = {
             term: _way(_pair(self._seen, place)[1], terms[term][[longest, shortest]])
@@ -96,6 +101,7 @@ class Drawn:
         self._use(np.arange(0), np.empty(0), np.empty(0))
 
     def _use(self, numbers: IntArray, lengths: FloatArray, targets: FloatArray) -> None:
+        self._has_all = numbers.size == len(self._dataset)
         self._numbers = numbers
         self._lengths = lengths
         self._targets = targets
@@ -233,7 +239,10 @@ class Drawn:
         def first_of(*keys: Any) -> int:
             return int(among[np.lexsort(keys[::-1])[0]])
 
-        longest = first_of(too_much, ~(lengths >= shape.length), lengths, -targets)
+        # A multiple to which lengths are padded stands for shorter ones; of very many rows, others are known.
+        barred = ~within if self._has_all else lengths < shape.length
+        away = np.abs(lengths - shape.length)
+        longest = first_of(too_much, barred, away, -targets)
         with_target = first_of(~within, too_much, -targets, lengths)
         shorter = first_of(lengths > _SHORTER * shape.length, too_much, -lengths)
         positions = [longest] * shape.batch_size
@@ -273,16 +282,18 @@ def _way(mixed: float, alone: FloatArray) -> str:
     return "B·" if mixed == 4 * padded else "Σ"
 
 
-def _check_unpacked(leaves: Leaves) -> None:
+def _sequences_in(example: Any) -> int:
+    """Return how many sequences an example shows that it is made of; 0 if it shows none."""
+    leaves = {path: leaf for path, (leaf,) in flatten([example]).items()}
+    row = leaves.get("seq_lengths", packed_row(leaves))  # as TRL writes them
+    return 0 if row is None else len(row)
+
+
+def _check_unpacked(sequences: Sequence[int]) -> None:
     """Raise Unclear if the data set has packed its examples: each is a row of sequences already."""
-    rows = leaves.get("seq_lengths")  # as TRL writes them
-    if rows is None:
-        rows = [packed_row(example) for example in batches_of(leaves)]
-    counts = [0 if row is None else len(row) for row in rows]
-    most_sequences = max(counts)
-    if min(counts) > 0 and most_sequences > 1:
+    if min(sequences) > 0 and max(sequences) > 1:
         raise Unclear(
-            f"the examples of the script's data set are packed already, up to {most_sequences} sequences in one",
+            f"the examples of the script's data set are packed already, up to {max(sequences)} sequences in one",
             "Let the script pack when it makes batches, from a data set of single sequences: with TRL "
             "packing=False and padding_free=True, otherwise with transformers' DataCollatorWithFlattening.",
         )

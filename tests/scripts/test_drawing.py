@@ -177,6 +177,26 @@ def test_the_longest_is_drawn_with_the_target_and_padding() -> None:
     assert numbers_of(drawn, 1, 300, target) == [longest]
 
 
+def test_a_multiple_that_lengths_are_padded_to_stands_for_them() -> None:
+    lengths = [n for n in LENGTHS if n % 16 > 2]
+    data = [torch.ones(n) for n in lengths]
+    drawn = drawn_by(data, padded, lengths)
+    assert drawn.make(BatchShape(4, 304)).shape == (4, 303)
+    assert drawn.make(BatchShape(4, 560)).shape == (4, max(lengths))
+
+
+def test_of_very_many_rows_the_next_longer_one_is_drawn() -> None:
+    drawn = Drawn([torch.ones(n) for n in LENGTHS], padded)
+    rows = [row for row in rows_of(LENGTHS, None) if row.length % 16 > 2]
+    known = {row.number for row in rows}
+    rows += [row for row in rows_of(LENGTHS, None) if row.number in drawn.indices]
+    rows = [row for row in rows if row.length not in (304, 305, 306)]
+    drawn.indices = [index for index in drawn.indices if index in known]
+    drawn.lengths = [LENGTHS[index] for index in drawn.indices]
+    assert drawn.follows(rows, 1.0, {})
+    assert drawn.make(BatchShape(4, 304)).shape == (4, 307)
+
+
 def test_without_targets_in_the_manifest_measured_ones_count() -> None:
     drawn = drawn_by(NUMBERED, pad_numbered, LENGTHS, length_key="x")
     measured = [TARGETS[i] for i in drawn.indices if LENGTHS[i] <= 300]
