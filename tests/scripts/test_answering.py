@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import torch
 from msgspec.structs import replace
@@ -15,9 +17,11 @@ from torch import distributed
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from batchtune.lengths import RowLength
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.requests import (
     Describe,
+    Described,
     Prepare,
     Ran,
     Ready,
@@ -273,6 +277,7 @@ def prepared(
     world_size: int = 1,
     settings: ProbedWith | None = None,
     trained: Sequence[torch.nn.Parameter] = (),
+    rows: Sequence[float] = (),
     **options: Any,
 ) -> Reply:
     """What a script that has trained these parameters answers when it is to be measured, on a made device."""
@@ -287,7 +292,12 @@ def prepared(
             settings=settings or ProbedWith(),
             limit_bytes=None,
             examples=len(lengths),
-            script=ScriptRequest(command=[], scratch="", lengths=lengths),
+            script=ScriptRequest(
+                command=[],
+                scratch="",
+                lengths=lengths,
+                rows=tuple(RowLength(i, row, None) for i, row in enumerate(rows)),
+            ),
         )
     )
 
@@ -394,3 +404,37 @@ def test_any_loader_can_be_learned_from(
     )
     assert (script.accumulation, script.look_ahead) == (1, 0)
     assert [twin.difference for twin in script.twins] == [0.0] * 3
+
+
+@pytest.mark.parametrize(("seconds", "twins"), [(30.0, 3), (0.0, 1)])
+def test_rows_in_the_order_of_the_data_set_are_drawn(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, twins: int
+) -> None:
+    """Where steps are slow, fewer batches are compared."""
+    monkeypatch.setattr(answering, "_TWIN_SECONDS", seconds)
+    loop = MadeScript(monkeypatch, train_on_all, loader_of(Lengths())).measured()
+    rows = [length / 100 for length in Lengths().lengths]
+    ready = prepared(monkeypatch, loop, rows=rows)
+    assert isinstance(ready, Ready) and ready.device.script is not None
+    script = ready.device.script
+    assert (script.batches, script.per_unit) == (["batch: [B, L, 16] float32"], 100.0)
+    assert [(twin.batch_size, twin.difference) for twin in script.twins] == [
+        (4, 0.0)
+    ] * twins
+    assert all(twin.length in rows for twin in script.twins)
+
+
+def test_a_data_set_without_numbers_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data: Any = [torch.ones(length, 16) for length in Lengths().lengths]
+    loop = MadeScript(monkeypatch, train_on_all, loader_of(data)).measured()
+    path = tmp_path / "lengths.parquet"
+    script = ScriptRequest(command=[], scratch="")
+    request = Describe(
+        script=script, options={}, output=str(path), timeout_seconds=60.0
+    )
+    described = worker_of(loop).answer(request)
+    assert isinstance(described, Described)
+    table = pyarrow.parquet.read_table(path).to_pydict()
+    assert table == {"length": Lengths().lengths}
