@@ -46,13 +46,14 @@ class BucketBatchSampler(TableBatchSampler):
     with fewer examples than ranks, some are repeated: see `repeated_examples`.) Nothing else may deal the batches once
     more: give Lightning's Trainer `use_distributed_sampler=False`; on several processes leave the loader out of
     accelerate's `prepare`, or give `rank=0, world_size=1` here; with transformers' Trainer, return the loader from
-    `get_train_dataloader` as it is.
+    `get_train_dataloader` as it is. If something does, the first batch raises RuntimeError.
 
     **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch, with any number of workers:
     the state of a sampler in a plain DataLoader counts the batches that the loader has delivered, not those that its
     workers have fetched ahead. With `torchdata.stateful_dataloader.StatefulDataLoader`, save the loader's own state.
-    A loader prepared by accelerate fetches one batch ahead: prepare a StatefulDataLoader, or give the number of batches
-    trained on, `state_dict(batches=...)`. It also counts epochs, from 0: after `load_state` call its `set_epoch`.
+    A loader that accelerate prepared, on one process, fetches one batch ahead: prepare a StatefulDataLoader there, or
+    give the number of batches trained on, `state_dict(batches=...)`. It also counts epochs, from 0: after `load_state`
+    call its `set_epoch`.
 
     Args:
         lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries.
