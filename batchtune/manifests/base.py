@@ -137,6 +137,7 @@ class Rows:
         left_out: Reason → number of examples that the reader itself left out.
         num_estimates: How many lengths are estimates.
         counts: How many examples each row stands for, in a histogram; None if each is one.
+        order: Which row of the data set each is, from 0, if they stand in another order; else None.
     """
 
     columns: Sequence[Values]
@@ -145,6 +146,7 @@ class Rows:
     left_out: Mapping[str, int] = field(default_factory=dict)
     num_estimates: int = 0
     counts: IntArray | None = None
+    order: IntArray | None = None
 
 
 class Format(ABC):
@@ -199,6 +201,11 @@ class Format(ABC):
     def noted_fingerprints(self) -> tuple[str, str] | None:
         """The digest of a histogram's runs and the fingerprint of its lengths, as the file notes them; else None."""
         return None
+
+    @property
+    def order_is_lost(self) -> bool:
+        """Whether the rows stand in another order than the examples of the data set, and none tells which it is."""
+        return False
 
     def unit_in(self, column: str) -> Unit | None:
         """Return the unit of a column by what the file says of it, else by its name; None if neither says one."""

@@ -63,6 +63,7 @@ class Part:
         counts: Int64, how many examples each of these is; none if each is one.
         fingerprints: `Format.noted_fingerprints` of the source.
         ids: One for each, if they are asked for.
+        places: Int64, the row of each in its source, from 0, if ids are asked for or the rows are in another order.
         rows: How many examples were read.
         truncated: How many are longer than --truncate.
         left_out: Reason → number of examples that are invalid, or that the reader or the user's limits exclude.
@@ -80,6 +81,7 @@ class Part:
     counts: bytearray = field(default_factory=bytearray)
     fingerprints: tuple[str, str] | None = None
     ids: list[str | None] = field(default_factory=list)
+    places: bytearray = field(default_factory=bytearray)
     rows: int = 0
     truncated: int = 0
     left_out: dict[str, int] = field(default_factory=Counter)
@@ -105,6 +107,28 @@ class Part:
         """How many examples each length is, shape (count,), or None if each is one."""
         return np.frombuffer(self.counts, np.int64) if self.counts else None
 
+    @property
+    def row_numbers(self) -> IntArray:
+        """The row of each length in its source, shape (count,); or shape (0,), if they are not held."""
+        return np.frombuffer(self.places, np.int64)
+
+    def put_in_order(self, label: str) -> None:
+        """Put the examples in the order of their rows in the source. Raises ManifestError if two are of one row."""
+        places = self.row_numbers
+        order = np.argsort(places)
+        places = places[order]
+        if places.size and (places[0] < 0 or not np.diff(places).all()):
+            raise ManifestError(
+                f"{label} is damaged: its column of rows does not name each row once",
+                "Create it again with `batchtune scan`.",
+            )
+        self.places = bytearray(places.tobytes())
+        self.lengths = bytearray(self.values[order].tobytes())
+        if self.target_values is not None:
+            self.targets = bytearray(self.target_values[order].tobytes())
+        if self.ids:
+            self.ids = [self.ids[index] for index in order.tolist()]
+
     def count_equal(self) -> None:
         """Keep equal examples once, with their number: in descending order, without ids."""
         if not self.lengths:
@@ -126,6 +150,9 @@ class Part:
         targets = np.zeros(0)
         if plan.target is not None:
             targets = self._checked(rows, plan, (plan.target,), kept, counts)
+        places = rows.order
+        if places is None:
+            places = np.arange(self.rows, self.rows + kept.size)
         self.rows += int(counts.sum())
         self.num_estimates += rows.num_estimates
         for reason, count in rows.left_out.items():
@@ -146,6 +173,8 @@ class Part:
             self.counts += counts[kept].data
         if plan.as_histogram and len(self.lengths) > _COUNTED_BYTES:
             self.count_equal()
+        if plan.with_ids or (rows.order is not None and not plan.as_histogram):
+            self.places += places[kept].data
         if plan.with_ids:
             self.ids += itertools.compress(rows.ids(), kept)
 
@@ -331,6 +360,8 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
                 f"{source.path} has its lengths in another unit than the sources before it",
                 hint,
             )
+        if plan.in_order and reader.order_is_lost:
+            raise not_in_order(source.label)
         part.fingerprints = reader.noted_fingerprints
         seen: set[str | None] = set()
         for rows in _joined(reader, plan, task.target_file):
@@ -339,6 +370,8 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
             part.add(rows, plan)
             if reader.unique_ids:
                 _refuse_repeated(source, rows, seen)
+        if part.places:
+            part.put_in_order(source.label)
         source.check_unchanged()
     except MemoryError:
         hint = "Raise the limit, or write it as JSON Lines, CSV or Parquet with one example in each row."
@@ -381,6 +414,14 @@ def not_listed(label: str) -> ManifestError:
     return ManifestError(
         f"{label} is a histogram: it counts the examples of each length, but lists neither them nor their order",
         "Name the data set itself, or what `batchtune scan` wrote of it without --histogram.",
+    )
+
+
+def not_in_order(label: str) -> ManifestError:
+    """Return the error for a sorted table where the order of the examples is needed."""
+    return ManifestError(
+        f"{label} is sorted by length, and its column 'row' is gone: row i is not example i of the data set",
+        "Name the data set itself, or the whole table that `batchtune scan` wrote of it.",
     )
 
 

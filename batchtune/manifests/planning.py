@@ -66,6 +66,8 @@ class Plan:
         unit, factor: Of the lengths after scaling; the scale.
         notes: For the user.
         label: All sources, for messages.
+        with_ids: Whether the ids of the examples are wanted.
+        in_order: Whether the order of the examples is.
         alone: Whether it is the only source.
         as_histogram: Whether equal examples are only counted.
     """
@@ -80,6 +82,7 @@ class Plan:
     notes: tuple[str, ...]
     label: str = ""
     with_ids: bool = False
+    in_order: bool = False
     alone: bool = True
     as_histogram: bool = False
 

@@ -76,8 +76,8 @@ class OnRanks:
                 name = f"{type(taker).__module__.partition('.')[0]}'s {type(taker).__name__}"
                 raise RuntimeError(
                     f"{name} deals the batches to {ranks} ranks, but the {type(self).__name__} under it has already "
-                    f"dealt them to {self.world_size}: part of the examples would never be seen. Leave the loader out of "
-                    f"accelerate's `prepare` (Lightning: use_distributed_sampler=False), or make the "
+                    f"dealt them to {self.world_size}: part of the examples would never be seen. Leave the loader out "
+                    f"of accelerate's `prepare` (Lightning: use_distributed_sampler=False), or make the "
                     f"{type(self).__name__} with rank=0, world_size=1"
                 )
             frame = frame.f_back

@@ -40,6 +40,8 @@ _METADATA = b"batchtune.unit"
 # In that of a histogram: the digest of its rows, and the fingerprint of the lengths that it counts.
 _FINGERPRINTS = b"batchtune.histogram"
 _COUNT = "count"
+# In the table that `scan` writes, which is sorted by length: the example's row in its source, from 0.
+ROW = "row"
 _MOST_EXAMPLES = 1 << 40  # of one length
 # Of texts and lists, Python objects are made.
 _ROWS_AT_ONCE = 16 * 1024
@@ -133,6 +135,19 @@ class Columnar(Format):
         digest, _, fingerprint = note.decode(errors="replace").partition(" ")
         return digest, fingerprint
 
+    @property
+    def order_is_lost(self) -> bool:
+        """Whether `batchtune scan` sorted the rows, and the column that says which row each was is gone."""
+        is_scanned = self._scanned_unit is not None and self.noted_fingerprints is None
+        return is_scanned and ROW not in self._schema.names
+
+    def _order(self, batch: pyarrow.RecordBatch) -> IntArray | None:
+        """Return the rows' numbers in the source that `batchtune scan` read; None in any other table."""
+        if self._scanned_unit is None or ROW not in self._schema.names:
+            return None
+        order: IntArray = batch.column(ROW).cast("int64").fill_null(-1).to_numpy()
+        return order
+
     def _counts(self, batch: pyarrow.RecordBatch, first: int) -> IntArray:
         """Return how many examples the rows of a histogram stand for. Raises ManifestError if one is not above 0."""
         column = batch.column(_COUNT).cast("int64").fill_null(0)
@@ -165,6 +180,8 @@ class Columnar(Format):
             place = None
             if self.noted_fingerprints is not None:
                 needed.append(_COUNT)
+            elif self._scanned_unit is not None and not self.order_is_lost:
+                needed.append(ROW)
             first = 0
             for batch, share in batches(needed):
                 values = [_values(batch, *place) for place in places]
@@ -176,7 +193,10 @@ class Columnar(Format):
                 if self.noted_fingerprints is not None:
                     counts = self._counts(batch, first)
                     place = partial(_row, first)
-                yield Rows(values, partial(_ids, ids), place, counts=counts)
+                order = self._order(batch)
+                yield Rows(
+                    values, partial(_ids, ids), place, counts=counts, order=order
+                )
                 first += batch.num_rows
                 self.source.report(share)
 
