@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from batchtune.errors import ManifestError, linked_errors, shortened
+from batchtune.manifests.web import client_options
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.ASCII)
 
@@ -382,7 +383,11 @@ def _filesystem(protocol: str, process: int) -> Any:
         ) from None
     try:
         # A listing that was kept would hide that an object changed.
-        files, _ = fsspec.url_to_fs(f"{protocol}://", use_listings_cache=False)
+        options: dict[str, Any] = {"use_listings_cache": False}
+        if protocol in ("http", "https"):
+            users = fsspec.config.conf.get(protocol, {}).get("client_kwargs", {})
+            options["client_kwargs"] = {**client_options(), **users}
+        files, _ = fsspec.url_to_fs(f"{protocol}://", **options)
     except ImportError as error:
         raise ManifestError(
             f"{protocol}:// can't be read: a package is missing ({error})", install
