@@ -24,6 +24,9 @@ __all__ = [
     "sampler_from_config",
 ]
 
+# Far more than any training; each is held in memory.
+_MOST_ACCUMULATED = 100_000
+
 
 class BucketBatchSampler(TableBatchSampler):
     """Batches of examples of similar length, for `torch.utils.data.DataLoader(batch_sampler=...)`.
@@ -212,7 +215,7 @@ class PackedBatchSampler(EpochBatchSampler):
         )
         self.pool_size = whole("pool_size", pool_size, 1)
         tokens = self.budget.checked(lengths)
-        accumulate = whole("accumulate", accumulate, 1)
+        accumulate = whole("accumulate", accumulate, 1, highest=_MOST_ACCUMULATED)
         super().__init__(
             tokens,
             PackedBatcher(tokens, self.budget, self.pool_size),
