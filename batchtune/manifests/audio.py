@@ -233,9 +233,7 @@ def _mutagen_length(payload: Payload) -> AudioLength:
         from mutagen.oggopus import OggOpus
     except ImportError as error:
         message = f"audio files other than WAV are read by mutagen, which can't be imported ({error})"
-        raise ManifestError(
-            message, "Install it: pip install 'batchtune[audio]'."
-        ) from None
+        raise ManifestError(message, "Install it: pip install mutagen.") from None
     try:
         audio: Any = mutagen.File(PayloadFile(payload))
         if audio is None:

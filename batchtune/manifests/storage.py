@@ -38,6 +38,8 @@ _ATTEMPTS = 3
 
 # What tells one version of an object from another, the best first, as the libraries name it.
 _VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime")
+# What fsspec reads these URLs with.
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
 _CREDENTIALS = (
     "Credentials are read by the library itself, such as s3fs or gcsfs: from its environment variables (AWS_PROFILE, "
     "GOOGLE_APPLICATION_CREDENTIALS, …), its own files, or the role of the machine."
@@ -374,7 +376,8 @@ def filesystem_of(url: str) -> tuple[Any, str]:
 @functools.cache
 def _filesystem(protocol: str, process: int) -> Any:
     """Return the one file system of a process that reads such URLs: its connections are shared by all threads."""
-    install = "Install it: pip install 'batchtune[remote]'."
+    package = _PACKAGES.get(protocol, "")
+    install = f"Install it: pip install fsspec {package}".rstrip() + "."
     try:
         import fsspec
     except ImportError:

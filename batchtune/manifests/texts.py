@@ -52,7 +52,7 @@ def counter(
     try:
         import tokenizers
     except ImportError:
-        hint = "Install it: pip install 'batchtune[text]'."
+        hint = "Install it: pip install tokenizers."
         raise UsageError("--tokenizer needs the package tokenizers", hint) from None
     path = _tokenizer_file(tokenizer)
     if not path.is_file():
