@@ -42,7 +42,7 @@ def test_nothing_names_the_strangers_distribution() -> None:
     assert found == []
 
 
-def test_the_distribution_has_another_name_than_package_and_command() -> None:
+def test_distribution_and_package_have_different_names() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     assert re.findall(r'^name = "(.*)"$', project, re.MULTILINE) == ["batchtune-cli"]
     assert 'batchtune = "batchtune.cli:main"' in project

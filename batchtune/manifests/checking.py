@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -18,11 +17,12 @@ from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, IntArray, Runs
 from batchtune.manifests.base import Format, Rows, Unreadable, Values, number
 from batchtune.manifests.formats import FORMATS
+from batchtune.manifests.formats.lines import keyed_values
 from batchtune.manifests.inputs import LARGEST, SMALLEST
 from batchtune.manifests.planning import Measure, Plan, reader_of, unit_of
 from batchtune.manifests.source import Source
 from batchtune.manifests.storage import Traffic
-from batchtune.manifests.texts import chat_lengths, counter, measured
+from batchtune.manifests.texts import chat_lengths, counter, joined, measured
 from batchtune.results import Reduction
 
 SHOWN = 5
@@ -30,7 +30,6 @@ SHOWN = 5
 _COUNTED_BYTES = 32 * 1024 * 1024
 
 _Mask = npt.NDArray[np.bool_]
-_SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
 
 # Called with the share of the bytes that is read, from 0 to 1, the number of examples, and the network traffic so far.
 OnProgress = Callable[[float, int, Traffic], None]
@@ -114,20 +113,17 @@ class Part:
 
     def put_in_order(self, label: str) -> None:
         """Put the examples in the order of their rows in the source. Raises ManifestError if two are of one row."""
-        places = self.row_numbers
-        order = np.argsort(places)
-        places = places[order]
-        if places.size and (places[0] < 0 or not np.diff(places).all()):
+        order = np.argsort(self.row_numbers)
+        if (np.diff(self.row_numbers[order], prepend=-1) < 1).any():
             raise ManifestError(
                 f"{label} is damaged: its column of rows does not name each row once",
                 "Create it again with `batchtune scan`.",
             )
-        self.places = bytearray(places.tobytes())
-        self.lengths = bytearray(self.values[order].tobytes())
-        if self.target_values is not None:
-            self.targets = bytearray(self.target_values[order].tobytes())
+        for column in (self.places, self.lengths, self.targets):
+            numbers = np.frombuffer(column, np.int64)  # doubles are as wide
+            numbers[:] = numbers[order[: numbers.size]]
         if self.ids:
-            self.ids = [self.ids[index] for index in order.tolist()]
+            self.ids = [self.ids[index] for index in order]
 
     def count_equal(self) -> None:
         """Keep equal examples once, with their number: in descending order, without ids."""
@@ -195,16 +191,15 @@ class Part:
         kept: _Mask,
         counts: IntArray,
     ) -> FloatArray:
-        """Return the sum of some columns; count the invalid ones among those kept, and keep them no longer."""
+        """Return the length by these columns; count the invalid ones among those kept, and keep them no longer."""
         is_target = measures[0] is plan.target
-        written_columns = rows.columns
+        written = dict(zip(plan.columns, rows.columns, strict=False))
         if is_target:
-            written_columns = rows.columns[-1:]
-        total = np.zeros(kept.size)
+            written[measures[0].column] = rows.columns[-1]
         valid = np.ones(kept.size, dtype=np.bool_)
         columns = []
-        with np.errstate(over="ignore"):  # what becomes infinite is invalid
-            for measure, written in zip(measures, written_columns, strict=False):
+        with np.errstate(all="ignore"):  # what becomes infinite is invalid
+            for measure in measures:
                 values = _measured(written, measure, plan)
                 lengths = numbers(values)
                 if not is_target and plan.factor != 1:
@@ -213,15 +208,19 @@ class Part:
                         * float(plan.factor.numerator)
                         / float(plan.factor.denominator)
                     )
-                columns.append((measure.column, written, values, lengths))
+                shown = written[measure.column]
+                columns.append((measure.column, shown, values, lengths))
                 valid &= (lengths >= 0) & (lengths <= LARGEST)
-                total += lengths
+            total = columns[0][-1]
+            if not is_target and plan.weights != ((1,),):
+                stacked = np.array([lengths for *_, lengths in columns])
+                total = (np.array(plan.weights) @ stacked).max(axis=0)
         valid &= (total >= (0.0 if is_target else SMALLEST)) & (total <= LARGEST)
         what = "length"
         if is_target:
             what = "target length"
         for row in np.flatnonzero(kept & ~valid).tolist():
-            reason, seen = _explained(columns, row)
+            reason, seen = _explained(columns, row, total[row], plan.key)
             self.left_out[f"invalid {what} ({reason})"] += int(counts[row])
             self.num_invalid += int(counts[row])
             if len(self.shown) < SHOWN:
@@ -236,7 +235,9 @@ class Part:
 _Checked = tuple[str, Values, Values, FloatArray]
 
 
-def _explained(columns: Sequence[_Checked], row: int) -> tuple[str, str]:
+def _explained(
+    columns: Sequence[_Checked], row: int, total: float, key: str
+) -> tuple[str, str]:
     """Return the reason why a row is invalid, and a description of what is wrong with the first such value."""
     for name, written, values, lengths in columns:
         shown = written[row]
@@ -249,7 +250,8 @@ def _explained(columns: Sequence[_Checked], row: int) -> tuple[str, str]:
             return reason, f"{label} is missing"
         if len(columns) == 1 or not 0 <= lengths[row] <= LARGEST:
             return reason, f"{label} is {shortened(shown, 100)} ({reason})"
-    return "zero", f"{'+'.join(name for name, *_ in columns)!r} is 0.0 (zero)"
+    reason = fault(total, total)
+    return reason, f"{key!r} is {total} ({reason})"
 
 
 def place_of(rows: Rows, index: int) -> str:
@@ -263,12 +265,17 @@ def place_of(rows: Rows, index: int) -> str:
     return ", ".join(dict.fromkeys(places))
 
 
-def _measured(values: Values, measure: Measure, plan: Plan) -> Values:
-    """Return the values of a column with texts, lists and chats as numbers."""
+def _measured(written: Mapping[str, Values], measure: Measure, plan: Plan) -> Values:
+    """Return the values of a column, out of all, with texts, lists and chats as numbers."""
     tokenizer = plan.options.tokenizer
+    values = written[measure.column]
     if measure.texts is not None:
         if measure.chats:
-            return chat_lengths(values, measure.texts, tokenizer)
+            if len(measure.chats) > 1:
+                parts = [written[name] for name in measure.chats]
+                values = list(map(joined, zip(*parts, strict=True)))
+            tools = [written[name] for name in measure.tools]
+            return chat_lengths(values, measure.texts, tokenizer, *tools)
         values = measured(values, counter(measure.texts, tokenizer))
     if measure.lists is not None:
         values = reduced(values, measure.lists)
@@ -442,7 +449,7 @@ def _joined(reader: Format, plan: Plan, target_file: Source | None) -> Iterator[
         yield from reader.rows(plan.columns)
         return
     if reader.unique_ids:
-        by_id = keyed_targets(target_file)
+        by_id = keyed_values(target_file)
         for rows in reader.rows(plan.columns):
             targets = [by_id.get(name) for name in rows.ids()]
             yield replace(rows, columns=[*rows.columns, targets])
@@ -463,21 +470,3 @@ def _joined(reader: Format, plan: Plan, target_file: Source | None) -> Iterator[
             f"{reader.source.path} has fewer examples than the target file has lines",
             hint,
         )
-
-
-def keyed_targets(source: Source) -> dict[str | None, str]:
-    """Read id → target from Kaldi's and ESPnet's files: `utt value`, `utt 52,31` (the first number), `utt words …`."""
-    targets: dict[str | None, str] = {}
-    for line, text in source.lines():
-        name, *rest = text.split(maxsplit=1) or [""]
-        if name in targets:
-            message = f"{source.path}, line {line}: duplicate id {shortened(name)}"
-            raise ManifestError(
-                message, "Each id has one target: remove or rename one of the lines."
-            )
-        target = "".join(rest).rstrip()
-        if _SHAPE.fullmatch(target):
-            target = target.partition(",")[0]
-        if name:
-            targets[name] = target
-    return targets

@@ -25,12 +25,12 @@ from batchtune.manifests.checking import (
     OnProgress,
     Part,
     Task,
-    keyed_targets,
     not_listed,
     read_part,
     read_together,
 )
 from batchtune.manifests.formats import FORMATS
+from batchtune.manifests.formats.lines import keyed_values
 from batchtune.manifests.inputs import Manifest, ReadOptions, check_choice, expand
 from batchtune.manifests.planning import Plan, plan_of, reader_of, with_target_file
 from batchtune.manifests.source import Source
@@ -47,6 +47,8 @@ _LOOKED_UP_AT_ONCE = 32
 # Each waits for its requests.
 _MOST_TOGETHER = 16
 _NOTHING = Traffic()
+# Medians of two sources of one data set: seconds and milliseconds are a thousand times apart.
+_UNLIKE = 200
 
 ENGINES = ("local", "ray")
 # Does units of tasks, as `run_in_processes` does them.
@@ -120,11 +122,9 @@ def load_stream(
     if any(part.counts for part in parts):
         raise not_listed(plan.label)
     whole, lengths = merged(parts, plan)
-    num_rows = int(whole.row_numbers.max(initial=-1)) + 1
-    if complete and num_rows > whole.values.size:
-        missing = counted(num_rows - whole.values.size, "example")
+    if complete and whole.row_numbers.max(initial=0) >= whole.values.size:
         raise ManifestError(
-            f"{plan.label} lacks {missing} of its data set: entry i of the lengths is not that of example i",
+            f"{plan.label} lacks examples of its data set: entry i of the lengths is not that of example i",
             "Leave them out of the data set itself, and scan that.",
         )
     return StreamLengths(
@@ -324,7 +324,7 @@ def planned(
             )
         targets: Iterable[str] = (text for _, text in target_files[0].lines())
         if reader.unique_ids:
-            targets = keyed_targets(target_files[0]).values()
+            targets = keyed_values(target_files[0]).values()
         plan = with_target_file(plan, target_files[0].path, targets)
     label = first.label
     if len(sources) > 1:
@@ -432,11 +432,11 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
         raise ManifestError(_first(head, broken, len(broken)), hint)
     counted_parts = any(part.counts for part in parts)
     shown = []
+    medians = [(np.median(part.values), part.label) for part in parts if part.lengths]
     first_row = 0
     for part in parts:
-        numbers_of_rows = part.row_numbers
-        whole.places += (numbers_of_rows + first_row).data
-        first_row += max(part.rows, int(numbers_of_rows.max(initial=-1)) + 1)
+        whole.places += (part.row_numbers + first_row).data
+        first_row += max(part.rows, int(part.row_numbers.max(initial=0)) + 1)
         if counted_parts:
             numbers = part.numbers
             if numbers is None:
@@ -478,6 +478,12 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
     notes += [
         f"Broken: {message}. What comes before that is kept." for message in broken
     ]
+    (low, first), (high, last) = min(medians), max(medians)
+    if high > _UNLIKE * low:
+        notes.append(
+            f"Warning: {last} and {first} seem to be in different units: the median length of the first is "
+            f"{high / low:,.0f} times that of the other. Read them one by one, or convert one of them."
+        )
     if whole.rows > _MOST_EXAMPLES:
         raise ManifestError(
             f"{plan.label} counts {whole.rows:,} examples, more than any data set has",

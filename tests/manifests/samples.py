@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import struct
 import tarfile
 import wave
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
@@ -161,7 +163,23 @@ def _webdataset(values: Sequence[str]) -> bytes:
     return shard(members)
 
 
+def _token_index(values: Sequence[str]) -> bytes:
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, 4, len(values))
+    return head + np.array(values, "<i4").tobytes() + bytes(8 * len(values))
+
+
+def _mds(values: Sequence[str]) -> bytes:
+    sizes = np.array(values, int)
+    offsets = 4 * (sizes.size + 2) + 2 + np.cumsum([0, *sizes])
+    head = struct.pack("<I", sizes.size) + offsets.astype("<u4").tobytes()
+    return head + b"{}" + bytes(sizes.sum())
+
+
 SAMPLES: dict[str, Sample] = {
+    "token-index": Sample(
+        _token_index, None, text=False, ids=False, column="num_tokens", whole=True
+    ),
+    "mds": Sample(_mds, None, text=False, ids=False, column="num_bytes", whole=True),
     "speechbrain-json": Sample(_speechbrain_json, first_line=None),
     "json-list": Sample(_json_list, first_line=None),
     "nemo": Sample(_nemo),

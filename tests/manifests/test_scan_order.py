@@ -58,7 +58,7 @@ def test_scanned_tables_can_be_scanned_again(sources: list[Path]) -> None:
 def test_what_scan_left_out_is_missing_for_a_sampler(sources: list[Path]) -> None:
     table = scanned(sources, max_length=8)
     assert load_stream(table).values.tolist() == [5, 2, 7, 1]
-    with pytest.raises(ManifestError, match="lacks 2 examples of its data set"):
+    with pytest.raises(ManifestError, match="lacks examples of its data set"):
         load_ordered_lengths(table)
 
 
