@@ -129,5 +129,5 @@ def test_memory_kept_free_lowers_the_limit_and_is_noted(
     memory = ["--device", LAW, "--memory", "1GiB", "--memory-fraction", "0.5"]
     ran = batchtune("probe-oom", "few.csv", *memory, "--reserve", "20MiB", "--ddp")
     assert ran.returncode == 0, ran.stderr
-    assert "; limit 492 MiB (90% of --memory, by --memory-fraction)." in ran.stderr
+    assert "; limit 492 MiB (50% of --memory, by --memory-fraction)." in ran.stderr
     assert "20 MiB are kept free" in ran.stderr
