@@ -109,11 +109,8 @@ def _ranks_dealt_to(taker: object) -> int:
         taker = getattr(taker, "state", None)
     elif not isinstance(taker, (Sampler, Dataset)):
         return 0
-    for name in ("num_processes", "num_replicas"):
-        ranks = getattr(taker, name, None)
-        if isinstance(ranks, int):
-            return ranks
-    return 0
+    ranks: int = getattr(taker, "num_processes", getattr(taker, "num_replicas", 0))
+    return ranks
 
 
 def checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:

@@ -163,11 +163,6 @@ def _webdataset(values: Sequence[str]) -> bytes:
     return shard(members)
 
 
-def _token_index(values: Sequence[str]) -> bytes:
-    head = b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, 4, len(values))
-    return head + np.array(values, "<i4").tobytes() + bytes(8 * len(values))
-
-
 def _mds(values: Sequence[str]) -> bytes:
     sizes = np.array(values, int)
     offsets = 4 * (sizes.size + 2) + 2 + np.cumsum([0, *sizes])
@@ -176,10 +171,7 @@ def _mds(values: Sequence[str]) -> bytes:
 
 
 SAMPLES: dict[str, Sample] = {
-    "token-index": Sample(
-        _token_index, None, text=False, ids=False, column="num_tokens", whole=True
-    ),
-    "mds": Sample(_mds, None, text=False, ids=False, column="num_bytes", whole=True),
+    "sizes": Sample(_mds, None, text=False, ids=False, column="num_bytes", whole=True),
     "speechbrain-json": Sample(_speechbrain_json, first_line=None),
     "json-list": Sample(_json_list, first_line=None),
     "nemo": Sample(_nemo),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import struct
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,34 +13,45 @@ from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.source import Head
 from batchtune.manifests.storage import Stored
 
+# Of an .idx.
 _MAGIC = b"MMIDIDX\0\0"
-# No text begins with fewer, and no shard has more: its offsets have 32 bits.
+# No text begins with a smaller number, and no shard has more examples: its offsets have 32 bits.
 _MOST_IN_SHARD = 1 << 24
 
 
-class _Sized(Format):
-    """The part that is the same for all; `column` is the name of the lengths, which says their unit."""
+class Sizes(Format):
+    """An `.idx` of Megatron or fairseq (tokens), a shard of MosaicML's streaming or a chunk of LitData (bytes)."""
 
+    name = "sizes"
+    description = "an .idx of Megatron or fairseq, a shard of MosaicML's streaming, a chunk of LitData"
     names_columns = False
-    column: ClassVar[str]
+    endings = (".idx", ".mds", ".mds.zstd", ".mds.gz")
 
-    @abstractmethod
-    def lengths(self, stored: Stored) -> FloatArray:
-        """Return the size of each example. Raises ValueError or struct.error if the header is not whole."""
-
-    def columns(self) -> Sequence[Column]:
-        """Return the one column."""
-        return [Column(self.column)]
+    @staticmethod
+    def fits(head: Head) -> bool:
+        """Return whether an .idx begins so, or a shard: a number, then the offset behind as many offsets and one."""
+        if head.data.startswith(_MAGIC):
+            return True
+        count, first = struct.unpack("<II", head.data[:8].ljust(8, b"\0"))
+        end = 4 * (count + 2)
+        # MosaicML's settings, as JSON, stand between the offsets and the examples; a large head is cut off before.
+        is_first = first == end or (first > end and head.data[end : end + 1] in b"{")
+        return 0 < count < _MOST_IN_SHARD and is_first
 
     def default_column(self, columns: Sequence[Column]) -> str | None:
         """Return the one column."""
-        return self.column
+        return "num_tokens" if self.source.head.data.startswith(_MAGIC) else "num_bytes"
+
+    def columns(self) -> Sequence[Column]:
+        """Return the one column."""
+        return [Column(self.default_column([]) or "")]
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
-        """Yield all rows."""
+        """Yield all rows. Raises ManifestError if the header is not whole."""
+        read = _tokens if self.source.head.data.startswith(_MAGIC) else _bytes
         with self.source.plain_file() as stored:
             try:
-                lengths = self.lengths(stored)
+                lengths = read(stored)
             except (ValueError, OverflowError, struct.error):
                 raise ManifestError(
                     f"{self.source.path} breaks off, or is damaged",
@@ -52,53 +61,21 @@ class _Sized(Format):
 
 
 def _table(stored: Stored, begin: int, count: int, kind: str) -> FloatArray:
-    size = min(count * np.dtype(kind).itemsize, stored.size)
+    size = min(4 * count, stored.size)
     return np.frombuffer(stored.read(begin, size), kind, count).astype(np.float64)
 
 
-class TokenIndex(_Sized):
-    """An `.idx` of Megatron or fairseq: the tokens of each sequence."""
-
-    name = "token-index"
-    description = "an .idx file of Megatron or fairseq"
-    column = "num_tokens"
-    endings = (".idx",)
-
-    @staticmethod
-    def fits(head: Head) -> bool:
-        """Return whether the file begins as one of them."""
-        return head.data.startswith(_MAGIC)
-
-    def lengths(self, stored: Stored) -> FloatArray:
-        """Return the sizes; Megatron's file has the number of documents before them, and their table at its end."""
-        (count,) = struct.unpack_from("<Q", stored.read(0, 26), 18)
-        is_fairseq = stored.size == 26 + 12 * count
-        return _table(stored, 26 if is_fairseq else 34, count, "<i4")
+def _tokens(stored: Stored) -> FloatArray:
+    """Return the sizes; Megatron's file has the number of documents before them, and their table at its end."""
+    (count,) = struct.unpack_from("<Q", stored.read(0, 26), 18)
+    begin = 26 if stored.size == 26 + 12 * count else 34
+    return _table(stored, begin, count, "<i4")
 
 
-class Shard(_Sized):
-    """A shard of MosaicML's streaming (.mds), or a chunk of LitData (.bin): the bytes of each example."""
-
-    name = "mds"
-    description = "a shard of MosaicML's streaming, or a chunk of LitData"
-    column = "num_bytes"
-    endings = (".mds", ".mds.zstd", ".mds.gz")
-
-    @staticmethod
-    def fits(head: Head) -> bool:
-        """Return whether a number comes first, and then the offset behind as many offsets and one more."""
-        if len(head.data) < 8:
-            return False
-        count, first = struct.unpack("<II", head.data[:8])
-        end = 4 * (count + 2)
-        # MosaicML's settings, as JSON, stand between the offsets and the examples.
-        is_first = first == end or (first > end and head.data[end : end + 1] in b"{")
-        return 0 < count < _MOST_IN_SHARD and is_first
-
-    def lengths(self, stored: Stored) -> FloatArray:
-        """Return the differences of the offsets, of which the last is the end of the file."""
-        (count,) = struct.unpack("<I", stored.read(0, 4))
-        offsets = _table(stored, 4, count + 1, "<u4")
-        if offsets[-1] > stored.size:
-            raise ValueError("the examples are missing")
-        return np.diff(offsets)
+def _bytes(stored: Stored) -> FloatArray:
+    """Return the differences of the offsets, of which the last is the end of the file."""
+    (count,) = struct.unpack("<I", stored.read(0, 4))
+    offsets = _table(stored, 4, count + 1, "<u4")
+    if offsets[-1] > stored.size:
+        raise ValueError("the examples are missing")
+    return np.diff(offsets)
