@@ -102,6 +102,11 @@ class Columnar(Format):
         with self._opened() as (schema, _):
             return schema
 
+    @cached_property
+    def _binary(self) -> set[str]:
+        """The columns, and fields, of bytes."""
+        return {name for name, kind in _leaves(self._schema) if _is_binary(kind)}
+
     @property
     def _scanned_unit(self) -> str | None:
         """The unit that `batchtune scan` noted in its table, "" if it knew none; None in any other table."""
@@ -111,23 +116,21 @@ class Columnar(Format):
     def columns(self) -> Sequence[Column]:
         """Return all columns, and the fields of those that have fields under dotted names."""
         with self._opened() as (schema, batches):
-            is_binary = {name: _is_binary(kind) for name, kind in _leaves(schema)}
-            names = [name for name in is_binary if not is_binary[name]]
-            rows: list[dict[str, Any]] = [dict.fromkeys(is_binary)]
+            leaves = [name for name, _ in _leaves(schema)]
+            names = [name for name in leaves if name not in self._binary]
+            rows: list[dict[str, Any]] = [dict.fromkeys(leaves)]
             peeked = batches(names[:_MOST_PEEKED_COLUMNS], _ROWS_AT_ONCE)
             for batch, _ in itertools.islice(peeked, 1):
                 rows += batch.slice(0, PEEKED_ROWS).to_pylist()
             return [
-                replace(column, is_binary=is_binary[column.name])
+                replace(column, is_binary=column.name in self._binary)
                 for column in columns_of(rows)
-                if column.name in is_binary
+                if column.name in rows[0]
             ]
 
     def unit_in(self, column: str) -> Unit | None:
         """Return the unit by the note of `batchtune scan`, s for audio, else what the name says."""
-        if any(
-            name == column and _is_binary(kind) for name, kind in _leaves(self._schema)
-        ):
+        if column in self._binary:
             return "s"
         for unit in UNITS:
             if column == "length" and unit == self._scanned_unit:
@@ -154,13 +157,6 @@ class Columnar(Format):
         """Whether `batchtune scan` sorted the rows, and the column that says which row each was is gone."""
         is_scanned = self._scanned_unit is not None and self.noted_fingerprints is None
         return is_scanned and ROW not in self._schema.names
-
-    def _order(self, batch: pyarrow.RecordBatch) -> IntArray | None:
-        """Return the rows' numbers in the source that `batchtune scan` read; None in any other table."""
-        if self._scanned_unit is None or ROW not in self._schema.names:
-            return None
-        order: IntArray = batch.column(ROW).cast("int64").fill_null(-1).to_numpy()
-        return order
 
     def _counts(self, batch: pyarrow.RecordBatch, first: int) -> IntArray:
         """Return how many examples the rows of a histogram stand for. Raises ManifestError if one is not above 0."""
@@ -191,14 +187,16 @@ class Columnar(Format):
             if id_column is not None:
                 needed.append(id_column)
             counts = None
+            order = None
             place = None
+            is_ordered = self._scanned_unit is not None and ROW in schema.names
             if self.noted_fingerprints is not None:
                 needed.append(_COUNT)
-            elif self._scanned_unit is not None and not self.order_is_lost:
+            if is_ordered:
                 needed.append(ROW)
             first = 0
             rows_at_once = _ROWS_AT_ONCE
-            if any(key in keys and _is_binary(kind) for key, kind in _leaves(schema)):
+            if self._binary.intersection(keys):
                 rows_at_once = _AUDIO_AT_ONCE
             for batch, share in batches(needed, rows_at_once):
                 values = [_values(batch, *place) for place in places]
@@ -210,15 +208,15 @@ class Columnar(Format):
                 if self.noted_fingerprints is not None:
                     counts = self._counts(batch, first)
                     place = partial(_row, first)
-                order = self._order(batch)
-                yield Rows(
-                    values,
-                    partial(_ids, ids),
-                    place,
-                    num_estimates=sum(type(value) is Estimate for value in values[0]),
-                    counts=counts,
-                    order=order,
+                if is_ordered:
+                    order = batch.column(ROW).cast("int64").fill_null(-1).to_numpy()
+                rows = Rows(
+                    values, partial(_ids, ids), place, counts=counts, order=order
                 )
+                if keys[0] in self._binary:
+                    estimates = sum(type(value) is Estimate for value in values[0])
+                    rows = replace(rows, num_estimates=estimates)
+                yield rows
                 first += batch.num_rows
                 self.source.report(share)
 
