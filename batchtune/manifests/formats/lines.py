@@ -7,7 +7,7 @@ import csv
 import itertools
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -303,19 +303,21 @@ class Kaldi(_List):
             return None
         return name, values[0].partition(",")[0] if values else None
 
-    def _beside(self, name: str) -> dict[str | None, str] | None:
-        """Return id → value of another file in the folder; None without one."""
-        source = self.source.beside(name)
-        return None if source is None else keyed_values(source)
-
     @cached_property
-    def _spoken(self) -> Collection[str | None] | None:
-        texts = self._beside("text") or self._beside("segments")
-        return None if texts is None else set(texts)
+    def _spoken(self) -> set[str] | None:
+        """The ids of the utterances in the folder; None if no other file lists them."""
+        utterances = self.source.beside("text") or self.source.beside("segments")
+        if utterances is None:
+            return None
+        return {
+            text.split(maxsplit=1)[0] for _, text in utterances.lines() if text.strip()
+        }
 
     @cached_property
     def _recordings(self) -> dict[str | None, str]:
-        return self._beside("reco2dur") or {}
+        """The duration of each recording in the folder, as text."""
+        durations = self.source.beside("reco2dur")
+        return {} if durations is None else keyed_values(durations)
 
     def _seconds(self, recording: str, start: str, end: str) -> object:
         """Return the duration of a segment."""
