@@ -212,7 +212,7 @@ class Part:
                 columns.append((measure.column, shown, values, lengths))
                 valid &= (lengths >= 0) & (lengths <= LARGEST)
             total = columns[0][-1]
-            if not is_target and plan.weights != ((1,),):
+            if not is_target and plan.weights != [[1]]:
                 stacked = np.array([lengths for *_, lengths in columns])
                 total = (np.array(plan.weights) @ stacked).max(axis=0)
         valid &= (total >= (0.0 if is_target else SMALLEST)) & (total <= LARGEST)

@@ -95,7 +95,7 @@ class Plan:
     format: str
     key: str
     lengths: tuple[Measure, ...]
-    weights: tuple[tuple[int, ...], ...]
+    weights: list[list[int]]
     target: Measure | None
     stored_unit: Unit | None
     unit: Unit | None
@@ -167,38 +167,14 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
         others = [column for column in columns if column != target]
         key = _chosen(path, others, options)
         is_named = key in _COMBINED
-    sums = _sums(columns, key)
-    summands = {
-        name: _named(path, columns, name, "--length-key")
-        for name in (name.removeprefix("-") for name in itertools.chain(*sums))
-    }
-    if target in summands.values():
+    measures, weights = _lengths(path, columns, key, options, counts_texts=is_named)
+    names = {name for measure in measures for name in (measure.column, *measure.chats)}
+    if target is not None and target.name in names:
         hint = "A target length is another than the length."
         raise UsageError(
             f"--length-key and --target-key both name {shortened(target_key)}", hint
         )
 
-    measures = [
-        _measure(column, options, counts_texts=is_named) for column in summands.values()
-    ]
-    weights = [
-        [names.count(name) - names.count(f"-{name}") for name in summands]
-        for names in sums
-    ]
-    if all(measure.chats for measure in measures):
-        weights = np.eye(len(sums), dtype=int).tolist()
-        tools = [column.name for column in columns if column.name == _TOOLS]
-        if template_of(options.tokenizer) is None:
-            tools = []
-        measures = [
-            replace(
-                measures[0],
-                column=next(iter(chats)),
-                chats=tuple(chats),
-                tools=tuple(tools),
-            )
-            for chats in sums
-        ]
     target_measure = None
     if target is not None:
         target_measure = _measure(target, options, counts_texts=True)
@@ -248,7 +224,7 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
         format=reader.name,
         key=key,
         lengths=tuple(measures),
-        weights=tuple(map(tuple, weights)),
+        weights=weights,
         target=target_measure,
         stored_unit=stored_unit,
         unit=unit,
@@ -270,6 +246,38 @@ def unit_of(reader: Format, measures: Sequence[Measure]) -> Unit | None:
         )
         raise UsageError(f"--length-key adds {each}", "Add columns of one unit only.")
     return next(iter(names_by_unit), None)
+
+
+def _lengths(
+    path: Path | str,
+    columns: Sequence[Column],
+    key: str,
+    options: ReadOptions,
+    *,
+    counts_texts: bool,
+) -> tuple[list[Measure], list[list[int]]]:
+    """Return the columns of the length and their weights, as `Plan` has them; several chats are joined to one."""
+    sums = _sums(columns, key)
+    measures: dict[str, Measure] = {}
+    for name in itertools.chain(*sums):
+        column = _named(path, columns, name.removeprefix("-"), "--length-key")
+        measure = _measure(column, options, counts_texts=counts_texts)
+        measures[name.removeprefix("-")] = measure
+    if not all(measure.chats for measure in measures.values()):
+        weights = [
+            [names.count(name) - names.count(f"-{name}") for name in measures]
+            for names in sums
+        ]
+        return list(measures.values()), weights
+    tools: list[str] = []
+    if template_of(options.tokenizer) is not None:
+        tools = [column.name for column in columns if column.name == _TOOLS]
+    joined = []
+    for names in sums:
+        chats = [measures[name].column for name in names]
+        measure = replace(measures[names[0]], chats=tuple(chats), tools=tuple(tools))
+        joined.append(measure)
+    return joined, np.eye(len(sums), dtype=int).tolist()
 
 
 def _sums(columns: Sequence[Column], key: str) -> list[list[str]]:

@@ -103,6 +103,8 @@ SPANS = "path,start,end,text\na.wav,1.0,3.5,x\na.wav,10,20,y\n"
         (PROMPTED_PAIRS, {"measure": "words"}, [12, 11], "words"),
         (CHATS, {}, [10, 10], "characters"),
         (parquet(TOKENS), {"length_key": "prompt_tokens+completion_tokens"}, [520, 110], "tokens"),
+        (parquet([{"x": {"y": asked("ab", "c")}}]), {"length_key": "x.y"}, [3], "characters"),
+        (parquet([{"x": [asked("ab", "c")]}]), {"length_key": "x[0]"}, [3], "characters"),
         (NAN, {}, [2, 1], "s"),
         (json.dumps({"u1": {"length": 1.0, "wer": float("nan")}, "u2": {"length": 2.0}}), {}, [2, 1], "s"),
         (json.dumps([{"duration": 3, "x": float("inf")}]), {}, [3], "s"),
