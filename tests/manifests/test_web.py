@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import load_lengths, web
+from batchtune.manifests import load_lengths, storage, web
 from batchtune.manifests.storage import _filesystem
 
 pytest.importorskip("fsspec")
@@ -152,6 +152,8 @@ def test_a_listing_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_server_that_never_answers_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Its size is asked for first, in two ways.
+    assert web._SILENT_SECONDS * max(2, 1 + storage._ATTEMPTS) <= 60
     monkeypatch.setattr(web, "_SILENT_SECONDS", 0.1)
     asked: list[str] = []
     released = threading.Event()
