@@ -323,13 +323,12 @@ class Kaldi(_List):
         """Return the duration of a segment."""
         if number(end) == -1:
             end = self._recordings.get(recording, "")
-        last = number(end)
-        first = number(start)
-        if first is None or last is None:
+        try:
+            return float(end) - float(start)
+        except ValueError:
             return Unreadable(
                 "a segment without an end", f"is {recording} in reco2dur?"
             )
-        return last - first
 
 
 def keyed_values(source: Source) -> dict[str | None, str]:
