@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from benchmarks.peer_files import axolotl_multipack, nemo_sampling
 from probe.peer_searches import from_the_last_answer
-from real_packers import axolotl_multipack, nemo_sampling
 from real_speechbrain import load_dynamic_batch_sampler, load_speechbrain
 from torch.utils.data import BatchSampler
 

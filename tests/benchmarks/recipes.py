@@ -3,8 +3,8 @@
 Seven small models train on real lengths, each under one memory limit for all contenders: what the recipe ships, the
 peers that apply, by their real libraries, and batchtune: as it recommends by default, with `--min-steps`, so that an
 epoch has as many optimizer steps as shipped, and for an unchanged script (`recipe_script.py`). Without names all
-recipes run. Of NeMo and axolotl the one file that batches is enough, in a folder on PYTHONPATH, as `.ci/real-libraries`
-makes one of axolotl; who isn't installed is left out by name.
+recipes run. Of NeMo and axolotl the one file that batches is enough, in a folder on PYTHONPATH (`peer_files.py`); who
+isn't installed is left out by name.
 
     ctc         CTC speech recognition, LibriSpeech
     aed         encoder-decoder speech with two lengths, LibriSpeech
