@@ -41,7 +41,7 @@ from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, Probe, Sweep, SweepSettings
 from batchtune.units import parse_size
 
-ROOT = Path(__file__).parents[2]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 NUM_BUCKETS = 20
 Batches = list[list[int]]
 
@@ -51,17 +51,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--manifest", default=str(ROOT / "examples" / "stdlib_lengths.csv")
-    )
-    parser.add_argument(
-        "--workload", default=f"{ROOT / 'examples' / 'custom_workload.py'}:TinyTagger"
-    )
+    parser.add_argument("--manifest", default=str(EXAMPLES / "stdlib_lengths.csv"))
     parser.add_argument("--memory", default="1GiB")
     options = parser.parse_args()
     lengths = load_lengths([options.manifest], ReadOptions())
     settings = ProbeSettings(
-        workload=options.workload,
+        workload=f"{EXAMPLES / 'custom_workload.py'}:TinyTagger",
         options={},
         device="cpu",
         memory_bytes=parse_size(options.memory),

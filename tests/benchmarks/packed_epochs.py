@@ -18,7 +18,6 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,19 +26,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.epochs import interleaved
 from public_lengths import folder, sharegpt
 from torch.utils.data import BatchSampler
 
 from batchtune import BucketBatchSampler, PackedBatchSampler, PooledBatchSampler
+from batchtune.buckets.packed import time_law_of
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import IntArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths
-from batchtune.packing.time_law import TimeLaw
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import BatchShape, PackedModel, Probe, Row, SweepSettings
+from batchtune.results import BatchShape, Probe, Row, SweepSettings
 from batchtune.units import parse_size
 
 WORKLOAD = "builtin:transformer-lm"
@@ -127,12 +127,13 @@ class Contenders:
         pools = min((row for row in swept.rows if row.pool_size), key=cost_of)
         assert pools.pool_size is not None
         assert packed.packed is not None
+        assert packed.packed.step_seconds is not None
         self._fixed = swept.baselines[0].batch_size
         self._samplers = {
             "packed": PackedBatchSampler(
                 self._values,
                 max_tokens=packed.packed.max_tokens,
-                time_law=law_of(packed.packed.step_seconds),
+                time_law=time_law_of(packed.packed.step_seconds),
             ),
             "pools": PooledBatchSampler(
                 self._values,
@@ -170,28 +171,6 @@ class Contenders:
 def cost_of(row: Row) -> float:
     """Return the estimated seconds of an epoch."""
     return row.estimated_epoch_seconds or float("inf")
-
-
-def law_of(model: PackedModel | None) -> TimeLaw:
-    """Return the measured time of a micro-batch."""
-    assert model is not None
-    return TimeLaw(
-        seconds_per_token=model.token,
-        seconds_per_squared_token=model.squared_token,
-        seconds_per_sequence=model.sequence,
-        seconds_per_batch=model.constant,
-    )
-
-
-def interleaved(shapes: dict[str, Shapes]) -> Iterator[tuple[str, BatchShape]]:
-    """Yield all of them, each contender's evenly spread over the whole."""
-    places = [
-        ((index + 0.5) / len(of_one), name, shape)
-        for name, of_one in shapes.items()
-        for index, shape in enumerate(of_one)
-    ]
-    for _, name, shape in sorted(places, key=lambda place: place[:2]):
-        yield name, shape
 
 
 def found(

@@ -197,7 +197,7 @@ class RecipeBench:
             self._worker.close()
             self._worker = None
 
-    def new_worker(self, *, with_lightning: bool = False) -> Worker:
+    def new_worker(self) -> Worker:
         """Start a training process."""
         count = self.lengths.size
         by_length = sorted(
@@ -219,7 +219,6 @@ class RecipeBench:
                 "lengths": self._all.tolist(),
                 "targets": targets,
                 "held_out": held_out,
-                "with_lightning": with_lightning,
             }
         )
 
@@ -258,21 +257,6 @@ class RecipeBench:
         return self._counted(
             "fits_shape", batch_size=batch_size, length=length, target=target
         )
-
-    def lightning_batch_size(self) -> int:
-        """Ask Lightning's finder."""
-        worker = self.new_worker(with_lightning=True)
-        try:
-            reply = worker.ask("lightning_batch_size", count=self.lengths.size)
-        except WorkerDied as error:
-            raise DoesNotFit from error
-        finally:
-            worker.close()
-        if reply["batch_size"] is None:
-            raise DoesNotFit
-        self.trials += reply["trials"]
-        self.ooms += reply["ooms"]
-        return int(reply["batch_size"])
 
     @cached_property
     def shards(self) -> str | None:
