@@ -75,15 +75,6 @@ def test_the_same_lengths_cost_what_the_sweep_says(index: int) -> None:
     assert (found.changed, found.stale) == (False, 0.0)
 
 
-@given(some_lengths, st.floats(401, 1000))
-@settings(deadline=None, max_examples=30)
-def test_lengths_that_are_all_longer_are_all_beyond(
-    values: list[float], factor: float
-) -> None:
-    found = of([value * factor for value in values], made(values))
-    assert found.beyond == found.lengths.count == len(values)
-
-
 def test_what_is_beyond_the_table_makes_batches_of_one() -> None:
     with_outliers = np.concatenate([SPEECH, [31.0] * 40])
     found = of(with_outliers, TUNED)

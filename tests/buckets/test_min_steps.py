@@ -123,7 +123,7 @@ def test_multiples_do_not_make_batches_smaller_than_needed() -> None:
 def test_the_token_budget_is_lowered(tmp_path: Path) -> None:
     tokens = np.random.default_rng(1).integers(10, 200, 500)
     data = Lengths.of(tokens.astype(float), unit="tokens")
-    packing = Packing.of(8192)
+    packing = Packing(max_tokens=8192)
     found = run_sweep(data, swept(40), tmp_path, packing=packing)
     assert found.packing is not None
     assert found.packing.max_tokens == tokens.sum() // 40

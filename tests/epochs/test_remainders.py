@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-from itertools import combinations, pairwise
-
 import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from real_lengths import librispeech_seconds
 
 from batchtune.buckets.optimal import (
@@ -16,20 +11,6 @@ from batchtune.buckets.optimal import (
 from batchtune.epochs.expectation import BatchCounts
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-
-
-class MadeCosts:
-    """Any costs: a matrix whose element [i, j] is that of the bucket (u_i, u_j]."""
-
-    def __init__(self, costs: FloatArray) -> None:
-        self.costs = costs
-
-    @property
-    def num_ends(self) -> int:
-        return self.costs.shape[0] - 1
-
-    def up_to(self, end: int) -> FloatArray:
-        return self.costs[:end, end]
 
 
 def histogram_of(counts: IntArray) -> Histogram:
@@ -54,34 +35,6 @@ def number_of_batches(
     return int(
         np.sum(-(-np.diff(histogram.cumulative[ends], prepend=0) // sizes[ends]))
     )
-
-
-def least_by_brute_force(costs: FloatArray) -> list[float]:
-    """The least cost in exactly 1, 2, ... buckets, over all sets of ends."""
-    last = costs.shape[0] - 1
-    return [
-        min(
-            sum(costs[pair] for pair in pairwise((0, *inner, last)))
-            for inner in combinations(range(1, last), buckets - 1)
-        )
-        for buckets in range(1, last + 1)
-    ]
-
-
-@given(distinct=st.integers(1, 9), seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=40)
-def test_no_other_buckets_cost_less_whatever_they_cost(
-    distinct: int, seed: int
-) -> None:
-    costs = np.random.default_rng(seed).gamma(1.0, 1.0, (distinct + 1, distinct + 1))
-    best = best_buckets(MadeCosts(costs), distinct + 3)
-    assert best.totals == pytest.approx(least_by_brute_force(costs), rel=1e-12)
-    for buckets, total in enumerate(best.totals, 1):
-        ends = (0, *(best.ends(buckets) + 1).tolist())
-        assert len(ends) == buckets + 1
-        assert sum(costs[pair] for pair in pairwise(ends)) == pytest.approx(
-            total, rel=1e-12
-        )
 
 
 def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths
-from batchtune.manifests.base import Format, Unreadable
+from batchtune.manifests.base import Format
 from batchtune.manifests.formats.columnar import lengths_table
 from batchtune.manifests.source import HEAD_BYTES, Head, Source
 
@@ -101,13 +101,6 @@ def test_values_of_any_type_are_read(
     assert values(write({"x": column}, kind), "x") == expected
 
 
-def test_numbers_without_gaps_come_as_an_array(write: Write) -> None:
-    (rows,) = write({"duration": pyarrow.array([3, 1], pyarrow.int32())}).rows(
-        ["duration"]
-    )
-    assert isinstance(rows.columns[0], np.ndarray)
-
-
 @pytest.mark.parametrize("value", [b"RIFF", datetime.date(2024, 1, 1)])
 def test_what_is_no_length_is_an_invalid_row(write: Write, value: object) -> None:
     path = write({"id": ["a"], "x": [value]}).source.path
@@ -116,12 +109,6 @@ def test_what_is_no_length_is_an_invalid_row(write: Write, value: object) -> Non
         match=r"id 'a': 'x' (can't be read: binary data|is .*not a number)",
     ):
         load_lengths(path, ReadOptions(length_key="x"))
-
-
-def test_binary_data_are_not_read(write: Write) -> None:
-    assert [str(value) for value in values(write({"bytes": [b"RIFF"]}), "bytes")] == [
-        str(Unreadable("binary data"))
-    ]
 
 
 @kinds
