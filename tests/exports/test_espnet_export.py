@@ -6,11 +6,11 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from real_lengths import librispeech_samples
 from report_records import made_sweep
 from ruamel.yaml import YAML
@@ -81,7 +81,7 @@ def test_no_batch_exceeds_max_batch_length(data: st.DataObject) -> None:
     # Lengths in seconds: not all of them are exact in floating point.
     scale = data.draw(st.sampled_from([1, RATE]))
     found = Lengths.of(lengths / scale, unit="s")
-    made = msgspec.structs.replace(
+    made = replace(
         made_sweep(),
         lengths=found.summary(),
         max_batch_length=limit / scale,
@@ -92,7 +92,7 @@ def test_no_batch_exceeds_max_batch_length(data: st.DataObject) -> None:
     cap = data.draw(st.none() | st.integers(1, 40))
     if cap is not None:
         capped = batch_bins(
-            msgspec.structs.replace(made, settings={"max_batch_size": cap}), scale=scale
+            replace(made, settings={"max_batch_size": cap}), scale=scale
         )
         assert capped <= bins
         assert capped == 1 or max(size for size, _ in cut(lengths, capped)) <= cap

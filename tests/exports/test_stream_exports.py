@@ -13,11 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
-from exports.stream_runs import made_stream, stream_of
+from exports.stream_runs import cuts_of, executed, made_stream, prose, stream_of
+from msgspec.structs import replace
 from real_speechbrain import load_speechbrain
 
 from batchtune import BucketedStream
@@ -48,10 +48,7 @@ def of_table() -> StreamSweep:
 def swept(*, batches: int = 12, **settings: Any) -> StreamSweep:
     """With a buffer that holds some of a worker's."""
     made = of_table()
-    rows = [
-        msgspec.structs.replace(row, buffer_size=64, batches=2 * batches)
-        for row in made.rows
-    ]
+    rows = [replace(row, buffer_size=64, batches=2 * batches) for row in made.rows]
     settings = {
         "world_size": 2,
         "workers": 2,
@@ -60,9 +57,7 @@ def swept(*, batches: int = 12, **settings: Any) -> StreamSweep:
         "seed": 3,
         **settings,
     }
-    return msgspec.structs.replace(
-        made, rows=rows, settings=settings, batches_per_rank=batches
-    )
+    return replace(made, rows=rows, settings=settings, batches_per_rank=batches)
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +93,7 @@ def config(tmp_path: Path, closed: None) -> str:
 
 
 def snippet(name: str, found: StreamSweep, **fields: Any) -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "snippet"}
-    exec(
-        compile(export_of(name).render(Tuned(stream=found, **fields)), name, "exec"),
-        names,
-    )
+    names = executed(export_of(name).render(Tuned(stream=found, **fields)))
     if name == "speechbrain-stream":
         names["AUDIO"] = "audio.pth"  # which the user has to set
     return names
@@ -304,7 +295,7 @@ def test_hugging_face_streams_are_dealt_and_shuffled(config: str) -> None:
     assert all(fits(batch, swept()) for batch in first + second)
     one = loader(0)
     assert [list(one), list(one)][1] != first
-    plain = msgspec.structs.replace(swept(), batches_per_rank=None)
+    plain = replace(swept(), batches_per_rank=None)
     Path(config).write_text(render_stream_yaml(stream_config(plain)), encoding="utf-8")
     whole = [key for rank in (0, 1) for batch in loader(rank) for key in batch]
     assert sorted(whole) == list(range(SAMPLES.size))
@@ -320,10 +311,7 @@ class Places(torch.utils.data.Dataset[list[int]]):
 
 def write_shar(folder: Path, samples: list[int]) -> Path:
     lhotse = pytest.importorskip("lhotse")
-    cuts = lhotse.CutSet.from_cuts(
-        lhotse.MonoCut(id=f"{i:04d}", start=0, duration=length / RATE, channel=0)
-        for i, length in enumerate(samples)
-    )
+    cuts = lhotse.CutSet.from_cuts(cuts_of(np.array(samples) / RATE))
     cuts.to_shar(folder, fields={}, shard_size=60, verbose=False)
     return folder
 
@@ -395,10 +383,7 @@ def test_lhotse_shar_reads_each_ranks_own_shards(shar: Path) -> None:
 def test_the_best_row_that_the_framework_runs_is_written(
     name: str, algorithm: str, row: str | None
 ) -> None:
-    text = (
-        export_of(name)
-        .render(Tuned(stream=made_stream(recommended=algorithm)))
-        .replace("\n# ", " ")
-    )
+    found = made_stream(recommended=algorithm)
+    text = prose(export_of(name).render(Tuned(stream=found)))
     assert (row is None) == ("batchtune recommends" not in text)
     assert row is None or row in text
