@@ -83,18 +83,6 @@ def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
     )
 
 
-@given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=60)
-def test_all_ranks_have_as_many_batches_in_every_epoch(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
-) -> None:
-    number = batching.batcher(lengths).batches_per_rank(
-        replace(drawing, epoch=7), dealing
-    )
-    cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
-    assert {len(rank) for rank in ranks} == {number} == {cut.layout.batches_per_rank}
-
-
 @given(
     st.lists(
         st.tuples(st.integers(0, 400), st.integers(1, 12)), min_size=1, max_size=6

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-from real_lengths import librispeech_seconds
 
 from batchtune.buckets.optimal import (
     best_buckets,
@@ -65,19 +64,3 @@ def test_a_few_ends_give_as_few_batches_as_all() -> None:
     assert relaxed == [78, 56, 55, 55]
     # With each of the 14,587 lengths as an end, which takes ten times as long, it is the same.
     assert [found.totals[:most].min() for most in asked] == [77, 55, 50, 48]
-
-
-def test_fewer_batches_than_without_remainders_on_librispeech() -> None:
-    histogram = Lengths.of(librispeech_seconds()).histogram
-    sizes = batch_sizes_for(histogram.lengths, 600)
-    asked = [10, 15, 20]
-    relaxed = [
-        number_of_batches(histogram, sizes, b)
-        for b in optimal_boundaries(histogram, 1 / sizes, asked)
-    ]
-    exact = [
-        number_of_batches(histogram, sizes, fewest_batches(histogram, sizes, most))
-        for most in asked
-    ]
-    assert relaxed == [641, 631, 628]
-    assert exact == [638, 627, 621]
