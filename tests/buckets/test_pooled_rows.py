@@ -93,7 +93,7 @@ def test_mates_meet_again_as_often_as_in_real_epochs(
     )
     batcher = batching.batcher(lengths.values)
     real = []
-    for seed in range(8):
+    for seed in range(4):
         cuts = [
             batcher.cut(Drawing(seed=seed, epoch=epoch), ON_ONE_RANK)
             for epoch in range(12)
@@ -103,7 +103,7 @@ def test_mates_meet_again_as_often_as_in_real_epochs(
     monkeypatch.setattr(simulation, "_OF_A_RANK", 0)
     estimates = [
         simulate_epochs(batching, lengths, ON_ONE_RANK, seed).mates.again
-        for seed in range(12)
+        for seed in range(5)
     ]
     assert np.mean(estimates) == pytest.approx(np.mean(real), rel=0.015)
 

@@ -444,10 +444,9 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path: Path) -> None:
     write_result(
         tmp_path / PROBE_FILE, msgspec.structs.replace(probe, device=of_script)
     )
-    found = run_sweep(lengths, SweepSettings(num_buckets=(10,)), tmp_path)
+    chosen = SweepSettings(strategies=("linear",), num_buckets=(10,))
+    found = run_sweep(lengths, chosen, tmp_path)
     assert found.current is not None and found.current.batches == 250
     current = read_current("batch_size=4")
-    found = run_sweep(
-        lengths, SweepSettings(num_buckets=(10,)), tmp_path, current=current
-    )
+    found = run_sweep(lengths, chosen, tmp_path, current=current)
     assert found.current is not None and found.current.batches == 500

@@ -247,9 +247,9 @@ def with_means(*ratios: float) -> StepTimes:
 
 def test_the_error_of_the_mean_comes_from_scatter_between_trials() -> None:
     random = np.random.default_rng(4)
-    slow = 1 + 2 * random.binomial(10, 0.05, 4000) / 10
+    slow = 1 + 2 * random.binomial(10, 0.05, 1500) / 10
     # A step's standard deviation over the square root of their number; what may be unseen is small in so many.
-    expected = 2 * np.sqrt(0.05 * 0.95 / 40_000)
+    expected = 2 * np.sqrt(0.05 * 0.95 / 15_000)
     assert with_means(*slow.tolist()).common_error == pytest.approx(expected, rel=0.05)
     # Where no slow step was seen, two of them may be unseen.
     assert with_means(1.0, 1.0, 1.0).common_error == pytest.approx(2 * np.sqrt(2) / 30)

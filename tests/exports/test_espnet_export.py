@@ -65,7 +65,7 @@ def librispeech(samples: IntArray) -> Sweep:
     return swept(samples / RATE, "s", MAX_BATCH_SECONDS)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_no_batch_exceeds_max_batch_length(data: st.DataObject) -> None:
     tops = st.sampled_from([20, 300, 5000])
