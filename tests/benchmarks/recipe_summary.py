@@ -90,7 +90,6 @@ class Shown:
     facts: dict[str, Any]
     seconds: float | None
     ooms: int
-    peak_bytes: int
     times_shipped: float | None
     losses: list[float]
 
@@ -106,7 +105,6 @@ class Shown:
             facts=results["contenders"][name],
             seconds=statistics.mean(whole) if whole else None,
             ooms=sum(one["oom"] for one in rounds),
-            peak_bytes=max(one["peak_bytes"] for one in rounds),
             times_shipped=statistics.mean(ratios) if ratios else None,
             losses=[one["loss"] for one in rounds if "loss" in one],
         )
@@ -331,7 +329,7 @@ def loss_of(one: Shown) -> str:
 def details(summary: Summary) -> str:
     """Return all contenders of a recipe, for the terminal."""
     results = summary.results
-    limit = results["limit_bytes"]
+    limit = results["limit_bytes"] >> 20
     errors = errors_of(results)
     rows = []
     for one in summary.contenders:
@@ -350,34 +348,20 @@ def details(summary: Summary) -> str:
                 f"{results['unit']}/s": speed,
                 "batches": str(facts["batches"]),
                 "padding": f"{facts['padding_ratio']:.1%}",
-                "peak": f"{one.peak_bytes / limit:.0%}",
                 "OOMs": str(one.ooms),
                 "loss": loss_of(one),
-                "found in": f"{facts['finding_seconds']:.0f} s",
-                "trials": str(facts["finding_trials"]),
-                "their OOMs": str(facts["finding_ooms"]),
-                "paid after": paid_after(one, summary.shipped),
                 "setting": facts["setting"],
             }
         )
     what = (
         f"{TITLES[summary.name]}: {results['examples']} examples of {results['data']}"
     )
-    lines = [f"{what}, {limit >> 20} MiB, {len(results['rounds'])} rounds"]
+    lines = [f"{what}, {limit} MiB, {len(results['rounds'])} rounds"]
     lines += in_columns(rows)
     lines += [f"left out: {text}" for text in results["left_out"]]
     phases = results["phase_seconds"].items()
     lines.append(", ".join(f"{name} {seconds:.0f} s" for name, seconds in phases))
     return "\n".join(lines)
-
-
-def paid_after(one: Shown, shipped: Shown) -> str:
-    """Return after how many epochs the search for a setting has paid for itself."""
-    if one.seconds is None or shipped.seconds is None:
-        return UNKNOWN
-    if one.seconds >= shipped.seconds:
-        return "never"
-    return f"{one.facts['finding_seconds'] / (shipped.seconds - one.seconds):.1f}"
 
 
 def in_columns(rows: list[dict[str, str]]) -> list[str]:
