@@ -416,7 +416,7 @@ def summarise(folder: Path, picture: bool) -> None:
 
 
 WIDTH, LEFT, RIGHT = 860, 235, 20
-STRIP, GAP, BAR = 76, 12, 18
+STRIP, GAP = 76, 12
 COLORS = {"shipped": "#8c959f", "peer": "#bf8700", "batchtune": "#1f883d"}
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #57606a }
 .name { font-weight: 600 } .small { font-size: 11px }
@@ -444,7 +444,7 @@ def draw(folder: Path) -> Path:
 
 
 def picture_of(summary: Summary) -> str:
-    """Return the picture as SVG: the memory of each step over the time of the epoch, then the time of an epoch."""
+    """Return the picture as SVG: the memory of each step over the time of the epoch."""
     results = summary.results
     limit = results["limit_bytes"]
     shown = [summary.shipped]
@@ -497,17 +497,6 @@ def picture_of(summary: Summary) -> str:
         top = bottom + GAP
     words = f"memory of each step, above the {held >> 20} MiB that the process holds; limit {limit >> 20} MiB"
     parts.insert(0, label(words, "small", LEFT, 18))  # fmt: skip
-    top += 26
-    parts.append(label("seconds an epoch", "small", LEFT, top - 8))
-    slowest = max(one.seconds or 0.0 for one in shown) or 1.0
-    for one in shown:
-        width = (one.seconds or 0.0) / slowest * (WIDTH - LEFT - RIGHT - 70)
-        parts.append(label(one.name, "name", 8, top + 14))
-        parts.append(
-            f'<rect x="{LEFT}" y="{top}" width="{width:.1f}" height="{BAR}" fill="{COLORS[one.kind]}"/>'
-        )
-        parts.append(label(epoch_of(one), "small", LEFT + width + 6, top + 14))
-        top += BAR + 8
     title = f"{TITLES[summary.name]}, {results['data']}, {results['machine']}"
     parts.append(label(title, "small", 8, top + 16))
     height = top + 26
