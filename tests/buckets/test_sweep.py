@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from buckets.speech import PROBED, SPEECH, frontier, step_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_laws import LAWS, LawDevice, made_lengths
@@ -35,20 +36,6 @@ from batchtune.results import (
 )
 
 NONE_KNOWN = Costs()
-SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5
-
-
-def frontier(lengths: FloatArray) -> IntArray:
-    return np.maximum(1, 400 / lengths**0.9).astype(np.int64)
-
-
-def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
-    return np.maximum(
-        0.05, 0.02 + 1e-3 * batch_sizes * lengths + 1e-6 * batch_sizes * lengths**2
-    )
-
-
-PROBED = Costs(frontier=frontier, step_seconds=step_seconds, device_name="made")
 TABLES = tuple(name for name, strategy in STRATEGIES.items() if not strategy.in_pools)
 
 
@@ -117,13 +104,15 @@ def test_the_estimated_time_is_that_of_every_batch() -> None:
         assert row.estimated_epoch_seconds == pytest.approx(0.5 * row.batches)
 
 
-def test_the_fixed_batch_size_is_the_largest_for_the_longest() -> None:
-    assert [b.batch_size for b in swept([1, 2, 30], 100).baselines] == [3, 3, 3]
+OF_TWO = Costs(frontier=lambda lengths: np.full(lengths.shape, 2))
 
 
-def test_the_fixed_batch_size_comes_from_a_given_frontier() -> None:
-    costs = Costs(frontier=lambda lengths: np.full(lengths.shape, 2))
-    assert [b.batch_size for b in swept([1, 2, 30], 100, costs).baselines] == [2, 2, 2]
+@pytest.mark.parametrize(("costs", "size"), [(NONE_KNOWN, 3), (OF_TWO, 2)])
+def test_the_fixed_batch_size_is_the_largest_for_the_longest(
+    costs: Costs, size: int
+) -> None:
+    baselines = swept([1, 2, 30], 100, costs).baselines
+    assert [baseline.batch_size for baseline in baselines] == [size] * 3
 
 
 def test_the_sorted_baseline_cuts_the_descending_lengths() -> None:
@@ -330,7 +319,7 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(
     world_size: int, same_bucket: bool
 ) -> None:
     dealing = Dealing(world_size=world_size, same_bucket=same_bucket)
-    values = SPEECH[:1500]
+    values = SPEECH
     chosen = SweepSettings(
         strategies=("optimal", "linear"),
         num_buckets=(7,),

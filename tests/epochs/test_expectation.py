@@ -23,12 +23,6 @@ def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
     )
 
 
-def table_of(boundaries: list[float], batch_sizes: list[int]) -> BucketTable:
-    return BucketTable(
-        np.array(boundaries, dtype=float), np.array(batch_sizes, dtype=np.int64)
-    )
-
-
 @given(
     st.lists(st.integers(1, 8).map(float), min_size=1, max_size=6),
     st.integers(1, 8),
@@ -46,7 +40,7 @@ def test_the_expectations_are_the_means_over_all_orders(
             for order in permutations(values)
         ]
     )
-    table = table_of([max(values)], [batch_size])
+    table = BucketTable.of([max(values)], [batch_size])
     batches = expected_batches(Lengths.of(values).histogram, table, dealing)
     seconds = step_seconds(layout.batch_sizes, longest).sum(axis=1)
     assert batches.padded_length == pytest.approx(longest.mean(0) @ layout.batch_sizes)
@@ -55,7 +49,9 @@ def test_the_expectations_are_the_means_over_all_orders(
 
 def test_a_million_examples_lose_no_precision_that_matters() -> None:
     values = np.random.default_rng(0).integers(1, 1000, 1_000_000).astype(float)
-    batches = expected_batches(Lengths.of(values).histogram, table_of([1000], [37]))
+    batches = expected_batches(
+        Lengths.of(values).histogram, BucketTable.of([1000], [37])
+    )
     assert batches.numbers.sum() == pytest.approx(-(-1_000_000 // 37), rel=1e-12)
     # The mean of the longest of 37 out of 1..999, drawn with as good as no depletion.
     levels = np.arange(1, 1000)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from buckets.speech import SPEECH, step_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,17 +28,12 @@ from batchtune.streams.speechbrain import (
 )
 from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
 
-SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5
 TABLE = BucketTable.of([5.0, 10.0, 15.0, 25.0, 70.0], [60, 30, 20, 12, 4])
 BUCKETS = StreamBatching(algorithm="bucket", table=TABLE, buffer_size=200)
 
 
 def frontier(lengths: FloatArray) -> IntArray:
     return np.maximum(1, (300 / (lengths + 0.02 * lengths**2)).astype(np.int64))
-
-
-def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
-    return 0.02 + 1e-3 * batch_sizes * lengths
 
 
 MEASURED = Costs(step_seconds=step_seconds, frontier=frontier, proven=frontier)
