@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exports.stream_runs import cuts_of, made_stream, row_of, stream_of
+from exports.stream_runs import made_stream, row_of, stream_of
 from manifests.samples import shard, wav
 from msgspec.structs import replace
-from real_lengths import librispeech_seconds
 from report_records import made_sweep, proven_sweep
 from ruamel.yaml import YAML
 
@@ -135,27 +134,6 @@ def write_cuts(path: Path, examples: list[tuple[float, int]]) -> Path:
         )
     lhotse.CutSet.from_cuts(cuts).to_file(path)
     return path
-
-
-def test_lhotses_sampler_makes_full_batches_of_real_lengths() -> None:
-    pytest.importorskip("lhotse")
-    sampling = importlib.import_module("lhotse.dataset.sampling.dynamic_bucketing")
-    lengths = librispeech_seconds()[::4]
-    swept = sweep(
-        Lengths.of(lengths, unit="s"), 600, SweepSettings(num_buckets=(13,)), Costs()
-    )
-    settings = train_ds(render(swept))
-    bins = settings["bucket_duration_bins"]
-    sampler = sampling.DynamicBucketingSampler(
-        cuts_of(lengths),
-        constraint=sampling.FixedBucketBatchSizeConstraint(
-            bins, settings["bucket_batch_size"]
-        ),
-        duration_bins=bins,
-        num_buckets=settings["num_buckets"],
-        buffer_size=settings["bucket_buffer_size"],
-    )
-    assert len(list(sampler)) == row_of(swept).batches
 
 
 def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(

@@ -69,14 +69,6 @@ def test_numbers_are_read_with_ids_and_progress(write: Write, kind: str) -> None
 
 
 @kinds
-def test_the_columns_of_an_empty_table_are_known(write: Write, kind: str) -> None:
-    (column,) = write(
-        {"duration": pyarrow.array([], pyarrow.float64())}, kind
-    ).columns()
-    assert column.name == "duration"
-
-
-@kinds
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
