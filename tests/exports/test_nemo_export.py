@@ -26,7 +26,6 @@ from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.lengths import Lengths
@@ -202,15 +201,6 @@ def test_milliseconds_become_seconds() -> None:
     )
     assert settings["bucket_duration_bins"] == pytest.approx(row.boundaries, rel=1e-15)
     assert settings["max_duration"] == 24.525
-
-
-@pytest.mark.parametrize("unit", ["samples", "frames", "tokens"])
-def test_other_units_are_refused_with_what_to_do(unit: str) -> None:
-    with pytest.raises(
-        ResultError, match=f"NeMo counts seconds, but the lengths are in '{unit}'"
-    ) as caught:
-        render(made_sweep(unit=unit))
-    assert "--length-scale 1/16000 --unit s" in str(caught.value.hint)
 
 
 def test_a_batch_never_exceeds_the_proven_size_of_its_bucket() -> None:

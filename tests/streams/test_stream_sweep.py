@@ -28,9 +28,6 @@ from batchtune.streams.speechbrain import (
 )
 from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
 
-TABLE = BucketTable.of([5.0, 10.0, 15.0, 25.0, 70.0], [60, 30, 20, 12, 4])
-BUCKETS = StreamBatching(algorithm="bucket", table=TABLE, buffer_size=200)
-
 
 def frontier(lengths: FloatArray) -> IntArray:
     return np.maximum(1, (300 / (lengths + 0.02 * lengths**2)).astype(np.int64))
