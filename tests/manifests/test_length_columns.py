@@ -39,7 +39,7 @@ def test_every_known_name_is_normalised_and_has_a_known_unit() -> None:
     assert {unit for unit in KNOWN_UNITS.values() if unit} == set(UNITS)
 
 
-def test_a_note_says_which_column_was_taken_unless_the_user_named_it(read) -> None:
+def test_a_note_says_which_column_was_taken_unless_named(read) -> None:
     said = ("Lengths are taken from column 'duration', in s.",)
     assert read("path,duration\na,3\n").notes == said
     assert read("path,duration\na,3\n", length_key="duration").notes == ()
