@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ from buckets.speech import PROBED, SPEECH, frontier, step_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_laws import LAWS, LawDevice, made_lengths
+from msgspec.structs import replace
 
 from batchtune import BucketBatchSampler
 from batchtune.buckets.current import read_current
@@ -79,7 +80,7 @@ def test_frontier_rows_take_the_largest_batch_that_fits() -> None:
 
 
 def test_a_sweep_stays_below_the_batch_size_that_was_probed() -> None:
-    costs = replace(PROBED, max_batch_size=9)
+    costs = dataclasses.replace(PROBED, max_batch_size=9)
     for asked, most in ((None, 9), (5, 5)):
         result = swept(SPEECH, costs=costs, max_batch_size=asked)
         assert result.settings["max_batch_size"] == most
@@ -354,12 +355,7 @@ def test_the_current_config_is_a_row_beside_the_others() -> None:
     )
     same = next(row for row in result.rows if row.strategy == "speechbrain")
     assert result.current is not None
-    assert (
-        msgspec.structs.replace(
-            result.current, strategy="speechbrain", equal_to_best=None
-        )
-        == same
-    )
+    assert replace(result.current, strategy="speechbrain", equal_to_best=None) == same
     assert result.current_settings == {
         "kind": "speechbrain",
         "source": "--current",
@@ -424,10 +420,8 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path: Path) -> None:
         look_ahead=0,
         batch_size=8,
     )
-    of_script = msgspec.structs.replace(probe.device, script=script)
-    write_result(
-        tmp_path / PROBE_FILE, msgspec.structs.replace(probe, device=of_script)
-    )
+    of_script = replace(probe.device, script=script)
+    write_result(tmp_path / PROBE_FILE, replace(probe, device=of_script))
     chosen = SweepSettings(strategies=("linear",), num_buckets=(10,))
     found = run_sweep(lengths, chosen, tmp_path)
     assert found.current is not None and found.current.batches == 250

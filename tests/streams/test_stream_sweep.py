@@ -10,6 +10,7 @@ import pytest
 from buckets.speech import SPEECH, step_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.table import BucketTable, Limits
@@ -177,12 +178,10 @@ def test_the_seed_does_not_change_the_recommendation() -> None:
 
 
 def test_unproven_and_mixed_too_little_rows_are_not_taken(both: StreamSweep) -> None:
-    import msgspec
-
     rows = list(both.rows)
     best = recommend_stream(rows).row
     assert best is not None
-    rows[best] = msgspec.structs.replace(rows[best], unproven=1)
+    rows[best] = replace(rows[best], unproven=1)
     assert recommend_stream(rows).row != best
     most = max(row.randomness for row in rows)
     chosen = recommend_stream(rows, min_randomness=most)
