@@ -41,7 +41,7 @@ from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, Probe, Sweep, SweepSettings
 from batchtune.units import parse_size
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
 NUM_BUCKETS = 20
 Batches = list[list[int]]
 
@@ -51,12 +51,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--manifest", default=str(EXAMPLES / "stdlib_lengths.csv"))
+    parser.add_argument(
+        "--manifest", default=str(ROOT / "examples" / "stdlib_lengths.csv")
+    )
+    parser.add_argument(
+        "--workload", default=f"{ROOT / 'examples' / 'custom_workload.py'}:TinyTagger"
+    )
     parser.add_argument("--memory", default="1GiB")
     options = parser.parse_args()
     lengths = load_lengths([options.manifest], ReadOptions())
     settings = ProbeSettings(
-        workload=f"{EXAMPLES / 'custom_workload.py'}:TinyTagger",
+        workload=options.workload,
         options={},
         device="cpu",
         memory_bytes=parse_size(options.memory),

@@ -12,7 +12,7 @@ three in a row fail; downwards from there where nothing passed. The answer may b
 than the tolerance below it.
 
 Trials and seconds are those of the search. batchtune also confirms its answers by running them in alternation, which
-no other does: that is counted by itself. `frontier.py known`: a workload whose memory is a known formula.
+no other does: that is counted by itself. Two workloads: one whose memory is a known formula, and a small conformer.
 Exits with 1 where a target does not hold.
 
 `frontier.py tail` compares the time to the answer on 66,816 lengths with a long tail, up to 82.5 s, and a small
@@ -60,6 +60,20 @@ _BELOW = 0.02
 _KIB = 1024
 _HEADER = f"  {'search':<22}{'trials':>8}{'a length':>10}{'OOMs':>6}{'seconds':>9}{'× trials':>10}{'× seconds':>11}"
 
+
+@dataclass(frozen=True)
+class Case:
+    """A workload and the memory it is given."""
+
+    workload: str
+    options: dict[str, object]
+    memory: str
+
+
+CASES = {
+    "known": Case(KNOWN, {"a": 200.0 * _KIB, "b": 10.0 * _KIB}, "750MiB"),
+    "conformer": Case("builtin:conformer-ctc", {"size": "tiny", "unit": "s"}, "480MiB"),
+}
 
 PeerSearch = Callable[..., Iterator[tuple[float, int]]]
 PEERS: dict[str, PeerSearch] = {
@@ -206,20 +220,16 @@ def truth(
 
 def _largest(fits: Asked, answer: int, length: float, cap: int) -> int:
     lowest = max(1, int(answer * (1 - _BELOW)))
-    best = 0
-    failed = 0
-    size = lowest
+    best, failed, size = 0, 0, lowest
     while size <= cap and failed < _FAILED_IN_A_ROW:
-        failed += 1
         if fits(size, length):
-            best = size
-            failed = 0
+            best, failed = size, 0
+        else:
+            failed += 1
         size += 1
     size = lowest - 1
     while not best and size:
-        if fits(size, length):
-            best = size
-        size -= 1
+        best, size = (size, size) if fits(size, length) else (0, size - 1)
     return best
 
 
@@ -228,21 +238,23 @@ def supervise(settings: ProbeSettings, limit_bytes: int | None = None) -> Superv
     return Supervisor(settings, limit_bytes)
 
 
-def compare(memory: str, num_lengths: int) -> bool:
-    """Runs and prints all for the workload with a known formula; whether the targets hold."""
+def compare(name: str, case: Case, num_lengths: int, memory: str | None) -> bool:
+    """Runs and prints all for one workload; whether the targets hold."""
     lengths = speech_like()
     settings = ProbeSettings(
-        workload=KNOWN,
-        options={"a": 200.0 * _KIB, "b": 10.0 * _KIB},
+        workload=case.workload,
+        options=case.options,
         device="cpu",
-        memory_bytes=parse_size(memory),
+        memory_bytes=parse_size(memory or case.memory),
         memory_fraction=1.0,
         num_lengths=num_lengths,
         tolerance=TOLERANCE,
     )
     with tempfile.TemporaryDirectory() as folder:
         ours, result, confirming = probe(lengths, settings, Path(folder))
-    print(f"{len(ours.found)} lengths, limit {format_size(result.device.limit_bytes)}")
+    print(
+        f"{name}: {len(ours.found)} lengths, limit {format_size(result.device.limit_bytes)}"
+    )
     print(_HEADER)
     _print_search(ours, ours)
     _print_confirmation(result, confirming)
@@ -293,7 +305,9 @@ def compare_on_a_long_tail(busy: int) -> bool:
         print(
             f"{lengths.count:,} lengths up to {lengths.longest:g} s; {len(ours.found)} measured; {busy} busy processes"
         )
-        print(_HEADER)
+        print(
+            f"  {'search':<22}{'trials':>8}{'a length':>10}{'OOMs':>6}{'seconds':>9}{'× trials':>10}{'× seconds':>11}"
+        )
         _print_search(whole, whole)
         _print_confirmation(result, confirming)
         for name, search in PEERS.items():
@@ -367,18 +381,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0] if __doc__ else None
     )
-    parser.add_argument("comparison", choices=("known", "tail"))
+    parser.add_argument(
+        "workloads", nargs="*", help=f"{' or '.join(CASES)}, both unless given; or tail"
+    )
     parser.add_argument(
         "--busy", type=int, default=0, help="with tail: next to so many busy processes"
     )
-    parser.add_argument("--memory", default="750MiB", help="limit of known")
-    parser.add_argument("--lengths", type=int, default=15, help="lengths of known")
+    parser.add_argument(
+        "--memory", help="limit, such as 2GiB; each workload's own unless given"
+    )
+    parser.add_argument("--lengths", type=int, default=15, help="how many lengths")
     options = parser.parse_args()
-    if options.comparison == "tail":
-        held = compare_on_a_long_tail(options.busy)
-    else:
-        held = compare(options.memory, options.lengths)
-    raise SystemExit(not held)
+    started = time.monotonic()
+    if options.workloads == ["tail"]:
+        raise SystemExit(not compare_on_a_long_tail(options.busy))
+    chosen = options.workloads or list(CASES)
+    if unknown := [name for name in chosen if name not in CASES]:
+        parser.error(
+            f"there is no workload {unknown[0]!r}; known ones: {', '.join(CASES)}"
+        )
+    held = [
+        compare(name, CASES[name], options.lengths, options.memory) for name in chosen
+    ]
+    print(f"{time.monotonic() - started:.0f} s in all")
+    raise SystemExit(not all(held))
 
 
 if __name__ == "__main__":

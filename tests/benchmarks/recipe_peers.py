@@ -1,6 +1,6 @@
 """How each contender of `recipes.py` batches: the real libraries, with settings found as their users find them.
 
-A contender is found once, on a worker under the memory limit, which costs seconds, trials and OOMs; then it gives the
+A contender is found once, on a worker under the memory limit, which costs time; then it gives the
 batches of each epoch.
 
 "Shipped" settings are those of a recipe's own configuration, which its comment names. They were chosen for a larger
@@ -584,9 +584,7 @@ def unchanged_script(bench: Bench) -> tuple[Epochs, str]:
     if bench.recipe.streamed:
         raise NothingRecommended("a script that reads a stream has to be changed")
     run = bench.folder / "run-script"
-    cost = bench.tune_script(run)
-    bench.trials += cost["trials"]
-    bench.ooms += cost["ooms"]
+    tuning = bench.tune_script(run)
     epochs, setting = recommended_in(bench, run)
     batches = epochs(0)[:STEPS_OF_THE_SCRIPT]
     said = call_batchtune(
@@ -596,7 +594,7 @@ def unchanged_script(bench: Bench) -> tuple[Epochs, str]:
     sizes = re.findall(r"^step \d+, (.*?): loss", said, re.MULTILINE)
     if sizes != [str(bench.size_of(batch)) for batch in batches]:
         raise NothingRecommended(f"`batchtune run` gave batches of {sizes}")
-    if cost["unfinished"]:
+    if tuning["unfinished"]:
         setting += ENDED_EARLY
     return epochs, setting
 

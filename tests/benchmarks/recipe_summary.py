@@ -359,8 +359,6 @@ def details(summary: Summary) -> str:
     lines = [f"{what}, {limit} MiB, {len(results['rounds'])} rounds"]
     lines += in_columns(rows)
     lines += [f"left out: {text}" for text in results["left_out"]]
-    phases = results["phase_seconds"].items()
-    lines.append(", ".join(f"{name} {seconds:.0f} s" for name, seconds in phases))
     return "\n".join(lines)
 
 
