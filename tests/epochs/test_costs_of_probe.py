@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 from report_records import made_probe
 
 from batchtune.buckets.sweep import sweep
@@ -25,15 +25,21 @@ WITH_TARGETS = CostModel(
 
 def probe_of(model: CostModel | None, target_length: float | None = None) -> Probe:
     probe = made_probe()
-    trials = [replace(trial, target_length=target_length) for trial in probe.trials]
+    trials = [
+        msgspec.structs.replace(trial, target_length=target_length)
+        for trial in probe.trials
+    ]
     models = Models(peak_bytes=probe.models.peak_bytes, step_seconds=model)
-    return replace(probe, trials=trials, models=models)
+    return msgspec.structs.replace(probe, trials=trials, models=models)
 
 
 def test_a_shape_with_steady_times_takes_as_long_as_it_took() -> None:
     made = made_probe()
-    steady = [replace(trial, steps=5, step_seconds_spread=0.0) for trial in made.trials]
-    probe = replace(made, trials=steady)
+    steady = [
+        msgspec.structs.replace(trial, steps=5, step_seconds_spread=0.0)
+        for trial in made.trials
+    ]
+    probe = msgspec.structs.replace(made, trials=steady)
     step_seconds = costs_of(probe).step_seconds
     assert step_seconds is not None
     passed = [trial for trial in probe.trials if trial.outcome == "ok"]
@@ -49,7 +55,7 @@ def test_a_probe_without_a_time_model_gives_no_times() -> None:
 
 
 def test_a_model_far_from_its_measurements_gives_no_times() -> None:
-    poor = replace(WITH_TARGETS, relative_error=1.5)
+    poor = msgspec.structs.replace(WITH_TARGETS, relative_error=1.5)
     assert costs_of(probe_of(poor, target_length=300.0)).step_seconds is None
 
 
@@ -57,7 +63,7 @@ def probe_with(sizes: dict[float, int], *, proven: bool = True) -> Probe:
     """Point i is proven by trial 100 + i."""
     made = made_probe()
     points = [
-        replace(
+        msgspec.structs.replace(
             made.frontier[0],
             length=length,
             batch_size=size,
@@ -66,7 +72,7 @@ def probe_with(sizes: dict[float, int], *, proven: bool = True) -> Probe:
         )
         for i, (length, size) in enumerate(sizes.items())
     ]
-    return replace(made, frontier=points)
+    return msgspec.structs.replace(made, frontier=points)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +158,8 @@ def test_a_sweep_is_for_the_ranks_that_were_probed(
         )
         for rank in range(4)
     ]
-    device = replace(made.device, world_size=4, ranks=of_ranks)
-    costs = costs_of(replace(made, device=device))
+    device = msgspec.structs.replace(made.device, world_size=4, ranks=of_ranks)
+    costs = costs_of(msgspec.structs.replace(made, device=device))
     sweeping = SweepSettings(num_buckets=(3,), world_size=given_ranks)
     swept = sweep(Lengths.of([2.0, 9.0, 24.0] * 40, unit="s"), 600, sweeping, costs)
     assert swept.world_size == ranks
