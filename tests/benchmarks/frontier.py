@@ -68,11 +68,18 @@ class Case:
     workload: str
     options: dict[str, object]
     memory: str
+    device: str = "cpu"
 
 
 CASES = {
     "known": Case(KNOWN, {"a": 200.0 * _KIB, "b": 10.0 * _KIB}, "750MiB"),
     "conformer": Case("builtin:conformer-ctc", {"size": "tiny", "unit": "s"}, "480MiB"),
+    "gpu": Case(
+        "builtin:conformer-ctc",
+        {"size": "large", "dtype": "bf16", "unit": "s"},
+        "16GiB",
+        "cuda",
+    ),
 }
 
 PeerSearch = Callable[..., Iterator[tuple[float, int]]]
@@ -244,7 +251,7 @@ def compare(name: str, case: Case, num_lengths: int, memory: str | None) -> bool
     settings = ProbeSettings(
         workload=case.workload,
         options=case.options,
-        device="cpu",
+        device=case.device,
         memory_bytes=parse_size(memory or case.memory),
         memory_fraction=1.0,
         num_lengths=num_lengths,
@@ -382,7 +389,9 @@ def main() -> None:
         description=__doc__.splitlines()[0] if __doc__ else None
     )
     parser.add_argument(
-        "workloads", nargs="*", help=f"{' or '.join(CASES)}, both unless given; or tail"
+        "workloads",
+        nargs="*",
+        help=f"{', '.join(CASES)}, those of the CPU unless given; or tail",
     )
     parser.add_argument(
         "--busy", type=int, default=0, help="with tail: next to so many busy processes"
@@ -395,7 +404,7 @@ def main() -> None:
     started = time.monotonic()
     if options.workloads == ["tail"]:
         raise SystemExit(not compare_on_a_long_tail(options.busy))
-    chosen = options.workloads or list(CASES)
+    chosen = options.workloads or ["known", "conformer"]
     if unknown := [name for name in chosen if name not in CASES]:
         parser.error(
             f"there is no workload {unknown[0]!r}; known ones: {', '.join(CASES)}"

@@ -18,6 +18,7 @@ def simulated(real: ProbeSettings, world_size: int) -> ProbeSettings:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("one_nursery")
 def test_ddp_is_refused_with_what_to_do() -> None:
     with (
         Supervisor(simulated(settings(), 8), lengths=LENGTHS) as supervisor,
