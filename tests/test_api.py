@@ -79,7 +79,6 @@ def test_results_are_the_records_of_the_files(tuned: RunResults) -> None:
 
 
 def test_tables_have_a_row_per_entry_and_a_column_per_field(tuned: RunResults) -> None:
-    assert tuned.probe is not None and tuned.sweep is not None
     assert list(tuned.trials.columns) == columns_of(Trial)
     assert list(tuned.frontier.columns) == columns_of(FrontierPoint)
     assert list(tuned.rows.columns) == columns_of(Row)
@@ -106,7 +105,6 @@ def test_the_probe_alone_then_the_sweep_in_its_folder(tuned: RunResults) -> None
 
 
 def test_the_recommended_sampler_runs(tuned: RunResults) -> None:
-    assert tuned.sweep is not None and tuned.sweep.recommended_row is not None
     config = tuned.folder / "sampler.yaml"
     batches = list(batchtune.sampler_from_config(config, VALUES))
     assert len(batches) == tuned.sweep.recommended_row.batches
@@ -121,7 +119,6 @@ def test_a_notebook_shows_the_headline_and_the_tables(tuned: RunResults) -> None
 
 
 def test_strings_of_a_run_are_no_html(swept: RunResults) -> None:
-    assert swept.sweep is not None
     evil = msgspec.structs.replace(swept.sweep, warnings=["<script>alert(1)</script>"])
     shown = RunResults(name="run", sweep=evil)._repr_html_()
     assert "<script>" not in shown and "&lt;script&gt;" in shown
@@ -144,7 +141,6 @@ def lengths_in(data: Any, **reading: Any) -> LengthsSummary:
     swept = batchtune.sweep(
         data, max_batch_length=40, num_buckets=[3], force=True, **reading
     )
-    assert swept.sweep is not None
     return swept.sweep.lengths
 
 

@@ -145,14 +145,12 @@ def test_memory_that_falls_with_the_length_is_reported() -> None:
 
 def test_a_noisy_workload_keeps_its_spread_free_and_says_so() -> None:
     probe = probe_law(LawDevice(LAWS["noise of 3%"], made_lengths("speech", count=FEW)))
-    assert probe.margin is not None
     assert 0.02 < probe.margin.spread_bytes / probe.device.limit_bytes < 0.035
     assert any("Peaks of equal batches differ" in warning for warning in probe.warnings)
 
 
 def test_equal_peaks_cost_a_margin_of_a_thousandth() -> None:
     probe = probe_law(LawDevice(LAWS["quadratic"], made_lengths("speech", count=FEW)))
-    assert probe.margin is not None
     assert probe.margin.bytes == int(0.001 * probe.device.limit_bytes)
     assert all(point.trial is not None for point in probe.frontier)
 
@@ -174,7 +172,6 @@ def probe_with_a_first_step(fitting: float, share: float) -> Probe:
 def test_the_longest_that_ran_as_a_first_step_stays() -> None:
     # The margin for a first step with many examples would leave no room for the longest one.
     probe = probe_with_a_first_step(1.1, 0.004)
-    assert probe.margin is not None
     assert probe.margin.first_step_bytes > 0.09 * LIMIT_BYTES
     assert (probe.frontier[-1].length, probe.frontier[-1].batch_size) == (82.5, 1)
 
@@ -186,7 +183,6 @@ def test_turns_are_not_repeated_for_smaller_batches() -> None:
         law, made_lengths("speech"), first_step=lambda shape: 0.0009 * LIMIT_BYTES
     )
     probe = probe_law(device)
-    assert probe.confirmation is not None
     assert device.steps == probe.confirmation.steps
     assert all(point.trial is not None for point in probe.frontier)
 
@@ -197,7 +193,7 @@ def test_a_workload_that_ignores_the_shape_is_refused() -> None:
         WorkloadError, match=r"do not depend on the batch: 1 × .* and 300 × "
     ) as raised:
         probe_law(device)
-    assert "make_batch() ignore its `shape`?" in (raised.value.hint or "")
+    assert "make_batch() ignore its `shape`?" in raised.value.hint
 
 
 @pytest.mark.parametrize(
@@ -221,7 +217,7 @@ def test_a_longest_example_without_a_margin_is_an_error() -> None:
         ProbeError, match=r"17\.04.*leaves less than 216 MiB of 7\.45 GiB"
     ) as raised:
         probe_law(LawDevice(law, made_lengths("speech", count=FEW), fitting=1.01))
-    assert "--max-length 15.72" in (raised.value.hint or "")
+    assert "--max-length 15.72" in raised.value.hint
 
 
 def test_a_search_ended_by_max_lengths_warns_and_can_continue(tmp_path: Path) -> None:
@@ -370,7 +366,6 @@ def test_estimated_times_are_those_of_steps_in_turns() -> None:
         (row,) = sweep(
             device.lengths, probe.max_batch_length, settings, costs_of(probe)
         ).rows
-        assert row.estimated_epoch_seconds is not None
         return row.estimated_epoch_seconds
 
     assert estimated(1.2) == pytest.approx(1.2 * estimated(1.0))

@@ -93,7 +93,6 @@ def test_ratios_are_those_of_the_rounds() -> None:
 def test_a_contender_out_of_memory_is_no_best_peer() -> None:
     seconds = {"as shipped": [4.0], "fast": [1.0], "slow": [3.0], "batchtune": [2.0]}
     summary = Summary.of(made_results(seconds, out_of_memory=("fast",)))
-    assert summary.best_peer is not None
     assert summary.best_peer.name == "slow"
 
 

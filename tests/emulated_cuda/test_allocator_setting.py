@@ -12,7 +12,6 @@ from msgspec import structs
 from report_records import made_sweep
 
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
-from batchtune.results import SamplerConfig
 
 pytestmark = pytest.mark.process
 LENGTHS = np.repeat([64.0, 512.0], [3000, 300])
@@ -87,7 +86,6 @@ def test_training_with_another_allocator_is_warned(
     emulated_cuda: Machine, tmp_path: Path, measured: str
 ) -> None:
     config = sampler_config(made_sweep())
-    assert isinstance(config, SamplerConfig)
     evidence = structs.replace(config.evidence, allocator=measured)
     path = tmp_path / "sampler.yaml"
     path.write_text(render_sampler_yaml(structs.replace(config, evidence=evidence)))

@@ -50,7 +50,6 @@ def holder(
         HOLDER, str(size_bytes), device, devices=2, **settings
     ) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
             yield process.pid
         finally:

@@ -79,7 +79,6 @@ def held_by_another_process(size_bytes: int) -> Iterator[int]:
         text=True,
     )
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process.pid
     finally:

@@ -22,9 +22,7 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
             for size in (10, 30, 10)
         ]
     assert [trial.outcome for trial in trials] == ["ok", "oom", "ok"]
-    assert trials[0].peak_bytes is not None
     assert 1000 << 20 <= trials[0].peak_bytes <= 1100 << 20
-    assert trials[0].reserved_bytes is not None
     assert trials[0].reserved_bytes >= trials[0].peak_bytes
 
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+from known_workload import descend
 
 from batchtune import BatchShape
 
@@ -15,7 +16,7 @@ class Held:
     """Holds exactly a·B·L + b·B·L² bytes and does a real optimizer step.
 
     While there is a file `hold` in the folder, a step leaves a child process behind, says so with a file `held`, and
-    goes on only when `hold` is gone. Each batch that is made is a line in the file `made`.
+    goes on only when `hold` is gone.
     """
 
     def __init__(self, folder: str, a: float, b: float) -> None:
@@ -26,8 +27,6 @@ class Held:
         self.momentum: dict[torch.nn.Parameter, torch.Tensor] = {}
 
     def make_batch(self, shape: BatchShape) -> torch.Tensor:
-        with (self.folder / "made").open("a") as made:
-            made.write(f"{shape.batch_size} {shape.length!r}\n")
         size = int(shape.batch_size * shape.length * (self.a + self.b * shape.length))
         return torch.ones(size, dtype=torch.uint8)
 
@@ -35,13 +34,7 @@ class Held:
         if (self.folder / "hold").exists():
             self.hold()
         self.model(batch[:64].float()).square().mean().backward()
-        with torch.no_grad():  # written out: torch's optimizers import its compiler, a second for each worker
-            for parameter in self.model.parameters():
-                assert parameter.grad is not None
-                state = self.momentum.setdefault(parameter, torch.zeros_like(parameter))
-                state.mul_(0.9).add_(parameter.grad)
-                parameter.sub_(0.01 * state)
-                parameter.grad = None
+        descend(self.model, self.momentum)
 
     def hold(self) -> None:
         if os.fork() == 0:

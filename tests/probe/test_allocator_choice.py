@@ -210,7 +210,6 @@ def test_a_run_goes_on_with_the_allocator_that_it_has(
     begin_run(LENGTHS, settings(began), tmp_path, on(found), force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
     run, _ = open_run(LENGTHS, settings(now), tmp_path)
-    assert run is not None
     assert run.settings["allocator"] == began
     refuse_other_allocator("it", run.device.allocator, on(found))
 

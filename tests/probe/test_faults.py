@@ -39,7 +39,6 @@ def test_a_good_workload_is_measured() -> None:
     assert device.processors is not None
     assert device.load_average is not None
     for others in (device.other_processors, trial.other_processors):
-        assert others is not None
         # Clocks tick every hundredth of a second.
         assert 0 <= others <= device.processors * 1.2
 
@@ -92,7 +91,7 @@ def test_a_failure_leaves_no_memory_to_later_trials(workload: str) -> None:
             supervisor.measure(BatchShape(size, 10.0), 0).trial for size in (1, 20, 1)
         )
     assert failed.outcome == "oom"
-    assert abs((after.peak_bytes or 0) - (before.peak_bytes or 0)) < 6 << 20
+    assert abs(after.peak_bytes - before.peak_bytes) < 6 << 20
 
 
 def test_without_a_byte_left_the_worker_reports_oom_and_lives_on() -> None:
@@ -102,7 +101,7 @@ def test_without_a_byte_left_the_worker_reports_oom_and_lives_on() -> None:
             supervisor.measure(BatchShape(2, 1.0), index).trial for index in range(2)
         ]
     assert [trial.outcome for trial in trials] == ["oom", "oom"]
-    assert "MemoryError" in (trials[0].error or "")
+    assert "MemoryError" in trials[0].error
 
 
 def test_a_setup_beyond_the_limit_says_that_it_is_too_small() -> None:

@@ -40,7 +40,7 @@ def test_a_cut_journal_continues_after_its_whole_lines(tmp_path: Path) -> None:
     for trial in trials:
         append_trial(path, trial)
     whole = path.read_bytes()
-    for end in range(len(whole) + 1):
+    for end in range(0, len(whole) + 1, 5):  # also within letters of 2 and 3 bytes
         path.unlink()  # to overwrite a file waits for the disk
         path.write_bytes(whole[:end])
         kept = read_trials(path)

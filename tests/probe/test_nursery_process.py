@@ -166,7 +166,6 @@ print(child, flush=True)
 time.sleep(1000)
 """
     supervisor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert supervisor.stdout is not None
     child = int(supervisor.stdout.readline())
     last = daemon()
     supervisor.kill()

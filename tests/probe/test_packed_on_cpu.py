@@ -37,7 +37,6 @@ def test_the_budget_is_what_a_brute_force_finds(tmp_path: Path) -> None:
     probe = run_probe(LENGTHS, SETTINGS, tmp_path)
     assert read_result(tmp_path / PROBE_FILE, Probe) == probe
     packed = probe.packed
-    assert packed is not None
     assert len(probe.trials) <= 18
     compositions = Compositions(LENGTHS, 0)
 
@@ -52,7 +51,6 @@ def test_the_budget_is_what_a_brute_force_finds(tmp_path: Path) -> None:
         supervisor.start()
         assert holds(packed.max_tokens)
         assert not holds(int(packed.max_tokens * 1.02))
-    assert packed.peak_bytes is not None
     assert packed.peak_bytes.token == pytest.approx(40_000, rel=0.1)
 
 
@@ -78,7 +76,6 @@ def test_commands_and_python_find_the_same_budget(tmp_path: Path) -> None:
     assert "max_tokens = " in ran.stdout
     probe = read_result(run / PROBE_FILE, Probe)
     packed = probe.packed
-    assert packed is not None
     assert 400 <= packed.max_tokens <= 1_000
     assert probe.settings["max_tokens"] == 1_000
     assert len(packed.proofs) == len(COMPOSITIONS)

@@ -78,7 +78,6 @@ def probed(
 def assert_never_too_large(device: PackedDevice, probe: Probe) -> int:
     """The budget holds for its compositions and all that they contain; return the largest that does."""
     packed = probe.packed
-    assert packed is not None
     truth = device.largest_budget(int(device.lengths.total))
     assert packed.max_tokens <= truth
     proofs = [probe.trials[index].shape for index in packed.proofs]
@@ -121,7 +120,6 @@ def test_even_memory_is_found_within_two_per_cent(
 
     device, probe = probed(memory, noise=noise, lengths=lengths, dear=dear)
     truth = assert_never_too_large(device, probe)
-    assert probe.packed is not None
     assert probe.packed.max_tokens >= truth * (0.98 - 2 * noise) - 1
     assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
     if not noise:
@@ -136,7 +134,6 @@ def test_too_little_margin_costs_a_step_of_the_budget() -> None:
         dear=True,
     )
     truth = assert_never_too_large(device, probe)
-    assert probe.packed is not None
     assert probe.packed.max_tokens >= 0.98 * truth
 
 
@@ -148,7 +145,6 @@ def test_uneven_memory_never_gives_too_large_a_budget(
 ) -> None:
     device, probe = probed(ROUGH[name], noise=noise, dear=dear)
     truth = assert_never_too_large(device, probe)
-    assert probe.packed is not None
     assert probe.packed.max_tokens >= (0.96 if name in EVEN else 0.4) * truth
 
 
@@ -171,7 +167,6 @@ def test_memory_that_grows_over_the_trials_leaves_a_good_budget() -> None:
     with tempfile.TemporaryDirectory() as folder:
         probe = probe_packed(device, Path(folder), dear=True)
     truth = device.largest_budget(int(device.lengths.total))
-    assert probe.packed is not None
     assert 0.75 * truth <= probe.packed.max_tokens <= truth
     assert len(probe.trials) <= MOST_UNEVEN_TRIALS + len(COMPOSITIONS)
 
@@ -182,11 +177,8 @@ def test_few_trials_fail_and_the_laws_are_fitted() -> None:
     )
     assert len(probe.trials) <= 10
     assert sum(trial.outcome == "oom" for trial in probe.trials) <= 1
-    assert probe.packed is not None
-    assert probe.packed.peak_bytes is not None
     assert probe.packed.peak_bytes.token == pytest.approx(5e4, rel=0.05)
     assert probe.packed.peak_bytes.squared_token == pytest.approx(30, rel=0.05)
-    assert probe.packed.step_seconds is not None
     assert probe.packed.step_seconds.squared_token == pytest.approx(1e-9, rel=0.05)
     assert probe.is_proven
     assert probe.frontier == []
@@ -204,7 +196,6 @@ def test_a_mask_over_the_row_is_warned_of() -> None:
 def test_what_the_data_can_fill_ends_the_search(changed: dict[str, int]) -> None:
     lengths = Lengths.of([2048.0] * 4 + [100.0] * 30)
     _, probe = probed(linear, lengths=lengths, **changed)
-    assert probe.packed is not None
     assert probe.packed.max_tokens == changed.get("max_tokens", 4 * 2048 + 3000)
     assert probe.packed.closed_by == "data"
     assert probe.packed.oom_tokens is None
@@ -213,14 +204,12 @@ def test_what_the_data_can_fill_ends_the_search(changed: dict[str, int]) -> None
 def test_equal_sequences_are_a_budget() -> None:
     device, probe = probed(linear, lengths=Lengths.of([1000.0] * 500))
     assert_never_too_large(device, probe)
-    assert probe.packed is not None
     # Where parts of the row come together, two sequences are cut.
     assert 2 <= len(probe.packed.proofs) < len(COMPOSITIONS)
 
 
 def test_a_single_sequence_is_a_budget() -> None:
     _, probe = probed(linear, lengths=Lengths.of([1000.0]))
-    assert probe.packed is not None
     assert probe.packed.max_tokens == 1000
 
 
@@ -271,7 +260,6 @@ def test_a_fit_passes_through_exact_measurements() -> None:
         for shape in shapes
     ]
     model = fit_packed(shapes, costs)
-    assert model is not None
     assert predict_packed(model, 100, 1000, 10) == pytest.approx(7 + 300 + 2000 + 110)
     assert model.largest_error == pytest.approx(0, abs=1e-9)
     assert fit_packed(shapes[:2], costs[:2]) is None
@@ -283,7 +271,7 @@ def test_a_fit_passes_through_exact_measurements() -> None:
 def test_a_workload_that_pads_is_told() -> None:
     with pytest.raises(WorkloadError, match="its memory is that of padded") as caught:
         probed(lambda shape: 1e5 * shape.batch_size * shape.length)
-    assert "leave out packed = True" in (caught.value.hint or "")
+    assert "leave out packed = True" in caught.value.hint
 
 
 def test_a_workload_that_ignores_the_batch_is_told() -> None:
@@ -297,21 +285,21 @@ def test_a_workload_that_ignores_the_batch_is_told() -> None:
         pytest.raises(WorkloadError, match="do not depend on the batch") as caught,
     ):
         probe_packed(device, Path(folder))
-    assert "into one row" in (caught.value.hint or "")
+    assert "into one row" in caught.value.hint
 
 
 def test_sequences_that_are_too_long_are_counted() -> None:
     message = r"examples exceed 1\d\d\d, the longest that fits"
     with pytest.raises(ProbeError, match=message) as caught:
         probed(lambda shape: 5e6 * shape.tokens)
-    assert "--max-length 1" in (caught.value.hint or "")
-    assert "--truncate 1" in (caught.value.hint or "")
+    assert "--max-length 1" in caught.value.hint
+    assert "--truncate 1" in caught.value.hint
 
 
 def test_a_longest_sequence_that_fits_alone_may_be_no_budget() -> None:
     with pytest.raises(ProbeError, match="no token budget fits") as caught:
         probed(lambda shape: 1e5 * shape.tokens + 2e8 * shape.batch_size)
-    assert "--min-length" in (caught.value.hint or "")
+    assert "--min-length" in caught.value.hint
 
 
 BAD_INPUT: list[tuple[Lengths, dict[str, object], str]] = [
@@ -386,14 +374,11 @@ def test_an_interrupted_probe_goes_on_as_if_it_had_not_been(
     left = read_result(tmp_path / "run" / PROBE_FILE, Probe)
     assert left.unfinished
     assert not left.is_proven
-    assert left.packed is not None
-    assert whole.packed is not None
     assert 0 < left.packed.max_tokens <= whole.packed.max_tokens
     assert left.packed.closed_by == "time"
     goes_on = probe_packed(PackedDevice(), tmp_path / "run")
     shapes = [[trial.shape for trial in probe.trials] for probe in (goes_on, whole)]
     assert shapes[0] == shapes[1]
-    assert goes_on.packed is not None
     assert goes_on.packed.max_tokens == whole.packed.max_tokens
     assert not goes_on.unfinished
 
@@ -429,7 +414,6 @@ def test_a_crash_is_tried_again_before_it_is_believed(tmp_path: Path) -> None:
     passed = {trial.shape for trial in probe.trials if trial.outcome == "ok"}
     assert crashed
     assert set(crashed) <= passed
-    assert probe.packed is not None
     assert probe.packed.max_tokens >= 68_000
 
 
@@ -442,9 +426,7 @@ def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path: Path) -> N
             return replace(reply, trial=replace(reply.trial, outcome="oom"))
 
     probe = probe_packed(Fragments(), tmp_path)
-    assert probe.packed is not None
     assert 60_000 <= probe.packed.max_tokens <= 0.97 * 70_000
-    assert probe.confirmation is not None
     assert probe.confirmation.given_up > 0
 
 
@@ -467,7 +449,6 @@ def test_a_process_that_comes_to_hold_more_costs_only_that(
 
     device = Unsteady(answer=keeps)
     probe = probe_packed(device, tmp_path)
-    assert probe.packed is not None
     truth = device.largest_budget(int(device.lengths.total))
     assert (0.95 - kept) * truth <= probe.packed.max_tokens <= truth
 
@@ -477,5 +458,4 @@ def test_the_search_is_a_function_of_the_trials() -> None:
     for count in range(len(probe.trials)):
         search = PackedSearch(TOKENS, settings(), LIMIT_BYTES)
         wanted = search.propose(probe.trials[:count])
-        assert wanted is not None
         assert wanted.shape == probe.trials[count].shape

@@ -136,7 +136,7 @@ def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path: Path) 
                 left.append(progress.seconds_left) if progress.shortening else None
             ),
         )
-    assert "--max-length 10.0" in (caught.value.hint or "")
+    assert "--max-length 10.0" in caught.value.hint
     assert [note.split(",")[0] for note in notes] == [
         "Warning: the longest example (20) does not fit within 7.45 GiB"
     ]
@@ -180,7 +180,7 @@ def test_what_fails_with_any_batch_is_the_workloads_own(
     with pytest.raises(WorkloadError) as raised:
         probed(failing([1.0, 2.0], outcome, error), tmp_path)
     assert error in raised.value.message
-    assert "did not run out of memory" in (raised.value.hint or "")
+    assert "did not run out of memory" in raised.value.hint
     assert not (tmp_path / PROBE_FILE).exists()
 
 

@@ -99,12 +99,12 @@ def test_the_workloads_own_error_stops_the_probe(tmp_path: Path) -> None:
         run_probe(LENGTHS, settings(600 * MIB, f"{FAULTY}:RaisesInStep", {}), tmp_path)
     assert "shapes cannot be multiplied" in caught.value.message
     assert "memory limit" not in caught.value.message
-    assert "faulty_workload.py" in (caught.value.traceback or "")
+    assert "faulty_workload.py" in caught.value.traceback
     assert not (tmp_path / PROBE_FILE).exists()
 
 
 def test_a_setup_that_fails_leaves_no_run_behind(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="epoch-3") as caught:
         run_probe(LENGTHS, settings(600 * MIB, f"{FAULTY}:RaisesInSetup", {}), tmp_path)
-    assert "raise ValueError" in (caught.value.traceback or "")
+    assert "raise ValueError" in caught.value.traceback
     assert not (tmp_path / RUN_FILE).exists()

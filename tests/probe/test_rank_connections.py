@@ -108,7 +108,6 @@ def causes(replies: dict[int, Reply]) -> dict[int, str | None]:
 
 
 def message(reply: Reply) -> str:
-    assert isinstance(reply, Failed)
     return reply.message
 
 
@@ -322,7 +321,6 @@ def test_fifty_trials_of_uneven_ranks_run_without_a_deadlock(
         request = ask(index)
         led.ranks.send(request)
         reply = merged(led.ranks.gather(60.0), request, 2)
-        assert isinstance(reply, Ran)
         outcomes.append(reply.trial.outcome)
     for ended in acting:
         ended.result()

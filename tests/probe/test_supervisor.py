@@ -253,7 +253,7 @@ def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(
             match=f"another probe \\(process {os.getpid()}\\) is using GPU",
         ) as caught:
             supervisor.start()
-        assert "--wait" in (caught.value.hint or "")
+        assert "--wait" in caught.value.hint
     assert supervisor.start() == DEVICE
     supervisor.measure(SHAPE, 0, fresh=True)
     with pytest.raises(DeviceBusy):

@@ -162,7 +162,6 @@ class TestConformance:
     ) -> None:
         with pytest.raises(WorkloadError) as caught:
             load_workload(f"builtin:{name}", {"layer": 3})
-        assert caught.value.hint is not None
         assert (
             caught.value.hint.startswith("It takes ")
             and "size, dim, layers" in caught.value.hint
@@ -284,7 +283,7 @@ def live_tensor_bytes() -> int:
 def test_ranks_are_needed_to_train_together() -> None:
     with pytest.raises(UsageError, match="needs ranks") as refused:
         built("transformer-lm", parallel="ddp")
-    assert "--nproc-per-node" in (refused.value.hint or "")
+    assert "--nproc-per-node" in refused.value.hint
 
 
 def test_no_optimizer_is_taken_that_fails_on_shards() -> None:
