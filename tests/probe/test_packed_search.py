@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from made_trials import altered
 from memory_laws import LIMIT_BYTES, Law
-from msgspec.structs import replace
 from packed_laws import (
     SENTENCES,
     TOKENS,
@@ -95,6 +96,7 @@ def assert_never_too_large(device: PackedDevice, probe: Probe) -> int:
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
+@example(163_278, 60.0, 3e6, 0.0, TOKENS, True)  # too little margin at first
 @given(
     token=st.floats(2e4, 1.5e6),
     squared=st.sampled_from([0.0, 5.0, 60.0]),
@@ -126,19 +128,7 @@ def test_even_memory_is_found_within_two_per_cent(
         assert trials_before_turns(probe) <= MOST_TRIALS
 
 
-def test_too_little_margin_costs_a_step_of_the_budget() -> None:
-    device, probe = probed(
-        lambda shape: (
-            163_278 * shape.tokens + 60 * shape.squared_tokens + 3e6 * shape.batch_size
-        ),
-        dear=True,
-    )
-    truth = assert_never_too_large(device, probe)
-    assert probe.packed.max_tokens >= 0.98 * truth
-
-
-@pytest.mark.parametrize("dear", [False, True])
-@pytest.mark.parametrize("noise", [0.0, 0.01])
+@pytest.mark.parametrize(("noise", "dear"), [(0.0, False), (0.01, True)])
 @pytest.mark.parametrize("name", ROUGH)
 def test_uneven_memory_never_gives_too_large_a_budget(
     name: str, noise: float, dear: bool
@@ -146,29 +136,6 @@ def test_uneven_memory_never_gives_too_large_a_budget(
     device, probe = probed(ROUGH[name], noise=noise, dear=dear)
     truth = assert_never_too_large(device, probe)
     assert probe.packed.max_tokens >= (0.96 if name in EVEN else 0.4) * truth
-
-
-def test_memory_that_grows_over_the_trials_leaves_a_good_budget() -> None:
-    """What a process holds between steps grows, and the margin with it: nothing near the limit is proven any more."""
-
-    class Grows(PackedDevice):
-        def measure(self, shape: BatchShape, index: int, **how: Any) -> Ran:
-            ran = super().measure(shape, index, **how)
-            trial = ran.trial
-            if trial.peak_bytes is None:
-                return ran
-            more = 40_000_000 * max(0, index - 8)
-            rest_bytes = (trial.rest_bytes or 0) + more
-            peak_bytes = trial.peak_bytes + more
-            trial = replace(trial, peak_bytes=peak_bytes, rest_bytes=rest_bytes)
-            return replace(ran, trial=trial)
-
-    device = Grows(memory=linear)
-    with tempfile.TemporaryDirectory() as folder:
-        probe = probe_packed(device, Path(folder), dear=True)
-    truth = device.largest_budget(int(device.lengths.total))
-    assert 0.75 * truth <= probe.packed.max_tokens <= truth
-    assert len(probe.trials) <= MOST_UNEVEN_TRIALS + len(COMPOSITIONS)
 
 
 def test_few_trials_fail_and_the_laws_are_fitted() -> None:
@@ -302,11 +269,13 @@ def test_a_longest_sequence_that_fits_alone_may_be_no_budget() -> None:
     assert "--min-length" in caught.value.hint
 
 
+PADDED = Lengths.of([3.0])  # by a workload that pads
 BAD_INPUT: list[tuple[Lengths, dict[str, object], str]] = [
     (Lengths.of([3.0, 2.5, 1.5]), {}, "2 of 3 are fractional, such as 2.5"),
     (Lengths.of([3.0, 2.0], [1.0, 1.0]), {}, "packed sequences have one length"),
     (TOKENS, {"max_batch_size": 8}, "--max-batch-size is for padded batches"),
     (TOKENS, {"max_tokens": 100}, "--max-tokens 100 is less than the longest"),
+    (PADDED, {"max_tokens": 5000}, "--max-tokens is for a workload that packs"),
 ]
 
 
@@ -314,15 +283,10 @@ BAD_INPUT: list[tuple[Lengths, dict[str, object], str]] = [
 def test_what_can_not_be_packed_is_an_error(
     lengths: Lengths, changed: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    device = PackedDevice(lengths=lengths)
+    device = PackedDevice(lengths=lengths, packed=lengths is not PADDED)
     with pytest.raises(UsageError, match=message):
         probe_packed(device, tmp_path / "run", **changed)
     assert not (tmp_path / "run" / PROBE_FILE).exists()
-
-
-def test_a_token_budget_is_not_for_padded_batches(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--max-tokens is for a workload that packs"):
-        probe_packed(PackedDevice(packed=False), tmp_path, max_tokens=5000)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -346,16 +310,9 @@ class Unsteady(PackedDevice):
         self.answer = answer
         self.count = 0
 
-    def measure(
-        self,
-        shape: BatchShape,
-        index: int,
-        *,
-        fresh: bool = False,
-        timing: bool = False,
-    ) -> Ran:
-        reply = super().measure(shape, index, fresh=fresh, timing=timing)
-        return self.answer(reply) if not fresh else reply
+    def measure(self, shape: BatchShape, index: int, **how: Any) -> Ran:
+        reply = super().measure(shape, index, **how)
+        return reply if how.get("fresh") else self.answer(reply)
 
     def run(self, shape: BatchShape, steps: int) -> Ran:
         self.count += 1
@@ -405,10 +362,7 @@ def test_a_crash_is_tried_again_before_it_is_believed(tmp_path: Path) -> None:
         if trial.index < 4:
             return reply
         crashed.append(trial.shape)
-        return replace(
-            reply,
-            trial=replace(trial, outcome="crash", peak_bytes=None, error="SIGSEGV"),
-        )
+        return altered(reply, outcome="crash", peak_bytes=None, error="SIGSEGV")
 
     probe = probe_packed(Unsteady(answer=crash_once), tmp_path)
     passed = {trial.shape for trial in probe.trials if trial.outcome == "ok"}
@@ -423,34 +377,53 @@ def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path: Path) -> N
             reply = super().step(shape, release=release)
             if self.bytes(shape) <= 0.97 * LIMIT_BYTES:
                 return reply
-            return replace(reply, trial=replace(reply.trial, outcome="oom"))
+            return altered(reply, outcome="oom")
 
     probe = probe_packed(Fragments(), tmp_path)
     assert 60_000 <= probe.packed.max_tokens <= 0.97 * 70_000
     assert probe.confirmation.given_up > 0
 
 
-@pytest.mark.parametrize("kept", [0.01, 0.03, 0.1])
-def test_a_process_that_comes_to_hold_more_costs_only_that(
-    kept: float, tmp_path: Path
-) -> None:
-    def keeps(reply: Ran) -> Ran:
-        """Hold more from the first batch of very many sequences on."""
-        trial = reply.trial
-        if trial.shape.batch_size <= 1000 or trial.peak_bytes is None:
-            return reply
-        more = int(kept * LIMIT_BYTES)
-        trial = replace(
-            trial,
-            rest_bytes=(trial.rest_bytes or 0) + more,
-            peak_bytes=trial.peak_bytes + more,
-        )
-        return replace(reply, trial=trial)
+def holding_more(reply: Ran, more: int) -> Ran:
+    """The reply of a process that holds so many bytes more."""
+    trial = reply.trial
+    if trial.peak_bytes is None:
+        return reply
+    rest_bytes = (trial.rest_bytes or 0) + more
+    peak_bytes = trial.peak_bytes + more
+    return altered(reply, peak_bytes=peak_bytes, rest_bytes=rest_bytes)
 
-    device = Unsteady(answer=keeps)
-    probe = probe_packed(device, tmp_path)
+
+def holds_more_with_each_trial(reply: Ran) -> Ran:
+    """The margin grows with it: nothing near the limit is proven any more."""
+    return holding_more(reply, 40_000_000 * max(0, reply.trial.index - 8))
+
+
+def holds_more_after_many_sequences(reply: Ran, kept: float) -> Ran:
+    """From the first batch of very many sequences on."""
+    if reply.trial.shape.batch_size <= 1000:
+        return reply
+    return holding_more(reply, int(kept * LIMIT_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("answer", "dear", "least"),
+    [
+        (holds_more_with_each_trial, True, 0.75),
+        *(
+            (partial(holds_more_after_many_sequences, kept=kept), False, 0.95 - kept)
+            for kept in (0.01, 0.03, 0.1)
+        ),
+    ],
+)
+def test_a_process_that_comes_to_hold_more_costs_only_that(
+    answer: Callable[[Ran], Ran], dear: bool, least: float, tmp_path: Path
+) -> None:
+    device = Unsteady(answer=answer)
+    probe = probe_packed(device, tmp_path, dear=dear)
     truth = device.largest_budget(int(device.lengths.total))
-    assert (0.95 - kept) * truth <= probe.packed.max_tokens <= truth
+    assert least * truth <= probe.packed.max_tokens <= truth
+    assert len(probe.trials) <= MOST_UNEVEN_TRIALS + len(COMPOSITIONS)
 
 
 def test_the_search_is_a_function_of_the_trials() -> None:
