@@ -42,17 +42,6 @@ class Sticky(Known):
         table[torch.full((4,), 1000, device=self.device)].sum().item()
 
 
-class StickyAboveFour(Known):
-    """Fails in a way that only looks like a lack of memory, and only for more than four examples."""
-
-    def step(self, batch: torch.Tensor) -> None:
-        if batch.shape[0] > 4:
-            raise RuntimeError(
-                "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
-            )
-        super().step(batch)
-
-
 class CatchesItself(Known):
     """Takes its memory in the step, and goes on as if nothing had happened where it is not there."""
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +14,6 @@ from batchtune.probe.supervisor import Supervisor
 WORKLOADS = Path(__file__).parent / "cuda_workload.py"
 MIB = 1 << 20
 GIB = 1 << 30
-
-_HOLDER = """
-import sys, torch
-held = torch.ones(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
-torch.cuda.synchronize()
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 def needs_a_real_gpu(reason: str) -> pytest.MarkDecorator:
@@ -67,20 +55,3 @@ def settings(
     return ProbeSettings(
         workload=named(workload), options=options or {}, **{**values, **changes}
     )
-
-
-@contextmanager
-def held_by_another_process(size_bytes: int) -> Iterator[int]:
-    """Another process that holds so much of the device; yields its id."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(size_bytes)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline() == "held\n"
-        yield process.pid
-    finally:
-        process.kill()
-        process.communicate()

@@ -84,11 +84,6 @@ def test_after_a_sticky_error_the_next_worker_is_sound(tmp_path: Path) -> None:
         run_probe(LENGTHS, settings("Sticky"), tmp_path)
 
 
-def test_a_disguised_oom_bounds_the_frontier_if_smaller_pass(tmp_path: Path) -> None:
-    probe = run_probe(Lengths.of([1.0] * 30), settings("StickyAboveFour"), tmp_path)
-    assert (probe.frontier[0].batch_size, probe.frontier[0].closed_by) == (4, "oom")
-
-
 @pytest.mark.parametrize(
     ("dtype", "checkpoint"), [("fp32", False), ("bf16", True), ("fp16", False)]
 )

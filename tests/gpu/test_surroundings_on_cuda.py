@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from gpu.on_cuda import GIB, MIB, settings, supervise
-from msgspec.structs import replace
 
-from batchtune.errors import ProbeError, WorkloadError
+from batchtune.errors import WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.nvml import all_gpus
 from batchtune.probe.probing import run_probe
-from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
 
@@ -94,33 +91,6 @@ def test_a_device_is_identified_without_using_its_memory() -> None:
     assert first.startswith(("GPU-", "MIG-", "PCI-", "cuda:"))
     assert not uses_it
     assert before is None or before - after < 50 * MIB
-
-
-@pytest.mark.usefixtures("a_nursery_of_its_own")
-def test_a_second_probe_is_refused_until_the_first_ends() -> None:
-    with supervise() as first:
-        first.start()
-        with supervise() as second, pytest.raises(ProbeError, match="another probe"):
-            second.start()
-    with supervise() as third:
-        assert third.start().kind == "cuda"
-
-
-@pytest.mark.usefixtures("a_nursery_of_its_own")
-def test_a_device_in_use_can_be_waited_for() -> None:
-    first = supervise()
-    first.start()
-    notes: list[str] = []
-
-    def on_note(text: str) -> None:
-        notes.append(text)
-        first.__exit__(None, None, None)
-
-    with Supervisor(
-        replace(first._settings, wait_seconds=math.inf), on_note=on_note
-    ) as second:
-        assert second.start().kind == "cuda"
-    assert len(notes) == 1
 
 
 def test_switches_set_by_the_workload_are_recorded_and_reported() -> None:

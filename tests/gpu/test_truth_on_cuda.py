@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from gpu.on_cuda import GIB, MIB, held_by_another_process, settings, supervise
+from gpu.on_cuda import GIB, settings, supervise
 
-from batchtune.allocators import Choice
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
 from batchtune.results import BatchShape, Probe
@@ -110,30 +108,6 @@ def test_a_real_models_frontier_is_the_truth(
         assert is_near or (was_given_up and not expandable)
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("a_nursery_of_its_own")
-@pytest.mark.parametrize("allocator", ["native", "expandable"])
-def test_the_frontiers_shapes_fit_in_turns_with_any_allocator(
-    tmp_path: Path, allocator: Choice
-) -> None:
-    options = {"size": "tiny", "dtype": "bf16"}
-    lengths = Lengths.of([37.0, 74.0, 111.0, 190.0, 256.0] * 200)
-    probe = run_probe(
-        lengths,
-        settings(
-            LANGUAGE_MODEL,
-            options,
-            memory_bytes=GIB,
-            num_lengths=5,
-            allocator=allocator,
-        ),
-        tmp_path,
-    )
-    assert probe.device.allocator == allocator
-    assert probe.confirmation is not None
-    assert set(run_in_turns(probe, 20, LANGUAGE_MODEL, options, GIB)) == {"ok"}
-
-
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("compile", "bf16"),
@@ -157,26 +131,3 @@ def test_the_frontier_of_a_compiled_or_eager_model_fits(
     assert [point.length for point in probe.frontier] == [2.0, 4.0, 8.0]
     assert set(run_in_turns(probe, 3, "Compiled", options, GIB)) == {"ok"}
     assert all(point.batch_size >= 10 for point in probe.frontier)
-
-
-@pytest.mark.timeout(1200)
-def test_a_probe_beside_another_process_finds_what_is_left(tmp_path: Path) -> None:
-    # MiB, of `Known`.
-    long = torch.cuda.get_device_properties(0).total_memory // MIB // 4
-    with held_by_another_process(GIB):
-        chosen = settings(
-            "Known",
-            memory_bytes=None,
-            memory_fraction=1.0,
-            num_lengths=2,
-            reserve_bytes=GIB,
-        )
-        probe = run_probe(Lengths.of([long / 4, float(long)] * 100), chosen, tmp_path)
-        shapes = [
-            BatchShape(point.batch_size, point.length) for point in probe.frontier
-        ]
-        with supervise(memory_bytes=None, reserve_bytes=GIB) as supervisor:
-            supervisor.start()
-            assert {supervisor.measure(shape, 0).trial.outcome for shape in shapes} == {
-                "ok"
-            }

@@ -37,16 +37,6 @@ class TrainsNothing(Good):
         self.model(torch.ones(batch.batch_size, 64)).sum().backward()
 
 
-class RaisesInSetup(Good):
-    def setup(self, device: torch.device) -> None:
-        raise ValueError("no such checkpoint: epoch-3.pt")
-
-
-class RaisesInStep(Good):
-    def step(self, batch: BatchShape) -> None:
-        torch.ones(2, 3) @ torch.ones(2, 3)
-
-
 class ForksAndHangs(Good):
     """Starts a child of its own, as a data loader does, and says which."""
 
@@ -111,11 +101,6 @@ class WaitsToBeKilled(Good):
             os.rename(f"{self.file}.new", self.file)
             time.sleep(1000)
         super().step(batch)
-
-
-class Hangs(Good):
-    def step(self, batch: BatchShape) -> None:
-        time.sleep(1000)
 
 
 class Faulty(Good):

@@ -22,7 +22,6 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.devices.law import failed
 from batchtune.probe.messages import ProbeHooks, ProbeProgress
 from batchtune.probe.probing import run_probe
 from batchtune.probe.requests import Ran
@@ -271,39 +270,6 @@ def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
         assert all(
             LawDevice(LAWS["quadratic"], lengths).fits(shape) for shape in shapes
         )
-
-
-class MostlyInUse(LawDevice):
-    """A small model: 83% of the memory is in use between steps, and of the rest the last 1.5% can't be had.
-
-    Frames come in eights, which short examples fill badly: they need more for each second than longer ones.
-    """
-
-    def bytes(self, shape: BatchShape) -> float:
-        frames = 8 * math.ceil(100 * shape.length / 8)
-        need = (
-            shape.batch_size
-            * (0.56 * shape.length + 0.44 * frames / 100)
-            / self._longest
-        )
-        return self.in_use + need * (LIMIT_BYTES - self.in_use) / self.fitting
-
-    @property
-    def in_use(self) -> int:
-        return int(0.83 * LIMIT_BYTES)
-
-    def run(self, shape: BatchShape, steps: int) -> Ran:
-        if self.bytes(shape) > LIMIT_BYTES - 0.015 * (LIMIT_BYTES - self.in_use):
-            return altered(failed(shape, "oom", "out of memory"), worker=self.worker)
-        reply = super().run(shape, steps)
-        return altered(reply, rest_bytes=self.in_use)
-
-
-@pytest.mark.parametrize("fitting", [2.9, 3.3])
-def test_an_allocator_that_fails_early_is_learnt_from(fitting: float) -> None:
-    probe = probe_law(MostlyInUse(LAWS["linear"], long_tailed(), fitting=fitting))
-    assert len(probe.trials) <= 35
-    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
 
 
 def test_the_time_left_is_known_in_the_confirmation(tmp_path: Path) -> None:

@@ -4,14 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.errors import WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
-    PROBE_FILE,
-    RUN_FILE,
     BatchShape,
     FrontierPoint,
 )
@@ -92,19 +89,3 @@ def test_a_step_that_changes_no_parameter_is_warned_of(tmp_path: Path) -> None:
         tmp_path / "b",
     )
     assert not any("parameter" in text for text in trained.warnings)
-
-
-def test_the_workloads_own_error_stops_the_probe(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="failed in its step") as caught:
-        run_probe(LENGTHS, settings(600 * MIB, f"{FAULTY}:RaisesInStep", {}), tmp_path)
-    assert "shapes cannot be multiplied" in caught.value.message
-    assert "memory limit" not in caught.value.message
-    assert "faulty_workload.py" in caught.value.traceback
-    assert not (tmp_path / PROBE_FILE).exists()
-
-
-def test_a_setup_that_fails_leaves_no_run_behind(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="epoch-3") as caught:
-        run_probe(LENGTHS, settings(600 * MIB, f"{FAULTY}:RaisesInSetup", {}), tmp_path)
-    assert "raise ValueError" in caught.value.traceback
-    assert not (tmp_path / RUN_FILE).exists()
