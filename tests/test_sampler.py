@@ -225,18 +225,6 @@ def test_set_epoch_during_an_iteration_is_for_the_next(made: Make) -> None:
     assert sampler.epoch == 0
 
 
-def test_len_is_that_of_every_epoch_whenever_it_is_asked_for(made: Make) -> None:
-    sampler, resumed = made(), made()
-    count = len(sampler)
-    running = iter(sampler)
-    next(running)
-    assert len(sampler) == count == 1 + len(list(running)) == len(list(sampler))
-    sampler.set_epoch(5)
-    assert len(sampler) == count == len(list(sampler))
-    resumed.load_state_dict(sampler.state_dict())
-    assert len(resumed) == count == len(list(resumed))
-
-
 @pytest.mark.parametrize(
     "lengths", [LENGTHS.tolist(), LENGTHS.astype(np.int32), torch.tensor(LENGTHS)]
 )

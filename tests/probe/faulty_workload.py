@@ -88,21 +88,6 @@ class KillsItsParent(Good):
         super().step(batch)
 
 
-class WaitsToBeKilled(Good):
-    """Once: says in the folder who it is, and waits."""
-
-    def __init__(self, folder: str) -> None:
-        self.file = f"{folder}/pid"
-
-    def step(self, batch: BatchShape) -> None:
-        if not os.path.exists(self.file):
-            with open(f"{self.file}.new", "w") as file:
-                file.write(str(os.getpid()))
-            os.rename(f"{self.file}.new", self.file)
-            time.sleep(1000)
-        super().step(batch)
-
-
 class Faulty(Good):
     """Has another fault for each batch size; a batch of one has none."""
 
@@ -152,11 +137,6 @@ class Faulty(Good):
 
     def hang(self) -> None:
         time.sleep(1000)
-
-
-class HungryInSetup(Good):
-    def setup(self, device: torch.device) -> None:
-        self.weight = torch.ones(4 << 30, dtype=torch.uint8)
 
 
 class _HungryBackward(torch.autograd.Function):

@@ -63,9 +63,6 @@ class Shared:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(1000)
 
-    def fail(self) -> None:
-        raise ValueError("tokens and labels differ")
-
 
 class TellsWhenItHangs(Shared):
     """Is killed with a batch of three examples; makes a file and hangs with one of four."""

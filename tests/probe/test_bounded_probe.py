@@ -177,21 +177,6 @@ def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path: Path) -> No
         )
 
 
-def test_a_run_is_not_continued_with_another_allocator(tmp_path: Path) -> None:
-    lengths = made_lengths("speech", count=300)
-    device = LawDevice(LAWS["linear"], lengths)
-    hooks = ProbeHooks(measurer=device)
-    device.device = replace(device.device, allocator="native")
-    run_probe(lengths, LIMITED, tmp_path, hooks=hooks)
-    device.device = replace(device.device, allocator="expandable")
-    with pytest.raises(
-        ResultError, match="measured without expandable segments, but this runs with"
-    ):
-        run_probe(lengths, LIMITED, tmp_path, hooks=hooks)
-    probe = run_probe(lengths, LIMITED, tmp_path, hooks=hooks, force=True)
-    assert probe.device.allocator == "expandable"
-
-
 def test_an_interrupted_probe_leaves_unproven_sizes(
     timed: Timed, tmp_path: Path
 ) -> None:

@@ -87,27 +87,6 @@ def test_a_call_that_fails_costs_its_own_fact_alone(
     }
 
 
-def test_a_gpu_that_refuses_everything_is_listed_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = [
-        *FACT_OF_CALL,
-        "nvmlDeviceGetMemoryInfo",
-        *(f"nvmlDeviceGetComputeRunningProcesses_v{version}" for version in (2, 3)),
-        *(f"nvmlDeviceGetCurrentClocks{kind}Reasons" for kind in ("Event", "Throttle")),
-    ]
-    MadeNvml([MadeGpu(fails=dict.fromkeys(calls, NO_PERMISSION))]).install(monkeypatch)
-    (found,) = all_gpus()[0]
-    facts = found.facts()
-    assert (facts.name, facts.total_bytes, facts.processes, facts.throttle_reasons) == (
-        "GPU without a name",
-        None,
-        None,
-        None,
-    )
-    assert facts.nvml_problem.startswith("Insufficient Permissions (nvmlDeviceGet")
-
-
 def test_a_lost_gpu_leaves_the_others_and_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -124,13 +103,6 @@ def test_gpus_that_may_not_be_counted_are_told(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch
     )
     assert all_gpus() == ([], "Insufficient Permissions")
-
-
-def failing(kind: str, *versions: int) -> dict[str, int]:
-    return {
-        f"nvmlDeviceGet{kind}RunningProcesses_v{version}": FUNCTION_NOT_FOUND
-        for version in versions
-    }
 
 
 def test_throttle_reasons_in_words() -> None:

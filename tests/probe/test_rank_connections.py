@@ -3,22 +3,19 @@
 import select
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from probe.test_worker_session import MadeMeter, MadeWorkload
 
 import batchtune
 from batchtune.probe import ranks as ranks_module
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import Hello, Ran, Reply, Run, Vote
-from batchtune.probe.session import Session
-from batchtune.probe.verdicts import cause_of, merged
+from batchtune.probe.verdicts import cause_of
 from batchtune.processes import worker as worker_processes
 from batchtune.processes.worker import OUTERMOST_FRAME, Failed, encode
 from batchtune.results import BatchShape, Trial
@@ -273,55 +270,3 @@ def test_a_rank_that_fails_before_all_came_ends_the_wait() -> None:
         rank.close()
     ranks.close()
     late.close()
-
-
-def test_fifty_trials_of_uneven_ranks_run_without_a_deadlock(
-    led: Led, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps take longer on rank 0 alone, and on rank 1 they leave memory behind, seven in a row.
-
-    Each step waits for the other rank's, as a collective does: one that runs a step more breaks the barrier.
-    """
-    collective = threading.Barrier(2, timeout=20.0)
-    clock = threading.local()  # each rank's own
-    monkeypatch.setattr(
-        "batchtune.probe.attempt.time.perf_counter", lambda: getattr(clock, "now", 0.0)
-    )
-
-    def act(meter: MadeMeter, shape: BatchShape, number: int) -> None:
-        collective.wait()
-        seconds = 0.2 if number % 3 and meter is meters[0] else 0.001
-        clock.now = getattr(clock, "now", 0.0) + seconds
-        if meter is meters[1]:
-            meter.used = (100 + number % 7) << 20
-
-    meters = [MadeMeter(), MadeMeter()]
-    sessions = [
-        Session(MadeWorkload(meter, act), meter, rank.place.agree)
-        for meter, rank in zip(meters, led.made, strict=True)
-    ]
-
-    def answer(rank: MadeRank) -> None:
-        own = sessions[rank.place.rank]
-        for index in range(50):
-            request = ask(index)
-            assert rank.replies.readline() == encode(request) + b"\n"
-            if request.single:
-                rank.place.say(own.step(request.shape, release=request.release))
-            else:
-                rank.place.say(own.measure(request.shape))
-
-    def ask(index: int) -> Run:
-        shape = BatchShape(1 + index % 5, 100.0)
-        return Run(shape=shape, single=index % 7 == 6, release=index % 2 == 0)
-
-    acting = [led.threads.submit(answer, rank) for rank in led.made]
-    outcomes = []
-    for index in range(50):
-        request = ask(index)
-        led.ranks.send(request)
-        reply = merged(led.ranks.gather(60.0), request, 2)
-        outcomes.append(reply.trial.outcome)
-    for ended in acting:
-        ended.result()
-    assert set(outcomes) == {"ok"}
