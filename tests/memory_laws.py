@@ -8,8 +8,9 @@ magnitude; each with targets that depend on the length only loosely, and without
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from made_trials import altered
@@ -17,8 +18,11 @@ from made_trials import altered
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.probe.devices.law import MadeDevice
+from batchtune.probe.messages import ProbeHooks
+from batchtune.probe.probing import run_probe
 from batchtune.probe.requests import Ran
-from batchtune.results import BatchShape
+from batchtune.probe.settings import ProbeSettings
+from batchtune.results import BatchShape, Probe, Trial
 
 GB = 10**9
 LIMIT_BYTES = 8 * GB
@@ -259,3 +263,36 @@ class LawDevice(MadeDevice):
             return None
         inside = (self.lengths.values > below) & (self.lengths.values <= up_to)
         return float(self.lengths.targets[inside].max())
+
+
+# Probes on it
+
+
+MADE = ProbeSettings(workload="made.py:Made", options={}, device="cuda")
+
+
+def probe_on(
+    device: LawDevice,
+    folder: Path,
+    settings: ProbeSettings = MADE,
+    *,
+    force: bool = False,
+    **hooks: object,
+) -> Probe:
+    return run_probe(
+        device.lengths,
+        settings,
+        folder,
+        force=force,
+        hooks=ProbeHooks(measurer=device, **hooks),  # type: ignore[arg-type]
+    )
+
+
+def ooms(trials: Sequence[Trial]) -> int:
+    """How many ran out of memory."""
+    return sum(trial.outcome == "oom" for trial in trials)
+
+
+def warns(probe: Probe, words: str) -> bool:
+    """Whether a warning has these words."""
+    return any(words in text for text in probe.warnings)

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from memory_laws import BASE_BYTES, LAWS, Law, LawDevice, made_lengths
+from memory_laws import BASE_BYTES, LAWS, Law, LawDevice, made_lengths, probe_on
 
 from batchtune.lengths import Lengths
 from batchtune.probe.compositions import COMPOSITIONS, Compositions
-from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, Probe
 
@@ -78,12 +76,7 @@ def settings(*, dear: bool = False, **changed: object) -> ProbeSettings:
 def probe_packed(
     device: PackedDevice, folder: Path, *, dear: bool = False, **changed: object
 ) -> Probe:
-    return run_probe(
-        device.lengths,
-        settings(dear=dear, **changed),
-        folder,
-        hooks=ProbeHooks(measurer=device),
-    )
+    return probe_on(device, folder, settings(dear=dear, **changed))
 
 
 def trials_before_turns(probe: Probe) -> int:

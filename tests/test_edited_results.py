@@ -18,7 +18,7 @@ from cli.conftest import run_here
 from exports.stream_runs import PACKERS
 from loader_records import made_loader
 from made_once import MadeOnce
-from memory_laws import LAWS, LawDevice, made_lengths
+from memory_laws import LAWS, LawDevice, made_lengths, probe_on
 from ruamel.yaml import YAML
 
 from batchtune.cli.verify import sampler_plan
@@ -26,8 +26,6 @@ from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
-from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe, WorkloadRecord, read_result, write_result
 from batchtune.verify import verify
@@ -117,7 +115,7 @@ def recorded(made_once: MadeOnce) -> Path:
                 "duration,tokens\n" + "\n".join(rows) + "\n"
             )
             device = LawDevice(LAWS["quadratic"], lengths)
-            run_probe(lengths, SETTINGS, run, hooks=ProbeHooks(measurer=device))
+            probe_on(device, run, SETTINGS)
             swept = run_here(
                 "sweep-buckets",
                 *manifest_of(folder, kind),
@@ -299,12 +297,7 @@ def hold(folder: Path, kind: str, run: Path, file: str) -> None:
     with contextlib.suppress(BatchtuneError):
         verified_again(lengths, run)
     with contextlib.suppress(BatchtuneError):  # goes on from run.json and trials.jsonl
-        run_probe(
-            lengths,
-            SETTINGS,
-            run,
-            hooks=ProbeHooks(measurer=LawDevice(LAWS["quadratic"], lengths)),
-        )
+        probe_on(LawDevice(LAWS["quadratic"], lengths), run, SETTINGS)
 
 
 def verified_again(lengths: Lengths, run: Path) -> None:

@@ -25,23 +25,25 @@ from memory_laws import (
     BASE_BYTES,
     LAWS,
     LIMIT_BYTES,
+    MADE,
     TARGET_LAWS,
     Law,
     LawDevice,
     Need,
     made_lengths,
+    ooms,
+    probe_on,
+    warns,
 )
+from msgspec.structs import replace
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.refining import Refinement
 from batchtune.probe.requests import Ran
 from batchtune.probe.search import FrontierSearch
-from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, Probe, SweepSettings, Trial
 
 # With targets the laws of two lengths, and those of one that come in steps or have an end: the benchmark runs all.
@@ -132,16 +134,13 @@ def test_memory_that_falls_with_the_length_is_reported() -> None:
     probe = probe_law(
         LawDevice(LAWS["falls with the length"], made_lengths("tokens", count=FEW))
     )
-    assert any(
-        "Memory does not grow with the batch everywhere" in warning
-        for warning in probe.warnings
-    )
+    assert warns(probe, "Memory does not grow with the batch everywhere")
 
 
 def test_a_noisy_workload_keeps_its_spread_free_and_says_so() -> None:
     probe = probe_law(LawDevice(LAWS["noise of 3%"], made_lengths("speech", count=FEW)))
     assert 0.02 < probe.margin.spread_bytes / probe.device.limit_bytes < 0.035
-    assert any("Peaks of equal batches differ" in warning for warning in probe.warnings)
+    assert warns(probe, "Peaks of equal batches differ")
 
 
 def test_equal_peaks_cost_a_margin_of_a_thousandth() -> None:
@@ -218,23 +217,12 @@ def test_a_longest_example_without_a_margin_is_an_error() -> None:
 
 def test_a_search_ended_by_max_lengths_warns_and_can_continue(tmp_path: Path) -> None:
     device = LawDevice(LAWS["blocks of length"], made_lengths("speech", count=FEW))
-    few, more = (
-        ProbeSettings(
-            workload="made.py:Made",
-            options={},
-            device="cuda",
-            num_lengths=4,
-            max_lengths=most,
-        )
-        for most in (5, 40)
-    )
-    first = run_probe(device.lengths, few, tmp_path, hooks=ProbeHooks(measurer=device))
-    second = run_probe(
-        device.lengths, more, tmp_path, hooks=ProbeHooks(measurer=device)
-    )
+    few = replace(MADE, num_lengths=4, max_lengths=5)
+    first = probe_on(device, tmp_path, few)
+    second = probe_on(device, tmp_path, replace(few, max_lengths=40))
     assert len(first.frontier) == 5 < len(second.frontier)
-    assert any("--max-lengths" in warning for warning in first.warnings)
-    assert not any("--max-lengths" in warning for warning in second.warnings)
+    assert warns(first, "--max-lengths")
+    assert not warns(second, "--max-lengths")
 
 
 @pytest.mark.slow
@@ -243,19 +231,9 @@ def test_leaps_at_two_sizes_are_no_multiples_if_peaks_grow(tmp_path: Path) -> No
     device = LawDevice(
         LAWS["workspace by the octave"], made_lengths("tokens", count=3000)
     )
-    settings = ProbeSettings(
-        workload="made.py:Made",
-        options={},
-        device="cuda",
-        memory_fraction=1.0,
-        max_lengths=45,
-    )
-    probe = run_probe(
-        device.lengths, settings, tmp_path, hooks=ProbeHooks(measurer=device)
-    )
-    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 0.5 * len(
-        probe.frontier
-    )
+    settings = replace(MADE, memory_fraction=1.0, max_lengths=45)
+    probe = probe_on(device, tmp_path, settings)
+    assert ooms(probe.trials) <= 0.5 * len(probe.frontier)
 
 
 def searched(device: LawDevice) -> list[Trial]:
@@ -294,8 +272,8 @@ def test_what_an_allocator_reserves_costs_few_trials() -> None:
     device = CachingDevice(LAWS["affine"], made_lengths("sentences", count=3000))
     probe = probe_law(device)
     lengths = len({trial.length for trial in probe.trials})
-    ooms = sum(trial.outcome == "oom" for trial in probe.trials)
-    assert len(probe.trials) <= 2.5 * lengths and ooms <= 0.5 * lengths
+    assert len(probe.trials) <= 2.5 * lengths
+    assert ooms(probe.trials) <= 0.5 * lengths
     # A twelfth of the peaks is reserved beyond them: that part of the limit holds no batch.
     truth = LawDevice(device.law, device.lengths)
     limit = device.limit_bytes * 12 // 13
@@ -308,7 +286,7 @@ def test_what_an_allocator_reserves_costs_few_trials() -> None:
 
 def test_few_trials_fail_where_failures_are_dear() -> None:
     device = LawDevice(LAWS["a steep end"], made_lengths("sentences", count=FEW))
-    assert sum(trial.outcome == "oom" for trial in searched(device)) <= 2
+    assert ooms(searched(device)) <= 2
 
 
 @pytest.mark.slow

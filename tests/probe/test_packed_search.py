@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from made_trials import altered
-from memory_laws import LIMIT_BYTES, Law
+from memory_laws import LIMIT_BYTES, Law, ooms, warns
 from packed_laws import (
     SENTENCES,
     TOKENS,
@@ -123,7 +123,7 @@ def test_even_memory_is_found_within_two_per_cent(
     device, probe = probed(memory, noise=noise, lengths=lengths, dear=dear)
     truth = assert_never_too_large(device, probe)
     assert probe.packed.max_tokens >= truth * (0.98 - 2 * noise) - 1
-    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
+    assert ooms(probe.trials) <= 4
     if not noise:
         assert trials_before_turns(probe) <= MOST_TRIALS
 
@@ -143,7 +143,7 @@ def test_few_trials_fail_and_the_laws_are_fitted() -> None:
         lambda shape: 5e4 * shape.tokens + 30 * shape.squared_tokens + 3e6
     )
     assert len(probe.trials) <= 10
-    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 1
+    assert ooms(probe.trials) <= 1
     assert probe.packed.peak_bytes.token == pytest.approx(5e4, rel=0.05)
     assert probe.packed.peak_bytes.squared_token == pytest.approx(30, rel=0.05)
     assert probe.packed.step_seconds.squared_token == pytest.approx(1e-9, rel=0.05)
@@ -154,9 +154,9 @@ def test_few_trials_fail_and_the_laws_are_fitted() -> None:
 
 def test_a_mask_over_the_row_is_warned_of() -> None:
     _, probe = probed(ROUGH["mask"])
-    assert any("square of all tokens" in text for text in probe.warnings)
+    assert warns(probe, "square of all tokens")
     _, probe = probed(linear)
-    assert not any("square of all tokens" in text for text in probe.warnings)
+    assert not warns(probe, "square of all tokens")
 
 
 @pytest.mark.parametrize("changed", [{}, {"max_tokens": 9_000}])
@@ -350,7 +350,7 @@ def test_minutes_end_a_packed_probe(
     probe = probe_packed(device, tmp_path, minutes=0.6)
     assert probe.unfinished
     assert len(probe.trials) < 7
-    assert any("--minutes" in text for text in probe.warnings)
+    assert warns(probe, "--minutes")
     assert not probe_packed(device, tmp_path).unfinished
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_trials import ran
-from memory_laws import Law, LawDevice
+from memory_laws import Law, LawDevice, probe_on, warns
 from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
@@ -33,14 +32,9 @@ SETTINGS = ProbeSettings(workload="train.py:Mine", options={}, num_lengths=3)
 
 
 def probed(
-    device: LawDevice, folder: Path, settings: ProbeSettings = SETTINGS, **hooks: object
+    device: LawDevice, folder: Path, settings: ProbeSettings = SETTINGS, **how: Any
 ) -> Probe:
-    return run_probe(
-        device.lengths,
-        settings,
-        folder,
-        hooks=ProbeHooks(measurer=device, **hooks),  # type: ignore[arg-type]
-    )
+    return probe_on(device, folder, settings, **how)
 
 
 def padded(fitting: float = 7.0, lengths: Lengths = LENGTHS) -> LawDevice:
@@ -108,13 +102,7 @@ def test_a_folder_of_another_limit_is_refused_unless_forced(run: Path) -> None:
     other = replace(SETTINGS, memory_bytes=500 << 20)
     with pytest.raises(ResultError, match="memory_bytes"):
         probed(padded(), run, other)
-    forced = run_probe(
-        LENGTHS,
-        other,
-        run,
-        force=True,
-        hooks=ProbeHooks(measurer=padded()),
-    )
+    forced = probed(padded(), run, other, force=True)
     assert forced.settings["memory_bytes"] == 500 << 20
 
 
@@ -203,7 +191,4 @@ def test_a_workload_that_catches_a_lack_of_memory_is_warned_of(tmp_path: Path) -
     device = failing([1.0] * 8, "oom", CAUGHT, above=4, caught=True)
     probe = probed(device, tmp_path)
     assert probe.frontier[0].batch_size == 4
-    assert any(
-        text.startswith("The workload catches out-of-memory errors itself: in ")
-        for text in probe.warnings
-    )
+    assert warns(probe, "The workload catches out-of-memory errors itself: in ")
