@@ -23,10 +23,3 @@ class Packed(Known):
 
     def make_batch(self, shape: BatchShape) -> torch.Tensor:
         return torch.ones(int(self.size(shape)), dtype=torch.uint8)
-
-
-class Pads(Packed):
-    """Says that it packs, but pads."""
-
-    def size(self, shape: BatchShape) -> float:
-        return self.a * shape.batch_size * shape.length

@@ -65,5 +65,7 @@ def test_a_line_that_was_taken_out_is_noticed(journal: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_what_was_written_stays(journal: Path) -> None:
-    with pytest.raises(ResultError, match="No space left on device"):
+    with pytest.raises(ResultError, match="No space left on device") as caught:
         append_trial(Path("/dev/full"), TRIALS[0])
+    assert "run the same command again" in caught.value.hint
+    assert read_trials(journal) == TRIALS
