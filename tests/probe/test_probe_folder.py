@@ -48,10 +48,6 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def test_what_was_found_is_written(tmp_path: Path) -> None:
     probe = probed(padded(), tmp_path)
     assert read_result(tmp_path / PROBE_FILE, Probe) == probe
@@ -89,13 +85,6 @@ def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(
         assert shapes == [trial.shape for trial in expected.trials]
         assert (folder / TRIALS_FILE).read_bytes().startswith(b"".join(lines[:kept]))
         assert probe.frontier == expected.frontier
-
-
-def test_a_folder_of_other_lengths_is_refused_and_left_alone(run: Path) -> None:
-    before = files_of(run)
-    with pytest.raises(ResultError, match="other lengths"):
-        probed(padded(lengths=Lengths.of([5.0, 10.0])), run)
-    assert files_of(run) == before
 
 
 def test_a_folder_of_another_limit_is_refused_unless_forced(run: Path) -> None:

@@ -167,14 +167,6 @@ def test_a_lost_connection_is_not_what_ended_first(
     assert first_to_end(output) == expected
 
 
-def test_torchrun_tells_how_a_silent_rank_ended() -> None:
-    output = f"[rank0]: {GLOO}\n"
-    for rank, code in enumerate((1, -15, -9)):
-        output += f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 7)\n"
-    ended = ("rank 2 ended first: its process was killed by SIGKILL", output)
-    assert first_to_end(output) == ended
-
-
 def device(rank: int, limit_bytes: int, **facts: Any) -> Device:
     own = RankDevice(
         rank=rank,

@@ -83,12 +83,3 @@ def test_the_custom_workload_trains_on_one_batch_repeatedly() -> None:
     for _ in range(2):
         workload.step(batch)
     assert not torch.equal(workload.model[-1].weight, before)
-
-
-def test_the_custom_workload_makes_batches_of_the_given_shape() -> None:
-    workload: Any = load_workload(f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {})
-    workload.setup(torch.device("cpu"))
-    assert [part.shape for part in workload.make_batch(BatchShape(3, 11.0))] == [
-        (3, 11),
-        (3, 11),
-    ]
