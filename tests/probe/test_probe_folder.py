@@ -87,12 +87,23 @@ def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(
         assert probe.frontier == expected.frontier
 
 
-def test_a_folder_of_another_limit_is_refused_unless_forced(run: Path) -> None:
-    other = replace(SETTINGS, memory_bytes=500 << 20)
-    with pytest.raises(ResultError, match="memory_bytes"):
-        probed(padded(), run, other)
-    forced = probed(padded(), run, other, force=True)
-    assert forced.settings["memory_bytes"] == 500 << 20
+@pytest.mark.parametrize(
+    ("lengths", "changed", "message"),
+    [
+        (Lengths.of([5.0, 10.0]), {}, "other lengths"),
+        (LENGTHS, {"memory_bytes": 500 << 20}, "memory_bytes"),
+    ],
+)
+def test_a_folder_of_something_else_is_left_alone_unless_forced(
+    run: Path, lengths: Lengths, changed: dict[str, Any], message: str
+) -> None:
+    other = replace(SETTINGS, **changed)
+    before = (run / PROBE_FILE).read_bytes()
+    with pytest.raises(ResultError, match=message):
+        probed(padded(lengths=lengths), run, other)
+    assert (run / PROBE_FILE).read_bytes() == before
+    forced = probed(padded(lengths=lengths), run, other, force=True)
+    assert forced.lengths == lengths.summary()
 
 
 def test_too_little_memory_for_anything_is_told(tmp_path: Path) -> None:
