@@ -104,22 +104,3 @@ def test_only_visible_devices_are_there(emulated_cuda: Machine, by: str) -> None
         cards = emulated_cuda.figures(NVML, devices=2)
     assert only == [1984 * MIB - 2 * CONTEXT, 2048 * MIB]
     assert [process[0] for process in cards[1]["processes"]] == [pid]
-
-
-FORK = """
-import json, os, torch
-torch.zeros(1, device="cuda")
-if os.fork() == 0:
-    try:
-        torch.zeros(1, device="cuda")
-    except RuntimeError as error:
-        print(json.dumps(str(error)), flush=True)
-    os._exit(0)
-os.wait()
-"""
-
-
-def test_a_forked_child_can_not_use_its_parents_context(emulated_cuda: Machine) -> None:
-    assert "Cannot re-initialize CUDA in forked subprocess" in emulated_cuda.figures(
-        FORK
-    )

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reproduced import speechbrain_batches
 
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.table import speechbrain_boundaries, speechbrain_table
@@ -100,26 +99,3 @@ def test_lengths_on_boundaries_fall_into_speechbrains_buckets(
     assert expected_batches(
         histogram, speechbrain_table(histogram, 600, num_buckets=12)
     ).tally.batches == len(real)
-
-
-def test_every_batch_is_that_of_speechbrain(real_dynamic_batch_sampler: Any) -> None:
-    draw = np.random.default_rng(0)
-    for _ in range(40):
-        values = draw.lognormal(1, 1, draw.integers(0, 60))
-        seed = int(draw.integers(99))
-        epoch = int(draw.integers(4))
-        limit = draw.choice([0.5, 3, 12.5, 40, 600.0]).item()
-        num_buckets = int(draw.choice([1, 2, 5, 20, 300]))
-        real = real_dynamic_batch_sampler(
-            range(values.size),
-            limit,
-            num_buckets,
-            lengths_list=values.tolist(),
-            seed=seed,
-            epoch=epoch,
-        )
-        real.set_epoch(epoch)
-        assert (
-            speechbrain_batches(values, limit, num_buckets, seed=seed + epoch)
-            == real._batches
-        )

@@ -65,7 +65,7 @@ def benchmark(name: str, *arguments: str, minutes: float) -> Part:
 PARTS = {
     "tests-probe": tests("probe", 3.0),
     "frontier": benchmark("frontier", "gpu", "--lengths", "6", minutes=4.5),
-    "truth": benchmark("cuda_truth", "--memory", "16GiB", minutes=3.0),
+    "truth": benchmark("cuda_truth", "--memory", "16GiB", "--brute-force", minutes=3.0),
     "epochs": benchmark(
         "epochs",
         *("--device", "cuda", "--memory", "16GiB"),

@@ -15,7 +15,7 @@ from gpu.on_cuda import needs_a_real_gpu
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "loaders"))
 
-from test_dali import EXAMPLE, MODES, digests, needs_dali, target_of
+from test_dali import needs_dali, target_of
 
 from batchtune.loaders import OpenLoader
 from batchtune.loaders.dali import DaliKind
@@ -54,14 +54,3 @@ def test_each_reader_thread_has_a_stream_of_its_own(clips: str) -> None:
         found = list(where(opened("where", clips, reader_threads=threads)))
         assert {device for device, _ in found} == {"gpu"}
         assert len({stream for _, stream in found}) == max(1, threads)
-
-
-def test_batches_are_the_same_in_all_modes(clips: str) -> None:
-    for threads in (0, 2):
-        found = []
-        for mode in MODES:
-            loader = opened(
-                f"{EXAMPLE}:make_batches", clips, eval_mode=mode, reader_threads=threads
-            )
-            found.append(digests(loader))
-        assert found[0] == found[1] == found[2] == found[3]

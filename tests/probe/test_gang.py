@@ -1,6 +1,5 @@
 """Real ranks over gloo: one result each, whatever goes wrong on one of them, and nothing left behind."""
 
-import math
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from worker_processes import gone, ours, processes_of, wait_for
 
 from batchtune.lengths import Lengths
 from batchtune.probe.gang import environment_of_ranks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape
@@ -99,36 +97,6 @@ def test_nothing_stays_if_all_above_is_killed(tmp_path: Path) -> None:
     supervisor.kill()
     supervisor.wait()
     assert gone(supervisor.pid)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_answers_are_those_of_fresh_gangs(tmp_path: Path) -> None:
-    """The largest batch fits in a gang that has run nothing before; one of an example more than is kept free doesn't.
-
-    One rank holds more than the other: it alone is the limit.
-    """
-    lengths = Lengths.of([100.0, 200.0] * 60, unit="tokens")
-    probed_with = settings("ByLength", parallel="fsdp2", ballast_rank=1, ballast_mib=60)
-    probe = run_probe(lengths, probed_with, tmp_path)
-    assert probe.settings["nproc_per_node"] == 2
-    assert probe.device.world_size == 2
-    assert all(
-        1 in (trial.oom_ranks or ()) for trial in probe.trials if trial.outcome == "oom"
-    )
-    point = probe.frontier[-1]
-    assert point.closed_by in ("oom", "memory")
-    held = [rank.base_bytes for rank in probe.device.ranks]
-    assert abs(held[1] - held[0] - 60 * MIB) < 8 * MIB
-    example_bytes = (point.peak_bytes - held[1]) / point.batch_size
-    # One example, and the margin, which the probe leaves free on purpose.
-    most = point.batch_size + 1 + math.ceil(probe.margin.bytes / example_bytes)
-    outcomes = []
-    for size in (point.batch_size, most + 1):
-        with Supervisor(probed_with, lengths=lengths) as supervisor:
-            trial = supervisor.measure(BatchShape(size, point.length), 0).trial
-        outcomes.append((trial.outcome, trial.oom_ranks))
-    assert outcomes == [("ok", []), ("oom", [1])]
 
 
 def test_a_rank_sees_no_variables_of_another_launcher(
