@@ -36,6 +36,7 @@ from memory_laws import (
     warns,
 )
 from msgspec.structs import replace
+from probe.made_device import search_to_the_end
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
@@ -244,11 +245,7 @@ def searched(device: LawDevice) -> list[Trial]:
         LIMIT_BYTES,
         refine=Refinement(device.lengths, range(10, 21)),
     )
-    trials: list[Trial] = []
-    while (wanted := search.propose(trials)) is not None:
-        ran = device.measure(wanted.shape, len(trials), fresh=wanted.fresh)
-        trials.append(ran.trial)
-    return trials
+    return search_to_the_end(search, device)
 
 
 class CachingDevice(LawDevice):

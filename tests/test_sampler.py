@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_samplers import TABLE
 from torch.utils.data import DataLoader
 
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
@@ -25,10 +26,6 @@ from batchtune.lengths import Lengths
 from batchtune.results import SamplerConfig, SamplerEvidence
 
 LENGTHS = np.random.default_rng(0).integers(1, 31, 101).astype(np.float64)
-TABLE: dict[str, Any] = {
-    "bucket_boundaries": [5, 12, 30],
-    "bucket_batch_sizes": [9, 4, 2],
-}
 
 
 POOLS: dict[str, Any] = {**TABLE, "pool_size": 30}

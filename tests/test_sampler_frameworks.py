@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_samplers import TABLE
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, Dataset
 
@@ -18,12 +19,6 @@ from batchtune import BucketBatchSampler, PooledBatchSampler
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 LENGTHS = np.random.default_rng(0).integers(1, 31, 61).astype(np.float64)
-
-
-TABLE: dict[str, Any] = {
-    "bucket_boundaries": [5, 12, 30],
-    "bucket_batch_sizes": [9, 4, 2],
-}
 
 
 class Made:

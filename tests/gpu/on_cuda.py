@@ -27,25 +27,10 @@ def named(workload: str) -> str:
     return workload if ":" in workload else f"{WORKLOADS}:{workload}"
 
 
-def supervise(
-    workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any
-) -> Supervisor:
-    """A supervisor with a cap of 2 GiB, all of which may be used."""
-    values: dict[str, Any] = {
-        "device": "cuda",
-        "memory_bytes": 2 * GIB,
-        "memory_fraction": 1.0,
-        **changes,
-    }
-    return Supervisor(
-        ProbeSettings(workload=named(workload), options=options or {}, **values)
-    )
-
-
 def settings(
     workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any
 ) -> ProbeSettings:
-    """Settings of a whole probe, with a cap of 2 GiB, all of which may be used."""
+    """Settings of a probe with a cap of 2 GiB, all of which may be used."""
     values: dict[str, Any] = {
         "device": "cuda",
         "memory_bytes": 2 * GIB,
@@ -55,3 +40,10 @@ def settings(
     return ProbeSettings(
         workload=named(workload), options=options or {}, **{**values, **changes}
     )
+
+
+def supervise(
+    workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any
+) -> Supervisor:
+    """A supervisor with these settings."""
+    return Supervisor(settings(workload, options, **changes))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_trials import made_trial
-from probe.made_device import Peak, SearchedDevice, quadratic_peak
+from probe.made_device import Peak, SearchedDevice, quadratic_peak, search_to_the_end
 
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import failed
@@ -27,7 +27,6 @@ TOKENS = Lengths.of(np.random.default_rng(1).zipf(1.5, 3000).clip(1, 180))
 MANY = Lengths.of(
     np.exp(np.random.default_rng(2).normal(4, 1.2, 100_000)).clip(2, 700).round()
 )
-MOST_TRIALS_EVER = 400
 SMOOTH = {
     "quadratic": quadratic_peak(),
     "linear": quadratic_peak(quadratic=0),
@@ -53,12 +52,7 @@ def run(
 ) -> tuple[list[FrontierPoint], list[Trial]]:
     """Searches to the end; `fresh` collects what was asked to be run in a new worker."""
     search = search_of(lengths, device, **settings)
-    trials = [] if trials is None else trials
-    while (proposal := search.propose(trials)) is not None:
-        if fresh is not None and proposal.fresh:
-            fresh.append((proposal.shape.batch_size, proposal.shape.length))
-        trials.append(device.trial(proposal.shape, len(trials)))
-        assert len(trials) < MOST_TRIALS_EVER, "the search does not end"
+    trials = search_to_the_end(search, device, trials, fresh)
     return search.frontier(trials), trials
 
 
@@ -199,9 +193,7 @@ def test_first_steps_that_run_out_of_memory_make_no_length_creep() -> None:
     search = search_of(SPEECH, device)
     trials: list[Trial] = []
     for worker in range(4):
-        while (proposal := search.propose(trials)) is not None:
-            trials.append(device.trial(proposal.shape, len(trials)))
-            assert len(trials) < MOST_TRIALS_EVER, "the search does not end"
+        search_to_the_end(search, device, trials)
         point = search.frontier(trials)[7]
         shape = BatchShape(point.batch_size, point.length, point.target_length)
         search.task.steps.append(made_trial(shape, "oom", worker=worker))

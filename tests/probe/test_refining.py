@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from probe.made_device import Peak, SearchedDevice, quadratic_peak
+from probe.made_device import Peak, SearchedDevice, quadratic_peak, search_to_the_end
 
 from batchtune.lengths import Lengths
 from batchtune.probe.refining import Refinement
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import FrontierPoint, Trial
+from batchtune.results import FrontierPoint
 
 FEW = [1.0, 2.0, 5.0, 9.0]
 
@@ -20,21 +20,12 @@ def searched(
 ) -> list[FrontierPoint]:
     device = SearchedDevice(peak, limit_bytes=16 << 30)
     settings = ProbeSettings(
-        workload="made",
-        options={},
-        num_lengths=num_lengths,
-        max_lengths=max_lengths,
-        tolerance=0.01,
-        max_batch_size=None,
+        workload="made", options={}, num_lengths=num_lengths, max_lengths=max_lengths
     )
     search = FrontierSearch(
         lengths, settings, device.limit_bytes, refine=Refinement(lengths, (10,))
     )
-    trials: list[Trial] = []
-    while (proposal := search.propose(trials)) is not None:
-        trials.append(device.trial(proposal.shape, len(trials)))
-        assert len(trials) < 400, "the search does not end"
-    return search.frontier(trials)
+    return search.frontier(search_to_the_end(search, device))
 
 
 @pytest.mark.parametrize(
