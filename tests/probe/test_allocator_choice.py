@@ -38,9 +38,7 @@ LENGTHS = Lengths.of([1.0, 2.0])
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> MadeCuda:
-    made = MadeCuda(MadeGpu())
-    made.install(monkeypatch)
-    return made
+    return MadeCuda(MadeGpu()).install(monkeypatch)
 
 
 def opened(
