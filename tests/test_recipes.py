@@ -13,7 +13,6 @@ from benchmarks.recipe_summary import (
     block,
     goals,
     read_summaries,
-    table,
     with_block,
 )
 
@@ -67,16 +66,6 @@ def made_results(
         "rounds": rounds,
         "trace": {name: [[1.0, 50 << 20], [2.0, 90 << 20]] for name in seconds},
     }
-
-
-def test_ratios_are_those_of_the_rounds() -> None:
-    # The machine was half as fast in the second round: the ratio is the same in both.
-    results = made_results({"as shipped": [4.0, 8.0], "batchtune": [2.0, 4.0]})
-    summary = Summary.of(results)
-    assert summary.times(summary.batchtune, summary.shipped) == 2.0
-    assert recipe_summary.errors_of(results) == {"as shipped": 0.0, "batchtune": 0.0}
-    row = "| 6.0 s | 6.0 s (as shipped) | 3.0 s (2.00×) | – | – |"  # noqa: RUF001
-    assert row in table([summary])
 
 
 def test_a_contender_out_of_memory_is_no_best_peer() -> None:

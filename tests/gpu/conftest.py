@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from gpu.evidence import REPORT
+from without_device import module_without
 
 from batchtune.processes.worker import Nursery
 
@@ -20,13 +20,6 @@ if "EMULATED_CUDA_STATE" in os.environ:
     os.environ["EMULATED_CUDA_STATE"] += os.environ.get("PYTEST_XDIST_WORKER", "")
 
 
-class ModuleWithoutDevice(pytest.Module):
-    """A module of tests on a machine without a device: skipped as a whole, if no report names each test."""
-
-    def collect(self) -> NoReturn:
-        pytest.skip("no CUDA device")
-
-
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
@@ -34,7 +27,7 @@ def pytest_pycollect_makemodule(
 
     if torch.cuda.is_available() or REPORT in os.environ:
         return None
-    return ModuleWithoutDevice.from_parent(parent, path=module_path)
+    return module_without("no CUDA device", module_path, parent)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

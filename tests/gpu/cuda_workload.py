@@ -73,15 +73,6 @@ class Leaks(Known):
         self.kept.append(torch.ones(8 * MIB, dtype=torch.uint8, device=self.device))
 
 
-class Benchmarks(Known):
-    """Turns on what a careful probe records."""
-
-    def setup(self, device: torch.device) -> None:
-        super().setup(device)
-        torch.backends.cudnn.benchmark = True
-        torch.set_float32_matmul_precision("high")
-
-
 class Compiled:
     """A small convolutional model, compiled or not; the options are those that real training code has."""
 

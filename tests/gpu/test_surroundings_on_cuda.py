@@ -15,7 +15,6 @@ from batchtune.lengths import Lengths
 from batchtune.probe.devices.nvml import all_gpus
 from batchtune.probe.probing import run_probe
 from batchtune.results import BatchShape
-from batchtune.trust import settings_differences, trust_warnings
 
 pytestmark = pytest.mark.usefixtures("one_nursery")
 GRADIENT_BYTES = (256 * 256 + 256) * 4  # of `Known`
@@ -91,26 +90,6 @@ def test_a_device_is_identified_without_using_its_memory() -> None:
     assert first.startswith(("GPU-", "MIG-", "PCI-", "cuda:"))
     assert not uses_it
     assert before is None or before - after < 50 * MIB
-
-
-def test_switches_set_by_the_workload_are_recorded_and_reported() -> None:
-    with supervise() as supervisor:
-        plain = supervisor.start()
-    with supervise("Benchmarks") as supervisor:
-        switched = supervisor.start()
-    assert (
-        switched.settings["cudnn_benchmark"],
-        switched.settings["float32_matmul_precision"],
-    ) == (True, "high")
-    told = settings_differences(plain, switched)
-    assert any(
-        text.startswith("cudnn_benchmark was False, and True later") for text in told
-    )
-    assert any(
-        text.startswith("float32_matmul_precision was highest, and high later")
-        for text in told
-    )
-    assert any("cudnn.benchmark is on" in text for text in trust_warnings(switched, ()))
 
 
 def test_a_leak_is_reported_as_one(tmp_path: Path) -> None:

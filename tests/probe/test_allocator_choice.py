@@ -89,7 +89,7 @@ def test_another_backend_is_recorded_by_its_name(
     assert device.allocator_setting == "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync"
 
 
-@pytest.mark.parametrize(
+without_expandable_segments = pytest.mark.parametrize(
     ("made", "reason"),
     [
         (
@@ -100,16 +100,19 @@ def test_another_backend_is_recorded_by_its_name(
     ],
     ids=["driver", "torch"],
 )
+
+
+@without_expandable_segments
 def test_without_expandable_segments_auto_is_native_and_says_why(
     cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], reason: str
 ) -> None:
     for name, value in made.items():
         setattr(cuda, name, value)
+    problem = f"expandable segments don't work: {reason}"
     meter = opened(monkeypatch, "auto", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"})
     assert meter.device.allocator == "native"
     assert meter.device.allocator_settings == "max_split_size_mb:64"
     meter.settle(0, 0)
-    problem = f"expandable segments don't work: {reason}"
     assert meter.device.allocator_problem == problem
     assert any(
         warning.startswith(
@@ -119,20 +122,14 @@ def test_without_expandable_segments_auto_is_native_and_says_why(
     )
 
 
-@pytest.mark.parametrize(
-    "made",
-    [{"refusal": "CUDA driver error: operation not supported"}, {"grows": False}],
-    ids=["driver", "torch"],
-)
+@without_expandable_segments
 def test_expandable_segments_that_do_not_work_are_an_error(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any]
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], reason: str
 ) -> None:
     for name, value in made.items():
         setattr(cuda, name, value)
-    with pytest.raises(
-        ProbeError,
-        match="--allocator expandable is impossible here: expandable segments don't work: ",
-    ):
+    message = f"expandable is impossible here: expandable segments don't work: {reason}"
+    with pytest.raises(ProbeError, match=message):
         opened(monkeypatch, "expandable")
 
 

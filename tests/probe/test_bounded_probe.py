@@ -157,27 +157,6 @@ def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path: Path) -> No
         probe_on(fitting, tmp_path, LIMITED)
 
 
-def test_an_interrupted_probe_leaves_unproven_sizes(
-    timed: Timed, tmp_path: Path
-) -> None:
-    timed.most = 8
-    with pytest.raises(KeyboardInterrupt):
-        probe_timed(timed, tmp_path)
-    left = read_result(tmp_path / PROBE_FILE, Probe)
-    assert left.unfinished
-    assert not left.is_proven
-    assert left.frontier[-1].length == timed.lengths.longest
-    swept = sweep(
-        timed.lengths,
-        left.max_batch_length,
-        SweepSettings(strategies=("optimal",)),
-        costs_of(left),
-    )
-    assert all(row.unproven for row in swept.rows)
-    timed.most = float("inf")
-    assert not probe_timed(timed, tmp_path).unfinished
-
-
 def test_an_interruption_overwrites_nothing_that_is_proven(
     timed: Timed, tmp_path: Path
 ) -> None:

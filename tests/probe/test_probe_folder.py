@@ -56,13 +56,6 @@ def test_what_was_found_is_written(tmp_path: Path) -> None:
     assert len((tmp_path / TRIALS_FILE).read_bytes().splitlines()) == len(probe.trials)
 
 
-def test_a_second_run_measures_nothing_again(run: Path) -> None:
-    before = (run / TRIALS_FILE).read_bytes()
-    found = read_result(run / PROBE_FILE, Probe)
-    assert probed(padded(), run) == found
-    assert (run / TRIALS_FILE).read_bytes() == before
-
-
 def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(
     run: Path, tmp_path: Path
 ) -> None:

@@ -24,13 +24,6 @@ SHAPES = {
 }
 
 
-CASES = [
-    pytest.param(name, shape, id=f"{name}-{shape}")
-    for name in BUILTINS
-    for shape in SHAPES[name]
-]
-
-
 def built(name: str, **options: Any) -> Any:
     workload = load_workload(
         f"builtin:{name}", {"size": "tiny", "layers": 2, "vocab": 50, **options}
