@@ -26,27 +26,15 @@ needs_nvml = pytest.mark.skipif(not all_gpus()[0], reason="NVML tells of no GPU 
 def test_the_drivers_facts_are_there_and_sane() -> None:
     with supervise() as supervisor:
         device = supervisor.start()
+        trial = supervisor.measure(BatchShape(8, 256.0), 0).trial
     assert device.driver[0].isdigit()
     assert device.uuid.startswith(("GPU-", "MIG-"))
     assert 0 < device.free_bytes <= 1.05 * device.total_bytes
-    assert device.other_processes == (
-        None if device.processes is None else len(device.processes)
-    )
+    if device.processes is not None:
+        assert device.other_processes == len(device.processes)
     assert device.settings["cudnn_benchmark"] is False
-
-
-@needs_nvml
-def test_clock_and_throttle_reasons_are_told_of_a_trial() -> None:
-    with supervise(
-        "builtin:transformer-lm", {"size": "tiny"}, memory_bytes=4 * GIB
-    ) as supervisor:
-        supervisor.start()
-        trial = supervisor.measure(BatchShape(8, 256.0), 0).trial
     assert trial.outcome == "ok"
     assert trial.sm_clock_mhz is None or 100 <= trial.sm_clock_mhz <= 4000
-    assert trial.throttle_reasons is None or all(
-        isinstance(reason, str) for reason in trial.throttle_reasons
-    )
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,7 @@ from made_trials import made_trial
 from probe.made_device import Peak, SearchedDevice, quadratic_peak, search_to_the_end
 
 from batchtune.lengths import Lengths
-from batchtune.probe.devices.law import failed
 from batchtune.probe.messages import NothingFits, SingleFails, TooLong
-from batchtune.probe.requests import Ran
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, FrontierPoint, Trial
@@ -141,22 +139,6 @@ def test_on_any_device_it_ends_within_bisections_bound(
     assert_within_bound(lengths, trials)
     for point in points:
         assert peak(BatchShape(point.batch_size, point.length)) <= device.limit_bytes
-
-
-def test_a_wasteful_allocator_needs_no_oom_at_every_length() -> None:
-    class Fragmented(SearchedDevice):
-        def run(self, shape: BatchShape, steps: int) -> Ran:
-            if self.bytes_of(shape) > 0.95 * self.limit_bytes:
-                return failed(shape, "oom", "fragmented")
-            return super().run(shape, steps)
-
-    # The shortest length, too, runs into the limit.
-    points, trials = run(
-        SPEECH, Fragmented(quadratic_peak(linear=1e8), limit_bytes=8_000_000_000)
-    )
-    assert len(points) == 12
-    assert sum(trial.outcome == "oom" for trial in trials) <= 8
-    assert len(trials) <= 3 * len(points)
 
 
 def test_no_trial_has_more_examples_than_asked_for() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.probe.devices import DEVICE_FORMS, backends, is_device
-from batchtune.probe.devices.law import Coefficients, MadeDevice, failed
+from batchtune.probe.devices.law import Coefficients, MadeDevice
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape
 
@@ -59,23 +59,6 @@ def test_a_leak_grows_with_the_steps_of_a_worker() -> None:
     assert held == [1_001_000_000, 1_002_000_000, 1_003_000_000]
     made.start()
     assert made.step(SHAPE).trial.rest_bytes == held[0]
-
-
-def test_a_fault_takes_the_place_of_the_law() -> None:
-    made = device()
-    made.fault = lambda shape, run: (
-        failed(shape, "crash", "was killed") if run == 1 else None
-    )
-    replies = [made.step(SHAPE).trial for _ in range(3)]
-    assert [trial.outcome for trial in replies] == ["ok", "crash", "ok"]
-    assert [trial.worker for trial in replies] == [0, 0, 1]
-
-
-def test_a_fresh_trial_has_a_worker_that_ran_nothing() -> None:
-    made = device()
-    made.start()
-    workers = [made.measure(SHAPE, 0, fresh=True).trial.worker for _ in range(2)]
-    assert workers == [1, 2]
 
 
 @pytest.mark.parametrize(

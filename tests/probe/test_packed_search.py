@@ -205,18 +205,6 @@ def test_compositions_have_exactly_so_many_tokens(
         assert shape.squared_tokens <= shapes["longest"].squared_tokens
 
 
-def test_nearly_all_micro_batches_are_contained() -> None:
-    compositions = Compositions(TOKENS, 0)
-    shapes = [compositions.shape(name, 16_384) for name in COMPOSITIONS]
-    rng = np.random.default_rng(3)
-    contained = 0
-    for _ in range(200):
-        row = rng.choice(TOKENS.values, 200).astype(int)
-        batch = BatchShape.packed(row[row.cumsum() <= 16_384].tolist())
-        contained += any(shape.contains(batch) for shape in shapes)
-    assert contained >= 190
-
-
 def test_a_fit_passes_through_exact_measurements() -> None:
     shapes = [
         BatchShape.packed(row)

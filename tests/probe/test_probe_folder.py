@@ -48,14 +48,6 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_what_was_found_is_written(tmp_path: Path) -> None:
-    probe = probed(padded(), tmp_path)
-    assert read_result(tmp_path / PROBE_FILE, Probe) == probe
-    assert probe.lengths == LENGTHS.summary()
-    assert probe.models.peak_bytes is not None
-    assert len((tmp_path / TRIALS_FILE).read_bytes().splitlines()) == len(probe.trials)
-
-
 def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(
     run: Path, tmp_path: Path
 ) -> None:
