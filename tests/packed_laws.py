@@ -16,8 +16,8 @@ from batchtune.results import BatchShape, Probe
 Memory = Callable[[BatchShape], float]
 """Packed batch -> the bytes that it takes beyond those in use between steps."""
 
-TOKENS = made_lengths("tokens")
-SENTENCES = Lengths.of((made_lengths("sentences").values * 60).round())
+TOKENS = made_lengths("tokens", count=4_000)
+SENTENCES = Lengths.of((made_lengths("sentences", count=8_000).values * 60).round())
 
 
 def a_tenth_of_a_megabyte_each(shape: BatchShape) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from shared_nursery import OF_SCRIPTS
 
 import batchtune
 from batchtune import BatchtuneError
@@ -255,7 +256,10 @@ def test_a_class_in_a_file_is_a_workload(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.process
-def test_a_list_is_the_command_of_a_training_script() -> None:
+def test_a_list_is_the_command_of_a_training_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("batchtune.probe.supervisor.Nursery", lambda *_: OF_SCRIPTS)
     with pytest.raises(BatchtuneError, match="no-such-program"):
         batchtune.probe(["no-such-program", "--epochs", "2"], VALUES, device="cpu")
 

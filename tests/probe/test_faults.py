@@ -124,16 +124,16 @@ def test_what_the_workload_started_ends_with_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with supervise("StartsDaemons", shared=False) as supervisor:
+    with supervise("StartsDaemons") as supervisor:
         supervisor.start()
-        assert len(ours()) == 3  # nursery, worker, and the daemon of the setup
+        assert len(ours()) == 2  # the worker, and the daemon of the setup
         assert supervisor.measure(ONE, 0).trial.outcome == "ok"
-        assert len(ours()) > 4
+        assert len(ours()) > 3
         assert supervisor.measure(TWO, 1).trial.outcome == "crash"
-        assert len(ours()) == 1
+        assert not ours()
         supervisor._settings = replace(supervisor._settings, trial_timeout_seconds=1.0)
         assert supervisor.measure(THREE, 2).trial.outcome == "timeout"
-        assert len(ours()) == 1
+        assert not ours()
 
 
 def test_nothing_stays_if_the_supervisor_is_killed_in_mid_trial(tmp_path: Path) -> None:

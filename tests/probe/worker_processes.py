@@ -25,7 +25,7 @@ def supervise(
 ) -> Supervisor:
     """A supervisor of one of the faulty workloads, or of any other by its whole name.
 
-    If its workers use the current folder or the environment, they can't be `shared` with other tests.
+    If its workers need other variables of the environment, they can't be `shared` with other tests.
     """
     settings = ProbeSettings(
         workload=name if ":" in name else f"{FAULTY}:{name}",
