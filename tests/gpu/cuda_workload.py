@@ -55,13 +55,6 @@ class CatchesItself(Known):
             self.optimizer.zero_grad(set_to_none=True)
 
 
-class PretendsToBeOut(Known):
-    """Says that memory ran out, though next to all of it is free."""
-
-    def step(self, batch: torch.Tensor) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-
-
 class Leaks(Known):
     """Keeps 8 MiB of every step."""
 

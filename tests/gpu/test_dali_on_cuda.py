@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import sys
-import wave
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu.on_cuda import needs_a_real_gpu
+from manifests.samples import wav
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "loaders"))
 
@@ -27,14 +25,9 @@ FILES = 11
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Wavs of 0.1 to 0.6 s, 16 kHz."""
-    folder, chance = tmp_path_factory.mktemp("clips"), random.Random(0)
+    folder = tmp_path_factory.mktemp("clips")
     for number in range(FILES):
-        with wave.open(str(folder / f"{number:02}.wav"), "wb") as file:
-            file.setparams((1, 2, 16_000, 0, "NONE", ""))
-            samples = [
-                chance.randrange(-9999, 9999) for _ in range(1600 + 800 * number)
-            ]
-            file.writeframes(array("h", samples).tobytes())
+        (folder / f"{number:02}.wav").write_bytes(wav(1600 + 800 * number))
     return str(folder)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from gpu.on_cuda import GIB, needs_a_real_gpu, settings, supervise
 
-from batchtune.errors import ProbeError, WorkloadError
+from batchtune.errors import WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
 from batchtune.results import BatchShape
@@ -64,12 +64,6 @@ def test_an_oom_caught_by_the_workload_still_counts(tmp_path: Path) -> None:
         text.startswith("The workload catches out-of-memory errors itself")
         for text in probe.warnings
     )
-
-
-def test_an_error_with_free_memory_is_shown_in_its_own_words(tmp_path: Path) -> None:
-    told = r"even a batch of one .* exceeds it \(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\)"
-    with pytest.raises(ProbeError, match=told):
-        run_probe(Lengths.of([1.0]), settings("PretendsToBeOut"), tmp_path)
 
 
 @needs_a_real_gpu("its kernels check nothing")

@@ -157,6 +157,13 @@ def test_what_fails_with_any_batch_is_the_workloads_own(
     assert not (tmp_path / PROBE_FILE).exists()
 
 
+def test_an_oom_with_free_memory_is_shown_in_its_own_words(tmp_path: Path) -> None:
+    error = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
+    told = rf"even a batch of one .* exceeds it \({error}\)"
+    with pytest.raises(ProbeError, match=told):
+        probed(failing([1.0, 2.0], "oom", error), tmp_path)
+
+
 def test_the_workloads_own_error_ends_the_probe(tmp_path: Path) -> None:
     error = "ValueError: tokens and labels differ"
     message = f"train.py:Mine failed in its step, with a batch of .*: {error}"
