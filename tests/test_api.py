@@ -242,6 +242,13 @@ def test_a_wrong_setting_of_the_probe_is_named(
     assert_one_error(partial(batchtune.probe, KNOWN, [1.0], **setting), message)
 
 
+def test_sizes_may_have_units(tmp_path: Path) -> None:
+    probed = batchtune.probe(
+        KNOWN, [1.0, 2.0], device=LAW, memory_bytes="500MiB", run=tmp_path
+    )
+    assert probed.probe.settings["memory_bytes"] == 500 << 20
+
+
 # Workloads
 
 
