@@ -138,6 +138,19 @@ TARGET_LAWS: dict[str, Law] = {
 }
 
 
+def largest_fitting(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` up to which all fit, 0 if none; found by bisection."""
+    passed = 0
+    failed = most + 1
+    while failed - passed > 1:
+        middle = (passed + failed) // 2
+        if fits(middle):
+            passed = middle
+        else:
+            failed = middle
+    return passed
+
+
 class LawDevice(MadeDevice):
     """Runs trials and steps by a law, whose 1 is the longest length and target of a data set.
 
@@ -224,24 +237,20 @@ class LawDevice(MadeDevice):
 
         Where it falls with the length or the batch size, the largest that fits there and at all lengths before.
         """
-        found, low = np.zeros(lengths.size, dtype=np.int64), 1 << 22
-        for index, length in enumerate(lengths):
+        found = np.zeros(lengths.size, dtype=np.int64)
+        most = 1 << 22
+        for index, length in enumerate(lengths.tolist()):
             target = None if targets is None else float(targets[index])
-            low = self._largest_at(
-                float(length), target, 1 << 22 if targets is not None else low
-            )
-            found[index] = low
+            largest = self._largest_at(length, target, most)
+            if targets is None:
+                most = largest
+            found[index] = largest
         return found
 
     def _largest_at(self, length: float, target: float | None, most: int) -> int:
-        passed, failed = 0, most + 1
-        while failed - passed > 1:
-            middle = (passed + failed) // 2
-            if self.fits(BatchShape(middle, length, target)):
-                passed = middle
-            else:
-                failed = middle
-        return passed
+        return largest_fitting(
+            lambda size: self.fits(BatchShape(size, length, target)), most
+        )
 
     def above_truth(self, table: BucketTable) -> int:
         """How many buckets have a batch that may not fit, tried at each length that occurs in them."""

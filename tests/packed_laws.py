@@ -6,7 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from memory_laws import BASE_BYTES, LAWS, Law, LawDevice, made_lengths, probe_on
+from memory_laws import (
+    BASE_BYTES,
+    LAWS,
+    Law,
+    LawDevice,
+    largest_fitting,
+    made_lengths,
+    probe_on,
+)
 
 from batchtune.lengths import Lengths
 from batchtune.probe.compositions import COMPOSITIONS, Compositions
@@ -51,15 +59,12 @@ class PackedDevice(LawDevice):
     def largest_budget(self, most: int) -> int:
         """The most tokens up to `most` of which all compositions fit, by trying; memory must grow with them."""
         compositions = Compositions(self.lengths, 0)
-        passed, failed = 0, most + 1
-        while failed - passed > 1:
-            middle = (passed + failed) // 2
-            shapes = [compositions.shape(name, middle) for name in COMPOSITIONS]
-            if all(map(self.fits, shapes)):
-                passed = middle
-            else:
-                failed = middle
-        return passed
+
+        def all_fit(tokens: int) -> bool:
+            shapes = [compositions.shape(name, tokens) for name in COMPOSITIONS]
+            return all(map(self.fits, shapes))
+
+        return largest_fitting(all_fit, most)
 
 
 def settings(*, dear: bool = False, **changed: object) -> ProbeSettings:

@@ -31,7 +31,7 @@ def pytest_pycollect_makemodule(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    done = tests_done(Path(os.environ.get(REPORT, os.devnull)))
+    done = passed_in(Path(os.environ.get(REPORT, os.devnull)))
     items[:] = [item for item in items if item.name not in done]
     import torch
 
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
-def tests_done(report: Path) -> set[str]:
+def passed_in(report: Path) -> set[str]:
     """The tests that a report names, but for those that failed; a line that a kill cut short counts for nothing."""
     done = set()
     for line in report.read_text().splitlines() if report.exists() else ():

@@ -34,14 +34,6 @@ class Known:
         self.optimizer.step()
 
 
-class Sticky(Known):
-    """Breaks the CUDA context for good with an assertion on the device."""
-
-    def step(self, batch: torch.Tensor) -> None:
-        table = torch.zeros(4, device=self.device)
-        table[torch.full((4,), 1000, device=self.device)].sum().item()
-
-
 class CatchesItself(Known):
     """Takes its memory in the step, and goes on as if nothing had happened where it is not there."""
 
@@ -53,17 +45,6 @@ class CatchesItself(Known):
             super().step(super().make_batch(batch))
         except torch.OutOfMemoryError:
             self.optimizer.zero_grad(set_to_none=True)
-
-
-class Leaks(Known):
-    """Keeps 8 MiB of every step."""
-
-    def __init__(self) -> None:
-        self.kept: list[torch.Tensor] = []
-
-    def step(self, batch: torch.Tensor) -> None:
-        super().step(batch)
-        self.kept.append(torch.ones(8 * MIB, dtype=torch.uint8, device=self.device))
 
 
 class Compiled:

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-from gpu.on_cuda import GIB, needs_a_real_gpu, settings, supervise
+from gpu.on_cuda import GIB, settings, supervise
 
-from batchtune.errors import WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
 from batchtune.results import BatchShape
@@ -64,18 +63,6 @@ def test_an_oom_caught_by_the_workload_still_counts(tmp_path: Path) -> None:
         text.startswith("The workload catches out-of-memory errors itself")
         for text in probe.warnings
     )
-
-
-@needs_a_real_gpu("its kernels check nothing")
-def test_after_a_sticky_error_the_next_worker_is_sound(tmp_path: Path) -> None:
-    with supervise("Sticky") as supervisor:
-        supervisor.start()
-        measured = supervisor.measure(BatchShape(1, 1.0), 0)
-        trial = measured.trial
-        assert trial.outcome == "error"
-        assert measured.renew
-    with pytest.raises(WorkloadError):
-        run_probe(LENGTHS, settings("Sticky"), tmp_path)
 
 
 @pytest.mark.parametrize(

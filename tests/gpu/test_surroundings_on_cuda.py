@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from gpu.on_cuda import GIB, MIB, settings, supervise
+from gpu.on_cuda import GIB, MIB, supervise
 
-from batchtune.errors import WorkloadError
-from batchtune.lengths import Lengths
 from batchtune.probe.devices.nvml import all_gpus
-from batchtune.probe.probing import run_probe
 from batchtune.results import BatchShape
 
 pytestmark = pytest.mark.usefixtures("one_nursery")
@@ -78,11 +74,3 @@ def test_a_device_is_identified_without_using_its_memory() -> None:
     assert first.startswith(("GPU-", "MIG-", "PCI-", "cuda:"))
     assert not uses_it
     assert before is None or before - after < 50 * MIB
-
-
-def test_a_leak_is_reported_as_one(tmp_path: Path) -> None:
-    with pytest.raises(
-        WorkloadError,
-        match=r"the workload leaks: each step leaves about 8(\.\d+)? MiB more in use",
-    ):
-        run_probe(Lengths.of([10.0, 20.0] * 30), settings("Leaks"), tmp_path)

@@ -190,32 +190,29 @@ def on(allocator: str | None) -> Device:
 
 
 @pytest.mark.parametrize(
-    ("began", "found", "now"),
+    ("began", "found", "now", "goes_on"),
     [
-        ("auto", "expandable", "auto"),
-        ("auto", "expandable", "expandable"),
-        ("expandable", "expandable", "auto"),
-        ("auto", "native", "native"),
-        ("auto", None, "expandable"),
+        ("auto", "expandable", "auto", True),
+        ("auto", "expandable", "expandable", True),
+        ("expandable", "expandable", "auto", True),
+        ("auto", "native", "native", True),
+        ("auto", None, "expandable", True),
+        ("auto", "expandable", "native", False),
     ],
 )
-def test_a_run_goes_on_with_the_allocator_that_it_has(
-    tmp_path: Path, began: Choice, found: str | None, now: Choice
+def test_a_run_goes_on_only_with_the_allocator_that_it_has(
+    tmp_path: Path, began: Choice, found: str | None, now: Choice, goes_on: bool
 ) -> None:
     begin_run(LENGTHS, settings(began), tmp_path, on(found), force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
+    if not goes_on:
+        message = f"something else: allocator = {found}, now {now}"
+        with pytest.raises(ResultError, match=message):
+            open_run(LENGTHS, settings(now), tmp_path)
+        return
     run, _ = open_run(LENGTHS, settings(now), tmp_path)
     assert run.settings["allocator"] == began
     refuse_other_allocator("it", run.device.allocator, on(found))
-
-
-def test_a_run_does_not_go_on_with_another_allocator(tmp_path: Path) -> None:
-    begin_run(LENGTHS, settings("auto"), tmp_path, on("expandable"), force=False)
-    append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
-    with pytest.raises(
-        ResultError, match="something else: allocator = expandable, now native"
-    ):
-        open_run(LENGTHS, settings("native"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ def settings(
     workload: str = "Shared",
     *,
     memory_mib: int = 460,
-    timeout_seconds: float = 60.0,
     **options: object,
 ) -> ProbeSettings:
     return ProbeSettings(
@@ -43,7 +42,6 @@ def settings(
         memory_bytes=memory_mib * MIB,
         memory_fraction=1.0,
         num_lengths=2,
-        trial_timeout_seconds=timeout_seconds,
         nproc_per_node=2,
     )
 

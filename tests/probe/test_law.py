@@ -53,14 +53,6 @@ def test_noise_spreads_the_peaks_by_as_much_as_it_says() -> None:
     assert 0.02 * without < trial.peak_spread_bytes <= 0.03 * without
 
 
-def test_a_leak_grows_with_the_steps_of_a_worker() -> None:
-    made = device(f"{LAW},leak=1MB")
-    held = [made.step(SHAPE).trial.rest_bytes for _ in range(3)]
-    assert held == [1_001_000_000, 1_002_000_000, 1_003_000_000]
-    made.start()
-    assert made.step(SHAPE).trial.rest_bytes == held[0]
-
-
 @pytest.mark.parametrize(
     ("value", "message", "hint"),
     [

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from probe.test_worker_session import MadeMeter
 
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
@@ -173,22 +174,11 @@ def device(rank: int, limit_bytes: int, **facts: Any) -> Device:
         host="here",
         name="H100",
         limit_bytes=limit_bytes,
-        outside_bytes=facts.get("outside_bytes"),
+        outside_bytes=facts["outside_bytes"],
         base_bytes=rank,
     )
-    return Device(
-        kind="cuda",
-        name="H100",
-        total_bytes=1000,
-        limit_bytes=limit_bytes,
-        driver=None,
-        torch="2.13",
-        allocator="native",
-        ranks=[own],
-        world_size=2,
-        backend="nccl",
-        **{"other_processes": None, **facts},
-    )
+    given = {"limit_bytes": limit_bytes, "ranks": [own], "world_size": 2, **facts}
+    return replace(MadeMeter().device, **given)
 
 
 def test_the_device_is_what_every_rank_has() -> None:

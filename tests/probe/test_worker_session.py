@@ -1,7 +1,6 @@
 """A worker's trials, with a made meter: what no CPU can show."""
 
 import contextlib
-import gc
 import itertools
 import sys
 from collections import Counter
@@ -19,13 +18,6 @@ from batchtune.trust import trust_warnings
 
 MIB = 1 << 20
 SHAPE = BatchShape(4, 3.0)
-
-
-@pytest.fixture(autouse=True)
-def little_to_collect() -> None:
-    """Each trial calls the collector, which need not look through the compiler that an earlier test imported."""
-    gc.collect()
-    gc.freeze()
 
 
 class MadeMeter(Meter):
