@@ -273,7 +273,7 @@ def test_a_list_is_the_command_of_a_training_script(
 
 
 @pytest.mark.parametrize("module", ["a_notebook", "__main__"])
-def test_a_class_of_a_notebook_or_typed_into_python_is_refused(
+def test_a_class_of_no_file_is_refused(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, types.ModuleType(module))

@@ -172,7 +172,7 @@ def test_all_ranks_take_the_decision_of_any(led: Led) -> None:
     ],
     ids=["fails", "has caught an error", "ends", "says nonsense"],
 )
-def test_a_rank_that_goes_wrong_ends_the_wait_of_the_others(
+def test_a_rank_that_goes_wrong_ends_the_others_wait(
     led: Led, first: Act, second: Act, cause: str, words: str | None
 ) -> None:
     replies = led.gather(first, second)
