@@ -24,7 +24,6 @@ to N processes that compute all the time. At most 35 trials and 2 OOMs, 1.3 time
 from __future__ import annotations
 
 import argparse
-import contextlib
 import subprocess
 import sys
 import tempfile
@@ -100,28 +99,15 @@ class Searched:
     found: dict[float, int]
 
 
-class OutOfTime(Exception):
-    """The deadline has passed."""
-
-
 class Asked:
-    """A supervisor as the peers ask it, with what it was asked; until the deadline, on the monotonic clock."""
+    """A supervisor as the peers ask it, with what it was asked."""
 
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        deadline: float | None = None,
-        *,
-        single: bool = False,
-    ) -> None:
+    def __init__(self, supervisor: Supervisor, *, single: bool = False) -> None:
         self.supervisor = supervisor
         self.single = single
-        self.deadline = deadline
         self.trials: list[Trial] = []
 
     def __call__(self, batch_size: int, length: float) -> bool:
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise OutOfTime
         shape = BatchShape(batch_size, length)
         ran = (
             self.supervisor.step(shape)
@@ -145,22 +131,13 @@ def speech_like(count: int = 20_000) -> Lengths:
 
 
 def probe(
-    lengths: Lengths,
-    settings: ProbeSettings,
-    folder: Path,
-    deadline: float | None = None,
+    lengths: Lengths, settings: ProbeSettings, folder: Path
 ) -> tuple[Searched, Probe, float]:
-    """batchtune's own, in an empty run folder; also the seconds that it took after its search, to confirm.
-
-    Raises:
-        OutOfTime: The deadline has passed; the run folder keeps the trials.
-    """
+    """batchtune's own, in an empty run folder; also the seconds that it took after its search, to confirm."""
     begun: list[float] = []
 
     def on_progress(_: ProbeProgress) -> None:
         begun.append(time.monotonic())
-        if deadline is not None and begun[-1] > deadline:
-            raise OutOfTime
 
     started = time.monotonic()
     result = run_probe(
@@ -185,22 +162,21 @@ def peer(
     lengths: Lengths,
     points: list[FrontierPoint],
     settings: ProbeSettings,
-    deadline: float | None = None,
     *,
     tolerance: float = TOLERANCE,
     single: bool = False,
 ) -> Searched:
-    """Another's search, measured by the same supervisor in a process of its own; what it found by the deadline."""
+    """Another's search, measured by the same supervisor in a process of its own."""
     started = time.monotonic()
     found: dict[float, int] = {}
-    with supervise(settings) as supervisor, contextlib.suppress(OutOfTime):
+    with supervise(settings) as supervisor:
         supervisor.start()
-        asked = Asked(supervisor, deadline, single=single)
+        asked = Asked(supervisor, single=single)
         longest_first = [point.length for point in reversed(points)]
         for length, size in search(
             asked, longest_first, lengths.histogram.count_up_to, tolerance
         ):
-            found.update({length: size})  # what is there stays where time runs out
+            found[length] = size
     return Searched(
         name, len(asked.trials), _ooms(asked.trials), time.monotonic() - started, found
     )
