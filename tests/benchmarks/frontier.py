@@ -168,15 +168,13 @@ def peer(
 ) -> Searched:
     """Another's search, measured by the same supervisor in a process of its own."""
     started = time.monotonic()
-    found: dict[float, int] = {}
     with supervise(settings) as supervisor:
         supervisor.start()
         asked = Asked(supervisor, single=single)
         longest_first = [point.length for point in reversed(points)]
-        for length, size in search(
-            asked, longest_first, lengths.histogram.count_up_to, tolerance
-        ):
-            found[length] = size
+        found = dict(
+            search(asked, longest_first, lengths.histogram.count_up_to, tolerance)
+        )
     return Searched(
         name, len(asked.trials), _ooms(asked.trials), time.monotonic() - started, found
     )
