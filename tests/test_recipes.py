@@ -20,9 +20,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "tests" / "benchmarks" / "results"
 
 
-def made_results(
-    seconds: dict[str, list[float]], out_of_memory: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def made_results(seconds: dict[str, list[float]]) -> dict[str, Any]:
     """Results of a recipe whose contenders took so long in each round; the first is what it ships."""
     kinds = dict.fromkeys(seconds, "peer")
     kinds[next(iter(seconds))] = "shipped"
@@ -43,7 +41,7 @@ def made_results(
         for name, times in seconds.items():
             round_of[name] = {
                 "lr": 1e-3,
-                "oom": name in out_of_memory,
+                "oom": False,
                 "steps": 2,
                 "seconds": times[number],
                 "peak_bytes": 90 << 20,
@@ -66,12 +64,6 @@ def made_results(
         "rounds": rounds,
         "trace": {name: [[1.0, 50 << 20], [2.0, 90 << 20]] for name in seconds},
     }
-
-
-def test_a_contender_out_of_memory_is_no_best_peer() -> None:
-    seconds = {"as shipped": [4.0], "fast": [1.0], "slow": [3.0], "batchtune": [2.0]}
-    summary = Summary.of(made_results(seconds, out_of_memory=("fast",)))
-    assert summary.best_peer.name == "slow"
 
 
 def test_a_missed_goal_is_told() -> None:
