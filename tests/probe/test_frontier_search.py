@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_trials import made_trial
 from probe.made_device import Peak, SearchedDevice, quadratic_peak, search_to_the_end
@@ -316,6 +316,7 @@ def test_few_distinct_lengths_are_all_probed(values: list[float]) -> None:
     assert [point.length for point in points] == sorted(set(values))
 
 
+@example([1], 0.0, 1000.0, 998_001.0, 1_000_000, 0)  # no margin
 @given(
     values=st.lists(st.integers(1, 500), min_size=1, max_size=200),
     constant=st.floats(0, 5e9),
@@ -348,8 +349,10 @@ def test_it_finds_the_truth_however_often_it_is_interrupted(
         assert device.largest(lengths.shortest, 1) == 0
         return
     assert_true(lengths, device, points)
-    assert (points[0].length, points[-1].length) == (lengths.shortest, lengths.longest)
-    assert {points[0].closed_by, points[-1].closed_by} <= {"oom", "data"}
+    if points:  # what fits may leave no margin
+        ends = (points[0], points[-1])
+        assert [end.length for end in ends] == [lengths.shortest, lengths.longest]
+        assert {end.closed_by for end in ends} <= {"oom", "data"}
     for trial in trials:
         assert trial.batch_size <= lengths.histogram.count_up_to(trial.length)
     again, continued = run(lengths, device, trials[:cut])
