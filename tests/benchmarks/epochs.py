@@ -58,12 +58,13 @@ def main() -> None:
         "--workload", default=f"{ROOT / 'examples' / 'custom_workload.py'}:TinyTagger"
     )
     parser.add_argument("--memory", default="1GiB")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     lengths = load_lengths([options.manifest], ReadOptions())
     settings = ProbeSettings(
         workload=options.workload,
         options={},
-        device="cpu",
+        device=options.device,
         memory_bytes=parse_size(options.memory),
     )
     with tempfile.TemporaryDirectory() as folder:

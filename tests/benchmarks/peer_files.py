@@ -56,7 +56,6 @@ def load(path: str, modules: dict[str, dict[str, Any]]) -> Any:
     if file is None:
         raise ImportError(f"{package} has no {within}")
     spec = importlib.util.spec_from_file_location(f"real_{package}_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with stand_ins(modules):
         spec.loader.exec_module(module)

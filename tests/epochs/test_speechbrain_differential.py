@@ -4,13 +4,11 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from reproduced import speechbrain_batches
-
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.table import speechbrain_boundaries, speechbrain_table
 from batchtune.lengths import Lengths
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 VALUES = st.lists(st.floats(0.01, 100), min_size=1, max_size=80)
 BOUNDARIES = st.sets(st.integers(1, 100), min_size=1, max_size=12).map(sorted)
@@ -72,26 +70,3 @@ def test_lengths_on_boundaries_fall_into_speechbrains_buckets(
     )
     real = real_dynamic_batch_sampler(range(len(values)), 600, 12, lengths_list=values)
     assert_alike(real, values, 600, num_buckets=12)
-
-
-def test_every_batch_is_that_of_speechbrain(real_dynamic_batch_sampler: Any) -> None:
-    draw = np.random.default_rng(0)
-    for _ in range(40):
-        values = draw.lognormal(1, 1, draw.integers(0, 60))
-        seed = int(draw.integers(99))
-        epoch = int(draw.integers(4))
-        limit = draw.choice([0.5, 3, 12.5, 40, 600.0]).item()
-        num_buckets = int(draw.choice([1, 2, 5, 20, 300]))
-        real = real_dynamic_batch_sampler(
-            range(values.size),
-            limit,
-            num_buckets,
-            lengths_list=values.tolist(),
-            seed=seed,
-            epoch=epoch,
-        )
-        real.set_epoch(epoch)
-        assert (
-            speechbrain_batches(values, limit, num_buckets, seed=seed + epoch)
-            == real._batches
-        )

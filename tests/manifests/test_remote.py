@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, load_stream, reading, scan
 from batchtune.manifests.storage import _filesystem
 
-pytest.importorskip("fsspec")
-pytest.importorskip("aiohttp")
+pytestmark = pytest.mark.skipif(
+    find_spec("fsspec") is None or find_spec("aiohttp") is None,
+    reason="needs batchtune[remote]",
+)
 
 _MOST_BYTES_A_SAMPLE = 3 * 1024
 

@@ -14,10 +14,6 @@ from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, scan
 from batchtune.manifests.storage import Traffic, _filesystem
 
-s3fs = pytest.importorskip("s3fs")
-moto_server = pytest.importorskip("moto.server")
-boto3 = pytest.importorskip("boto3")
-
 pytestmark = [
     pytest.mark.slow,
     # boto's and moto's own.
@@ -30,6 +26,10 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def s3() -> Iterator[object]:
     """A client of a server with an empty bucket."""
+    # What it imports takes half a second, which a run without this fixture need not spend.
+    pytest.importorskip("s3fs")
+    moto_server = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
@@ -47,6 +47,8 @@ def s3() -> Iterator[object]:
 
 
 def forget_credentials() -> None:
+    import s3fs
+
     s3fs.S3FileSystem.clear_instance_cache()
     _filesystem.cache_clear()
 
