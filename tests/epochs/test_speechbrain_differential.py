@@ -4,11 +4,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.table import speechbrain_boundaries, speechbrain_table
 from batchtune.lengths import Lengths
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 VALUES = st.lists(st.floats(0.01, 100), min_size=1, max_size=80)
 BOUNDARIES = st.sets(st.integers(1, 100), min_size=1, max_size=12).map(sorted)
