@@ -87,7 +87,10 @@ Output = Annotated[
 RunFolder = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder."
+        metavar="RUN",
+        envvar="BATCHTUNE_RUN",
+        show_envvar=False,
+        help="The run folder; --run names it too.",
     ),
 ]
 SetupTimeout = Annotated[
@@ -285,6 +288,16 @@ class ManifestOptions:
             return reader(
                 self.manifest, options, jobs=self.processes, on_progress=bar.reading
             )
+
+    @property
+    def in_words(self) -> str:
+        """The manifest and how to read it, as a part of a command line; a word for it if it was read from a pipe."""
+        if "-" in self.manifest:
+            return "MANIFEST"
+        words = [shlex.join(self.manifest)]
+        for name, value in self.read_options().record().flags.items():
+            words.append(f"{name} {value}".strip())
+        return " ".join(words)
 
     @property
     def processes(self) -> int:
@@ -526,6 +539,18 @@ class WorkloadOptions:
             "options": options,
         }
 
+    @property
+    def in_words(self) -> str | None:
+        """The training step as a part of a command line, after a space; None if it is not one for all commands."""
+        if self.command is not None:
+            return f" -- {shlex.join(script_words(self.command))}"
+        if self.workload is None or self._named() is not None:
+            return None
+        words = ["--workload", self.workload]
+        for text in self.set or []:
+            words += ["--set", text]
+        return f" {shlex.join(words)}"
+
     def _named(self) -> list[str] | None:
         """Return the command of a workload that is named by its framework; None for another workload."""
         from batchtune.scripts.named import FLAGS, named_command
@@ -626,9 +651,8 @@ class SweepOptions:
     ] = None
     current: str | None = setting(
         "Your current settings, to compare with: max_batch_length=600,num_buckets=200, batch_size=16 or "
-        "bucket_boundaries=4:8,bucket_batch_sizes=32:16, a SpeechBrain YAML, or, if your training packs, "
-        "verl:KEY=VALUE,... (slime:, trl:, axolotl:). By default a script's own batch size, if its "
-        "DataLoader shuffles.",
+        "bucket_boundaries=4:8,bucket_batch_sizes=32:16, or a SpeechBrain YAML. By default a script's own batch size, "
+        "if its DataLoader shuffles. `batchtune record` measures those of any other training.",
         "WHAT",
     )
     pool_size: str | None = setting(

@@ -58,7 +58,7 @@ batchtune sweep-buckets train.csv
 batchtune sweep-buckets train.csv --max-batch-length 600 --num-buckets 10:20
 batchtune sweep-buckets train.csv --current max_batch_length=600,num_buckets=200
 batchtune sweep-buckets train.csv --from-training
-batchtune sweep-buckets train.csv --max-tokens 8192 --current axolotl:micro_batch_size=2,sequence_len=4096
+batchtune sweep-buckets train.csv --max-tokens 8192
 batchtune sweep-buckets train.csv --strategy optimal --strategy speechbrain --json | jq .reason
 """,
     "sweep-stream": """
@@ -126,7 +126,7 @@ def tune(
     }
     verify_settings = checked(VerifySettings, how_to_verify)
     sweep_settings = sweep.settings(run)
-    packing, current = _current(sweep)
+    current = sweep.current_settings()
     source = _with_own_lengths(source, probe, run)
     with other_nodes(probe, quiet=run.quiet) as nodes:
         lengths = source.load(quiet=run.quiet)
@@ -166,7 +166,6 @@ def tune(
                 sweep_settings,
                 current,
                 run,
-                packing=packing,
             ),
             run=partial(
                 run_with_progress,
@@ -186,7 +185,7 @@ def tune(
                 why = "packed micro-batches run in the probe only"
             console.note(f"Warning: nothing to verify, because {why}.")
     holds = not verify or verification is None or verification.holds
-    results = load_run(run.run)
+    results = replace(load_run(run.run), manifest=source.in_words, step=probe.in_words)
     if run.json:
         console.write_result(render("json", results), None)
     else:
@@ -218,7 +217,11 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
         console.write_json(probed)
     else:
         results = RunResults(
-            name=run.run.name, probe=probed, sweep=None, folder=run.run
+            name=run.run.name,
+            probe=probed,
+            folder=run.run,
+            manifest=source.in_words,
+            step=probe.in_words,
         )
         console.show(results, full=run.full)
 
@@ -312,7 +315,7 @@ def sweep_buckets(
         int | None,
         option(
             "Your training packs: the most tokens of a packed batch (default: what a probe of packed batches proved). "
-            "Packers are compared, too; --current takes verl:KEY=VALUE, slime:, trl: and axolotl:.",
+            "Packers are compared, too.",
             "N",
             rich_help_panel=BUCKETS,
         ),
@@ -338,8 +341,11 @@ def sweep_buckets(
     --from-training, no probe is needed. Options with which the run read its manifest, such as --max-length, are taken
     from there and shown, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
+    from batchtune.buckets.packed import Packing
+
     settings = sweep.settings(run)
-    packing, current = _current(sweep, max_tokens, cut_at)
+    packing = Packing(max_tokens=max_tokens, cut_at=cut_at)
+    current = sweep.current_settings()
     lengths = source.load(quiet=run.quiet, as_in=run.continued)
     _check_limit(max_batch_length, lengths, quiet=run.quiet)
     _show(
@@ -352,20 +358,9 @@ def sweep_buckets(
             from_training=from_training,
             packing=packing,
         ),
+        source,
         run,
     )
-
-
-def _current(
-    sweep: SweepOptions, max_tokens: int | None = None, cut_at: int | None = None
-) -> tuple[Packing, Current | None]:
-    """Return what the user says about packing, and their current settings if these are of padded batches."""
-    from batchtune.buckets.packed import Packing
-
-    packing = Packing.of(max_tokens, cut_at, sweep.current)
-    if packing.current is not None:
-        return packing, None
-    return packing, sweep.current_settings()
 
 
 @expand
@@ -403,7 +398,7 @@ def sweep_stream(
             on_row=bar.row,
         )
     _write_config(swept, run.run)
-    _show(swept, run)
+    _show(swept, source, run)
 
 
 def sweep_and_write(
@@ -415,13 +410,13 @@ def sweep_and_write(
     *,
     max_batch_length: float | None = None,
     from_training: bool = False,
-    packing: Packing,
+    packing: Packing | None = None,
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one.
 
     `refuted` as for `run_sweep`.
     """
-    from batchtune.buckets.sweep import run_sweep
+    from batchtune.buckets.sweep import NO_PACKING, run_sweep
 
     with console.progress("Sweeping", quiet=run.quiet) as bar:
         swept = run_sweep(
@@ -432,7 +427,7 @@ def sweep_and_write(
             current=current,
             force=run.force,
             from_training=from_training,
-            packing=packing,
+            packing=packing or NO_PACKING,
             refuted=refuted,
             on_row=bar.row,
         )
@@ -451,13 +446,14 @@ def _write_config(swept: Sweep | StreamSweep, folder: Path) -> None:
         )
 
 
-def _show(swept: Sweep | StreamSweep, run: RunOptions) -> None:
+def _show(swept: Sweep | StreamSweep, source: ManifestOptions, run: RunOptions) -> None:
     from batchtune.reports import load_run
 
     if run.json:
         console.write_json(swept)
     else:
-        console.show(load_run(run.run), full=run.full)
+        results = replace(load_run(run.run), manifest=source.in_words)
+        console.show(results, full=run.full)
 
 
 def _check_limit(

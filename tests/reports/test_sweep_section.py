@@ -507,7 +507,10 @@ def notes_on(probe: Probe) -> list[str]:
         ),
         (
             with_results(BOTH, verification=failed_verification()),
-            ["tune MANIFEST --force --workload W", "verify MANIFEST"],
+            [
+                "tune MANIFEST --force --workload builtin:conformer-ctc",
+                "verify MANIFEST",
+            ],
         ),
         (with_results(BOTH, verification=LEAK), ["verify MANIFEST"]),
     ],
