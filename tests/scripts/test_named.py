@@ -181,9 +181,9 @@ def test_a_model_of_transformers_trains(made_model: TrainTask, task: str) -> Non
 @pytest.mark.parametrize(
     ("task", "line"),
     [
-        ("causal-lm", "input_ids: [B, L] int64 < 33"),
-        ("ctc", "labels: [B, T] int64 < 33"),
-        ("speech-seq2seq", "labels: [B, L] int64 < 33"),
+        ("causal-lm", "input_ids: [B, L] int64"),
+        ("ctc", "labels: [B, T] int64"),
+        ("speech-seq2seq", "labels: [B, L] int64"),
     ],
 )
 def test_made_examples_show_their_axes(task: str, line: str) -> None:
