@@ -11,7 +11,6 @@ keeps what this device gives as what to compare with: for the emulated device (t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,7 +62,7 @@ def steps_of(case: Case, allocator: str, device: str, memory: str) -> list[list[
         allocator=allocator,  # type: ignore[arg-type]
     )
     steps = []
-    with contextlib.closing(Supervisor(settings)) as supervisor:
+    with Supervisor(settings) as supervisor:
         supervisor.start()
         for number, share in enumerate(SHARES):
             length = case.lengths[number % len(case.lengths)]
