@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -62,6 +63,30 @@ def batchtune(tmp_path: Path) -> Run:
         return run(tmp_path, *arguments, env=env, **options)
 
     return run
+
+
+@pytest.fixture
+def succeed(batchtune: Run) -> Run:
+    """As `batchtune`, for a command that has to end with 0."""
+
+    def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        ran = batchtune(*arguments, **options)
+        assert ran.returncode == 0, f"{arguments}: {ran.stdout}\n{ran.stderr}"
+        return ran
+
+    return run
+
+
+def flat(text: str) -> str:
+    """A text in one line, as it was before it was broken to the width of a terminal."""
+    return " ".join(text.split())
+
+
+def result_in(folder: Path, name: str = "sweep") -> dict[str, Any]:
+    """A result of the run in this folder."""
+    path = folder / "batchtune-run" / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def run_here(
