@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +147,7 @@ def verified(made_once: MadeOnce) -> Path:
     """A folder with a manifest, the run folder of `tune --verify --json`, and its stdout; not to be written to."""
 
     def make(folder: Path) -> None:
-        rows = (f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(600))
-        (folder / "lengths.csv").write_text("id,duration\n" + "".join(rows))
+        write_lengths(folder / "lengths.csv", [5, 10, 20] * 200)
         options = ["--device", STEADY_LAW, "--num-buckets", "2", "--verify", "--json"]
         ran = run_here_in(folder, "tune", "lengths.csv", *options)
         assert ran.returncode == 0, ran.stderr
@@ -195,8 +194,16 @@ def manifest(tmp_path: Path) -> Path:
 
 
 def write_manifest(path: Path) -> Path:
-    path.write_text(
-        "id,duration\n"
-        + "".join(f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(36))
-    )
+    return write_lengths(path, [5, 10, 20] * 12)
+
+
+def write_lengths(path: Path, lengths: Iterable[object], key: str = "duration") -> Path:
+    """Writes a table of examples with these lengths."""
+    rows = (f"utt{number},{length}\n" for number, length in enumerate(lengths))
+    path.write_text(f"id,{key}\n" + "".join(rows))
     return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -7,9 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-import training_lines
-from cli.conftest import Run
-from training_lines import START, step
+from cli.conftest import Run, write_lengths
 
 from batchtune.cli.app import COMMANDS, load_command
 
@@ -78,14 +76,9 @@ def test_an_example_has_options_that_exist(name: str, line: str) -> None:
 def test_an_example_that_needs_no_device_runs(
     batchtune: Run, tmp_path: Path, line: str
 ) -> None:
-    rows = (f"utt{number},{1 + number % 23}\n" for number in range(200))
-    (tmp_path / "train.csv").write_text("id,duration\n" + "".join(rows))
+    write_lengths(tmp_path / "train.csv", [1 + number % 23 for number in range(200)])
     words = shlex.split(line.partition(" | ")[0])
-    if "--from-training" in words:
-        training_lines.write(
-            tmp_path / "batchtune-run", [START, step((8, 10)), step((4, 20))]
-        )
-    elif words[1] == "sweep-buckets":
+    if words[1] == "sweep-buckets":
         words += ["--max-batch-length", "600"]
     ran = batchtune(*words[1:])
     assert ran.returncode == 0, ran.stderr

@@ -1,14 +1,13 @@
 """Flags override the environment, and nothing else sets an option."""
 
-import json
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run
+from cli.conftest import Run, result_in
 
 
 def counts(tmp_path: Path) -> set[int]:
-    rows = json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())["rows"]
+    rows = result_in(tmp_path)["rows"]
     return {row["num_buckets"] for row in rows if row["pool_size"] is None}
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from cli.conftest import Run
+from cli.conftest import Run, result_in
 from manifests.samples import shard
 from msgspec.structs import replace
 from report_records import made_probe
@@ -36,13 +35,6 @@ def write_shards(folder: Path, count: int = 4, samples: int = 100) -> list[Path]
     return paths
 
 
-def written(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        (folder / "batchtune-run" / "stream.json").read_text()
-    )
-    return found
-
-
 def test_shards_are_tuned_and_both_files_written(
     batchtune: Run, tmp_path: Path
 ) -> None:
@@ -58,7 +50,7 @@ def test_shards_are_tuned_and_both_files_written(
     )
     assert ran.returncode == 0, ran.stderr
     assert "BucketedStream" in ran.stdout
-    found = written(tmp_path)
+    found = result_in(tmp_path, "stream")
     assert (
         found["shards"]["count"],
         found["shards"]["assumed"],
@@ -93,7 +85,7 @@ def test_current_settings_in_samples_are_a_row(batchtune: Run, tmp_path: Path) -
     now = "target_batch_numel=16000*45,max_batch_numel=16000*60,sample_rate=16000,buffersize=64"
     ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--current", now)
     assert ran.returncode == 0, ran.stderr
-    found = written(tmp_path)
+    found = result_in(tmp_path, "stream")
     assert (
         found["current"]["target_batch_numel"],
         found["current"]["max_batch_numel"],
@@ -111,7 +103,7 @@ def test_a_damaged_shard_is_an_error_or_counted(batchtune: Run, tmp_path: Path) 
     assert not (tmp_path / "batchtune-run").exists()
     ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--skip-invalid")
     assert ran.returncode == 0, ran.stderr
-    assert written(tmp_path)["shards"]["broken"] == 1
+    assert result_in(tmp_path, "stream")["shards"]["broken"] == 1
 
 
 def test_a_stream_is_for_the_ranks_that_were_probed(
@@ -127,4 +119,4 @@ def test_a_stream_is_for_the_ranks_that_were_probed(
     write_result(run / "probe.json", probe)
     ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL)
     assert ran.returncode == 0, ran.stderr
-    assert written(tmp_path)["settings"]["world_size"] == 4
+    assert result_in(tmp_path, "stream")["settings"]["world_size"] == 4
