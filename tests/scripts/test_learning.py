@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_data import CASES, Case, Made, padded, to_multiple_of_8
+from made_data import CASES, Case, padded, to_multiple_of_8
 
 from batchtune.scripts.learning import Axes, Learned, Unclear
 from batchtune.scripts.trees import flatten, numeric, sizes
@@ -31,14 +31,8 @@ def facts(batch: Any) -> dict[str, Any]:
     return found
 
 
-def random_examples(case: Case, seed: int) -> list[Any]:
-    torch.manual_seed(seed)
-    made = Made(seed)
-    return [getattr(made, case.kind)() for _ in range(60)]
-
-
 def random_batches(case: Case, seed: int) -> list[Any]:
-    examples = random_examples(case, seed)
+    examples = case.random(seed)
     return [case.collate([examples.pop() for _ in range(size)]) for size in BATCH_SIZES]
 
 
@@ -54,7 +48,7 @@ def check_seed(seed: int) -> int:
     """Learns every case both ways and returns how often whole batches told enough."""
     understood = 0
     for name, case in CASES.items():
-        examples = random_examples(case, seed)
+        examples = case.random(seed)
         learned = Learned.from_examples(
             examples, case.collate, length_key=case.length_key
         )
@@ -79,7 +73,7 @@ def test_made_batches_equal_collated_ones_for_many_seeds() -> None:
 
 def test_axes_of_real_batches_are_their_longest() -> None:
     case = CASES["waves"]
-    examples = random_examples(case, 0)
+    examples = case.random(0)
     learned = Learned.from_examples(examples, case.collate)
     longest = max(len(example["input_values"]) for example in examples[:5])
     target = max(len(example["labels"]) for example in examples[:5])
@@ -90,7 +84,7 @@ def test_axes_of_real_batches_are_their_longest() -> None:
 
 
 def test_axes_of_batches_padded_to_a_multiple() -> None:
-    examples = random_examples(CASES["packed"], 0)
+    examples = CASES["packed"].random(0)
     learned = Learned.from_examples(examples, to_multiple_of_8)
     assert learned.lines == ("input_ids: [B, L to a multiple of 8] int64 < 100",)
     assert learned.axes_of(learned.make(Axes(3, 101))) == Axes(3, 104)
@@ -98,7 +92,7 @@ def test_axes_of_batches_padded_to_a_multiple() -> None:
 
 def test_lines_say_what_was_learned() -> None:
     case = CASES["padded batch"]
-    learned = Learned.from_examples(random_examples(case, 0), case.collate)
+    learned = Learned.from_examples(case.random(0), case.collate)
     assert learned.lines == (
         "id: [B] list",
         "sig.data: [B, L] float32",
