@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.conftest import Plan, Run, interrupted_at
+from cli.conftest import Plan, Run, flat, interrupted_at, result_in
 from made_trials import ran as reply_of
+from msgspec.structs import replace
 
+from batchtune.exports.run_configs import read_sampler_yaml, render_sampler_yaml
 from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape
 
@@ -23,25 +25,8 @@ def run(verified: Path, tmp_path: Path) -> Path:
     return tmp_path / "batchtune-run"
 
 
-def edited(run: Path, **fields: object) -> None:
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    document = yaml.load(run / "sampler.yaml")
-    document.update(fields)
-    if "bucket_batch_sizes" in fields:
-        document["max_batch_size"] = max(document["bucket_batch_sizes"])
-    yaml.dump(document, run / "sampler.yaml")
-
-
-def sampler(run: Path) -> dict[str, list[int]]:
-    from ruamel.yaml import YAML
-
-    return YAML(typ="safe").load(run / "sampler.yaml")  # type: ignore[no-any-return]
-
-
 def test_tune_verifies_at_the_end_and_says_so(verified: Path) -> None:
-    found = json.loads((verified / "batchtune-run" / "verify.json").read_text())
+    found = result_in(verified, "verify")
     assert (found["holds"], found["meta"]["format"]) == (True, "batchtune/verify")
     assert found["steps"] == found["epoch_batches"]
     assert (
@@ -63,14 +48,18 @@ def test_all_but_own_code_is_taken_from_the_run(
         found["device"]["limit_bytes"]
         == json.loads((run / "probe.json").read_text())["device"]["limit_bytes"]
     )
-    assert found["bucket_batch_sizes"] == sampler(run)["bucket_batch_sizes"]
+    config = read_sampler_yaml(run / "sampler.yaml")
+    assert found["bucket_batch_sizes"] == config.bucket_batch_sizes
     assert found == json.loads((run / "verify.json").read_text())
     assert "Warning" not in ran.stderr
 
 
 def test_too_large_batches_end_with_3(batchtune: Run, run: Path) -> None:
-    first, *rest = sampler(run)["bucket_batch_sizes"]
-    edited(run, bucket_batch_sizes=[2 * first, *rest])
+    config = read_sampler_yaml(run / "sampler.yaml")
+    first, *rest = config.bucket_batch_sizes
+    sizes = {"bucket_batch_sizes": [2 * first, *rest], "max_batch_size": 2 * first}
+    text = render_sampler_yaml(replace(config, **sizes))
+    (run / "sampler.yaml").write_text(text)
     ran = batchtune("verify", "lengths.csv", "--steps", 14)
     assert ran.returncode == 3
     assert "The verification does not hold." in ran.stdout
@@ -102,6 +91,7 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(
     ran = batchtune("verify", "lengths.csv")
     assert ran.returncode == 1
     assert "  | raise IndexError" in ran.stderr
+    assert "failed in its step, with a batch of" in flat(ran.stderr)
     assert "did not run out of memory" in ran.stderr
     assert not (run / "verify.json").exists()
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 from packed_records import packed_row, with_packing
 from report_records import made_sweep
 
-from batchtune.reports import RunResults, render
+from batchtune.reports import RunResults
 from batchtune.reports.packing import packing_section
 from batchtune.reports.section import Section
 from batchtune.results import PackedRow, Sweep
@@ -81,14 +80,3 @@ def test_what_changing_saves_is_said_at_the_same_budget_alone() -> None:
     )
     assert "its micro-batches do not compare with those of 8,192" in text
     assert "of the same tokens" not in text
-
-
-@pytest.mark.parametrize("text", ["\x1b[31m", "<script>", "a\nb|c"])
-def test_names_of_strangers_are_harmless(text: str) -> None:
-    run = RunResults(
-        name="run", folder=Path("run"), sweep=with_packing(made_sweep(), text)
-    )
-    for name in ("terminal", "markdown", "html"):
-        shown = render(name, run)
-        assert "\x1b[31m" not in shown
-        assert name != "html" or "max_tokens = 8,192 with <script>" not in shown

@@ -125,16 +125,6 @@ def test_todays_practice_is_speechbrain_with_10_to_20_buckets(
 # How far times can be relied on
 
 
-@pytest.mark.parametrize("unit", ["s", "tokens"])
-def test_without_times_a_brief_report_says_so_too(unit: str) -> None:
-    lead = build_page(
-        RunResults(name="run", sweep=made_sweep(timed=False, unit=unit))
-    ).lead
-    assert lead[1].startswith(
-        "Step times are not known: the time saved may be much less."
-    )
-
-
 @pytest.mark.parametrize(
     ("probe", "sweep"),
     [
