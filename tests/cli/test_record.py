@@ -9,8 +9,10 @@ from cli.conftest import Run
 
 from batchtune.results import BatchShape, read_training
 
-SCRIPT = """
+SCRIPT = f"""
 import sys
+sys.path.append({str(Path(__file__).parents[1] / "scripts")!r})
+import uncompiled
 import torch
 from torch.utils.data import DataLoader
 

@@ -5,6 +5,7 @@ import signal
 import sys
 
 import torch
+import uncompiled  # noqa: F401
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 

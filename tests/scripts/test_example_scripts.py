@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -13,13 +12,22 @@ from typing import NamedTuple
 
 import pytest
 
+from batchtune.results import (
+    PROBE_FILE,
+    SWEEP_FILE,
+    Probe,
+    Script,
+    Sweep,
+    read_result,
+)
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 class Tuned(NamedTuple):
-    """How a script of the examples is tuned and run; `plain.py` is in test_chain.py.
+    """How a script of the examples is tuned and run.
 
     Memory is for 5 to 20 of the longest examples; `per_unit` of its own batches are one unit of the manifest. `shorter`
     is an option for an epoch of few steps, `checkpoint` what that leaves.
@@ -68,7 +76,7 @@ TUNED = {
     ),
 }
 FEW = ["--num-lengths=3", "--tolerance=0.1"]
-FEW += ["--num-buckets=3:5"]  # with more, 400 examples need more batches
+BUCKETS = "--num-buckets=3:5"  # with more, 400 examples need more batches
 
 Batchtune = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -138,30 +146,42 @@ def test_the_manifests_are_those_that_are_made(tmp_path: Path) -> None:
         assert (made / path.name).read_bytes() == path.read_bytes()
 
 
+def check_learned(folder: Path, per_unit: int) -> Script:
+    """Checks what the probe learned of a script, and that made batches take what the script's own do."""
+    device = read_result(folder / PROBE_FILE, Probe).device
+    script = device.script
+    assert script is not None
+    assert (script.per_unit, len(script.twins)) == (per_unit, 3 * device.world_size)
+    # Within 2%, or a MiB of the heap.
+    for twin in script.twins:
+        most = max(0.02 * twin.own_bytes, 1 << 20)
+        assert abs(twin.made_bytes - twin.own_bytes) <= most, twin
+    return script
+
+
+def assert_shown_in_readme(script: Script) -> None:
+    learned = f"({script.loader}): {'; '.join(script.batches)}."
+    assert learned in (EXAMPLES / "README.md").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # each trial that runs out of memory starts the script anew
 @pytest.mark.parametrize("name", TUNED)
-def test_it_is_tuned_run_and_recorded_as_it_is(
+def test_it_is_probed_run_and_recorded_as_it_is(
     name: str, tmp_path: Path, batchtune: Batchtune
 ) -> None:
+    """`tune` would prove the table, too: test_a_script_is_tuned_run_recorded_and_reported."""
     tuned = TUNED[name]
     manifest, *options = tuned.source
     source = [str(EXAMPLES / manifest), *options]
     command = command_of(name)
-    words = [*source, *FEW, f"--max-lengths={tuned.max_lengths}"]
-    batchtune("tune", *words, f"--memory={tuned.memory}", "--", *command)
+    limits = [f"--max-lengths={tuned.max_lengths}", f"--memory={tuned.memory}"]
+    batchtune("probe-oom", *source, *FEW, *limits, "--", *command)
     assert [path.name for path in tmp_path.iterdir()] == ["batchtune-run"]
-    probe = json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())
-    script = probe["device"]["script"]
-    assert script["per_unit"] == tuned.per_unit
+    script = check_learned(tmp_path / "batchtune-run", tuned.per_unit)
     if name in ("speechbrain", "packed"):
-        learned = f"({script['loader']}): {'; '.join(script['batches'])}."
-        assert learned in (EXAMPLES / "README.md").read_text()
-    # Within 2%, or a MiB of the heap.
-    for twin in script["twins"]:
-        most = max(0.02 * twin["own_bytes"], 1 << 20)
-        assert abs(twin["made_bytes"] - twin["own_bytes"]) <= most, twin
-    assert len(script["twins"]) == 3 * probe["device"]["world_size"]
+        assert_shown_in_readme(script)
+    batchtune("sweep-buckets", *source, BUCKETS)
     said = batchtune("run", *source, "--", *command, tuned.shorter).stderr
     assert "gives the batches of" in said
     assert list((tmp_path / "runs").glob(tuned.checkpoint))
@@ -170,18 +190,51 @@ def test_it_is_tuned_run_and_recorded_as_it_is(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_lightnings_own_ranks_are_tuned_and_verified(
+def test_a_script_is_tuned_run_recorded_and_reported(
     tmp_path: Path, batchtune: Batchtune
 ) -> None:
+    """The commands of the examples' README, without a manifest."""
+    for name in ("plain.py", "speech_train.csv", "speech_valid.csv"):
+        (tmp_path / name).write_bytes((EXAMPLES / name).read_bytes())
+    script = ["--", sys.executable, "plain.py"]
+    run = tmp_path / "batchtune-run"
+    few = [*FEW, BUCKETS, "--max-lengths=3", "--memory=700MiB"]
+    tuned = batchtune("tune", *few, *script)
+    assert "the script's own data set (" in tuned.stderr
+    assert "▶ recommended" in tuned.stdout, tuned.stdout + tuned.stderr
+    assert not (tmp_path / "runs").exists()  # the probe trains in a scratch folder
+    assert_shown_in_readme(check_learned(run, 100))
+    sweep = read_result(run / SWEEP_FILE, Sweep)
+    assert sweep.lengths.count == 400 and sweep.recommended_row is not None
+    # What it would gain is told against its own DataLoader.
+    assert sweep.current is not None and sweep.current.batches == 50
+    current = "Your current config is fixed batches of 8 (as the script's DataLoader"
+    assert current in " ".join(tuned.stdout.split())
+
+    trained = batchtune("run", *script)
+    given = f"{run.name}/sampler.yaml, {sweep.recommended_row.batches} an epoch."
+    assert "the DataLoader of Speech gives the batches of" in trained.stderr
+    assert given in trained.stderr
+    assert "epoch 0: valid loss" in trained.stdout
+    assert (tmp_path / "runs" / "plain" / "epoch-0.pt").is_file()
+
+    recorded = batchtune("record", f"--run={run}", *script)
+    assert f"Recorded in {run}" in recorded.stderr
+    shown = batchtune("report").stdout
+    assert "▶ recommended" in shown and "Recorded training: 50 steps" in shown
+    assert (tmp_path / "plain.py").read_bytes() == (EXAMPLES / "plain.py").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_lightnings_own_ranks_are_probed(tmp_path: Path, batchtune: Batchtune) -> None:
+    """As those of torchrun, which are tuned and verified in test_script_ranks.py."""
     manifest, *reading = TUNED["lightning"].source
-    words = ["tune", str(EXAMPLES / manifest), *reading, *FEW, "--memory=640MiB"]
-    words += ["--max-lengths=3"]
-    words += ["--verify", "--verify-steps=20", "--time-tolerance=10"]
+    words = ["probe-oom", str(EXAMPLES / manifest), *reading, "--tolerance=0.1"]
+    words += ["--num-lengths=2", "--max-lengths=2", "--memory=640MiB"]
     batchtune(*words, "--", *command_of("lightning"), "--devices=2")
     folder = tmp_path / "batchtune-run"
-    device = json.loads((folder / "probe.json").read_text())["device"]
-    assert (device["world_size"], len(device["ranks"])) == (2, 2)
-    script = device["script"]
-    assert (script["accumulation"], script["look_ahead"]) == (2, 0)
-    assert len(script["twins"]) == 6
-    assert json.loads((folder / "verify.json").read_text())["failures"] == []
+    script = check_learned(folder, 100)
+    assert (script.accumulation, script.look_ahead) == (2, 0)
+    device = read_result(folder / PROBE_FILE, Probe).device
+    assert (device.world_size, len(device.ranks)) == (2, 2)

@@ -119,30 +119,15 @@ def test_after_a_script_was_killed_it_starts_anew() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("program", "message", "output"),
-    [
-        (
-            "input('Go on? ')",  # it gets none
-            "a script ended with exit code 1 before it trained",
-            "EOFError",
-        ),
-        (
-            "import torch",
-            "ended with exit code 0 before it trained: no optimizer stepped after a batch",
-            "-c iterated over no torch DataLoader with gradients",
-        ),
-    ],
-)
-def test_a_script_that_ends_before_it_trains_says_why(
-    program: str, message: str, output: str
-) -> None:
+def test_a_script_that_ends_before_it_trains_says_why() -> None:
+    program = "input('Go on? ')"  # it gets none
+    message = "a script ended with exit code 1 before it trained"
     with (
         supervise(sys.executable, "-c", program) as supervisor,
         pytest.raises(WorkloadError, match=message) as raised,
     ):
         supervisor.start()
-    assert output in (raised.value.traceback or "")
+    assert "EOFError" in (raised.value.traceback or "")
 
 
 @pytest.mark.process

@@ -165,6 +165,7 @@ def test_a_full_disk_ends_only_the_recording(
 SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
+import uncompiled
 import made_loops
 from batchtune.scripts.recording import wrap
 
@@ -210,13 +211,13 @@ if child:
 @pytest.mark.process
 def test_every_line_parses_after_a_kill(tmp_path: Path) -> None:
     # The last step is written with the next one.
-    end = "train(100, 21)\nprint('trained', flush=True)\ntrain(100, 100_000)\n"
+    end = "train(100, 3)\nprint('trained', flush=True)\ntrain(100, 100_000)\n"
     program = [sys.executable, "-c", script(tmp_path, end)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "trained\n"
         process.kill()
-    assert len(steps_in(tmp_path / "training.jsonl")) >= 2_000
+    assert len(steps_in(tmp_path / "training.jsonl")) >= 200
 
 
 def packed_batch(*lengths: int) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli.conftest import run_here_in, run_in
+from cli.conftest import run_here_in
 from made_once import MadeOnce
 from msgspec import structs
 from torch.utils.data import (
@@ -46,6 +46,7 @@ TORCHRUN += ["--standalone"]
 
 Started = Callable[[str], dict[str, Any]]
 Line = tuple[str, int, int, list[int]]
+Run = Callable[..., tuple[list[Line], str]]
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +100,19 @@ def recommended(
     return list(sampler_from_config(config, LENGTHS, epoch=epoch, **options))
 
 
-def run(
-    folder: Path, command: list[str], *script: str
-) -> tuple[list[Line], subprocess.CompletedProcess[str]]:
-    """Runs the script, and returns the lines that it printed."""
-    words = [*command, str(SCRIPT), *script]
-    ran = run_in(folder, "run", "train.csv", "--", *words, check=False)
-    lines = [json.loads(line) for line in ran.stdout.splitlines()]
-    return [tuple(line) for line in lines], ran
+@pytest.fixture
+def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """`run(command, *words)`: runs the script; the lines that it printed, and what batchtune and it said beside."""
+
+    def run(command: list[str], *script: str) -> tuple[list[Line], str]:
+        words = [*command, str(SCRIPT), *script]
+        ran = run_here_in(folder, "run", "train.csv", "--", *words)
+        said = capfd.readouterr()
+        assert ran.returncode == 0, ran.stderr + said.err
+        lines = [json.loads(line) for line in said.out.splitlines()]
+        return [tuple(line) for line in lines], ran.stderr + said.err
+
+    return run
 
 
 def batches(lines: list[Line], what: str, epoch: int, rank: int = 0) -> list[list[int]]:
@@ -114,9 +120,8 @@ def batches(lines: list[Line], what: str, epoch: int, rank: int = 0) -> list[lis
 
 
 @pytest.mark.process
-def test_a_script_trains_on_the_recommended_batches(folder: Path) -> None:
-    lines, ran = run(folder, [sys.executable], "--workers", "2")
-    assert ran.returncode == 0, ran.stderr
+def test_a_script_trains_on_the_recommended_batches(folder: Path, run: Run) -> None:
+    lines, stderr = run([sys.executable], "--workers", "1")
     for epoch in range(2):
         assert batches(lines, "train", epoch) == recommended(folder, epoch)
         in_order = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -124,19 +129,18 @@ def test_a_script_trains_on_the_recommended_batches(folder: Path) -> None:
     epochs = [recommended(folder, epoch) for epoch in range(2)]
     assert epochs[0] != epochs[1]
     assert batches(lines, "length", 0) == [[len(epochs[0]), 3]]
-    (said,) = ran.stderr.splitlines()
+    (said,) = stderr.splitlines()
     assert said.endswith(f"{os.sep}sampler.yaml, {len(epochs[0])} an epoch.")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", [[], ["--accelerate"]], ids=["ddp", "accelerate"])
 def test_each_of_two_ranks_trains_on_its_batches(
-    folder: Path, option: list[str]
+    folder: Path, run: Run, option: list[str]
 ) -> None:
     if option:
         pytest.importorskip("accelerate")
-    lines, ran = run(folder, TORCHRUN, *option)
-    assert ran.returncode == 0, ran.stderr
+    lines, stderr = run(TORCHRUN, *option)
     for rank in range(2):
         for epoch in range(2):
             expected = recommended(folder, epoch, rank=rank, world_size=2)
@@ -145,7 +149,7 @@ def test_each_of_two_ranks_trains_on_its_batches(
         # accelerate steps the schedule, which is made before, once for each rank.
         before = [[2 * len(expected)] for _ in option]
         assert batches(lines, "before", 0, rank) == before
-    assert ran.stderr.count(f"{len(expected)} an epoch on each rank") == 1
+    assert stderr.count(f"{len(expected)} an epoch on each rank") == 1
 
 
 @pytest.fixture
@@ -216,9 +220,9 @@ def test_a_script_that_can_t_be_given_batches_ends(
 @pytest.mark.process
 def test_the_exit_code_is_the_command_s(folder: Path) -> None:
     words = ["run", "train.csv", "--"]
-    assert run_in(folder, *words, "sh", "-c", "exit 7").returncode == 7
-    assert run_in(folder, *words, "sh", "-c", "kill -9 $$").returncode == 137
-    done = run_in(folder, *words, "true")
+    assert run_here_in(folder, *words, "sh", "-c", "exit 7").returncode == 7
+    assert run_here_in(folder, *words, "sh", "-c", "kill -9 $$").returncode == 137
+    done = run_here_in(folder, *words, "true")
     assert done.returncode == 0
     assert "Warning: nothing was changed" in done.stderr
 
