@@ -17,7 +17,6 @@ from manifests.samples import shard, wav
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
-from batchtune.manifests import ReadOptions, scan
 
 
 def write_shard(path: Path, first: int, count: int = 3) -> None:
@@ -105,7 +104,7 @@ def test_a_broken_shard_is_named_and_only_it_is_read_again(
     assert not (tmp_path / "lengths.parquet.parts").exists()
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_an_interrupted_scan_leaves_no_process_and_goes_on(
     batchtune: Run, tmp_path: Path
 ) -> None:
@@ -142,20 +141,22 @@ def test_an_interrupted_scan_leaves_no_process_and_goes_on(
 
 
 def test_interrupted_while_it_writes_it_says_what_is_kept(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    batchtune: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    notes: list[str] = []
-    output = tmp_path / "lengths.parquet"
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    command = ("scan", shards, "-o", "lengths.parquet")
+    with monkeypatch.context() as patched:
         patched.setattr(pyarrow.parquet, "write_table", interrupt)
-        scan(shards, ReadOptions(), output, on_note=notes.append)
-    assert "4 of 4 sources are read and kept" in notes[-1]
-    scan(shards, ReadOptions(), output, on_note=notes.append)
-    assert "4 of 4 sources were read before" in notes[-1]
-    assert len(rows(output)) == 12
+        ran = batchtune(*command)
+    assert ran.returncode == 130
+    assert "4 of 4 sources are read and kept" in ran.stderr
+    assert "the same command goes on" in ran.stderr
+    again = batchtune(*command)
+    assert again.returncode == 0, again.stderr
+    assert "4 of 4 sources were read before" in again.stderr
+    assert len(rows(tmp_path / "lengths.parquet")) == 12
 
 
 def test_a_dash_writes_parquet_to_stdout(manifest: Path) -> None:
@@ -164,21 +165,10 @@ def test_a_dash_writes_parquet_to_stdout(manifest: Path) -> None:
     assert "36 lengths" in ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["--measure", "letters"], 2),
-        (["--reduce", "mean"], 2),
-        (["-o", "absent/../lengths.csv/x.parquet"], 1),
-    ],
-)
-def test_wrong_usage_is_said_in_one_message(
-    batchtune: Run, manifest: Path, arguments: list[str], code: int
-) -> None:
-    ran = batchtune("scan", manifest, *arguments)
-    assert ran.returncode == code
-    assert ran.stderr.count("Error:") + ran.stderr.count("Usage:") >= 1
-    assert "Traceback" not in ran.stderr
+def test_a_folder_that_is_a_file_is_one_message(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune("scan", manifest, "-o", "absent/../lengths.csv/x.parquet")
+    assert ran.returncode == 1
+    assert "Error:" in ran.stderr and "Traceback" not in ran.stderr
 
 
 def test_a_file_that_is_no_parquet_is_not_overwritten(
@@ -189,16 +179,6 @@ def test_a_file_that_is_no_parquet_is_not_overwritten(
     assert ran.returncode == 2
     assert "exists and is not a Parquet file" in ran.stderr
     assert manifest.read_bytes() == before
-
-
-def test_parquet_is_not_written_under_the_name_of_another_format(
-    batchtune: Run, manifest: Path
-) -> None:
-    ran = batchtune("scan", manifest, "-o", "new.csv")
-    assert ran.returncode == 2
-    assert "scan writes Parquet, but new.csv is the name of another" in ran.stderr
-    assert "Give -o new.parquet." in ran.stderr
-    assert not manifest.with_name("new.csv").exists()
 
 
 def test_names_can_do_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) -> None:
@@ -236,6 +216,9 @@ def test_a_histogram_is_a_manifest_of_the_commands(
         (["--engine", "ray"], "are for writing a file, but none is written"),
         (["--engine", "dask"], "unknown --engine 'dask'"),
         (["--ray-address", "auto"], "--ray-address is for the engine ray"),
+        (["--measure", "letters"], "letters"),
+        (["--reduce", "mean"], "mean"),
+        (["-o", "new.csv"], "scan writes Parquet, but new.csv is the name of another"),
     ],
 )
 def test_options_that_say_nothing_are_refused(
@@ -244,3 +227,4 @@ def test_options_that_say_nothing_are_refused(
     ran = batchtune("scan", shards, *arguments)
     assert ran.returncode == 2
     assert message in ran.stderr
+    assert [path.name for path in shards.parent.iterdir()] == ["shards"]

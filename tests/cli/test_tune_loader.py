@@ -155,7 +155,7 @@ def test_workers_that_repeat_each_other_are_no_gain(
         "--set",
         "shuffled=true",
     ]
-    ran = tuning("tune-loader", "loaders.py:stream", *swept, *QUICK, "--seconds", "1")
+    ran = tuning("tune-loader", "loaders.py:stream", *swept, *QUICK, "--seconds", "0.4")
     assert ran.returncode == 0, ran.stderr
     said = flat(ran.stdout)
     assert (

@@ -178,7 +178,7 @@ def test_a_rank_that_leaves_before_it_trains_says_so() -> None:
     assert output.startswith("batchtune: ranked_script.py iterated over no torch Data")
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_torchrun_tells_how_a_silent_rank_has_ended() -> None:
     program = "test $RANK = 0 && exec sleep 100; exit 5"
     ended = "rank 1 ended first: its process ended with exit code 5"
