@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ def facts(batch: Any) -> dict[str, Any]:
 def random_batches(case: Case, seed: int) -> list[Any]:
     examples = case.random(seed)
     return [case.collate([examples.pop() for _ in range(size)]) for size in BATCH_SIZES]
+
+
+def of_columns(make: Callable[[int, int], Any], seed: int = 0) -> list[Any]:
+    """Batches that are made of their number of rows and of columns, 50 to 499."""
+    random = np.random.default_rng(seed)
+    return [make(rows, int(random.integers(50, 500))) for rows in BATCH_SIZES]
 
 
 def same_as_collated(case: Case, learned: Learned) -> bool:
@@ -264,11 +271,10 @@ def test_a_size_that_may_follow_the_length_is_unclear() -> None:
 
 
 def test_a_batch_size_key_settles_a_tie() -> None:
-    random = np.random.default_rng(0)
-    batches = []
-    for rows in BATCH_SIZES:
-        columns = int(random.integers(50, 500))
-        batches.append({"x": torch.rand(rows, columns), "order": torch.ones(columns)})
+    def make(rows: int, columns: int) -> dict[str, Any]:
+        return {"x": torch.rand(rows, columns), "order": torch.ones(columns)}
+
+    batches = of_columns(make)
     with pytest.raises(Unclear, match=r"the first axis .* is not the same") as raised:
         Learned.from_batches(batches)
     assert "--batch-size-key" in str(raised.value.hint)
@@ -304,26 +310,23 @@ def test_made_rows_have_no_padding(left: bool, prompt: int) -> None:
 
 
 def test_lengths_of_batches_padded_to_a_multiple_are_whole() -> None:
-    random = np.random.default_rng(0)
-    batches = []
-    for rows in BATCH_SIZES:
-        lengths = torch.from_numpy(random.integers(50, 500, rows))
-        columns = int(lengths.max()) + -int(lengths.max()) % 8
-        batches.append({"x": torch.rand(rows, columns), "lengths": lengths})
-    made = Learned.from_batches(batches).make(Axes(3, 304))
+    def make(rows: int, longest: int) -> dict[str, Any]:
+        lengths = longest - torch.arange(rows)
+        return {"x": torch.rand(rows, longest + -longest % 8), "lengths": lengths}
+
+    made = Learned.from_batches(of_columns(make)).make(Axes(3, 304))
     assert made["x"].shape == (3, 304) and made["lengths"].tolist() == [304] * 3
 
 
 def test_numbers_of_speakers_are_no_lengths() -> None:
+    def make(rows: int, columns: int) -> dict[str, Any]:
+        speakers = torch.randint(0, 40, (rows,))
+        return {"x": torch.rand(rows, columns), "speakers": speakers}
+
     for seed in range(20):
-        random = np.random.default_rng(seed)
-        batches = []
-        for rows in BATCH_SIZES:
-            x = torch.rand(rows, int(random.integers(50, 500)))
-            speakers = torch.from_numpy(random.integers(0, 40, rows))
-            batches.append({"x": x, "speakers": speakers})
+        torch.manual_seed(seed)
         try:
-            made = Learned.from_batches(batches).make(Axes(3, 5000))
+            made = Learned.from_batches(of_columns(make, seed)).make(Axes(3, 5000))
         except Unclear:
             continue
         assert made["speakers"].max() < 40
