@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,22 @@ ANY_TIME = ["--time-tolerance", "1000"]
 def batchtune(tmp_path: Path) -> Run:
     """`batchtune("sweep-buckets", ...)` in an empty folder, without the caller's settings.
 
-    In this process, which saves Python's start; in one of its own if options of `subprocess.run` are given.
+    In this process, which saves Python's start; in one of its own if options of `subprocess.run` are given. It has to
+    end with `code` if that is given.
     """
 
     def run(
-        *arguments: object, env: dict[str, str] | None = None, **options: object
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        code: int | None = None,
+        **options: object,
     ) -> subprocess.CompletedProcess[str]:
         run = run_in if options else run_here_in
-        return run(tmp_path, *arguments, env=env, **options)
+        ran = run(tmp_path, *arguments, env=env, **options)
+        assert code in (None, ran.returncode), (
+            f"{arguments}: {ran.stdout}\n{ran.stderr}"
+        )
+        return ran
 
     return run
 
@@ -69,12 +78,7 @@ def batchtune(tmp_path: Path) -> Run:
 def succeed(batchtune: Run) -> Run:
     """As `batchtune`, for a command that has to end with 0."""
 
-    def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        ran = batchtune(*arguments, **options)
-        assert ran.returncode == 0, f"{arguments}: {ran.stdout}\n{ran.stderr}"
-        return ran
-
-    return run
+    return partial(batchtune, code=0)
 
 
 def flat(text: str) -> str:

@@ -190,15 +190,15 @@ def test_a_workload_that_fails_is_its_own_error(
 
 
 def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
-    batchtune: Run, manifest: Path, tmp_path: Path
+    batchtune: Run, succeed: Run, manifest: Path, tmp_path: Path
 ) -> None:
-    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
+    succeed("sweep-buckets", manifest, *LIMIT)
     before = contents(tmp_path / "batchtune-run")
     (tmp_path / "other.csv").write_text(ROWS)
     ran = batchtune("sweep-buckets", "other.csv", *LIMIT)
     assert_one_message(ran, 1, "other lengths.*--run.*--force")
     assert contents(tmp_path / "batchtune-run") == before
-    assert batchtune("sweep-buckets", "other.csv", *LIMIT, "--force").returncode == 0
+    succeed("sweep-buckets", "other.csv", *LIMIT, "--force")
     assert result_in(tmp_path)["lengths"]["count"] == 3
 
 
@@ -217,9 +217,9 @@ def test_a_full_disk_leaves_no_half_written_file(
 
 @pytest.mark.process
 def test_a_result_that_cant_be_printed_is_an_error(
-    batchtune: Run, manifest: Path, tmp_path: Path
+    succeed: Run, manifest: Path, tmp_path: Path
 ) -> None:
-    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
+    succeed("sweep-buckets", manifest, *LIMIT)
     with open("/dev/full", "w") as full_disk:
         full = subprocess.run(
             command("report"),

@@ -35,10 +35,9 @@ def put_first(folder: Path, **modules: str) -> dict[str, str]:
 
 
 def doctor(
-    batchtune: Run, env: dict[str, str] | None = None, *options: str
+    succeed: Run, env: dict[str, str] | None = None, *options: str
 ) -> dict[str, Any]:
-    ran = batchtune("doctor", "--json", *options, env=env)
-    assert ran.returncode == 0, ran.stderr
+    ran = succeed("doctor", "--json", *options, env=env)
     found: dict[str, Any] = json.loads(ran.stdout)
     assert list(Draft202012Validator(schema_of("doctor")).iter_errors(found)) == []
     return found

@@ -94,8 +94,7 @@ def test_a_process_that_is_alone_on_its_machine_is_not_refused(
 
 @pytest.mark.parametrize("command", ["probe-oom", "tune", "verify"])
 def test_inside_torchrun_the_usage_is_wrong(batchtune: Run, command: str) -> None:
-    ran = batchtune(command, "lengths.csv", env=TORCHRUN)
-    assert ran.returncode == 2
+    ran = batchtune(command, "lengths.csv", env=TORCHRUN, code=2)
     assert "inside torchrun" in ran.stderr
 
 
@@ -143,8 +142,7 @@ def test_wrong_usage_says_what_is_right(
 ) -> None:
     write_manifest(tmp_path / "lengths.csv")
     workload = [] if "--" in options else ["--workload", KNOWN]
-    ran = batchtune("probe-oom", "lengths.csv", *workload, *options)
-    assert ran.returncode == 2, ran.stderr
+    ran = batchtune("probe-oom", "lengths.csv", *workload, *options, code=2)
     assert message in ran.stderr
 
 
@@ -223,14 +221,13 @@ def test_settings_know_their_ranks() -> None:
 
 @pytest.mark.process
 def test_every_output_says_that_ranks_were_simulated(
-    batchtune: Run, tmp_path: Path
+    succeed: Run, tmp_path: Path
 ) -> None:
     write_manifest(tmp_path / "lengths.csv")
-    tuned = batchtune(
+    tuned = succeed(
         *("tune", "lengths.csv", *TUNE_STEADY, "--simulate-world-size", "2"),
         *("--verify", *ANY_TIME),
     )
-    assert tuned.returncode == 0, tuned.stderr
     assert "for each of 2 ranks (simulated)" in tuned.stderr
     run = tmp_path / "batchtune-run"
     probe = read_result(run / "probe.json", Probe)
@@ -251,8 +248,7 @@ def test_every_output_says_that_ranks_were_simulated(
         ),
         ("export", "--to", "pytorch"),
     ):
-        ran = batchtune(*arguments)
-        assert ran.returncode == 0, ran.stderr
+        ran = succeed(*arguments)
         written = ran.stdout
         if "-o" in arguments:
             written = (tmp_path / arguments[-1]).read_text()
@@ -261,8 +257,9 @@ def test_every_output_says_that_ranks_were_simulated(
 
 def test_srun_says_which_node_this_is(batchtune: Run) -> None:
     options = [*NODES[2:], "--rdzv-endpoint", "127.0.0.1:9", "--setup-timeout", "0.1"]
-    ran = batchtune("verify", "lengths.csv", *options, env={"SLURM_NODEID": "1"})
-    assert ran.returncode == 1
+    ran = batchtune(
+        "verify", "lengths.csv", *options, env={"SLURM_NODEID": "1"}, code=1
+    )
     said = " ".join(ran.stderr.split())
     assert "Node 1 of 2: starts ranks for node 0 (127.0.0.1:10)." in said
     assert "node 0 does not answer at 127.0.0.1:10 within" in said

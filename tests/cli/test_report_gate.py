@@ -1,7 +1,6 @@
 """`batchtune report` as the gate of a CI."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -32,17 +31,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.fixture
-def batchtune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`batchtune("report", ...)` in an empty folder, without the caller's settings."""
-    monkeypatch.chdir(tmp_path)
-    for name in [
-        name
-        for name in os.environ
-        if name.startswith("BATCHTUNE_") or name == "GITHUB_STEP_SUMMARY"
-    ]:
-        monkeypatch.delenv(name)
-    return run_here
+@pytest.fixture(autouse=True)
+def not_on_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
 
 @pytest.fixture
@@ -83,8 +74,9 @@ def assert_usage(ran: Ran, words: str) -> None:
 def test_the_exit_code_says_what_became_of_the_rules(
     batchtune: Run, swept: Path, tmp_path: Path, rules: list[str], code: int
 ) -> None:
-    ran = batchtune("report", swept, *given(rules), "--junit-xml", "sub/gate.xml")
-    assert ran.returncode == code
+    ran = batchtune(
+        "report", swept, *given(rules), "--junit-xml", "sub/gate.xml", code=code
+    )
     suite = ElementTree.parse(tmp_path / "sub" / "gate.xml").getroot()
     assert [case.get("name") for case in suite.iter("testcase")] == [
         f"fails if {rule}" for rule in rules
@@ -94,7 +86,9 @@ def test_the_exit_code_says_what_became_of_the_rules(
     assert len(told) == len(rules) - rules.count(HOLDS)
 
 
-def test_rules_are_taken_from_the_environment(batchtune: Run, swept: Path) -> None:
+def test_rules_are_taken_from_the_environment(
+    batchtune: Run, succeed: Run, swept: Path
+) -> None:
     env = {"BATCHTUNE_FAIL_IF": f"{HOLDS}; {FAILS}\n fill < 0"}
     ran = batchtune("report", swept, "--format", "json", env=env)
     assert [verdict["rule"] for verdict in json.loads(ran.stdout)["verdicts"]] == [
@@ -103,7 +97,7 @@ def test_rules_are_taken_from_the_environment(batchtune: Run, swept: Path) -> No
         "fill < 0",
     ]
     assert ran.returncode == 3
-    assert batchtune("report", swept, "--fail-if", HOLDS, env=env).returncode == 0
+    succeed("report", swept, "--fail-if", HOLDS, env=env)
 
 
 def test_new_lengths_are_held_to_the_run(
@@ -112,8 +106,7 @@ def test_new_lengths_are_held_to_the_run(
     write_lengths(tmp_path / "new.csv", [1500 * length for length in SECONDS])
     rules = given(["stale > 2%", "beyond > 0", "changed == true"])
     reading = ["--length-scale", "1/1000", "--manifest-format", "table", "--unit", "s"]
-    ran = batchtune("report", swept, "--manifest", "new.csv", *reading, *rules)
-    assert ran.returncode == 3
+    ran = batchtune("report", swept, "--manifest", "new.csv", *reading, *rules, code=3)
     assert "beyond is " in ran.stdout
     assert len(re.findall("^Fails:", ran.stderr, re.MULTILINE)) == 3
 
@@ -130,15 +123,14 @@ def test_a_quiet_report_prints_nothing_but_itself(
 
 
 def test_a_run_is_compared_with_a_baseline(
-    batchtune: Run, swept: Path, tmp_path: Path
+    batchtune: Run, succeed: Run, swept: Path, tmp_path: Path
 ) -> None:
     gate = ("--baseline", swept, "--fail-if", "batches worse 0%")
-    assert batchtune("report", swept, *gate).returncode == 0
+    succeed("report", swept, *gate)
     write_lengths(tmp_path / "shorter.csv", [length / 2 for length in SECONDS])
     batchtune("sweep-buckets", "shorter.csv", *SWEEP, "--run", "other")
     gate = ("--baseline", "other", "--fail-if", "batches worse 2%")
-    ran = batchtune("report", swept, *gate)
-    assert ran.returncode == 3
+    ran = batchtune("report", swept, *gate, code=3)
     said = r"batches is \d+, and \d+ in the baseline \(of other lengths\): worse by more than 2%"
     assert re.search(said, ran.stderr)
 
@@ -190,8 +182,7 @@ def test_github_gets_a_summary_and_annotations(
     (tmp_path / "summary.md").write_text("before\n", encoding="utf-8")
     env = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
     rules = given([FAILS, "padding_ratio <= 90%"])
-    ran = batchtune("report", swept, "--github", *rules, env=env)
-    assert ran.returncode == 3
+    ran = batchtune("report", swept, "--github", *rules, env=env, code=3)
     summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert summary.startswith("before\n# batchtune report")
     assert "| ❌ fails | batches &gt; 1 |" in summary
@@ -224,8 +215,7 @@ def test_what_was_read_and_what_a_run_needs_is_not_overwritten(
         ["export", run, "--to", "speechbrain", "-o", sweep],
         ["schema", "sweep", "-o", sweep],
     ):
-        ran = batchtune(*arguments)
-        assert ran.returncode == 2, arguments
+        ran = batchtune(*arguments, code=2)
         assert "must not be overwritten" in ran.stderr
         assert (contents(run), manifest.read_bytes()) == before
 
@@ -257,6 +247,7 @@ def test_only_what_was_run_passes_as_proven(
     if probe is not None:
         write_result(tmp_path / "run" / "probe.json", probe)
     write_result(tmp_path / "run" / "sweep.json", sweep)
-    ran = batchtune("report", "run", "--fail-if", "unproven > 0", "--format", "json")
-    assert ran.returncode == code
+    ran = batchtune(
+        "report", "run", "--fail-if", "unproven > 0", "--format", "json", code=code
+    )
     assert words in json.loads(ran.stdout)["verdicts"][0]["message"]

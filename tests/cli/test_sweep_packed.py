@@ -56,7 +56,7 @@ def recommended(packing: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_packers_are_compared_and_the_config_runs(
-    batchtune: Run, text: Path, tmp_path: Path, sweep: Swept
+    batchtune: Run, succeed: Run, text: Path, tmp_path: Path, sweep: Swept
 ) -> None:
     output, swept = sweep("--max-tokens", 2048, "--world-size", 2)
     packing = swept["packing"]
@@ -75,7 +75,7 @@ def test_packers_are_compared_and_the_config_runs(
     assert isinstance(sampler, PackedBatchSampler)
     assert 2 * len(sampler) == row["batches"]
     gate = ("report", "--fail-if")
-    assert batchtune(*gate, "packed.over_cap > 0").returncode == 0
+    succeed(*gate, "packed.over_cap > 0")
     assert batchtune(*gate, "packed.largest_tokens < 99999").returncode != 0
     for name in ("markdown", "html"):
         assert "even" in batchtune("report", "--format", name).stdout
@@ -318,8 +318,7 @@ class TestOfAProbe:
         assert "with a fixed batch size of" in flat(ran.stdout)
         for name in ("terminal", "html", "json"):
             succeed("report", "--format", name)
-        judged = batchtune("report", "--fail-if", "batches > 5")
-        assert judged.returncode == 1
+        judged = batchtune("report", "--fail-if", "batches > 5", code=1)
         assert "those of packed ones begin with packed., such as" in judged.stderr
 
     @pytest.mark.usefixtures("probe")
@@ -378,18 +377,15 @@ class TestOfAProbe:
         succeed("sweep-buckets", text, *FAST, *padded)
         gate = ("--fail-if", "packed.batches worse 2%")
         succeed("report", "--baseline", "smaller", *gate)
-        worse = batchtune("report", "smaller", "--baseline", "batchtune-run", *gate)
-        assert worse.returncode == 3
-        unknown = batchtune("report", "--baseline", "padded", *gate)
-        assert unknown.returncode == 1
+        batchtune("report", "smaller", "--baseline", "batchtune-run", *gate, code=3)
+        unknown = batchtune("report", "--baseline", "padded", *gate, code=1)
         assert "the baseline: packers were not compared" in unknown.stdout
 
     @pytest.mark.usefixtures("probe")
     def test_other_commands_want_padded_batches(
         self, batchtune: Run, text: Path
     ) -> None:
-        ran = batchtune("sweep-stream", text, "--unit", "tokens")
-        assert ran.returncode == 1
+        ran = batchtune("sweep-stream", text, "--unit", "tokens", code=1)
         assert "is about packed batches, not padded ones" in ran.stderr
 
 

@@ -58,12 +58,11 @@ def run(tuned: Path, tmp_path: Path, manifest: Path) -> Path:
 
 @pytest.mark.process
 def test_tune_makes_a_config_that_a_dataloader_runs(
-    batchtune: Run, manifest: Path, tmp_path: Path
+    succeed: Run, manifest: Path, tmp_path: Path
 ) -> None:
     import torch
 
-    ran = batchtune("tune", manifest, *WORKLOAD)
-    assert ran.returncode == 0, ran.stderr
+    succeed("tune", manifest, *WORKLOAD)
     run = tmp_path / "batchtune-run"
     assert {path.name for path in run.iterdir()} == {
         "run.json",
@@ -93,20 +92,24 @@ def test_tune_makes_a_config_that_a_dataloader_runs(
 
 
 def test_interrupted_and_started_again_it_repeats_no_trial(
-    batchtune: Run, manifest: Path, tmp_path: Path, tuned: Path, plan: Plan
+    batchtune: Run,
+    succeed: Run,
+    manifest: Path,
+    tmp_path: Path,
+    tuned: Path,
+    plan: Plan,
 ) -> None:
     arguments = ["probe-oom", manifest, "--device", LAW, "--run", "cut"]
     journal = tmp_path / "cut" / "trials.jsonl"
     plan(interrupted_at(3))
-    ran = batchtune(*arguments)
-    assert ran.returncode == 130
+    ran = batchtune(*arguments, code=130)
     assert "Interrupted. All measurements are kept" in ran.stderr
     assert read_result(tmp_path / "cut" / "probe.json", Probe).unfinished
     before = journal.read_bytes()
     assert before.count(b"\n") == 3
 
     plan(lambda shape, run: None)
-    assert batchtune(*arguments).returncode == 0
+    succeed(*arguments)
     assert journal.read_bytes().startswith(before)
     cut = read_result(tmp_path / "cut" / "probe.json", Probe)
     whole = read_result(tuned / "batchtune-run" / "probe.json", Probe)
@@ -162,8 +165,7 @@ def test_a_workload_that_cant_be_built_costs_no_earlier_run(
 ) -> None:
     before = contents(run)
     too_large = LAW.replace("constant=100MiB", "constant=500MiB")
-    ran = batchtune("tune", manifest, "--device", too_large, "--force")
-    assert ran.returncode == 1
+    ran = batchtune("tune", manifest, "--device", too_large, "--force", code=1)
     assert (
         "the memory limit is too small: the workload ran out of it in its setup"
         in ran.stderr

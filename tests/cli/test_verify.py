@@ -36,12 +36,11 @@ def test_tune_verifies_at_the_end_and_says_so(verified: Path) -> None:
 
 
 def test_all_but_own_code_is_taken_from_the_run(
-    batchtune: Run, run: Path, tmp_path: Path
+    succeed: Run, run: Path, tmp_path: Path
 ) -> None:
     run = run.rename(tmp_path / "elsewhere")
     own = ["--workload", "train.py:Step"]
-    ran = batchtune("verify", "elsewhere", "lengths.csv", *own, "--steps", 14, "--json")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = succeed("verify", "elsewhere", "lengths.csv", *own, "--steps", 14, "--json")
     found = json.loads(ran.stdout)
     assert found["workload"]["spec"] == "train.py:Step"
     assert (
@@ -60,8 +59,7 @@ def test_too_large_batches_end_with_3(batchtune: Run, run: Path) -> None:
     sizes = {"bucket_batch_sizes": [2 * first, *rest], "max_batch_size": 2 * first}
     text = render_sampler_yaml(replace(config, **sizes))
     (run / "sampler.yaml").write_text(text)
-    ran = batchtune("verify", "lengths.csv", "--steps", 14)
-    assert ran.returncode == 3
+    ran = batchtune("verify", "lengths.csv", "--steps", 14, code=3)
     assert "The verification does not hold." in ran.stdout
     assert "ran out of memory" in ran.stdout
 
@@ -75,8 +73,7 @@ def test_a_command_that_the_record_names_is_not_run(
         "options": {"args": "id > X", "shell": True},
     }
     (run / "probe.json").write_text(json.dumps(probe))
-    ran = batchtune("verify", "lengths.csv", "--steps", 2)
-    assert ran.returncode == 2
+    ran = batchtune("verify", "lengths.csv", "--steps", 2, code=2)
     assert "runs no code that only a file names" in ran.stderr
     assert not (tmp_path / "X").exists()
 
@@ -88,8 +85,7 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(
         return reply_of(shape, "error", traceback="raise IndexError", error="token 7")
 
     plan(broken)
-    ran = batchtune("verify", "lengths.csv")
-    assert ran.returncode == 1
+    ran = batchtune("verify", "lengths.csv", code=1)
     assert "  | raise IndexError" in ran.stderr
     assert "failed in its step, with a batch of" in flat(ran.stderr)
     assert "did not run out of memory" in ran.stderr
@@ -108,8 +104,7 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(
 def test_what_has_no_meaning_is_a_usage_error(
     batchtune: Run, run: Path, arguments: list[str], said: str
 ) -> None:
-    ran = batchtune("verify", *arguments)
-    assert ran.returncode == 2
+    ran = batchtune("verify", *arguments, code=2)
     assert said in ran.stderr
 
 
@@ -120,8 +115,7 @@ def test_where_nothing_is_recommended_the_reason_is_given(
     command, *rest = words
     (tmp_path / "equal.csv").write_text("length\n" + "10\n" * 50)
     batchtune("sweep-buckets", "equal.csv", "--max-batch-length", 100)
-    ran = batchtune(command, "equal.csv", *rest)
-    assert ran.returncode == 1
+    ran = batchtune(command, "equal.csv", *rest, code=1)
     assert (
         "sampler.yaml does not exist: no row needs fewer batches than a fixed batch size"
         in ran.stderr
@@ -131,7 +125,6 @@ def test_where_nothing_is_recommended_the_reason_is_given(
 
 def test_interrupted_it_writes_nothing(batchtune: Run, run: Path, plan: Plan) -> None:
     plan(interrupted_at(5))
-    ran = batchtune("verify", "lengths.csv")
-    assert ran.returncode == 130
+    ran = batchtune("verify", "lengths.csv", code=130)
     assert "Interrupted." in ran.stderr
     assert not (run / "verify.json").exists()
