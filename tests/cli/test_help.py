@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run, write_lengths
+from cli.conftest import Run, flat, write_lengths
 
 from batchtune.cli.app import COMMANDS, load_command
 
@@ -87,7 +87,7 @@ def test_the_main_help_lists_commands_settings_and_exit_codes(
     batchtune: Run, succeed: Run
 ) -> None:
     shown = succeed("--help")
-    listed = " ".join(shown.stdout.split())
+    listed = flat(shown.stdout)
     assert all(
         f"{name} {declared.summary}" in listed for name, declared in COMMANDS.items()
     )
@@ -132,6 +132,6 @@ def test_bash_completes_commands_and_options(batchtune: Run) -> None:
 
 def test_a_manifest_is_not_required_with_a_command(batchtune: Run) -> None:
     for command in ("tune", "probe-oom", "run"):
-        said = " ".join(batchtune(command, "--help").stdout.split())
+        said = flat(batchtune(command, "--help").stdout)
         assert "[required without -- COMMAND]" in said
         assert "[required]" not in said

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from cli.conftest import Run
+from cli.conftest import Run, flat
 
 from batchtune.probe.devices.law import NAME
 
@@ -31,4 +31,4 @@ def test_a_run_of_a_law_is_verified_on_the_same_law(
     succeed("tune", manifest, "--device", LAW)
     succeed("verify", manifest)
     leaks = batchtune("verify", manifest, "--device", f"{LAW},leak=1MB", code=3)
-    assert "the workload leaks" in " ".join(leaks.stdout.split())
+    assert "the workload leaks" in flat(leaks.stdout)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, Run, write_manifest
+from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, Run, flat, write_manifest
 from msgspec import structs
 
 from batchtune.cli.ranks import parse_nproc, refuse_to_be_a_rank
@@ -252,7 +252,7 @@ def test_every_output_says_that_ranks_were_simulated(
         written = ran.stdout
         if "-o" in arguments:
             written = (tmp_path / arguments[-1]).read_text()
-        assert "2 ranks (simulated)" in " ".join(written.split()), arguments
+        assert "2 ranks (simulated)" in flat(written), arguments
 
 
 def test_srun_says_which_node_this_is(batchtune: Run) -> None:
@@ -260,6 +260,6 @@ def test_srun_says_which_node_this_is(batchtune: Run) -> None:
     ran = batchtune(
         "verify", "lengths.csv", *options, env={"SLURM_NODEID": "1"}, code=1
     )
-    said = " ".join(ran.stderr.split())
+    said = flat(ran.stderr)
     assert "Node 1 of 2: starts ranks for node 0 (127.0.0.1:10)." in said
     assert "node 0 does not answer at 127.0.0.1:10 within" in said

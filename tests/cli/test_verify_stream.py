@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run, run_here_in
+from cli.conftest import Run, flat, run_here_in
 from made_once import MadeOnce
 
 from batchtune.exports.run_configs import read_stream_yaml
@@ -53,8 +53,8 @@ def test_a_stream_alone_needs_no_option(succeed: Run, run: Path) -> None:
         "Verifying batchtune-run/stream.yaml, as the folder holds no sampler.yaml."
         in ran.stderr
     )
-    assert "Verified: 14 steps of the stream without running out of memory" in " ".join(
-        ran.stdout.split()
+    assert "Verified: 14 steps of the stream without running out of memory" in flat(
+        ran.stdout
     )
     found, config = (
         json.loads((run / "verify.json").read_text()),

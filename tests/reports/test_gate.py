@@ -17,6 +17,7 @@ from report_records import (
     rule_inputs,
     without_recommendation,
 )
+from reports.changed import with_row as changed
 
 from batchtune.errors import UsageError
 from batchtune.reports.gate import judge, parse_rules
@@ -28,13 +29,9 @@ replace = msgspec.structs.replace
 SWEEP = made_sweep()
 
 
-def with_row(sweep: Sweep | None = None, **changes: Any) -> Sweep:
-    """A sweep with other numbers in its recommended row."""
-    sweep = sweep or SWEEP
-    assert sweep.recommended is not None
-    rows = list(sweep.rows)
-    rows[sweep.recommended] = replace(rows[sweep.recommended], **changes)
-    return replace(sweep, rows=rows)
+def with_row(**changes: Any) -> Sweep:
+    sweep: Sweep = changed(SWEEP, **changes)
+    return sweep
 
 
 def verdict_of(rule: str, evidence: RuleInputs) -> Verdict:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from loader_records import (
     loaded,
     made_iterable,
@@ -11,24 +9,10 @@ from loader_records import (
 )
 from msgspec.structs import replace
 from report_records import summary_of, tables_of, warnings_of
+from reports.changed import with_row
 
 from batchtune.reports.page import build_page
-from batchtune.results import LoaderRow, LoaderTuning
-
-
-def with_row(
-    loader: LoaderTuning, index: int | None = None, **changes: Any
-) -> LoaderTuning:
-    """A loader with other numbers in its recommended row, or another."""
-    place = loader.recommended if index is None else index
-    return replace(
-        loader,
-        rows=[
-            replace(row, **changes) if i == place else row
-            for i, row in enumerate(loader.rows)
-        ],
-    )
-
+from batchtune.results import LoaderRow
 
 # Sentences
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 from report_records import made_probe, summary_of, tables_of, warnings_of
+from reports.changed import with_row
 from streamed_records import made_stream, whole_stream
 
 from batchtune.reports import RunResults
@@ -20,15 +19,6 @@ def alone(stream: StreamSweep) -> RunResults:
 
 def said(stream: StreamSweep) -> str:
     return " ".join(summary_of(stream=stream))
-
-
-def with_row(stream: StreamSweep, **changes: Any) -> StreamSweep:
-    """A stream with other numbers in its recommended row."""
-    rows = [
-        replace(row, **changes) if index == stream.recommended else row
-        for index, row in enumerate(stream.rows)
-    ]
-    return replace(stream, rows=rows)
 
 
 # Sentences

@@ -18,10 +18,11 @@ from report_records import (
     rule_inputs,
     whole_sweep,
 )
+from reports.changed import with_row
 from streamed_records import made_stream, whole_stream
 
 from batchtune.reports.gate import judge, parse_rules
-from batchtune.results import StreamSweep, Verdict
+from batchtune.results import Verdict
 
 POOLS = {"sweep": pooled_sweep()}
 STREAM = {"sweep": None, "stream": whole_stream()}
@@ -42,15 +43,6 @@ DRIFT = {**TABLE, "drift": made_drift()}
 def verdict_of(rule: str, **records: Any) -> Verdict:
     (verdict,) = judge(parse_rules([rule]), rule_inputs(**records))
     return verdict
-
-
-def with_row(stream: StreamSweep, **changes: Any) -> StreamSweep:
-    """A stream with other numbers in its recommended row."""
-    rows = [
-        replace(row, **changes) if row is stream.recommended_row else row
-        for row in stream.rows
-    ]
-    return replace(stream, rows=rows)
 
 
 @pytest.mark.parametrize(
