@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli.conftest import Run, flat, result_in
+from cli.conftest import Run, flat, result_in, write_lengths
 from msgspec.structs import replace
 from packed_records import TIME_MODEL, packed_probe
 from ruamel.yaml import YAML
@@ -31,12 +31,7 @@ Swept = Callable[..., tuple[str, dict[str, Any]]]
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    return write(tmp_path / "text.csv", LENGTHS)
-
-
-def write(path: Path, lengths: Any) -> Path:
-    path.write_text("length\n" + "".join(f"{length}\n" for length in lengths))
-    return path
+    return write_lengths(tmp_path / "text.csv", LENGTHS, "length")
 
 
 @pytest.fixture
@@ -177,7 +172,7 @@ def test_what_can_not_be_packed_is_one_clear_error(
     problem: str,
     hint: str,
 ) -> None:
-    manifest = write(tmp_path / "few.csv", lengths)
+    manifest = write_lengths(tmp_path / "few.csv", lengths, "length")
     ran = batchtune("sweep-buckets", manifest, *FAST, *options)
     assert ran.returncode != 0 and "Traceback" not in ran.stderr
     message = flat(ran.stderr)

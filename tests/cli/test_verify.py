@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.conftest import Plan, Run, flat, interrupted_at, result_in
+from cli.conftest import Plan, Run, flat, interrupted_at, result_in, write_lengths
 from made_trials import ran as reply_of
 from msgspec.structs import replace
 
@@ -113,7 +113,7 @@ def test_where_nothing_is_recommended_the_reason_is_given(
     batchtune: Run, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     command, *rest = words
-    (tmp_path / "equal.csv").write_text("length\n" + "10\n" * 50)
+    write_lengths(tmp_path / "equal.csv", [10] * 50, "length")
     batchtune("sweep-buckets", "equal.csv", "--max-batch-length", 100)
     ran = batchtune(command, "equal.csv", *rest, code=1)
     assert (

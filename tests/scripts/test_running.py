@@ -281,14 +281,6 @@ EXPANDABLE = "expandable_segments:True"
     ("measured", "user", "expected", "warns"),
     [
         ("expandable", {}, {OLD: EXPANDABLE, NEW: EXPANDABLE}, False),
-        ("expandable", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
-        (
-            "native",
-            {OLD: "max_split_size_mb:64"},
-            dict.fromkeys((OLD, NEW), "expandable_segments:False,max_split_size_mb:64"),
-            False,
-        ),
-        (None, {}, {}, False),
         (None, {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
         ("native", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, True),
     ],
