@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cli.conftest import run_in
 
 from batchtune.results import (
     PROBE_FILE,
@@ -87,7 +87,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     imported = subprocess.run(
         [sys.executable, "-c", "import torchaudio"], capture_output=True, check=False
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1"}
     if imported.returncode != 0:
         folder = tmp_path_factory.mktemp("empty")
         (folder / "torchaudio.py").touch()
@@ -118,14 +118,7 @@ def batchtune(tmp_path: Path, environment: dict[str, str]) -> Batchtune:
     """`batchtune("tune", ...)` in an empty folder."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        ran = subprocess.run(
-            [sys.executable, "-m", "batchtune", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ran = run_in(tmp_path, *words, env=environment)
         assert ran.returncode == 0, ran.stderr
         return ran
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli.conftest import run_here_in
+from cli.conftest import run_here_in, write_lengths
 from made_once import MadeOnce
 from msgspec import structs
 from torch.utils.data import (
@@ -54,14 +54,13 @@ def folder(made_once: MadeOnce) -> Path:
     """A manifest and a run of it."""
 
     def make(folder: Path) -> None:
-        rows = [f"{index},{length}\n" for index, length in enumerate(LENGTHS)]
-        (folder / "train.csv").write_text("id,duration\n" + "".join(rows))
-        sweep = ["sweep-buckets", "train.csv", "--max-batch-length", "100"]
-        ran = run_here_in(folder, *sweep, "--num-buckets", "3")
-        assert ran.returncode == 0, ran.stderr
-        sweep = ["sweep-buckets", "train.csv", "--max-tokens", "80"]
-        ran = run_here_in(folder, *sweep, "--run", "packed")
-        assert ran.returncode == 0, ran.stderr
+        write_lengths(folder / "train.csv", LENGTHS)
+        for options in (
+            ["--max-batch-length", 100, "--num-buckets", 3],
+            ["--max-tokens", 80, "--run", "packed"],
+        ):
+            ran = run_here_in(folder, "sweep-buckets", "train.csv", *options)
+            assert ran.returncode == 0, ran.stderr
 
     return made_once("tuned-for-scripts", make)
 
