@@ -9,24 +9,10 @@ import pytest
 from cli.conftest import Run
 
 from batchtune.errors import ResultError
-from batchtune.results import Probe, Trial, read_result
+from batchtune.results import BatchShape, Probe, Trial, read_result
 from batchtune.run_folder import append_trial, read_trials
 
 SWEEP = ["--max-batch-length", 60, "--num-buckets", 2, "--quiet"]
-TRIAL = Trial(
-    index=0,
-    batch_size=1,
-    length=1.0,
-    target_length=None,
-    outcome="oom",
-    steps=0,
-    step_seconds=None,
-    peak_bytes=None,
-    reserved_bytes=None,
-    alloc_retries=None,
-    error=None,
-    elapsed_seconds=0.0,
-)
 
 
 @pytest.fixture
@@ -59,7 +45,7 @@ def test_no_trial_is_added_to_what_a_link_leads_to(
     with pytest.raises(ResultError, match="is a link"):
         read_trials(journal)
     with pytest.raises(ResultError, match="can't be written"):
-        append_trial(journal, TRIAL)
+        append_trial(journal, Trial.of(BatchShape(1, 1.0), "oom"))
     assert outside.read_text() == "mine\n"
 
 

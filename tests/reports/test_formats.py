@@ -150,11 +150,6 @@ def test_what_training_needs_is_among_the_first_lines(name: str) -> None:
     assert sum(line.startswith(TRAIN_WITH) for line in build_page(RUNS[name]).lead) == 1
 
 
-def test_torchs_default_allocator_needs_no_word() -> None:
-    summary = build_page(RUNS["both"]).summary
-    assert not any("PYTORCH_ALLOC_CONF" in sentence for sentence in summary)
-
-
 @pytest.mark.process
 def test_reports_start_without_the_libraries_that_render_them() -> None:
     slow = {"torch", "jinja2", "rich", "pandas", "ruamel.yaml"}
