@@ -102,7 +102,6 @@ def test_the_main_help_lists_commands_settings_and_exit_codes(
         (["sweep-buckets", "--num_buckets", "3"], "--num-buckets"),
         (["sweep-buckets", "m.csv", "--strategy", "optimum"], "'optimal'"),
         (["sweep-buckets", "m.csv", "--unit", "m"], "'ms'"),
-        (["export", "--to", "espnt"], "'espnet'"),
         (["schema", "sweep.json"], "'sweep'"),
     ],
 )

@@ -18,13 +18,12 @@ from verify.made_stepper import (
     made_stepper,
 )
 
-from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
+from batchtune.errors import ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import NAME, MadeDevice
 from batchtune.probe.requests import Ran
 from batchtune.results import (
     BatchShape,
-    Device,
     Probe,
     SamplerConfig,
     Verification,
@@ -185,23 +184,6 @@ def test_a_crash_counts_only_if_it_comes_again() -> None:
         return None
 
     assert verified(made_stepper(fault=once)).holds
-
-
-def test_memory_that_others_have_taken_is_an_error_of_its_own() -> None:
-    def fails(shape: BatchShape, run: int) -> Ran | None:
-        return ran(shape, "oom", error="CUDA out of memory") if run > 20 else None
-
-    stepper = on_cuda(made_stepper(fault=fails))
-    start = stepper.start
-
-    def filled() -> Device:
-        if stepper.shapes:
-            raise ProbeError("only 1 GiB of the device are free now")
-        return start()
-
-    stepper.start = filled  # type: ignore[method-assign]
-    with pytest.raises(ProbeError, match="are free now"):
-        verified(stepper)
 
 
 def test_time_that_ends_leaves_a_verification_unfinished() -> None:
