@@ -169,70 +169,72 @@ def test_keys_say_which_leaf_is_the_length() -> None:
     assert learned.targets == tokens
 
 
-def test_a_key_of_the_coarser_leaf_is_unclear() -> None:
-    examples = [speech(8 * n + n % 8, n) for n in range(100, 150)]
-    with pytest.raises(Unclear, match="follows a finer size"):
-        Learned.from_examples(examples, pads, length_key="tokens")
-
-
-def test_a_key_of_a_leaf_that_does_not_vary_is_unclear() -> None:
-    examples = [speech(16, tokens, duration=np.ones(1)) for tokens in range(10, 60)]
-    with pytest.raises(
-        Unclear, match=r"--length-key sig .* always as long: sig axis 0"
-    ):
-        Learned.from_examples(examples, pads, length_key="sig")
-    learned = Learned.from_examples(examples, pads, length_key="duration")
-    assert learned.lengths == tuple(range(10, 60))
-
-
-def test_three_independent_lengths_are_unclear() -> None:
-    examples = [
-        {**example, "notes": [0] * (7 * number % 31 + 1)}
+def with_column(name: str, item: Any) -> list[dict[str, Any]]:
+    """Examples with one more list, as long as no other leaf."""
+    return [
+        {**example, name: [item] * (7 * number % 31 + 1)}
         for number, example in enumerate(varied())
     ]
-    with pytest.raises(Unclear, match="notes axis 0 from 1 to 31") as raised:
-        Learned.from_examples(examples, pads)
-    assert "--length-key" in str(raised.value.hint)
 
 
 def test_words_of_a_transcript_are_no_length() -> None:
-    examples = [
-        {**example, "words": ["word"] * (7 * number % 31 + 1)}
-        for number, example in enumerate(varied())
-    ]
+    examples = with_column("words", "word")
     assert Learned.from_examples(examples, pads).targets is not None
 
 
-def test_batches_that_hide_the_length_are_unclear() -> None:
-    def cropping(examples: list[Any]) -> Any:
-        return torch.stack([torch.zeros(100) for _ in examples])
-
-    with pytest.raises(Unclear, match="no size of the script's collated batches"):
-        Learned.from_examples(varied(), cropping)
+def crops(examples: list[Any]) -> Any:
+    return torch.stack([torch.zeros(100) for _ in examples])
 
 
-def test_sizes_that_only_collating_knows_are_unclear() -> None:
-    def tokenizing(examples: list[Any]) -> Any:
-        ids = [torch.zeros(len(example["text"])) for example in examples]
-        return {
-            "sig": padded([example["sig"] for example in examples]),
-            "ids": padded(ids),
-        }
-
-    examples = [
-        {"sig": np.zeros(100 + number), "text": "a" * (7 * number % 31 + 1)}
-        for number in range(50)
-    ]
-    with pytest.raises(Unclear, match="ids axis 1"):
-        Learned.from_examples(examples, tokenizing)
+def tokenizes(examples: list[Any]) -> Any:
+    ids = [torch.zeros(len(example["text"])) for example in examples]
+    return {"sig": padded([example["sig"] for example in examples]), "ids": padded(ids)}
 
 
-def test_a_failing_collate_function_is_reported() -> None:
-    def failing(examples: list[Any]) -> Any:
-        raise KeyError("path")
+def fails(examples: list[Any]) -> Any:
+    raise KeyError("path")
 
-    with pytest.raises(Unclear, match="KeyError: 'path'"):
-        Learned.from_examples(varied(), failing)
+
+COARSER = [speech(8 * n + n % 8, n) for n in range(100, 150)]
+SAME_SIGNAL = [speech(16, n, duration=np.ones(1)) for n in range(10, 60)]
+TEXTS = [{"sig": np.zeros(100 + n), "text": "a" * (7 * n % 31 + 1)} for n in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("examples", "collate", "length_key", "message"),
+    [
+        (COARSER, pads, "tokens", "follows a finer size"),
+        (
+            SAME_SIGNAL,
+            pads,
+            "sig",
+            r"--length-key sig .* always as long: sig axis 0",
+        ),
+        (varied(), crops, None, "no size of the script's collated batches"),
+        (TEXTS, tokenizes, None, "ids axis 1"),
+        (varied(), fails, None, "KeyError: 'path'"),
+    ],
+    ids=["coarser", "no length", "cropped", "tokenized", "failing"],
+)
+def test_what_examples_do_not_tell_is_unclear(
+    examples: list[Any],
+    collate: Callable[[list[Any]], Any],
+    length_key: str | None,
+    message: str,
+) -> None:
+    with pytest.raises(Unclear, match=message):
+        Learned.from_examples(examples, collate, length_key=length_key)
+
+
+def test_a_third_length_needs_a_key() -> None:
+    with pytest.raises(Unclear, match="notes axis 0 from 1 to 31") as raised:
+        Learned.from_examples(with_column("notes", 0), pads)
+    assert "--length-key" in str(raised.value.hint)
+
+
+def test_a_key_of_a_leaf_that_varies_is_taken() -> None:
+    learned = Learned.from_examples(SAME_SIGNAL, pads, length_key="duration")
+    assert learned.lengths == tuple(range(10, 60))
 
 
 def test_single_rows_and_few_batches_are_unclear() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,6 +56,9 @@ def folder(made_once: MadeOnce) -> Path:
 
     def make(folder: Path) -> None:
         write_lengths(folder / "train.csv", LENGTHS)
+        write_lengths(folder / "short.csv", LENGTHS[:30])
+        (folder / "stream").mkdir()
+        (folder / "stream" / "stream.yaml").touch()
         for options in (
             ["--max-batch-length", 100, "--num-buckets", 3],
             ["--max-tokens", 80, "--run", "packed"],
@@ -242,15 +246,9 @@ def test_the_exit_code_is_the_command_s(folder: Path) -> None:
     ],
 )
 def test_bad_input_ends_before_the_command_starts(
-    folder: Path, tmp_path: Path, words: list[str], message: str
+    folder: Path, words: list[str], message: str
 ) -> None:
-    manifest = (folder / "train.csv").read_text()
-    (tmp_path / "train.csv").write_text(manifest)
-    (tmp_path / "short.csv").write_text(manifest[: len(manifest) // 2])
-    (tmp_path / "batchtune-run").symlink_to(folder / "batchtune-run")
-    (tmp_path / "stream").mkdir()
-    (tmp_path / "stream" / "stream.yaml").touch()
-    ran = run_here_in(tmp_path, "run", *words)
+    ran = run_here_in(folder, "run", *words)
     assert ran.returncode in (1, 2)
     assert message in ran.stderr
 
@@ -259,16 +257,12 @@ def test_bad_input_ends_before_the_command_starts(
 def test_without_a_manifest_the_lengths_of_the_run_folder_count(
     folder: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "batchtune-run").mkdir()
-    for name in ("sampler.yaml", "sweep.json"):
-        text = (folder / "batchtune-run" / name).read_text()
-        (tmp_path / "batchtune-run" / name).write_text(text)
-    own = tmp_path / "batchtune-run" / "lengths.parquet"
-    scanned = run_here_in(folder, "scan", "train.csv", "-o", str(own))
+    own = shutil.copytree(folder / "batchtune-run", tmp_path / "batchtune-run")
+    scanned = run_here_in(folder, "scan", "train.csv", "-o", own / "lengths.parquet")
     assert scanned.returncode == 0, scanned.stderr
     ran = run_here_in(tmp_path, "run", "--", "true")
     assert ran.returncode == 0, ran.stderr
-    assert not list((tmp_path / "batchtune-run").glob("script-*"))
+    assert not list(own.glob("script-*"))
 
 
 OLD = "PYTORCH_CUDA_ALLOC_CONF"
