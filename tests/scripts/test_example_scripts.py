@@ -39,7 +39,6 @@ class Tuned(NamedTuple):
     per_unit: int
     shorter: str
     checkpoint: str
-    max_lengths: int = 3
 
 
 SPEECH = ["speech_train.csv", "--target-key=text"]
@@ -69,13 +68,8 @@ TUNED = {
         *(["whisper.py"], ["speech_train.csv", "--length-key=text"], "640MiB", 1),
         *("--max_steps=2", "whisper/model.safetensors"),
     ),
-    "wav2vec2": Tuned(
-        *(["wav2vec2.py"], SPEECH, "704MiB", 16000),
-        *("--max_steps=2", "wav2vec2/model.safetensors"),
-        max_lengths=5,  # with fewer, a fixed batch size needs no more batches
-    ),
 }
-FEW = ["--num-lengths=3", "--tolerance=0.1"]
+FEW = ["--num-lengths=3", "--max-lengths=3", "--tolerance=0.1"]
 BUCKETS = "--num-buckets=3:5"  # with more, 400 examples need more batches
 
 Batchtune = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -168,8 +162,8 @@ def test_it_is_probed_run_and_recorded_as_it_is(
     manifest, *options = tuned.source
     source = [str(EXAMPLES / manifest), *options]
     command = command_of(name)
-    limits = [f"--max-lengths={tuned.max_lengths}", f"--memory={tuned.memory}"]
-    batchtune("probe-oom", *source, *FEW, *limits, "--", *command)
+    memory = f"--memory={tuned.memory}"
+    batchtune("probe-oom", *source, *FEW, memory, "--", *command)
     assert [path.name for path in tmp_path.iterdir()] == ["batchtune-run"]
     script = check_learned(tmp_path / "batchtune-run", tuned.per_unit)
     if name in ("speechbrain", "packed"):
@@ -191,8 +185,7 @@ def test_a_script_is_tuned_run_recorded_and_reported(
         (tmp_path / name).write_bytes((EXAMPLES / name).read_bytes())
     script = ["--", sys.executable, "plain.py"]
     run = tmp_path / "batchtune-run"
-    few = [*FEW, BUCKETS, "--max-lengths=3", "--memory=700MiB"]
-    tuned = batchtune("tune", *few, *script)
+    tuned = batchtune("tune", *FEW, BUCKETS, "--memory=700MiB", *script)
     assert "the script's own data set (" in tuned.stderr
     assert "▶ recommended" in tuned.stdout, tuned.stdout + tuned.stderr
     assert not (tmp_path / "runs").exists()  # the probe trains in a scratch folder
@@ -220,14 +213,30 @@ def test_a_script_is_tuned_run_recorded_and_reported(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_lightnings_own_ranks_are_probed(tmp_path: Path, batchtune: Batchtune) -> None:
-    """As those of torchrun, which are tuned and verified in test_script_ranks.py."""
-    manifest, *reading = TUNED["lightning"].source
-    words = ["probe-oom", str(EXAMPLES / manifest), *reading, "--tolerance=0.1"]
-    words += ["--num-lengths=2", "--max-lengths=2", "--memory=640MiB"]
-    batchtune(*words, "--", *command_of("lightning"), "--devices=2")
+@pytest.mark.parametrize(
+    ("command", "memory", "per_unit", "ranks"),
+    [
+        (["lightning_asr.py", "--devices=2"], "640MiB", 100, 2),
+        (["wav2vec2.py"], "704MiB", 16000, 1),
+    ],
+    ids=["lightning's own ranks", "wav2vec2"],
+)
+def test_it_is_probed_as_it_is(
+    tmp_path: Path,
+    batchtune: Batchtune,
+    command: list[str],
+    memory: str,
+    per_unit: int,
+    ranks: int,
+) -> None:
+    """Ranks are tuned and verified in test_script_ranks.py; `run` hands wav2vec2's Trainer its batches as llama's."""
+    script, *options = command
+    words = ["probe-oom", str(EXAMPLES / "speech_train.csv"), "--target-key=text"]
+    words += ["--num-lengths=2", "--max-lengths=2", "--tolerance=0.1"]
+    started = [sys.executable, str(EXAMPLES / script), *options]
+    batchtune(*words, f"--memory={memory}", "--", *started)
     folder = tmp_path / "batchtune-run"
-    script = check_learned(folder, 100)
-    assert (script.accumulation, script.look_ahead) == (2, 0)
+    learned = check_learned(folder, per_unit)
+    assert (learned.accumulation, learned.look_ahead) == (2, 0)
     device = read_result(folder / PROBE_FILE, Probe).device
-    assert (device.world_size, len(device.ranks)) == (2, 2)
+    assert device.world_size == ranks

@@ -226,9 +226,6 @@ def test_an_oom_is_reported_with_its_bucket() -> None:
     )
 
 
-NOT_PROVEN = "; the probe ran no batch as large with memory to spare, so this size was not proven"
-
-
 def test_a_failing_shuffled_batch_ends_the_run() -> None:
     def fragmented(shape: BatchShape, run: int) -> Ran | None:
         return (
