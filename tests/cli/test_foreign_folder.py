@@ -134,6 +134,7 @@ def test_a_pool_runs_nothing_of_the_working_folder(
     assert not (foreign.parent / "marks").exists()
 
 
+@pytest.mark.slow
 def test_a_builtin_workload_runs_nothing_of_the_folder(foreign: Path) -> None:
     probe = (
         "probe-oom",

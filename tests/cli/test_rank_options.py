@@ -219,7 +219,7 @@ def test_settings_know_their_ranks() -> None:
     assert describe_device(ON_TWO).endswith(" for each of 2 ranks")
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_every_output_says_that_ranks_were_simulated(
     succeed: Run, tmp_path: Path
 ) -> None:

@@ -121,7 +121,7 @@ def test_the_fewest_workers_that_keep_up_are_recommended(
     assert again.returncode == 1 and "--force" in again.stderr
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_settings_that_fail_are_named_and_the_rest_goes_on(
     tuning: Run, tmp_path: Path
 ) -> None:
