@@ -4,9 +4,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -34,20 +32,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def not_on_github(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-
-
-@pytest.fixture
-def edited(swept: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of the run with other values in its sweep."""
-
-    def make(**changes: Any) -> Path:
-        folder = tmp_path / "edited"
-        shutil.copytree(swept, folder)
-        sweep = json.loads((folder / "sweep.json").read_text())
-        (folder / "sweep.json").write_text(json.dumps({**sweep, **changes}))
-        return folder
-
-    return make
 
 
 def given(rules: list[str]) -> list[str]:
@@ -135,23 +119,20 @@ def test_a_run_is_compared_with_a_baseline(
     assert re.search(said, ran.stderr)
 
 
-@pytest.mark.parametrize("damage", ["gone", "batches"])
+@pytest.mark.parametrize(
+    ("run", "words"), [("gone", "does not exist"), ("damaged", "`$.rows[1].batches`")]
+)
 def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
-    batchtune: Run,
-    swept: Path,
-    edited: Callable[..., Path],
-    tmp_path: Path,
-    damage: str,
+    batchtune: Run, swept: Path, tmp_path: Path, run: str, words: str
 ) -> None:
-    (tmp_path / "gate.xml").write_text("an older one")
-    sweep = json.loads((swept / "sweep.json").read_text())
+    damaged = shutil.copytree(swept, tmp_path / "damaged") / "sweep.json"
+    sweep = json.loads(damaged.read_text())
     sweep["rows"][1]["batches"] = -1
-    run = edited(rows=sweep["rows"]) if damage == "batches" else "gone"
-    ran = batchtune("report", run, "--fail-if", HOLDS, "--junit-xml", "gate.xml")
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert (
-        "`$.rows[1].batches`" if damage == "batches" else "does not exist"
-    ) in ran.stderr
+    damaged.write_text(json.dumps(sweep))
+    (tmp_path / "gate.xml").write_text("an older one")
+    rule = ("--fail-if", HOLDS, "--junit-xml", "gate.xml")
+    ran = batchtune("report", run, *rule, code=1)
+    assert (words in ran.stderr, ran.stdout) == (True, "")
     assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("errors") == "1"
 
 
