@@ -214,10 +214,10 @@ def test_a_script_is_tuned_run_recorded_and_reported(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("command", "memory", "per_unit", "ranks"),
+    ("command", "memory", "per_unit", "look_ahead", "ranks"),
     [
-        (["lightning_asr.py", "--devices=2"], "640MiB", 100, 2),
-        (["wav2vec2.py"], "704MiB", 16000, 1),
+        (["lightning_asr.py", "--devices=2"], "640MiB", 100, 0, 2),
+        (["wav2vec2.py"], "704MiB", 16000, 2, 1),
     ],
     ids=["lightning's own ranks", "wav2vec2"],
 )
@@ -227,6 +227,7 @@ def test_it_is_probed_as_it_is(
     command: list[str],
     memory: str,
     per_unit: int,
+    look_ahead: int,
     ranks: int,
 ) -> None:
     """Ranks are tuned and verified in test_script_ranks.py; `run` hands wav2vec2's Trainer its batches as llama's."""
@@ -237,6 +238,6 @@ def test_it_is_probed_as_it_is(
     batchtune(*words, f"--memory={memory}", "--", *started)
     folder = tmp_path / "batchtune-run"
     learned = check_learned(folder, per_unit)
-    assert (learned.accumulation, learned.look_ahead) == (2, 0)
+    assert (learned.accumulation, learned.look_ahead) == (2, look_ahead)
     device = read_result(folder / PROBE_FILE, Probe).device
     assert device.world_size == ranks
