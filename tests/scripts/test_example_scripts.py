@@ -216,7 +216,7 @@ def test_a_script_is_tuned_run_recorded_and_reported(
 @pytest.mark.parametrize(
     ("command", "memory", "per_unit", "look_ahead", "ranks"),
     [
-        (["lightning_asr.py", "--devices=2"], "640MiB", 100, 0, 2),
+        (["lightning_asr.py", "--devices=2"], "600MiB", 100, 0, 2),
         (["wav2vec2.py"], "704MiB", 16000, 2, 1),
     ],
     ids=["lightning's own ranks", "wav2vec2"],
