@@ -13,8 +13,11 @@ from gpu.evidence import PARTS, ROOT, Part
 FOLDER = ROOT / "tests" / "gpu"
 
 
-def test_all_parts_take_25_minutes_and_run_files_that_exist() -> None:
-    assert sum(part.minutes for part in PARTS.values()) <= 25
+def test_the_first_parts_take_15_minutes_and_all_files_exist() -> None:
+    first = ["calibration", "truth", "speech", "recipes"]
+    assert list(PARTS)[:4] == first
+    assert sum(PARTS[name].minutes for name in first) <= 15
+    assert max(part.minutes for part in PARTS.values()) <= 7
     scripts = {
         word
         for part in PARTS.values()
@@ -49,7 +52,7 @@ def test_the_next_call_runs_what_is_not_complete(
         assert evidence.main(out) == 1
         told = capsys.readouterr().out.splitlines()
         ends = ["first: complete", f"second: {expected}", "third: out of time"]
-        assert told[:3] == ends
+        assert [line for line in told if "at most" not in line][:3] == ends
     assert (tmp_path / "out" / "first.txt").read_text().count("two words") == 1
     assert evidence.main(["first", "second", *out]) == 0
     monkeypatch.setattr(evidence, "machine", lambda: "Another GPU")

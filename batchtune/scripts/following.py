@@ -90,7 +90,8 @@ def followed(
         is_row = len(shape) == 1 and has_rows(place[0], relations)
         if place[1] == "value" and (shape in ((), (1,)) or is_row):
             relation = first_fit(terms, values)
-            if relation is not None:
+            # Few numbers that hardly grow, such as the largest of some tokens, fit 1/475·L+7 by accident.
+            if relation is not None and (relation.ratio >= 1 or relation.offset <= 2):
                 relations[place] = relation
     for place, relation in relations.items():
         if not relation.sure:

@@ -2,14 +2,17 @@
 
 Each part is a command of this checkout, of a test file or a benchmark. What it prints is appended to `DIR/PART.txt`,
 after the machine and the command; the last line says `complete`, or why not. Without names all parts run, the most
-telling first. A part may take its minutes, 25 in all, and a call ends after `--minutes` (7.5). The next call leaves out
-what is complete; of tests it runs those that are left. So where a machine is lent for a few minutes and starts bare,
-give DIR the files of earlier calls, and run the same command again until it ends with 0.
+telling first: the first four fit into 15 minutes. A part may take its minutes, and a call ends after `--minutes` (7).
+The next call leaves out what is complete; of tests it runs those that are left. So where a machine is lent for a few
+minutes and starts bare, give DIR the files of earlier calls, and run the same command again until it ends with 0.
 
+    calibration tests/benchmarks/calibration.py: each step's memory, next to the emulated device
+    truth       tests/benchmarks/cuda_truth.py: whether tables fit in shuffled training, with both allocators
+    speech      the same of a conformer
+    recipes     tests/benchmarks/recipes.py: seconds an epoch of two recipes
     tests-NAME  tests/gpu/test_NAME_on_cuda.py
     frontier    tests/benchmarks/frontier.py: the frontier of a conformer of 104 million parameters under 16 GiB, by
                 batchtune and by the searches of NeMo and Lightning, and the truth by brute force
-    truth       tests/benchmarks/cuda_truth.py: whether tables fit in shuffled training, with both allocators
     epochs      tests/benchmarks/epochs.py: epochs of four samplers, measured and predicted
     whole       the same as `truth` on the whole device
 
@@ -63,9 +66,18 @@ def benchmark(name: str, *arguments: str, minutes: float) -> Part:
 
 # The most telling first.
 PARTS = {
+    "calibration": benchmark("calibration", minutes=3.5),
+    "truth": benchmark("cuda_truth", "--memory", "16GiB", "--brute-force", minutes=3.5),
+    "speech": benchmark(
+        *("cuda_truth", "--memory", "16GiB"),
+        *("--workload", "builtin:conformer-ctc"),
+        minutes=3.0,
+    ),
+    "recipes": benchmark(
+        "recipes", "ctc", "tts", "--device", "cuda", "--minutes", "4", minutes=4.5
+    ),
     "tests-probe": tests("probe", 3.0),
     "frontier": benchmark("frontier", "gpu", "--lengths", "6", minutes=4.5),
-    "truth": benchmark("cuda_truth", "--memory", "16GiB", "--brute-force", minutes=3.0),
     "epochs": benchmark(
         "epochs",
         *("--device", "cuda", "--memory", "16GiB"),
@@ -106,6 +118,7 @@ def run_part(name: str, folder: Path, here: str, deadline: float) -> bool:
         print(f"{name}: {COMPLETE}", flush=True)
         return True
     part = PARTS[name]
+    print(f"{name}: at most {part.minutes:g} min", flush=True)
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     report = str((folder / f"{name}.jsonl").absolute())
     with path.open("a") as file:
@@ -141,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("parts", nargs="*", metavar="PART")
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("evidence"))
-    parser.add_argument("--minutes", type=float, default=7.5)
+    parser.add_argument("--minutes", type=float, default=7.0)
     options = parser.parse_args(argv)
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"unknown part {min(unknown)!r}: choose from {', '.join(PARTS)}")

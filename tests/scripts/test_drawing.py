@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from made_data import CASES, padded, random_examples, to_multiple_of_8
+from made_data import CASES, padded, to_multiple_of_8
 
 from batchtune.lengths import RowLength
 from batchtune.results import BatchShape
@@ -51,7 +51,7 @@ def drawn_by(
 def drawn_of(name: str, seed: int) -> Drawn:
     """Draws by its own measurements."""
     case = CASES[name]
-    examples = random_examples(case, seed)
+    examples = case.random(seed)
     drawn = Drawn(examples, case.collate, length_key=case.length_key)
     assert drawn.follows(rows_of(drawn.lengths, drawn.targets), 1.0, {})
     return drawn
@@ -90,7 +90,7 @@ def test_a_twin_has_the_shapes_of_the_own_batch(name: str) -> None:
 
 
 def test_sizes_of_the_examples_are_known() -> None:
-    examples = random_examples(CASES["waves"], 0)
+    examples = CASES["waves"].random(0)
     drawn = Drawn(examples, CASES["waves"].collate)
     assert drawn.lengths == [len(one["input_values"]) for one in examples]
     assert drawn.targets == [len(one["labels"]) for one in examples]
@@ -115,7 +115,7 @@ def test_lines_say_what_batches_are_made_of() -> None:
 
 
 def test_batches_may_be_padded_to_a_multiple() -> None:
-    examples = random_examples(CASES["packed"], 0)
+    examples = CASES["packed"].random(0)
     lengths = [len(one["input_ids"]) for one in examples]
     drawn = drawn_by(examples, to_multiple_of_8, lengths)
     assert drawn.lines == ("input_ids: [B, L] int64",)
@@ -373,54 +373,65 @@ def test_keys_say_which_leaf_is_the_length() -> None:
     assert drawn.targets == tokens
 
 
-def test_a_key_of_the_coarser_leaf_is_unclear() -> None:
-    examples = [speech(8 * n + n % 8, n) for n in range(100, 150)]
-    with pytest.raises(Unclear, match="follows a finer size"):
-        Drawn(examples, pads, length_key="tokens")
-
-
-def test_a_key_of_a_leaf_that_does_not_vary_is_unclear() -> None:
-    examples = [speech(16, tokens, duration=np.ones(1)) for tokens in range(10, 60)]
-    with pytest.raises(
-        Unclear, match=r"--length-key sig .* always as long: sig axis 1"
-    ):
-        Drawn(examples, pads, length_key="sig")
-    drawn = Drawn(examples, pads, length_key="duration")
-    assert drawn.lengths == list(range(10, 60))
-
-
-def test_three_independent_lengths_are_unclear() -> None:
-    def pads_all(examples: list[Any]) -> dict[str, Any]:
-        return {**pads(examples), "notes": padded([one["notes"] for one in examples])}
-
-    examples = [
-        {**example, "notes": [0] * (7 * number % 31 + 1)}
+def with_column(name: str, item: Any) -> list[dict[str, Any]]:
+    """Examples with one more list, as long as no other leaf."""
+    return [
+        {**example, name: [item] * (7 * number % 31 + 1)}
         for number, example in enumerate(varied())
     ]
-    with pytest.raises(Unclear, match="notes axis 1 from 1 to 31") as raised:
-        Drawn(examples, pads_all)
-    assert "--length-key" in str(raised.value.hint)
 
 
 def test_words_of_a_transcript_are_no_length() -> None:
-    examples = [
-        {**example, "words": ["word"] * (7 * number % 31 + 1)}
-        for number, example in enumerate(varied())
-    ]
+    examples = with_column("words", "word")
     assert Drawn(examples, pads).targets is not None
 
 
-def test_batches_that_hide_the_length_are_unclear() -> None:
-    def cropping(examples: list[Any]) -> Any:
-        return torch.stack([torch.zeros(100) for _ in examples])
-
-    with pytest.raises(Unclear, match="no size of the script's collated batches"):
-        Drawn(varied(), cropping)
+def crops(examples: list[Any]) -> Any:
+    return torch.stack([torch.zeros(100) for _ in examples])
 
 
-def test_a_failing_collate_function_is_reported() -> None:
-    def failing(examples: list[Any]) -> Any:
-        raise KeyError("path")
+def fails(examples: list[Any]) -> Any:
+    raise KeyError("path")
 
-    with pytest.raises(Unclear, match="KeyError: 'path'"):
-        Drawn(varied(), failing)
+
+COARSER = [speech(8 * n + n % 8, n) for n in range(100, 150)]
+SAME_SIGNAL = [speech(16, n, duration=np.ones(1)) for n in range(10, 60)]
+
+
+@pytest.mark.parametrize(
+    ("examples", "collate", "length_key", "message"),
+    [
+        (COARSER, pads, "tokens", "follows a finer size"),
+        (
+            SAME_SIGNAL,
+            pads,
+            "sig",
+            r"--length-key sig .* always as long: sig axis 1",
+        ),
+        (varied(), crops, None, "no size of the script's collated batches"),
+        (varied(), fails, None, "KeyError: 'path'"),
+    ],
+    ids=["coarser", "no length", "cropped", "failing"],
+)
+def test_what_examples_do_not_tell_is_unclear(
+    examples: list[Any],
+    collate: Callable[[list[Any]], Any],
+    length_key: str | None,
+    message: str,
+) -> None:
+    with pytest.raises(Unclear, match=message):
+        Drawn(examples, collate, length_key=length_key)
+
+
+def test_a_third_length_needs_a_key() -> None:
+    def pads_all(examples: list[Any]) -> dict[str, Any]:
+        return {**pads(examples), "notes": padded([one["notes"] for one in examples])}
+
+    with pytest.raises(Unclear, match="notes axis 1 from 1 to 31") as raised:
+        Drawn(with_column("notes", 0), pads_all)
+    assert "--length-key" in str(raised.value.hint)
+
+
+def test_a_key_of_a_leaf_that_varies_is_taken() -> None:
+    drawn = Drawn(SAME_SIGNAL, pads, length_key="duration")
+    assert drawn.lengths == list(range(10, 60))

@@ -1,11 +1,12 @@
 """What is learned of whole batches: made ones equal what the script's own code would collate."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from made_data import CASES, Case, padded, random_examples
+from made_data import CASES, Case, padded
 
 from batchtune.scripts.learning import Axes, Learned, Unclear
 from batchtune.scripts.trees import flatten, numeric, sizes
@@ -29,8 +30,14 @@ def facts(batch: Any) -> dict[str, Any]:
 
 
 def random_batches(case: Case, seed: int) -> list[Any]:
-    examples = random_examples(case, seed)
+    examples = case.random(seed)
     return [case.collate([examples.pop() for _ in range(size)]) for size in BATCH_SIZES]
+
+
+def of_columns(make: Callable[[int, int], Any], seed: int = 0) -> list[Any]:
+    """Batches that are made of their number of rows and of columns, 50 to 499."""
+    random = np.random.default_rng(seed)
+    return [make(rows, int(random.integers(50, 500))) for rows in BATCH_SIZES]
 
 
 def same_as_collated(case: Case, learned: Learned) -> bool:
@@ -72,6 +79,7 @@ def test_single_rows_and_few_batches_are_unclear() -> None:
 
 
 def test_batches_of_one_size_are_understood_unless_doubtful() -> None:
+    torch.manual_seed(0)
     random = np.random.default_rng(0)
     sizes_seen = random.integers(50, 500, 6).tolist()
     batches = [
@@ -99,11 +107,10 @@ def test_a_size_that_may_follow_the_length_is_unclear() -> None:
 
 
 def test_a_batch_size_key_settles_a_tie() -> None:
-    random = np.random.default_rng(0)
-    batches = []
-    for rows in BATCH_SIZES:
-        columns = int(random.integers(50, 500))
-        batches.append({"x": torch.rand(rows, columns), "order": torch.ones(columns)})
+    def make(rows: int, columns: int) -> dict[str, Any]:
+        return {"x": torch.rand(rows, columns), "order": torch.ones(columns)}
+
+    batches = of_columns(make)
     with pytest.raises(Unclear, match=r"the first axis .* is not the same") as raised:
         Learned.from_batches(batches)
     assert "--batch-size-key" in str(raised.value.hint)
@@ -139,26 +146,36 @@ def test_made_rows_have_no_padding(left: bool, prompt: int) -> None:
 
 
 def test_lengths_of_batches_padded_to_a_multiple_are_whole() -> None:
-    random = np.random.default_rng(0)
-    batches = []
-    for rows in BATCH_SIZES:
-        lengths = torch.from_numpy(random.integers(50, 500, rows))
-        columns = int(lengths.max()) + -int(lengths.max()) % 8
-        batches.append({"x": torch.rand(rows, columns), "lengths": lengths})
-    made = Learned.from_batches(batches).sized(Axes(3, 304))
+    def make(rows: int, longest: int) -> dict[str, Any]:
+        lengths = longest - torch.arange(rows)
+        return {"x": torch.rand(rows, longest + -longest % 8), "lengths": lengths}
+
+    made = Learned.from_batches(of_columns(make)).sized(Axes(3, 304))
     assert made["x"].shape == (3, 304) and made["lengths"].tolist() == [304] * 3
 
 
+def test_the_largest_of_few_tokens_is_no_length() -> None:
+    """It fits 1/544·L+79, which is what a stride of 544 would make of an offset of 79."""
+
+    def make(rows: int, columns: int) -> dict[str, Any]:
+        tokens = torch.full((rows,), 79 + columns // 544)
+        return {"x": torch.rand(rows, columns), "tokens": tokens}
+
+    columns = [600, 1900, 700, 1200, 2300, 500]
+    batches = list(map(make, BATCH_SIZES, columns))
+    learned = Learned.from_batches(batches)
+    assert learned.lines == ("x: [B, L] float32", "tokens: [B] int64")
+
+
 def test_numbers_of_speakers_are_no_lengths() -> None:
+    def make(rows: int, columns: int) -> dict[str, Any]:
+        speakers = torch.randint(0, 40, (rows,))
+        return {"x": torch.rand(rows, columns), "speakers": speakers}
+
     for seed in range(20):
-        random = np.random.default_rng(seed)
-        batches = []
-        for rows in BATCH_SIZES:
-            x = torch.rand(rows, int(random.integers(50, 500)))
-            speakers = torch.from_numpy(random.integers(0, 40, rows))
-            batches.append({"x": x, "speakers": speakers})
+        torch.manual_seed(seed)
         try:
-            made = Learned.from_batches(batches).sized(Axes(3, 5000))
+            made = Learned.from_batches(of_columns(make, seed)).sized(Axes(3, 5000))
         except Unclear:
             continue
         assert made["speakers"].max() < 40

@@ -103,16 +103,6 @@ def same(left: Any, right: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("options", FLATTENING)
-def test_any_row_is_made_as_transformers_flattens_it(options: dict[str, bool]) -> None:
-    check(flattening(**options))
-
-
-@pytest.mark.parametrize("collate", OTHERS)
-def test_any_row_is_made_as_a_collate_function_packs_it(collate: Collate) -> None:
-    check(collate)
-
-
 def drawn_of(collate: Collate, data: list[dict[str, Any]] | None = None) -> Drawn:
     """What draws by the lengths of its examples: of 5 to 199 tokens, if no others are given."""
     data = data or examples(count=200)
@@ -123,7 +113,11 @@ def drawn_of(collate: Collate, data: list[dict[str, Any]] | None = None) -> Draw
     return drawn
 
 
-def check(collate: Collate) -> None:
+@pytest.mark.parametrize("packs", [*FLATTENING, *OTHERS])
+def test_any_row_is_made_as_a_collate_function_packs_it(
+    packs: dict[str, bool] | Collate,
+) -> None:
+    collate = flattening(**packs) if isinstance(packs, dict) else packs
     data = examples(count=200)
     drawn = drawn_of(collate, data)
     assert drawn.packed
