@@ -77,8 +77,8 @@ def own_table(
     """Return the lengths of a data set, a row for each example in its order.
 
     `measure` measures some examples; it returns None where none can be had. Of the numbers that the data set holds,
-    those that follow the sizes of these are the `length` and the `target_length`. Without any, all examples are
-    measured.
+    those that follow the sizes of these are the `length` and the `target_length`. If none is called a length either,
+    all examples are measured.
 
     Raises WorkloadError if it holds no numbers, and to measure all takes longer than half of the time.
     """
@@ -95,9 +95,13 @@ def own_table(
     if drawn is not None:
         unit, lengths = _following(columns, drawn)
         seconds = (time.monotonic() - started) / len(drawn.indices) * len(dataset)
-        if not columns and seconds > timeout_seconds / 2:
+        # A column whose name says that it has lengths may follow others: of augmented examples, for instance.
+        is_unknown = not lengths and not any(
+            normalised(name) in KNOWN_UNITS for name in columns
+        )
+        if is_unknown and seconds > timeout_seconds / 2:
             why += f", and to read all {len(dataset):,} examples would take {format_seconds(seconds)}"
-        elif not columns:
+        elif is_unknown:
             sizes = np.array([drawn.size(index) for index in range(len(dataset))])
             lengths = {"length": sizes[:, 0]}
             unit = drawn.unit

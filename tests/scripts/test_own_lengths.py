@@ -140,6 +140,23 @@ def test_the_column_is_used_that_the_examples_follow(tmp_path: Path) -> None:
     assert read.unit == "s" and read.longest == 8.7
 
 
+def test_numbers_that_are_no_lengths_are_none() -> None:
+    class Spoken(Examples):
+        def __init__(self) -> None:
+            self.rows = [
+                {"speaker": n % 7, "text": "a" * (9 + n % 50)} for n in range(90)
+            ]
+
+        def __len__(self) -> int:
+            return len(self.rows)
+
+        def __getitem__(self, index: int) -> Any:
+            return [5] * len(self.rows[index]["text"])
+
+    table = measured(Spoken(), padded).to_pydict()
+    assert table["length"] == [9 + n % 50 for n in range(90)]
+
+
 def test_too_many_examples_to_measure_are_an_error() -> None:
     rows = [[5] * (3 + number) for number in range(300)]
     with pytest.raises(WorkloadError, match="to read all 300 examples would take"):
