@@ -199,30 +199,37 @@ class ScriptWorker(RankWorker):
             name: options.get(name) for name in ("length_key", "target_key")
         }
 
-        def of_examples() -> Drawn | Learned:
+        count = None
+        if loader.batch_sampler is not None:
             count = count_of(loader.dataset)
-            if count is not None and count == request.examples and script.rows:
-                drawn = Drawn(loader.dataset, loader.collate_fn, **names)
-                digit = digit_of(np.asarray(script.lengths))
-                if drawn.follows(script.rows, digit, options):
-                    return drawn
+
+        def drawn() -> Drawn | None:
+            if count != request.examples or not script.rows:
+                return None
+            drawn = Drawn(loader.dataset, loader.collate_fn, **names)
+            digit = digit_of(np.asarray(script.lengths))
+            return drawn if drawn.follows(script.rows, digit, options) else None
+
+        def learned() -> Learned:
             if count is not None:
                 examples = [loader.dataset[index] for index in spaced(count)]
             else:
                 examples = list(itertools.islice(iter(loader.dataset), _EXAMPLES))
             return Learned.from_examples(examples, loader.collate_fn, **names)
 
-        source: Drawn | Learned
+        source: Drawn | None = self._loop.call(drawn)
+        if not self.agree(source is None):  # all ranks, or none
+            assert source is not None
+            return source
         if loader.batch_sampler is not None:
-            source = self._loop.call(of_examples)
+            batches: Learned = self._loop.call(learned)
         else:
             while len(own_batches) < _WHOLE_BATCHES:
                 self._loop.train(own_batch)
             key = options.get("batch_size_key")
-            source = Learned.from_batches(own_batches, **names, batch_size_key=key)
-        if isinstance(source, Learned):
-            source.fit(script, options, self._place.largest)
-        return source
+            batches = Learned.from_batches(own_batches, **names, batch_size_key=key)
+        batches.fit(script, options, self._place.largest)
+        return batches
 
     def _compared(
         self, fed: Fed, pairs: Iterator[tuple[BatchShape, Any, Any]]
