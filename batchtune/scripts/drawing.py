@@ -98,13 +98,6 @@ class Drawn:
         self._adds_up = self._ways["L"] == "Σ" and not self.packed
         self.scale = Scale(1.0)
         self.target_scale: Scale | None = None
-        self._use(np.arange(0), np.empty(0), np.empty(0))
-
-    def _use(self, numbers: IntArray, lengths: FloatArray, targets: FloatArray) -> None:
-        self._has_all = numbers.size == len(self._dataset)
-        self._numbers = numbers
-        self._lengths = lengths
-        self._targets = targets
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -166,7 +159,10 @@ class Drawn:
         if scale is None:
             return False
         self.scale = scale
-        targets = np.zeros(len(rows))
+        self._has_all = len(rows) == len(self._dataset)
+        self._numbers = np.array([row.number for row in rows])
+        self._lengths = np.array([row.length for row in rows])
+        self._targets = np.zeros(len(rows))
         if known[0].target is not None:
             if self.targets is None:
                 raise WorkloadError(*NO_TARGETS)
@@ -175,12 +171,11 @@ class Drawn:
             self.target_scale = scale_by_rows(self.targets, given, digit, per_unit)
             if self.target_scale is None:
                 return False
-            targets = np.array([row.target or 0.0 for row in rows])
+            self._targets = np.array([row.target or 0.0 for row in rows])
         elif self.targets is not None:
             measured = dict(zip(self.indices, self.targets, strict=True))
-            targets = np.array([measured.get(row.number, 0) for row in rows], float)
-        numbers = np.array([row.number for row in rows])
-        self._use(numbers, np.array([row.length for row in rows]), targets)
+            sizes = [float(measured.get(row.number, 0)) for row in rows]
+            self._targets = np.array(sizes)
         return True
 
     def make(self, shape: BatchShape) -> Any:

@@ -61,23 +61,15 @@ class Learned:
         cls,
         examples: Sequence[Any],
         collate: Callable[[list[Any]], Any],
-        *,
-        length_key: str | None = None,
-        target_key: str | None = None,
-        batch_size_key: str | None = None,
+        **keys: str | None,
     ) -> Learned:
-        """Learn from batches of one, two or three examples. Raises Unclear as `from_batches` does."""
+        """Learn from batches of one, two or three examples; keys and errors are those of `from_batches`."""
         random = np.random.default_rng(0)
         batches = []
         for number in range(MANY):
             group = random.integers(0, len(examples), 1 + number % 3)
             batches.append(collated(collate, [examples[index] for index in group]))
-        return cls.from_batches(
-            batches,
-            length_key=length_key,
-            target_key=target_key,
-            batch_size_key=batch_size_key,
-        )
+        return cls.from_batches(batches, **keys)
 
     @classmethod
     def from_batches(
