@@ -98,6 +98,13 @@ def test_any_ratio_is_fitted_to_rows_in_order(per_second: float) -> None:
     assert min(more) >= 0 and max(more) <= 2
 
 
+def test_samples_are_found_though_the_manifest_is_rounded() -> None:
+    seconds = durations(0)[:200]
+    samples = np.round(seconds * 16000).astype(int).tolist()
+    scale = scale_by_rows(samples, np.round(seconds, 2).tolist(), 0.01, None)
+    assert scale is not None and scale.per_unit == 16000
+
+
 def test_rows_in_order_may_be_padded_to_a_multiple() -> None:
     rows = np.random.default_rng(0).integers(5, 200, 200).tolist()
     seen = [length + -length % 64 for length in rows]
