@@ -390,8 +390,8 @@ class WorkloadOptions:
     )
     scratch: str | None = setting(
         "After -- COMMAND: folder for what the script writes while it is measured, removed at the end (default: a "
-        "temporary one).",
-        "DIR",
+        "temporary one); none: it runs in the working folder itself, and may overwrite or delete your files.",
+        "DIR|none",
     )
     device: str | None = setting(
         f"{DEVICE_FORMS} (default: as probed, or auto).", "DEVICE"

@@ -66,7 +66,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     Attributes:
         workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`; with a command, the command as text.
         command: Words of a training script's command, which runs unchanged; None for a workload.
-        scratch: Folder in which a script's working folders are made; None: a temporary one.
+        scratch: Folder for what a script writes; None: a temporary one; `none`: it writes to the user's files.
         force: Whether to go on although a script's own batches and made ones differ in memory.
         num_lengths: How many lengths span the data, including the shortest and the longest.
         max_lengths: How many to probe in all, with those added where tables need them; None: as many as are worth

@@ -19,8 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from batchtune.scripts.scratch import keep_links_unwritten
-
 VARIABLE = "BATCHTUNE_SCRIPT"
 _HOOK = Path(__file__).with_name("hook")
 # Each has `wrap(loader, begin, options)`, which returns the iterator that the script gets; `begin` starts the loader's
@@ -62,11 +60,14 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def install() -> None:
-    """Patch the classes of loaders in this process when they are imported; keep what is linked in a scratch folder."""
+    """Patch the classes of loaders in this process when they are imported; keep the user's files from a probe."""
     sys.meta_path.insert(0, _Finder())
     options = json.loads(os.environ[VARIABLE])
     if options["mode"] == "probe":
-        keep_links_unwritten(options["scratch"])
+        if "outside" in options:
+            from batchtune.scripts.landlock import stay_inside
+
+            stay_inside(options)
         atexit.register(_say_what_was_used)
 
 

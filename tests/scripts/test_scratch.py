@@ -1,102 +1,130 @@
-"""The scratch folder: it reads like the working folder, and nothing is written through it."""
+"""The scratch: whatever a script does, the user's files stay as they are."""
 
+from __future__ import annotations
+
+import fcntl
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ways_to_write import FILE, WAYS
 
-import batchtune.scripts.scratch
-from batchtune.scripts.scratch import mirror
+from batchtune.errors import ProbeError, ResultError
+from batchtune.files import temporary_folder
+from batchtune.probe.requests import ScriptRequest
+from batchtune.probe.supervisor import script_request
+from batchtune.scripts import landlock, mounts, scratch
 
-WRITES = """
-import os, sys
-from batchtune.scripts.scratch import keep_links_unwritten
-keep_links_unwritten(os.getcwd())
-with open("model.pt", "w") as file:
-    file.write("new")
-with open("logs/log.txt", "a") as file:
-    file.write(" and more")
-with open("logs/log.txt") as file:
-    print(file.read())
-os.system("echo gone > table.txt")
-os.remove("data.csv")
-os.makedirs("checkpoints/1")
-"""
+PROGRAM = Path(__file__).with_name("ways_to_write.py")
+HYDRA = "outputs/2026-11-29/10-00-00/version_0/checkpoints"
+LARGE = 33 << 20
 
 
-@pytest.mark.process
-def test_what_a_script_writes_stays_in_the_scratch_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "project"
-    (folder / "logs").mkdir(parents=True)
-    contents = {
-        "model.pt": "old",
-        "logs/log.txt": "one line",
-        "data.csv": "1,2",
-        "table.txt": "kept",
-    }
-    for name, content in contents.items():
-        (folder / name).write_text(content)
-    scratch = tmp_path / "scratch"
-    mirror(folder, scratch)
-    assert (scratch / "data.csv").read_text() == "1,2"
-    ran = subprocess.run(
-        [sys.executable, "-c", WRITES],
-        cwd=scratch,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout == "one line and more\n"
-    assert (scratch / "model.pt").read_text() == "new"
-    assert {name: (folder / name).read_text() for name in contents} == contents
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "data.csv",
-        "logs",
-        "model.pt",
-        "table.txt",
-    ]
+def refuse(*_: Any, **__: Any) -> None:
+    raise OSError("refused")
 
 
-@pytest.mark.process
-def test_large_files_are_links_that_become_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "project"
-    (folder / "logs").mkdir(parents=True)
-    for name in ("model.pt", "logs/log.txt", "data.csv"):
-        (folder / name).write_text("one line")
-    monkeypatch.setattr(batchtune.scripts.scratch, "_LARGEST_COPY", 1)
-    mirror(folder, tmp_path / "scratch")
-    assert (tmp_path / "scratch" / "model.pt").is_symlink()
-    subprocess.run([sys.executable, "-c", WRITES], cwd=tmp_path / "scratch", check=True)
-    assert (folder / "model.pt").read_text() == "one line"
-    assert (folder / "logs" / "log.txt").read_text() == "one line"
+@pytest.fixture(params=["mounts", "user namespace", "landlock"])
+def protection(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The way in which scripts are kept from files, where this kernel has it."""
+    kind: str = request.param
+    enter = {
+        "mounts": mounts.enter,
+        "user namespace": partial(mounts.enter, privileged=False),
+        "landlock": refuse,
+    }[kind]
+    monkeypatch.setattr(mounts, "enter", enter)
+    if kind != "landlock":
+        monkeypatch.setattr(landlock, "confine", refuse)
+    with script_request(["true"]) as script:
+        try:
+            scratch.start(script, environment).wait()
+        except ProbeError as error:
+            pytest.skip(error.message)
+    yield kind
 
 
-def test_folders_of_data_are_linked_as_a_whole(tmp_path: Path) -> None:
-    data = tmp_path / "project" / "clips"
-    data.mkdir(parents=True)
+def environment(options: Any) -> dict[str, str]:
+    return dict(os.environ)
+
+
+def ran(*command: str) -> str:
+    """What a command prints that runs as a script does."""
+    with script_request(list(command)) as script:
+        process = scratch.start(script, environment, stdout=subprocess.PIPE)
+        printed, _ = process.communicate(timeout=240)
+    assert process.returncode == 0
+    return printed.decode()
+
+
+def make_layouts(root: Path) -> list[str]:
+    """Make a project with a folder for each layout, and in each a file for each way to write."""
+    project = root / "project"
+    elsewhere = root / "elsewhere"
+    plain = {"plain": FILE, "large": FILE, "many": FILE, "a/b/c/d/e": FILE, HYDRA: FILE}
+    for layout in (*plain, "linked files", "hard links"):
+        for way in WAYS:
+            folder = project / layout / way
+            folder.mkdir(parents=True)
+            file = folder / FILE
+            if layout in plain:
+                file.write_bytes(b"old content")
+                continue
+            target = elsewhere / layout / way
+            target.mkdir(parents=True)
+            (target / FILE).write_bytes(b"old content")
+            if layout == "linked files":
+                file.symlink_to(target / FILE)
+            else:
+                os.link(target / FILE, file)
+    for way in WAYS:
+        os.truncate(project / "large" / way / FILE, LARGE)
+        linked = elsewhere / "folder" / way
+        linked.mkdir(parents=True)
+        (linked / FILE).write_bytes(b"old content")
+    (project / "linked folder").symlink_to(elsewhere / "folder")
     for number in range(1001):
-        (data / f"{number}.wav").touch()
-    mirror(tmp_path / "project", tmp_path / "scratch")
-    assert (tmp_path / "scratch" / "clips").is_symlink()
+        (project / "many" / f"{number}.wav").touch()
+    return [*plain, "linked files", "hard links", "linked folder"]
 
 
-def test_of_very_many_files_the_lower_folders_are_linked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def state_of(root: Path, *, metadata: bool) -> dict[str, Any]:
+    """What stands in each file and link below a folder, and with `metadata` all that is known of it."""
+    state = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        content: Any = None
+        if path.is_symlink():
+            content = os.readlink(path)
+        elif path.is_file() and status.st_size == LARGE:
+            content = status.st_blocks  # it has holes
+        elif path.is_file():
+            content = path.read_bytes()
+        state[str(path)] = content
+        if metadata:
+            times = (status.st_mtime_ns, status.st_ctime_ns)
+            state[str(path)] = (content, status.st_mode, status.st_ino, *times)
+    return state
+
+
+@pytest.mark.process
+def test_no_way_to_write_reaches_the_users_files(
+    protection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batchtune.scripts.scratch, "_MOST_IN_ALL", 10)
-    project = tmp_path / "project"
-    for speaker in "abcdef":
-        (project / "clips" / speaker).mkdir(parents=True)
-        (project / "clips" / speaker / "1.wav").touch()
-    (project / "runs").mkdir()
-    (project / "train.py").touch()
-    scratch = tmp_path / "scratch"
-    mirror(project, scratch)
-    for own in ("clips", "runs", "train.py"):
-        assert not (scratch / own).is_symlink()
-    speakers = list((scratch / "clips").iterdir())
-    assert sum(speaker.is_symlink() for speaker in speakers) == 2
-    assert all((speaker / "1.wav").is_file() for speaker in speakers)
+    layouts = make_layouts(tmp_path)
+    assert len(layouts) == 8 and len(WAYS) == 40
+    monkeypatch.chdir(tmp_path / "project")
+    # What Landlock can't forbid: a file's mode and times.
+    metadata = protection != "landlock"
+    before = state_of(tmp_path, metadata=metadata)
+    failed = ran(sys.executable, str(PROGRAM), *layouts).splitlines()
+    assert state_of(tmp_path, metadata=metadata) == before
+    if metadata:  # all others succeeded, though in the scratch
+        assert {line.rpartition(": ")[2] for line in failed} <= {"folder renamed"}
