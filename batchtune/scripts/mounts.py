@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import struct
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -90,8 +91,10 @@ def enter(
         _bind(handle, target, read_only=True)
     _make_read_only("/")
     os.chdir(folder)
-    if could_write and not os.access(folder, os.W_OK):
-        raise OSError(f"{folder} lies on a disk that overlayfs can't cover")
+    if could_write:
+        # Neither on a disk that has no layer, nor in a folder of a group that the user namespace lacks.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     for capability in (_CAP_SYS_PTRACE, _CAP_SYS_ADMIN):
         with contextlib.suppress(PermissionError):  # it has none
             give_up_capability(capability)

@@ -72,7 +72,7 @@ def test_a_script_trains_on_the_wanted_shapes_after_an_oom_too(
     assert script.batches == ["batch: [B, L, 16] float32"]
     assert (script.per_unit, script.accumulation, script.look_ahead) == (1.0, 1, 0)
     assert all(abs(twin.difference) <= 0.02 for twin in script.twins)
-    assert any("scratch copy" in note for note in notes)
+    assert any("scratch folder" in note for note in notes)
     assert any("Learned" in note for note in notes)
     assert os.listdir(working_folder) == ["model.pt"]
 

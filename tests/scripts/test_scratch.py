@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from ways_to_write import FILE, WAYS
 
 from batchtune.errors import ProbeError, ResultError
 from batchtune.files import temporary_folder
-from batchtune.probe.requests import ScriptRequest
-from batchtune.probe.supervisor import script_request
+from batchtune.probe.supervisor import script_error, script_request
+from batchtune.processes.worker import WorkerLost
 from batchtune.scripts import landlock, mounts, scratch
+from batchtune.scripts.scratch import mirror
 
 PROGRAM = Path(__file__).with_name("ways_to_write.py")
 HYDRA = "outputs/2026-11-29/10-00-00/version_0/checkpoints"
@@ -128,3 +129,168 @@ def test_no_way_to_write_reaches_the_users_files(
     assert state_of(tmp_path, metadata=metadata) == before
     if metadata:  # all others succeeded, though in the scratch
         assert {line.rpartition(": ")[2] for line in failed} <= {"folder renamed"}
+
+
+ARGUMENTS = """
+import argparse, pathlib, sys, tempfile
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", type=pathlib.Path)
+data = parser.parse_args().data
+print((data / "lengths.csv").read_text(), pathlib.Path("here.txt").read_text())
+pathlib.Path("../out").mkdir()
+pathlib.Path("../out/model.pt").write_text("new")
+pathlib.Path("here.txt").write_text("new")
+print(tempfile.gettempdir())
+"""
+
+
+@pytest.mark.process
+def test_arguments_may_leave_the_folder(
+    protection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `cd sub; batchtune tune ../lengths.csv -- python ../train.py --data ../data`."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "lengths.csv").write_text("1 2")
+    (tmp_path / "train.py").write_text(ARGUMENTS)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "here.txt").write_text("kept")
+    monkeypatch.chdir(tmp_path / "sub")
+    before = state_of(tmp_path, metadata=True)
+    printed = ran(sys.executable, "../train.py", "--data", "../data").splitlines()
+    assert printed[0] == "1 2 kept"
+    temporary = Path(printed[1])
+    assert temporary.parent.name.startswith("batchtune-")
+    assert not temporary.exists()  # it is removed at the end
+    assert state_of(tmp_path, metadata=True) == before
+
+
+@pytest.mark.process
+def test_a_script_is_refused_where_nothing_protects_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mounts, "enter", refuse)
+    monkeypatch.setattr(landlock, "confine", refuse)
+    with pytest.raises(ProbeError, match=r"your files .*: refused; refused") as raised:
+        ran("touch", "new")
+    assert "--scratch none" in (raised.value.hint or "")
+    assert not (tmp_path / "new").exists()
+    with script_request(["touch", "new"], "none") as script:
+        assert scratch.start(script, environment).wait() == 0
+    assert (tmp_path / "new").exists()
+
+
+@pytest.mark.process
+def test_a_python_that_a_scheduler_starts_elsewhere_is_confined(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.touch()
+    (tmp_path / "scratch").mkdir()
+    options = {"outside": str(outside), "writable": [str(tmp_path / "scratch")]}
+    program = f"""
+from pathlib import Path
+from batchtune.scripts.landlock import stay_inside
+for _ in range(20):  # Linux takes 16 at most
+    stay_inside({options})
+Path("scratch/new").touch()
+try:
+    Path("outside").write_text("new")
+except PermissionError:
+    print("kept")
+"""
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    if "Landlock" in ran.stderr or "syscall" in ran.stderr:
+        pytest.skip("this kernel has no Landlock")
+    assert (ran.stdout, ran.stderr) == ("kept\n", "")
+
+
+def test_what_runs_on_other_machines_is_confined_in_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    with script_request(["srun", "python", "train.py"]) as script:
+        (place,) = scratch._places(script)
+        assert place.folder.is_relative_to(script.scratch)
+    monkeypatch.delenv("SLURM_NNODES")
+    with script_request(["python", "train.py"]) as script:
+        places = list(scratch._places(script))
+    assert [place.folder == tmp_path for place in places] == [True, False]
+
+
+def test_a_full_disk_is_said_to_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/last.pt")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scratch, "mirror", full)
+    with script_request(["true"], str(tmp_path)) as script:
+        places = scratch._places(script)
+        next(places)
+        with pytest.raises(
+            ProbeError, match=r"scratch folder .* /scratch/last.pt: No space left"
+        ) as raised:
+            next(places)
+    assert "--scratch DIR" in (raised.value.hint or "")
+    lost = WorkerLost(
+        "crash", "ended with exit code 1", "OSError: No space left on device"
+    )
+    assert "--scratch DIR" in (script_error("python train.py", lost).hint or "")
+
+
+def test_a_copy_in_the_folder_itself_ends(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    copy = mirror(tmp_path, tmp_path / "copy")
+    assert os.listdir(copy) == ["train.py"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    stale = tmp_path / "batchtune-stale"
+    unlisted = stale / "layers" / "work"
+    unlisted.mkdir(parents=True)
+    unlisted.chmod(0)  # as overlayfs makes it
+    (stale / "owner").touch()
+    strange = tmp_path / "batchtune-1.0"
+    strange.mkdir()
+    with temporary_folder("batchtune-", tmp_path) as first:
+        assert not stale.exists()
+        with temporary_folder("batchtune-", tmp_path) as second:
+            assert first != second and first.exists()
+    assert os.listdir(tmp_path) == [strange.name]
+
+
+def test_a_scratch_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ResultError, match=r"missing can't be written: No such file"),
+        script_request(["true"], str(tmp_path / "missing")),
+    ):
+        pass
+
+
+def test_folders_of_data_are_linked_as_a_whole(tmp_path: Path) -> None:
+    data = tmp_path / "project" / "clips"
+    data.mkdir(parents=True)
+    for number in range(1001):
+        (data / f"{number}.wav").touch()
+    copy = mirror(tmp_path / "project", tmp_path / "scratch")
+    assert (copy / "clips").is_symlink()
+
+
+def test_of_very_many_files_the_lower_folders_are_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "_MOST_IN_ALL", 10)
+    project = tmp_path / "project"
+    for speaker in "abcdef":
+        (project / "clips" / speaker).mkdir(parents=True)
+        (project / "clips" / speaker / "1.wav").touch()
+    (project / "runs").mkdir()
+    (project / "train.py").touch()
+    copy = mirror(project, tmp_path / "scratch")
+    for own in ("clips", "runs", "train.py"):
+        assert not (copy / own).is_symlink()
+    speakers = list((copy / "clips").iterdir())
+    assert sum(speaker.is_symlink() for speaker in speakers) == 2
+    assert all((speaker / "1.wav").is_file() for speaker in speakers)

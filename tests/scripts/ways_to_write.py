@@ -94,10 +94,6 @@ def linked(path: str) -> None:
     Path(f"{path}.link").write_bytes(NEW)
 
 
-def readable_by_none(path: str) -> None:
-    os.chmod(path, 0)
-
-
 def made_writable(path: str) -> None:
     os.chmod(path, 0o666)
     Path(path).write_bytes(NEW)
@@ -145,7 +141,7 @@ WAYS: dict[str, Callable[[str], object]] = {
     "os.remove": os.remove,
     "os.rename": lambda path: os.rename(path, f"{path}.old"),
     "os.replace": lambda path: os.replace(beside(path), path),
-    "os.chmod": readable_by_none,
+    "os.chmod": lambda path: os.chmod(path, 0o600),
     "os.utime": lambda path: os.utime(path, (0, 0)),
     "os.copy_file_range": copied_in_kernel,
     "shutil.rmtree": lambda path: shutil.rmtree(os.path.dirname(path)),
