@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +55,9 @@ Prepared = TypeVar("Prepared", Identified, Ready)
 
 UNPROTECTED = "none"
 """The scratch folder of a script that may write to the user's files."""
+NO_STEP = "no optimizer stepped after any of its"
+"""Is said of batches by a script's process at its end."""
+_STEPLESS = re.compile(rf"batchtune: (.*{NO_STEP}.*)$", re.MULTILINE)
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
 _EQUAL_TWINS = 0.02
 LEADING_SECONDS = 15.0
@@ -433,11 +437,15 @@ def script_error(command: str, lost: WorkerLost) -> WorkloadError:
     )
     if os.strerror(errno.ENOSPC) in output:
         hint = "What it writes lands in a scratch folder, whose disk is full. Name one with more room: --scratch DIR."
-    if str(lost).endswith("exit code 0"):
+    stepless = _STEPLESS.search(output)
+    if str(lost).endswith("exit code 0") and stepless is not None:
+        message += f": {stepless[1]}"
+        hint = "Its loop must call step() of a torch optimizer after a batch of a DataLoader. Is its loss finite?"
+    elif str(lost).endswith("exit code 0"):
         message += ": no optimizer stepped after a batch of a torch DataLoader"
         hint = (
-            "What loads its batches must be a torch DataLoader, in a process with PYTHONPATH (`python -I` ignores it). "
-            "Does it go on from a checkpoint that is at its end?"
+            "What loads its batches must be a torch DataLoader, in a process with PYTHONPATH (`python -I` ignores it), "
+            "whose Python has batchtune. Does it go on from a checkpoint that is at its end?"
         )
     return WorkloadError(message, hint, tail(output, lines=12))
 
