@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing.util
 import os
 import queue
 import socket
@@ -18,14 +19,15 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from batchtune.errors import NoStepError, WorkloadError
 from batchtune.probe.attempt import Agree, alone
-from batchtune.probe.failures import first_noted
+from batchtune.probe.failures import error_verdict, first_noted
 from batchtune.probe.rank import RankPlace, print_stack_when_asked
-from batchtune.processes.worker import Failed
+from batchtune.probe.supervisor import NO_STEP
 from batchtune.scripts.interposing import Begin
 from batchtune.units import counted
 
@@ -111,7 +113,13 @@ class Loop:
                 self._events.put(Raised(error))
 
     def end(self, error: BaseException) -> None:
-        """Tell the probe why the script ends; the probe then ends the process."""
+        """Tell the probe why the script ends; the probe then ends the process.
+
+        That may be an out-of-memory error which something caught before, such as `mp.spawn`.
+        """
+        caught = first_noted(sys.gettrace())
+        if caught is not None and error_verdict(error) is None:
+            error = MemoryError(f"caught by the script, which then ended: {caught}")
         self._untrace()
         self._events.put(Raised(error))
         threading.Event().wait()
@@ -249,6 +257,8 @@ def _watch(loop: Loop) -> None:
     register_optimizer_step_post_hook(on_step)
     forwards = register_module_forward_pre_hook(on_forward)
     atexit.register(_at_end, loop)
+    if multiprocessing.parent_process() is not None:  # its exit handlers do not run
+        multiprocessing.util.Finalize(None, _at_end, [loop], exitpriority=0)
     excepthook = sys.excepthook
 
     def on_error(
@@ -278,15 +288,11 @@ def _at_end(loop: Loop) -> None:
         batches = " and ".join(
             f"{count} batches of {name}" for name, count in loop.delivered.items()
         )
-        failed = Failed(
-            stage="import",
-            message=f"the script ended, and no optimizer stepped after any of its {batches}",
-            hint="Its training loop must call step() of a torch optimizer after a batch of a DataLoader. Is its loss "
-            "finite?",
+        # No failure yet: it may only help the script that trains.
+        print(
+            f"batchtune: {Path(sys.argv[0]).name} ended, and {NO_STEP} {batches}",
+            file=sys.stderr,
         )
-        place = _connected()
-        place.say(failed)
-        place.wait()
 
 
 def described(loader: Any) -> str:
