@@ -92,6 +92,16 @@ def raising(error: BaseException) -> Callable[[], None]:
     return fail
 
 
+def catching(error: BaseException) -> Callable[[], None]:
+    def end() -> None:
+        try:
+            raise error
+        except RuntimeError:
+            raise SystemExit(1) from None
+
+    return end
+
+
 OOM = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 BUG = KeyError("no such speaker")
 
@@ -118,10 +128,11 @@ def trained_with(fail: Callable[[], None], *, catches: bool = False) -> Any:
     [
         (raising(OOM), False, "oom", "RuntimeError: CUDA out of memory"),
         (raising(OOM), True, "oom", "caught by the workload, whose step still"),
+        (catching(OOM), False, "oom", "by the script, which then ended: RuntimeError"),
         (raising(BUG), False, "error", "KeyError: 'no such speaker'"),
         (raising(SystemExit(0)), False, "error", "the script ended by itself"),
     ],
-    ids=["raised", "caught", "a bug", "its end"],
+    ids=["raised", "caught", "caught at its end", "a bug", "its end"],
 )
 def test_a_failure_is_that_of_its_batch(
     monkeypatch: pytest.MonkeyPatch,

@@ -106,6 +106,22 @@ def test_a_script_that_packs_trains_on_rows_of_sequences() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_oom_is_known_that_the_script_catches_before_it_ends(ranks: int) -> None:
+    script = str(SCRIPT.with_name("spawning_script.py"))
+    with supervise(sys.executable, script, "oom", str(ranks)) as supervisor:
+        supervisor.start()
+        before, failed = (
+            supervisor.measure(shape, index).trial
+            for index, shape in enumerate((SMALL, TOO_LARGE))
+        )
+    assert (before.outcome, failed.outcome) == ("ok", "oom")
+    assert "caught by the script, which then ended: RuntimeError" in (
+        failed.error or ""
+    )
+
+
+@pytest.mark.slow
 def test_after_a_script_was_killed_it_starts_anew() -> None:
     with supervise_script("killed") as supervisor:
         supervisor.start()
