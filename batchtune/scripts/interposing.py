@@ -67,7 +67,12 @@ def install() -> None:
         if "outside" in options:
             from batchtune.scripts.landlock import stay_inside
 
-            stay_inside(options)
+            try:
+                stay_inside(options)
+            except OSError as error:
+                sys.exit(
+                    f"Error: batchtune can't keep {sys.executable} from your files: {error}"
+                )
         atexit.register(_say_what_was_used)
 
 
@@ -117,7 +122,13 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _patch(loader_class: Any) -> None:
     """Replace what iterating over a loader gives."""
     options = json.loads(os.environ[VARIABLE])
-    mode = importlib.import_module(_MODES[options["mode"]])
+    try:
+        mode = importlib.import_module(_MODES[options["mode"]])
+    except Exception as error:  # something that it needs is missing in this Python
+        print(
+            f"Warning: batchtune does not watch loaders here: {error}", file=sys.stderr
+        )
+        return
     begin = loader_class.__iter__
 
     @functools.wraps(begin)
