@@ -126,7 +126,17 @@ def open_to_append(path: Path) -> int:
 def read_regular(
     path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None
 ) -> bytes:
-    """Read a file that may come from anywhere, called `name` in messages, by default its path.
+    """Read a file that may come from anywhere, called `name` in messages, by default its path. Raises as `reading`."""
+    with reading(path, most_bytes, hint, name=name) as file:
+        # Read as much as there is: all that is asked for is allocated at once.
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+@contextlib.contextmanager
+def reading(
+    path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None
+) -> Iterator[IO[bytes]]:
+    """Open a file that may come from anywhere, called `name` in messages, by default its path.
 
     Raises ResultError if it is missing, unreadable, too large, or not an ordinary file: a pipe might never end.
     """
@@ -138,23 +148,19 @@ def read_regular(
                 f"{name} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not an ordinary file'}",
                 hint,
             )
-        content = b""
-        if found.st_size <= most_bytes:
-            with path.open("rb") as file:
-                # What is asked for is allocated at once.
-                content = file.read(found.st_size)
+        if found.st_size > most_bytes:
+            raise ResultError(
+                f"{name} is larger than {format_size(most_bytes)}: batchtune writes no such file",
+                hint,
+            )
+        with path.open("rb") as file:
+            yield file
     except FileNotFoundError:
         raise ResultError(f"{name} does not exist", hint) from None
     except OSError as error:
         raise ResultError(
             f"{name} can't be read: {error.strerror or error}", hint
         ) from error
-    if found.st_size > most_bytes:
-        raise ResultError(
-            f"{name} is larger than {format_size(most_bytes)}: batchtune writes no such file",
-            hint,
-        )
-    return content
 
 
 def check_writable(folder: Path) -> None:
