@@ -6,7 +6,6 @@ import contextlib
 import errno
 import io
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from batchtune.files import temporary_folder
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
 from batchtune.probe.devices.law import MadeDevice, is_law
+from batchtune.probe.last_words import meaning
 from batchtune.probe.measurer import Measurer, setup_exceeds_limit
 from batchtune.probe.nodes import Nodes
 from batchtune.probe.requests import (
@@ -55,9 +55,6 @@ Prepared = TypeVar("Prepared", Identified, Ready)
 
 UNPROTECTED = "none"
 """The scratch folder of a script that may write to the user's files."""
-NO_STEP = "no optimizer stepped after any of its"
-"""Is said of batches by a script's process at its end."""
-_STEPLESS = re.compile(rf"batchtune: (.*{NO_STEP}.*)$", re.MULTILINE)
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
 _EQUAL_TWINS = 0.02
 LEADING_SECONDS = 15.0
@@ -437,10 +434,10 @@ def script_error(command: str, lost: WorkerLost) -> WorkloadError:
     )
     if os.strerror(errno.ENOSPC) in output:
         hint = "What it writes lands in a scratch folder, whose disk is full. Name one with more room: --scratch DIR."
-    stepless = _STEPLESS.search(output)
-    if str(lost).endswith("exit code 0") and stepless is not None:
-        message += f": {stepless[1]}"
-        hint = "Its loop must call step() of a torch optimizer after a batch of a DataLoader. Is its loss finite?"
+    said = meaning(output)
+    if said is not None:
+        message += f": {said[0]}"
+        hint = said[1]
     elif str(lost).endswith("exit code 0"):
         message += ": no optimizer stepped after a batch of a torch DataLoader"
         hint = (

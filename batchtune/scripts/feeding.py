@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from batchtune.errors import NoStepError, WorkloadError
 from batchtune.probe.attempt import Agree, alone
 from batchtune.probe.failures import error_verdict, first_noted
+from batchtune.probe.last_words import NO_STEP
 from batchtune.probe.rank import RankPlace, print_stack_when_asked
-from batchtune.probe.supervisor import NO_STEP
 from batchtune.scripts.interposing import Begin
 from batchtune.units import counted
 
@@ -290,7 +290,7 @@ def _at_end(loop: Loop) -> None:
         )
         # No failure yet: it may only help the script that trains.
         print(
-            f"batchtune: {Path(sys.argv[0]).name} ended, and {NO_STEP} {batches}",
+            f"batchtune: {Path(sys.argv[0]).name} {NO_STEP} {batches}",
             file=sys.stderr,
         )
 

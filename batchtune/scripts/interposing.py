@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from batchtune.probe.last_words import NO_LOADER
+
 VARIABLE = "BATCHTUNE_SCRIPT"
 _HOOK = Path(__file__).with_name("hook")
 # Each has `wrap(loader, begin, options)`, which returns the iterator that the script gets; `begin` starts the loader's
@@ -44,6 +46,9 @@ _OTHER_LOADERS = (
     "petastorm",
 )
 
+# After so many optimizer steps without a DataLoader, a script is ended.
+_MOST_STEPS = 24
+
 Begin = Callable[[], Iterator[Any]]
 
 
@@ -61,9 +66,10 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
 
 def install() -> None:
     """Patch the classes of loaders in this process when they are imported; keep the user's files from a probe."""
-    sys.meta_path.insert(0, _Finder())
     options = json.loads(os.environ[VARIABLE])
+    others: dict[str, Callable[[ModuleType], None]] = {}
     if options["mode"] == "probe":
+        others["torch.optim.optimizer"] = _steps.watch
         if "outside" in options:
             from batchtune.scripts.landlock import stay_inside
 
@@ -74,33 +80,73 @@ def install() -> None:
                     f"Error: batchtune can't keep {sys.executable} from your files: {error}"
                 )
         atexit.register(_say_what_was_used)
+    sys.meta_path.insert(0, _Finder(others))
 
 
 def _say_what_was_used() -> None:
     """Print what a process with torch loaded its batches with; not called once it has used a DataLoader to train."""
     if "torch" not in sys.modules:
         return
-    from torch import distributed
-
-    marked = ""
-    if distributed.is_available() and distributed.is_initialized():
-        marked = f"[rank{distributed.get_rank()}]: "  # as torch marks its traceback
-    said = f"{marked}batchtune: {Path(sys.argv[0]).name} iterated over no torch DataLoader with gradients"
+    said = "iterated over no torch DataLoader with gradients"
     others = [name for name in _OTHER_LOADERS if name in sys.modules]
     if others:
         said += (
             f"; it imported {' and '.join(others)}, which loads batches in another way"
         )
-    print(f"{said}.", file=sys.stderr)
+    _say(f"{said}.")
+
+
+def _say(said: str) -> None:
+    """Print what a process with torch does."""
+    from torch import distributed
+
+    marked = ""
+    if distributed.is_available() and distributed.is_initialized():
+        marked = f"[rank{distributed.get_rank()}]: "  # as torch marks its traceback
+    script = Path(sys.argv[0]).name
+    print(f"{marked}batchtune: {script} {said}", file=sys.stderr, flush=True)
+
+
+class _Steps:
+    """Ends a script that trains without a torch DataLoader, instead of training to its end."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._hook: Any = None
+
+    def watch(self, optimizers: ModuleType) -> None:
+        """Count the steps of all optimizers of this process from now on."""
+        self._hook = optimizers.register_optimizer_step_post_hook(self._on_step)
+
+    def stop(self) -> None:
+        """Count no more: a DataLoader was iterated over with gradients."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _on_step(self, *_: Any) -> None:
+        self._count += 1
+        if self._count == _MOST_STEPS:
+            _say(f"{NO_LOADER} {_MOST_STEPS} optimizer steps")
+            os._exit(1)
+
+
+_steps = _Steps()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds a loader's module as Python would, and patches its class after the import."""
+    """Finds modules as Python would, and patches them after the import: those of loaders, and others that it gets."""
+
+    def __init__(self, others: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._patches = {
+            **dict.fromkeys(_LOADERS, _patch),
+            **others,
+        }
 
     def find_spec(
         self, fullname: str, path: Any, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _LOADERS:
+        if fullname not in self._patches:
             return None
         sys.meta_path.remove(self)
         try:
@@ -113,14 +159,15 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def execute_and_patch(module: ModuleType) -> None:
             execute(module)
-            _patch(getattr(module, _LOADERS[fullname]))
+            self._patches[fullname](module)
 
         setattr(spec.loader, "exec_module", execute_and_patch)  # noqa: B010 - a method, for mypy
         return spec
 
 
-def _patch(loader_class: Any) -> None:
-    """Replace what iterating over a loader gives."""
+def _patch(module: ModuleType) -> None:
+    """Replace what iterating over a loader of this module gives."""
+    loader_class = getattr(module, _LOADERS[module.__name__])
     options = json.loads(os.environ[VARIABLE])
     try:
         mode = importlib.import_module(_MODES[options["mode"]])
@@ -141,6 +188,7 @@ def _patch(loader_class: Any) -> None:
             own: Iterator[Any] = begin(loader)
             return own
         atexit.unregister(_say_what_was_used)
+        _steps.stop()
         wrapped: Iterator[Any] = mode.wrap(loader, lambda: begin(loader), options)
         return wrapped
 

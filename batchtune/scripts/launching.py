@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import msgspec
 
-from batchtune.errors import ProbeError
+from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.gang import Output
 from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import (
@@ -115,6 +115,8 @@ class Launcher:
                 )
             except ProbeError as error:
                 return Failed.of(error, "device")
+            except WorkloadError as error:
+                return Failed.of(error, "import")
             output.follow()
             self._output = output
             if self._ranks.accept(timeout_seconds, self._has_ended, _APART_SECONDS):

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from batchtune.errors import ProbeError
+from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.requests import ScriptRequest
 from batchtune.scripts import landlock, mounts
 
@@ -69,8 +69,8 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a script where it can't harm the user's files.
 
-    `environment` returns the variables for the options of the hook. Raises ProbeError if the command can't be started,
-    or nothing here protects files.
+    `environment` returns the variables for the options of the hook. Raises WorkloadError if the command can't be
+    started, ProbeError if nothing here protects files.
     """
     reasons = []
     for place in _places(script):
@@ -89,7 +89,7 @@ def start(
             with contextlib.suppress(BlockingIOError):
                 reasons.append(os.read(told, 1000).decode(errors="replace"))
         except OSError as error:
-            raise ProbeError(
+            raise WorkloadError(
                 f"{shlex.join(script.command)} can't be started: {error.strerror or error}",
                 "Give the command as in a shell, such as -- python train.py --epochs 1.",
             ) from error

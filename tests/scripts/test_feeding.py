@@ -148,6 +148,13 @@ def test_after_a_script_was_killed_it_starts_anew() -> None:
             "ended with exit code 0 before it trained: no optimizer stepped after a batch",
             "-c iterated over no torch DataLoader with gradients",
         ),
+        (
+            "import torch\n"
+            "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])\n"
+            "while True: optimizer.step()",
+            "-c iterated over no torch DataLoader in its first 24 optimizer steps",
+            "optimizer steps",
+        ),
     ],
 )
 def test_a_script_that_ends_before_it_trains_says_why(
@@ -159,6 +166,7 @@ def test_a_script_that_ends_before_it_trains_says_why(
     ):
         supervisor.start()
     assert output in (raised.value.traceback or "")
+    assert ("--workload" in (raised.value.hint or "")) == ("while" in program)
 
 
 @pytest.mark.process
