@@ -25,6 +25,7 @@ BASE = {
     "errors",
     "files",
     "lengths",
+    "redaction",
     "results",
     "run_folder",
     "trust",

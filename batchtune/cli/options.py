@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import shlex
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -519,9 +518,11 @@ class WorkloadOptions:
             options = script_options(self.workload, options, lengths.unit)
             return {"command": named, "options": options}
         assert self.command is not None
+        from batchtune.redaction import command_text
+
         words = script_words(self.command)
         return {
-            "workload": shlex.join(words),
+            "workload": command_text(words),
             "command": words,
             "options": options,
         }

@@ -15,6 +15,7 @@ from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
 from batchtune.probe.devices.law import Coefficients, is_law
+from batchtune.redaction import redacted_command, redacted_options
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
@@ -150,9 +151,11 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> WorkloadRecord:
-        """What is measured, as files record it."""
+        """What is measured, as files record it: without secrets."""
         return WorkloadRecord(
-            spec=self.workload, options=self.options, command=self.command
+            spec=self.workload,
+            options=redacted_options(self.options),
+            command=self.command and redacted_command(self.command),
         )
 
     @property

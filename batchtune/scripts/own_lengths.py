@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from batchtune.probe.supervisor import (
     worker_program,
 )
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
+from batchtune.redaction import command_text
 from batchtune.scripts.scratch import TEMPORARY
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def write_own_lengths(
             if isinstance(reply, Described):
                 write_whole(path, output.read_bytes())
     except WorkerLost as lost:
-        raise script_error(shlex.join(command), lost) from None
+        raise script_error(command_text(command), lost) from None
     finally:
         nursery.end_worker()
         nursery.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.requests import ScriptRequest
+from batchtune.redaction import command_text
 from batchtune.scripts import landlock, mounts
 
 # In a copy, larger files are linked, and so are all once this much is copied.
@@ -90,7 +90,7 @@ def start(
                 reasons.append(os.read(told, 1000).decode(errors="replace"))
         except OSError as error:
             raise WorkloadError(
-                f"{shlex.join(script.command)} can't be started: {error.strerror or error}",
+                f"{command_text(script.command)} can't be started: {error.strerror or error}",
                 "Give the command as in a shell, such as -- python train.py --epochs 1.",
             ) from error
         finally:
