@@ -73,12 +73,12 @@ def command_text(words: Sequence[str]) -> str:
 
 def redacted_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options without secrets in their texts."""
-    public = {}
-    for name, value in options.items():
-        if isinstance(value, str):
-            value = _hidden(value) if _is_secret(name) else redacted(value)
-        public[name] = value
-    return public
+    return {
+        name: redacted(f"{name}={value}").removeprefix(f"{name}=")
+        if isinstance(value, str)
+        else value
+        for name, value in options.items()
+    }
 
 
 def _is_secret(name: str) -> bool:

@@ -10,6 +10,7 @@ import atexit
 import functools
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -49,6 +50,8 @@ _OTHER_LOADERS = (
 # After so many optimizer steps without a DataLoader, a script is ended.
 _MOST_STEPS = 24
 
+_uses_loader = False  # whether a DataLoader was iterated over with gradients
+
 Begin = Callable[[], Iterator[Any]]
 
 
@@ -66,10 +69,9 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
 
 def install() -> None:
     """Patch the classes of loaders in this process when they are imported; keep the user's files from a probe."""
+    sys.meta_path.insert(0, _Finder())
     options = json.loads(os.environ[VARIABLE])
-    others: dict[str, Callable[[ModuleType], None]] = {}
     if options["mode"] == "probe":
-        others["torch.optim.optimizer"] = _steps.watch
         if "outside" in options:
             from batchtune.scripts.landlock import stay_inside
 
@@ -80,7 +82,6 @@ def install() -> None:
                     f"Error: batchtune can't keep {sys.executable} from your files: {error}"
                 )
         atexit.register(_say_what_was_used)
-    sys.meta_path.insert(0, _Finder(others))
 
 
 def _say_what_was_used() -> None:
@@ -107,46 +108,29 @@ def _say(said: str) -> None:
     print(f"{marked}batchtune: {script} {said}", file=sys.stderr, flush=True)
 
 
-class _Steps:
-    """Ends a script that trains without a torch DataLoader, instead of training to its end."""
+def _watch_steps(optimizers: ModuleType) -> None:
+    """End a script that is measured and trains without a torch DataLoader, instead of training to its end."""
+    if json.loads(os.environ[VARIABLE])["mode"] != "probe":
+        return
+    steps = itertools.count(1)
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._hook: Any = None
-
-    def watch(self, optimizers: ModuleType) -> None:
-        """Count the steps of all optimizers of this process from now on."""
-        self._hook = optimizers.register_optimizer_step_post_hook(self._on_step)
-
-    def stop(self) -> None:
-        """Count no more: a DataLoader was iterated over with gradients."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-
-    def _on_step(self, *_: Any) -> None:
-        self._count += 1
-        if self._count == _MOST_STEPS:
+    def on_step(*_: Any) -> None:
+        if _uses_loader:
+            hook.remove()
+        elif next(steps) == _MOST_STEPS:
             _say(f"{NO_LOADER} {_MOST_STEPS} optimizer steps")
             os._exit(1)
 
-
-_steps = _Steps()
+    hook = optimizers.register_optimizer_step_post_hook(on_step)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules as Python would, and patches them after the import: those of loaders, and others that it gets."""
-
-    def __init__(self, others: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._patches = {
-            **dict.fromkeys(_LOADERS, _patch),
-            **others,
-        }
+    """Finds modules as Python would, and patches them after the import."""
 
     def find_spec(
         self, fullname: str, path: Any, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._patches:
+        if fullname not in _PATCHES:
             return None
         sys.meta_path.remove(self)
         try:
@@ -159,7 +143,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def execute_and_patch(module: ModuleType) -> None:
             execute(module)
-            self._patches[fullname](module)
+            _PATCHES[fullname](module)
 
         setattr(spec.loader, "exec_module", execute_and_patch)  # noqa: B010 - a method, for mypy
         return spec
@@ -180,6 +164,7 @@ def _patch(module: ModuleType) -> None:
 
     @functools.wraps(begin)
     def iterate(loader: Any) -> Iterator[Any]:
+        global _uses_loader
         import torch
 
         # Validation runs without gradients; and a loader may be used within a worker of another.
@@ -188,7 +173,7 @@ def _patch(module: ModuleType) -> None:
             own: Iterator[Any] = begin(loader)
             return own
         atexit.unregister(_say_what_was_used)
-        _steps.stop()
+        _uses_loader = True
         wrapped: Iterator[Any] = mode.wrap(loader, lambda: begin(loader), options)
         return wrapped
 
@@ -196,3 +181,9 @@ def _patch(module: ModuleType) -> None:
     if hasattr(mode, "length"):
         own_length = loader_class.__len__
         loader_class.__len__ = lambda loader: mode.length(loader, own_length, options)
+
+
+_PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    **dict.fromkeys(_LOADERS, _patch),
+    "torch.optim.optimizer": _watch_steps,
+}

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from batchtune.scripts.system_calls import give_up_new_privileges, system_call
+from batchtune.scripts.system_calls import call
 
 # The same numbers on all architectures (include/uapi/asm-generic/unistd.h).
 _CREATE_RULESET = 444
@@ -17,6 +17,9 @@ _ADD_RULE = 445
 _RESTRICT_SELF = 446
 _VERSION_FLAG = 1
 _PATH_BENEATH = 1
+_PR_SET_NO_NEW_PRIVS = 38
+# Devices, shared memory, and what a process may change of itself.
+_KERNELS = ("/dev", "/proc")
 # Older versions can't forbid truncate(2).
 _LEAST_VERSION = 3
 _WRITE_FILE = 1 << 1
@@ -26,24 +29,26 @@ _WRITES = _WRITE_FILE | sum(1 << bit for bit in range(4, 15))
 
 
 def confine(writable: Iterable[str]) -> None:
-    """Let this process write, make and delete files beneath these folders only. Raises OSError if Linux can't do that.
+    """Let this process write, make and delete files beneath these folders only, and use devices.
 
-    What it can't forbid is to change the mode, the owner or the times of a file.
+    Raises OSError if Linux can't do that. What it can't forbid is to change the mode, the owner or the times of a file.
     """
-    version = system_call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)
+    version = call("syscall", _CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)
     if version < _LEAST_VERSION:
         raise OSError(f"Landlock is of version {version}, not {_LEAST_VERSION}")
     handled = struct.pack("=Q", _WRITES)
-    ruleset = system_call(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
-    for folder in writable:
+    ruleset = call(
+        "syscall", _CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0
+    )
+    for folder in (*writable, *_KERNELS):
         if not os.path.isdir(folder):
             continue
         parent = os.open(folder, os.O_PATH)
         rule = struct.pack("=Qi", _WRITES, parent)
-        system_call(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
+        call("syscall", _ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
         os.close(parent)
-    give_up_new_privileges()
-    system_call(_RESTRICT_SELF, ruleset, 0)
+    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    call("syscall", _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
@@ -60,4 +65,4 @@ def stay_inside(options: Mapping[str, Any]) -> None:
     except OSError as error:
         if error.errno != errno.ENOENT:  # on another machine
             return
-    confine(options.get("writable", ("/dev", "/proc")))
+    confine(options["writable"])

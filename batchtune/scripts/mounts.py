@@ -5,24 +5,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import struct
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
 
-from batchtune.scripts.system_calls import call, give_up_capability, system_call
+from batchtune.scripts.system_calls import call
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
+_MS_RDONLY = 1
 _MS_NOSUID = 2
 _MS_NODEV = 4
+_MS_REMOUNT = 32
 _MS_BIND = 0x1000
 _MS_REC = 0x4000
 _MS_PRIVATE = 1 << 18
-_MOUNT_SETATTR = 442
-_MOUNT_ATTR_RDONLY = 1
+_MS_RELATIME = 1 << 21
+# What a user namespace may not take from a mount: nosuid, nodev, noexec, noatime and nodiratime are the same in
+# statvfs(3) as in mount(2).
+_SAME_FLAGS = 2 | 4 | 8 | 1024 | 2048
+_ST_RELATIME = 4096
+_PR_CAPBSET_DROP = 24
 _CAP_SYS_PTRACE = 19
 _CAP_SYS_ADMIN = 21
 # They hold devices and the kernel's own files.
@@ -36,9 +41,9 @@ def enter(
     layers: Path,
     folder: Path,
     *,
-    cached: Sequence[tuple[str, Path]] = (),
-    writable: Iterable[str] = (),
-    read_only: Iterable[str] = (),
+    cached: Mapping[str, Path],
+    writable: Iterable[str],
+    read_only: str,
     privileged: bool = True,
 ) -> None:
     """Give this process, and all that it starts, mounts of its own, and go to its working `folder` there.
@@ -46,11 +51,11 @@ def enter(
     Every disk gets a layer below `layers` that takes what is written, or is read-only where that can't be.
 
     Args:
-        layers: An empty folder.
+        layers: A new folder.
         folder: Where the process works; it must be able to write there.
-        cached: Folders with a layer of their own each, which is not removed when the process ends.
+        cached: Folders with a layer of their own each.
         writable: Folders that stay as they are.
-        read_only: Files that can't be written to.
+        read_only: A file that can't be written to.
         privileged: Whether to try without a user namespace, which takes root.
 
     Raises:
@@ -59,36 +64,25 @@ def enter(
     could_write = os.access(folder, os.W_OK)
     options = _unshare(privileged=privileged)
     _mount("none", "/", _MS_REC | _MS_PRIVATE)
-    handles = _handles([part.mountpoint for part in psutil.disk_partitions(all=True)])
-    disks = handles.keys() - {"/"}
-    handles |= _handles(
+    disks = {part.mountpoint for part in psutil.disk_partitions(all=True)} - {"/"}
+    top = [
         entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False)
-    )
-    layer_of = {
-        target: layers / str(number) for number, target in enumerate(sorted(handles))
-    }
-    handles |= _handles(target for target, _ in cached)
-    layer_of |= {target: layer for target, layer in cached if target in handles}
-    layer_handles = {
-        target: _made_layer(layer_of[target]) for target in sorted(handles)
-    }
-    kept = _handles(writable)
-    protected = _handles(read_only)
+    ]
+    handles = _handles([*disks, *top, *cached])
+    targets = sorted(target for target in handles if not _is_in(target, _KERNELS))
+    layer_handles = [
+        _made_layer(cached.get(target, layers / str(number)))
+        for number, target in enumerate(targets)
+    ]
+    kept = _handles([*writable, read_only])
     _own_shared_memory()
-    for target in sorted(handles):
-        if target == "/" or _is_in(target, _KERNELS):
-            continue
+    for target, layer in zip(targets, layer_handles, strict=True):
         wants_layer = target not in _OF_SOCKETS or folder.is_relative_to(target)
-        if wants_layer and _cover(
-            target, handles[target], layer_handles[target], options
-        ):
-            continue
-        if target in disks:
+        is_covered = wants_layer and _cover(target, handles[target], layer, options)
+        if not is_covered and target in disks:
             _bind(handles[target], target, read_only=True)
     for target, handle in kept.items():
-        _bind(handle, target)
-    for target, handle in protected.items():
-        _bind(handle, target, read_only=True)
+        _bind(handle, target, read_only=target == read_only)
     _make_read_only("/")
     os.chdir(folder)
     if could_write:
@@ -97,7 +91,7 @@ def enter(
             pass
     for capability in (_CAP_SYS_PTRACE, _CAP_SYS_ADMIN):
         with contextlib.suppress(PermissionError):  # it has none
-            give_up_capability(capability)
+            call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
 def _unshare(*, privileged: bool) -> str:
@@ -165,9 +159,11 @@ def _bind(handle: int, target: str, *, read_only: bool = False) -> None:
 
 
 def _make_read_only(target: str) -> None:
-    attributes = struct.pack("=4Q", _MOUNT_ATTR_RDONLY, 0, 0, 0)
-    size = ctypes.c_size_t(len(attributes))
-    system_call(_MOUNT_SETATTR, -1, target.encode(), 0, attributes, size)
+    flags = os.statvfs(target).f_flag
+    kept = flags & _SAME_FLAGS
+    if flags & _ST_RELATIME:
+        kept |= _MS_RELATIME
+    _mount("none", target, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept)
 
 
 def _mount(

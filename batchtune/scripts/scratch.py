@@ -14,10 +14,9 @@ import subprocess
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.requests import ScriptRequest
@@ -31,24 +30,20 @@ _MOST_COPIED = 512 << 20
 _MOST_ENTRIES = 1000
 _DEEPEST = 4
 _MOST_IN_ALL = 5000
-# What libraries download, convert and compile, for every start of the script; without a value, below the home folder.
-_CACHES = {
-    "XDG_CACHE_HOME": ".cache",
-    "HF_HOME": None,
-    "HF_DATASETS_CACHE": None,
-    "TORCH_HOME": None,
-    "TRITON_CACHE_DIR": ".triton",
-    "CUDA_CACHE_PATH": ".nv",
-}
+# What libraries download, convert and compile, for every start of the script.
+_CACHES = (
+    "~/.cache",
+    "~/.triton",
+    "~/.nv",
+    "$XDG_CACHE_HOME",
+    "$HF_HOME",
+    "$TORCH_HOME",
+)
 TEMPORARY = "tmp"
 """The folder for the script's temporary files, the same in all of its starts."""
-# Devices, shared memory, and what a process may change of itself.
-_KERNELS = ("/dev", "/proc")
-_NONE = "With --scratch none it runs in the working folder itself, and may overwrite or delete your files."
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a script runs, and how it is kept from the user's files.
 
     Attributes:
@@ -58,8 +53,8 @@ class Place:
     """
 
     folder: Path
-    enter: Callable[[], None] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    enter: Callable[[], None] | None
+    options: dict[str, Any]
 
 
 def start(
@@ -72,9 +67,7 @@ def start(
     `environment` returns the variables for the options of the hook. Raises WorkloadError if the command can't be
     started, ProbeError if nothing here protects files.
     """
-    reasons = []
     for place in _places(script):
-        told, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             return subprocess.Popen(
                 script.command,
@@ -82,32 +75,20 @@ def start(
                 | {"TMPDIR": os.path.join(script.scratch, TEMPORARY)},
                 cwd=place.folder,
                 stdin=subprocess.DEVNULL,
-                preexec_fn=place.enter and partial(_tell, place.enter, telling),
+                preexec_fn=place.enter,
                 **streams,
             )
         except subprocess.SubprocessError:  # the place can't be entered
-            with contextlib.suppress(BlockingIOError):
-                reasons.append(os.read(told, 1000).decode(errors="replace"))
+            continue
         except OSError as error:
             raise WorkloadError(
                 f"{command_text(script.command)} can't be started: {error.strerror or error}",
                 "Give the command as in a shell, such as -- python train.py --epochs 1.",
             ) from error
-        finally:
-            os.close(told)
-            os.close(telling)
     raise ProbeError(
-        f"nothing here keeps your files from the script: {'; '.join(reasons)}",
-        f"That takes user namespaces with overlayfs, or Landlock (Linux 6.2). {_NONE}",
+        "nothing here keeps your files from the script: neither user namespaces with overlayfs, nor Landlock",
+        "With --scratch none it runs in the working folder itself, and may overwrite or delete your files.",
     )
-
-
-def _tell(enter: Callable[[], None], telling: int) -> None:
-    try:
-        enter()
-    except Exception as error:
-        os.write(telling, str(error).encode())
-        raise
 
 
 def _places(script: ScriptRequest) -> Iterator[Place]:
@@ -117,35 +98,38 @@ def _places(script: ScriptRequest) -> Iterator[Place]:
     try:
         os.makedirs(temporary, exist_ok=True)
         if script.unprotected:
-            yield Place(working)
+            yield Place(working, None, {})
             return
         folder = Path(tempfile.mkdtemp(dir=script.scratch))
         outside = folder / "outside"
         outside.touch()
         caches = list(_caches())
-        options: dict[str, Any] = {"outside": str(outside)}
         if not is_cluster() and "srun" not in script.command:
-            cached = [
-                (cache, Path(script.scratch, f"cache-{number}"))
-                for number, cache in enumerate(caches)
-            ]
             enter = partial(
                 mounts.enter,
                 folder / "layers",
                 working,
-                cached=cached,
-                writable=[temporary, *_of_gpus()],
-                read_only=[str(outside)],
+                cached={
+                    cache: Path(script.scratch, f"cache-{number}")
+                    for number, cache in enumerate(caches)
+                },
+                # Where programs meet that share a GPU.
+                writable=[
+                    temporary,
+                    os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"),
+                ],
+                read_only=str(outside),
             )
-            yield Place(working, enter, options)
+            yield Place(working, enter, {"outside": str(outside), "writable": []})
         copy = mirror(working, folder / "copy")
     except OSError as error:
         raise ProbeError(
             f"the scratch folder can't be written: {error.filename or script.scratch}: {error.strerror or error}",
             "Name a folder on another disk with --scratch DIR, or a smaller working folder.",
         ) from error
-    options["writable"] = [temporary, str(folder / "copy"), *caches, *_KERNELS]
-    yield Place(copy, partial(landlock.confine, options["writable"]), options)
+    writable = [temporary, str(folder / "copy"), *caches]
+    options = {"outside": str(outside), "writable": writable}
+    yield Place(copy, partial(landlock.confine, writable), options)
 
 
 def is_cluster() -> bool:
@@ -156,19 +140,10 @@ def is_cluster() -> bool:
 
 def _caches() -> Iterator[str]:
     """Yield the folders of libraries' caches that exist."""
-    for variable, default in _CACHES.items():
-        folder = os.environ.get(variable)
-        if folder is None and default is not None:
-            folder = str(Path.home() / default)
-        if folder is not None and os.path.isdir(folder):
+    for name in _CACHES:
+        folder = os.path.expandvars(os.path.expanduser(name))
+        if os.path.isdir(folder):
             yield os.path.realpath(folder)
-
-
-def _of_gpus() -> Iterator[str]:
-    """Yield the folder in which programs that share a GPU meet, if there is one."""
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
-    if os.path.isdir(folder):
-        yield folder
 
 
 def mirror(folder: Path, scratch: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The system calls of `mounts` and `landlock`, which Python's library lacks."""
+"""The C library's functions that Python's lacks, for `mounts` and `landlock`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_NO_NEW_PRIVS = 38
-_PR_CAPBSET_DROP = 24
 
 
 def call(function: str, *arguments: Any) -> int:
@@ -18,18 +16,3 @@ def call(function: str, *arguments: Any) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{function}: {os.strerror(number)}")
     return result
-
-
-def system_call(number: int, *arguments: Any) -> int:
-    """Return what a system call returns. Raises OSError if that is negative."""
-    return call("syscall", number, *arguments)
-
-
-def give_up_new_privileges() -> None:
-    """Let no program that this process executes gain privileges."""
-    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-
-
-def give_up_capability(capability: int) -> None:
-    """Let no program that this process executes have a capability, not even as root."""
-    call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)

@@ -171,7 +171,7 @@ def test_a_script_is_refused_where_nothing_protects_files(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mounts, "enter", refuse)
     monkeypatch.setattr(landlock, "confine", refuse)
-    with pytest.raises(ProbeError, match=r"your files .*: refused; refused") as raised:
+    with pytest.raises(ProbeError, match="nothing here keeps your files") as raised:
         ran("touch", "new")
     assert "--scratch none" in (raised.value.hint or "")
     assert not (tmp_path / "new").exists()
