@@ -17,10 +17,10 @@ _HINTS = {
 }
 
 
-def meaning(output: str) -> tuple[str, str] | None:
-    """Return what was said last in a script's output, and a hint; None without such words."""
+def meaning(output: str, *, failed: bool) -> tuple[str, str] | None:
+    """Return what was said last in the output of a script, which may have `failed`, and a hint; None without it."""
     for words, hint in _HINTS.items():
         said = re.findall(rf"batchtune: (.*{words}.*)$", output, re.MULTILINE)
-        if said:
+        if said and (words == NO_LOADER or not failed):
             return said[-1], hint
     return None

@@ -434,11 +434,12 @@ def script_error(command: str, lost: WorkerLost) -> WorkloadError:
     )
     if os.strerror(errno.ENOSPC) in output:
         hint = "What it writes lands in a scratch folder, whose disk is full. Name one with more room: --scratch DIR."
-    said = meaning(output)
+    failed = not str(lost).endswith("exit code 0")
+    said = meaning(output, failed=failed)
     if said is not None:
         message += f": {said[0]}"
         hint = said[1]
-    elif str(lost).endswith("exit code 0"):
+    elif not failed:
         message += ": no optimizer stepped after a batch of a torch DataLoader"
         hint = (
             "What loads its batches must be a torch DataLoader, in a process with PYTHONPATH (`python -I` ignores it), "

@@ -115,13 +115,11 @@ def _watch_steps(optimizers: ModuleType) -> None:
     steps = itertools.count(1)
 
     def on_step(*_: Any) -> None:
-        if _uses_loader:
-            hook.remove()
-        elif next(steps) == _MOST_STEPS:
+        if not _uses_loader and next(steps) == _MOST_STEPS:
             _say(f"{NO_LOADER} {_MOST_STEPS} optimizer steps")
             os._exit(1)
 
-    hook = optimizers.register_optimizer_step_post_hook(on_step)
+    optimizers.register_optimizer_step_post_hook(on_step)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -188,6 +188,9 @@ def test_a_loop_without_optimizer_steps_says_what_it_got(
     assert lost(0, said)[0] == (
         f"python train.py ended with exit code 0 before it trained: {words}"
     )
+    assert (
+        lost(1, said)[0] == "python train.py ended with exit code 1 before it trained"
+    )
 
 
 @pytest.mark.parametrize("rank", [None, 1])
