@@ -19,7 +19,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from batchtune.probe.attempt import Agree, alone
 from batchtune.probe.failures import error_verdict, first_noted
 from batchtune.probe.last_words import NO_STEP
 from batchtune.probe.rank import RankPlace, print_stack_when_asked
-from batchtune.scripts.interposing import Begin
+from batchtune.scripts.interposing import Begin, say
 from batchtune.units import counted
 
 # No epoch may end while its loop is measured.
@@ -289,10 +288,7 @@ def _at_end(loop: Loop) -> None:
             f"{count} batches of {name}" for name, count in loop.delivered.items()
         )
         # No failure yet: it may only help the script that trains.
-        print(
-            f"batchtune: {Path(sys.argv[0]).name} {NO_STEP} {batches}",
-            file=sys.stderr,
-        )
+        say(f"{NO_STEP} {batches}")
 
 
 def described(loader: Any) -> str:

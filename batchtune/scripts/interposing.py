@@ -94,10 +94,10 @@ def _say_what_was_used() -> None:
         said += (
             f"; it imported {' and '.join(others)}, which loads batches in another way"
         )
-    _say(f"{said}.")
+    say(f"{said}.")
 
 
-def _say(said: str) -> None:
+def say(said: str) -> None:
     """Print what a process with torch does."""
     from torch import distributed
 
@@ -116,7 +116,7 @@ def _watch_steps(optimizers: ModuleType) -> None:
 
     def on_step(*_: Any) -> None:
         if not _uses_loader and next(steps) == _MOST_STEPS:
-            _say(f"{NO_LOADER} {_MOST_STEPS} optimizer steps")
+            say(f"{NO_LOADER} {_MOST_STEPS} optimizer steps")
             os._exit(1)
 
     optimizers.register_optimizer_step_post_hook(on_step)
