@@ -63,7 +63,7 @@ def stream_section(run: RunResults) -> Section:
             warnings=warnings,
             next_steps=[
                 (
-                    f"batchtune sweep-stream SOURCE{run.as_option}",
+                    f"batchtune sweep-stream {run.manifest}{run.as_option}",
                     "compare other buffers and settings",
                 )
             ],
@@ -86,7 +86,9 @@ def stream_section(run: RunResults) -> Section:
                 STREAM_CONFIG_FILE,
             )
         )
-    verify = f"batchtune verify --stream{run.as_argument} SHARDS{run.workload_flags}"
+    verify = (
+        f"batchtune verify --stream{run.as_argument} {run.manifest}{run.workload_flags}"
+    )
     config = (str(run.folder / STREAM_CONFIG_FILE), "the best for BucketedStream")
     return Section(
         title="Stream",

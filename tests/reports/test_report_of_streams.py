@@ -130,7 +130,7 @@ def test_without_a_recommendation_the_reason_is_given() -> None:
     ]
     assert tables_of(alone(none), brief=True) == {}
     assert page.next_steps[0] == (
-        "batchtune sweep-stream SOURCE",
+        "batchtune sweep-stream MANIFEST",
         "compare other buffers and settings",
     )
 

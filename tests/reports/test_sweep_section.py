@@ -486,7 +486,10 @@ def test_sizes_that_are_not_proven_come_with_a_remedy(
         ),
         (
             with_results(BOTH, verification=failed_verification()),
-            ["tune MANIFEST --force --workload W", "verify MANIFEST"],
+            [
+                "tune MANIFEST --force --workload builtin:conformer-ctc",
+                "verify MANIFEST",
+            ],
         ),
         (with_results(BOTH, verification=LEAK), ["verify MANIFEST"]),
     ],

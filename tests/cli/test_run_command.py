@@ -1,4 +1,4 @@
-"""`batchtune run`: what it gives the script that it starts, without starting one."""
+"""Commands of a script and run folders on the command line, without starting a script."""
 
 from __future__ import annotations
 
@@ -37,3 +37,36 @@ def test_a_script_takes_memory_as_the_probe_did(
     ran = CliRunner().invoke(app, trained)
     assert ran.exit_code == 0, ran.output
     assert started[0].get("MALLOC_MMAP_THRESHOLD_") == given
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "tune python train.py --epochs 1",
+            "Put its command after --: batchtune tune -- python train.py --epochs 1",
+        ),
+        (
+            "probe-oom --minutes 3 train.py",
+            "batchtune probe-oom --minutes 3 -- train.py",
+        ),
+        ("tune -- train.py", "Give it as in a shell: -- python train.py"),
+        (
+            "run -- no-such-program x",
+            "no-such-program can't be started: there is no such program",
+        ),
+    ],
+)
+def test_a_command_in_the_wrong_place_or_form_is_told_so(
+    words: str, message: str
+) -> None:
+    ran = CliRunner().invoke(app, words.split())
+    assert ran.exit_code == 2
+    assert message in " ".join(ran.output.split())
+
+
+def test_the_run_folder_is_an_option_too(tmp_path: Path) -> None:
+    named = CliRunner().invoke(app, ["report", "--run", str(tmp_path / "run")])
+    assert "Run folder" in named.output and "does not exist" in named.output
+    placed = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
+    assert named.output == placed.output
