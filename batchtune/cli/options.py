@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -544,7 +545,9 @@ class WorkloadOptions:
     def in_words(self) -> str | None:
         """The training step as a part of a command line, after a space; None if it is not one for all commands."""
         if self.command is not None:
-            return f" -- {shlex.join(script_words(self.command))}"
+            from batchtune.redaction import command_text
+
+            return f" -- {command_text(script_words(self.command))}"
         if self.workload is None or self._named() is not None:
             return None
         words = ["--workload", self.workload]
