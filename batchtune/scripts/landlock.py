@@ -22,10 +22,8 @@ _PR_SET_NO_NEW_PRIVS = 38
 _KERNELS = ("/dev", "/proc")
 # Older versions can't forbid truncate(2).
 _LEAST_VERSION = 3
-_WRITE_FILE = 1 << 1
-_TRUNCATE = 1 << 14
-# WRITE_FILE, REMOVE_DIR, REMOVE_FILE, MAKE_*, REFER and TRUNCATE (include/uapi/linux/landlock.h).
-_WRITES = _WRITE_FILE | sum(1 << bit for bit in range(4, 15))
+# WRITE_FILE; REMOVE_DIR, REMOVE_FILE, MAKE_*, REFER and TRUNCATE (include/uapi/linux/landlock.h).
+_WRITES = 1 << 1 | sum(1 << bit for bit in range(4, 15))
 
 
 def confine(writable: Iterable[str]) -> None:

@@ -137,13 +137,16 @@ def _cover(target: str, handle: int, layer: int, options: str) -> bool:
 
 def _own_shared_memory() -> None:
     """Mount new shared memory, as large. What running programs share stays theirs; folders there become read-only."""
-    with contextlib.suppress(FileNotFoundError):
-        kept = _handles(entry.path for entry in os.scandir(_SHARED_MEMORY))
-        are_folders = {path: os.path.isdir(path) for path in kept}
-        size = os.statvfs(_SHARED_MEMORY)
-        options = f"mode=1777,size={size.f_blocks * size.f_frsize}"
-        _mount("tmpfs", _SHARED_MEMORY, _MS_NOSUID | _MS_NODEV, "tmpfs", options)
-        for path, handle in kept.items():
+    if not os.path.isdir(_SHARED_MEMORY):
+        return
+    entries = list(os.scandir(_SHARED_MEMORY))
+    are_folders = {entry.path: entry.is_dir() for entry in entries}
+    handles = _handles(are_folders)
+    size = os.statvfs(_SHARED_MEMORY)
+    options = f"mode=1777,size={size.f_blocks * size.f_frsize}"
+    _mount("tmpfs", _SHARED_MEMORY, _MS_NOSUID | _MS_NODEV, "tmpfs", options)
+    for path, handle in handles.items():
+        with contextlib.suppress(OSError):  # it was removed meanwhile
             if are_folders[path]:
                 os.mkdir(path)
             else:

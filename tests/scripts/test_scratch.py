@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -56,12 +57,13 @@ def environment(options: Any) -> dict[str, str]:
     return dict(os.environ)
 
 
-def ran(*command: str) -> str:
-    """What a command prints that runs as a script does."""
+def ran(*command: str, times: int = 1) -> str:
+    """What a command prints that runs as a script does, in its last start."""
     with script_request(list(command)) as script:
-        process = scratch.start(script, environment, stdout=subprocess.PIPE)
-        printed, _ = process.communicate(timeout=240)
-    assert process.returncode == 0
+        for _ in range(times):
+            process = scratch.start(script, environment, stdout=subprocess.PIPE)
+            printed, _ = process.communicate(timeout=240)
+            assert process.returncode == 0
     return printed.decode()
 
 
@@ -132,7 +134,7 @@ def test_no_way_to_write_reaches_the_users_files(
 
 
 ARGUMENTS = """
-import argparse, pathlib, sys, tempfile
+import argparse, os, pathlib, sys, tempfile
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", type=pathlib.Path)
 data = parser.parse_args().data
@@ -141,6 +143,10 @@ pathlib.Path("../out").mkdir()
 pathlib.Path("../out/model.pt").write_text("new")
 pathlib.Path("here.txt").write_text("new")
 print(tempfile.gettempdir())
+cache = pathlib.Path(os.environ["HF_HOME"], "downloaded")
+print("cached" if cache.exists() else "downloading")
+cache.touch()
+pathlib.Path("/dev/shm", data.resolve().parent.name).touch()
 """
 
 
@@ -148,20 +154,28 @@ print(tempfile.gettempdir())
 def test_arguments_may_leave_the_folder(
     protection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in `cd sub; batchtune tune ../lengths.csv -- python ../train.py --data ../data`."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "lengths.csv").write_text("1 2")
-    (tmp_path / "train.py").write_text(ARGUMENTS)
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "here.txt").write_text("kept")
-    monkeypatch.chdir(tmp_path / "sub")
-    before = state_of(tmp_path, metadata=True)
-    printed = ran(sys.executable, "../train.py", "--data", "../data").splitlines()
-    assert printed[0] == "1 2 kept"
-    temporary = Path(printed[1])
-    assert temporary.parent.name.startswith("batchtune-")
-    assert not temporary.exists()  # it is removed at the end
-    assert state_of(tmp_path, metadata=True) == before
+    """As in `cd sub; batchtune tune ../lengths.csv -- python ../train.py --data ../data`, started twice."""
+    project = Path(tempfile.mkdtemp(dir=tmp_path))
+    for folder in (project / "data", project / "sub", tmp_path / "cache"):
+        folder.mkdir()
+    (project / "data" / "lengths.csv").write_text("1 2")
+    (project / "train.py").write_text(ARGUMENTS)
+    (project / "sub" / "here.txt").write_text("kept")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(project / "sub")
+    before = state_of(project, metadata=True)
+    command = [sys.executable, "../train.py", "--data", "../data"]
+    read, temporary, cache = ran(*command, times=2).splitlines()
+    assert (read, cache) == ("1 2 kept", "cached")
+    assert Path(temporary).parent.name.startswith("batchtune-")
+    assert not Path(temporary).exists()  # it is removed at the end
+    assert state_of(project, metadata=True) == before
+    shared = Path("/dev/shm", project.name)
+    if protection == "landlock":
+        shared.unlink()
+    else:
+        assert not shared.exists()
+        assert os.listdir(tmp_path / "cache") == []
 
 
 @pytest.mark.process
