@@ -103,7 +103,7 @@ def _places(script: ScriptRequest) -> Iterator[Place]:
         folder = Path(tempfile.mkdtemp(dir=script.scratch))
         outside = folder / "outside"
         outside.touch()
-        caches = list(_caches())
+        caches = list(_caches(working))
         if not is_cluster() and "srun" not in script.command:
             enter = partial(
                 mounts.enter,
@@ -138,12 +138,12 @@ def is_cluster() -> bool:
     return nodes not in (None, "1")
 
 
-def _caches() -> Iterator[str]:
-    """Yield the folders of libraries' caches that exist."""
+def _caches(working: Path) -> Iterator[str]:
+    """Yield the folders of libraries' caches that exist, unless they hold the user's own."""
     for name in _CACHES:
-        folder = os.path.expandvars(os.path.expanduser(name))
-        if os.path.isdir(folder):
-            yield os.path.realpath(folder)
+        folder = os.path.realpath(os.path.expandvars(os.path.expanduser(name)))
+        if os.path.isdir(folder) and not working.is_relative_to(folder):
+            yield folder
 
 
 def mirror(folder: Path, scratch: Path) -> Path:
