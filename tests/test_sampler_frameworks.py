@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from batchtune import BucketBatchSampler, PooledBatchSampler
+from batchtune import BucketBatchSampler, BucketedStream, PooledBatchSampler
 
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -297,6 +298,57 @@ def test_accelerate_deals_the_batches_of_one_rank_to_processes() -> None:
     assert len(ranks[0]) == len(ranks[1])
     found = {index for rank in ranks for batch in rank for index in indices(batch)}
     assert found == set(range(LENGTHS.size))
+
+
+def sharded(sampler: Any) -> Any:
+    return pytest.importorskip("accelerate.data_loader").prepare_data_loader(
+        DataLoader(Examples(), batch_sampler=sampler),
+        num_processes=2,
+        process_index=0,
+    )
+
+
+def skipped_then_sharded(sampler: Any) -> Any:
+    data_loader = pytest.importorskip("accelerate.data_loader")
+    return sharded(data_loader.SkipBatchSampler(sampler, 1))
+
+
+def dispatched(sampler: Any) -> Any:
+    loader = pytest.importorskip("accelerate.data_loader").prepare_data_loader(
+        DataLoader(Examples(), batch_sampler=sampler),
+        put_on_device=True,
+        device=torch.device("cpu"),
+        dispatch_batches=True,
+    )
+    loader.state = SimpleNamespace(num_processes=2, process_index=0)
+    return loader
+
+
+def wrapped(sampler: Any) -> Any:
+    distributed = pytest.importorskip("lightning.fabric.utilities.distributed")
+    dealt = distributed.DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
+    return DataLoader(Examples(), batch_sampler=dealt)
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize(
+    "deal",
+    [sharded, skipped_then_sharded, dispatched, wrapped],
+    ids=lambda f: f.__name__,
+)
+def test_dealing_twice_is_an_error(deal: Any) -> None:
+    with pytest.raises(RuntimeError, match="has already dealt them to 2"):
+        next(iter(deal(made(rank=0, world_size=2))))
+
+
+def test_dealing_a_stream_twice_is_an_error() -> None:
+    shards = pytest.importorskip("accelerate.data_loader")
+    stream = BucketedStream(
+        LENGTHS.tolist(), length_of=float, rank=0, world_size=2, split=True, **TABLE
+    )
+    dealt = shards.IterableDatasetShard(stream, num_processes=2)
+    with pytest.raises(RuntimeError, match="has already dealt them to 2"):
+        next(iter(dealt))
 
 
 # transformers

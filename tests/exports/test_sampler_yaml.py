@@ -233,7 +233,7 @@ def test_a_file_that_is_off_is_refused_with_the_field_named(
         "a: 1\na: 2\n",
         "when: 2024-99-99\n",
         "a: &x [*x]\n",
-        "[" * 700,
+        "[" * 150,
         "format: batchtune/sampler\nversion: !!python/object/apply:os.system ['true']\n",
         "--- 1\n--- 2\n",
         "\x00",
@@ -244,6 +244,14 @@ def test_what_is_no_sampler_file_is_refused_without_a_traceback(
 ) -> None:
     with pytest.raises(ResultError, match=r"sampler\.yaml"):
         read_sampler_yaml(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("bracket", "[{")
+def test_deep_brackets_are_refused_before_they_are_parsed(
+    tmp_path: Path, bracket: str
+) -> None:
+    with pytest.raises(ResultError, match="is nested too deeply"):
+        read_sampler_yaml(written(tmp_path, "a: [b]\n" * 300 + bracket * 1500))
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:

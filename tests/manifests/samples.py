@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import struct
 import tarfile
 import wave
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
@@ -161,7 +163,15 @@ def _webdataset(values: Sequence[str]) -> bytes:
     return shard(members)
 
 
+def _mds(values: Sequence[str]) -> bytes:
+    sizes = np.array(values, int)
+    offsets = 4 * (sizes.size + 2) + 2 + np.cumsum([0, *sizes])
+    head = struct.pack("<I", sizes.size) + offsets.astype("<u4").tobytes()
+    return head + b"{}" + bytes(sizes.sum())
+
+
 SAMPLES: dict[str, Sample] = {
+    "sizes": Sample(_mds, None, text=False, ids=False, column="num_bytes", whole=True),
     "speechbrain-json": Sample(_speechbrain_json, first_line=None),
     "json-list": Sample(_json_list, first_line=None),
     "nemo": Sample(_nemo),

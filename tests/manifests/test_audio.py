@@ -290,7 +290,7 @@ def test_without_mutagen_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "mutagen", None)
     with pytest.raises(ManifestError) as caught:
         length(b"OggS" + bytes(100))
-    assert caught.value.hint == "Install it: pip install 'batchtune[audio]'."
+    assert caught.value.hint == "Install it: pip install mutagen."
     assert length(riff(fmt(), DATA)).num_samples == 1000
 
 

@@ -13,6 +13,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from manifests.samples import wav
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths
@@ -113,14 +114,17 @@ def test_what_is_no_length_is_an_invalid_row(write: Write, value: object) -> Non
     path = write({"id": ["a"], "x": [value]}).source.path
     with pytest.raises(
         ManifestError,
-        match=r"id 'a': 'x' (can't be read: binary data|is .*not a number)",
+        match=r"id 'a': 'x' (can't be read: no WAV header|is .*not a number)",
     ):
         load_lengths(path, ReadOptions(length_key="x"))
 
 
-def test_binary_data_are_not_read(write: Write) -> None:
-    assert [str(value) for value in values(write({"bytes": [b"RIFF"]}), "bytes")] == [
-        str(Unreadable("binary data"))
+def test_binary_data_are_audio_or_unreadable(write: Write) -> None:
+    content = [b"RIFF", wav(1600), None]
+    assert [str(value) for value in values(write({"bytes": content}), "bytes")] == [
+        str(Unreadable("no WAV header")),
+        "0.1",
+        "None",
     ]
 
 

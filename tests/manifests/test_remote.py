@@ -234,7 +234,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     error = refusal("s3://bucket/a.csv")
     assert "fsspec is missing" in error.message
-    assert error.hint == "Install it: pip install 'batchtune[remote]'."
+    assert error.hint == "Install it: pip install fsspec s3fs."
 
 
 class CountedBytes(Stored):
