@@ -316,7 +316,7 @@ def test_a_script_runs_with_the_measured_allocator(
 
     monkeypatch.setattr("batchtune.scripts.starting.run_to_the_end", note)
     manifest = folder / "train.csv"
-    ran = run_here_in(tmp_path, "run", manifest, "--run", tmp_path, "--", "train")
+    ran = run_here_in(tmp_path, "run", manifest, "--run", tmp_path, "--", "true")
     assert given == [expected], ran.stderr
     said = (
         "was measured without expandable segments, but your environment asks for "
