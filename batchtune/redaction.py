@@ -57,12 +57,14 @@ def redacted_command(words: Sequence[str]) -> list[str]:
     public = []
     is_secret = False
     for word in words:
-        is_option = word.startswith("-")
-        if is_secret and not is_option:
+        name, equals, value = word.partition("=")
+        if is_secret and not word.startswith("-"):
             public.append(_hidden(word))
+        elif equals and _is_secret(name):
+            public.append(f"{name}={_hidden(value)}")
         else:
             public.append(redacted(word))
-        is_secret = is_option and _is_secret(word.lstrip("-"))
+        is_secret = word.startswith("-") and _is_secret(word)
     return public
 
 
@@ -82,7 +84,7 @@ def redacted_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_secret(name: str) -> bool:
-    return _SECRET_NAME.fullmatch(name) is not None
+    return _SECRET_NAME.fullmatch(name.lstrip("-+")) is not None
 
 
 def _hidden(secret: str) -> str:

@@ -23,6 +23,7 @@ TOKEN = "hf_AbCdEfGhIjKlMnOpQrSt"
         "train.py --hf-token SECRET",
         "train.py --hf_token=SECRET",
         "train.py --password SECRET",
+        "train.py '--password=a,SECRET;b'",
         "train.py --wandb-api-key SECRET --lr 1e-3",
         "train.py model.auth.token=SECRET",
         "train.py +secret_key=SECRET",
