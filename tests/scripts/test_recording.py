@@ -166,6 +166,35 @@ def test_a_full_disk_ends_only_the_recording(
     assert "No space left" in warning
 
 
+def logs(path: Path, patch: pytest.MonkeyPatch, port: str) -> Iterator[TrainingLog]:
+    """The open logs of two ranks that meet at this port."""
+    patch.setattr(torch.distributed, "is_initialized", lambda: True)
+    patch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    patch.setenv("MASTER_PORT", port)
+    for rank in range(2):
+        patch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        log = TrainingLog(path)
+        log.open()
+        yield log
+
+
+def test_ranks_share_a_recording_and_trainings_do_not(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = TrainingLog(path)
+    alone.open()
+    together = [*logs(path, monkeypatch, "1"), *logs(path, monkeypatch, "2")]
+    for length, log in enumerate([alone, *together, alone], 1):
+        log.write([BatchShape(1, length)])
+    for log in (alone, *together):
+        log.close()
+    lengths = [
+        [step.batches[0].length for step in recording.steps]
+        for recording in read_training(path)
+    ]
+    assert lengths == [[1, 6], [2, 3], [4, 5]]
+
+
 def test_a_recorders_own_error_ends_only_the_recording(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
