@@ -29,6 +29,7 @@ from batchtune.probe.last_words import NO_STEP
 from batchtune.probe.rank import RankPlace, print_stack_when_asked
 from batchtune.scripts.interposing import Begin, say
 from batchtune.units import counted
+from batchtune.workloads.loading import first_line
 
 # No epoch may end while its loop is measured.
 _LEAST_LENGTH = 1_000_000
@@ -117,6 +118,9 @@ class Loop:
         That may be an out-of-memory error which something caught before, such as `mp.spawn`.
         """
         caught = first_noted(sys.gettrace())
+        ending = sys.exc_info()[1]  # within what caught it
+        if caught is None and ending is not None and error_verdict(ending):
+            caught = first_line(ending.__context__ or ending)
         if caught is not None and error_verdict(error) is None:
             error = MemoryError(f"caught by the script, which then ended: {caught}")
         self._untrace()

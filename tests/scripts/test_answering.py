@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,9 +32,9 @@ from batchtune.probe.verdicts import merged
 from batchtune.probe.worker import Training
 from batchtune.processes.worker import Failed, WorkerLost, judged_end
 from batchtune.results import BatchShape, ProbedWith, Script
-from batchtune.scripts import answering, interposing
+from batchtune.scripts import answering, feeding, interposing
 from batchtune.scripts.answering import ScriptWorker
-from batchtune.scripts.feeding import Loop
+from batchtune.scripts.feeding import Feed, Loop, Raised
 from batchtune.scripts.launching import Launcher
 
 SMALL = BatchShape(4, 60.0)
@@ -97,7 +98,7 @@ def catching(error: BaseException) -> Callable[[], None]:
         try:
             raise error
         except RuntimeError:
-            raise SystemExit(1) from None
+            sys.exit(1)
 
     return end
 
@@ -156,6 +157,23 @@ def test_a_failure_is_that_of_its_batch(
     assert error in (failed.trial.error or "")
     if error.startswith("KeyError"):
         assert "raise error" in (failed.traceback or "")
+
+
+def test_an_oom_that_ends_the_process_is_known_in_any_step() -> None:
+    """As in a child of `mp.spawn`, which exits within its `except`; only the first step of a trial is traced."""
+    loop = Loop()
+    loop.feed = Feed(loader_of(Lengths()), lambda: iter([]))
+
+    def end() -> None:
+        try:
+            catching(OOM)()
+        finally:
+            feeding._at_end(loop)
+
+    threading.Thread(target=end, daemon=True).start()
+    event = loop._events.get(timeout=20.0)
+    assert isinstance(event, Raised) and isinstance(event.error, MemoryError)
+    assert "RuntimeError: CUDA out of memory" in str(event.error)
 
 
 def test_a_script_that_hangs_is_a_timeout() -> None:
