@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_samplers import TABLE
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, Dataset
 
 from batchtune import BucketBatchSampler, BucketedStream, PooledBatchSampler
@@ -19,12 +20,6 @@ from batchtune import BucketBatchSampler, BucketedStream, PooledBatchSampler
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 LENGTHS = np.random.default_rng(0).integers(1, 31, 61).astype(np.float64)
-
-
-TABLE: dict[str, Any] = {
-    "bucket_boundaries": [5, 12, 30],
-    "bucket_batch_sizes": [9, 4, 2],
-}
 
 
 class Made:
@@ -402,47 +397,18 @@ def test_transformers_resumes(tmp_path: Path, position: int) -> None:
 # torch.distributed
 
 
-def on_rank(rank: int, meeting: str, results: Any) -> None:
-    # Before the process group, as frameworks let users do.
-    samplers = [made()]
-    made.pool_size = 20
-    samplers.append(made())
+@pytest.mark.usefixtures("kind")
+def test_ranks_are_those_of_the_process_group() -> None:
+    first = list(made(rank=0, world_size=2))
+    sampler = made()  # before the process group, as frameworks let users do
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
-    )
-    for sampler in samplers:
-        assert sampler.rank == rank
-    results.put((rank, [(len(sampler), list(sampler)) for sampler in samplers]))
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_ranks_are_those_of_the_process_group(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    common = (str(tmp_path / "meeting"), results)
-    processes = [
-        context.Process(target=on_rank, args=(rank, *common)) for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    of_ranks = dict(results.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    for first, second in zip(of_ranks[0], of_ranks[1], strict=True):
-        count, batches = first
-        assert second[0] == count == len(batches) == len(second[1])
-        dealt = itertools.chain(*batches, *second[1])
-        assert sorted(dealt) == list(range(LENGTHS.size))
-
-
-def test_ranks_are_those_of_a_process_group_made_later(tmp_path: Path) -> None:
-    sampler = made()
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1
+        "fake", store=FakeStore(), rank=1, world_size=2
     )
     try:
-        assert (sampler.rank, sampler.world_size) == (0, 1)
+        assert (sampler.rank, sampler.world_size) == (1, 2)
+        second = list(sampler)
     finally:
         torch.distributed.destroy_process_group()
+    assert len(second) == len(first)
+    dealt = itertools.chain(*first, *second)
+    assert sorted(dealt) == list(range(LENGTHS.size))

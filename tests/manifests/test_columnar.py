@@ -70,14 +70,6 @@ def test_numbers_are_read_with_ids_and_progress(write: Write, kind: str) -> None
 
 
 @kinds
-def test_the_columns_of_an_empty_table_are_known(write: Write, kind: str) -> None:
-    (column,) = write(
-        {"duration": pyarrow.array([], pyarrow.float64())}, kind
-    ).columns()
-    assert column.name == "duration"
-
-
-@kinds
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
@@ -100,13 +92,6 @@ def test_values_of_any_type_are_read(
     write: Write, column: pyarrow.Array, expected: list[object], kind: str
 ) -> None:
     assert values(write({"x": column}, kind), "x") == expected
-
-
-def test_numbers_without_gaps_come_as_an_array(write: Write) -> None:
-    (rows,) = write({"duration": pyarrow.array([3, 1], pyarrow.int32())}).rows(
-        ["duration"]
-    )
-    assert isinstance(rows.columns[0], np.ndarray)
 
 
 @pytest.mark.parametrize("value", [b"RIFF", datetime.date(2024, 1, 1)])
