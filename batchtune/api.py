@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.proving import Prover
+from batchtune.redaction import command_text
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
 from batchtune.results import (
     Probe,
@@ -81,7 +81,7 @@ def probe(
     read = _read(lengths, reading)
     if isinstance(workload, list):
         probing["command"] = workload
-        workload = shlex.join(workload)
+        workload = command_text(workload)
     elif not isinstance(workload, str):
         workload = spec_of(workload)
     options = with_unit(workload, probing.pop("options", {}), read.unit)
@@ -231,8 +231,8 @@ def tune(
     asked = {
         **probing,
         "workload": probed.workload.spec,
-        "options": probed.workload.options,
-        "command": probed.workload.command,
+        "options": {**probed.workload.options, **probing.get("options", {})},
+        "command": workload if isinstance(workload, list) else None,
     }
     Prover(
         folder=folder,
