@@ -152,7 +152,7 @@ class Supervisor(Measurer):
         self._knows_script = False
         self._has_worker = False
         self._unused = False
-        self._locks: list[io.FileIO] = []
+        self._locks: dict[str, io.FileIO] = {}  # by the device's id
         self._busy: DeviceBusy | None = None
         self._note = on_note or (lambda text: None)
 
@@ -163,9 +163,7 @@ class Supervisor(Measurer):
         """End all processes, and release the device."""
         self._drop()
         self._nursery.close()
-        for lock in self._locks:
-            lock.close()
-        self._locks.clear()
+        self._release()
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None
@@ -330,9 +328,12 @@ class Supervisor(Measurer):
                 self._take(self._identified(f"cuda:{local_rank}"))
 
     def _take_those_of(self, device: Device) -> None:
-        """Lock the GPUs of a script's other ranks here: how many these are is known only now."""
+        """Lock the GPU that a script chose, and those of its other ranks here: they are known only now."""
         if device.kind != "cuda":
             return
+        if device.uuid is not None and device.uuid not in self._locks:
+            self._release()
+            self._take(DeviceIdentity(id=device.uuid, name=device.name))
         ranks_here = [
             rank for rank in device.ranks if rank.host == socket.gethostname()
         ]
@@ -348,7 +349,7 @@ class Supervisor(Measurer):
         deadline = time.monotonic() + wait_seconds
         while True:
             try:
-                self._locks.append(lock_device(device.id, device.name))
+                self._locks[device.id] = lock_device(device.id, device.name)
                 return
             except DeviceBusy as busy:
                 if self._busy is None and wait_seconds > 0:
@@ -407,6 +408,11 @@ class Supervisor(Measurer):
             "less memory or time, or a higher limit there.",
             tail(lost.output, lines=12),
         )
+
+    def _release(self) -> None:
+        for lock in self._locks.values():
+            lock.close()
+        self._locks.clear()
 
     def _drop(self) -> None:
         if self._has_worker:

@@ -26,7 +26,7 @@ from batchtune.probe.requests import (
     Run,
     ScriptRequest,
 )
-from batchtune.probe.worker import own_part, trained_parameters
+from batchtune.probe.worker import own_part, trained_parameters, training_gpu
 from batchtune.results import BatchShape, Script, Twin
 from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Axes, Learned
@@ -161,12 +161,11 @@ class ScriptWorker(RankWorker):
 
     def _open(self, request: Prepare) -> Meter:
         """Open the device that the script trains on. Raises ProbeError if another was asked for."""
-        import torch
-
         used = "cpu"
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # Each thread has a current device of its own.
-            used = f"cuda:{self._loop.call(torch.cuda.current_device)}"
+        # Each thread has a current device of its own.
+        gpu = self._loop.call(training_gpu)
+        if gpu is not None:
+            used = f"cuda:{gpu}"
         asked = request.settings.device
         if asked not in ("auto", used, used.partition(":")[0]):
             raise ProbeError(
