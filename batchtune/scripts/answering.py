@@ -54,6 +54,8 @@ class ScriptWorker(RankWorker):
     def __init__(self, loop: Loop, place: RankPlace) -> None:
         super().__init__(place)
         self._loop = loop
+        # Whether its state is known after it has caught an OOM: no batches are ahead, nor part of a step.
+        self._goes_on = False
 
     def _describe(self, request: Describe) -> Described:
         """Write the lengths that the training loop's data set holds, once for all ranks."""
@@ -69,9 +71,10 @@ class ScriptWorker(RankWorker):
         return Described(loader=described(loader))
 
     def _run(self, request: Run) -> Ran:
-        """Run a trial or a single step; after a failure the script starts anew, as nothing is known of its state."""
+        """Run a trial or a single step; after a failure the script starts anew, unless it goes on by itself."""
         ran = super()._run(request)
-        if ran.trial.outcome == "ok":
+        goes_on = ran.trial.flushed or (ran.trial.caught and self._goes_on)
+        if ran.trial.outcome == "ok" or goes_on:
             return ran
         return replace(ran, renew=True)
 
@@ -114,6 +117,7 @@ class ScriptWorker(RankWorker):
             accumulation,
             self._place.largest,
         )
+        self._goes_on = accumulation == 1 and fed.stale == 0
         twins = []
         if script.compare:
             twins = [fed.compared(batch) for batch in own_batches]
@@ -310,7 +314,11 @@ class Fed:
     def step(self, batch: Any) -> None:
         """Let the loop train on batches like this one until an optimizer steps."""
         # A script may take parts out of a batch, or move them.
-        self._loop.train(lambda: copy.copy(batch), self._accumulation)
+        self._loop.train(
+            lambda: copy.copy(batch),
+            self._accumulation,
+            lambda: self._meter.retries_and_ooms()[1],
+        )
 
     def compared(self, batch: Any) -> Twin:
         """Return the peaks of one of the script's own batches and of a made one, the lower of two in turns for each.

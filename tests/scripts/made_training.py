@@ -59,11 +59,12 @@ class MadeLearned:
         return (axes.batch_size, axes.length)
 
 
-def fed_by(loop: Loop, accumulation: int = 1) -> Fed:
+def fed_by(loop: Loop, accumulation: int = 1, meter: MadeMeter | None = None) -> Fed:
     """The script of this loop as a workload."""
     script = ScriptRequest(command=[], scratch="", lengths=[1.0, 2.0])
     learned: Any = MadeLearned()
-    return Fed(loop, learned, MadeMeter(), script, {"per_unit": 1.0}, accumulation)
+    meter = meter or MadeMeter()
+    return Fed(loop, learned, meter, script, {"per_unit": 1.0}, accumulation)
 
 
 class Training:
