@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
@@ -42,7 +43,7 @@ from batchtune.results import (
 )
 from batchtune.run_folder import alone_in, append_trial, read_trials
 from batchtune.units import counted, format_length
-from batchtune.verify.plan import VerifyPlan, VerifySettings
+from batchtune.verify.plan import Subject, VerifyPlan, VerifySettings, subject_of
 from batchtune.verify.rules import TIME_ENDED, WENT
 
 # A proof may take this share of the time that the probe took. Where the allocator fragments it may take more: fewer
@@ -53,8 +54,8 @@ _FEWEST_SECONDS_OF_PAIRS = 30.0
 # All tables together may take this many times as long as the probe, and always five minutes.
 _ALL_TABLES = 2.0
 _ALL_TABLES_SECONDS = 300.0
-PROBE_SHARE = 0.75
-"""The share of --minutes that the probe may take, so that the proof has the rest."""
+# The share of --minutes that the probe may take, so that the proof has the rest.
+_PROBE_SHARE = 0.75
 # How many tables with smaller batches are tried, and then how many other rows.
 _MOST_SMALLER = 6
 _MOST_OTHERS = 2
@@ -67,10 +68,11 @@ _WHERE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prover:
-    """The steps of a tuning that proving repeats.
+    """The steps of a tuning, which proving repeats.
 
     Attributes:
-        probe: Continues the probe, for at most that many minutes (None: no limit).
+        asked: The fields of `ProbeSettings` that the user gave.
+        probe: Probes for at most that many minutes (None: no limit); whether it goes on from one of this tuning.
         sweep: Sweeps, and writes `sweep.json` and `sampler.yaml`; rows with these names do not count as proven.
         run: Runs a plan until a deadline on the monotonic clock.
         verify: How to verify; None: only prove.
@@ -79,12 +81,22 @@ class Prover:
 
     folder: Path
     lengths: Lengths
-    probe: Callable[[float | None], Probe]
+    asked: Mapping[str, Any]
+    probe: Callable[[float | None, bool], Probe]
     sweep: Callable[[frozenset[str]], Sweep]
-    run: Callable[[VerifyPlan, float], Verification]
+    run: Callable[[VerifyPlan, Subject, float], Verification]
     on_note: Callable[[str], None]
     verify: VerifySettings | None = None
     deadline: float | None = None
+
+    def tune(
+        self, started: float, minutes: float | None
+    ) -> tuple[Sweep, Verification | None]:
+        """Probe and prove, within so many minutes from then on the monotonic clock. Raises as these do."""
+        if minutes is None:
+            return self.prove(self.probe(None, False))
+        probed = self.probe(minutes * _PROBE_SHARE, False)
+        return replace(self, deadline=started + 60 * minutes).prove(probed)
 
     def prove(self, probe: Probe) -> tuple[Sweep, Verification | None]:
         """Return the sweep with its proof, and the last verification; None if no batches were run.
@@ -117,7 +129,7 @@ class Prover:
             plan = VerifyPlan(
                 lengths=self.lengths, config=config, settings=settings, probe=probe
             )
-            verification = self.run(plan, ends)
+            verification = self.run(plan, self._subject(probe), ends)
             proof = proof_of(verification, table)
             swept = record(self.folder, swept, proof)
             if proof.holds or verification.unfinished:
@@ -132,6 +144,16 @@ class Prover:
             swept = self.sweep(frozenset(refuted))
         return swept, verification
 
+    def _subject(self, probe: Probe) -> Subject:
+        """Return what was probed; who probes has named it."""
+        probed = probe.workload
+        named = {
+            "workload": probed.spec,
+            "options": probed.options,
+            "command": probed.command,
+        }
+        return subject_of(self.lengths, probe, {**self.asked, **named}, self.folder)
+
     def _with_smaller_batches(
         self, probe: Probe, verification: Verification
     ) -> Probe | None:
@@ -141,7 +163,7 @@ class Prover:
         if self.deadline is not None:
             minutes = max(0.0, self.deadline - time.monotonic()) / 60 + 1e-9
         try:
-            return self.probe(minutes)
+            return self.probe(minutes, True)
         except ProbeError as error:
             self.on_note(f"No smaller batches are proven: {error.message}.")
             return None

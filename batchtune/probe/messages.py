@@ -61,13 +61,15 @@ class ProbeProgress:
 class ProbeHooks:
     """A caller's hooks; `measurer` takes the place of worker processes on the device that the settings name.
 
-    `nodes` are the other machines with ranks, if any.
+    `nodes` are the other machines with ranks, if any. `goes_on`: the caller itself has probed before, in the same
+    folder.
     """
 
     on_progress: Callable[[ProbeProgress], None] = lambda progress: None
     on_note: Callable[[str], None] = lambda text: None
     measurer: Measurer | None = None
     nodes: Nodes | None = None
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
