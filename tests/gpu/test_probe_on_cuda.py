@@ -69,7 +69,7 @@ def test_an_oom_caught_by_the_workload_still_counts(tmp_path: Path) -> None:
 
 
 def test_an_error_with_free_memory_is_shown_in_its_own_words(tmp_path: Path) -> None:
-    told = r"even a batch of one .* exceeds it \(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\)"
+    told = r"memory was free: the peak .* 2 GiB \(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\)"
     with pytest.raises(ProbeError, match=told):
         run_probe(Lengths.of([1.0]), settings("PretendsToBeOut"), tmp_path)
 
