@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,15 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.allocators import Choice, worker_variables
+from batchtune.allocators import (
+    EXPANDABLE,
+    NATIVE,
+    Choice,
+    asked_for,
+    settings_in,
+    variables_for,
+    worker_variables,
+)
 from batchtune.errors import (
     BatchtuneError,
     OptionError,
@@ -50,6 +59,8 @@ from batchtune.units import format_seconds
 
 Prepared = TypeVar("Prepared", Identified, Ready)
 
+# Of a driver, or a platform, that can't map memory.
+_DRIVER_ERROR = re.compile(r"CUDA driver error: (?!out of memory).*")
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
 _EQUAL_TWINS = 0.02
 LEADING_SECONDS = 15.0
@@ -141,13 +152,13 @@ class Supervisor(Measurer):
         self.worker = first_worker - 1
         self.packed = False
         """Whether the workload packs its batches; known once a worker has started."""
-        self._nursery = Nursery(
-            *worker_program(
-                script=settings.command is not None,
-                ranks=settings.has_ranks,
-                allocator=settings.allocator,
-            )
+        self._program = worker_program(
+            script=settings.command is not None,
+            ranks=settings.has_ranks,
+            allocator=settings.allocator,
         )
+        self._nursery = Nursery(*self._program)
+        self._allocator_problem: str | None = None
         self._scratch: TemporaryDirectory[str] | None = None
         self._knows_script = False
         self._has_worker = False
@@ -259,8 +270,17 @@ class Supervisor(Measurer):
                 request = replace(request, launch=self._nodes.start(settings.allocator))
             ready = self._ask(request, Ready)
             device = ready.device
+            if self._allocator_problem is not None:
+                device = replace(device, allocator_problem=self._allocator_problem)
             self.packed = ready.packed
             self._take_those_of(device)
+        except ExpandableRefused as refused:
+            self._drop()
+            if settings.allocator == EXPANDABLE:
+                raise
+            self.worker -= 1
+            self._take_memory_natively(refused.problem)
+            return self._start_worker()
         except BaseException as error:
             self._drop()
             if self._nodes is not None and isinstance(error, BatchtuneError):
@@ -277,6 +297,14 @@ class Supervisor(Measurer):
             return device
         other = DeviceProcess(pid=self._busy.process, used_bytes=None)
         return replace(device, other_processes=1, processes=[other])
+
+    def _take_memory_natively(self, problem: str) -> None:
+        """Start scripts without expandable segments from now on."""
+        self._allocator_problem = problem
+        module, replies, environment, imports = self._program
+        environment = {**environment, **variables_for(NATIVE, os.environ)}
+        self._nursery.close()
+        self._nursery = Nursery(module, replies, environment, imports)
 
     def _show_nodes(self, nodes: Nodes) -> None:
         """Show what other nodes printed last: they were lost, or did not start."""
@@ -401,6 +429,10 @@ class Supervisor(Measurer):
                 lost.output or None,
             )
         if self._settings.command is not None:
+            refused = _DRIVER_ERROR.search(lost.output)
+            wanted = asked_for(settings_in({**os.environ, **self._program[2]}))
+            if refused and wanted == EXPANDABLE and self._allocator_problem is None:
+                return ExpandableRefused(refused[0])
             return script_error(workload, lost)
         return WorkloadError(
             f"{workload}: the worker process {lost} while it built the workload",
@@ -420,6 +452,17 @@ class Supervisor(Measurer):
             self._nursery.end_worker()
             if self._nodes is not None:
                 self._nodes.end()
+
+
+class ExpandableRefused(ProbeError):
+    """The driver refused a script's first memory, as it was to take expandable segments."""
+
+    def __init__(self, error: str) -> None:
+        self.problem = f"expandable segments don't work: {error}"
+        super().__init__(
+            f"--allocator expandable is impossible here: {self.problem}",
+            "Leave it out: whatever works is then measured, and every result says how to train with it.",
+        )
 
 
 def script_error(command: str, lost: WorkerLost) -> WorkloadError:

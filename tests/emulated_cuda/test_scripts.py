@@ -19,10 +19,11 @@ from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape
-memory, *command = sys.argv[1:]
+memory, allocator, *command = sys.argv[1:]
 settings = ProbeSettings(
     workload="a script", options={}, command=[sys.executable, *command],
-    device=command[1], memory_bytes=int(memory), memory_fraction=1.0,
+    device=command[1], allocator=allocator,
+    memory_bytes=int(memory), memory_fraction=1.0,
 )
 lengths = Lengths.of([20 + 37 * index % 80 for index in range(40)])
 with Supervisor(settings, lengths=lengths) as supervisor:
@@ -38,7 +39,7 @@ def probed(emulated_cuda: Machine, tmp_path: Path) -> Any:
     """The device of a script, and a small and a large trial, then a large and a small step."""
 
     def run(device: str, *habits: str) -> Any:
-        command = (str(256 * MIB), str(SCRIPT), device, *habits)
+        command = (str(256 * MIB), "auto", str(SCRIPT), device, *habits)
         return emulated_cuda.figures(
             PROBED, *command, memory="8GiB", devices=2, TMPDIR=str(tmp_path)
         )
@@ -82,3 +83,20 @@ def test_recorded_peaks_are_those_of_the_gpu_that_trains(
     plain, reset = peaks.values()
     assert plain == reset
     assert len([peak for peak in plain if peak]) == 9
+
+
+@pytest.mark.parametrize("allocator", ["auto", "expandable"])
+def test_a_driver_without_expandable_segments_is_no_error_of_the_script(
+    emulated_cuda: Machine, tmp_path: Path, allocator: str
+) -> None:
+    command = (str(256 * MIB), allocator, str(SCRIPT), "cuda:0")
+    settings = {"EMULATED_CUDA_MAPS_MEMORY": "0", "TMPDIR": str(tmp_path)}
+    ran = emulated_cuda("-c", PROBED, *command, **settings)
+    refused = "expandable segments don't work: CUDA driver error: operation not"
+    if allocator == "expandable":
+        assert f"--allocator expandable is impossible here: {refused}" in ran.stderr
+        return
+    device, trials = json.loads(ran.stdout.splitlines()[-1])
+    assert device["allocator"] == "native"
+    assert device["allocator_problem"].startswith(refused)
+    assert [trial["worker"] for trial in trials] == [1, 1, 2, 3]
