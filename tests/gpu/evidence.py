@@ -1,19 +1,23 @@
 """Measures on a real GPU what batchtune promises: `python tests/gpu/evidence.py [PART...] [--manifest FILE]`.
 
-Without names all parts run, the most telling first. A call ends by itself after `--minutes` (7.5), and each part after
-minutes of its own, counted over all calls: 25 in all. Each part writes `DIR/PART.json` with the machine's description,
-and prints one line per figure. What was measured before a part stopped, was interrupted or failed is kept, and what is
-missing is named. The next call goes on from there: it leaves out what is complete, and looks for files of earlier calls
-in `--from` first. So where a machine is lent for a few minutes and starts bare, copy DIR back into the checkout (into
-`evidence/`, which git does not ignore), and run the same command again until it ends with 0:
+Without names all parts run, the most telling first: the first three take about 12 minutes. A call ends by itself
+after `--minutes` (7), and each part after minutes of its own, counted over all calls. Each part writes
+`DIR/PART.json` with the machine's description, and prints one line per figure. What was measured before a part
+stopped, was interrupted or failed is kept, and what is missing is named. The next call goes on from there: it leaves
+out what is complete, and looks for files of earlier calls in `--from` first. So where a machine is lent for a few
+minutes and starts bare, copy DIR back into the checkout (into `evidence/`, which git does not ignore), and run the
+same command again until it ends with 0:
 
     python tests/gpu/evidence.py --out RESULTS      (and again, with what came back in evidence/)
     python tests/gpu/evidence.py summarise RESULTS  (prints the rows of a figures table)
 
+    calibration          what torch's allocator holds in each step of twelve workloads, compared with the emulated
+                         device (tests/emulated_cuda): where they differ is what not to trust of that
+    proof                `tune` of speech and a language model under 4 GiB, by both allocators, then 500 shuffled steps
+    recipes              seconds an epoch of tests/benchmarks/recipes.py, of those with lengths in the checkout
     tests-probe          tests/gpu/test_probe_on_cuda.py: each test that has run is not run again
     speech               the frontier of a conformer of 104 million parameters; every fourth of its lengths by the
                          searches of NeMo and Lightning
-    soak                 600 shuffled steps of a recommended table close to the limit, by both allocators
     epoch                epochs of the recommended table, SpeechBrain, Lhotse and fixed batches: measured and predicted
     tests-truth          tests/gpu/test_truth_on_cuda.py, and so on
     whole                the frontier of `speech` on the whole device, at four lengths
@@ -106,7 +110,11 @@ def run_part(
         earlier=earlier,
     )
     seconds_left = min(seconds_left, deadline - time.monotonic())
-    print(f"{name}: at most {max(0.0, seconds_left) / 60:.1f} min", flush=True)
+    expected = part.expected_minutes or part.minutes
+    print(
+        f"{name}: about {expected:g} min, at most {max(0.0, seconds_left) / 60:.1f}",
+        flush=True,
+    )
     try:
         if seconds_left <= 0:
             raise Missing(
@@ -202,8 +210,8 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=7.5,
-        help="longest that this call may take; default: 7.5",
+        default=7.0,
+        help="longest that this call may take; default: 7",
     )
     parser.add_argument(
         "--stretch",
@@ -250,7 +258,8 @@ def main(argv: Sequence[str]) -> int:
     complete = []
     try:
         for part in options.parts or list(PARTS):
-            if on_cpu and not options.parts and part.startswith("tests-"):
+            needs_gpu = part.startswith("tests-") or part == "recipes"
+            if on_cpu and not options.parts and needs_gpu:
                 continue
             command = f"python tests/gpu/evidence.py {shlex.join([part, *flags])}"
             complete.append(run_part(part, options, machine, command, deadline))

@@ -77,9 +77,9 @@ class Bench:
         self.record.data["lengths"] = msgspec.to_builtins(lengths.summary())
         return lengths
 
-    def manifest_of(self, lengths: Lengths) -> list[str]:
+    def manifest_of(self, lengths: Lengths, name: str) -> list[str]:
         """Arguments that give the same lengths to a command: a file of them in DIR, and its unit."""
-        path = self.out / f"{self.part}-lengths.csv"
+        path = self.out / f"{self.part}-{name}.csv"
         np.savetxt(path, lengths.values, fmt="%.17g", header="length", comments="")
         unit = [] if lengths.unit is None else ["--unit", lengths.unit]
         return [str(path), "--length-key", "length", *unit]
