@@ -38,6 +38,7 @@ from batchtune.results import (
     checked,
 )
 from batchtune.run_folder import holds_other_lengths
+from batchtune.units import parse_size
 from batchtune.verify import run_verify
 from batchtune.verify.plan import Subject, VerifyPlan
 from batchtune.workloads import with_unit
@@ -63,9 +64,9 @@ def probe(
             or a mapping of arrays, with `length_key`; the path of a manifest; or `batchtune.lengths.Lengths`.
         run: The run folder, which is continued if it holds the same probe; by default that of the commands.
         force: Whether to start over if the folder holds another run.
-        **settings: Fields of `ProbeSettings`, such as `device="cuda:1"`, `minutes=10` or `options={"layers": 12}`; of
-            `ReadOptions`: `unit`, `length_key` and `target_key`, for a manifest all of them; and of `SweepSettings`,
-            whose tables decide which lengths are measured.
+        **settings: Fields of `ProbeSettings`, such as `device="cuda:1"`, `minutes=10`, `memory_bytes="500MiB"` or
+            `options={"layers": 12}`; of `ReadOptions`: `unit`, `length_key` and `target_key`, for a manifest all of
+            them; and of `SweepSettings`, whose tables decide which lengths are measured.
 
     Raises:
         BatchtuneError: An argument is invalid, the lengths can't be read, the workload fails, nothing fits, or the
@@ -299,6 +300,12 @@ def _read(data: Any, reading: dict[str, Any]) -> Lengths:
 
 def _split(settings: dict[str, Any], *kinds: type[Record]) -> list[dict[str, Any]]:
     """Return the settings of each kind, by its fields. Raises UsageError for one that is of none."""
+    settings = {
+        name: parse_size(value)
+        if name.endswith("_bytes") and isinstance(value, str)
+        else value
+        for name, value in settings.items()
+    }
     shares = []
     for kind in kinds:
         names = kind.__struct_fields__

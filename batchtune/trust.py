@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from batchtune.results import Device, DeviceProcess, Trial
@@ -23,25 +23,25 @@ WITHOUT_COMMUNICATION = (
 
 def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
     """Return why the figures of a probe may be wrong, each with its remedy; `device` is as it was when it began."""
-    passed = [trial for trial in trials if trial.outcome == "ok"]
-    about: Iterable[str] = (
-        _about_gpu(device, trials, passed)
-        if device.processors is None
-        else _about_cpu(device, passed)
-    )
+    warnings = list(_about_memory(device, trials))
+    warnings += rough_times(device, trials)
     if device.simulated:
-        about = [WITHOUT_COMMUNICATION, *about]
+        warnings.append(WITHOUT_COMMUNICATION)
     if device.allocator_problem is not None:
         problem = with_full_stop(
             f"Memory was taken natively, as {device.allocator_problem}"
         )
-        about = [*about, f"{problem} --allocator native does so without this warning."]
-    return [
-        *about,
-        *_scatter(passed),
-        *recompile_warnings(trials),
-        *settings_warnings(device.settings),
-    ]
+        warnings.append(f"{problem} --allocator native does so without this warning.")
+    return [*warnings, *recompile_warnings(trials), *settings_warnings(device.settings)]
+
+
+def rough_times(device: Device, trials: Sequence[Trial]) -> list[str]:
+    """Return why the measured step times are only rough: other programs, a slower clock or times that scatter."""
+    passed = [trial for trial in trials if trial.outcome == "ok"]
+    about = _about_gpu_times(device, passed)
+    if device.processors is not None:
+        about = _about_cpu_times(device, passed)
+    return [*about, *_scatter(passed)]
 
 
 def _scatter(passed: Sequence[Trial]) -> Iterator[str]:
@@ -132,26 +132,55 @@ def settings_differences(before: Device, now: Device) -> list[str]:
     ]
 
 
-def _about_cpu(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
-    """Yield the doubts about a device that other programs compute on too."""
-    seen = [
-        trial.other_processors for trial in passed if trial.other_processors is not None
-    ]
-    others = sum(seen) / len(seen) if seen else device.other_processors
+def _about_memory(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield that less memory was left than the limit."""
+    if device.free_bytes is None:
+        return
+    if device.processors is not None:
+        if device.limit_bytes > device.free_bytes:
+            yield (
+                f"The limit is {format_size(device.limit_bytes)}, but only {format_size(device.free_bytes)} of memory "
+                "were free when the probe began: the system may have swapped, or may kill such a process. Give a limit "
+                "with --memory that is free."
+            )
+        return
+    outside = max(
+        (trial.outside_bytes for trial in trials if trial.outside_bytes is not None),
+        default=None,
+    )
+    if outside is None:
+        return
+    missing = (
+        device.limit_bytes
+        + device.reserve_bytes
+        + device.ddp_bytes
+        + outside
+        - device.free_bytes
+    )
+    if missing > 0 and (device.outside_bytes is None or outside > device.outside_bytes):
+        reserve_mib = -(-(missing + device.reserve_bytes) >> 20)  # rounded up
+        yield (
+            f"Memory outside PyTorch's allocator (CUDA's context, the libraries' workspaces) grew to "
+            f"{format_size(outside)} during the probe: with the limit it is {format_size(missing)} more than the "
+            f"device had free. Leave more with --reserve {reserve_mib}MiB, and --force."
+        )
+
+
+def _about_cpu_times(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
+    """Yield that other programs computed on the same processors."""
     if device.processes:
         yield (
             f"Another probe (process {device.processes[0].pid}) used the CPU when this one began: don't trust the step "
             "times; the batch sizes are right. Wait for it with --wait, and measure again with --force."
         )
-    if device.free_bytes is not None and device.limit_bytes > device.free_bytes:
-        yield (
-            f"The limit is {format_size(device.limit_bytes)}, but only {format_size(device.free_bytes)} of memory "
-            "were free when the probe began: the system may have swapped, or may kill such a process. Give a limit "
-            "with --memory that is free."
-        )
-    processors = device.processors or 0
-    if others is None or device.processes:  # another probe was reported already
         return
+    seen = [
+        trial.other_processors for trial in passed if trial.other_processors is not None
+    ]
+    others = sum(seen) / len(seen) if seen else device.other_processors
+    if others is None:
+        return
+    processors = device.processors or 0
     # Every machine does a little else.
     if others + device.settings.get("threads", processors) > processors + 0.25:
         when = "while steps were timed" if seen else "while the workload was built"
@@ -161,9 +190,8 @@ def _about_cpu(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
         )
 
 
-def _about_gpu(
-    device: Device, trials: Sequence[Trial], passed: Sequence[Trial]
-) -> Iterator[str]:
+def _about_gpu_times(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
+    """Yield that other programs used the device, or that its clock was held down."""
     who = busy_with(device.processes)
     if device.processes is None and device.other_processes:
         who = _other_processes(device.other_processes)
@@ -172,27 +200,6 @@ def _about_gpu(
             f"Also on the device: {who}. The limit is what they left free, and times may be too long. Stop them and "
             "probe again with --force, or probe another device with --device."
         )
-    outside = max(
-        (trial.outside_bytes for trial in trials if trial.outside_bytes is not None),
-        default=None,
-    )
-    if outside is not None and device.free_bytes is not None:
-        missing = (
-            device.limit_bytes
-            + device.reserve_bytes
-            + device.ddp_bytes
-            + outside
-            - device.free_bytes
-        )
-        if missing > 0 and (
-            device.outside_bytes is None or outside > device.outside_bytes
-        ):
-            reserve_mib = -(-(missing + device.reserve_bytes) >> 20)  # rounded up
-            yield (
-                f"Memory outside PyTorch's allocator (CUDA's context, the libraries' workspaces) grew to "
-                f"{format_size(outside)} during the probe: with the limit it is {format_size(missing)} more than the "
-                f"device had free. Leave more with --reserve {reserve_mib}MiB, and --force."
-            )
     reasons: Counter[str] = Counter()
     for trial in passed:
         reasons.update(trial.throttle_reasons or ())

@@ -223,6 +223,14 @@ def test_a_data_set_without_a_column_is_not_read(frame: pd.DataFrame) -> None:
         assert "length_key" in str(caught.value.hint)
 
 
+def test_sizes_may_have_units(tmp_path: Path) -> None:
+    probed = batchtune.probe(
+        KNOWN, [1.0, 2.0], device=LAW, memory_bytes="500MiB", run=tmp_path
+    )
+    assert probed.probe is not None
+    assert probed.probe.settings["memory_bytes"] == 500 << 20
+
+
 def test_a_similar_setting_is_suggested() -> None:
     with pytest.raises(UsageError, match="unknown settings: 'memory'") as caught:
         batchtune.probe(KNOWN, [1.0], memory=1 << 30)

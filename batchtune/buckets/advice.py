@@ -11,6 +11,7 @@ from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import (
     Baseline,
+    Costed,
     LearningRate,
     Row,
     cost_of,
@@ -27,6 +28,10 @@ from batchtune.units import (
 
 # Among rows within this share of the best fewer buckets decide.
 _TOLERANCE = 0.01
+# With a larger share of mates that meet again, the batches of all epochs are nearly the same.
+_SAME_EVERY_EPOCH = 0.5
+# Where the number of steps is kept, a row may have this share more of them than another.
+_MORE_STEPS = 0.1
 
 
 class Recommendation(NamedTuple):
@@ -53,31 +58,31 @@ def recommend(
 ) -> Recommendation:
     """Recommend the best bucket table, or pools that are faster at no less randomness.
 
-    The table is the one with the fewest buckets within 1% of the lowest estimated time (number of batches if any time
-    is unknown). It must need fewer batches than the fixed batch size, have only proven sizes (unless no such table
-    has), and be as random as asked for. Among tables with as many buckets the lower cost decides, then the sizing
-    `length`, which every framework can express, then the order.
+    Each must cost less than the fixed batch size, shuffled: in estimated time; without times, in batches.
 
-    Pools too must need fewer batches than the fixed batch size and have only proven sizes, and cost at least 1% less
-    than the table. They must be as random as `min_randomness` asks, or else as the table. Of those within 1% of the
-    fastest the most random are taken; none with `few_shapes`, which pools can't promise.
+    The table is the one with the fewest buckets within 1% of the lowest cost. It must have only proven sizes (unless no
+    such table has), and be as random as asked for. Among tables with as many buckets the lower cost decides, then the
+    sizing `length`, which every framework can express, then the order.
 
-    With `steps_kept` all make about as many batches, which says nothing: rows must have less padded length than the
-    fixed batch size, shuffled, and without times padded lengths are compared.
+    Pools too must have only proven sizes, and cost at least 1% less than the table. They must be as random as
+    `min_randomness` asks, or else as the table; where no table can be recommended, as the cheapest one. Of those
+    within 1% of the fastest the most random are taken; none with `few_shapes`, which pools can't promise.
+
+    With `steps_kept`, a row may make up to 10% more batches than the one with the fewest, and without times padded
+    lengths are compared: with the fixed batch size too, if it makes as few batches as that.
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     costs = epoch_costs(rows, steps_kept=steps_kept)
-    fewer = [
-        index
-        for index, row in enumerate(rows)
-        if cost_of(row, timed=False, steps_kept=steps_kept)
-        < cost_of(fixed, timed=False, steps_kept=steps_kept)
+    better = [
+        index for index in range(len(rows)) if _beats(rows, index, fixed, steps_kept)
     ]
-    proven = [index for index in fewer if not rows[index].unproven]
+    proven = [index for index in better if not rows[index].unproven]
     tables = [index for index in proven if not rows[index].uses_pools]
     if not tables:
-        tables = [index for index in fewer if not rows[index].uses_pools]
+        tables = [index for index in better if not rows[index].uses_pools]
     tables = [index for index in tables if _is_random(rows[index], min_randomness)]
+    if steps_kept:
+        tables = _with_few_steps(rows, tables)
     best = None
     table = None
     if tables:
@@ -103,7 +108,10 @@ def recommend(
         )
     pools = None
     if not few_shapes:
-        pools = _best_pools(rows, costs, proven, table, min_randomness)
+        candidates = [index for index in proven if rows[index].uses_pools]
+        if steps_kept:
+            candidates = _with_few_steps(rows, candidates)
+        pools = _best_pools(rows, costs, candidates, table, min_randomness)
     if pools is not None:
         reason = _reason(
             rows,
@@ -120,7 +128,7 @@ def recommend(
         return Recommendation(pools, reason, table)
     if table is None:
         return Recommendation(
-            None, _why_none(rows, fewer, fixed, steps_kept=steps_kept), None
+            None, _why_none(rows, better, fixed, steps_kept=steps_kept), None
         )
     reason = _reason(
         rows, costs, table, fixed, best, "than the best", steps_kept=steps_kept
@@ -137,10 +145,37 @@ def recommend(
     return Recommendation(table, reason, table)
 
 
+def _beats(rows: Sequence[Row], index: int, fixed: Baseline, steps_kept: bool) -> bool:
+    """Return whether an epoch of a row costs less than one of the fixed batch size, shuffled."""
+    row = rows[index]
+    if have_times([*rows, fixed]):
+        return cost_of(row, timed=True) < cost_of(fixed, timed=True)
+    if steps_kept and close_in_steps(fixed, row):
+        return row.padded_length < fixed.padded_length
+    return row.batches < fixed.batches
+
+
+def close_in_steps(costed: Costed, other: Costed) -> bool:
+    """Return whether one makes at most 10% more batches than the other."""
+    return costed.batches <= other.batches * (1 + _MORE_STEPS)
+
+
+def _with_few_steps(rows: Sequence[Row], indices: Sequence[int]) -> list[int]:
+    """Return the rows with at most 10% more batches than the one with the fewest."""
+    fewest = min(
+        (rows[index] for index in indices), key=lambda row: row.batches, default=None
+    )
+    return [
+        index
+        for index in indices
+        if fewest is not None and close_in_steps(rows[index], fewest)
+    ]
+
+
 def _best_pools(
     rows: Sequence[Row],
     costs: Sequence[float],
-    proven: Sequence[int],
+    candidates: Sequence[int],
     table: int | None,
     min_randomness: float | None,
 ) -> int | None:
@@ -148,13 +183,14 @@ def _best_pools(
     highest_cost = math.inf
     if table is not None:
         highest_cost = costs[table] * (1 - _TOLERANCE)
-        if min_randomness is None:
-            min_randomness = rows[table].randomness
-    pools = [
-        index
-        for index in proven
-        if rows[index].uses_pools and costs[index] < highest_cost
-    ]
+    if min_randomness is None:
+        reference = table
+        if reference is None:
+            tables = [index for index, row in enumerate(rows) if not row.uses_pools]
+            reference = min(tables, key=lambda index: costs[index], default=None)
+        if reference is not None:
+            min_randomness = rows[reference].randomness
+    pools = [index for index in candidates if costs[index] < highest_cost]
     pools = [index for index in pools if _is_random(rows[index], min_randomness)]
     lowest_cost = min((costs[index] for index in pools), default=math.inf)
     near = [index for index in pools if costs[index] <= lowest_cost * (1 + _TOLERANCE)]
@@ -214,23 +250,35 @@ def _shown_cost(row: Row, timed: bool, steps_kept: bool) -> str:
 
 
 def _why_none(
-    rows: Sequence[Row], fewer: Sequence[int], fixed: Baseline, *, steps_kept: bool
+    rows: Sequence[Row], better: Sequence[int], fixed: Baseline, *, steps_kept: bool
 ) -> str:
     """Say why no row is recommended."""
     if not rows:
         return "no padded batches are compared (--strategy packed)"
-    if not fewer and steps_kept:
-        return f"no row pads less than a fixed batch size of {format_number(fixed.batch_size)} with as many steps"
-    if not fewer:
-        fewest = min(rows, key=lambda row: row.batches)
-        return (
-            f"no row needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
-            f"{format_number(fixed.batches)}; {fewest.sized_name} needs {format_number(fewest.batches)}"
+    size = format_number(fixed.batch_size)
+    if better:
+        most_random = min(
+            (rows[index] for index in better), key=lambda row: row.mates_again
         )
-    most_random = min((rows[index] for index in fewer), key=lambda row: row.mates_again)
+        return (
+            "no row that costs less than a fixed batch size is as random and of as few shapes as asked, with proven "
+            f"sizes; the most random is {most_random.sized_name}, {most_random.randomness:.3g}"
+        )
+    if have_times([*rows, fixed]):
+        fastest = min(rows, key=lambda row: cost_of(row, timed=True))
+        times = [
+            format_seconds(cost_of(costed, timed=True)) for costed in (fixed, fastest)
+        ]
+        return (
+            f"no row takes less time than a fixed batch size of {size}, an estimated {times[0]}; "
+            f"{fastest.sized_name} takes {times[1]}"
+        )
+    if steps_kept:
+        return f"no row pads less than a fixed batch size of {size} with as many steps"
+    fewest = min(rows, key=lambda row: row.batches)
     return (
-        "no row that needs fewer batches than a fixed batch size is as random and of as few shapes as asked, with "
-        f"proven sizes; the most random is {most_random.sized_name}, {most_random.randomness:.3g}"
+        f"no row needs fewer batches than a fixed batch size of {size}, which needs {format_number(fixed.batches)}; "
+        f"{fewest.sized_name} needs {format_number(fewest.batches)}"
     )
 
 
@@ -317,6 +365,17 @@ def cautions(
             "every row has batch sizes that are not proven to fit, the recommended one too: run its batches with "
             "`batchtune verify` before you train with them"
         )
+
+
+def too_few_examples(lengths: Lengths, row: Row) -> Iterator[str]:
+    """Warn of a recommended row whose batches are nearly the same in every epoch, as few examples make few batches."""
+    if row.mates_again <= _SAME_EVERY_EPOCH:
+        return
+    yield (
+        f"{counted(lengths.count, 'example')} are too few for {row.name}: batch mates meet again in "
+        f"{format_percent(row.mates_again)} of cases, so an epoch's batches are nearly those of the one before. Fewer "
+        "buckets (--num-buckets), or more optimizer steps (--min-steps), mix them better"
+    )
 
 
 def longer_than(

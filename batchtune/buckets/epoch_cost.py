@@ -124,7 +124,7 @@ class Pricing:
             dealing=Dealing(
                 world_size=settings.world_size or costs.world_size,
                 same_bucket=settings.same_bucket,
-                accumulate=settings.accumulate,
+                accumulate=settings.accumulate or costs.accumulate,
             ),
             proven=costs.proven,
             seed=settings.seed,

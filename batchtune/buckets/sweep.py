@@ -17,6 +17,7 @@ from batchtune.buckets.advice import (
     kept_steps,
     learning_rate,
     recommend,
+    too_few_examples,
     trade_off,
 )
 from batchtune.buckets.alternatives import (
@@ -133,7 +134,7 @@ def run_sweep(
     limit = needed_limit(known, costs, folder)
     dealing = Dealing(
         world_size=settings.world_size or costs.world_size,
-        accumulate=settings.accumulate,
+        accumulate=settings.accumulate or costs.accumulate,
     )
     packed_share = 1.0
     if budget is not None and settings.min_steps is not None:
@@ -245,6 +246,7 @@ def sweep(
         settings,
         strategies=settings.strategies or tuple(STRATEGIES),
         world_size=settings.world_size or costs.world_size,
+        accumulate=settings.accumulate or costs.accumulate,
         max_batch_size=settings.max_batch_size or costs.max_batch_size,
     )
     fitting = _limits(lengths, max_batch_length, settings, costs)
@@ -252,7 +254,7 @@ def sweep(
     share = 1.0
     if settings.min_steps is not None:
         dealing = Dealing(
-            world_size=settings.world_size or 1, accumulate=settings.accumulate
+            world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
         )
         check_min_steps(settings.min_steps, lengths, dealing)
         fewest = fewest_batches(settings.min_steps, dealing)
@@ -284,6 +286,9 @@ def sweep(
     )
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
     recommended = row_at(rows, recommendation.row)
+    warnings = [*cautions(lengths, limits, fitting, rows), *costs.warnings]
+    if recommended is not None:
+        warnings += too_few_examples(lengths, recommended)
     costs_of_rows = epoch_costs(rows, steps_kept=settings.min_steps is not None)
     swept = Sweep(
         meta=meta_of(Sweep),
@@ -297,7 +302,7 @@ def sweep(
         recommended=recommendation.row,
         recommended_table=recommendation.portable,
         reason=reason,
-        warnings=[*cautions(lengths, limits, fitting, rows), *costs.warnings],
+        warnings=warnings,
         trade_off=trade_off(costs_of_rows, [row.mates_again for row in rows]),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),

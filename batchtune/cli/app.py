@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
 from importlib import import_module
@@ -75,7 +77,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; the environment sets options that it leaves out."""
         try:
-            return super().parse_args(ctx, self._with_command(_with_wait(args)))
+            words = self._with_run(self._with_command(_with_wait(args)))
+            return super().parse_args(ctx, words)
         except _ParsingError as error:
             parameter: Any = getattr(error, "param", None)
             variable = None
@@ -97,7 +100,10 @@ class Command(TyperCommand):
         The manifest may then be left out.
         """
         parameters = {parameter.name: parameter for parameter in self.params}
-        if "--" not in args or "command" not in parameters:
+        if "command" not in parameters:
+            return args
+        if "--" not in args:
+            self._refuse_script(args)
             return args
         end = args.index("--")
         words = args[end + 1 :]
@@ -105,9 +111,44 @@ class Command(TyperCommand):
             raise UsageError(
                 "no command follows --", "Give it as in a shell: -- python train.py"
             )
+        if shutil.which(words[0]) is None:
+            hint = "Is it installed, and on PATH?"
+            if words[0].endswith(".py"):
+                hint = f"Give it as in a shell: -- python {shlex.join(words)}"
+            raise UsageError(
+                f"{bounded(words[0])} can't be started: there is no such program",
+                hint,
+            )
         if "manifest" in parameters:
             parameters["manifest"].required = False
         return [*args[:end], "--command", json.dumps(words)]
+
+    def _refuse_script(self, args: list[str]) -> None:
+        """Raise UsageError for a script's command that stands where the manifest does."""
+        for place, word in enumerate(args):
+            follows_option = place > 0 and args[place - 1].startswith("-")
+            if word.endswith(".py") and not follows_option:
+                start = place
+                if place > 0 and shutil.which(args[place - 1]) is not None:
+                    start -= 1
+                command = [self.name or "", *args[:start], "--", *args[start:]]
+                raise UsageError(
+                    f"{shortened(word)} is a script, not a manifest",
+                    f"Put its command after --: batchtune {shlex.join(command)}",
+                )
+
+    def _with_run(self, args: list[str]) -> list[str]:
+        """Return a command line whose `--run DIR` is an argument, for commands that take the run folder as one."""
+        run = next((each for each in self.params if each.name == "run"), None)
+        if run is None or run.param_type_name != "argument":
+            return args
+        words = []
+        for word in args:
+            if word.startswith("--run="):
+                words.append(word.removeprefix("--run="))
+            elif word != "--run":
+                words.append(word)
+        return words
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -266,7 +266,7 @@ def worker_bar(
             f"Waiting for the script's first batches, at most {limit} (--setup-timeout)"
         )
     with progress(doing, quiet=quiet) as bar:
-        yield WorkerBar(bar, unit, settings.ddp, quiet)
+        yield WorkerBar(bar, unit, settings, quiet)
 
 
 @dataclass(slots=True)
@@ -275,9 +275,10 @@ class WorkerBar:
 
     bar: Progress
     unit: str | None
-    ddp: bool
+    settings: ProbeSettings
     quiet: bool
     introduced: bool = False
+    total: int = 0
 
     def probing(self, probing: ProbeProgress) -> None:
         """Show the progress of a probe."""
@@ -298,6 +299,14 @@ class WorkerBar:
                 probing.seconds_left,
             )
         else:
+            more = probing.total - self.total
+            if self.total and more > 0:
+                why = "the bucket tables gain from exact sizes there"
+                note(
+                    f"{counted(more, 'more length')} to measure: {why}.",
+                    quiet=self.quiet,
+                )
+            self.total = probing.total
             self._show(
                 probing,
                 f"{probing.done} of {probing.total} lengths done, trying",
@@ -320,7 +329,7 @@ class WorkerBar:
     ) -> None:
         if not self.introduced:
             self.introduced = True
-            notes(_about(worker.device, ddp=self.ddp), quiet=self.quiet)
+            notes(_about(worker.device, self.settings), quiet=self.quiet)
         self.bar.update(
             f"{doing} {self._shape(worker.shape)}",
             worker.done,
@@ -334,11 +343,13 @@ class WorkerBar:
         return f"{shape.batch_size:,} × {format_length(shape.length, self.unit)}"
 
 
-def _about(device: Device, *, ddp: bool) -> Iterator[str]:
+def _about(device: Device, settings: ProbeSettings) -> Iterator[str]:
     """Describe the device, its limit, what is kept free, and why figures may be wrong."""
     from batchtune.trust import trust_warnings
 
     limit = f"{format_size(device.limit_bytes)}{device.whose}"
+    if settings.memory_bytes is not None and settings.memory_fraction < 1:
+        limit += f" ({settings.memory_fraction:.0%} of --memory, by --memory-fraction)"
     first = f"Device: {device.name}, {format_size(device.total_bytes)}; limit {limit}."
     if device.mig:
         first += " It is a part of a GPU (MIG)."
@@ -348,7 +359,7 @@ def _about(device: Device, *, ddp: bool) -> Iterator[str]:
     kept = (device.outside_bytes or 0) + device.ddp_bytes + device.reserve_bytes
     if kept:
         yield f"Besides, {format_size(kept)} are kept free, for --reserve, --ddp and the device's libraries."
-    if ddp and not device.ddp_bytes:
+    if settings.ddp and not device.ddp_bytes:
         yield (
             "Warning: --ddp keeps nothing free: after the workload's setup no parameter requires a gradient. "
             "Give the size of its gradients with --reserve."

@@ -87,7 +87,10 @@ Output = Annotated[
 RunFolder = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder."
+        metavar="RUN",
+        envvar="BATCHTUNE_RUN",
+        show_envvar=False,
+        help="The run folder; --run names it too.",
     ),
 ]
 SetupTimeout = Annotated[
@@ -285,6 +288,16 @@ class ManifestOptions:
             return reader(
                 self.manifest, options, jobs=self.processes, on_progress=bar.reading
             )
+
+    @property
+    def in_words(self) -> str:
+        """The manifest and how to read it, as a part of a command line; a word for it if it was read from a pipe."""
+        if "-" in self.manifest:
+            return "MANIFEST"
+        words = [shlex.join(self.manifest)]
+        for name, value in self.read_options().record().flags.items():
+            words.append(f"{name} {value}".strip())
+        return " ".join(words)
 
     @property
     def processes(self) -> int:
@@ -526,6 +539,18 @@ class WorkloadOptions:
             "options": options,
         }
 
+    @property
+    def in_words(self) -> str | None:
+        """The training step as a part of a command line, after a space; None if it is not one for all commands."""
+        if self.command is not None:
+            return f" -- {shlex.join(script_words(self.command))}"
+        if self.workload is None or self._named() is not None:
+            return None
+        words = ["--workload", self.workload]
+        for text in self.set or []:
+            words += ["--set", text]
+        return f" {shlex.join(words)}"
+
     def _named(self) -> list[str] | None:
         """Return the command of a workload that is named by its framework; None for another workload."""
         from batchtune.scripts.named import FLAGS, named_command
@@ -646,10 +671,10 @@ class SweepOptions:
         "With --world-size: all ranks take batches of the same bucket at each step.",
         default=False,
     )
-    accumulate: int = setting(
-        "Gradient accumulation steps; ranks only wait for each other at the last one.",
+    accumulate: int | None = setting(
+        "Gradient accumulation steps; ranks only wait for each other at the last one (default: those of the probed "
+        "script, or 1).",
         "N",
-        default=1,
     )
     min_randomness: MinRandomness = None
     min_steps: MinSteps = None

@@ -133,7 +133,7 @@ def tune(
             # Before the probe, which takes minutes; its ranks may allow even fewer.
             dealing = Dealing(
                 world_size=sweep_settings.world_size or 1,
-                accumulate=sweep_settings.accumulate,
+                accumulate=sweep_settings.accumulate or 1,
             )
             check_min_steps(sweep_settings.min_steps, lengths, dealing)
         prover = Prover(
@@ -165,7 +165,7 @@ def tune(
                 why = "packed micro-batches run in the probe only"
             console.note(f"Warning: nothing to verify, because {why}.")
     holds = not verify or verification is None or verification.holds
-    results = load_run(run.run)
+    results = replace(load_run(run.run), manifest=source.in_words, step=probe.in_words)
     if run.json:
         console.write_result(render("json", results), None)
     else:
@@ -197,7 +197,11 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
         console.write_json(probed)
     else:
         results = RunResults(
-            name=run.run.name, probe=probed, sweep=None, folder=run.run
+            name=run.run.name,
+            probe=probed,
+            folder=run.run,
+            manifest=source.in_words,
+            step=probe.in_words,
         )
         console.show(results, full=run.full)
 
@@ -334,6 +338,7 @@ def sweep_buckets(
             from_training=from_training,
             packing=packing,
         ),
+        source,
         run,
     )
 
@@ -385,7 +390,7 @@ def sweep_stream(
             on_row=bar.row,
         )
     _write_config(swept, run.run)
-    _show(swept, run)
+    _show(swept, source, run)
 
 
 def sweep_and_write(
@@ -433,13 +438,14 @@ def _write_config(swept: Sweep | StreamSweep, folder: Path) -> None:
         )
 
 
-def _show(swept: Sweep | StreamSweep, run: RunOptions) -> None:
+def _show(swept: Sweep | StreamSweep, source: ManifestOptions, run: RunOptions) -> None:
     from batchtune.reports import load_run
 
     if run.json:
         console.write_json(swept)
     else:
-        console.show(load_run(run.run), full=run.full)
+        results = replace(load_run(run.run), manifest=source.in_words)
+        console.show(results, full=run.full)
 
 
 def _check_limit(

@@ -217,6 +217,7 @@ class Costs:
 
     Attributes:
         world_size: Number of ranks that trained together.
+        accumulate: How many batches an optimizer step trains on.
         max_batch_size: The most examples that were tried in a batch; None: as many as the data has.
         warnings: Why the times may be wrong, each with its remedy.
         frontier: Lengths → the largest batch size that fits, at least 1.
@@ -234,6 +235,7 @@ class Costs:
     step_seconds: StepSeconds | None = None
     device_name: str | None = None
     world_size: int = 1
+    accumulate: int = 1
     max_batch_size: int | None = None
     warnings: tuple[str, ...] = ()
     joint_frontier: JointSizes | None = None
@@ -256,12 +258,15 @@ def costs_of(probe: Probe) -> Costs:
         world_size=probe.device.world_size,
         max_batch_size=probe.settings.get("max_batch_size"),
     )
+    script = probe.device.script
+    if script is not None:
+        measured = replace(measured, accumulate=script.accumulation)
     if probe.packed is not None:
         packed = PackedCosts.of(probe, probe.packed)
         timed = packed.step_seconds is not None
         return replace(measured, packed=packed, warnings=_cautions(probe, timed))
-    if probe.device.script is not None:
-        measured = replace(measured, own_batch_size=probe.device.script.batch_size)
+    if script is not None:
+        measured = replace(measured, own_batch_size=script.batch_size)
     model = probe.models.step_seconds
     times = None
     if model is not None and model.relative_error <= WORST_TIME_ERROR:

@@ -81,7 +81,7 @@ class Turns:
         return Confirmation(
             shapes=len(self.confirmed),
             steps=len(self.passed),
-            workers=min(1, len(self.passed)),
+            workers=len({step.worker for step in self.passed}),
             alloc_retries=self.alloc_retries,
             reserved_growth_bytes=self._reserved_growth_bytes(),
             given_up=sum(trial.confirmation for trial in trials),

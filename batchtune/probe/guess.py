@@ -95,7 +95,9 @@ def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
         guess = max(guess, bracket.passed + bracket.step)
     if bracket.failed is not None:
         back = max(bracket.step, step_at(bracket.failed, known.settings.tolerance))
-        if not bracket.passed:  # step back further each time
+        if _nearly_fitted(known, bracket):
+            back += back // 2
+        elif not bracket.passed:  # step back further each time
             back <<= max(0, bracket.failures - 1)
         guess = min(guess, bracket.failed - back)
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
@@ -109,8 +111,8 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
         and not bracket.ran
         and bracket.surely
     ):
-        if known.failures[bracket.anchor.shape(bracket.failed)].flushed:
-            return bracket.failed - 1  # it nearly fitted
+        if _nearly_fitted(known, bracket):
+            return bracket.failed - 1
         return bracket.surely
     multiple = known.next_multiple(bracket)
     if multiple is not None:
@@ -135,6 +137,13 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     ):
         return bracket.proven + bracket.step
     return _middle(known, bracket)
+
+
+def _nearly_fitted(known: Knowledge, bracket: Bracket) -> bool:
+    """Return whether the smallest size that failed would have fitted, had the allocator emptied its cache."""
+    if bracket.failed is None:
+        return False
+    return known.failures[bracket.anchor.shape(bracket.failed)].flushed
 
 
 def _middle(known: Knowledge, bracket: Bracket) -> int:
@@ -167,7 +176,10 @@ def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
     assert fit.model is not None
     # A little below the model's limit: a success closes the length, a failure does not.
     error = min(fit.model.relative_error, 0.5)
-    margin = max(error, known.tolerance / 2)
+    below = known.tolerance / 2
+    if known.peaks.overhead > 1:  # only so far that a success still closes the length
+        below = 0.8 * known.tolerance
+    margin = max(error, below)
     size = max(
         1,
         min(

@@ -91,7 +91,10 @@ class RunResults:
         verdicts: One for each rule that the run was held to.
         drift: How far other lengths are from the run's.
         folder: The folder as the user named it; only commands that are proposed name it.
-        manifest: The lengths in proposed commands: the file that holds a script's own, or a word for the user's.
+        manifest: The lengths in proposed commands: as the user named them, the file that holds a script's own, or else
+            a word that stands for them.
+        step: The training step in proposed commands, as the user named it (` -- python train.py`, ` --workload W`);
+            None: the user named none here.
     """
 
     name: str
@@ -102,6 +105,7 @@ class RunResults:
     drift: Drift | None = None
     folder: Path = DEFAULT_FOLDER
     manifest: str = "MANIFEST"
+    step: str | None = None
     stream: StreamSweep | None = None
     loader: LoaderTuning | None = None
     training: Training | None = None
@@ -134,6 +138,8 @@ class RunResults:
 
         A result file from a stranger may name any function: only a Python file's name is repeated.
         """
+        if self.step is not None:
+            return self.step
         if self.probe is None or self.probe.workload.spec.startswith("builtin:"):
             return ""
         if self.is_of_script:
@@ -157,9 +163,13 @@ class RunResults:
             verified = None
         if verified is not None and not verified.holds:
             if verified.failures and not of_stream:  # otherwise the reasons say it
-                workload = "-- COMMAND" if self.is_of_script else "--workload W"
+                step = self.workload_flags
+                if (
+                    not step and self.probe is not None
+                ):  # a built-in, which `verify` knows from the run
+                    step = f" --workload {shlex.quote(self.probe.workload.spec)}"
                 yield (
-                    f"batchtune tune {self.manifest} --force{self.as_option} {workload}",
+                    f"batchtune tune {self.manifest} --force{self.as_option}{step}",
                     "probe again",
                 )
             yield verify, "run these batches again"
@@ -171,7 +181,7 @@ class RunResults:
             return
         if self.is_of_script:
             yield (
-                f"batchtune run {self.manifest}{self.as_option} -- COMMAND",
+                f"batchtune run {self.manifest}{self.as_option}{self.workload_flags}",
                 "train the script with these batches",
             )
         if self.probe is None:

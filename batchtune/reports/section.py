@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from batchtune.buckets.advice import close_in_steps
 from batchtune.errors import without_commands
 from batchtune.reports import RunResults
 from batchtune.results import Costed, Row, StreamRow, StreamSweep, Sweep, cost_of
+from batchtune.trust import rough_times
 from batchtune.units import (
     counted,
     format_length,
@@ -195,6 +197,7 @@ class Times:
         error: The relative error of the recommended row's time, of two standard errors, or that of the probe's model if
             it is larger; None if neither is known.
         of_row: The recommended row's alone; None if it is not known.
+        rough: Why the measured times are only rough, as warnings.
         are_reliable: Whether rows can be compared by their times; otherwise their batches are compared.
     """
 
@@ -214,9 +217,11 @@ class Times:
         if run.probe is not None and run.probe.models.step_seconds is not None:
             errors.append(run.probe.models.step_seconds.relative_error)
         self.error = max(errors, default=None)
-        self.are_reliable = sweep.has_times and (
-            self.error is None or self.error <= _WORST_ERROR
-        )
+        self.rough = []
+        if run.probe is not None:
+            self.rough = rough_times(run.probe.device, run.probe.trials)
+        exact = self.error is None or self.error <= _WORST_ERROR
+        self.are_reliable = sweep.has_times and exact and not self.rough
 
     def doubts(self) -> Iterator[str]:
         """Say why batches are compared and not times, if so."""
@@ -228,6 +233,8 @@ class Times:
                 f"The step times are not reliable (error {format_percent(self.error)}): {saved}. Probe again with "
                 "--force on a machine that does nothing else."
             )
+        elif self.rough:
+            yield f"The step times are only rough (see the warnings): {saved}."
         else:
             yield f"Step times are not known: {saved}."
 
@@ -241,15 +248,40 @@ def headline(
     what: str,
     row: AnyRow,
     alternatives: Mapping[str, Costed],
+    sweep: AnySweep,
     *,
     timed: bool,
-    steps_kept: bool,
 ) -> str:
-    """Say what to set, and compare it with the first alternative, if any: `: 1.34 times faster than NAME`."""
+    """Say what to set, compared with the first alternative, if any (`: 1.34 times faster than NAME`).
+
+    If the user's own config is better, say to keep it.
+    """
+    steps_kept = sweep.min_steps is not None
+    if sweep.current is not None and keeps_current(sweep, row, timed=timed):
+        advantage = _advantage(
+            sweep.current, what, row, timed=timed, steps_kept=steps_kept
+        )
+        return f"Keep {CURRENT}: {advantage}."
     for name, other in alternatives.items():
         advantage = _advantage(row, name, other, timed=timed, steps_kept=steps_kept)
         return f"Set {what}: {advantage}."
     return f"Set {what}."
+
+
+def keeps_current(sweep: AnySweep, row: AnyRow, *, timed: bool) -> bool:
+    """Return whether the user's own config fits and costs less than a row."""
+    current = sweep.current
+    if current is None or sweep.current_fits is False:
+        return False
+    if timed and row.equal_to_best and current.equal_to_best:
+        return False
+    if sweep.min_steps is not None and not timed and not close_in_steps(current, row):
+        return False
+    kept = sweep.min_steps is not None
+    own, found = (
+        cost_of(costed, timed=timed, steps_kept=kept) for costed in (current, row)
+    )
+    return own < found
 
 
 def _advantage(
@@ -258,7 +290,7 @@ def _advantage(
     """Say how a row compares with another: `1.34 times faster than NAME`, `37.9% fewer batches than with NAME`."""
     seconds = row.estimated_epoch_seconds
     is_timed = timed and seconds and other.estimated_epoch_seconds
-    if not is_timed and steps_kept:
+    if not is_timed and steps_kept and close_in_steps(other, row):
         change = 1 - row.padded_length / other.padded_length
         less = "less" if change >= 0 else "more"
         return f"{format_percent(abs(change))} {less} to compute, with padding, than with {name}"
@@ -280,16 +312,15 @@ def _advantage(
 
 
 def brief_facts(
-    run: RunResults, times: Times, sweep: AnySweep, row: AnyRow, proof: Iterable[str]
+    run: RunResults, times: Times, sweep: AnySweep, proof: Iterable[str]
 ) -> list[str]:
     """Return what even a brief report says after its headline: doubts, the proof, and what the user's own config is."""
-    current = _current_facts(sweep, row, times.are_reliable)
     return [
         *times.doubts(),
         *proof,
         *training_notes(run),
         *steps_kept(sweep),
-        *current,
+        *current_described(sweep),
     ]
 
 
@@ -305,18 +336,6 @@ def steps_kept(sweep: AnySweep) -> Iterator[str]:
     if sweep.min_steps is not None:
         steps = counted(sweep.min_steps, "optimizer step")
         yield f"An epoch keeps at least {steps} (--min-steps)."
-
-
-def _current_facts(sweep: AnySweep, row: AnyRow, timed: bool) -> Iterator[str]:
-    """Say so if the user's own config costs less than the recommended row, and fits; and what it is."""
-    current = sweep.current
-    if current is not None and sweep.current_fits is not False:
-        alike = timed and row.equal_to_best and current.equal_to_best
-        kept = sweep.min_steps is not None
-        costs = [cost_of(each, timed=timed, steps_kept=kept) for each in (current, row)]
-        if not alike and costs[0] < costs[1]:
-            yield f"{CURRENT.capitalize()} is better than what is recommended: keep it."
-    yield from current_described(sweep)
 
 
 def current_described(sweep: AnySweep) -> Iterator[str]:

@@ -19,6 +19,7 @@ from batchtune.reports.section import (
     fewer_steps,
     format_share,
     headline,
+    keeps_current,
     known,
     make_table,
     sizes_table,
@@ -62,7 +63,7 @@ def stream_section(run: RunResults) -> Section:
             warnings=warnings,
             next_steps=[
                 (
-                    f"batchtune sweep-stream SOURCE{run.as_option}",
+                    f"batchtune sweep-stream {run.manifest}{run.as_option}",
                     "compare other buffers and settings",
                 )
             ],
@@ -72,7 +73,7 @@ def stream_section(run: RunResults) -> Section:
         proof.append(
             "Every batch of the simulated epochs was run, or is no larger than one that was."
         )
-    facts = brief_facts(run, times, stream, row, proof)
+    facts = brief_facts(run, times, stream, proof)
     if stream.current is not None:
         ranks = stream.world_size
         facts += fewer_steps(-(-row.batches // ranks), stream.current.batches // ranks)
@@ -85,7 +86,9 @@ def stream_section(run: RunResults) -> Section:
                 STREAM_CONFIG_FILE,
             )
         )
-    verify = f"batchtune verify --stream{run.as_argument} SHARDS{run.workload_flags}"
+    verify = (
+        f"batchtune verify --stream{run.as_argument} {run.manifest}{run.workload_flags}"
+    )
     config = (str(run.folder / STREAM_CONFIG_FILE), "the best for BucketedStream")
     return Section(
         title="Stream",
@@ -94,8 +97,8 @@ def stream_section(run: RunResults) -> Section:
                 _what_to_set(stream, row),
                 row,
                 _alternatives(stream),
+                stream,
                 timed=times.are_reliable,
-                steps_kept=stream.min_steps is not None,
             ),
             *facts,
             *_other_settings(stream, row),
@@ -236,7 +239,9 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
 
     Of an algorithm, batches that are proven to fit go first, and no buffer is larger than the recommended row's.
     """
-    compared: dict[str, AnyRow] = {f"recommended ({algorithm_name(chosen)})": chosen}
+    kept = keeps_current(stream, chosen, timed=timed)
+    title = "best of the sweep" if kept else "recommended"
+    compared: dict[str, AnyRow] = {f"{title} ({algorithm_name(chosen)})": chosen}
     if stream.current is not None:
         compared[current_name(stream)] = stream.current
     for algorithm in dict.fromkeys(row.algorithm for row in stream.rows):
@@ -257,6 +262,7 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
         _cells,
         timed=timed,
         steps_kept=stream.min_steps is not None,
+        marked=1 if kept else 0,
     )
 
 

@@ -23,6 +23,7 @@ from batchtune.reports.section import (
     fewer_steps,
     format_shape,
     headline,
+    keeps_current,
     known,
     left_free,
     make_table,
@@ -79,7 +80,7 @@ def sweep_section(run: RunResults) -> Section:
             warnings=warnings,
             next_steps=list(_sweep_again(run, sweep)),
         )
-    facts = brief_facts(run, times, sweep, row, _proof(run, sweep, row))
+    facts = brief_facts(run, times, sweep, _proof(run, sweep, row))
     if sweep.current is not None:
         facts += fewer_steps(row.steps, sweep.current.steps)
     sizes = sizes_table(
@@ -95,8 +96,8 @@ def sweep_section(run: RunResults) -> Section:
                 _what_to_set(sweep, row),
                 row,
                 alternatives(sweep),
+                sweep,
                 timed=timed,
-                steps_kept=sweep.min_steps is not None,
             ),
             *facts,
             *_support(sweep, row),
@@ -276,8 +277,13 @@ def _comparison(sweep: Sweep, row: Row | None, *, timed: bool) -> Table:
     Where none is recommended, the one with the fewest batches stands last.
     """
     compared: dict[str, Row | Baseline | LowerBound] = {}
-    if row is not None:
+    marked = None
+    if row is not None and keeps_current(sweep, row, timed=timed):
+        compared["best of the sweep"] = row
+        marked = 1  # the user's own config, which comes next
+    elif row is not None:
         compared["recommended"] = row
+        marked = 0
     for name, other in alternatives(sweep).items():
         compared[name.removeprefix("a ")] = other
     if sweep.current is not None and sweep.current_fits is False:
@@ -299,7 +305,7 @@ def _comparison(sweep: Sweep, row: Row | None, *, timed: bool) -> Table:
         partial(_cells, sweep),
         timed=timed,
         steps_kept=sweep.min_steps is not None,
-        marked=None if row is None else 0,
+        marked=marked,
     )
 
 

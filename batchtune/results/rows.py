@@ -45,7 +45,8 @@ class SweepSettings(Record, frozen=True, kw_only=True):
         multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this.
         world_size: Number of ranks; None: as many as were probed. With same_bucket all take batches of one bucket at
             each step.
-        accumulate: Ranks wait for each other only after so many batches.
+        accumulate: The batches of an optimizer step on each rank, which wait for each other only after them; None: as
+            many as those of the probed script, or one.
         min_randomness: The least probability, for the recommended row, that mates do not meet again in the next epoch.
         min_steps: The fewest optimizer steps of an epoch: batches are made smaller until it has as many.
     """
@@ -61,7 +62,7 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
     world_size: _Ranks | None = None
     same_bucket: bool = False
-    accumulate: _Ranks = 1
+    accumulate: _Ranks | None = None
     min_randomness: _Part | None = None
     min_steps: Size | None = None
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchtune.buckets.advice import recommend, trade_off
 from batchtune.results import Baseline, Row, Sizing
@@ -106,6 +107,31 @@ def test_the_fewest_buckets_among_the_best_tables_win(
 ) -> None:
     found = recommend(rows, fixed(2000))
     assert (found.row, found.portable) == (chosen, chosen)
+
+
+def test_times_alone_decide_where_all_are_known() -> None:
+    # More batches than with the fixed batch size, in a third of its time.
+    assert recommend([row(2600, 12, 30.0)], fixed(2000, 92.0, 80.0)).row == 0
+    found = recommend([row(900, 12, 95.0)], fixed(2000, 92.0, 80.0))
+    assert found.row is None
+    assert found.reason.startswith("no row takes less time than a fixed batch size")
+
+
+def test_of_rows_that_keep_the_steps_one_close_to_them_is_recommended() -> None:
+    ones = replace(row(7025, 10, strategy="linear"), padded_length=0.9)
+    close = row(2581, 12)
+    assert recommend([ones, close], fixed(3513), steps_kept=True).row == 1
+    # A fixed batch size of one pads nothing, and makes as many steps as there are examples.
+    single = [replace(baseline, padded_length=0.9) for baseline in fixed(7025)]
+    assert recommend([ones, close], single, steps_kept=True).row == 1
+
+
+@pytest.mark.parametrize(("again", "chosen"), [(0.04, 1), (0.78, None)])
+def test_pools_are_as_random_as_a_table_that_is_not_recommended(
+    again: float, chosen: int | None
+) -> None:
+    rows = [row(2000, 10, again=0.05), pools(1500, 5000, again)]
+    assert recommend(rows, fixed(2000)).row == chosen
 
 
 @pytest.mark.parametrize(

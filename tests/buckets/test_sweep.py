@@ -436,7 +436,7 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path: Path) -> None:
         loader="Speech, 2,000 examples",
         per_unit=1.0,
         target_per_unit=None,
-        accumulation=1,
+        accumulation=2,
         look_ahead=0,
         batch_size=8,
     )
@@ -446,6 +446,8 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path: Path) -> None:
     )
     found = run_sweep(lengths, SweepSettings(num_buckets=(10,)), tmp_path)
     assert found.current is not None and found.current.batches == 250
+    # Its optimizer steps train on two batches each.
+    assert found.current.steps == 125
     current = read_current("batch_size=4")
     found = run_sweep(
         lengths, SweepSettings(num_buckets=(10,)), tmp_path, current=current

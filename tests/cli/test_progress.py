@@ -76,6 +76,18 @@ def test_the_confirmation_names_n_of_m() -> None:
     assert shown.bar.doing == "Confirming in turns, step 5 of 17: 12 × 24.5 s"
 
 
+def test_what_the_user_set_and_what_changes_is_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    limited = replace(WORKLOAD, memory_bytes=1 << 30, memory_fraction=0.9)
+    with worker_bar("s", limited, quiet=False) as bar:
+        for total in (12, 12, 16):
+            bar.probing(progress_of(total=total))
+    shown = capsys.readouterr().err
+    assert "(90% of --memory, by --memory-fraction)" in shown
+    assert shown.count("4 more lengths to measure: the bucket tables gain") == 1
+
+
 def test_a_script_s_first_batches_have_the_setups_time_limit() -> None:
     script = replace(WORKLOAD, command=["train.py"], setup_timeout_seconds=90.0)
     with worker_bar("s", script, quiet=True) as shown:
@@ -117,5 +129,5 @@ def test_memory_kept_free_lowers_the_limit_and_is_noted(
     memory = ["--device", LAW, "--memory", "1GiB", "--memory-fraction", "0.5"]
     ran = batchtune("probe-oom", "few.csv", *memory, "--reserve", "20MiB", "--ddp")
     assert ran.returncode == 0, ran.stderr
-    assert "; limit 492 MiB." in ran.stderr
+    assert "; limit 492 MiB (50% of --memory, by --memory-fraction)." in ran.stderr
     assert "20 MiB are kept free" in ran.stderr

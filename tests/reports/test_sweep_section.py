@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace as with_results
 from pathlib import Path
 from typing import Any
@@ -194,11 +195,27 @@ def test_a_better_current_config_is_called_better() -> None:
     sweep = made_sweep()
     assert sweep.recommended_row is not None
     better = replace(sweep.recommended_row, estimated_epoch_seconds=100.0)
-    keep = "Your current config is better than what is recommended: keep it."
-    assert keep in summary_of(sweep=replace(sweep, current=better))
-    assert keep not in summary_of(
-        sweep=replace(sweep, current=better, current_fits=False)
+    said = summary_of(sweep=replace(sweep, current=better))
+    assert re.match(
+        r"Keep your current config: [0-9.]+ times faster than 13 buckets \(optimal\)",
+        said[0],
     )
+    assert not any("recommended" in text for text in said)
+    unfit = summary_of(sweep=replace(sweep, current=better, current_fits=False))
+    assert unfit[0].startswith("Set 13 buckets")
+
+
+def test_rough_times_are_no_headline() -> None:
+    probe = proven_probe()
+    said = summary_of(probe=probe, sweep=made_sweep())
+    assert "times faster" in said[0]
+    scattered = [
+        replace(trial, step_seconds=0.1, step_seconds_spread=0.05)
+        for trial in probe.trials
+    ]
+    said = summary_of(probe=replace(probe, trials=scattered), sweep=made_sweep())
+    assert "batches than with" in said[0]
+    assert said[1].startswith("The step times are only rough (see the warnings)")
 
 
 @pytest.mark.parametrize(
@@ -469,7 +486,10 @@ def test_sizes_that_are_not_proven_come_with_a_remedy(
         ),
         (
             with_results(BOTH, verification=failed_verification()),
-            ["tune MANIFEST --force --workload W", "verify MANIFEST"],
+            [
+                "tune MANIFEST --force --workload builtin:conformer-ctc",
+                "verify MANIFEST",
+            ],
         ),
         (with_results(BOTH, verification=LEAK), ["verify MANIFEST"]),
     ],
