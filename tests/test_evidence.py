@@ -162,7 +162,7 @@ def test_an_epoch_goes_on_with_the_batches_that_were_timed(
     assert whole.seconds > cut_off.seconds
 
 
-def test_the_most_telling_parts_take_15_minutes_in_calls_of_at_most_7() -> None:
+def test_the_first_parts_take_15_minutes_in_calls_of_7() -> None:
     first = list(PARTS)[:3]
     assert first == ["calibration", "proof", "recipes"]
     assert sum(PARTS[part].minutes for part in first) <= 15

@@ -57,7 +57,7 @@ def probed(emulated_cuda: Machine, tmp_path: Path) -> Any:
     ],
     ids=["another GPU", "resets peaks", "catches errors"],
 )
-def test_a_script_is_measured_on_its_gpu_whatever_it_does(
+def test_a_script_is_measured_whatever_it_does(
     probed: Any, device: str, habits: tuple[str, ...], workers: list[int]
 ) -> None:
     used, trials = probed(device, *habits)
@@ -69,7 +69,7 @@ def test_a_script_is_measured_on_its_gpu_whatever_it_does(
     assert trials[0]["peak_bytes"] == 150028288
 
 
-def test_recorded_peaks_are_those_of_the_gpu_that_trains(
+def test_recorded_peaks_are_those_of_the_training_gpu(
     emulated_cuda: Machine, tmp_path: Path
 ) -> None:
     peaks = {}
@@ -86,7 +86,7 @@ def test_recorded_peaks_are_those_of_the_gpu_that_trains(
 
 
 @pytest.mark.parametrize("allocator", ["auto", "expandable"])
-def test_a_driver_without_expandable_segments_is_no_error_of_the_script(
+def test_a_driver_without_expandable_segments(
     emulated_cuda: Machine, tmp_path: Path, allocator: str
 ) -> None:
     command = (str(256 * MIB), allocator, str(SCRIPT), "cuda:0")
