@@ -77,6 +77,7 @@ class Prover:
         run: Runs a plan until a deadline on the monotonic clock.
         verify: How to verify; None: only prove.
         deadline: When all must end, on the monotonic clock; None: when it is done.
+        probed_seconds: How long the probe took with all starts of the workload, which take long for a script.
     """
 
     folder: Path
@@ -88,13 +89,16 @@ class Prover:
     on_note: Callable[[str], None]
     verify: VerifySettings | None = None
     deadline: float | None = None
+    probed_seconds: float = 0.0
 
     def tune(
         self, started: float, minutes: float | None
     ) -> tuple[Sweep, Verification | None]:
         """Probe and prove, within so many minutes from then on the monotonic clock. Raises as these do."""
         if minutes is None:
-            return self.prove(self.probe(None, False))
+            began = time.monotonic()
+            probed = self.probe(None, False)
+            return replace(self, probed_seconds=time.monotonic() - began).prove(probed)
         probed = self.probe(minutes * _PROBE_SHARE, False)
         return replace(self, deadline=started + 60 * minutes).prove(probed)
 
@@ -104,7 +108,8 @@ class Prover:
         Raises as `run_verify` does.
         """
         swept = self.sweep(frozenset())
-        ends = time.monotonic() + max(_ALL_TABLES_SECONDS, _ALL_TABLES * _spent(probe))
+        spent = max(self.probed_seconds, _spent(probe))
+        ends = time.monotonic() + max(_ALL_TABLES_SECONDS, _ALL_TABLES * spent)
         if self.deadline is not None:
             ends = self.deadline
         settings = self.verify or proof_settings(probe)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -188,6 +190,27 @@ def test_where_nothing_holds_other_rows_are_tried(
     assert fails_the_gate(tmp_path)
     evidence = read_sampler_yaml(tmp_path / "sampler.yaml").evidence
     assert evidence.unproven == swept.unproven
+
+
+def test_tables_have_twice_the_time_of_the_probe_with_its_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    made_time = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("batchtune.proving.time", made_time)
+    steps = prover(made(), tmp_path)
+    deadlines = []
+
+    def probe(minutes: float | None, goes_on: bool) -> Probe:
+        clock[0] += 400
+        return steps.probe(minutes, goes_on)
+
+    def run(plan: VerifyPlan, subject: Subject, deadline: float) -> Verification:
+        deadlines.append(deadline)
+        return steps.run(plan, subject, float("inf"))
+
+    replace(steps, probe=probe, run=run).tune(0.0, None)
+    assert deadlines == [1200.0]
 
 
 def test_without_time_it_is_written_and_unproven(tmp_path: Path) -> None:
