@@ -116,7 +116,11 @@ class Clock:
 
         self._cuda: Any = torch.cuda
         self.device = backend_for("cpu").identify("cpu").name
-        self._gpu = training_gpu()
+        self._gpu: int | None = None
+        if self._cuda.is_initialized():
+            self._gpu = self._cuda.current_device()
+        with contextlib.suppress(Exception):  # an optimizer that is not like torch's
+            self._gpu = training_gpu()
         if self._gpu is not None:
             self.device = self._cuda.get_device_name(self._gpu)
             self._peaks = Peaks(self._gpu)

@@ -13,7 +13,7 @@ same command again until it ends with 0:
 
     calibration          what torch's allocator holds in each step of twelve workloads, compared with the emulated
                          device (tests/emulated_cuda): where they differ is what not to trust of that
-    proof                `tune` of speech and a language model under 4 GiB, by both allocators, then 500 shuffled steps
+    proof                `tune` of speech and a language model under 2 GiB, by both allocators, then 500 shuffled steps
     recipes              seconds an epoch of tests/benchmarks/recipes.py, of those with lengths in the checkout
     tests-probe          tests/gpu/test_probe_on_cuda.py: each test that has run is not run again
     speech               the frontier of a conformer of 104 million parameters; every fourth of its lengths by the

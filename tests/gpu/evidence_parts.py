@@ -31,7 +31,7 @@ PROOF_STEPS = 500
 QUICK_PROOF_STEPS = 10
 QUICK_PROOF_FRACTION = 0.46
 # So little that a step is short.
-PROOF_MEMORY = "4GiB"
+PROOF_MEMORY = "2GiB"
 # Of the time that is left for a table's steps, to end inside it.
 STEPS_SHARE = 0.8
 RECIPES = ("ctc", "tts")
@@ -61,7 +61,7 @@ def _models(bench: Bench) -> dict[str, tuple[list[str], list[str]]]:
     """The lengths of each model, and its workload and memory, for a command."""
     speech = bench.lengths()
     tokens = made_tokens()
-    language = {"size": "base", "dtype": "bf16"}
+    language = {"size": "small", "dtype": "bf16"}
     memory = ["--memory", PROOF_MEMORY]
     if bench.quick:
         tokens = Lengths.of(2.0 + np.arange(QUICK_EXAMPLES) % 5, unit="tokens")
