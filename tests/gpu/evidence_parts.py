@@ -159,17 +159,18 @@ def recipes(bench: Bench) -> None:
         found = json.loads(path.read_text())
         bench.record.data[name] = found
         rounds = found["rounds"]
-        seconds = {
-            contender: round(
-                statistics.fmean(each[contender]["seconds"] for each in rounds), 2
-            )
-            for contender in found["contenders"]
-        }
+        told = {}
+        for contender in found["contenders"]:
+            trained = [each[contender] for each in rounds if contender in each]
+            seconds = statistics.fmean(one["seconds"] for one in trained)
+            told[contender] = f"{seconds:.2f}"
+            if any(one["oom"] for one in trained):
+                told[contender] = "out of memory"
         bench.record.figure(
             f"recipe {name}: seconds an epoch, {len(rounds)} rounds",
-            "; ".join(f"{contender} {mean}" for contender, mean in seconds.items()),
+            "; ".join(f"{contender} {time}" for contender, time in told.items()),
             rounds=len(rounds),
-            seconds=seconds,
+            contenders=told,
         )
         bench.record.done(name)
 
