@@ -177,16 +177,16 @@ def _sweep(
     **sweeping: Any,
 ) -> Sweep:
     """Sweep, and write `sweep.json` and `sampler.yaml`; `refuted` as for `run_sweep`."""
-    packing = Packing.of(max_tokens, cut_at, current)
-    padded = None
-    if current is not None and packing.current is None:
-        padded = read_current(current)
+    packing = Packing(max_tokens=max_tokens, cut_at=cut_at)
+    current_settings = None
+    if current is not None:
+        current_settings = read_current(current)
     swept = run_sweep(
         lengths,
         checked_settings(**sweeping),
         folder,
         max_batch_length=max_batch_length,
-        current=padded,
+        current=current_settings,
         force=force,
         packing=packing,
         refuted=refuted,

@@ -15,6 +15,8 @@ from batchtune.files import read_regular
 LARGEST_BYTES = 2 << 20
 # The scanner's time grows with the square of a line's length.
 _LONGEST_LINE = 100_000
+# And with the square of the depth of brackets: 1,500 take it half a minute.
+_DEEPEST = 200
 _MOST_REFERENCES = 32
 _MOST_LISTED = 8
 
@@ -27,6 +29,7 @@ BUCKETS = ("num_buckets", "bucket_boundaries")
 REFERENCE = re.compile(r"<([^<>]*)>")
 _REFERENCE_TAGS = ("!ref", "!copy")
 _STANDARD_TAG = "tag:yaml.org,2002:"
+_BRACKET = re.compile(r"[][{}]")
 _NUMBER = re.compile(
     r"[-+]?((0|[1-9][0-9]{0,60})(\.[0-9]{0,60})?|\.[0-9]{1,60})([eE][-+]?[0-9]{1,5})?"
 )
@@ -74,6 +77,14 @@ def parse_yaml(text: str, name: str) -> Node:
             f"{name} has a line of more than {_LONGEST_LINE:,} characters",
             "Break the line.",
         )
+    depth = 0
+    for bracket in _BRACKET.findall(text):
+        depth = max(0, depth + (1 if bracket in "[{" else -1))
+        if depth > _DEEPEST:
+            raise ResultError(
+                f"{name} is nested too deeply: it opens {_DEEPEST} brackets and more within each other",
+                "Fix the file; no configuration needs that many.",
+            )
     try:
         root = YAML().compose(text)
     except Exception as error:  # besides its own errors, whatever damaged escapes and deep nesting lead to

@@ -73,6 +73,14 @@ def temporary_folder_of_this_process(
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """No power is lost while tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def little_to_collect() -> None:
     """What earlier modules imported stays, too: each trial calls the collector, which would look through it all."""

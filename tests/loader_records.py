@@ -84,7 +84,6 @@ def bottleneck() -> LoaderTuning:
         for row in made.rows
     ]
     rows[7] = replace(rows[7], gpu_idle=0.34)
-    assert made.demand is not None
     return replace(
         made,
         rows=rows,
@@ -176,7 +175,6 @@ def hostile_loader(text: str) -> LoaderTuning:
         replace(row, arguments={**row.arguments, text: text}, error=text)
         for row in made.rows
     ]
-    assert made.demand is not None
     return replace(
         made,
         rows=[replace(rows[0], arguments={text: 1}), *rows[1:]],

@@ -8,8 +8,9 @@ magnitude; each with targets that depend on the length only loosely, and without
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from made_trials import altered
@@ -17,8 +18,11 @@ from made_trials import altered
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.probe.devices.law import MadeDevice
+from batchtune.probe.messages import ProbeHooks
+from batchtune.probe.probing import run_probe
 from batchtune.probe.requests import Ran
-from batchtune.results import BatchShape
+from batchtune.probe.settings import ProbeSettings
+from batchtune.results import BatchShape, Probe, Trial
 
 GB = 10**9
 LIMIT_BYTES = 8 * GB
@@ -134,6 +138,19 @@ TARGET_LAWS: dict[str, Law] = {
 }
 
 
+def largest_fitting(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` up to which all fit, 0 if none; found by bisection."""
+    passed = 0
+    failed = most + 1
+    while failed - passed > 1:
+        middle = (passed + failed) // 2
+        if fits(middle):
+            passed = middle
+        else:
+            failed = middle
+    return passed
+
+
 class LawDevice(MadeDevice):
     """Runs trials and steps by a law, whose 1 is the longest length and target of a data set.
 
@@ -220,24 +237,20 @@ class LawDevice(MadeDevice):
 
         Where it falls with the length or the batch size, the largest that fits there and at all lengths before.
         """
-        found, low = np.zeros(lengths.size, dtype=np.int64), 1 << 22
-        for index, length in enumerate(lengths):
+        found = np.zeros(lengths.size, dtype=np.int64)
+        most = 1 << 22
+        for index, length in enumerate(lengths.tolist()):
             target = None if targets is None else float(targets[index])
-            low = self._largest_at(
-                float(length), target, 1 << 22 if targets is not None else low
-            )
-            found[index] = low
+            largest = self._largest_at(length, target, most)
+            if targets is None:
+                most = largest
+            found[index] = largest
         return found
 
     def _largest_at(self, length: float, target: float | None, most: int) -> int:
-        passed, failed = 0, most + 1
-        while failed - passed > 1:
-            middle = (passed + failed) // 2
-            if self.fits(BatchShape(middle, length, target)):
-                passed = middle
-            else:
-                failed = middle
-        return passed
+        return largest_fitting(
+            lambda size: self.fits(BatchShape(size, length, target)), most
+        )
 
     def above_truth(self, table: BucketTable) -> int:
         """How many buckets have a batch that may not fit, tried at each length that occurs in them."""
@@ -259,3 +272,36 @@ class LawDevice(MadeDevice):
             return None
         inside = (self.lengths.values > below) & (self.lengths.values <= up_to)
         return float(self.lengths.targets[inside].max())
+
+
+# Probes on it
+
+
+MADE = ProbeSettings(workload="made.py:Made", options={}, device="cuda")
+
+
+def probe_on(
+    device: LawDevice,
+    folder: Path,
+    settings: ProbeSettings = MADE,
+    *,
+    force: bool = False,
+    **hooks: object,
+) -> Probe:
+    return run_probe(
+        device.lengths,
+        settings,
+        folder,
+        force=force,
+        hooks=ProbeHooks(measurer=device, **hooks),  # type: ignore[arg-type]
+    )
+
+
+def ooms(trials: Sequence[Trial]) -> int:
+    """How many ran out of memory."""
+    return sum(trial.outcome == "oom" for trial in trials)
+
+
+def warns(probe: Probe, words: str) -> bool:
+    """Whether a warning has these words."""
+    return any(words in text for text in probe.warnings)

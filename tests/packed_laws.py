@@ -6,20 +6,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from memory_laws import BASE_BYTES, LAWS, Law, LawDevice, made_lengths
+from memory_laws import (
+    BASE_BYTES,
+    LAWS,
+    Law,
+    LawDevice,
+    largest_fitting,
+    made_lengths,
+    probe_on,
+)
 
 from batchtune.lengths import Lengths
 from batchtune.probe.compositions import COMPOSITIONS, Compositions
-from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, Probe
 
 Memory = Callable[[BatchShape], float]
 """Packed batch -> the bytes that it takes beyond those in use between steps."""
 
-TOKENS = made_lengths("tokens")
-SENTENCES = Lengths.of((made_lengths("sentences").values * 60).round())
+TOKENS = made_lengths("tokens", count=4_000)
+SENTENCES = Lengths.of((made_lengths("sentences", count=8_000).values * 60).round())
 
 
 def a_tenth_of_a_megabyte_each(shape: BatchShape) -> float:
@@ -53,15 +59,12 @@ class PackedDevice(LawDevice):
     def largest_budget(self, most: int) -> int:
         """The most tokens up to `most` of which all compositions fit, by trying; memory must grow with them."""
         compositions = Compositions(self.lengths, 0)
-        passed, failed = 0, most + 1
-        while failed - passed > 1:
-            middle = (passed + failed) // 2
-            shapes = [compositions.shape(name, middle) for name in COMPOSITIONS]
-            if all(map(self.fits, shapes)):
-                passed = middle
-            else:
-                failed = middle
-        return passed
+
+        def all_fit(tokens: int) -> bool:
+            shapes = [compositions.shape(name, tokens) for name in COMPOSITIONS]
+            return all(map(self.fits, shapes))
+
+        return largest_fitting(all_fit, most)
 
 
 def settings(*, dear: bool = False, **changed: object) -> ProbeSettings:
@@ -78,12 +81,7 @@ def settings(*, dear: bool = False, **changed: object) -> ProbeSettings:
 def probe_packed(
     device: PackedDevice, folder: Path, *, dear: bool = False, **changed: object
 ) -> Probe:
-    return run_probe(
-        device.lengths,
-        settings(dear=dear, **changed),
-        folder,
-        hooks=ProbeHooks(measurer=device),
-    )
+    return probe_on(device, folder, settings(dear=dear, **changed))
 
 
 def trials_before_turns(probe: Probe) -> int:

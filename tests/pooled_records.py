@@ -25,7 +25,6 @@ def pooled_sweep(*, recommended: int | None = 10_000) -> Sweep:
 
     rows = [placed(row) for row in sweep.rows]
     table = sweep.recommended
-    assert table is not None and sweep.current is not None
     for size, (batches, padding, again) in POOLS.items():
         boundaries = [round(24.525 * (step + 1) / 40, 3) for step in range(40)]
         row = made_row(

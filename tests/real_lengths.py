@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -23,27 +22,3 @@ def librispeech_samples() -> npt.NDArray[np.int64]:
 def librispeech_seconds() -> npt.NDArray[np.float64]:
     """The same in seconds."""
     return librispeech_samples() / RATE
-
-
-def write_librispeech_cuts(path: Path) -> Path:
-    """Write LibriSpeech's lengths as Lhotse's cuts."""
-    with path.open("w") as file:
-        for index, samples in enumerate(librispeech_samples().tolist()):
-            recording = {
-                "id": f"r{index}",
-                "sources": [],
-                "sampling_rate": RATE,
-                "num_samples": samples,
-            }
-            recording["duration"] = samples / RATE
-            cut = {
-                "id": f"c{index}",
-                "start": 0,
-                "duration": samples / RATE,
-                "channel": 0,
-                "supervisions": [],
-            }
-            file.write(
-                json.dumps({**cut, "recording": recording, "type": "MonoCut"}) + "\n"
-            )
-    return path

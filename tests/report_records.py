@@ -124,7 +124,6 @@ def proven_probe(unit: str | None = "s") -> Probe:
     """Measured at every boundary of the table that `proven_sweep` recommends; the last 14 trials prove it."""
     made = made_probe(unit)
     row = made_sweep().recommended_row
-    assert row is not None
     first, replace = len(made.trials), msgspec.structs.replace
     frontier = [
         replace(
@@ -169,7 +168,6 @@ def proven_sweep(unit: str | None = "s") -> Sweep:
         )
 
     row = sweep.recommended_row
-    assert row is not None
     examples = [COUNT // 13 + (bucket < COUNT % 13) for bucket in range(13)]
     batches = [48 + (bucket < 634 - 13 * 48) for bucket in range(13)]
     buckets = [
@@ -201,7 +199,6 @@ def proven_sweep(unit: str | None = "s") -> Sweep:
 def partly_proven_sweep() -> Sweep:
     """The sizes of the last four of 13 buckets are not proven; max_batch_length is 700 s, where 600 s were measured."""
     sweep, replace = proven_sweep(), msgspec.structs.replace
-    assert sweep.recommended is not None
     rows, last = list(sweep.rows), len(sweep.buckets) - 4
     rows[sweep.recommended] = replace(rows[sweep.recommended], unproven=4)
     buckets = [
@@ -240,7 +237,6 @@ def made_trial(
 def made_verification(unit: str | None = "s") -> Verification:
     """Of the table that `made_sweep` recommends: it holds."""
     row = made_sweep(unit=unit).recommended_row
-    assert row is not None
     return Verification(
         meta=made_meta("verify"),
         lengths=made_lengths(unit),

@@ -6,44 +6,11 @@ import random
 from itertools import islice
 
 import numpy as np
-import torch
 
-from batchtune.epochs.table import speechbrain_boundaries
 from batchtune.lengths import FloatArray
 
 # Lhotse chooses the buckets from a generator of this seed, the same in every epoch.
 _BUCKET_SEED = 1234
-
-
-def speechbrain_batches(
-    lengths: FloatArray, max_batch_length: float, num_buckets: int, *, seed: int = 42
-) -> list[list[int]]:
-    """The batches of `DynamicBatchSampler(..., num_buckets=..., shuffle=True, batch_ordering="random")`.
-
-    Both permutations come from generators that are reseeded with `seed` + epoch.
-
-    Source: `speechbrain.dataio.sampler`, SpeechBrain 1.0 and 1.1.
-    """
-
-    def permutation(count: int) -> list[int]:
-        drawn: list[int] = torch.randperm(
-            count, generator=torch.Generator().manual_seed(seed)
-        ).tolist()
-        return drawn
-
-    boundaries = np.sort(speechbrain_boundaries(num_buckets, max_batch_length))
-    sizes = [*(max(1, int(max_batch_length / boundary)) for boundary in boundaries), 1]
-    buckets = np.searchsorted(boundaries, lengths).tolist()
-    waiting: list[list[int]] = [[] for _ in sizes]
-    batches = []
-    for example in permutation(len(buckets)):
-        bucket = buckets[example]
-        waiting[bucket].append(example)
-        if len(waiting[bucket]) == sizes[bucket]:
-            batches.append(waiting[bucket])
-            waiting[bucket] = []
-    batches += [rest for rest in waiting if rest]
-    return [batches[index] for index in permutation(len(batches))]
 
 
 def lhotse_batches(

@@ -158,7 +158,6 @@ def empty_stream() -> StreamSweep:
 def hostile_stream(text: str) -> StreamSweep:
     """A stream in which every string that a file can freely choose holds this text."""
     made = whole_stream(unit=text)
-    assert made.map_style is not None
     return msgspec.structs.replace(
         made,
         settings={**made.settings, text: text},

@@ -12,16 +12,13 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from cli.conftest import run_here
 from made_once import MadeOnce
-from report_records import made_probe
 from ruamel.yaml import YAML
 from without_torch import UNINSTALLED, blocking
 
 from batchtune.cli.app import load_command
-from batchtune.manifests import load_lengths
-from batchtune.results import CostModel, FrontierPoint, Models, write_result
 
 ROOT = Path(__file__).parents[1]
 WORKFLOW: dict[str, Any] = YAML(typ="safe").load(
@@ -58,7 +55,11 @@ def checkout(made_once: MadeOnce, tmp_path: Path) -> Path:
         (folder / "examples" / "stdlib_lengths.csv").write_text(
             "".join([header, *rows[::2]])
         )
-        write_made_probe(folder)
+        names = WORKFLOW["env"]
+        law = "law:constant=1GB,linear=1MB,limit=21GB,seconds=0.02,seconds_linear=1e-6"
+        where = ("--device", law, "--run", folder / names["RUN"])
+        probed = run_here("probe-oom", folder / names["MANIFEST"], *where)
+        assert probed.returncode == 0, probed.stderr
         command = folder / "bin" / "batchtune"
         command.parent.mkdir()
         command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m batchtune "$@"\n')
@@ -67,39 +68,6 @@ def checkout(made_once: MadeOnce, tmp_path: Path) -> Path:
 
     shutil.copytree(made_once("ci-checkout", make), tmp_path / "checkout")
     return tmp_path / "checkout"
-
-
-def write_made_probe(folder: Path) -> None:
-    """A probe.json of the example's lengths: 20,000 tokens fit, and a step takes 20 ms and 1 µs a token."""
-    lengths = load_lengths([str(folder / WORKFLOW["env"]["MANIFEST"])])
-    limit = 20_000
-    points = [
-        FrontierPoint(
-            length=length,
-            target_length=None,
-            batch_size=int(limit / length),
-            closed_by="memory",
-            oom_batch_size=None,
-            step_seconds=0.02 + 1e-6 * limit,
-            peak_bytes=100 << 30,
-        )
-        for length in (lengths.shortest, 45.0, 277.0, lengths.longest)
-    ]
-    probe = msgspec.structs.replace(
-        made_probe("tokens"),
-        lengths=lengths.summary(),
-        frontier=points,
-        trials=[],
-        models=Models(
-            peak_bytes=None,
-            step_seconds=CostModel(
-                floor=0, constant=0.02, linear=1e-6, quadratic=0, relative_error=0.01
-            ),
-        ),
-        max_batch_length=float(limit),
-    )
-    (folder / WORKFLOW["env"]["RUN"]).mkdir()
-    write_result(folder / WORKFLOW["env"]["RUN"] / "probe.json", probe)
 
 
 def run_step(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:

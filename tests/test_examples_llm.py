@@ -15,7 +15,6 @@ from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.results import BatchShape
 from batchtune.workloads.loading import load_workload
 
-transformers = pytest.importorskip("transformers")
 FOLDER = Path(__file__).parents[1] / "examples" / "llm"
 
 
@@ -36,6 +35,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.process
 def test_chats_are_counted_as_transformers_renders_them(chats: Path) -> None:
+    transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(chats)
     lines = (chats / "chats.jsonl").read_text(encoding="utf-8").splitlines()
     rendered = [
@@ -49,6 +49,7 @@ def test_chats_are_counted_as_transformers_renders_them(chats: Path) -> None:
 def test_the_step_trains_a_model_from_the_hub(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    transformers = pytest.importorskip("transformers")
     # The newest torchaudio does not load beside every torch; Transformers imports it where it is installed.
     monkeypatch.setitem(sys.modules, "torchaudio", types.ModuleType("torchaudio"))
     sizes = {

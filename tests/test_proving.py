@@ -158,7 +158,6 @@ def test_what_fails_is_lowered_and_all_is_proven_again(
     assert [note for note in notes if "earlier run" in note] == []
     proof = swept.proof
     row = swept.recommended_row
-    assert proof is not None and row is not None and verification is not None
     assert proof.holds and proof.tables > 1
     assert verification.bucket_batch_sizes == row.batch_sizes
     plan_of = partial(VerifyPlan, lengths=LENGTHS, settings=VerifySettings())
@@ -170,7 +169,6 @@ def test_what_fails_is_lowered_and_all_is_proven_again(
     ruled_out = [trial for trial in trials if trial.confirmation]
     assert len(ruled_out) == proof.tables - 1  # the first failure refutes a table
     margin = load_run(tmp_path).probe.margin  # type: ignore[union-attr]
-    assert margin is not None
     assert margin.fragments_bytes == int(0.05 * (proof.tables - 1) * LIMIT_BYTES)
     assert ruled_out and all(
         "in shuffled training" in str(trial.error) for trial in ruled_out
@@ -184,7 +182,6 @@ def test_where_nothing_holds_other_rows_are_tried(
 ) -> None:
     swept, _ = proven(made(usable=0.0), tmp_path)
     assert swept.proof is not None and not swept.proof.holds
-    assert swept.recommended_row is not None
     assert swept.unproven == swept.recommended_row.sizes_in_use
     assert any(row.unproven for row in swept.rows)
     assert fails_the_gate(tmp_path)
@@ -216,7 +213,6 @@ def test_tables_have_twice_the_time_of_the_probe_with_its_starts(
 def test_without_time_it_is_written_and_unproven(tmp_path: Path) -> None:
     swept, verification = proven(made(), tmp_path, deadline=time.monotonic() - 1)
     assert verification is None
-    assert swept.proof is not None
     assert swept.proof.reason == "no time was left to run it"
     assert fails_the_gate(tmp_path)
 

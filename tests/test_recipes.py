@@ -1,40 +1,26 @@
 """The benchmark of recipes: what it makes of its rounds, and that the README's table is what the kept rounds say."""
 
-import itertools
-import json
-import subprocess
-from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from benchmarks import recipe_summary, recipes
 from benchmarks.recipe_list import SCRIPT
-from benchmarks.recipe_peers import Contender, OutOfTime
 from benchmarks.recipe_summary import (
     BEGIN,
-    END,
     README,
     Summary,
     block,
     goals,
-    picture_of,
     read_summaries,
-    table,
     with_block,
 )
-
-from batchtune.errors import BatchtuneError
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "tests" / "benchmarks" / "results"
 
 
-def made_results(
-    seconds: dict[str, list[float]], out_of_memory: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def made_results(seconds: dict[str, list[float]]) -> dict[str, Any]:
     """Results of a recipe whose contenders took so long in each round; the first is what it ships."""
     kinds = dict.fromkeys(seconds, "peer")
     kinds[next(iter(seconds))] = "shipped"
@@ -55,7 +41,7 @@ def made_results(
         for name, times in seconds.items():
             round_of[name] = {
                 "lr": 1e-3,
-                "oom": name in out_of_memory,
+                "oom": False,
                 "steps": 2,
                 "seconds": times[number],
                 "peak_bytes": 90 << 20,
@@ -78,23 +64,6 @@ def made_results(
         "rounds": rounds,
         "trace": {name: [[1.0, 50 << 20], [2.0, 90 << 20]] for name in seconds},
     }
-
-
-def test_ratios_are_those_of_the_rounds() -> None:
-    # The machine was half as fast in the second round: the ratio is the same in both.
-    results = made_results({"as shipped": [4.0, 8.0], "batchtune": [2.0, 4.0]})
-    summary = Summary.of(results)
-    assert summary.times(summary.batchtune, summary.shipped) == 2.0
-    assert recipe_summary.errors_of(results) == {"as shipped": 0.0, "batchtune": 0.0}
-    row = "| 6.0 s | 6.0 s (as shipped) | 3.0 s (2.00×) | – | – |"  # noqa: RUF001
-    assert row in table([summary])
-
-
-def test_a_contender_out_of_memory_is_no_best_peer() -> None:
-    seconds = {"as shipped": [4.0], "fast": [1.0], "slow": [3.0], "batchtune": [2.0]}
-    summary = Summary.of(made_results(seconds, out_of_memory=("fast",)))
-    assert summary.best_peer is not None
-    assert summary.best_peer.name == "slow"
 
 
 def test_a_missed_goal_is_told() -> None:
@@ -121,117 +90,12 @@ def test_a_missed_goal_is_told() -> None:
     }
 
 
-def test_the_picture_shows_the_ceiling() -> None:
-    seconds = {"as shipped": [4.0], "peer": [3.0], "batchtune": [2.0]}
-    picture = picture_of(Summary.of(made_results(seconds)))
-    assert picture.count("<polygon") == 3
-    assert picture.count('class="ceiling"') == 1
-    assert "limit 100 MiB" in picture
-
-
-def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BatchtuneError, match="holds no results"):
-        read_summaries(tmp_path)
-
-
-def test_a_readme_without_marks_is_an_error() -> None:
-    with pytest.raises(BatchtuneError, match="has no <!-- recipes -->"):
-        with_block("# batchtune\n", "")
-
-
-def test_the_block_takes_the_place_of_the_one_before() -> None:
-    summary = Summary.of(made_results({"as shipped": [4.0], "batchtune": [2.0]}))
-    text = block([summary])
-    assert with_block(f"before\n{BEGIN}\nold\n{END}\nafter\n", text) == (
-        f"before\n{text}\nafter\n"
-    )
-
-
 def test_the_table_of_the_readme_is_what_the_kept_rounds_say() -> None:
     readme = README.read_text(encoding="utf-8")
     if BEGIN not in readme:
         assert not list(KEPT.glob("*.json")), "`recipes.py summarise` was not run"
         pytest.skip("no rounds are kept yet")
     assert with_block(readme, block(read_summaries(KEPT))) == readme
-
-
-def test_a_probe_without_time_is_a_search_that_did_not_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = tmp_path / "lengths.csv"
-    manifest.write_text("length\n" + "7\n" * 300)
-    options = Namespace(device="cpu", work=tmp_path, manifest=str(manifest))
-    bench = recipes.RecipeBench(recipes.RECIPES["mlm"], options, search_deadline=0.0)
-
-    def fail(*command: str) -> str:
-        raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(recipes, "call_batchtune", fail)
-    now = SimpleNamespace(monotonic=lambda: 0.0)
-    monkeypatch.setattr(recipes, "time", now)
-    with pytest.raises(subprocess.CalledProcessError):
-        bench.tune(tmp_path / "run", 1.0)
-    now.monotonic = itertools.count(0.0, 60.0).__next__
-    with pytest.raises(OutOfTime):
-        bench.tune(tmp_path / "run", 1.0)
-
-
-class MadeWorker:
-    """Trains without a process."""
-
-    started: ClassVar[dict[str, int]] = {"held_bytes": 40 << 20}
-
-    def wait(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
-        if request == "evaluate":
-            return {"loss": 2.0}
-        batches = arguments.get("batches", [])
-        return {"steps": [[0.5, 90 << 20] for _ in batches], "oom": False}
-
-
-def test_a_benchmark_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """Nobody trains: what was found and each round are kept."""
-    manifest = tmp_path / "lengths.csv"
-    manifest.write_text("length\n" + "7\n" * 300)
-    tunings = []
-
-    def tune(bench: recipes.RecipeBench, *arguments: Any) -> dict[str, Any]:
-        tunings.append(arguments)
-        return {"seconds": 1.0, "trials": 5, "ooms": 2, "unfinished": False}
-
-    monkeypatch.setattr(recipes.RecipeBench, "tune", tune)
-    monkeypatch.setattr(recipes.RecipeBench, "new_worker", lambda self: MadeWorker())
-
-    def fixed(bench: Any) -> tuple[Any, str]:
-        return lambda epoch: [[0, 1, 2, 3]] * 40, "batch size 4"
-
-    shipped = Contender("as shipped", "shipped", fixed)
-    monkeypatch.setitem(
-        recipes.RECIPES,
-        "stream",
-        replace(recipes.RECIPES["stream"], contenders=(shipped, SCRIPT)),
-    )
-    words = ["stream", "--quick", "--manifest", str(manifest)]
-    words += ["--out", str(tmp_path), "--work", str(tmp_path / "work")]
-    monkeypatch.setattr(recipes, "stand_in_for_torchaudio", lambda folder: None)
-    assert recipes.main(words) == 0
-    path = tmp_path / "stream.json"
-    first = path.read_text(encoding="utf-8")
-    results = json.loads(first)
-    assert len(results["rounds"]) == 1
-    assert results["rounds"][0]["as shipped"]["seconds"] == 20.0
-    assert results["left_out"] == [
-        "batchtune, unchanged script (a script that reads a stream has to be changed)"
-    ]
-    assert recipes.main(words) == 0
-    assert "stream: complete" in capsys.readouterr().out
-    assert path.read_text(encoding="utf-8") == first
-    assert len(tunings) == 1
 
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES.values(), ids=lambda one: one.name)

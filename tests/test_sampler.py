@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_samplers import TABLE
 from torch.utils.data import DataLoader
 
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
@@ -25,10 +26,6 @@ from batchtune.lengths import Lengths
 from batchtune.results import SamplerConfig, SamplerEvidence
 
 LENGTHS = np.random.default_rng(0).integers(1, 31, 101).astype(np.float64)
-TABLE: dict[str, Any] = {
-    "bucket_boundaries": [5, 12, 30],
-    "bucket_batch_sizes": [9, 4, 2],
-}
 
 
 POOLS: dict[str, Any] = {**TABLE, "pool_size": 30}
@@ -99,11 +96,23 @@ def examples(batches: list[list[int]]) -> list[int]:
         ({"same_bucket": 2}, "same_bucket must be True or False, got 2"),
         ({"rank": 1}, "rank and world_size go together"),
         ({"rank": 2, "world_size": 2}, "rank must be at most 1, got 2"),
+        ({"pool_size": 0}, "pool_size must be a whole number, at least 1, got 0"),
+        ({"pool_size": 2.5}, "pool_size must be a whole number, at least 1, got 2.5"),
+        (
+            {"batch_overhead": -1},
+            "batch_overhead must be finite and at least 0, got -1",
+        ),
+        (
+            {"batch_overhead": float("nan")},
+            "batch_overhead must be finite and at least 0, got nan",
+        ),
     ],
 )
 def test_a_bad_argument_is_told(options: dict[str, Any], message: str) -> None:
+    of_pools = not options.keys().isdisjoint(("pool_size", "batch_overhead"))
+    make = in_pools if of_pools else in_buckets
     with pytest.raises(ValueError, match=message):
-        in_buckets(**options)
+        make(**options)
 
 
 @pytest.mark.parametrize(
@@ -146,28 +155,6 @@ def test_overlong_examples_are_told(made: Make) -> None:
 def test_overlong_examples_may_be_batches_of_one(made: Make) -> None:
     batches = list(made([3, 31, 3, 45], overlong="single"))
     assert sorted(map(sorted, batches)) == [[0, 2], [1], [3]]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pool_size": 0}, "pool_size must be a whole number, at least 1, got 0"),
-        ({"pool_size": 2.5}, "pool_size must be a whole number, at least 1, got 2.5"),
-        (
-            {"batch_overhead": -1},
-            "batch_overhead must be finite and at least 0, got -1",
-        ),
-        (
-            {"batch_overhead": float("nan")},
-            "batch_overhead must be finite and at least 0, got nan",
-        ),
-    ],
-)
-def test_a_bad_argument_for_pools_is_told(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        in_pools(**options)
 
 
 # Epochs.
@@ -233,18 +220,6 @@ def test_set_epoch_during_an_iteration_is_for_the_next(made: Make) -> None:
     sampler.set_epoch(0)
     assert first + list(running) == list(made())
     assert sampler.epoch == 0
-
-
-def test_len_is_that_of_every_epoch_whenever_it_is_asked_for(made: Make) -> None:
-    sampler, resumed = made(), made()
-    count = len(sampler)
-    running = iter(sampler)
-    next(running)
-    assert len(sampler) == count == 1 + len(list(running)) == len(list(sampler))
-    sampler.set_epoch(5)
-    assert len(sampler) == count == len(list(sampler))
-    resumed.load_state_dict(sampler.state_dict())
-    assert len(resumed) == count == len(list(resumed))
 
 
 @pytest.mark.parametrize(
@@ -399,7 +374,6 @@ def test_a_loader_with_workers_resumes_behind_what_it_delivered(leave: bool) -> 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"num_workers": 2}, id="2 workers"),
         pytest.param({"num_workers": 2, "persistent_workers": True}, id="persistent"),
         pytest.param({"num_workers": 1, "prefetch_factor": 20}, id="far ahead"),
     ],
@@ -462,18 +436,13 @@ def config(made: Make, tmp_path: Path) -> Path:
     return path
 
 
-def manifest(tmp_path: Path, scale: int = 1) -> Path:
-    path = tmp_path / "lengths.csv"
+def manifest(path: Path, scale: int = 1) -> Path:
     rows = "".join(
         f"{number},{int(length) * scale},{number + 1}\n"
         for number, length in enumerate(LENGTHS)
     )
     path.write_text("id,duration,words\n" + rows, encoding="utf-8")
     return path
-
-
-def test_a_config_makes_the_sampler_that_it_describes(made: Make, config: Path) -> None:
-    assert list(sampler_from_config(config, LENGTHS)) == list(made(seed=11))
 
 
 def test_arguments_go_before_the_config(made: Make, config: Path) -> None:
@@ -483,28 +452,31 @@ def test_arguments_go_before_the_config(made: Make, config: Path) -> None:
     assert list(sampler) == list(made(seed=2, batch_ordering="descending", epoch=3))
 
 
-def test_lengths_may_be_a_manifest_read_in_its_order(
-    made: Make, config: Path, tmp_path: Path
+SCALES = ("1/1000", 0.001, Fraction(1, 1000))
+IN_MS: list[Any] = [
+    {"length_key": "duration", "length_scale": scale} for scale in SCALES
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("array", {}),
+        ("manifest in s", {}),
+        *(("manifest in ms", options) for options in IN_MS),
+        ("data set", {"length_of": lambda example: len(example["text"])}),
+    ],
+)
+def test_a_config_makes_the_sampler_that_it_describes(
+    made: Make, config: Path, tmp_path: Path, source: str, options: dict[str, Any]
 ) -> None:
-    assert list(sampler_from_config(config, manifest(tmp_path))) == list(made(seed=11))
-
-
-@pytest.mark.parametrize("scale", ["1/1000", 0.001, Fraction(1, 1000)])
-def test_a_manifest_is_read_as_asked(
-    made: Make, config: Path, tmp_path: Path, scale: Any
-) -> None:
-    path = manifest(tmp_path, scale=1000)
-    sampler = sampler_from_config(
-        config, path, length_key="duration", length_scale=scale
-    )
-    assert list(sampler) == list(made(seed=11))
-
-
-def test_lengths_may_be_those_of_a_data_set(made: Make, config: Path) -> None:
-    dataset = [{"text": "x" * int(length)} for length in LENGTHS]
-    sampler = sampler_from_config(
-        config, dataset, length_of=lambda example: len(example["text"])
-    )
+    sources: dict[str, Any] = {
+        "array": LENGTHS,
+        "manifest in s": manifest(tmp_path / "s.csv"),
+        "manifest in ms": manifest(tmp_path / "ms.csv", scale=1000),
+        "data set": [{"text": "x" * int(length)} for length in LENGTHS],
+    }
+    sampler = sampler_from_config(config, sources[source], **options)
     assert list(sampler) == list(made(seed=11))
 
 
@@ -564,26 +536,20 @@ def measured_with(config: Path, allocator: str | None) -> Any:
     return sampler_from_config(config, LENGTHS)
 
 
-@pytest.mark.parametrize(
-    ("measured", "now", "needed"),
-    [
-        ("expandable", False, "True"),
-        ("native", True, "False"),
-    ],
-)
+@pytest.mark.parametrize("grows", [False, True])
 def test_another_allocator_than_was_measured_is_a_warning_once(
-    config: Path, monkeypatch: pytest.MonkeyPatch, measured: str, now: bool, needed: str
+    config: Path, monkeypatch: pytest.MonkeyPatch, grows: bool
 ) -> None:
-    sampler = measured_with(config, measured)
-    cuda_runs(monkeypatch, now, now)
+    sampler = measured_with(config, "native" if grows else "expandable")
+    cuda_runs(monkeypatch, grows, grows)
     words = {False: "without expandable segments", True: "with expandable segments"}
     with pytest.warns(UserWarning) as told:
         list(sampler)
     list(sampler)
     (warning,) = told
     assert str(warning.message).startswith(
-        f"measured {words[not now]}, but this process runs {words[now]}: batches that fit there may not fit here. "
-        f"Set PYTORCH_ALLOC_CONF=expandable_segments:{needed} before Python starts"
+        f"measured {words[not grows]}, but this process runs {words[grows]}: batches that fit there may not fit "
+        f"here. Set PYTORCH_ALLOC_CONF=expandable_segments:{not grows} before Python starts"
     )
 
 
@@ -609,23 +575,11 @@ def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sampler_from_config(path, LENGTHS, targets=targets)
-        sampler_from_config(path, manifest(tmp_path), target_key="words")
+        sampler_from_config(
+            path, manifest(tmp_path / "lengths.csv"), target_key="words"
+        )
     with pytest.warns(UserWarning, match="or with target lengths"):
         sampler_from_config(path, LENGTHS)
-
-
-def test_a_manifest_in_another_unit_is_refused(config: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"counts lengths in ms, .* in s: say the length_scale"
-    ):
-        sampler_from_config(config, manifest(tmp_path), unit="ms")
-
-
-def test_options_of_a_manifest_need_one(config: Path) -> None:
-    with pytest.raises(
-        TypeError, match="length_key: these are for the path of a manifest"
-    ):
-        sampler_from_config(config, LENGTHS, length_key="duration")
 
 
 def test_a_missing_config_is_told(tmp_path: Path) -> None:
@@ -633,16 +587,33 @@ def test_a_missing_config_is_told(tmp_path: Path) -> None:
         sampler_from_config(tmp_path / "sampler.yaml", LENGTHS)
 
 
+LEFT_OUT = "entry i of the lengths would no longer be that of example i"
+
+
 @pytest.mark.parametrize(
-    "option", [{"min_length": 2}, {"max_length": 2}, {"skip_invalid": True}]
+    ("options", "error", "message"),
+    [
+        ({"unit": "ms"}, ValueError, "counts lengths in ms, .* in s: say the length_s"),
+        ({"min_length": 2}, UsageError, LEFT_OUT),
+        ({"max_length": 2}, UsageError, LEFT_OUT),
+        ({"skip_invalid": True}, UsageError, LEFT_OUT),
+    ],
 )
-def test_options_that_leave_examples_out_are_refused(
-    config: Path, tmp_path: Path, option: dict[str, Any]
+def test_options_under_which_a_manifest_can_not_be_used(
+    config: Path,
+    tmp_path: Path,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
 ) -> None:
-    with pytest.raises(
-        UsageError, match="entry i of the lengths would no longer be that of example i"
-    ):
-        sampler_from_config(config, manifest(tmp_path), **option)
+    with pytest.raises(error, match=message):
+        sampler_from_config(config, manifest(tmp_path / "lengths.csv"), **options)
+
+
+def test_options_of_a_manifest_need_one(config: Path) -> None:
+    message = "length_key: these are for the path of a manifest"
+    with pytest.raises(TypeError, match=message):
+        sampler_from_config(config, LENGTHS, length_key="duration")
 
 
 def test_an_invalid_row_is_an_error(config: Path, tmp_path: Path) -> None:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from made_samplers import TABLE
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, Dataset
 
-from batchtune import BucketBatchSampler, PooledBatchSampler
+from batchtune import BucketBatchSampler, BucketedStream, PooledBatchSampler
 
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 LENGTHS = np.random.default_rng(0).integers(1, 31, 61).astype(np.float64)
-
-
-TABLE: dict[str, Any] = {
-    "bucket_boundaries": [5, 12, 30],
-    "bucket_batch_sizes": [9, 4, 2],
-}
 
 
 class Made:
@@ -299,6 +295,57 @@ def test_accelerate_deals_the_batches_of_one_rank_to_processes() -> None:
     assert found == set(range(LENGTHS.size))
 
 
+def sharded(sampler: Any) -> Any:
+    return pytest.importorskip("accelerate.data_loader").prepare_data_loader(
+        DataLoader(Examples(), batch_sampler=sampler),
+        num_processes=2,
+        process_index=0,
+    )
+
+
+def skipped_then_sharded(sampler: Any) -> Any:
+    data_loader = pytest.importorskip("accelerate.data_loader")
+    return sharded(data_loader.SkipBatchSampler(sampler, 1))
+
+
+def dispatched(sampler: Any) -> Any:
+    loader = pytest.importorskip("accelerate.data_loader").prepare_data_loader(
+        DataLoader(Examples(), batch_sampler=sampler),
+        put_on_device=True,
+        device=torch.device("cpu"),
+        dispatch_batches=True,
+    )
+    loader.state = SimpleNamespace(num_processes=2, process_index=0)
+    return loader
+
+
+def wrapped(sampler: Any) -> Any:
+    distributed = pytest.importorskip("lightning.fabric.utilities.distributed")
+    dealt = distributed.DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
+    return DataLoader(Examples(), batch_sampler=dealt)
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize(
+    "deal",
+    [sharded, skipped_then_sharded, dispatched, wrapped],
+    ids=lambda f: f.__name__,
+)
+def test_dealing_twice_is_an_error(deal: Any) -> None:
+    with pytest.raises(RuntimeError, match="has already dealt them to 2"):
+        next(iter(deal(made(rank=0, world_size=2))))
+
+
+def test_dealing_a_stream_twice_is_an_error() -> None:
+    shards = pytest.importorskip("accelerate.data_loader")
+    stream = BucketedStream(
+        LENGTHS.tolist(), length_of=float, rank=0, world_size=2, split=True, **TABLE
+    )
+    dealt = shards.IterableDatasetShard(stream, num_processes=2)
+    with pytest.raises(RuntimeError, match="has already dealt them to 2"):
+        next(iter(dealt))
+
+
 # transformers
 
 
@@ -350,47 +397,18 @@ def test_transformers_resumes(tmp_path: Path, position: int) -> None:
 # torch.distributed
 
 
-def on_rank(rank: int, meeting: str, results: Any) -> None:
-    # Before the process group, as frameworks let users do.
-    samplers = [made()]
-    made.pool_size = 20
-    samplers.append(made())
+@pytest.mark.usefixtures("kind")
+def test_ranks_are_those_of_the_process_group() -> None:
+    first = list(made(rank=0, world_size=2))
+    sampler = made()  # before the process group, as frameworks let users do
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
-    )
-    for sampler in samplers:
-        assert sampler.rank == rank
-    results.put((rank, [(len(sampler), list(sampler)) for sampler in samplers]))
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_ranks_are_those_of_the_process_group(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    common = (str(tmp_path / "meeting"), results)
-    processes = [
-        context.Process(target=on_rank, args=(rank, *common)) for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    of_ranks = dict(results.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    for first, second in zip(of_ranks[0], of_ranks[1], strict=True):
-        count, batches = first
-        assert second[0] == count == len(batches) == len(second[1])
-        dealt = itertools.chain(*batches, *second[1])
-        assert sorted(dealt) == list(range(LENGTHS.size))
-
-
-def test_ranks_are_those_of_a_process_group_made_later(tmp_path: Path) -> None:
-    sampler = made()
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1
+        "fake", store=FakeStore(), rank=1, world_size=2
     )
     try:
-        assert (sampler.rank, sampler.world_size) == (0, 1)
+        assert (sampler.rank, sampler.world_size) == (1, 2)
+        second = list(sampler)
     finally:
         torch.distributed.destroy_process_group()
+    assert len(second) == len(first)
+    dealt = itertools.chain(*first, *second)
+    assert sorted(dealt) == list(range(LENGTHS.size))

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from exports.stream_runs import made_stream
+from made_samplers import TABLE, ids, length_of, made_stream_of
 from msgspec import structs
+from test_sampler import cuda_runs
 
 from batchtune import BucketedStream
 from batchtune.epochs.table import BucketTable
@@ -22,32 +23,13 @@ from batchtune.errors import ResultError
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_random
 
-TABLE: dict[str, Any] = {
-    "bucket_boundaries": [5, 12, 30],
-    "bucket_batch_sizes": [9, 4, 2],
-}
 RANDOM = random.Random(0)
 EXAMPLES = [{"id": number, "length": RANDOM.randint(1, 30)} for number in range(500)]
 ALGORITHMS = ("bucket", "pool", "pivot")
 
 
-def length_of(example: dict[str, Any]) -> float:
-    return example["length"]
-
-
-def ids(batch: list[dict[str, Any]]) -> list[int]:
-    return [example["id"] for example in batch]
-
-
 def stream(source: Any = EXAMPLES, **options: Any) -> BucketedStream:
-    given = {
-        "length_of": length_of,
-        "buffer_size": 40,
-        "collate_fn": ids,
-        **TABLE,
-        **options,
-    }
-    return BucketedStream(source, **given)
+    return made_stream_of(source, **options)
 
 
 def of_lengths(*lengths: Any) -> list[dict[str, Any]]:
@@ -333,9 +315,6 @@ def test_a_stream_yaml_makes_a_stream(
     assert list(stage(EXAMPLES)) == list(stream(**{**pivots, "buffer_size": 20}))
     with pytest.raises(ResultError, match=r"other\.yaml does not exist"):
         BucketedStream.from_config(tmp_path / "other.yaml", length_of=length_of)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
-    held = [{"is_expandable": False}]
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: held)
+    cuda_runs(monkeypatch, False)
     with pytest.warns(UserWarning, match="measured with expandable segments, but"):
         list(stage(EXAMPLES))

@@ -37,33 +37,23 @@ def lengths_of(*values: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("options", "plain"),
+    "options",
     [
-        (
-            {"buffer_size": np.int64(30), "batches_per_epoch": np.int32(7)},
-            {"buffer_size": 30, "batches_per_epoch": 7},
-        ),
-        ({"seed": np.uint64(2**63), "epoch": np.int8(3)}, {"seed": 2**63, "epoch": 3}),
-        ({**size_of(np.float32(5)), "buffer_bytes": np.int64(50)}, size_of(5)),
-        (
-            {"algorithm": "pivot", "max_padding_ratio": np.float32(0.25)},
-            {"algorithm": "pivot", "max_padding_ratio": 0.25},
-        ),
-        (
-            {"rank": np.int64(1), "world_size": np.int16(2), "split": 1},
-            {"rank": 1, "world_size": 2, "split": True},
-        ),
-        ({"min_length": np.float32(2)}, {"min_length": 2.0}),
-        (
-            {"shuffle": np.bool_(False), "drop_last": np.int64(1)},
-            {"shuffle": False, "drop_last": True},
-        ),
+        {"buffer_size": np.int64(30), "batches_per_epoch": np.int32(7)},
+        {"seed": np.uint64(2**63), "epoch": np.int8(3)},
+        {**size_of(np.float32(5)), "buffer_bytes": np.int64(50)},
+        {"algorithm": "pivot", "max_padding_ratio": np.float32(0.25)},
+        {"rank": np.int64(1), "world_size": np.int16(2), "split": np.int64(1)},
+        {"min_length": np.float32(2)},
+        {"shuffle": np.bool_(False), "drop_last": np.int64(1)},
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*were dropped")
-def test_numpys_numbers_are_numbers(
-    options: dict[str, Any], plain: dict[str, Any]
-) -> None:
+def test_numpys_numbers_are_numbers(options: dict[str, Any]) -> None:
+    plain = {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in options.items()
+    }
     with_numpy = stream(**options)
     assert list(with_numpy) == list(stream(**plain))
     with_numpy.load_state_dict(stream(**plain).state_dict())
@@ -170,14 +160,6 @@ def test_an_odd_state_is_one_short_error(changed: dict[str, Any]) -> None:
     next(iter(one))
     with pytest.raises(ValueError, **ERRORS):
         stream().load_state_dict({**one.state_dict(), **changed})
-
-
-@pytest.mark.parametrize(
-    "state", [None, LONG, [1], {LONG: 1}, {"state": {0: torch.ones(5)}}]
-)
-def test_a_state_of_something_else_is_one_short_error(state: Any) -> None:
-    with pytest.raises(ValueError, **ERRORS):
-        stream().load_state_dict(state)
 
 
 @pytest.mark.parametrize("epoch", [2**63, -1, NAN, LONG, None])

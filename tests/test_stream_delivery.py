@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -24,22 +23,6 @@ from batchtune.streams.simulated import sample_random, stored_stream, stream_epo
 
 SHARDS, EXAMPLES, SEED, SHARDS_SHUFFLED = 12, 15, 3, 4
 SIZES = {4: 15, 8: 8, 12: 5, 20: 3, 30: 2}
-WORKLOAD = """
-import json
-import torch
-
-class Recorded:
-    def setup(self, device):
-        self.weight = torch.ones(1, requires_grad=True)
-
-    def make_batch(self, shape):
-        return shape
-
-    def step(self, shape):
-        self.weight.sum().backward()
-        with open("shapes.jsonl", "a") as file:
-            file.write(json.dumps([shape.batch_size, shape.length]) + "\\n")
-"""
 Shape = list[float]
 
 
@@ -198,41 +181,3 @@ def test_ranks_get_the_simulated_batches(
         for shape in step
         if shape is not None
     ]
-
-
-@pytest.mark.slow
-def test_verify_runs_the_batches_that_a_loader_delivers(
-    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = copied(swept, tmp_path, "bucket", workers=1, shuffle_buffer=30)
-    (tmp_path / "recorded.py").write_text(WORKLOAD)
-    monkeypatch.chdir(tmp_path)
-    options = [
-        "--workload",
-        "recorded.py:Recorded",
-        "--device",
-        "cpu",
-        "--memory",
-        "1GiB",
-        "--epoch",
-        "--json",
-    ]
-    ran = run_here("verify", "--stream", run, *shards(swept), *options)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    found, lines = (
-        json.loads(ran.stdout),
-        (tmp_path / "shapes.jsonl").read_text().splitlines(),
-    )
-    assert (found["algorithm"], found["buffer_size"], found["worst_steps"]) == (
-        "bucket",
-        40,
-        10,
-    )
-    shapes = [json.loads(line) for line in lines]
-    assert shapes[-found["epoch_batches"] :] == [
-        shape for _, *shape in delivered(swept, run, workers=1, shuffle_buffer=30)
-    ]
-    worst = shapes[: len(shapes) - found["epoch_batches"]]
-    assert sorted(worst) == sorted(
-        2 * [[size, length] for length, size in SIZES.items()]
-    )

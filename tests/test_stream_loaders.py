@@ -8,6 +8,7 @@ from itertools import chain, islice
 from typing import Any
 
 import pytest
+from made_samplers import made_stream_of
 from torch.utils.data import DataLoader
 
 from batchtune import BucketedStream
@@ -15,35 +16,14 @@ from batchtune import BucketedStream
 # Loaders and their processes warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-TABLE: dict[str, Any] = {
-    "bucket_boundaries": [5, 12, 30],
-    "bucket_batch_sizes": [9, 4, 2],
-}
 IDS = [f"{number:05d}" for number in range(240)]
 EXAMPLES = [
     {"id": id_, "length": 1 + 7 * number % 30} for number, id_ in enumerate(IDS)
 ]
 
 
-def length_of(example: dict[str, Any]) -> float:
-    return float(example["length"])
-
-
-def ids(batch: list[dict[str, Any]]) -> list[str]:
-    return [example.get("id") or example["__key__"] for example in batch]
-
-
 def stream(source: Any = EXAMPLES, **options: Any) -> BucketedStream:
-    return BucketedStream(
-        source,
-        **{
-            "length_of": length_of,
-            "buffer_size": 40,
-            "collate_fn": ids,
-            **TABLE,
-            **options,
-        },
-    )
+    return made_stream_of(source, **options)
 
 
 def loaded(made: Any, workers: int = 2, **options: Any) -> Any:

@@ -193,7 +193,8 @@ _TABLES: Known[TableSettings] = Known(
     hint=(
         f"Write {OPTION} key=value,key=value or the path of a SpeechBrain YAML. Known are max_batch_length with "
         "num_buckets or bucket_boundaries (and max_batch_ex), bucket_boundaries with bucket_batch_sizes, and "
-        "batch_size."
+        "batch_size. Batches that another framework makes are measured by recording a training: "
+        "`batchtune record -- COMMAND`."
     ),
     lacking="settings of a DynamicBatchSampler (max_batch_length with num_buckets or bucket_boundaries)",
 )

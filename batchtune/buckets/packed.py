@@ -9,11 +9,6 @@ import msgspec
 import numpy as np
 
 from batchtune.buckets.alternatives import fewest_batches
-from batchtune.buckets.current_packers import (
-    PackerCurrent,
-    price_packer,
-    read_packer,
-)
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import Dealing
 from batchtune.epochs.measured_costs import PackedCosts
@@ -47,37 +42,26 @@ class Packing:
     Attributes:
         max_tokens: --max-tokens.
         cut_at: --cut-at.
-        current: The packer in --current; None if it names none.
+
+    Raises:
+        UsageError: A value is invalid.
     """
 
     max_tokens: int | None = None
     cut_at: int | None = None
-    current: PackerCurrent | None = None
 
-    @classmethod
-    def of(
-        cls,
-        max_tokens: int | None = None,
-        cut_at: int | None = None,
-        current: str | None = None,
-    ) -> Packing:
-        """Return what these options say. Raises UsageError if a value is invalid."""
-        packer = None if current is None else read_packer(current)
-        packing = cls(max_tokens=max_tokens, cut_at=cut_at, current=packer)
-        if max_tokens is not None:
-            packing.budget(None)
-        return packing
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            self.budget(None)
 
     def budget(self, measured: PackedCosts | None) -> Budget | None:
-        """Return what sequences are packed to: --max-tokens, or what was measured, or the user's own cap.
+        """Return what sequences are packed to: --max-tokens, or what was measured.
 
         Returns None if the training does not pack. Raises UsageError if a value is invalid.
         """
         max_tokens = self.max_tokens
         if max_tokens is None and measured is not None:
             max_tokens = measured.max_tokens
-        elif max_tokens is None and self.current is not None:
-            max_tokens = self.current.settings.max_tokens
         if max_tokens is None:
             if self.cut_at is not None:
                 raise UsageError(
@@ -164,7 +148,6 @@ def sweep_packers(
     *,
     before: Row | None = None,
     measured: PackedCosts | None = None,
-    current: PackerCurrent | None = None,
     on_row: Callable[[PackedRow], None] = lambda row: None,
 ) -> PackingSweep:
     """Compare the packers with each other and with `padded`, the best padded batches, and recommend one of them.
@@ -192,12 +175,6 @@ def sweep_packers(
         rows.append(row)
         on_row(row)
     chosen = _best(rows)
-    priced = None
-    current_settings = None
-    if current is not None:
-        priced = price_packer(current, tokens, dealing, seed, budget.time_law, proofs)
-        given = current.settings
-        current_settings = current.record(given.describe(), msgspec.to_builtins(given))
     replaced = before or padded
     if isinstance(replaced, Row):
         batching = Batching.of(replaced)
@@ -221,9 +198,7 @@ def sweep_packers(
         rows=rows,
         recommended=rows.index(chosen),
         reason=_reason(chosen, padded, max_batch_length, measured),
-        warnings=[*_cautions(chosen, measured), *_cautions_of_current(priced, chosen)],
-        current=priced,
-        current_settings=current_settings,
+        warnings=[*_cautions(chosen, measured)],
     )
 
 
@@ -300,29 +275,3 @@ def _cautions(row: PackedRow, measured: PackedCosts | None) -> Iterator[str]:
             f"--cut-at cuts {counted(row.cut_sequences, 'sequence')}, which leaves out {row.cut_tokens:,} tokens: your "
             "training must cut them, too"
         )
-
-
-def _cautions_of_current(current: PackedRow | None, row: PackedRow) -> Iterator[str]:
-    """Yield the warnings about the user's own packer, each without a full stop."""
-    if current is None:
-        return
-    if current.over_cap:
-        yield (
-            f"{current.packer} does not keep its cap of {current.max_tokens:,} tokens: {current.over_cap:,} of "
-            f"{current.batches:,} micro-batches exceed it, the largest with "
-            f"{current.largest_tokens:,}"
-        )
-    if current.max_tokens > row.max_tokens:
-        yield (
-            f"your settings of {current.packer} allow {current.max_tokens:,} tokens, but the budget is "
-            f"{row.max_tokens:,}: they may run out of memory"
-        )
-    elif current.unproven:
-        yield (
-            f"{current.unproven:,} of {current.batches:,} micro-batches of your settings of {current.packer} are not "
-            "proven to fit: they may run out of memory"
-        )
-    if current.left_out:
-        yield f"{current.packer} leaves out {counted(current.left_out, 'sequence')} in an epoch"
-    if current.cut_sequences:
-        yield f"{current.packer} cuts {counted(current.cut_sequences, 'sequence')} in an epoch"

@@ -141,7 +141,7 @@ def run_sweep(
         whole = budget.max_tokens
         budget = with_min_packed_steps(budget, lengths, settings.min_steps, dealing)
         packed_share = budget.max_tokens / whole
-    if current is None and packing.current is None:
+    if current is None:
         current = random_batches(costs.own_batch_size)
     swept = sweep(lengths, limit, settings, costs, current, on_row, refuted)
     if from_training:
@@ -156,7 +156,6 @@ def run_sweep(
             swept.max_batch_length,
             before=swept.current,
             measured=costs.packed,
-            current=packing.current,
             on_row=on_row,
         )
         reason = packers.reason + kept_steps(settings.min_steps, packed_share)

@@ -112,7 +112,7 @@ def report(
             "--baseline, 'batches worse 2%'. FIELD is one of the recommended row in sweep.json, current.FIELD, "
             "bound.FIELD, verify.FIELD, stream.FIELD or shards.FIELD of stream.json, gpu_idle or loader.FIELD of "
             "loader.json, or with --manifest stale, beyond or changed. Of a run with --max-tokens these judge the best "
-            "padded batches, packed.FIELD and packed.current.FIELD the packing. Can be repeated; in the environment, "
+            "padded batches, packed.FIELD the packing. Can be repeated; in the environment, "
             "separate rules with ;.",
             "RULE",
             rich_help_panel=_GATE,

@@ -58,7 +58,7 @@ batchtune sweep-buckets train.csv
 batchtune sweep-buckets train.csv --max-batch-length 600 --num-buckets 10:20
 batchtune sweep-buckets train.csv --current max_batch_length=600,num_buckets=200
 batchtune sweep-buckets train.csv --from-training
-batchtune sweep-buckets train.csv --max-tokens 8192 --current axolotl:micro_batch_size=2,sequence_len=4096
+batchtune sweep-buckets train.csv --max-tokens 8192
 batchtune sweep-buckets train.csv --strategy optimal --strategy speechbrain --json | jq .reason
 """,
     "sweep-stream": """
@@ -125,7 +125,7 @@ def tune(
     }
     verify_settings = checked(VerifySettings, how_to_verify)
     sweep_settings = sweep.settings(run)
-    packing, current = _current(sweep)
+    current = sweep.current_settings()
     source = _with_own_lengths(source, probe, run)
     with other_nodes(probe, quiet=run.quiet) as nodes:
         lengths = source.load(quiet=run.quiet)
@@ -147,7 +147,6 @@ def tune(
                 sweep_settings,
                 current,
                 run,
-                packing=packing,
             ),
             run=partial(
                 run_with_progress,
@@ -298,7 +297,7 @@ def sweep_buckets(
         int | None,
         option(
             "Your training packs: the most tokens of a packed batch (default: what a probe of packed batches proved). "
-            "Packers are compared, too; --current takes verl:KEY=VALUE, slime:, trl: and axolotl:.",
+            "Packers are compared, too.",
             "N",
             rich_help_panel=BUCKETS,
         ),
@@ -324,8 +323,11 @@ def sweep_buckets(
     --from-training, no probe is needed. Options with which the run read its manifest, such as --max-length, are taken
     from there and shown, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
+    from batchtune.buckets.packed import Packing
+
     settings = sweep.settings(run)
-    packing, current = _current(sweep, max_tokens, cut_at)
+    packing = Packing(max_tokens=max_tokens, cut_at=cut_at)
+    current = sweep.current_settings()
     lengths = source.load(quiet=run.quiet, as_in=run.continued)
     _check_limit(max_batch_length, lengths, quiet=run.quiet)
     _show(
@@ -341,18 +343,6 @@ def sweep_buckets(
         source,
         run,
     )
-
-
-def _current(
-    sweep: SweepOptions, max_tokens: int | None = None, cut_at: int | None = None
-) -> tuple[Packing, Current | None]:
-    """Return what the user says about packing, and their current settings if these are of padded batches."""
-    from batchtune.buckets.packed import Packing
-
-    packing = Packing.of(max_tokens, cut_at, sweep.current)
-    if packing.current is not None:
-        return packing, None
-    return packing, sweep.current_settings()
 
 
 @expand
@@ -402,13 +392,13 @@ def sweep_and_write(
     *,
     max_batch_length: float | None = None,
     from_training: bool = False,
-    packing: Packing,
+    packing: Packing | None = None,
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one.
 
     `refuted` as for `run_sweep`.
     """
-    from batchtune.buckets.sweep import run_sweep
+    from batchtune.buckets.sweep import NO_PACKING, run_sweep
 
     with console.progress("Sweeping", quiet=run.quiet) as bar:
         swept = run_sweep(
@@ -419,7 +409,7 @@ def sweep_and_write(
             current=current,
             force=run.force,
             from_training=from_training,
-            packing=packing,
+            packing=packing or NO_PACKING,
             refuted=refuted,
             on_row=bar.row,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from batchtune.buckets.current_packers import KINDS
 from batchtune.errors import ResultError
 from batchtune.exports.base import Export, Tuned
 from batchtune.exports.templating import from_template, packed_fields
@@ -20,7 +19,6 @@ def _of_packer(name: str, title: str, file: str) -> Export:
             f"{name}.{file.rpartition('.')[2]}.j2",
             title=title,
             cut_at=sweep.packed.cut_at,
-            known=name in KINDS,
             **packed_fields(tuned, sweep.packed, ()),
         )
 

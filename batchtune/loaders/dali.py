@@ -126,7 +126,7 @@ class DaliLoader(OpenLoader):
         except ImportError as error:
             raise LoaderError(
                 f"DALI's dynamic mode can't be imported: {first_line(error)}",
-                "Install it for your CUDA: pip install 'batchtune[dali]', or nvidia-dali-cuda130. It needs DALI 2.0.",
+                "Install it for your CUDA: pip install nvidia-dali-cuda120, or nvidia-dali-cuda130. It needs DALI 2.0.",
             ) from None
         if threads > 1 and not {"shard_id", "num_shards"} <= target.takes:
             raise LoaderError(

@@ -22,6 +22,7 @@ from numpy.lib import format as npy
 
 from batchtune.errors import ManifestError
 from batchtune.manifests.base import Unreadable
+from batchtune.manifests.storage import RandomAccess
 
 # In lower case, without the dot. `.raw` is not among them: such a file says nothing about itself.
 AUDIO_SUFFIXES = frozenset(
@@ -193,35 +194,6 @@ def _wav_samples(fmt: bytes, fact: int, size: int) -> AudioLength:
 # Other audio
 
 
-class PayloadFile:
-    """A payload as a binary file to read and seek in: no read is larger than what is left."""
-
-    def __init__(self, payload: Payload) -> None:
-        self._payload = payload
-        self._position = 0
-
-    def read(self, size: int = -1) -> bytes:
-        """Return the next bytes, all without a size."""
-        left = max(0, self._payload.size - self._position)
-        if 0 <= size < left:
-            left = size
-        data = self._payload.read(self._position, left)
-        self._position += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position, and return it."""
-        position = (0, self._position, self._payload.size)[whence] + offset
-        if position < 0:
-            raise OSError("a position before the beginning")
-        self._position = position
-        return position
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
-
 def _mutagen_length(payload: Payload) -> AudioLength:
     """Return the length of an audio file by mutagen.
 
@@ -233,11 +205,9 @@ def _mutagen_length(payload: Payload) -> AudioLength:
         from mutagen.oggopus import OggOpus
     except ImportError as error:
         message = f"audio files other than WAV are read by mutagen, which can't be imported ({error})"
-        raise ManifestError(
-            message, "Install it: pip install 'batchtune[audio]'."
-        ) from None
+        raise ManifestError(message, "Install it: pip install mutagen.") from None
     try:
-        audio: Any = mutagen.File(PayloadFile(payload))
+        audio: Any = mutagen.File(RandomAccess(payload))
         if audio is None:
             raise Unreadable(
                 "no audio header", f"a file that begins with {payload.read(0, 4)!r}"

@@ -37,6 +37,7 @@ _NAMES: tuple[tuple[Unit | None, str], ...] = (
         "num_tokens n_tokens ntokens tokens token_count token_length input_length input_tokens prompt_tokens",
     ),
     ("tokens", "total_tokens num_prefill_tokens num_decode_tokens num_total_tokens"),
+    ("tokens", "output_tokens completion_tokens response_tokens generated_tokens"),
     ("words", "num_words n_words word_count"),
     (
         "characters",
@@ -58,10 +59,13 @@ _COUNTED_UNITS: dict[str, Unit] = {
 }
 
 # Where a row is likely to carry its id; messages show the first of these that exists.
-_ID_NAMES = tuple(
+ID_NAMES = tuple(
     "id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split()
 )
 
+
+# What the messages of a chat hold.
+MESSAGES = ({"role", "content"}, {"from", "value"})
 
 Values = Sequence[object] | FloatArray
 
@@ -76,11 +80,13 @@ class Column:
     Attributes:
         values: Those in the first rows, without missing ones.
         is_text: Whether numbers are texts too.
+        is_binary: Whether the values, which are not shown, are bytes.
     """
 
     name: str
     values: Sequence[object] = ()
     is_text: bool = False
+    is_binary: bool = False
 
     @property
     def example(self) -> object:
@@ -101,12 +107,12 @@ class Column:
 
     @property
     def chat(self) -> bool:
-        """Whether the values are lists of messages, each with a role and a content."""
+        """Whether the values are lists of messages, each with a role and a content, or as ShareGPT calls them."""
         example = self.example
         return (
             isinstance(example, list)
             and isinstance(example[0], dict)
-            and {"role", "content"} <= example[0].keys()
+            and any(names <= example[0].keys() for names in MESSAGES)
         )
 
     @property
@@ -137,6 +143,7 @@ class Rows:
         left_out: Reason → number of examples that the reader itself left out.
         num_estimates: How many lengths are estimates.
         counts: How many examples each row stands for, in a histogram; None if each is one.
+        order: Which row of the data set each is, from 0, if they stand in another order; else None.
     """
 
     columns: Sequence[Values]
@@ -145,6 +152,7 @@ class Rows:
     left_out: Mapping[str, int] = field(default_factory=dict)
     num_estimates: int = 0
     counts: IntArray | None = None
+    order: IntArray | None = None
 
 
 class Format(ABC):
@@ -199,6 +207,11 @@ class Format(ABC):
     def noted_fingerprints(self) -> tuple[str, str] | None:
         """The digest of a histogram's runs and the fingerprint of its lengths, as the file notes them; else None."""
         return None
+
+    @property
+    def order_is_lost(self) -> bool:
+        """Whether the rows stand in another order than the examples of the data set, and none tells which it is."""
+        return False
 
     def unit_in(self, column: str) -> Unit | None:
         """Return the unit of a column by what the file says of it, else by its name; None if neither says one."""
@@ -275,7 +288,7 @@ def last_part(name: str) -> str:
 def id_name(columns: Iterable[str]) -> str | None:
     """Return the column that names a row, or None."""
     names = {normalised(name): name for name in columns}
-    return next((names[known] for known in _ID_NAMES if known in names), None)
+    return next((names[known] for known in ID_NAMES if known in names), None)
 
 
 def columns_of(rows: Iterable[Mapping[str, object]]) -> list[Column]:

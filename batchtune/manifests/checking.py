@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -18,11 +17,12 @@ from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, IntArray, Runs
 from batchtune.manifests.base import Format, Rows, Unreadable, Values, number
 from batchtune.manifests.formats import FORMATS
+from batchtune.manifests.formats.lines import keyed_values
 from batchtune.manifests.inputs import LARGEST, SMALLEST
 from batchtune.manifests.planning import Measure, Plan, reader_of, unit_of
 from batchtune.manifests.source import Source
 from batchtune.manifests.storage import Traffic
-from batchtune.manifests.texts import chat_lengths, counter, measured
+from batchtune.manifests.texts import chat_lengths, counter, joined, measured
 from batchtune.results import Reduction
 
 SHOWN = 5
@@ -30,7 +30,6 @@ SHOWN = 5
 _COUNTED_BYTES = 32 * 1024 * 1024
 
 _Mask = npt.NDArray[np.bool_]
-_SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
 
 # Called with the share of the bytes that is read, from 0 to 1, the number of examples, and the network traffic so far.
 OnProgress = Callable[[float, int, Traffic], None]
@@ -63,6 +62,7 @@ class Part:
         counts: Int64, how many examples each of these is; none if each is one.
         fingerprints: `Format.noted_fingerprints` of the source.
         ids: One for each, if they are asked for.
+        places: Int64, the row of each in its source, from 0, if ids are asked for or the rows are in another order.
         rows: How many examples were read.
         truncated: How many are longer than --truncate.
         left_out: Reason → number of examples that are invalid, or that the reader or the user's limits exclude.
@@ -80,6 +80,7 @@ class Part:
     counts: bytearray = field(default_factory=bytearray)
     fingerprints: tuple[str, str] | None = None
     ids: list[str | None] = field(default_factory=list)
+    places: bytearray = field(default_factory=bytearray)
     rows: int = 0
     truncated: int = 0
     left_out: dict[str, int] = field(default_factory=Counter)
@@ -105,6 +106,25 @@ class Part:
         """How many examples each length is, shape (count,), or None if each is one."""
         return np.frombuffer(self.counts, np.int64) if self.counts else None
 
+    @property
+    def row_numbers(self) -> IntArray:
+        """The row of each length in its source, shape (count,); or shape (0,), if they are not held."""
+        return np.frombuffer(self.places, np.int64)
+
+    def put_in_order(self, label: str) -> None:
+        """Put the examples in the order of their rows in the source. Raises ManifestError if two are of one row."""
+        order = np.argsort(self.row_numbers)
+        if (np.diff(self.row_numbers[order], prepend=-1) < 1).any():
+            raise ManifestError(
+                f"{label} is damaged: its column of rows does not name each row once",
+                "Create it again with `batchtune scan`.",
+            )
+        for column in (self.places, self.lengths, self.targets):
+            numbers = np.frombuffer(column, np.int64)  # doubles are as wide
+            numbers[:] = numbers[order[: numbers.size]]
+        if self.ids:
+            self.ids = [self.ids[index] for index in order]
+
     def count_equal(self) -> None:
         """Keep equal examples once, with their number: in descending order, without ids."""
         if not self.lengths:
@@ -126,6 +146,9 @@ class Part:
         targets = np.zeros(0)
         if plan.target is not None:
             targets = self._checked(rows, plan, (plan.target,), kept, counts)
+        places = rows.order
+        if places is None:
+            places = np.arange(self.rows, self.rows + kept.size)
         self.rows += int(counts.sum())
         self.num_estimates += rows.num_estimates
         for reason, count in rows.left_out.items():
@@ -146,6 +169,8 @@ class Part:
             self.counts += counts[kept].data
         if plan.as_histogram and len(self.lengths) > _COUNTED_BYTES:
             self.count_equal()
+        if plan.with_ids or (rows.order is not None and not plan.as_histogram):
+            self.places += places[kept].data
         if plan.with_ids:
             self.ids += itertools.compress(rows.ids(), kept)
 
@@ -166,16 +191,15 @@ class Part:
         kept: _Mask,
         counts: IntArray,
     ) -> FloatArray:
-        """Return the sum of some columns; count the invalid ones among those kept, and keep them no longer."""
+        """Return the length by these columns; count the invalid ones among those kept, and keep them no longer."""
         is_target = measures[0] is plan.target
-        written_columns = rows.columns
+        written = dict(zip(plan.columns, rows.columns, strict=False))
         if is_target:
-            written_columns = rows.columns[-1:]
-        total = np.zeros(kept.size)
+            written[measures[0].column] = rows.columns[-1]
         valid = np.ones(kept.size, dtype=np.bool_)
         columns = []
-        with np.errstate(over="ignore"):  # what becomes infinite is invalid
-            for measure, written in zip(measures, written_columns, strict=False):
+        with np.errstate(all="ignore"):  # what becomes infinite is invalid
+            for measure in measures:
                 values = _measured(written, measure, plan)
                 lengths = numbers(values)
                 if not is_target and plan.factor != 1:
@@ -184,15 +208,19 @@ class Part:
                         * float(plan.factor.numerator)
                         / float(plan.factor.denominator)
                     )
-                columns.append((measure.column, written, values, lengths))
+                shown = written[measure.column]
+                columns.append((measure.column, shown, values, lengths))
                 valid &= (lengths >= 0) & (lengths <= LARGEST)
-                total += lengths
+            total = columns[0][-1]
+            if not is_target and plan.weights != [[1]]:
+                stacked = np.array([lengths for *_, lengths in columns])
+                total = (np.array(plan.weights) @ stacked).max(axis=0)
         valid &= (total >= (0.0 if is_target else SMALLEST)) & (total <= LARGEST)
         what = "length"
         if is_target:
             what = "target length"
         for row in np.flatnonzero(kept & ~valid).tolist():
-            reason, seen = _explained(columns, row)
+            reason, seen = _explained(columns, row, total[row], plan.key)
             self.left_out[f"invalid {what} ({reason})"] += int(counts[row])
             self.num_invalid += int(counts[row])
             if len(self.shown) < SHOWN:
@@ -207,7 +235,9 @@ class Part:
 _Checked = tuple[str, Values, Values, FloatArray]
 
 
-def _explained(columns: Sequence[_Checked], row: int) -> tuple[str, str]:
+def _explained(
+    columns: Sequence[_Checked], row: int, total: float, key: str
+) -> tuple[str, str]:
     """Return the reason why a row is invalid, and a description of what is wrong with the first such value."""
     for name, written, values, lengths in columns:
         shown = written[row]
@@ -220,7 +250,8 @@ def _explained(columns: Sequence[_Checked], row: int) -> tuple[str, str]:
             return reason, f"{label} is missing"
         if len(columns) == 1 or not 0 <= lengths[row] <= LARGEST:
             return reason, f"{label} is {shortened(shown, 100)} ({reason})"
-    return "zero", f"{'+'.join(name for name, *_ in columns)!r} is 0.0 (zero)"
+    reason = fault(total, total)
+    return reason, f"{key!r} is {total} ({reason})"
 
 
 def place_of(rows: Rows, index: int) -> str:
@@ -234,12 +265,17 @@ def place_of(rows: Rows, index: int) -> str:
     return ", ".join(dict.fromkeys(places))
 
 
-def _measured(values: Values, measure: Measure, plan: Plan) -> Values:
-    """Return the values of a column with texts, lists and chats as numbers."""
+def _measured(written: Mapping[str, Values], measure: Measure, plan: Plan) -> Values:
+    """Return the values of a column, out of all, with texts, lists and chats as numbers."""
     tokenizer = plan.options.tokenizer
+    values = written[measure.column]
     if measure.texts is not None:
         if measure.chats:
-            return chat_lengths(values, measure.texts, tokenizer)
+            if len(measure.chats) > 1:
+                parts = [written[name] for name in measure.chats]
+                values = list(map(joined, zip(*parts, strict=True)))
+            tools = [written[name] for name in measure.tools]
+            return chat_lengths(values, measure.texts, tokenizer, *tools)
         values = measured(values, counter(measure.texts, tokenizer))
     if measure.lists is not None:
         values = reduced(values, measure.lists)
@@ -331,6 +367,8 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
                 f"{source.path} has its lengths in another unit than the sources before it",
                 hint,
             )
+        if plan.in_order and reader.order_is_lost:
+            raise not_in_order(source.label)
         part.fingerprints = reader.noted_fingerprints
         seen: set[str | None] = set()
         for rows in _joined(reader, plan, task.target_file):
@@ -339,6 +377,8 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
             part.add(rows, plan)
             if reader.unique_ids:
                 _refuse_repeated(source, rows, seen)
+        if part.places:
+            part.put_in_order(source.label)
         source.check_unchanged()
     except MemoryError:
         hint = "Raise the limit, or write it as JSON Lines, CSV or Parquet with one example in each row."
@@ -384,6 +424,14 @@ def not_listed(label: str) -> ManifestError:
     )
 
 
+def not_in_order(label: str) -> ManifestError:
+    """Return the error for a sorted table where the order of the examples is needed."""
+    return ManifestError(
+        f"{label} is sorted by length, and its column 'row' is gone: row i is not example i of the data set",
+        "Name the data set itself, or the whole table that `batchtune scan` wrote of it.",
+    )
+
+
 def _refuse_repeated(source: Source, rows: Rows, seen: set[str | None]) -> None:
     """Raise ManifestError if one of these rows has an id that was seen before."""
     for index, name in enumerate(rows.ids()):
@@ -401,7 +449,7 @@ def _joined(reader: Format, plan: Plan, target_file: Source | None) -> Iterator[
         yield from reader.rows(plan.columns)
         return
     if reader.unique_ids:
-        by_id = keyed_targets(target_file)
+        by_id = keyed_values(target_file)
         for rows in reader.rows(plan.columns):
             targets = [by_id.get(name) for name in rows.ids()]
             yield replace(rows, columns=[*rows.columns, targets])
@@ -422,21 +470,3 @@ def _joined(reader: Format, plan: Plan, target_file: Source | None) -> Iterator[
             f"{reader.source.path} has fewer examples than the target file has lines",
             hint,
         )
-
-
-def keyed_targets(source: Source) -> dict[str | None, str]:
-    """Read id → target from Kaldi's and ESPnet's files: `utt value`, `utt 52,31` (the first number), `utt words …`."""
-    targets: dict[str | None, str] = {}
-    for line, text in source.lines():
-        name, *rest = text.split(maxsplit=1) or [""]
-        if name in targets:
-            message = f"{source.path}, line {line}: duplicate id {shortened(name)}"
-            raise ManifestError(
-                message, "Each id has one target: remove or rename one of the lines."
-            )
-        target = "".join(rest).rstrip()
-        if _SHAPE.fullmatch(target):
-            target = target.partition(",")[0]
-        if name:
-            targets[name] = target
-    return targets

@@ -38,6 +38,7 @@ _KALDI_FILES = (
     "utt2num_samples",
     "speech_shape",
     "utt2num_frames",
+    "segments",
     "reco2dur",
 )
 _FILES_AT_ONCE = 2000

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+
+import numpy as np
 
 from batchtune.errors import ManifestError, UsageError, listed, shortened
 from batchtune.lengths import Unit
@@ -30,6 +33,17 @@ from batchtune.results import Reduction
 # Target files of fairseq: letters or words, separated by spaces.
 _SYMBOLS = (".ltr", ".wrd", ".ltr.gz", ".wrd.gz")
 _CHATS = ("messages", "conversations", "conversation")
+_TOOLS = "tools"
+# Columns of texts or chats, together an example: of preferences (a pair is padded to the longer answer, and in chats
+# each answer begins with the prompt), of prompts with answers, of Alpaca.
+_COMBINED = (
+    "prompt+max(chosen,rejected)",
+    "max(chosen,rejected)",
+    "prompt+completion",
+    "prompt+response",
+    "instruction+input+output",
+    "instruction+output",
+)
 _CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {
     ("ms", "s"): Fraction(1, 1000),
     ("s", "ms"): Fraction(1000),
@@ -45,13 +59,16 @@ class Measure:
         column: Its name, or the path of the target file.
         texts: The unit that texts are counted in; None if the values are numbers.
         lists: How a list becomes one number; None if a list is invalid.
-        chats: Whether the values are lists of messages, each list one text.
+        chats: The columns whose lists of messages, one after the other, are a chat, from this one on; none of them
+            if the values are anything else.
+        tools: The column of the tools that the chat's model is given, if there is one.
     """
 
     column: str
     texts: Unit | None = None
     lists: Reduction | None = None
-    chats: bool = False
+    chats: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +77,25 @@ class Plan:
 
     Attributes:
         format: Name of the format.
-        lengths: The columns whose sum is the length.
+        key: Names the columns of the lengths, for messages.
+        lengths: The columns of the length.
+        weights: Those of the columns in sums, shape (sums, columns); the largest sum is the length.
         target: The column, or the file, of the target lengths; None without any.
         stored_unit: Of the columns of the length, None if unknown.
         unit, factor: Of the lengths after scaling; the scale.
         notes: For the user.
         label: All sources, for messages.
+        with_ids: Whether the ids of the examples are wanted.
+        in_order: Whether the order of the examples is.
         alone: Whether it is the only source.
         as_histogram: Whether equal examples are only counted.
     """
 
     options: ReadOptions
     format: str
+    key: str
     lengths: tuple[Measure, ...]
+    weights: list[list[int]]
     target: Measure | None
     stored_unit: Unit | None
     unit: Unit | None
@@ -80,16 +103,20 @@ class Plan:
     notes: tuple[str, ...]
     label: str = ""
     with_ids: bool = False
+    in_order: bool = False
     alone: bool = True
     as_histogram: bool = False
 
     @property
     def columns(self) -> list[str]:
         """The columns that are read: those of the length, then that of the target lengths if it is not a file."""
-        names = [measure.column for measure in self.lengths]
+        measures = list(self.lengths)
         if self.target is not None and self.options.target_file is None:
-            names.append(self.target.column)
-        return names
+            measures.append(self.target)
+        names: list[str] = []
+        for measure in measures:
+            names += [measure.column, *measure.chats, *measure.tools]
+        return list(dict.fromkeys(names))
 
 
 def reader_of(source: Source, name: str | None) -> Format:
@@ -135,20 +162,19 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     if target_key is not None:
         target = _named(path, columns, target_key, "--target-key")
     key = options.length_key or reader.default_column(columns)
-    if key is not None:
-        lengths = _summands(path, columns, key)
-    else:
-        lengths = [
-            _chosen(path, [column for column in columns if column != target], options)
-        ]
-    if target in lengths:
+    is_named = key is not None
+    if key is None:
+        others = [column for column in columns if column != target]
+        key = _chosen(path, others, options)
+        is_named = key in _COMBINED
+    measures, weights = _lengths(path, columns, key, options, counts_texts=is_named)
+    names = {name for measure in measures for name in (measure.column, *measure.chats)}
+    if target is not None and target.name in names:
         hint = "A target length is another than the length."
         raise UsageError(
             f"--length-key and --target-key both name {shortened(target_key)}", hint
         )
 
-    is_named = key is not None
-    measures = [_measure(column, options, counts_texts=is_named) for column in lengths]
     target_measure = None
     if target is not None:
         target_measure = _measure(target, options, counts_texts=True)
@@ -160,7 +186,7 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     if options.counts_texts and options.target_file is None and not counting:
         hint = "Name the column of the texts with --length-key or --target-key."
         raise UsageError(
-            f"{shortened(lengths[0].name)} holds no texts, which --measure and --tokenizer count",
+            f"{shortened(measures[0].column)} holds no texts, which --measure and --tokenizer count",
             hint,
         )
     if options.tokenizer is not None:
@@ -177,12 +203,16 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
         in_unit = ""
         if stored_unit is not None:
             in_unit = f", in {stored_unit}"
-        notes.append(
-            f"Lengths are taken from column {shortened(lengths[0].name)}{in_unit}."
-        )
+        notes.append(f"Lengths are taken from column {shortened(key)}{in_unit}.")
+    elif key in _COMBINED and options.length_key is None:
+        notes.append(f"Lengths are {key}.")
     if target is not None and options.target_key is None:
         notes.append(f"Target lengths are taken from column {shortened(target.name)}.")
     notes += [_counting_note(measure, options) for measure in counting]
+    if any(measure.chats for measure in measures) and any(map(_holds_images, columns)):
+        notes.append(
+            "Warning: the chats hold images, audio or video, whose tokens are not counted: the lengths are too short."
+        )
     if unit is None:
         notes.append(
             "The unit of the lengths is unknown: name it with --unit, so that results and configs show it."
@@ -192,7 +222,9 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     return Plan(
         options=options,
         format=reader.name,
+        key=key,
         lengths=tuple(measures),
+        weights=weights,
         target=target_measure,
         stored_unit=stored_unit,
         unit=unit,
@@ -216,12 +248,64 @@ def unit_of(reader: Format, measures: Sequence[Measure]) -> Unit | None:
     return next(iter(names_by_unit), None)
 
 
-def _summands(path: Path | str, columns: Sequence[Column], key: str) -> list[Column]:
-    """Return the columns whose sum is the length: the one of this name, else those that `a+b` names."""
-    parts = [key]
-    if all(column.name != key for column in columns):
-        parts = [part.strip() for part in key.split("+")]
-    return [_named(path, columns, part, "--length-key") for part in parts]
+def _lengths(
+    path: Path | str,
+    columns: Sequence[Column],
+    key: str,
+    options: ReadOptions,
+    *,
+    counts_texts: bool,
+) -> tuple[list[Measure], list[list[int]]]:
+    """Return the columns of the length and their weights, as `Plan` has them; several chats are joined to one."""
+    sums = _sums(columns, key)
+    measures: dict[str, Measure] = {}
+    for name in itertools.chain(*sums):
+        column = _named(path, columns, name.removeprefix("-"), "--length-key")
+        measure = _measure(column, options, counts_texts=counts_texts)
+        measures[name.removeprefix("-")] = measure
+    if not all(measure.chats for measure in measures.values()):
+        weights = [
+            [names.count(name) - names.count(f"-{name}") for name in measures]
+            for names in sums
+        ]
+        return list(measures.values()), weights
+    tools: list[str] = []
+    if template_of(options.tokenizer) is not None:
+        tools = [column.name for column in columns if column.name == _TOOLS]
+    joined = []
+    for names in sums:
+        chats = [measures[name].column for name in names]
+        measure = replace(measures[names[0]], chats=tuple(chats), tools=tuple(tools))
+        joined.append(measure)
+    return joined, np.eye(len(sums), dtype=int).tolist()
+
+
+def _sums(columns: Sequence[Column], key: str) -> list[list[str]]:
+    """Return the sums of which the largest is the length, as names, with a minus before those that are subtracted.
+
+    The key is the name of a column, or several with a plus between them, of which each may be `max(a,b)` or `a-b`.
+    """
+    names = {column.name for column in columns}
+    sums: list[list[str]] = [[]]
+    for part in [key] if key in names else key.split("+"):
+        part = part.strip()
+        first, *others = part.split("-")
+        choices = [[part]]
+        if part.startswith("max("):
+            choices = [[name.strip()] for name in part[4:].rstrip(")").split(",")]
+        elif part not in names and {first, *others} <= names:
+            choices = [[first, *(f"-{name}" for name in others)]]
+        sums = [[*begun, *choice] for begun in sums for choice in choices]
+    return sums
+
+
+def _holds_images(column: Column) -> bool:
+    """Return whether messages of chats have parts other than texts."""
+    for chat in column.values:
+        for types in walk(chat, ("content", "type")) or ():  # type: ignore[attr-defined]
+            if isinstance(types, list) and set(types) - {"text", None}:
+                return True
+    return False
 
 
 def _named(
@@ -241,14 +325,18 @@ def _named(
     raise ManifestError(message, f"Name one of them with {option} NAME.")
 
 
-def _chosen(
-    path: Path | str, columns: Sequence[Column], options: ReadOptions
-) -> Column:
-    """Return the one column that holds lengths, or whose values have one.
+def _chosen(path: Path | str, columns: Sequence[Column], options: ReadOptions) -> str:
+    """Return the name of the one column that holds lengths, or whose values have one; or a key of several.
 
-    Columns with a known name come first, then tokens, chats, names without a unit, and nested columns with a known
-    name; chats before all others if the user wants texts to be counted. Raises ManifestError for none or several.
+    Columns with a known name come first, then tokens, chats, names without a unit, nested columns with a known name,
+    and audio; chats before all others if the user wants texts to be counted. Raises ManifestError for none or several.
     """
+    audio = [
+        column
+        for column in columns
+        if column.is_binary and "audio" in column.name.lower()
+    ]
+    columns = [column for column in columns if not column.is_binary]
     named = [column for column in columns if normalised(column.name) in KNOWN_UNITS]
     known = [column for column in named if column.known_unit is not None]
     tokens = [
@@ -262,13 +350,13 @@ def _chosen(
         for column in columns
         if normalised(last_part(column.name)) in KNOWN_UNITS
     ]
-    ranked = [known, tokens, chats, named, nested]
+    ranked = [known, tokens, chats, named, nested, audio]
     if options.counts_texts:
         ranked.insert(0, chats)
     for candidates in ranked:
         numeric = [column for column in candidates if column.numeric] or candidates
         if len(numeric) == 1:
-            return numeric[0]
+            return numeric[0].name
         if numeric:
             examples = ", ".join(
                 f"{shortened(column.name)} (such as {shortened(column.example, 40)})"
@@ -277,9 +365,17 @@ def _chosen(
             message = f"{path} has {len(numeric)} columns that may hold the lengths: {examples}"
             raise ManifestError(
                 message,
-                f"Choose with --length-key NAME, such as {shortened(numeric[0].name)}.",
+                f"Choose with --length-key NAME, such as {shortened(numeric[0].name)}, or add some: --length-key a+b.",
             )
+    kinds = {
+        column.name: column.chat for column in columns if column.text or column.chat
+    }
+    for key in _COMBINED:
+        names = re.findall(r"\w+", key.replace("max", ""))
+        if set(names) <= kinds.keys() and len({kinds[name] for name in names}) == 1:
+            return key
     hint = "Name the column that holds the lengths with --length-key NAME; a table needs a first line of names."
+    hint = f"{hint} If they are the difference of two: --length-key end-start."
     message = f"{path} has no column that is known to hold lengths. Its columns: {_listed(columns)}"
     raise ManifestError(message, hint)
 
@@ -292,7 +388,7 @@ def _measure(column: Column, options: ReadOptions, *, counts_texts: bool) -> Mea
     """Return how the values of a column become numbers; texts count only in a column that somebody named."""
     unit = options.text_unit("characters")
     if column.chat:
-        return Measure(column.name, texts=unit, chats=True)
+        return Measure(column.name, texts=unit, chats=(column.name,))
     lists = options.reduce
     if lists is None and column.holds_tokens:
         lists = "count"

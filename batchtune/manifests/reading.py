@@ -25,12 +25,12 @@ from batchtune.manifests.checking import (
     OnProgress,
     Part,
     Task,
-    keyed_targets,
     not_listed,
     read_part,
     read_together,
 )
 from batchtune.manifests.formats import FORMATS
+from batchtune.manifests.formats.lines import keyed_values
 from batchtune.manifests.inputs import Manifest, ReadOptions, check_choice, expand
 from batchtune.manifests.planning import Plan, plan_of, reader_of, with_target_file
 from batchtune.manifests.source import Source
@@ -42,11 +42,13 @@ from batchtune.units import counted, format_size
 _DEFAULTS = ReadOptions()
 # Below that, starting other processes takes longer than they save.
 _WORTH_BYTES = 64 * 1024 * 1024
-_STORE_VERSION = 6
+_STORE_VERSION = 7
 _LOOKED_UP_AT_ONCE = 32
 # Each waits for its requests.
 _MOST_TOGETHER = 16
 _NOTHING = Traffic()
+# Medians of two sources of one data set: seconds and milliseconds are a thousand times apart.
+_UNLIKE = 200
 
 ENGINES = ("local", "ray")
 # Does units of tasks, as `run_in_processes` does them.
@@ -94,14 +96,16 @@ def load_stream(
     *,
     jobs: int = 1,
     on_progress: OnProgress | None = None,
+    complete: bool = False,
 ) -> StreamLengths:
-    """Read the lengths of a data set in their stored order.
+    """Read the lengths of a data set in their stored order; a table that `scan` sorted is put back into that.
 
-    Tar shards, and each of several files, are shards. Arguments and errors are those of `load_lengths`.
+    Tar shards, and each of several files, are shards. Arguments and errors are those of `load_lengths`; if it is to be
+    `complete`, a table from which `scan` left out examples of the data set is an error, too.
     """
     plan, tasks = planned(manifest, options, on_progress=on_progress)
     sharded = FORMATS[plan.format].sharded
-    plan = replace(plan, with_ids=sharded)
+    plan = replace(plan, with_ids=sharded, in_order=True)
     tasks = [task._replace(plan=plan) for task in tasks]
     parts = read_all(tasks, jobs, on_progress)
     shards: list[Shard] = []
@@ -118,6 +122,11 @@ def load_stream(
     if any(part.counts for part in parts):
         raise not_listed(plan.label)
     whole, lengths = merged(parts, plan)
+    if complete and whole.row_numbers.max(initial=0) >= whole.values.size:
+        raise ManifestError(
+            f"{plan.label} lacks examples of its data set: entry i of the lengths is not that of example i",
+            "Leave them out of the data set itself, and scan that.",
+        )
     return StreamLengths(
         lengths=lengths,
         values=whole.values,
@@ -145,7 +154,7 @@ def load_ordered_lengths(
             f"{message}entry i of the lengths would no longer be that of example i",
             hint,
         )
-    return load_stream(manifest, options)
+    return load_stream(manifest, options, complete=True)
 
 
 def scan(
@@ -162,9 +171,9 @@ def scan(
 ) -> Lengths:
     """Read a data set, and write a Parquet table with a row for each example, longest first.
 
-    Its columns are `id` (as the source names the example), `length`, `target_length` (where there are targets) and
-    `source` (the file or folder). With `histogram`, it has a row for each distinct length and target length instead,
-    with the number of examples, `count`.
+    Its columns are `id` (as the source names the example), `length`, `target_length` (where there are targets),
+    `source` (the file or folder) and `row` (its number in the data set, from 0, counting what was left out). With
+    `histogram`, it has a row for each distinct length and target length instead, with the number of examples, `count`.
 
     If there are several sources and `output` is a file, each source's examples are kept in the folder OUTPUT.parts
     until the table is written, so that the same call goes on where it was interrupted or a source was broken.
@@ -216,7 +225,11 @@ def _write_table(
     """Write the Parquet table of all sources' examples, longest first; return their lengths."""
     import pyarrow.parquet
 
-    from batchtune.manifests.formats.columnar import histogram_table, lengths_table
+    from batchtune.manifests.formats.columnar import (
+        ROW,
+        histogram_table,
+        lengths_table,
+    )
 
     sources = np.repeat(
         [part.label for part in parts], [part.values.size for part in parts]
@@ -228,6 +241,7 @@ def _write_table(
         table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
         of_source = pyarrow.array(sources).dictionary_encode()
         table = table.append_column("source", of_source)
+        table = table.append_column(ROW, pyarrow.array(whole.row_numbers))
         table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
     with (
         writing_whole(output)
@@ -310,7 +324,7 @@ def planned(
             )
         targets: Iterable[str] = (text for _, text in target_files[0].lines())
         if reader.unique_ids:
-            targets = keyed_targets(target_files[0]).values()
+            targets = keyed_values(target_files[0]).values()
         plan = with_target_file(plan, target_files[0].path, targets)
     label = first.label
     if len(sources) > 1:
@@ -418,7 +432,11 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
         raise ManifestError(_first(head, broken, len(broken)), hint)
     counted_parts = any(part.counts for part in parts)
     shown = []
+    medians = [(np.median(part.values), part.label) for part in parts if part.lengths]
+    first_row = 0
     for part in parts:
+        whole.places += (part.row_numbers + first_row).data
+        first_row += max(part.rows, int(part.row_numbers.max(initial=0)) + 1)
         if counted_parts:
             numbers = part.numbers
             if numbers is None:
@@ -460,6 +478,12 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
     notes += [
         f"Broken: {message}. What comes before that is kept." for message in broken
     ]
+    (low, first), (high, last) = min(medians), max(medians)
+    if high > _UNLIKE * low:
+        notes.append(
+            f"Warning: {last} and {first} seem to be in different units: the median length of the first is "
+            f"{high / low:,.0f} times that of the other. Read them one by one, or convert one of them."
+        )
     if whole.rows > _MOST_EXAMPLES:
         raise ManifestError(
             f"{plan.label} counts {whole.rows:,} examples, more than any data set has",

@@ -141,6 +141,13 @@ class Source:
             return f"{self.path}/{name}"
         return str(self._given / name)
 
+    def beside(self, name: str) -> Source | None:
+        """Return another file in the same folder; None without one, or if this is no file on disk."""
+        path = self._given.with_name(name)
+        if self.is_remote or not self._given.is_file() or not path.is_file():
+            return None
+        return Source(path, is_named=False)
+
     @property
     def rereadable(self) -> bool:
         """Whether another process, or a later one, can read the same: not from a pipe."""

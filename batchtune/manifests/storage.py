@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from batchtune.errors import ManifestError, linked_errors, shortened
+from batchtune.manifests.web import client_options
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.ASCII)
 
@@ -37,6 +38,8 @@ _ATTEMPTS = 3
 
 # What tells one version of an object from another, the best first, as the libraries name it.
 _VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime")
+# What fsspec reads these URLs with.
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
 _CREDENTIALS = (
     "Credentials are read by the library itself, such as s3fs or gcsfs: from its environment variables (AWS_PROFILE, "
     "GOOGLE_APPLICATION_CREDENTIALS, …), its own files, or the role of the machine."
@@ -204,11 +207,11 @@ class RemoteFile(Stored):
 
     def stream(self) -> BinaryIO:
         """Return the bytes as a stream that reads further and further ahead."""
-        return cast(BinaryIO, _Reader(self, reads_ahead=True))
+        return cast(BinaryIO, _ReadingAhead(self))
 
     def random_access(self) -> BinaryIO:
         """Return the bytes as a file that reads only what is asked for."""
-        return cast(BinaryIO, _Reader(self, reads_ahead=False))
+        return cast(BinaryIO, RandomAccess(self))
 
     def check_unchanged(self) -> None:
         """Raise ManifestError if the object was replaced since it was opened; what one request brought is whole."""
@@ -267,45 +270,62 @@ class RemoteFile(Stored):
             attempt += 1
 
 
-class _Reader(io.RawIOBase):
-    """An object as a file: of a stream, twice as much is fetched ahead each time, up to 8 MiB."""
+class RandomAccess(io.RawIOBase):
+    """Stored bytes, or a payload, as a file: no read is larger than what is left."""
 
-    def __init__(self, stored: Stored, *, reads_ahead: bool) -> None:
+    def __init__(self, stored: Any) -> None:
         self._stored = stored
-        self._reads_ahead = reads_ahead
-        self._ahead = 0
         self._position = 0
-        self._held = b""
-        self._start = 0
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
+        """Return True."""
         return True
 
     def tell(self) -> int:
+        """Return the position."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if whence == os.SEEK_CUR:
-            offset += self._position
-        elif whence == os.SEEK_END:
-            offset += self._stored.size
-        self._position = offset
-        return offset
+        """Go to a position, and return it."""
+        position = (0, self._position, self._stored.size)[whence] + offset
+        if position < 0:
+            raise OSError("a position before the beginning")
+        self._position = position
+        return position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next bytes, all without a size."""
+        left = max(0, self._stored.size - self._position)
+        if size is None or not 0 <= size < left:
+            size = left
+        data: bytes = self._taken(size)
+        self._position += len(data)
+        return data
 
     def readinto(self, buffer: Any) -> int:
-        size = len(buffer)
-        if self._reads_ahead:
-            data = self._read_ahead(size)
-        else:
-            data = self._stored.read(self._position, size)
+        """Fill a buffer with the next bytes, and return how many they are."""
+        data = self.read(len(buffer))
         buffer[: len(data)] = data
-        self._position += len(data)
         return len(data)
 
-    def _read_ahead(self, size: int) -> bytes:
+    def _taken(self, size: int) -> Any:
+        return self._stored.read(self._position, size)
+
+
+class _ReadingAhead(RandomAccess):
+    """An object as a stream: twice as much is fetched ahead each time, up to 8 MiB."""
+
+    def __init__(self, stored: Stored) -> None:
+        super().__init__(stored)
+        self._ahead = 0
+        self._held = b""
+        self._start = 0
+
+    def _taken(self, size: int) -> bytes:
         index = self._position - self._start
         data = b""
         if index >= 0:
@@ -373,7 +393,8 @@ def filesystem_of(url: str) -> tuple[Any, str]:
 @functools.cache
 def _filesystem(protocol: str, process: int) -> Any:
     """Return the one file system of a process that reads such URLs: its connections are shared by all threads."""
-    install = "Install it: pip install 'batchtune[remote]'."
+    package = _PACKAGES.get(protocol, "")
+    install = f"Install it: pip install fsspec {package}".rstrip() + "."
     try:
         import fsspec
     except ImportError:
@@ -382,7 +403,11 @@ def _filesystem(protocol: str, process: int) -> Any:
         ) from None
     try:
         # A listing that was kept would hide that an object changed.
-        files, _ = fsspec.url_to_fs(f"{protocol}://", use_listings_cache=False)
+        options: dict[str, Any] = {"use_listings_cache": False}
+        if protocol in ("http", "https"):
+            users = fsspec.config.conf.get(protocol, {}).get("client_kwargs", {})
+            options["client_kwargs"] = {**client_options(), **users}
+        files, _ = fsspec.url_to_fs(f"{protocol}://", **options)
     except ImportError as error:
         raise ManifestError(
             f"{protocol}:// can't be read: a package is missing ({error})", install

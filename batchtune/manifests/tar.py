@@ -17,9 +17,9 @@ from typing import NamedTuple
 from zlib import adler32
 
 from batchtune.errors import ManifestError
-from batchtune.manifests.audio import Payload, PayloadFile
+from batchtune.manifests.audio import Payload
 from batchtune.manifests.source import Source
-from batchtune.manifests.storage import Window
+from batchtune.manifests.storage import RandomAccess, Window
 
 BLOCK = 512
 
@@ -94,7 +94,7 @@ class Tar:
             encoding="utf-8",
             errors="backslashreplace",
         )
-        self._tarfile.fileobj = PayloadFile(Payload(archive.end, self._read_extension))  # type: ignore[assignment]
+        self._tarfile.fileobj = RandomAccess(Payload(archive.end, self._read_extension))
 
     def payload(self, file: File) -> Payload:
         """Return the bytes of the last file that `members` yielded."""

@@ -23,6 +23,7 @@ from batchtune.errors import ManifestError, UsageError, shortened
 from batchtune.files import read_regular
 from batchtune.lengths import Unit
 from batchtune.manifests.base import Unreadable, Values, walk
+from batchtune.results import MALFORMED
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -52,7 +53,7 @@ def counter(
     try:
         import tokenizers
     except ImportError:
-        hint = "Install it: pip install 'batchtune[text]'."
+        hint = "Install it: pip install tokenizers."
         raise UsageError("--tokenizer needs the package tokenizers", hint) from None
     path = _tokenizer_file(tokenizer)
     if not path.is_file():
@@ -67,6 +68,10 @@ def counter(
         raise ManifestError(f"{tokenizer} is not a tokenizer: {error}", hint) from None
     loaded.no_truncation()
     loaded.no_padding()
+    # The text of a template holds special tokens, of which the config alone may know.
+    template = None if adds_special_tokens else template_of(tokenizer)
+    if template is not None:
+        loaded.add_special_tokens(list(template.special_tokens.values()))
 
     def count(texts: Sequence[str]) -> list[int]:
         encodings = loaded.encode_batch(
@@ -118,6 +123,8 @@ def _measured_one(value: object, lengths: Iterator[int]) -> object:
 
 # Chats
 
+# As ShareGPT calls them.
+_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}
 # Real templates take less than a millisecond.
 _LONGEST_SECONDS = 10.0
 _LARGEST_BYTES = 64 * 1024 * 1024
@@ -136,7 +143,9 @@ class ChatTemplate:
     template: Template
     special_tokens: Mapping[str, str]
 
-    def text_of(self, chat: Sequence[Mapping[str, object]]) -> str | Unreadable:
+    def text_of(
+        self, chat: Sequence[Mapping[str, object]], tools: object
+    ) -> str | Unreadable:
         """Return a chat as the model sees it in training, as transformers' `apply_chat_template` (5.23) does.
 
         Returns Unreadable for a chat that the template refuses. Raises ManifestError if it computes for too long.
@@ -149,7 +158,7 @@ class ChatTemplate:
             with _time_limit():
                 return self.template.render(
                     messages=messages,
-                    tools=None,
+                    tools=tools,
                     documents=None,
                     add_generation_prompt=False,
                     **self.special_tokens,
@@ -182,15 +191,49 @@ def _time_limit() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, previous)
 
 
-def chat_lengths(chats: Values, unit: Unit, tokenizer: str | None) -> list[object]:
-    """Return the length of each chat, by its chat template if the tokenizer has one; Unreadable for anything else."""
+def chat_lengths(
+    chats: Values, unit: Unit, tokenizer: str | None, tools: Values | None = None
+) -> list[object]:
+    """Return the length of each chat, by its chat template if the tokenizer has one; Unreadable for anything else.
+
+    The template gets the tools of each chat, a list or its JSON.
+    """
     template = template_of(tokenizer)
     count = counter(unit, tokenizer, adds_special_tokens=False)
-    lengths = measured([_texts(chat, template) for chat in chats], count)
+    if tools is None:
+        tools = [None] * len(chats)
+    rows = zip(chats, tools, strict=True)
+    lengths = measured([_texts(chat, template, used) for chat, used in rows], count)
     return [sum(length) if isinstance(length, list) else length for length in lengths]
 
 
-def _texts(chat: object, template: ChatTemplate | None) -> object:
+def _parsed(value: object) -> object:
+    """Return what a JSON text says, and any other value or text as it is."""
+    if isinstance(value, str):
+        with contextlib.suppress(*MALFORMED):
+            return msgspec.json.decode(value)
+    return value
+
+
+def _as_message(message: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a message of ShareGPT as one with role and content; any other as it is."""
+    if not {"from", "value"} <= message.keys():
+        return message
+    role = _ROLES.get(str(message["from"]), message["from"])
+    return {"role": role, "content": message["value"]}
+
+
+def joined(parts: Sequence[object]) -> object:
+    """Return the chat whose parts stand in several columns, or the first of them that is not a list."""
+    messages: list[object] = []
+    for part in parts:
+        if not isinstance(part, list):
+            return part
+        messages += part
+    return messages
+
+
+def _texts(chat: object, template: ChatTemplate | None, tools: object) -> object:
     """Return the texts whose lengths add up to the chat's: the rendered one, or all contents, without images.
 
     Returns Unreadable for anything but a chat, None for a missing one.
@@ -203,8 +246,12 @@ def _texts(chat: object, template: ChatTemplate | None) -> object:
         return Unreadable("not a list of messages", shortened(chat))
     if not chat:
         return Unreadable("an empty list")
+    chat = list(map(_as_message, chat))
     if template is not None:
-        return template.text_of(chat)
+        tools = _parsed(tools) or None
+        if isinstance(tools, list):
+            tools = list(map(_parsed, tools))
+        return template.text_of(chat, tools)
     parts: list[object] = []
     for message in chat:
         content = message.get("content")

@@ -68,7 +68,6 @@ def row_of(
         unproven=unproven,
         cut_sequences=int(np.count_nonzero(cut)),
         cut_tokens=int(cut.sum()),
-        left_out=tokens.size - packed.sequences.size,
         steps=step_tokens.size,
         step_tokens_deviation=_deviation(step_tokens),
         slowest_rank=epoch_seconds * world_size / float(seconds.sum()),

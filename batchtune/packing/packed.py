@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,6 @@ class Packed:
         """Return the micro-batches of sequences, in this order within each, from the micro-batch of each of them."""
         sizes = np.bincount(owners)
         return cls(sequences[np.argsort(owners, kind="stable")], sizes[sizes > 0])
-
-    @classmethod
-    def of_lists(cls, batches: Iterable[list[int]]) -> Packed:
-        """Return the micro-batches that are given as lists."""
-        lists = list(batches)
-        sizes = np.array([len(batch) for batch in lists], dtype=np.int64)
-        return cls(np.concatenate(lists).astype(np.int64), sizes)
 
     @property
     def count(self) -> int:

@@ -23,55 +23,40 @@ _EVEN = 0.002
 _MOST_EXCHANGES = 2000
 _MOST_OF_A_RANK = 256
 
-# A part of the items: its sum, how many it holds, and (index, value) of each; all negated, so that the largest part
-# and, of several, the one with the largest difference between its parts, comes first.
-_Part: TypeAlias = tuple[float, int, list[tuple[int, float]]]
+# A part of the items: its sum and the index of each; all negated, so that the largest part and, of several, the one
+# with the largest difference between its parts, comes first.
+_Part: TypeAlias = tuple[float, list[int]]
 
 
-def karmarkar_karp(
-    values: Sequence[float], parts: int, *, equal_size: bool
-) -> list[list[int]]:
+def karmarkar_karp(values: Sequence[float], parts: int) -> list[list[int]]:
     """Divide items into parts of nearly equal sums by the largest differencing method; return the items of each.
 
     The two divisions with the largest differences are merged, the largest parts of one with the smallest of the other,
-    until one is left. With `equal_size` all parts have as many items, so that these must be a multiple of the parts.
-    Ties are broken as in verl's and slime's `karmarkar_karp`, item for item.
+    until one is left. All parts have as many items, so that these must be a multiple of the parts.
 
     Source: Karmarkar and Karp, The differencing method of set partitioning (1982).
     """
     items = sorted((value, index) for index, value in enumerate(values))
-    each = parts if equal_size else 1
     divisions = []
-    for first in range(0, len(items), each):
-        taken = items[first : first + each]
-        division = sorted((-value, -1, [(-index, -value)]) for value, index in taken)
-        divisions.append((_negated_difference(division, parts), division))
+    for first in range(0, len(items), parts):
+        taken = items[first : first + parts]
+        division = sorted((-value, [-index]) for value, index in taken)
+        divisions.append((_negated_difference(division), division))
     heapq.heapify(divisions)
     while len(divisions) > 1:
-        _, merged = heapq.heappop(divisions)
+        _, largest = heapq.heappop(divisions)
         _, other = heapq.heappop(divisions)
-        held = len(merged)
-        for nth, part in enumerate(other):
-            # Parts that hold nothing are not stored.
-            place = parts - 1 - nth
-            if place < held:
-                merged[place] = _joined(merged[place], part)
-            else:
-                merged.append(part)
-        merged.sort()
-        heapq.heappush(divisions, (_negated_difference(merged, parts), merged))
-    return [[-index for index, _ in negated] for _, _, negated in divisions[0][1]]
+        merged = sorted(map(_joined, largest, reversed(other)))
+        heapq.heappush(divisions, (_negated_difference(merged), merged))
+    return [[-index for index in negated] for _, negated in divisions[0][1]]
 
 
-def _negated_difference(division: list[_Part], parts: int) -> float:
-    largest = division[0][0]
-    if len(division) < parts:
-        return largest
-    return largest - division[-1][0]
+def _negated_difference(division: list[_Part]) -> float:
+    return division[0][0] - division[-1][0]
 
 
 def _joined(part: _Part, other: _Part) -> _Part:
-    return part[0] + other[0], part[1] + other[1], part[2] + other[2]
+    return part[0] + other[0], part[1] + other[1]
 
 
 def dealt(seconds: FloatArray, world_size: int) -> npt.NDArray[np.intp]:
@@ -83,7 +68,7 @@ def dealt(seconds: FloatArray, world_size: int) -> npt.NDArray[np.intp]:
     order = np.argsort(-seconds, kind="stable")
     each = min(max(_SLOWEST // world_size, _OF_A_RANK), order.size // world_size)
     slowest = order[: each * world_size]
-    parts = karmarkar_karp(seconds[slowest].tolist(), world_size, equal_size=True)
+    parts = karmarkar_karp(seconds[slowest].tolist(), world_size)
     of_ranks = slowest[np.sort(np.array(parts), axis=1)]
     in_turn = order[each * world_size :].reshape(-1, world_size)
     in_turn[1::2] = in_turn[1::2, ::-1]

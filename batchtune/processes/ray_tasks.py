@@ -37,7 +37,7 @@ def run_on_ray(
     except ImportError:
         raise BatchtuneError(
             "--engine ray needs the package ray, which is missing",
-            "Install it: pip install 'batchtune[ray]'.",
+            "Install it: pip install ray.",
         ) from None
     began = not ray.is_initialized()
     if began:

@@ -36,12 +36,10 @@ from batchtune.units import (
 )
 
 # How frameworks take a loss that is a mean over the tokens of a step.
-_TOKEN_LOSSES = {
-    "trl": "num_items_in_batch in Transformers, TRL and axolotl",
-    "axolotl": "num_items_in_batch in Transformers, TRL and axolotl",
-    "verl": "loss_agg_mode=token-mean in verl",
-    "slime": "--calculate-per-token-loss in slime",
-}
+_TOKEN_LOSSES = (
+    "num_items_in_batch in Transformers, TRL and axolotl, loss_agg_mode=token-mean in verl, "
+    "--calculate-per-token-loss in slime"
+)
 
 
 def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Section:
@@ -58,7 +56,6 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
         _proof(run, row),
         *training_notes(run),
         *steps_kept(sweep),
-        *_current(packing, sweep.world_size),
         learning(packing, before),
     ]
     next_steps = [
@@ -96,26 +93,16 @@ def learning(packing: PackingSweep, padded: str) -> str:
     `padded` is what sentences call the padded batches that are replaced.
     """
     row = packing.row
-    current = packing.current
-    steps = packing.padded_steps
     deviation = packing.padded_step_tokens_deviation
-    before = padded
-    losses = list(dict.fromkeys(_TOKEN_LOSSES.values()))
-    if current is not None:
-        steps = current.steps
-        deviation = current.step_tokens_deviation
-        before = CURRENT
-        if current.packer in _TOKEN_LOSSES:
-            losses = [_TOKEN_LOSSES[current.packer]]
     optimizer_steps = counted(row.steps, "optimizer step")
     keeping = ""
-    if current is not None and row.steps < steps:
-        keeping = f" (--min-steps {steps} keeps as many)"
+    if padded == CURRENT and row.steps < packing.padded_steps:
+        keeping = f" (--min-steps {packing.padded_steps} keeps as many)"
     return (
-        f"Learning: {optimizer_steps} an epoch, {steps:,} with {before}{keeping}; the tokens of a step vary by "
-        f"±{format_percent(row.step_tokens_deviation)}, there by ±{format_percent(deviation)}. To weigh all tokens "
-        "alike, take a loss that is a mean over the tokens of a step, not of each micro-batch: "
-        f"{', '.join(losses)}."
+        f"Learning: {optimizer_steps} an epoch, {packing.padded_steps:,} with {padded}{keeping}; the tokens of a step "
+        f"vary by ±{format_percent(row.step_tokens_deviation)}, there by ±{format_percent(deviation)}. "
+        "To weigh all tokens alike, take a loss that is a mean over the tokens of a step, not of each micro-batch: "
+        f"{_TOKEN_LOSSES}."
     )
 
 
@@ -145,67 +132,15 @@ def _accuracy(run: RunResults, row: PackedRow) -> Iterator[str]:
     yield f"Times, and how even ranks are, follow from the probe's time law{fit}."
 
 
-def _current(packing: PackingSweep, world_size: int) -> Iterator[str]:
-    """Say what the user's own packer is, and what changing saves."""
-    current = packing.current
-    settings = packing.current_settings or {}
-    if current is None:
-        return
-    row = packing.row
-    slower = ""
-    if world_size > 1:
-        slower = (
-            f"the slowest rank takes {_slower(row)} longer than the mean instead of "
-            f"{_slower(current)}"
-        )
-    yield f"{CURRENT.capitalize()} is {settings.get('describe')} ({settings.get('source')})."
-    seconds = row.estimated_epoch_seconds
-    current_seconds = current.estimated_epoch_seconds
-    if seconds and current_seconds:
-        saved = 1 - (seconds / row.tokens) / (current_seconds / current.tokens)
-        verdict = f"saves {format_percent(saved)} of the time for the same tokens"
-        if saved < 0:
-            verdict = f"takes {format_percent(-saved)} more time for the same tokens"
-        yield (
-            f"Changing to {row.name} {verdict}: an epoch takes an estimated {format_seconds(seconds)} instead of "
-            f"{format_seconds(current_seconds)}, with {counted(row.steps, 'optimizer step')} instead of "
-            f"{current.steps:,}{slower and f', and {slower}'}."
-        )
-    if current.max_tokens != packing.max_tokens:
-        yield (
-            f"Its budget is {current.max_tokens:,} tokens, so its micro-batches do not compare with those of "
-            f"{packing.max_tokens:,}."
-        )
-        return
-    change = 1 - (row.batches / row.tokens) / (current.batches / current.tokens)
-    word = "fewer"
-    if change < 0:
-        word = "more"
-    fewer = f"{format_percent(abs(change))} {word} micro-batches of the same tokens"
-    if seconds and current_seconds:
-        yield f"That is {fewer}."
-        return
-    yield f"Changing to {row.name} makes {fewer}{slower and f'; {slower}, by FLOPs'}."
-
-
-def _slower(row: PackedRow) -> str:
-    return format_percent(max(0.0, row.slowest_rank - 1))
-
-
 def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
-    """Lay out the packers, the user's own, the best pools and table of padded batches, and a fixed batch size."""
+    """Lay out the packers, the best pools and table of padded batches, and a fixed batch size."""
     reference = packing.row
     hidden = []
     if sweep.world_size == 1:
         hidden.append("slowest rank")
-    packed = [*packing.rows]
-    if packing.current is not None:
-        packed.append(packing.current)
-    if not any(row.cut_sequences for row in packed):
+    if not any(row.cut_sequences for row in packing.rows):
         hidden.append("cut")
     rows = [_cells(f"packed ({row.packer})", row, reference) for row in packing.rows]
-    if packing.current is not None:
-        rows.append(_cells(CURRENT, packing.current, reference))
     rows += [
         _padded_cells(name, padded, reference)
         for name, padded in _padded(sweep).items()
@@ -268,7 +203,7 @@ def _cells(name: str, row: PackedRow, reference: PackedRow) -> Mapping[str, str 
         "largest": f"{row.largest_tokens:,}",
         "unproven": known(row.unproven, "{:,}".format),
         "cut": f"{row.cut_sequences:,}",
-        "slowest rank": f"+{_slower(row)}",
+        "slowest rank": f"+{format_percent(max(0.0, row.slowest_rank - 1))}",
         "mates again": known(row.mates_again, format_share),
         "tokens": _relative(row.tokens, reference),
         "estimated epoch": known(row.estimated_epoch_seconds, format_seconds),

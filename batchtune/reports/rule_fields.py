@@ -128,7 +128,6 @@ def all_fields() -> dict[str, Field]:
             "bound.", LowerBound, lambda inputs: inputs.of_kind("sweep").lower_bound
         ),
         *_fields("packed.", PackedRow, _packed, kind="sweep"),
-        *_fields("packed.current.", PackedRow, _packed_current),
         *_fields("verify.", Verification, _verification),
         *_fields("probe.", Probe, results["probe"]),
         *_fields("training.", Training, _training),
@@ -282,11 +281,6 @@ def _packing(inputs: RuleInputs) -> PackingSweep:
 
 def _packed(inputs: RuleInputs) -> PackedRow:
     return _packing(inputs).row
-
-
-def _packed_current(inputs: RuleInputs) -> PackedRow:
-    why = "your packer is not known: run `batchtune sweep-buckets` with --current NAME:..., such as verl:..."
-    return _known(_packing(inputs).current, why)
 
 
 def _drift(inputs: RuleInputs) -> Drift:

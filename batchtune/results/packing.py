@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -70,11 +70,11 @@ class PackedProbe(Record, frozen=True, kw_only=True):
 
 
 class PackedRow(Record, frozen=True, kw_only=True):
-    """One packer of a sweep, or a framework's own, and what an epoch of its micro-batches comes to, on all ranks.
+    """One packer of a sweep, and what an epoch of its micro-batches comes to, on all ranks.
 
     Attributes:
-        packer: `even`, `first-fit` or `best-fit`, or the framework whose packer it is.
-        pool_size: The most sequences that are packed at once; None for a framework's packer.
+        packer: `even`, `first-fit` or `best-fit`.
+        pool_size: The most sequences that are packed at once.
         batches: Micro-batches of one epoch, none with padding.
         lower_bound: tokens / max_tokens, rounded up.
         tokens: Of one epoch, without those cut or left out.
@@ -86,12 +86,11 @@ class PackedRow(Record, frozen=True, kw_only=True):
         unproven: How many micro-batches are not proven to fit: no proof of the probe has as many tokens, squared
             tokens and sequences, and as long a one. None without a probe of packed batches.
         cut_sequences, cut_tokens: How many sequences are cut, and the tokens that this leaves out.
-        left_out: How many sequences an epoch leaves out, because they fill no step.
         steps: Optimizer steps of one epoch.
         step_tokens_deviation: The standard deviation of the tokens of a step / their mean.
         slowest_rank: The time of the slowest rank / the mean of all, by the probe's time law, or without one by the
             FLOPs of a dense 7B model.
-        mates_again: As for a row; None for a framework's packer.
+        mates_again: As for a row.
         estimated_epoch_seconds: Of all steps, each as long as its slowest rank takes, by the probe's time law; None
             without one.
     """
@@ -109,7 +108,6 @@ class PackedRow(Record, frozen=True, kw_only=True):
     unproven: CostCount | None = None
     cut_sequences: CostCount
     cut_tokens: CostCount
-    left_out: CostCount = 0
     steps: CostSize
     step_tokens_deviation: CostRatio
     slowest_rank: CostRatio
@@ -144,8 +142,6 @@ class PackingSweep(Record, frozen=True, kw_only=True):
             ones, or else of `fixed-random`.
         padded_step_tokens_deviation: As for a row, of those batches; padding is not counted.
         recommended: Index of the recommended row.
-        current: The user's own packer, as a row; None if unknown.
-        current_settings: Its settings, and their `source`.
     """
 
     max_tokens: Size
@@ -158,8 +154,6 @@ class PackingSweep(Record, frozen=True, kw_only=True):
     recommended: Count
     reason: str
     warnings: list[str] = msgspec.field(default_factory=list)
-    current: PackedRow | None = None
-    current_settings: dict[str, Any] | None = None
 
     def problems(self) -> Iterator[str]:
         """Check the index of the recommended row."""

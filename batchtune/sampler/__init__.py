@@ -24,6 +24,9 @@ __all__ = [
     "sampler_from_config",
 ]
 
+# Far more than any training; each is held in memory.
+_MOST_ACCUMULATED = 100_000
+
 
 class BucketBatchSampler(TableBatchSampler):
     """Batches of examples of similar length, for `torch.utils.data.DataLoader(batch_sampler=...)`.
@@ -46,13 +49,14 @@ class BucketBatchSampler(TableBatchSampler):
     with fewer examples than ranks, some are repeated: see `repeated_examples`.) Nothing else may deal the batches once
     more: give Lightning's Trainer `use_distributed_sampler=False`; on several processes leave the loader out of
     accelerate's `prepare`, or give `rank=0, world_size=1` here; with transformers' Trainer, return the loader from
-    `get_train_dataloader` as it is.
+    `get_train_dataloader` as it is. If something does, the first batch raises RuntimeError.
 
     **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch, with any number of workers:
     the state of a sampler in a plain DataLoader counts the batches that the loader has delivered, not those that its
     workers have fetched ahead. With `torchdata.stateful_dataloader.StatefulDataLoader`, save the loader's own state.
-    A loader prepared by accelerate fetches one batch ahead: prepare a StatefulDataLoader, or give the number of batches
-    trained on, `state_dict(batches=...)`. It also counts epochs, from 0: after `load_state` call its `set_epoch`.
+    A loader that accelerate prepared, on one process, fetches one batch ahead: prepare a StatefulDataLoader there, or
+    give the number of batches trained on, `state_dict(batches=...)`. It also counts epochs, from 0: after `load_state`
+    call its `set_epoch`.
 
     Args:
         lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries.
@@ -211,7 +215,7 @@ class PackedBatchSampler(EpochBatchSampler):
         )
         self.pool_size = whole("pool_size", pool_size, 1)
         tokens = self.budget.checked(lengths)
-        accumulate = whole("accumulate", accumulate, 1)
+        accumulate = whole("accumulate", accumulate, 1, highest=_MOST_ACCUMULATED)
         super().__init__(
             tokens,
             PackedBatcher(tokens, self.budget, self.pool_size),

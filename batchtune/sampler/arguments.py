@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch.distributed  # noqa: TID253  # this module is torch's: the package imports it only when its class is used
+from torch.utils.data import Dataset, Sampler  # noqa: TID253  # as above
 
 from batchtune.allocators import in_force, in_words, setting_for
 from batchtune.arguments import whole
@@ -63,6 +66,22 @@ class OnRanks:
                 stacklevel=3,
             )
 
+    def _refuse_second_dealing(self) -> None:
+        """Raise RuntimeError if what takes the batches, somewhere up the call stack, deals them to ranks once more."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and self.world_size > 1:
+            taker = frame.f_locals.get("self")
+            ranks = _ranks_dealt_to(taker)
+            if ranks > 1:
+                name = f"{type(taker).__module__.partition('.')[0]}'s {type(taker).__name__}"
+                raise RuntimeError(
+                    f"{name} deals the batches to {ranks} ranks, but the {type(self).__name__} under it has already "
+                    f"dealt them to {self.world_size}: part of the examples would never be seen. Leave the loader out "
+                    f"of accelerate's `prepare` (Lightning: use_distributed_sampler=False), or make the "
+                    f"{type(self).__name__} with rank=0, world_size=1"
+                )
+            frame = frame.f_back
+
     @property
     def rank(self) -> int:
         """This process, from 0."""
@@ -80,6 +99,18 @@ class OnRanks:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
+
+
+def _ranks_dealt_to(taker: object) -> int:
+    """Return the number of ranks that a sampler, data set or loader deals to; 0 if it deals to none."""
+    if (
+        type(taker).__name__ == "DataLoaderDispatcher"
+    ):  # accelerate's, which reads on rank 0 alone
+        taker = getattr(taker, "state", None)
+    elif not isinstance(taker, (Sampler, Dataset)):
+        return 0
+    ranks: int = getattr(taker, "num_processes", getattr(taker, "num_replicas", 0))
+    return ranks
 
 
 def checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:

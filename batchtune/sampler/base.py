@@ -230,6 +230,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
 
     def _batches(self, loader: Mapping[str, Any] | None) -> Iterator[list[int]]:
         # All of this runs with the first batch: a DataLoader with workers makes an iterator that it never uses.
+        self._refuse_second_dealing()
         self._compare_allocator()
         epoch, first = self._next
         self._next = (epoch + 1, 0)

@@ -261,6 +261,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
     def _batches(self, source: Source) -> Iterator[Any]:
         # All of this runs with the first batch: loaders make iterators that they never use.
+        self._refuse_second_dealing()
         self._compare_allocator()
         resumed = self._resumed
         self._resumed = None

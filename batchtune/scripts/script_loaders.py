@@ -79,8 +79,9 @@ def unsafe(loader: Any, lengths: FloatArray) -> str | None:
     """Return why a loader's examples, of these lengths, should not be given in other batches; None if they can be.
 
     Some examples, from the shortest to the longest, are collated one by one: some size of theirs must grow as well, or
-    none may differ. A worker reads them if the loader has workers, since a data set may open its files where it is
-    first read.
+    none may differ. Values that grow with the row, as an index or a time does, don't count: if the manifest is sorted,
+    they grow with any lengths. A worker reads them if the loader has workers, since a data set may open its files
+    where it is first read.
     """
     import torch
 
@@ -101,10 +102,13 @@ def unsafe(loader: Any, lengths: FloatArray) -> str | None:
     with torch.no_grad():  # a loader that is iterated over like this does not train
         sizes_by_leaf = measured(flatten(list(examples)))
     correlations = []
-    for sizes in sizes_by_leaf.values():
+    for (_, measure), sizes in sizes_by_leaf.items():
         distinct, ranks = np.unique(sizes, return_inverse=True)
-        if distinct.size >= _LEAST_DISTINCT:
-            # NumPy's would set up BLAS, which holds 32 MiB of the script's memory from then on.
+        if distinct.size < _LEAST_DISTINCT:
+            continue
+        # NumPy's would set up BLAS, which holds 32 MiB of the script's memory from then on.
+        by_row = statistics.correlation(ranks.tolist(), ascending)
+        if measure != "value" or abs(by_row) < _LEAST_CORRELATION:
             correlations.append(statistics.correlation(ranks.tolist(), places.tolist()))
     if max(correlations, default=1) >= _LEAST_CORRELATION:
         return None

@@ -1,6 +1,6 @@
 """Tunes three loaders of the same audio: a torch Dataset, a WebDataset pipeline, and DALI.
 
-    python -m pip install webdataset 'batchtune[dali]'
+    python -m pip install webdataset nvidia-dali-cuda120
     python examples/loaders/tune_loaders.py
 
 It writes wavs and tar shards of made-up speech, and runs `batchtune tune-loader` on each of `torch_loader.py`,

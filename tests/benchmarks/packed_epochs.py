@@ -1,6 +1,6 @@
 """Epochs trained for real, packed and padded, under one memory limit: `python tests/benchmarks/packed_epochs.py`.
 
-The built-in language model on the lengths of ShareGPT's chats, or of any manifest, on the CPU: batchtune probes and
+The built-in language model on the lengths of ShareGPT's chats, on the CPU: batchtune probes and
 sweeps it padded and packed; then workers under the same limit train whole shuffled epochs with
 
 - PackedBatchSampler, at the token budget that is proven;
@@ -18,7 +18,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,23 +27,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.epochs import interleaved, shapes_of
 from public_lengths import folder, sharegpt
 from torch.utils.data import BatchSampler
 
 from batchtune import BucketBatchSampler, PackedBatchSampler, PooledBatchSampler
+from batchtune.buckets.packed import time_law_of
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
-from batchtune.lengths import IntArray, Lengths
-from batchtune.manifests import ReadOptions, load_lengths
-from batchtune.packing.time_law import TimeLaw
+from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import BatchShape, PackedModel, Probe, Row, SweepSettings
+from batchtune.results import BatchShape, Probe, Row, SweepSettings
 from batchtune.units import parse_size
 
-WORKLOAD = "builtin:transformer-lm"
-MODEL = {"size": "tiny", "dim": 64, "vocab": 1024}
 # Of the public lengths: so many chats, each with so small a part of its tokens, so that a tiny model trains in minutes.
 CHATS = 600
 PART = 8
@@ -55,44 +53,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--manifest", help="of lengths in tokens; default: ShareGPT's")
     parser.add_argument("--memory", default="480MiB")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    lengths = lengths_of(options.manifest)
-    settings = {}
-    probes = {}
-    for packed in (False, True):
-        settings[packed] = ProbeSettings(
-            workload=WORKLOAD,
-            options={**MODEL, "packed": packed},
-            device="cpu",
-            memory_bytes=parse_size(options.memory),
-        )
-        with tempfile.TemporaryDirectory() as run:
-            probes[packed] = run_probe(lengths, settings[packed], Path(run))
-        trials = probes[packed].trials
-        ooms = sum(trial.outcome == "oom" for trial in trials)
-        print(
-            f"{'packed' if packed else 'padded'}: {len(trials)} trials, {ooms} OOMs, "
-            f"max_batch_length {probes[packed].max_batch_length:g}",
-            file=sys.stderr,
-        )
-    contenders = Contenders(lengths, probes[False], probes[True])
-    seconds: dict[str, list[float]] = {name: [] for name in contenders.NAMES}
-    ooms = dict.fromkeys(contenders.NAMES, 0)
+    lengths = chats()
+    memory = parse_size(options.memory)
     with ExitStack() as stack:
-        workers = {}
-        for packed in (False, True):
-            limit_bytes = probes[packed].device.limit_bytes
-            supervisor = Supervisor(settings[packed], limit_bytes, lengths=lengths)
-            workers[packed] = stack.enter_context(supervisor)
-            workers[packed].start()
+        padded, pads = probed(lengths, memory, stack, packed=False)
+        packed, packs = probed(lengths, memory, stack, packed=True)
+        epoch_of = contenders(lengths, padded, packed)
+        seconds: dict[str, list[float]] = {name: [] for name in epoch_of}
+        ooms = dict.fromkeys(epoch_of, 0)
         for epoch in range(options.rounds):
-            shapes = contenders.epoch(epoch)
+            shapes = {name: shapes_in(epoch) for name, shapes_in in epoch_of.items()}
             spent = dict.fromkeys(shapes, 0.0)
             for name, shape in interleaved(shapes):
-                stepped = workers[shape.sequences is not None].step(shape).trial
+                worker = pads if shape.sequences is None else packs
+                stepped = worker.step(shape).trial
                 ooms[name] += stepped.outcome != "ok"
                 spent[name] += stepped.step_seconds or 0.0
             for name, value in spent.items():
@@ -101,97 +78,89 @@ def main() -> None:
     print(json.dumps(found(shapes, seconds, ooms), indent=2))
 
 
-def lengths_of(manifest: str | None) -> Lengths:
+def probed(
+    lengths: Lengths, memory: int, stack: ExitStack, *, packed: bool
+) -> tuple[Probe, Supervisor]:
+    """Probe packed or padded batches; return the probe, and a worker under its limit."""
+    settings = ProbeSettings(
+        workload="builtin:transformer-lm",
+        options={"size": "tiny", "dim": 64, "vocab": 1024, "packed": packed},
+        device="cpu",
+        memory_bytes=memory,
+    )
+    with tempfile.TemporaryDirectory() as run:
+        probe = run_probe(lengths, settings, Path(run))
+    supervisor = Supervisor(settings, probe.device.limit_bytes, lengths=lengths)
+    worker = stack.enter_context(supervisor)
+    worker.start()
+    return probe, worker
+
+
+def chats() -> Lengths:
     """Return the lengths to train on."""
-    if manifest is not None:
-        return load_lengths([manifest], ReadOptions())
     data = folder()
     if data is None:
-        sys.exit("the public lengths are not here: give a --manifest")
+        sys.exit("the public lengths are not here")
     values = np.maximum(1, sharegpt(data)[:CHATS] // PART)
     return Lengths.of(values, unit="tokens")
 
 
-class Contenders:
-    """Ways to batch, by name, and the batch shapes of their epochs."""
+def contenders(
+    lengths: Lengths, padded: Probe, packed: Probe
+) -> dict[str, Callable[[int], Shapes]]:
+    """Return ways to batch, by name: the batch shapes of an epoch."""
+    assert packed.packed is not None and packed.packed.step_seconds is not None
+    values = lengths.values.astype(np.int64)
+    swept = sweep(lengths, padded.max_batch_length, SweepSettings(), costs_of(padded))
+    table = min((row for row in swept.rows if row.pool_size is None), key=cost_of)
+    pools = min((row for row in swept.rows if row.pool_size), key=cost_of)
+    assert pools.pool_size is not None
+    packing = PackedBatchSampler(
+        values,
+        max_tokens=packed.packed.max_tokens,
+        time_law=time_law_of(packed.packed.step_seconds),
+    )
+    pooling = PooledBatchSampler(
+        values,
+        pool_size=pools.pool_size,
+        batch_overhead=pools.batch_overhead,
+        bucket_boundaries=pools.boundaries,
+        bucket_batch_sizes=pools.batch_sizes,
+    )
+    bucketing = BucketBatchSampler(
+        values,
+        bucket_boundaries=table.boundaries,
+        bucket_batch_sizes=table.batch_sizes,
+    )
 
-    NAMES = ("packed", "pools", "table", "fixed")
+    def packed_rows(epoch: int) -> Shapes:
+        packing.set_epoch(epoch)
+        return [BatchShape.packed(values[batch].tolist()) for batch in packing]
 
-    def __init__(self, lengths: Lengths, padded: Probe, packed: Probe) -> None:
-        self._values: IntArray = lengths.values.astype(np.int64)
-        swept = sweep(
-            lengths, padded.max_batch_length, SweepSettings(), costs_of(padded)
-        )
-        tables = [row for row in swept.rows if row.pool_size is None]
-        table = min(tables, key=cost_of)
-        pools = min((row for row in swept.rows if row.pool_size), key=cost_of)
-        assert pools.pool_size is not None
-        assert packed.packed is not None
-        self._fixed = swept.baselines[0].batch_size
-        self._samplers = {
-            "packed": PackedBatchSampler(
-                self._values,
-                max_tokens=packed.packed.max_tokens,
-                time_law=law_of(packed.packed.step_seconds),
-            ),
-            "pools": PooledBatchSampler(
-                self._values,
-                pool_size=pools.pool_size,
-                batch_overhead=pools.batch_overhead,
-                bucket_boundaries=pools.boundaries,
-                bucket_batch_sizes=pools.batch_sizes,
-            ),
-            "table": BucketBatchSampler(
-                self._values,
-                bucket_boundaries=table.boundaries,
-                bucket_batch_sizes=table.batch_sizes,
-            ),
-        }
-
-    def epoch(self, epoch: int) -> dict[str, Shapes]:
-        """Return the batch shapes of an epoch of each."""
-        shapes = {}
-        for name, sampler in self._samplers.items():
-            sampler.set_epoch(epoch)
-            shapes[name] = [self._shape(name, batch) for batch in sampler]
+    def fixed(epoch: int) -> Shapes:
         generator = torch.Generator().manual_seed(epoch)
-        shuffled = torch.randperm(self._values.size, generator=generator).tolist()
-        batches = BatchSampler(shuffled, self._fixed, drop_last=False)
-        shapes["fixed"] = [self._shape("fixed", batch) for batch in batches]
-        return shapes
+        shuffled = torch.randperm(values.size, generator=generator).tolist()
+        size = swept.baselines[0].batch_size
+        return shapes_of(values, list(BatchSampler(shuffled, size, drop_last=False)))
 
-    def _shape(self, name: str, batch: list[int]) -> BatchShape:
-        values = self._values[batch]
-        if name == "packed":
-            return BatchShape.packed(values.tolist())
-        return BatchShape(values.size, float(values.max()))
+    def of_sampler(sampler: BucketBatchSampler) -> Callable[[int], Shapes]:
+        def shapes_in(epoch: int) -> Shapes:
+            sampler.set_epoch(epoch)
+            return shapes_of(values, list(sampler))
+
+        return shapes_in
+
+    return {
+        "packed": packed_rows,
+        "pools": of_sampler(pooling),
+        "table": of_sampler(bucketing),
+        "fixed": fixed,
+    }
 
 
 def cost_of(row: Row) -> float:
     """Return the estimated seconds of an epoch."""
     return row.estimated_epoch_seconds or float("inf")
-
-
-def law_of(model: PackedModel | None) -> TimeLaw:
-    """Return the measured time of a micro-batch."""
-    assert model is not None
-    return TimeLaw(
-        seconds_per_token=model.token,
-        seconds_per_squared_token=model.squared_token,
-        seconds_per_sequence=model.sequence,
-        seconds_per_batch=model.constant,
-    )
-
-
-def interleaved(shapes: dict[str, Shapes]) -> Iterator[tuple[str, BatchShape]]:
-    """Yield all of them, each contender's evenly spread over the whole."""
-    places = [
-        ((index + 0.5) / len(of_one), name, shape)
-        for name, of_one in shapes.items()
-        for index, shape in enumerate(of_one)
-    ]
-    for _, name, shape in sorted(places, key=lambda place: place[:2]):
-        yield name, shape
 
 
 def found(

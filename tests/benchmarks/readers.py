@@ -1,8 +1,7 @@
 """How fast JSON manifests are read, against Python's own json: `python tests/benchmarks/readers.py`.
 
 Makes a manifest of each kind with a million examples (`--count`), reads each with both, in turn, each time in a new
-process, and prints the medians of the processor time, their ratio, and the peak memory beyond that of the
-interpreter, as JSON.
+process, and prints the medians of the processor time and their ratio, as JSON.
 """
 
 from __future__ import annotations
@@ -21,13 +20,9 @@ _WORDS = "the of and to in that he was it his is with as had for her not but at 
 _MEASURED = """
 import sys, time
 {imports}
-def peak():
-    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-before = peak()
 start = time.process_time()
 {body}
-seconds = time.process_time() - start
-print(seconds, peak() - before)
+print(time.process_time() - start)
 """
 _OURS = ("from batchtune.manifests import load_lengths", "load_lengths(sys.argv[1])")
 _KINDS = {
@@ -76,8 +71,8 @@ def write_speechbrain(path: Path, count: int) -> None:
         stream.write("\n}\n")
 
 
-def measured(imports: str, body: str, path: Path) -> tuple[float, int]:
-    """Seconds and bytes that a piece of code takes in a new process."""
+def measured(imports: str, body: str, path: Path) -> float:
+    """Seconds that a piece of code takes in a new process."""
     code = _MEASURED.format(imports=imports, body=body)
     ran = subprocess.run(
         [sys.executable, "-c", code, str(path)],
@@ -85,8 +80,7 @@ def measured(imports: str, body: str, path: Path) -> tuple[float, int]:
         text=True,
         check=True,
     )
-    seconds, peak = ran.stdout.split()
-    return float(seconds), int(peak)
+    return float(ran.stdout)
 
 
 def main() -> None:
@@ -105,18 +99,13 @@ def main() -> None:
                 (measured(*_KINDS[kind], path), measured(*_OURS, path))
                 for _ in range(arguments.repeats)
             ]
-            theirs = statistics.median(seconds for (seconds, _), _ in runs)
-            ours = statistics.median(seconds for _, (seconds, _) in runs)
+            theirs, ours = map(statistics.median, zip(*runs, strict=True))
             result = {
                 "manifest": kind,
                 "examples": arguments.count,
-                "file_bytes": path.stat().st_size,
                 "json_seconds": round(theirs, 3),
                 "batchtune_seconds": round(ours, 3),
                 "ratio": round(theirs / ours, 2),
-                "json_peak_bytes": max(peak for (_, peak), _ in runs),
-                "batchtune_peak_bytes": max(peak for _, (_, peak) in runs),
-                "lengths_bytes": 8 * arguments.count,
             }
             print(json.dumps(result))
 

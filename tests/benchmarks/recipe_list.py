@@ -107,9 +107,6 @@ def shared_data() -> Path:
 ACCELERATE = Contender(
     "batch size by accelerate", "peer", peers.accelerate_fixed, "accelerate"
 )
-LIGHTNING = Contender(
-    "batch size by Lightning", "peer", peers.lightning_fixed, "lightning"
-)
 GROUPED = Contender("group_by_length", "peer", peers.grouped_by_length, "transformers")
 SPEECHBRAIN = Contender(
     "SpeechBrain's sampler, tuned", "peer", peers.tuned_speechbrain, "speechbrain"
@@ -120,9 +117,6 @@ NEMO = Contender(
     "peer",
     peers.nemo_two_dimensional,
     "nemo",
-)
-TABLE = Contender(
-    "batchtune's table", "batchtune", peers.batchtune_table, uses_the_probe=True
 )
 RECOMMENDED = Contender(
     "batchtune", "batchtune", peers.batchtune_recommended, uses_the_probe=True
@@ -135,7 +129,7 @@ STEPS_KEPT = Contender(
 )
 SCRIPT = Contender("batchtune, unchanged script", "batchtune", peers.unchanged_script)
 OURS = (RECOMMENDED, STEPS_KEPT, SCRIPT)
-FOR_LENGTHS = (ACCELERATE, LIGHTNING, GROUPED, SPEECHBRAIN, LHOTSE, TABLE, *OURS)
+FOR_LENGTHS = (ACCELERATE, GROUPED, SPEECHBRAIN, LHOTSE, *OURS)
 CHAT_ROW = CHAT_CUT // CHAT_SCALE
 SPEECH_ON_CUDA = {
     "count": 8000,
@@ -176,7 +170,6 @@ RECIPES = {
             contenders=(
                 peers.shipped_lhotse(360, 15, 20),
                 ACCELERATE,
-                LIGHTNING,
                 GROUPED,
                 SPEECHBRAIN,
                 LHOTSE,

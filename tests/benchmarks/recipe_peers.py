@@ -1,6 +1,6 @@
 """How each contender of `recipes.py` batches: the real libraries, with settings found as their users find them.
 
-A contender is found once, on a worker under the memory limit, which costs seconds, trials and OOMs; then it gives the
+A contender is found once, on a worker under the memory limit, which costs time; then it gives the
 batches of each epoch.
 
 "Shipped" settings are those of a recipe's own configuration, which its comment names. They were chosen for a larger
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import re
 import shutil
 import subprocess
@@ -24,16 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from benchmarks.peer_files import axolotl_multipack, nemo_sampling
 from probe.peer_searches import from_the_last_answer
-from real_packers import axolotl_multipack, nemo_sampling
 from real_speechbrain import load_dynamic_batch_sampler, load_speechbrain
 from torch.utils.data import BatchSampler
 
-from batchtune import (
-    BucketBatchSampler,
-    BucketedStream,
-    sampler_from_config,
-)
+from batchtune import BucketedStream, sampler_from_config
 from batchtune.exports.run_configs import sampler_config
 from batchtune.results import SWEEP_FILE, PackedConfig, Sweep, read_result
 
@@ -116,24 +111,25 @@ def worst_batches(bench: Bench, batches: Batches) -> Batches:
     return [batches[place] for place in dict.fromkeys(places)]
 
 
-def halved(
-    bench: Bench, make: Callable[[float], Epochs], smallest: Callable[[float], bool]
-) -> tuple[Epochs, float]:
-    """Halve a setting until its worst batches fit; `make(share)` is the setting times the share."""
+def shipped(
+    make: Callable[[Bench, float], tuple[Epochs, str]],
+    smallest: Callable[[Bench, float], bool],
+    needs: str = "torch",
+) -> Contender:
+    """Return what a recipe ships, halved until its worst batches fit; `make(bench, share)` is the setting × share."""
 
-    def fits(share: float) -> bool:
-        epochs = make(share)
-        return all(
-            bench.fits(worst_batches(bench, epochs(epoch)))
-            for epoch in range(EPOCHS_TRIED)
-        )
+    def find(bench: Bench) -> tuple[Epochs, str]:
+        share = 1.0
+        while True:
+            epochs, words = make(bench, share)
+            tried = map(epochs, range(EPOCHS_TRIED))
+            if all(bench.fits(worst_batches(bench, batches)) for batches in tried):
+                return epochs, words
+            if smallest(bench, share):
+                raise DoesNotFit
+            share /= 2
 
-    share = 1.0
-    while not fits(share):
-        if smallest(share):
-            raise DoesNotFit
-        share /= 2
-    return make(share), share
+    return Contender("as shipped", "shipped", find, needs)
 
 
 def shuffled(count: int, epoch: int) -> list[int]:
@@ -151,14 +147,11 @@ def fixed(count: int, batch_size: int) -> Epochs:
 def shipped_fixed(batch_size: int) -> Contender:
     """Return a recipe that ships a fixed batch size, shuffled."""
 
-    def find(bench: Bench) -> tuple[Epochs, str]:
-        def make(share: float) -> Epochs:
-            return fixed(bench.lengths.size, max(1, int(batch_size * share)))
+    def make(bench: Bench, share: float) -> tuple[Epochs, str]:
+        size = max(1, int(batch_size * share))
+        return fixed(bench.lengths.size, size), f"batch size {size}"
 
-        epochs, share = halved(bench, make, lambda share: batch_size * share <= 1)
-        return epochs, f"batch size {max(1, int(batch_size * share))}"
-
-    return Contender("as shipped", "shipped", find)
+    return shipped(make, lambda bench, share: batch_size * share <= 1)
 
 
 def speechbrain(
@@ -192,23 +185,16 @@ def shipped_speechbrain(
     is not full.
     """
 
-    def find(bench: Bench) -> tuple[Epochs, str]:
-        def buckets(share: float) -> int:
-            return max(2, round(num_buckets * share))
+    def make(bench: Bench, share: float) -> tuple[Epochs, str]:
+        limit = max_batch_length * share
+        buckets = max(2, round(num_buckets * share))
+        epochs = speechbrain(bench, limit, buckets, max_batch_ex)
+        return epochs, f"max_batch_length {limit:g}, num_buckets {buckets}"
 
-        def make(share: float) -> Epochs:
-            return speechbrain(
-                bench, max_batch_length * share, buckets(share), max_batch_ex
-            )
+    def smallest(bench: Bench, share: float) -> bool:
+        return max_batch_length * share < bench.lengths.min()
 
-        def smallest(share: float) -> bool:
-            return max_batch_length * share < bench.lengths.min()
-
-        epochs, share = halved(bench, make, smallest)
-        words = f"max_batch_length {max_batch_length * share:g}, num_buckets {buckets(share)}"
-        return epochs, words
-
-    return Contender("as shipped", "shipped", find, "speechbrain")
+    return shipped(make, smallest, "speechbrain")
 
 
 def tuned_speechbrain(bench: Bench) -> tuple[Epochs, str]:
@@ -266,13 +252,6 @@ def accelerate_fixed(bench: Bench) -> tuple[Epochs, str]:
     count = bench.lengths.size
     epochs, size = accelerates_size(bench, lambda size: fixed(count, size))
     return epochs, f"batch size {size}"
-
-
-def lightning_fixed(bench: Bench) -> tuple[Epochs, str]:
-    """Find a fixed batch size with Lightning."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    size = bench.lightning_batch_size()
-    return fixed(bench.lengths.size, size), f"batch size {size}"
 
 
 def grouped_by_length(bench: Bench) -> tuple[Epochs, str]:
@@ -337,23 +316,36 @@ def shipped_lhotse(
 ) -> Contender:
     """Return a recipe of NeMo, which batches with Lhotse."""
 
-    def find(bench: Bench) -> tuple[Epochs, str]:
-        def make(share: float) -> Epochs:
-            return lhotse(
-                bench,
-                max_duration=batch_duration * share,
-                quadratic_duration=quadratic_duration,
-                num_buckets=max(2, round(num_buckets * share)),
-            )
+    def make(bench: Bench, share: float) -> tuple[Epochs, str]:
+        duration = batch_duration * share
+        buckets = max(2, round(num_buckets * share))
+        epochs = lhotse(
+            bench,
+            max_duration=duration,
+            quadratic_duration=quadratic_duration,
+            num_buckets=buckets,
+        )
+        return epochs, f"batch_duration {duration:g}, num_buckets {buckets}"
 
-        def smallest(share: float) -> bool:
-            return batch_duration * share < bench.lengths.max() / 2
+    def smallest(bench: Bench, share: float) -> bool:
+        return batch_duration * share < bench.lengths.max() / 2
 
-        epochs, share = halved(bench, make, smallest)
-        words = f"batch_duration {batch_duration * share:g}, num_buckets {max(2, round(num_buckets * share))}"
-        return epochs, words
+    return shipped(make, smallest, "lhotse")
 
-    return Contender("as shipped", "shipped", find, "lhotse")
+
+def oomptimizer_sizes(bench: Bench, buckets: Sequence[tuple[float, ...]]) -> list[int]:
+    """Return the batch size that OOMptimizer's search finds for each bucket, given by its largest lengths."""
+    found = dict(
+        from_the_last_answer(
+            lambda size, bucket: bench.fits_shape(size, *bucket),
+            buckets,
+            lambda _: bench.lengths.size,
+            OOMPTIMIZER_THRESHOLD,
+        )
+    )
+    if min(found.values()) == 0:
+        raise DoesNotFit
+    return [found[bucket] for bucket in buckets]
 
 
 def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
@@ -366,24 +358,12 @@ def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
     cuts = lhotse_cuts(bench, range(bench.lengths.size))
     bins = estimate_duration_buckets(cuts, num_buckets=LHOTSE_BUCKETS)
     edges = [*bins, float(bench.lengths.max())]
-    found = dict(
-        from_the_last_answer(
-            bench.fits_shape,
-            edges,
-            lambda _: bench.lengths.size,
-            OOMPTIMIZER_THRESHOLD,
-        )
-    )
-    if min(found.values()) == 0:
-        raise DoesNotFit
+    sizes = oomptimizer_sizes(bench, [(edge,) for edge in edges])
     constraint = FixedBucketBatchSizeConstraint(
-        max_seq_len_buckets=edges, batch_sizes=[found[edge] for edge in edges]
+        max_seq_len_buckets=edges, batch_sizes=sizes
     )
     epochs = lhotse(bench, duration_bins=list(bins), constraint=constraint)
-    return (
-        epochs,
-        f"{len(edges)} buckets, sizes {found[edges[-1]]} to {found[edges[0]]}",
-    )
+    return epochs, f"{len(edges)} buckets, sizes {sizes[-1]} to {sizes[0]}"
 
 
 def nemo_two_dimensional(bench: Bench) -> tuple[Epochs, str]:
@@ -413,17 +393,7 @@ def nemo_two_dimensional(bench: Bench) -> tuple[Epochs, str]:
         half = int(np.searchsorted(targets.cumsum(), targets.sum() / 2))
         halves = sorted({float(targets[half]), float(targets.max())})
         buckets += [(edge, target) for target in halves]
-    found = dict(
-        from_the_last_answer(
-            lambda size, bucket: bench.fits_shape(size, *bucket),
-            buckets,
-            lambda _: bench.lengths.size,
-            OOMPTIMIZER_THRESHOLD,
-        )
-    )
-    if min(found.values()) == 0:
-        raise DoesNotFit
-    sizes = [found[bucket] for bucket in buckets]
+    sizes = oomptimizer_sizes(bench, buckets)
     constraint = nemo_sampling().FixedBucketBatchSizeConstraint2D(
         max_seq_len_buckets=buckets, batch_sizes=sizes, strict_2d=False
     )
@@ -532,14 +502,11 @@ def batched_stream(bench: Bench, batch_size: int) -> Epochs:
 def shipped_stream(batch_size: int) -> Contender:
     """Return a stream with WebDataset's `.batched(batch_size)`."""
 
-    def find(bench: Bench) -> tuple[Epochs, str]:
-        def make(share: float) -> Epochs:
-            return batched_stream(bench, max(1, int(batch_size * share)))
+    def make(bench: Bench, share: float) -> tuple[Epochs, str]:
+        size = max(1, int(batch_size * share))
+        return batched_stream(bench, size), f".batched({size})"
 
-        epochs, share = halved(bench, make, lambda share: batch_size * share <= 1)
-        return epochs, f".batched({max(1, int(batch_size * share))})"
-
-    return Contender("as shipped", "shipped", find, "webdataset")
+    return shipped(make, lambda bench, share: batch_size * share <= 1, "webdataset")
 
 
 def accelerate_stream(bench: Bench) -> tuple[Epochs, str]:
@@ -617,9 +584,7 @@ def unchanged_script(bench: Bench) -> tuple[Epochs, str]:
     if bench.recipe.streamed:
         raise NothingRecommended("a script that reads a stream has to be changed")
     run = bench.folder / "run-script"
-    cost = bench.tune_script(run)
-    bench.trials += cost["trials"]
-    bench.ooms += cost["ooms"]
+    tuning = bench.tune_script(run)
     epochs, setting = recommended_in(bench, run)
     batches = epochs(0)[:STEPS_OF_THE_SCRIPT]
     said = call_batchtune(
@@ -629,7 +594,7 @@ def unchanged_script(bench: Bench) -> tuple[Epochs, str]:
     sizes = re.findall(r"^step \d+, (.*?): loss", said, re.MULTILINE)
     if sizes != [str(bench.size_of(batch)) for batch in batches]:
         raise NothingRecommended(f"`batchtune run` gave batches of {sizes}")
-    if cost["unfinished"]:
+    if tuning["unfinished"]:
         setting += ENDED_EARLY
     return epochs, setting
 
@@ -664,22 +629,6 @@ def configured_stream(bench: Bench, run: Path) -> tuple[Epochs, str]:
         return indices_of(stage(read_samples(bench, epoch)))
 
     return epochs, f"{row['algorithm']}, buffer of {row['buffer_size']}"
-
-
-def batchtune_table(bench: Bench) -> tuple[Epochs, str]:
-    """Batch by the best bucket table, where pools are recommended."""
-    swept = read_result(bench.run / SWEEP_FILE, Sweep)
-    if swept.recommended_table is None:
-        raise NothingRecommended("no table beats a fixed batch size")
-    if swept.recommended_table == swept.recommended:
-        raise NothingRecommended("it is what batchtune recommends")
-    row = swept.rows[swept.recommended_table]
-    sampler = BucketBatchSampler(
-        bench.lengths,
-        bucket_boundaries=row.boundaries,
-        bucket_batch_sizes=row.batch_sizes,
-    )
-    return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
 
 
 def packed_config(run: Path) -> PackedConfig:

@@ -90,7 +90,6 @@ class Shown:
     facts: dict[str, Any]
     seconds: float | None
     ooms: int
-    peak_bytes: int
     times_shipped: float | None
     losses: list[float]
 
@@ -106,7 +105,6 @@ class Shown:
             facts=results["contenders"][name],
             seconds=statistics.mean(whole) if whole else None,
             ooms=sum(one["oom"] for one in rounds),
-            peak_bytes=max(one["peak_bytes"] for one in rounds),
             times_shipped=statistics.mean(ratios) if ratios else None,
             losses=[one["loss"] for one in rounds if "loss" in one],
         )
@@ -331,7 +329,7 @@ def loss_of(one: Shown) -> str:
 def details(summary: Summary) -> str:
     """Return all contenders of a recipe, for the terminal."""
     results = summary.results
-    limit = results["limit_bytes"]
+    limit = results["limit_bytes"] >> 20
     errors = errors_of(results)
     rows = []
     for one in summary.contenders:
@@ -350,34 +348,18 @@ def details(summary: Summary) -> str:
                 f"{results['unit']}/s": speed,
                 "batches": str(facts["batches"]),
                 "padding": f"{facts['padding_ratio']:.1%}",
-                "peak": f"{one.peak_bytes / limit:.0%}",
                 "OOMs": str(one.ooms),
                 "loss": loss_of(one),
-                "found in": f"{facts['finding_seconds']:.0f} s",
-                "trials": str(facts["finding_trials"]),
-                "their OOMs": str(facts["finding_ooms"]),
-                "paid after": paid_after(one, summary.shipped),
                 "setting": facts["setting"],
             }
         )
     what = (
         f"{TITLES[summary.name]}: {results['examples']} examples of {results['data']}"
     )
-    lines = [f"{what}, {limit >> 20} MiB, {len(results['rounds'])} rounds"]
+    lines = [f"{what}, {limit} MiB, {len(results['rounds'])} rounds"]
     lines += in_columns(rows)
     lines += [f"left out: {text}" for text in results["left_out"]]
-    phases = results["phase_seconds"].items()
-    lines.append(", ".join(f"{name} {seconds:.0f} s" for name, seconds in phases))
     return "\n".join(lines)
-
-
-def paid_after(one: Shown, shipped: Shown) -> str:
-    """Return after how many epochs the search for a setting has paid for itself."""
-    if one.seconds is None or shipped.seconds is None:
-        return UNKNOWN
-    if one.seconds >= shipped.seconds:
-        return "never"
-    return f"{one.facts['finding_seconds'] / (shipped.seconds - one.seconds):.1f}"
 
 
 def in_columns(rows: list[dict[str, str]]) -> list[str]:
@@ -432,7 +414,7 @@ def summarise(folder: Path, picture: bool) -> None:
 
 
 WIDTH, LEFT, RIGHT = 860, 235, 20
-STRIP, GAP, BAR = 76, 12, 18
+STRIP, GAP = 76, 12
 COLORS = {"shipped": "#8c959f", "peer": "#bf8700", "batchtune": "#1f883d"}
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #57606a }
 .name { font-weight: 600 } .small { font-size: 11px }
@@ -460,7 +442,7 @@ def draw(folder: Path) -> Path:
 
 
 def picture_of(summary: Summary) -> str:
-    """Return the picture as SVG: the memory of each step over the time of the epoch, then the time of an epoch."""
+    """Return the picture as SVG: the memory of each step over the time of the epoch."""
     results = summary.results
     limit = results["limit_bytes"]
     shown = [summary.shipped]
@@ -513,17 +495,6 @@ def picture_of(summary: Summary) -> str:
         top = bottom + GAP
     words = f"memory of each step, above the {held >> 20} MiB that the process holds; limit {limit >> 20} MiB"
     parts.insert(0, label(words, "small", LEFT, 18))  # fmt: skip
-    top += 26
-    parts.append(label("seconds an epoch", "small", LEFT, top - 8))
-    slowest = max(one.seconds or 0.0 for one in shown) or 1.0
-    for one in shown:
-        width = (one.seconds or 0.0) / slowest * (WIDTH - LEFT - RIGHT - 70)
-        parts.append(label(one.name, "name", 8, top + 14))
-        parts.append(
-            f'<rect x="{LEFT}" y="{top}" width="{width:.1f}" height="{BAR}" fill="{COLORS[one.kind]}"/>'
-        )
-        parts.append(label(epoch_of(one), "small", LEFT + width + 6, top + 14))
-        top += BAR + 8
     title = f"{TITLES[summary.name]}, {results['data']}, {results['machine']}"
     parts.append(label(title, "small", 8, top + 16))
     height = top + 26

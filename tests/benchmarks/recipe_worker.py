@@ -14,7 +14,6 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 import time
 import traceback
 import warnings
@@ -25,7 +24,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import psutil
 import torch
 from benchmarks import recipe_models
 from benchmarks.recipe_models import Training
@@ -42,8 +40,6 @@ Reply = dict[str, Any]
 HELD_SHARE = 0.002
 # A disguised one names another cause: oneDNN "could not create a primitive".
 OUT_OF_MEMORY = ("oom", "disguised")
-# Lightning's finder would try a batch of one for ever.
-MOST_TRIES_OF_ONE = 10
 
 
 class Trainer:
@@ -165,66 +161,6 @@ class Trainer:
         self.training.model.train()
         return {"loss": sum(losses) / len(losses)}
 
-    def lightning_batch_size(self, count: int) -> Reply:
-        """Ask Lightning's own finder, in its default mode, for the batch size of a shuffled loader."""
-        import lightning
-        from lightning.pytorch.tuner.tuning import Tuner
-
-        trainer = self
-        tried: list[int] = []
-
-        class Module(lightning.LightningModule):
-            def __init__(self) -> None:
-                super().__init__()
-                self.batch_size = 2
-                self.model = trainer.training.model
-
-            def training_step(self, indices: list[int], _: int) -> torch.Tensor:
-                tried.append(self.batch_size)
-                if tried.count(1) > MOST_TRIES_OF_ONE:
-                    raise SystemExit("not even one example fits")
-                return trainer.training.loss(trainer.batch_of(indices))
-
-            def configure_optimizers(self) -> Any:
-                return trainer.training.optimizer
-
-            def train_dataloader(self) -> Any:
-                return DataLoader(
-                    range(count),
-                    batch_size=self.batch_size,
-                    shuffle=True,
-                    collate_fn=list,
-                )
-
-        with tempfile.TemporaryDirectory() as folder:
-            runner = lightning.Trainer(
-                accelerator="cpu" if self.meter.torch_device.type == "cpu" else "gpu",
-                devices=1,
-                max_epochs=1,
-                default_root_dir=folder,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-            )
-            found = Tuner(runner).scale_batch_size(Module(), max_val=count)
-        self.clear()
-        sizes = list(dict.fromkeys(tried))
-        return {
-            "batch_size": found,
-            "trials": len(sizes),
-            "ooms": int(sizes[-1] > (found or 0)),
-        }
-
-
-def raised_for_lightning(asked: dict[str, Any]) -> dict[str, Any]:
-    """Import Lightning; what that holds comes on top of the limit, as no contender trains with it."""
-    memory = psutil.Process().memory_info
-    before = memory().data
-    importlib.import_module("lightning.pytorch.tuner.tuning")
-    held = memory().data - before if asked["device"] == "cpu" else 0
-    return {**asked, "limit_bytes": asked["limit_bytes"] + held}
-
 
 def main() -> None:
     """Answer requests until there are no more. What libraries print goes to stderr."""
@@ -236,8 +172,6 @@ def main() -> None:
         asked = json.loads(line)
         name = asked.pop("do")
         if trainer is None:
-            if asked.pop("with_lightning"):
-                asked = raised_for_lightning(asked)
             trainer = Trainer(asked)
             reply: Reply = {
                 "limit_bytes": trainer.meter.device.limit_bytes,

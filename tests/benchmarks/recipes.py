@@ -3,8 +3,8 @@
 Seven small models train on real lengths, each under one memory limit for all contenders: what the recipe ships, the
 peers that apply, by their real libraries, and batchtune: as it recommends by default, with `--min-steps`, so that an
 epoch has as many optimizer steps as shipped, and for an unchanged script (`recipe_script.py`). Without names all
-recipes run. Of NeMo and axolotl the one file that batches is enough, in a folder on PYTHONPATH, as `.ci/real-libraries`
-makes one of axolotl; who isn't installed is left out by name.
+recipes run. Of NeMo and axolotl the one file that batches is enough, in a folder on PYTHONPATH (`peer_files.py`); who
+isn't installed is left out by name.
 
     ctc         CTC speech recognition, LibriSpeech
     aed         encoder-decoder speech with two lengths, LibriSpeech
@@ -175,8 +175,6 @@ class RecipeBench:
         self.targets = None if targets is None else self._all_targets[:count]
         # Batches of an epoch as the recipe ships it, once they are known.
         self.shipped_steps = 0
-        self.trials = 0
-        self.ooms = 0
         self._worker: Worker | None = None
         # It starts while the one before works: many searches cost a worker for each OOM.
         self._spare: Worker | None = None
@@ -199,7 +197,7 @@ class RecipeBench:
             self._worker.close()
             self._worker = None
 
-    def new_worker(self, *, with_lightning: bool = False) -> Worker:
+    def new_worker(self) -> Worker:
         """Start a training process."""
         count = self.lengths.size
         by_length = sorted(
@@ -221,7 +219,6 @@ class RecipeBench:
                 "lengths": self._all.tolist(),
                 "targets": targets,
                 "held_out": held_out,
-                "with_lightning": with_lightning,
             }
         )
 
@@ -241,8 +238,6 @@ class RecipeBench:
             raise OutOfTime
         reply = self._asked(request, **arguments)
         fits = reply is not None and bool(reply["fits"])
-        self.trials += 1
-        self.ooms += not fits
         if reply is not None and reply["worn"]:
             self._drop()
         return fits
@@ -260,21 +255,6 @@ class RecipeBench:
         return self._counted(
             "fits_shape", batch_size=batch_size, length=length, target=target
         )
-
-    def lightning_batch_size(self) -> int:
-        """Ask Lightning's finder."""
-        worker = self.new_worker(with_lightning=True)
-        try:
-            reply = worker.ask("lightning_batch_size", count=self.lengths.size)
-        except WorkerDied as error:
-            raise DoesNotFit from error
-        finally:
-            worker.close()
-        if reply["batch_size"] is None:
-            raise DoesNotFit
-        self.trials += reply["trials"]
-        self.ooms += reply["ooms"]
-        return int(reply["batch_size"])
 
     @cached_property
     def shards(self) -> str | None:
@@ -335,7 +315,7 @@ class RecipeBench:
         write_whole(path, json.dumps(recipe))
         return [sys.executable, str(HERE / "recipe_script.py"), str(path.absolute())]
 
-    def tune_script(self, run: Path) -> dict[str, Any]:
+    def tune_script(self, run: Path) -> dict[str, bool]:
         """Tune the script, likewise."""
         return self.tune(run, SCRIPT_SHARE, "--", *self.script())
 
@@ -350,8 +330,8 @@ class RecipeBench:
         made = training.batch_of(batch, self.lengths[batch].tolist(), targets)
         return list(next(iter(made.values())).shape)
 
-    def tune(self, run: Path, share: float, *training: str) -> dict[str, Any]:
-        """Run `batchtune tune` as its user does; return its seconds, trials and OOMs.
+    def tune(self, run: Path, share: float, *training: str) -> dict[str, bool]:
+        """Run `batchtune tune` as its user does; return whether its time ended the probe.
 
         Raises OutOfTime if the time of the searches was over before anything had run.
         """
@@ -367,14 +347,7 @@ class RecipeBench:
             if time.monotonic() - started < 60 * minutes:
                 raise
             raise OutOfTime from None
-        seconds = time.monotonic() - started
-        probe = read_result(run / PROBE_FILE, Probe)
-        return {
-            "seconds": seconds,
-            "trials": len(probe.trials),
-            "ooms": sum(trial.outcome == "oom" for trial in probe.trials),
-            "unfinished": probe.unfinished,
-        }
+        return {"unfinished": read_result(run / PROBE_FILE, Probe).unfinished}
 
 
 def stand_in_for_torchaudio(folder: Path) -> None:
@@ -425,9 +398,6 @@ def found_settings(
         shipped = found.get(contenders[0].name)
         if shipped is not None:
             bench.shipped_steps = len(shipped["epochs"][0])
-        bench.trials = 0
-        bench.ooms = 0
-        started = time.monotonic()
         try:
             epochs, setting = contender.find(bench)
         except DoesNotFit:
@@ -443,20 +413,10 @@ def found_settings(
         if contender.name in reasons:
             write_whole(path, json.dumps(found))
             continue
-        cost = {
-            "seconds": time.monotonic() - started,
-            "trials": bench.trials,
-            "ooms": bench.ooms,
-        }
-        own_seconds = cost["seconds"]
-        if contender.uses_the_probe:
-            cost = {name: cost[name] + found["tuning"][name] for name in cost}
-            if found["tuning"]["unfinished"]:
-                setting += ENDED_EARLY
+        if contender.uses_the_probe and found["tuning"]["unfinished"]:
+            setting += ENDED_EARLY
         progress(bench.recipe, f"{contender.name}: {setting}")
         found[contender.name] = {
-            **cost,
-            "own_seconds": own_seconds,
             "kind": contender.kind,
             "setting": setting,
             "epochs": [epochs(epoch) for epoch in range(MOST_ROUNDS)],
@@ -516,7 +476,6 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
             "contenders": {
                 one.name: described(bench, one, found) for one in contenders
             },
-            "phase_seconds": phases_of(found),
             "rounds": [],
             "held_bytes": 0,
             "trace": {},
@@ -531,11 +490,8 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
         seconds = 0.0
         workers = {one.name: bench.new_worker() for one in contenders}
         try:
-            started = time.monotonic()
             for worker in workers.values():
                 worker.wait()
-            results["phase_seconds"]["start of workers"] = seconds_since(started)
-            results["phase_seconds"].setdefault("rounds", 0.0)
             while not is_known(results):
                 if options.quick and rounds:
                     break
@@ -548,26 +504,11 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
                 started = time.monotonic()
                 run_round(results, found, bench, workers)
                 seconds = time.monotonic() - started
-                results["phase_seconds"]["rounds"] += round(seconds, 1)
                 write_whole(path, json.dumps(results, indent=1) + "\n")
                 progress(recipe, f"round {len(rounds)}, {seconds:.0f} s")
         finally:
             for worker in workers.values():
                 worker.close()
-
-
-def phases_of(found: dict[str, Any]) -> dict[str, float]:
-    """Return the seconds of each search."""
-    phases = {"batchtune tune": round(found["tuning"]["seconds"], 1)}
-    for name, facts in found.items():
-        if name not in ("tuning", "left_out"):
-            phases[f"search: {name}"] = round(facts["own_seconds"], 1)
-    return phases
-
-
-def seconds_since(started: float) -> float:
-    """Return the seconds since a time of the monotonic clock."""
-    return round(time.monotonic() - started, 1)
 
 
 def described(
@@ -582,9 +523,6 @@ def described(
     return {
         "kind": contender.kind,
         "setting": facts["setting"],
-        "finding_seconds": round(facts["seconds"], 1),
-        "finding_trials": facts["trials"],
-        "finding_ooms": facts["ooms"],
         "batches": len(batches),
         "padding_ratio": round(float(1 - bench.lengths.sum() / padded), 4),
     }

@@ -7,9 +7,8 @@ process, and the medians count. Prints JSON:
 - `their_set_epoch_seconds`: measured, at `theirs` examples;
 - `our_setup_seconds`: making the sampler, once; `our_epoch_seconds`: one epoch's batches, until the first is handed
   out; `our_lists_seconds`: handing out all others, as lists;
-- `ratio`: theirs, extrapolated, to our setup, epoch and lists together; `ratio_of_an_epoch` without the setup;
-- `peak_bytes_per_example`: of our process beyond what it held when the lengths were there (`VmHWM`), and
-  `kept_bytes_per_example` of that what stays between epochs.
+- `ratio_of_an_epoch`: theirs, extrapolated, to our epoch and lists together;
+- `peak_bytes_per_example`: of our process beyond what it held when the lengths were there (`VmHWM`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import sys
 _COMMON = """
 import sys, time, types, json, logging
 import numpy as np
-count, max_batch_length, buckets = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+count, max_batch_length, buckets = int(sys.argv[1]), 600.0, 20
 lengths = np.random.default_rng(1).lognormal(2.3, 0.5, count).clip(0.5, 35)
 reference = np.random.default_rng(1).lognormal(2.3, 0.5, 100_000).clip(0.5, 35)
 boundaries = np.unique(np.append(np.quantile(reference, np.arange(1, buckets) / buckets), 35.0))
@@ -41,15 +40,13 @@ sampler = DynamicBatchSampler(
     max_batch_length,
     bucket_boundaries=boundaries.tolist(),
     lengths_list=lengths.tolist(),
-    batch_ordering=sys.argv[4],
 )
 start = time.perf_counter()
 sampler.set_epoch(1)
 print(json.dumps({"set_epoch": time.perf_counter() - start, "batches": len(sampler)}))
 """
 )
-# With arguments more: the size of a pool, 0 for buckets; how many decimals lengths have, all without it.
-OURS = (
+_OURS = (
     _COMMON
     + """
 import batchtune.sampler
@@ -57,29 +54,21 @@ from batchtune.epochs.table import batch_sizes_for
 def memory(name):
     return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 sizes = batch_sizes_for(boundaries, max_batch_length)
-pool_size = int(sys.argv[5])
-if sys.argv[6:]:
-    lengths = lengths.round(int(sys.argv[6]))
-pools = {"pool_size": pool_size} if pool_size else {}
-sampler_class = batchtune.sampler.PooledBatchSampler if pools else batchtune.sampler.BucketBatchSampler
-list(sampler_class(lengths[:1000], bucket_boundaries=boundaries, bucket_batch_sizes=sizes, **pools))
+sampler_class = batchtune.sampler.BucketBatchSampler
+list(sampler_class(lengths[:1000], bucket_boundaries=boundaries, bucket_batch_sizes=sizes))
 open("/proc/self/clear_refs", "w").write("5")
 before = memory("VmRSS")
 start = time.perf_counter()
-sampler = sampler_class(
-    lengths, bucket_boundaries=boundaries, bucket_batch_sizes=sizes, batch_ordering=sys.argv[4], **pools
-)
+sampler = sampler_class(lengths, bucket_boundaries=boundaries, bucket_batch_sizes=sizes)
 made = time.perf_counter()
 batches = iter(sampler)
 next(batches)
 ready = time.perf_counter()
 rest = sum(1 for _ in batches)
 end = time.perf_counter()
-next(iter(sampler))
-second = time.perf_counter()
 print(json.dumps({
-    "setup": made - start, "epoch": ready - made, "lists": end - ready, "batches": rest + 1, "second": second - end,
-    "peak": memory("VmHWM") - before, "kept": memory("VmRSS") - before,
+    "setup": made - start, "epoch": ready - made, "lists": end - ready, "batches": rest + 1,
+    "peak": memory("VmHWM") - before,
 }))
 """
 )
@@ -97,18 +86,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--theirs", type=int, default=1_000_000)
     parser.add_argument("--ours", type=int, default=10_000_000)
-    parser.add_argument("--max-batch-length", type=float, default=600)
-    parser.add_argument("--buckets", type=int, default=20)
-    parser.add_argument(
-        "--ordering", default="random", choices=["random", "ascending", "descending"]
-    )
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    shape = (arguments.max_batch_length, arguments.buckets, arguments.ordering)
-    theirs, ours = [], []
+    theirs = []
+    ours = []
     for _ in range(arguments.repeats):
-        theirs.append(measured(_THEIRS, arguments.theirs, *shape))
-        ours.append(measured(OURS, arguments.ours, *shape, 0))
+        theirs.append(measured(_THEIRS, arguments.theirs))
+        ours.append(measured(_OURS, arguments.ours))
 
     def median(found: list[dict[str, float]], name: str) -> float:
         return statistics.median(one[name] for one in found)
@@ -119,17 +103,13 @@ def main() -> None:
     result = {
         "theirs": arguments.theirs,
         "ours": arguments.ours,
-        "ordering": arguments.ordering,
         "their_set_epoch_seconds": round(their_seconds, 3),
         "their_extrapolated_seconds": round(extrapolated, 2),
         "our_setup_seconds": round(setup, 3),
         "our_epoch_seconds": round(epoch, 3),
         "our_lists_seconds": round(lists, 3),
-        "ratio": round(extrapolated / (setup + epoch + lists), 1),
         "ratio_of_an_epoch": round(extrapolated / (epoch + lists), 1),
-        "ratio_of_an_epoch_without_lists": round(extrapolated / epoch, 1),
         "peak_bytes_per_example": round(median(ours, "peak") / arguments.ours, 1),
-        "kept_bytes_per_example": round(median(ours, "kept") / arguments.ours, 1),
         "our_batches": int(median(ours, "batches")),
     }
     print(json.dumps(result, indent=2))

@@ -26,9 +26,6 @@ from batchtune.epochs.table import batch_sizes_for
 MAX_BATCH_LENGTH = 600.0
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "bucket": (12, {}),
-    "bucket in order": (12, {"shuffle": False}),
-    "bucket, bytes bounded": (12, {"buffer_bytes": 2**40, "bytes_of": int}),
-    "pool": (200, {"algorithm": "pool"}),
     "pivot": (200, {"algorithm": "pivot"}),
 }
 

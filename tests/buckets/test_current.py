@@ -60,49 +60,43 @@ class TestWrittenOut:
         assert found.boundaries.tolist() == table.boundaries.tolist()
         assert found.batch_sizes.tolist() == table.batch_sizes.tolist()
 
-    def test_a_list_is_written_with_colons(self) -> None:
-        found = table_of("max_batch_length=100,bucket_boundaries=2:4:8.5")
-        assert found.boundaries.tolist() == [2, 4, 8.5, LENGTHS.longest]
-        assert found.batch_sizes.tolist() == [50, 25, 11, 1]
+    @pytest.mark.parametrize(
+        ("text", "boundaries", "sizes"),
+        [
+            (
+                "max_batch_length=100,bucket_boundaries=2:4:8.5",
+                [2, 4, 8.5, LENGTHS.longest],
+                [50, 25, 11, 1],
+            ),
+            (
+                "max_batch_length=50*2,num_buckets=7,bucket_boundaries=30:90",
+                [30, 90],
+                [3, 1],
+            ),
+            ("batch_size=16", [LENGTHS.longest], [16]),
+            (TABLE, [5, 10, 60], [20, 10, 2]),
+        ],
+        ids=["colons", "boundaries before their number", "fixed", "table"],
+    )
+    def test_settings_make_a_table(
+        self, text: str, boundaries: list[float], sizes: list[int]
+    ) -> None:
+        found = table_of(text)
+        assert found.boundaries.tolist() == boundaries
+        assert found.batch_sizes.tolist() == sizes
 
-    def test_boundaries_go_before_their_number_as_speechbrain_has_it(self) -> None:
-        assert (
-            table_of(
-                "max_batch_length=100,num_buckets=7,bucket_boundaries=30:90"
-            ).num_buckets
-            == 2
-        )
-
-    def test_a_fixed_batch_size_is_one_bucket(self) -> None:
-        assert table_of("batch_size=16").batch_sizes.tolist() == [16]
-
-    def test_boundaries_with_sizes_are_a_table(self) -> None:
-        found = table_of(TABLE)
-        assert found.boundaries.tolist() == [5, 10, 60]
-        assert found.batch_sizes.tolist() == [20, 10, 2]
-        assert (
-            read_current(TABLE).settings.describe("s")
-            == "batchtune's sampler, 3 buckets"
-        )
-        with pytest.raises(
-            UsageError,
-            match=r"longest example \(61 s\) is beyond the last boundary 60 s",
-        ):
-            current_batching(read_current(TABLE), Lengths.of([61.0], unit="s"))
+    def test_a_table_of_ones_own_holds_all_lengths(self) -> None:
+        current = read_current(TABLE)
+        assert current.settings.describe("s") == "batchtune's sampler, 3 buckets"
+        said = r"longest example \(61 s\) is beyond the last boundary 60 s"
+        with pytest.raises(UsageError, match=said):
+            current_batching(current, Lengths.of([61.0], unit="s"))
 
     def test_pools_are_read_with_the_overhead_of_a_batch(self) -> None:
         batching = current_batching(
             read_current(f"{TABLE},pool_size=500,batch_overhead=1.5"), LENGTHS
         )
         assert (batching.pool_size, batching.batch_overhead) == (500, 1.5)
-
-    def test_numbers_may_be_products(self) -> None:
-        assert (
-            record_of(read_current("max_batch_length=16000*45,num_buckets=3"))[
-                "max_batch_length"
-            ]
-            == 720_000
-        )
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -327,7 +321,8 @@ class TestFiles:
                 "is a config that batchtune wrote",
             ),
             (b"\xff\xfe\x00", "is not UTF-8 text"),
-            (b"a: " + b"[" * 700, "not a readable YAML file"),
+            (b"a: " + b"[" * 150, "not a readable YAML file"),
+            (b"a: " + b"[" * 700, "is nested too deeply"),
             (b"a: 1\n" * 500_000, "is larger than 2 MiB"),
             (b"a: 1\n!" + b"!" * 200_000, "line of more than 100,000 characters"),
         ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from buckets.speech import PROBED, SPEECH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,25 +15,12 @@ from batchtune.buckets.packed import Packing
 from batchtune.buckets.sweep import run_sweep, sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import SweepSettings
 from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
 
-SPEECH = np.random.default_rng(5).gamma(6, 2, 600).round(1) + 0.5
-
-
-def frontier(lengths: FloatArray) -> IntArray:
-    return np.maximum(1, 400 / lengths**0.9).astype(np.int64)
-
-
-def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
-    return 0.02 + 1e-3 * batch_sizes * lengths
-
-
-PROBED = Costs(
-    frontier=frontier, continued_frontier=frontier, step_seconds=step_seconds
-)
+DATA = Lengths.of(SPEECH[:600], unit="s")
 
 
 @settings(max_examples=12, deadline=None)
@@ -76,21 +64,19 @@ def swept(min_steps: int | None) -> SweepSettings:
 
 
 def test_batches_stay_as_large_as_they_may() -> None:
-    data = Lengths.of(SPEECH, unit="s")
-    usual = sweep(data, 300, swept(None), PROBED)
+    usual = sweep(DATA, 300, swept(None), PROBED)
     fewest = min(row.steps for row in usual.rows)
-    assert sweep(data, 300, swept(fewest // 2), PROBED).rows == usual.rows
-    kept = sweep(data, 300, swept(80), PROBED).recommended_row
+    assert sweep(DATA, 300, swept(fewest // 2), PROBED).rows == usual.rows
+    kept = sweep(DATA, 300, swept(80), PROBED).recommended_row
     assert kept is not None
     # Each bucket ends in a batch that is not full: that many more may come.
     assert 80 <= kept.steps <= 80 + 2 * 8
 
 
 def test_current_settings_still_fit_and_the_reason_says_why() -> None:
-    data = Lengths.of(SPEECH, unit="s")
     current = read_current("batch_size=12")
-    usual = sweep(data, 300, swept(None), PROBED, current)
-    kept = sweep(data, 300, swept(50), PROBED, current)
+    usual = sweep(DATA, 300, swept(None), PROBED, current)
+    kept = sweep(DATA, 300, swept(50), PROBED, current)
     assert usual.current is not None
     assert kept.current_fits is True
     assert kept.current is not None and kept.current.steps == 50
@@ -101,9 +87,8 @@ def test_current_settings_still_fit_and_the_reason_says_why() -> None:
 
 
 def test_padding_decides_where_no_time_is_known() -> None:
-    data = Lengths.of(SPEECH, unit="s")
     current = read_current("batch_size=10")
-    found = sweep(data, 500, swept(60), Costs(), current)
+    found = sweep(DATA, 500, swept(60), Costs(), current)
     row = found.recommended_row
     assert row is not None and found.current is not None
     assert row.padded_length < 0.8 * found.current.padded_length
@@ -114,16 +99,15 @@ def test_padding_decides_where_no_time_is_known() -> None:
 
 
 def test_multiples_do_not_make_batches_smaller_than_needed() -> None:
-    data = Lengths.of(SPEECH, unit="s")
     chosen = SweepSettings(num_buckets=(4,), multiple_of=8.0, min_steps=80)
-    found = sweep(data, 300, chosen, Costs())
+    found = sweep(DATA, 300, chosen, Costs())
     assert min(row.steps for row in found.rows) <= 90
 
 
 def test_the_token_budget_is_lowered(tmp_path: Path) -> None:
     tokens = np.random.default_rng(1).integers(10, 200, 500)
     data = Lengths.of(tokens.astype(float), unit="tokens")
-    packing = Packing.of(8192)
+    packing = Packing(max_tokens=8192)
     found = run_sweep(data, swept(40), tmp_path, packing=packing)
     assert found.packing is not None
     assert found.packing.max_tokens == tokens.sum() // 40
@@ -134,8 +118,8 @@ def test_the_token_budget_is_lowered(tmp_path: Path) -> None:
 
 def test_a_stream_keeps_them_too() -> None:
     stream = StreamLengths(
-        lengths=Lengths.of(SPEECH, unit="s"),
-        values=SPEECH,
+        lengths=DATA,
+        values=SPEECH[:600],
         targets=None,
         shards=[],
         repeated_ids=0,

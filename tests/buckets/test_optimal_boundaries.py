@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.buckets.optimal import optimal_boundaries
-from batchtune.lengths import FloatArray, Histogram, IntArray
+from batchtune.lengths import FloatArray, Histogram
 
 
 def histogram_of(counts: list[int]) -> Histogram:
@@ -33,24 +31,6 @@ def by_brute_force(
     )
 
 
-def by_plain_programme(costs: FloatArray, counts: IntArray, most: int) -> float:
-    """The recurrence as it is written down, in O(K·U²)."""
-    up_to = np.concatenate(([0], np.cumsum(counts)))
-    least = np.full(up_to.size, np.inf)
-    least[0] = 0
-    best = np.inf
-    for _ in range(most):
-        least = np.array(
-            [np.inf]
-            + [
-                min(least[:j] + costs[j - 1] * (up_to[j] - up_to[:j]))
-                for j in range(1, up_to.size)
-            ]
-        )
-        best = min(best, least[-1])
-    return float(best)
-
-
 CASES = st.integers(1, 8).flatmap(
     lambda distinct: st.tuples(
         st.lists(st.integers(1, 9), min_size=distinct, max_size=distinct),
@@ -72,31 +52,3 @@ def test_no_boundaries_cost_less_and_fewer_buckets_win_a_tie(
     ):
         found = cost_of(histogram, costs, boundaries), boundaries.size
         assert found == by_brute_force(histogram, costs, min(most, costs.size))
-
-
-HARD = {
-    "rising": lambda u: u,
-    "rising by a hair": lambda u: 1 + 1e-9 * u,
-    "steep": lambda u: np.exp(u / 20),
-    "whole batch sizes": lambda u: 1 / np.maximum(1, np.floor(900 / u)),
-    "noisy": lambda u: u * np.random.default_rng(8).uniform(0.5, 1.5, u.size),
-    "falling": lambda u: 1 / u,
-    "all the same": np.ones_like,
-}
-
-
-@pytest.mark.parametrize("costs_of", HARD.values(), ids=HARD)
-def test_hard_costs_and_counts_agree_with_the_plain_programme(
-    costs_of: Callable[[FloatArray], FloatArray],
-) -> None:
-    lengths = np.arange(1.0, 201)
-    costs = np.asarray(costs_of(lengths), dtype=float)
-    equal = np.ones(200)
-    heavy = np.random.default_rng(9).pareto(0.7, 200) * 5 + 1
-    for tail in (equal, heavy, 1e6 * np.exp(-lengths / 10) + 1):
-        counts = tail.astype(np.int64)
-        histogram = Histogram(lengths, counts)
-        (boundaries,) = optimal_boundaries(histogram, costs, [6])
-        assert cost_of(histogram, costs, boundaries) == pytest.approx(
-            by_plain_programme(costs, counts, 6), rel=1e-12
-        )

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from buckets import speech
+from buckets.speech import frontier, step_seconds
 
 from batchtune.buckets.drift import drift
 from batchtune.buckets.epoch_cost import Pricing
@@ -18,16 +20,10 @@ from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.simulation import mates_in_cuts, simulate_epochs
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.results import Row, Sweep, SweepSettings
 
-SPEECH = Lengths.of(np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5, unit="s")
-
-
-def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
-    return 0.02 + 1e-3 * batch_sizes * lengths
-
-
+SPEECH = Lengths.of(speech.SPEECH, unit="s")
 TIMED = Costs(step_seconds=step_seconds)
 
 
@@ -93,7 +89,7 @@ def test_mates_meet_again_as_often_as_in_real_epochs(
     )
     batcher = batching.batcher(lengths.values)
     real = []
-    for seed in range(8):
+    for seed in range(4):
         cuts = [
             batcher.cut(Drawing(seed=seed, epoch=epoch), ON_ONE_RANK)
             for epoch in range(12)
@@ -103,7 +99,7 @@ def test_mates_meet_again_as_often_as_in_real_epochs(
     monkeypatch.setattr(simulation, "_OF_A_RANK", 0)
     estimates = [
         simulate_epochs(batching, lengths, ON_ONE_RANK, seed).mates.again
-        for seed in range(12)
+        for seed in range(5)
     ]
     assert np.mean(estimates) == pytest.approx(np.mean(real), rel=0.015)
 
@@ -152,15 +148,9 @@ def test_small_pools_are_cut_for_the_least_time() -> None:
 
 
 def test_sizes_are_the_largest_known_to_fit() -> None:
-    costs = Costs(
-        frontier=lambda lengths: np.maximum(1, 400 / lengths**0.9).astype(np.int64)
-    )
-    row = row_of(SPEECH, 400, costs=costs)
+    row = row_of(SPEECH, 400, costs=Costs(frontier=frontier))
     assert row.sizing == "frontier"
-    assert (
-        row.batch_sizes
-        == np.maximum(1, 400 / np.array(row.boundaries) ** 0.9).astype(int).tolist()
-    )
+    assert row.batch_sizes == frontier(np.array(row.boundaries)).tolist()
     assert row.num_buckets == len(set(row.batch_sizes)) == len(row.batch_sizes)
 
 

@@ -25,12 +25,6 @@ def step_seconds(
     return 0.02 + 1e-6 * sizes * (lengths + 3 * targets)
 
 
-def table_of(boundaries: list[float], batch_sizes: list[int]) -> BucketTable:
-    return BucketTable(
-        np.array(boundaries, dtype=float), np.array(batch_sizes, dtype=np.int64)
-    )
-
-
 def quantile_table(
     values: FloatArray, buckets: int, max_batch_length: float
 ) -> BucketTable:
@@ -121,7 +115,7 @@ def test_batches_of_the_same_bucket_wait_less(world_size: int, buckets: int) -> 
 
 def test_batches_that_all_take_as_long_never_wait() -> None:
     for accumulate in (1, 3):
-        found = times([5.0] * 240, table_of([5], [10]), 8, accumulate)
+        found = times([5.0] * 240, BucketTable.of([5], [10]), 8, accumulate)
         assert found.independent_epoch_seconds == pytest.approx(
             found.without_waiting_epoch_seconds
         )

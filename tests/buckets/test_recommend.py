@@ -117,7 +117,7 @@ def test_times_alone_decide_where_all_are_known() -> None:
     assert found.reason.startswith("no row takes less time than a fixed batch size")
 
 
-def test_of_rows_that_keep_the_steps_one_close_to_them_is_recommended() -> None:
+def test_the_row_closest_to_the_kept_steps_is_recommended() -> None:
     ones = replace(row(7025, 10, strategy="linear"), padded_length=0.9)
     close = row(2581, 12)
     assert recommend([ones, close], fixed(3513), steps_kept=True).row == 1

@@ -78,20 +78,19 @@ def boundaries(
     )  # type: ignore[no-any-return]
 
 
-def test_linear_cuts_the_span_into_equal_widths() -> None:
-    assert boundaries("linear", [2, 3, 10], 4) == [4, 6, 8, 10]
-
-
-def test_exponential_cuts_the_span_into_equal_ratios() -> None:
-    assert boundaries("exponential", [1, 3, 16], 4) == pytest.approx([2, 4, 8, 16])
-
-
-def test_quantile_shares_out_the_total_length() -> None:
-    assert boundaries("quantile", [1, 1, 1, 1, 4, 4, 12], 2) == [4, 12]
-
-
-def test_optimal_separates_what_wastes_most_when_mixed() -> None:
-    assert boundaries("optimal", [1] * 100 + [9, 10, 50], 2) == [1, 50]
+@pytest.mark.parametrize(
+    ("strategy", "values", "num_buckets", "ends"),
+    [
+        ("linear", [2, 3, 10], 4, [4, 6, 8, 10]),
+        ("exponential", [1, 3, 16], 4, [2, 4, 8, 16]),
+        ("quantile", [1, 1, 1, 1, 4, 4, 12], 2, [4, 12]),
+        ("optimal", [1] * 100 + [9, 10, 50], 2, [1, 50]),
+    ],
+)
+def test_boundaries_are_those_of_the_strategys_definition(
+    strategy: str, values: list[float], num_buckets: int, ends: list[float]
+) -> None:
+    assert boundaries(strategy, values, num_buckets) == pytest.approx(ends)
 
 
 def test_speechbrain_adds_a_bucket_of_one_for_overlong_examples() -> None:

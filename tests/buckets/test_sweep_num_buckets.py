@@ -29,25 +29,7 @@ def test_an_invalid_bucket_count_is_refused_with_the_rule(text: str) -> None:
         parse_num_buckets(text)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "rule"),
-    [
-        ({"strategies": ("best",)}, "unknown strategy 'best'"),
-        (
-            {"strategies": ("linear",), "pool_sizes": (5,)},
-            "--pool-size has no effect: --strategy linear makes no",
-        ),
-        (
-            {"max_batch_size": 0},
-            "--max-batch-size: must be a whole number of at least 1",
-        ),
-        ({"multiple_of": 0.0}, "--multiple-of: must be a number above 0"),
-        ({"world_size": 0}, "--world-size: must be a whole number of at least 1"),
-        ({"min_randomness": 0.0}, "--min-randomness: must be a number above 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused_with_the_rule(
-    wrong: dict[str, object], rule: str
-) -> None:
-    with pytest.raises(UsageError, match=rule):
-        checked_settings(**wrong)
+def test_pool_sizes_without_pools_are_refused() -> None:
+    said = "--pool-size has no effect: --strategy linear makes no"
+    with pytest.raises(UsageError, match=said):
+        checked_settings(strategies=("linear",), pool_sizes=(5,))

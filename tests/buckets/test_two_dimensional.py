@@ -8,18 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.buckets.optimal import optimal_boundaries, optimal_table_2d
+from batchtune.buckets.optimal import optimal_table_2d
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import FloatArray, IntArray
 
 Pair = tuple[float, float]
-
-
-def table_of(pairs: list[Pair], sizes: list[int] | None = None) -> BucketTable:
-    of, by = np.array(pairs, dtype=float).reshape(-1, 2).T
-    return BucketTable(
-        of.copy(), np.array(sizes or [1] * len(pairs), dtype=np.int64), by.copy()
-    )
 
 
 def pairs_of(table: BucketTable) -> list[Pair]:
@@ -29,44 +22,12 @@ def pairs_of(table: BucketTable) -> list[Pair]:
 # ---------------------------------------------------------------- the table
 
 
-def leniently(pairs: list[Pair], length: float, target: float) -> int | None:
-    """NeMo's rule without its strict mode, pair by pair."""
-    return next(
-        (i for i, (of, by) in enumerate(pairs) if length <= of and target <= by), None
-    )
-
-
 def strictly(pairs: list[Pair], length: float, target: float) -> int | None:
     """NeMo's rule in its strict mode, pair by pair."""
     own = min((of for of, _ in pairs if length <= of), default=None)
     return next(
         (i for i, (of, by) in enumerate(pairs) if of == own and target <= by), None
     )
-
-
-PAIRS = st.lists(
-    st.tuples(st.integers(1, 6), st.integers(0, 6)),
-    min_size=1,
-    max_size=12,
-    unique=True,
-).map(sorted)
-
-
-@given(pairs=PAIRS)
-@settings(deadline=None, max_examples=25)
-def test_the_first_pair_not_below_the_example_is_its_bucket(pairs: list[Pair]) -> None:
-    table = table_of(pairs)
-    examples = [
-        (length / 2, target / 2) for length in range(1, 13) for target in range(13)
-    ]
-    expected = {example: leniently(pairs, *example) for example in examples}
-    found = table.assign(*np.array(examples).T).tolist()
-    assert found == [
-        len(pairs) if bucket is None else bucket for bucket in expected.values()
-    ]
-    for length, target in examples:
-        if (strict := strictly(pairs, length, target)) is not None:
-            assert strict == expected[length, target]
 
 
 # ---------------------------------------------------------------- the optimum
@@ -179,34 +140,6 @@ EXAMPLES = st.lists(
     st.tuples(st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=60
 ).map(lambda examples: np.array(examples, dtype=float).T)
 RESOLUTIONS = st.sampled_from([1, 2, 7, 64])
-
-
-@given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500))
-@settings(deadline=None, max_examples=25)
-def test_two_dimensions_never_cost_more_than_the_best_of_one(
-    examples: FloatArray, resolution: int, budget: int
-) -> None:
-    data = Lengths.of(*examples)
-    assert data.targets is not None
-    histogram = data.histogram
-    costs = costs_up_to(budget)
-    asked = range(1, 9)
-    worst = np.array([data.worst_target(length) or 0.0 for length in histogram.lengths])
-    flat_costs = costs(histogram.lengths, worst)
-    flat = optimal_boundaries(histogram, flat_costs, asked)
-    tables = optimal_table_2d(
-        *(data.values, data.targets, costs, asked),
-        candidates=np.concatenate(flat),
-        resolution=resolution,
-    )
-    for table, boundaries in zip(tables, flat, strict=True):
-        ends = np.searchsorted(histogram.lengths, boundaries)
-        flat_cost = float(
-            np.sum(flat_costs[ends] * np.diff(histogram.cumulative[ends], prepend=0))
-        )
-        assert cost_of(table, data.values, data.targets, costs) <= flat_cost * (
-            1 + 1e-12
-        )
 
 
 @given(

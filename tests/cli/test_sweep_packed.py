@@ -16,11 +16,8 @@ from packed_records import TIME_MODEL, packed_probe
 from ruamel.yaml import YAML
 
 from batchtune import PackedBatchSampler, sampler_from_config
-from batchtune.buckets.current_packers import price_packer, read_packer
 from batchtune.cli import tune
-from batchtune.epochs.layout import Dealing
-from batchtune.errors import BatchtuneError, ResultError, UsageError
-from batchtune.packing.twins import axolotl_batches, slime_steps, verl_micro_batches
+from batchtune.errors import ResultError
 from batchtune.results import Probe, write_result
 
 LENGTHS = np.random.default_rng(0).lognormal(5, 0.8, 600).clip(8, 1000).astype(int)
@@ -141,34 +138,10 @@ def test_cut_sequences_are_counted(batchtune: Run, text: Path, tmp_path: Path) -
             "Add --max-tokens N",
         ),
         (
-            [10] * 300,
-            (
-                *("--world-size", 4),
-                *("--current", "slime:max_tokens_per_gpu=20,global_batch_size=2"),
-            ),
-            "a step has 2 sequences, but its ranks need 4 micro-batches",
-            "",
-        ),
-        (
-            [15] * 12,
-            (
-                *("--world-size", 4),
-                *("--current", "verl:ppo_max_token_len_per_gpu=20,train_batch_size=3"),
-            ),
-            "must be a multiple of",
-            "",
-        ),
-        (
             [10, 12],
-            ("--current", "verl:ppo_max_token_len_per_gpu=20"),
-            "train_batch_size",
-            "verl:key=value",
-        ),
-        (
-            [10, 12],
-            ("--current", "trl:max_length=20,packing=true"),
-            "packing",
-            "per_device_train_batch_size",
+            ("--max-tokens", 20, "--current", "axolotl:sequence_len=20"),
+            "'axolotl:sequence_len=20' is neither a file nor key=value settings",
+            "by recording a training: `batchtune record -- COMMAND`",
         ),
     ],
 )
@@ -186,18 +159,6 @@ def test_what_can_not_be_packed_is_one_clear_error(
     message = " ".join(ran.stderr.split())
     assert problem in message and hint in message
     assert not (tmp_path / "batchtune-run" / "sweep.json").exists()
-
-
-def test_verls_broken_cap_is_named(batchtune: Run, text: Path, tmp_path: Path) -> None:
-    current = "verl:ppo_max_token_len_per_gpu=1024,train_batch_size=64,keeps_cap=false"
-    ran = batchtune("sweep-buckets", text, *FAST, "--current", current)
-    assert ran.returncode == 0, ran.stderr
-    packing = sweep_of(tmp_path)["packing"]
-    assert packing["max_tokens"] == 1024
-    assert packing["current"]["over_cap"] > 0 and packing["current"]["left_out"] == 24
-    output = " ".join(ran.stdout.split())
-    assert "verl does not keep its cap of 1,024 tokens" in output
-    assert "of the same tokens" in output
 
 
 class TestOfAProbe:
@@ -360,29 +321,6 @@ class TestOfAProbe:
         assert judged.returncode == 1
         assert "those of packed ones begin with packed., such as" in judged.stderr
 
-    def test_what_changing_saves_is_said_in_time(
-        self, batchtune: Run, text: Path, tmp_path: Path, probed: Callable[..., Probe]
-    ) -> None:
-        probed()
-        current = "slime:max_tokens_per_gpu=1024,global_batch_size=64"
-        ran = batchtune(
-            *("sweep-buckets", text, *FAST, "--world-size", 2, "--current", current)
-        )
-        assert ran.returncode == 0, ran.stderr
-        packing = sweep_of(tmp_path)["packing"]
-        # The probe's budget goes before that of the user's settings.
-        assert packing["max_tokens"] == 2048
-        assert packing["current"]["max_tokens"] == 1024
-        row = packing["rows"][packing["recommended"]]
-        of_row, of_current = (
-            each["estimated_epoch_seconds"] / each["tokens"]
-            for each in (row, packing["current"])
-        )
-        output = " ".join(ran.stdout.split())
-        assert f"saves {1 - of_row / of_current:.1%} of the time" in output
-        assert f"optimizer steps instead of {packing['current']['steps']}" in output
-        assert "--calculate-per-token-loss in slime" in output
-
     def test_learning_is_compared_with_the_users_padded_batches(
         self, batchtune: Run, text: Path, tmp_path: Path, probed: Callable[..., Probe]
     ) -> None:
@@ -395,7 +333,8 @@ class TestOfAProbe:
         assert packing["padded_step_tokens_deviation"] == pytest.approx(
             totals.std() / totals.mean(), rel=0.2
         )
-        assert "150 with your current config" in " ".join(ran.stdout.split())
+        said = "150 with your current config (--min-steps 150 keeps as many)"
+        assert said in " ".join(ran.stdout.split())
 
     def test_tune_takes_the_budget_of_its_probe(
         self,
@@ -406,11 +345,9 @@ class TestOfAProbe:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(tune, "_probe", lambda *_: probed())
-        current = "verl:ppo_max_token_len_per_gpu=1024,train_batch_size=64"
-        ran = batchtune("tune", text, *FAST, "--current", current, "--verify")
+        ran = batchtune("tune", text, *FAST, "--verify")
         assert ran.returncode == 0, ran.stderr
-        packing = sweep_of(tmp_path)["packing"]
-        assert packing["max_tokens"] == 2048 and packing["current"]["packer"] == "verl"
+        assert sweep_of(tmp_path)["packing"]["max_tokens"] == 2048
         assert "Set max_tokens = 2,048" in ran.stdout
         assert "nothing to verify" in ran.stderr
 
@@ -439,80 +376,3 @@ class TestOfAProbe:
         ran = batchtune("sweep-stream", text, "--unit", "tokens")
         assert ran.returncode == 1
         assert "is about packed batches, not padded ones" in ran.stderr
-
-
-class TestPrices:
-    """The user's own packer, priced by its twin."""
-
-    def test_of_axolotl(self) -> None:
-        row = priced("axolotl:micro_batch_size=2,sequence_len=500", Dealing())
-        kept = LENGTHS <= 500
-        order = np.random.default_rng(0).permutation(LENGTHS.size)
-        batches = axolotl_batches(
-            LENGTHS.tolist(), order[kept[order]].tolist(), 1000, bin_size=200
-        )
-        # An epoch is as long as the shortest of four.
-        ended = [index for (batch,) in batches[row.batches :] for index in batch]
-        assert len(batches) - 3 <= row.batches <= len(batches)
-        assert row.max_tokens == 1000
-        left_out = np.count_nonzero(~kept) + len(ended)
-        assert (row.left_out, row.cut_sequences) == (left_out, 0)
-        tokens = LENGTHS[kept].sum() - LENGTHS[ended].sum()
-        assert row.tokens == tokens and row.over_cap == 0
-
-    def test_of_trl(self) -> None:
-        row = priced("trl:max_length=500", Dealing(world_size=2, accumulate=3))
-        assert row.cut_sequences > 0 == row.over_cap
-        assert row.batches % 2 == 0 and row.steps == -(-row.batches // 6)
-
-    def test_of_verl(self) -> None:
-        row = priced(
-            "verl:ppo_max_token_len_per_gpu=1000,train_batch_size=600", Dealing()
-        )
-        order = np.random.default_rng(0).permutation(LENGTHS.size)
-        (packed,) = verl_micro_batches([LENGTHS[np.sort(order)].tolist()], 1000)
-        assert abs(row.batches - len(packed)) <= 1
-        assert (row.steps, row.left_out, row.over_cap) == (1, 0, 0)
-
-    def test_of_slime(self) -> None:
-        row = priced(
-            "slime:max_tokens_per_gpu=500,global_batch_size=128", Dealing(world_size=2)
-        )
-        order = np.random.default_rng(0).permutation(LENGTHS.size)
-        steps = slime_steps(
-            LENGTHS[order].tolist(), 500, world_size=2, global_batch_size=128
-        )
-        assert row.steps == len(steps) == 4 and row.left_out == 600 - 4 * 128
-        assert row.batches == sum(len(rank) for step in steps for rank in step)
-        # A longer sequence than the cap is alone.
-        assert row.over_cap == np.count_nonzero(LENGTHS[order[:512]] > 500)
-
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            "slime:max_tokens_per_gpu=500,global_batch_size=601",
-            "verl:ppo_max_token_len_per_gpu=1000,train_batch_size=601",
-            "verl:ppo_max_token_len_per_gpu=1000,train_batch_size=64,ppo_mini_batch_size=7",
-            "axolotl:sequence_len=1",
-        ],
-    )
-    def test_of_what_does_not_work(self, settings: str) -> None:
-        with pytest.raises(BatchtuneError, match="--current"):
-            priced(settings, Dealing(world_size=2))
-
-    def test_values_that_can_be_listed_are(self) -> None:
-        with pytest.raises(UsageError) as caught:
-            read_packer("axolotl:sequence_len=99,excess_length_strategy=raise")
-        assert caught.value.hint is not None
-        assert "excess_length_strategy=drop|truncate" in caught.value.hint
-
-    def test_of_no_packer(self) -> None:
-        assert read_packer("batch_size=4") is None
-        with pytest.raises(UsageError, match="ppo_max_token_len_per_gpu"):
-            read_packer("verl:train_batch_size=4")
-
-
-def priced(settings: str, dealing: Dealing) -> Any:
-    current = read_packer(settings)
-    assert current is not None
-    return price_packer(current, LENGTHS.astype(np.int64), dealing, 0)

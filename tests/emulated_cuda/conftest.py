@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from emulated_cuda.build import compile_into, what_is_missing
 from emulated_cuda.machine import Machine
 from made_once import MadeOnce
+from without_device import module_without
 
 MISSING = what_is_missing()
-
-
-class ModuleWithoutDevice(pytest.Module):
-    """A module of tests where the device can't be built: skipped as a whole."""
-
-    def collect(self) -> NoReturn:
-        pytest.skip(f"the emulated CUDA device {MISSING}")
 
 
 def pytest_pycollect_makemodule(
@@ -25,7 +18,7 @@ def pytest_pycollect_makemodule(
 ) -> pytest.Module | None:
     if MISSING is None:
         return None
-    return ModuleWithoutDevice.from_parent(parent, path=module_path)
+    return module_without(f"the emulated CUDA device {MISSING}", module_path, parent)
 
 
 @pytest.fixture

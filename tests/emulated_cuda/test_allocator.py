@@ -113,11 +113,3 @@ def test_native_segments_are_freed_and_requested_again(emulated_cuda: Machine) -
 
 def test_expandable_segments_merge_what_is_freed(emulated_cuda: Machine) -> None:
     assert emulated_cuda.figures(REUSE, **EXPANDABLE) == [20 * 64 * MIB, 0, 0]
-
-
-def test_the_asynchronous_allocator_is_limited_by_the_device_too(
-    emulated_cuda: Machine,
-) -> None:
-    settings = {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
-    blocks, _, _ = emulated_cuda.figures(UNTIL_FULL, "1", "64", **settings)
-    assert blocks == (2048 * MIB - CONTEXT) // (64 * MIB)

@@ -8,11 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulated_cuda.machine import Machine
-from msgspec import structs
-from report_records import made_sweep
-
-from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
-from batchtune.results import SamplerConfig
 
 pytestmark = pytest.mark.process
 LENGTHS = np.repeat([64.0, 512.0], [3000, 300])
@@ -31,15 +26,6 @@ def refuse_once(device):
 cuda._create_context = refuse_once
 device = backend_for("cuda").open("cuda", ProbedWith(), None).device
 print(json.dumps([device.allocator, device.allocator_problem]))
-"""
-
-TRAINING = """
-import sys, torch
-import numpy
-from batchtune import sampler_from_config
-model = torch.nn.Linear(8, 8).cuda()
-for batch in sampler_from_config(sys.argv[1], numpy.load(sys.argv[2])):
-    pass
 """
 
 
@@ -80,24 +66,3 @@ def test_a_driver_without_expandable_segments_is_used_natively(
     allocator, problem = emulated_cuda.figures(REFUSED, **settings)
     assert allocator == "native"
     assert problem.endswith("CUDA driver error: operation not supported")
-
-
-@pytest.mark.parametrize("measured", ["expandable", "native"])
-def test_training_with_another_allocator_is_warned(
-    emulated_cuda: Machine, tmp_path: Path, measured: str
-) -> None:
-    config = sampler_config(made_sweep())
-    assert isinstance(config, SamplerConfig)
-    evidence = structs.replace(config.evidence, allocator=measured)
-    path = tmp_path / "sampler.yaml"
-    path.write_text(render_sampler_yaml(structs.replace(config, evidence=evidence)))
-    lengths = tmp_path / "lengths.npy"
-    np.save(lengths, LENGTHS / 32)
-    said = {}
-    for allocator in ("expandable", "native"):
-        grows = allocator == "expandable"
-        settings = {"PYTORCH_ALLOC_CONF": f"expandable_segments:{grows}"}
-        ran = emulated_cuda("-c", TRAINING, str(path), str(lengths), **settings)
-        assert ran.returncode == 0, ran.stderr
-        said[allocator] = "batches that fit there may not fit here" in ran.stderr
-    assert said == {allocator: allocator != measured for allocator in said}

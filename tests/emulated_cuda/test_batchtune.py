@@ -9,7 +9,7 @@ import pytest
 from emulated_cuda.machine import MIB, ROOT, Machine
 
 pytestmark = pytest.mark.process
-EMULATED = ROOT / "tests" / "gpu" / "evidence_emulated.json"
+EMULATED = ROOT / "tests" / "benchmarks" / "emulated_steps.json"
 WORKLOAD = ("--workload", "builtin:transformer-lm", "--set", "size=tiny")
 
 
@@ -51,11 +51,10 @@ def test_doctor_shows_the_devices(emulated_cuda: Machine) -> None:
 CALIBRATED = """
 import json, sys
 sys.path.insert(0, "tests")
-from types import SimpleNamespace
-from gpu import evidence_calibration as calibration
-bench = SimpleNamespace(device="cuda", memory_bytes=16 << 30, quick=False)
+from benchmarks import calibration
 case, _, allocator = sys.argv[1].rpartition(" ")
-print(json.dumps(calibration.sequence(bench, calibration.CASES[case], allocator)))
+case = calibration.CASES[case]
+print(json.dumps(calibration.steps_of(case, allocator, "cuda", "16GiB")))
 """
 
 

@@ -108,26 +108,6 @@ def test_what_was_copied_is_there_and_what_was_computed_is_zero(
     }
 
 
-TIMES = """
-import json, torch
-def seconds(size):
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    matrix = torch.ones(size, size, device="cuda")
-    first.record()
-    matrix @ matrix
-    last.record()
-    torch.cuda.synchronize()
-    return first.elapsed_time(last)
-seconds(1024)
-print(json.dumps([seconds(1024), seconds(8192)]))
-"""
-
-
-def test_a_larger_product_takes_longer(emulated_cuda: Machine) -> None:
-    small, large = emulated_cuda.figures(TIMES)
-    assert small < large
-
-
 RANK = """
 import os
 from torch.nn.parallel import DistributedDataParallel
@@ -162,26 +142,3 @@ def test_ddp_trains_on_two_devices_over_nccl(
         '[[true, false], ["nccl", "nccl"]]',
         '[[false, true], ["nccl", "nccl"]]',
     ]
-
-
-REFUSALS = """
-import json, torch
-ones = torch.ones(4, 4, device="cuda")
-def reason(call):
-    try:
-        call()
-    except RuntimeError as error:
-        return str(error)
-def capture():
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        ones + 1
-calls = [capture, lambda: torch.linalg.inv(ones), lambda: torch.special.bessel_j0(ones)]
-print(json.dumps([reason(call) for call in calls]))
-"""
-
-
-def test_what_is_not_emulated_refuses(emulated_cuda: Machine) -> None:
-    graph, inverse, compiled = emulated_cuda.figures(REFUSALS)
-    assert "not supported (by the emulated device)" in graph
-    assert "cusolver error" in inverse
-    assert "the emulated device compiles no kernels" in compiled

@@ -44,26 +44,6 @@ def test_counting_refuses_lengths_beyond_the_last_boundary() -> None:
         table_of([2], [1]).counts(Lengths.of([3]).histogram)
 
 
-@pytest.mark.parametrize(
-    ("boundaries", "batch_sizes", "rule"),
-    [
-        ([], [], "one-dimensional and not empty"),
-        ([1, 2], [1], "1 bucket_batch_sizes for 2 bucket_boundaries"),
-        ([2, 2], [1, 1], "must ascend, but entry 1 is 2: fix it"),
-        ([2, 1], [1, 1], "must ascend"),
-        ([0, 1], [1, 1], "positive and finite"),
-        ([1, float("nan")], [1, 1], "positive and finite"),
-        ([1, float("inf")], [1, 1], "positive and finite"),
-        ([1, 2], [1, 0], "whole numbers from 1 to .*entry 1 is 0: fix it"),
-    ],
-)
-def test_a_table_that_breaks_a_rule_is_refused(
-    boundaries: list[float], batch_sizes: list[int], rule: str
-) -> None:
-    with pytest.raises(ValueError, match=rule):
-        table_of(boundaries, batch_sizes)
-
-
 def test_a_longer_example_extends_the_table_by_batches_of_one() -> None:
     table = table_of([2, 4], [2, 1])
     assert table.extended_to(4.0) is table

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchtune.epochs.cost_model import fit_cost, needs_targets, predict
 from batchtune.lengths import FloatArray
@@ -97,7 +97,7 @@ def law_of(name: str) -> CostModel:
     none = CostModel(
         floor=0.0, constant=BASE, linear=0.0, quadratic=0.0, relative_error=0.0
     )
-    return msgspec.structs.replace(none, **LAWS[name])
+    return replace(none, **LAWS[name])
 
 
 def cost_of(law: CostModel) -> Cost:

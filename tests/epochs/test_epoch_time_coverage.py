@@ -18,7 +18,9 @@ from timed_trials import timed_trial
 
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import optimal_boundaries
+from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.layout import Dealing, Drawing, shapes_of
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
@@ -137,17 +139,9 @@ def drawn_trial(
 @cache
 def one_epoch() -> tuple[FloatArray, FloatArray]:
     """Sizes and longest lengths of the batches of one epoch."""
-    shuffled = np.random.default_rng(1).permutation(VALUES)
-    buckets = TABLE.assign(shuffled)
-    batches = [
-        own[start : start + size]
-        for bucket, size in enumerate(TABLE.batch_sizes.tolist())
-        for own in [shuffled[buckets == bucket]]
-        for start in range(0, own.size, size)
-    ]
-    return np.array([float(batch.size) for batch in batches]), np.array(
-        [batch.max() for batch in batches]
-    )
+    cut = Batching(TABLE).batcher(VALUES).cut(Drawing(seed=1), Dealing())
+    shapes = shapes_of(cut, Drawing(seed=1), VALUES)
+    return shapes.batch_sizes.astype(float), shapes.lengths
 
 
 @dataclass(frozen=True)
@@ -194,7 +188,7 @@ def run(
 
 
 LAWS = [smooth, tiled, switching]
-IN_DEFAULT = ("steady", "both")
+IN_DEFAULT = ("both",)
 
 
 def missed(make: Callable[[np.random.Generator, float], Law], named: str) -> list[str]:

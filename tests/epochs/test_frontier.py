@@ -99,18 +99,6 @@ def test_a_pair_gets_the_largest_size_among_shapes_no_smaller() -> None:
     assert joint.proven([101, 5], [1, 51]).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("sizes", [[40, 20], [10, 20], [30, 8, 12], [7, 7, 7]], ids=str)
-def test_batches_of_max_batch_length_fit_at_every_length(sizes: list[int]) -> None:
-    values = np.linspace(5, 5 * len(sizes), 41)
-    frontier = Frontier.of(
-        [point(5.0 * (1 + index), size) for index, size in enumerate(sizes)]
-    )
-    limit = largest_max_batch_length(
-        frontier, Lengths.of(np.repeat(values, 50)).histogram
-    )
-    assert (np.maximum(1, (limit / values).astype(int)) <= frontier(values)).all()
-
-
 @pytest.mark.parametrize(
     ("sizes", "cap", "limit"),
     [

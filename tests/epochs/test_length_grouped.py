@@ -14,10 +14,9 @@ from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
-trainer_pt_utils = pytest.importorskip("transformers.trainer_pt_utils")
-
 
 def by_transformers(lengths: list[float], batch_size: int, seed: int) -> list[int]:
+    trainer_pt_utils = pytest.importorskip("transformers.trainer_pt_utils")
     generator = torch.Generator().manual_seed(seed)
     return list(
         trainer_pt_utils.LengthGroupedSampler(

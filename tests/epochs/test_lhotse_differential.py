@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from real_lengths import librispeech_seconds
 from reproduced import lhotse_batches, lhotse_boundaries
 
 from batchtune.lengths import FloatArray
@@ -93,15 +92,3 @@ def test_the_boundaries_are_those_of_lhotse_to_the_bit(lhotse: Lhotse) -> None:
             lhotse_boundaries(values, num_buckets).tobytes()
             == np.array(wanted, dtype=np.float64).tobytes()
         )
-
-
-@pytest.fixture(scope="module")
-def librispeech() -> FloatArray:
-    return librispeech_seconds()
-
-
-def test_the_boundaries_of_real_data_are_those_of_lhotse(
-    lhotse: Lhotse, librispeech: FloatArray
-) -> None:
-    wanted = lhotse.estimate(cuts_of(lhotse, librispeech.tolist()), 10)
-    assert lhotse_boundaries(librispeech, 10).tobytes() == np.array(wanted).tobytes()

@@ -38,18 +38,6 @@ def epochs_of(
     return [batcher.cut(Drawing(epoch=epoch), dealing) for epoch in range(epochs)]
 
 
-def drawn_mates(values: FloatArray, cut: Cut) -> tuple[FloatArray, FloatArray]:
-    """The lengths of many examples that have mates, and those of one of the mates of each."""
-    drawn: list[tuple[float, float]] = []
-    for batch in cut.lists(np.arange(cut.layout.starts.size)):
-        if len(batch) > 1:
-            for _ in range(50):
-                drawn.extend(pairwise(values[RANDOM.permutation(batch)].tolist()))
-                drawn.append((values[batch[0]], values[batch[-1]]))
-    first, second = np.array(drawn).T
-    return first, second
-
-
 @pytest.mark.parametrize(
     "dealing",
     [
@@ -116,11 +104,3 @@ def test_batches_of_one_have_no_mates(
         == Mates(0.0, None)
     )
     assert effective_buckets(0.0, cuts[0].layout) == 1
-
-
-@pytest.mark.parametrize("pool_size", [None, 40, 600])
-def test_the_correlation_is_that_of_drawn_mates(pool_size: int | None) -> None:
-    cuts = epochs_of(SPEECH.values, Batching(TABLE, pool_size), 2)
-    found = mates_in_cuts(cuts, SPEECH.values).correlation
-    first, second = drawn_mates(SPEECH.values, cuts[0])
-    assert found == pytest.approx(np.corrcoef(first, second)[0, 1], abs=0.02)

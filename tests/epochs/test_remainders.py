@@ -1,12 +1,6 @@
 from __future__ import annotations
 
-from itertools import combinations, pairwise
-
 import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from real_lengths import librispeech_seconds
 
 from batchtune.buckets.optimal import (
     best_buckets,
@@ -16,20 +10,6 @@ from batchtune.buckets.optimal import (
 from batchtune.epochs.expectation import BatchCounts
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-
-
-class MadeCosts:
-    """Any costs: a matrix whose element [i, j] is that of the bucket (u_i, u_j]."""
-
-    def __init__(self, costs: FloatArray) -> None:
-        self.costs = costs
-
-    @property
-    def num_ends(self) -> int:
-        return self.costs.shape[0] - 1
-
-    def up_to(self, end: int) -> FloatArray:
-        return self.costs[:end, end]
 
 
 def histogram_of(counts: IntArray) -> Histogram:
@@ -54,34 +34,6 @@ def number_of_batches(
     return int(
         np.sum(-(-np.diff(histogram.cumulative[ends], prepend=0) // sizes[ends]))
     )
-
-
-def least_by_brute_force(costs: FloatArray) -> list[float]:
-    """The least cost in exactly 1, 2, ... buckets, over all sets of ends."""
-    last = costs.shape[0] - 1
-    return [
-        min(
-            sum(costs[pair] for pair in pairwise((0, *inner, last)))
-            for inner in combinations(range(1, last), buckets - 1)
-        )
-        for buckets in range(1, last + 1)
-    ]
-
-
-@given(distinct=st.integers(1, 9), seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=40)
-def test_no_other_buckets_cost_less_whatever_they_cost(
-    distinct: int, seed: int
-) -> None:
-    costs = np.random.default_rng(seed).gamma(1.0, 1.0, (distinct + 1, distinct + 1))
-    best = best_buckets(MadeCosts(costs), distinct + 3)
-    assert best.totals == pytest.approx(least_by_brute_force(costs), rel=1e-12)
-    for buckets, total in enumerate(best.totals, 1):
-        ends = (0, *(best.ends(buckets) + 1).tolist())
-        assert len(ends) == buckets + 1
-        assert sum(costs[pair] for pair in pairwise(ends)) == pytest.approx(
-            total, rel=1e-12
-        )
 
 
 def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:
@@ -112,19 +64,3 @@ def test_a_few_ends_give_as_few_batches_as_all() -> None:
     assert relaxed == [78, 56, 55, 55]
     # With each of the 14,587 lengths as an end, which takes ten times as long, it is the same.
     assert [found.totals[:most].min() for most in asked] == [77, 55, 50, 48]
-
-
-def test_fewer_batches_than_without_remainders_on_librispeech() -> None:
-    histogram = Lengths.of(librispeech_seconds()).histogram
-    sizes = batch_sizes_for(histogram.lengths, 600)
-    asked = [10, 15, 20]
-    relaxed = [
-        number_of_batches(histogram, sizes, b)
-        for b in optimal_boundaries(histogram, 1 / sizes, asked)
-    ]
-    exact = [
-        number_of_batches(histogram, sizes, fewest_batches(histogram, sizes, most))
-        for most in asked
-    ]
-    assert relaxed == [641, 631, 628]
-    assert exact == [638, 627, 621]

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reproduced import speechbrain_batches
 
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.table import speechbrain_boundaries, speechbrain_table
 from batchtune.lengths import Lengths
 
 VALUES = st.lists(st.floats(0.01, 100), min_size=1, max_size=80)
+BOUNDARIES = st.sets(st.integers(1, 100), min_size=1, max_size=12).map(sorted)
 
 
 def test_the_boundaries_are_those_of_speechbrain_to_the_bit(
@@ -30,58 +30,32 @@ def test_the_boundaries_are_those_of_speechbrain_to_the_bit(
 
 @given(
     values=VALUES,
-    num_buckets=st.integers(1, 40),
+    buckets=st.fixed_dictionaries({"num_buckets": st.integers(1, 40)})
+    | st.fixed_dictionaries({"bucket_boundaries": BOUNDARIES}),
     max_batch_length=st.floats(0.02, 2000),
     max_batch_ex=st.none() | st.integers(1, 30),
-    seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=50)
 def test_batch_sizes_and_batch_count_match_speechbrain(
     real_dynamic_batch_sampler: Any,
     values: list[float],
-    num_buckets: int,
+    buckets: dict[str, Any],
     max_batch_length: float,
     max_batch_ex: int | None,
-    seed: int,
 ) -> None:
     real = real_dynamic_batch_sampler(
         range(len(values)),
         max_batch_length,
-        num_buckets,
         lengths_list=values,
         max_batch_ex=max_batch_ex,
-        seed=seed,
+        **buckets,
     )
-    histogram = Lengths.of(values).histogram
-    table = speechbrain_table(
-        histogram, max_batch_length, num_buckets=num_buckets, max_batch_ex=max_batch_ex
-    )
-    assert table.batch_sizes.tolist() == real._bucket_lens[: table.num_buckets]
-    assert expected_batches(histogram, table).tally.batches == len(real)
+    assert_alike(real, values, max_batch_length, max_batch_ex=max_batch_ex, **buckets)
 
 
-@given(
-    values=VALUES,
-    bucket_boundaries=st.sets(st.integers(1, 100), min_size=1, max_size=12).map(sorted),
-    max_batch_length=st.integers(1, 2000),
-)
-@settings(deadline=None, max_examples=25)
-def test_given_boundaries_make_the_batches_of_speechbrain(
-    real_dynamic_batch_sampler: Any,
-    values: list[float],
-    bucket_boundaries: list[int],
-    max_batch_length: int,
-) -> None:
-    real = real_dynamic_batch_sampler(
-        range(len(values)),
-        max_batch_length,
-        bucket_boundaries=bucket_boundaries,
-        lengths_list=values,
-    )
+def assert_alike(real: Any, values: list[float], limit: float, **options: Any) -> None:
     histogram = Lengths.of(values).histogram
-    table = speechbrain_table(
-        histogram, max_batch_length, bucket_boundaries=bucket_boundaries
-    )
+    table = speechbrain_table(histogram, limit, **options)
     assert table.batch_sizes.tolist() == real._bucket_lens[: table.num_buckets]
     assert expected_batches(histogram, table).tally.batches == len(real)
 
@@ -96,30 +70,4 @@ def test_lengths_on_boundaries_fall_into_speechbrains_buckets(
         .tolist()
     )
     real = real_dynamic_batch_sampler(range(len(values)), 600, 12, lengths_list=values)
-    histogram = Lengths.of(values).histogram
-    assert expected_batches(
-        histogram, speechbrain_table(histogram, 600, num_buckets=12)
-    ).tally.batches == len(real)
-
-
-def test_every_batch_is_that_of_speechbrain(real_dynamic_batch_sampler: Any) -> None:
-    draw = np.random.default_rng(0)
-    for _ in range(40):
-        values = draw.lognormal(1, 1, draw.integers(0, 60))
-        seed = int(draw.integers(99))
-        epoch = int(draw.integers(4))
-        limit = draw.choice([0.5, 3, 12.5, 40, 600.0]).item()
-        num_buckets = int(draw.choice([1, 2, 5, 20, 300]))
-        real = real_dynamic_batch_sampler(
-            range(values.size),
-            limit,
-            num_buckets,
-            lengths_list=values.tolist(),
-            seed=seed,
-            epoch=epoch,
-        )
-        real.set_epoch(epoch)
-        assert (
-            speechbrain_batches(values, limit, num_buckets, seed=seed + epoch)
-            == real._batches
-        )
+    assert_alike(real, values, 600, num_buckets=12)

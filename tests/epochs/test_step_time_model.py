@@ -10,7 +10,6 @@ from timed_trials import timed_trial
 
 from batchtune.epochs.cost_model import predict
 from batchtune.epochs.step_times import StepTimes
-from batchtune.lengths import FloatArray
 from batchtune.results import CostModel, Trial
 
 LINEAR = CostModel(
@@ -79,12 +78,6 @@ def test_estimates_follow_near_measurements_else_the_model() -> None:
     assert corrections == sorted(corrections, reverse=True)
     assert corrections[1] == pytest.approx(1.5, rel=0.01)
     assert corrections[-1] == pytest.approx(1, rel=0.01)
-
-
-def test_a_factor_of_e_away_model_and_measurement_count_alike() -> None:
-    times = StepTimes.of(off_by((10, 20.0, 1.44)), LINEAR)
-    # So far in padded length, at the same length.
-    assert correction(times, 10 * np.e, 20) == pytest.approx(1.2)
 
 
 def slow_now_and_then(size: int, mean_to_median: float, *, timed_steps: int) -> Trial:
@@ -216,26 +209,6 @@ def test_the_order_of_the_trials_does_not_matter(trials: list[Trial]) -> None:
 # How uncertain they are
 
 
-def errors_at(times: StepTimes, size: float, length: float) -> FloatArray:
-    return times.errors(size, length, None, 1.0)
-
-
-def test_a_measured_shape_has_its_own_error_and_the_common_one() -> None:
-    times = StepTimes.of(off_by((100, 10.0, 1.3), (272, 10.0, 0.9)), LINEAR)
-    # Two at a distance of 1 (a factor of e in size): each is expected to be half as far off the model as the other.
-    first, second = np.log([1.3, 0.9])
-    missed = np.sqrt(((second / 2 - first) ** 2 + (first / 2 - second) ** 2) / 2)
-    assert errors_at(times, 100, 10.0) == pytest.approx(
-        [missed, 0, 0, missed / 2], rel=1e-2, abs=1e-9
-    )
-
-
-def test_far_from_all_measurements_the_models_error_counts() -> None:
-    times = StepTimes.of(off_by((100, 10.0, 1.0), (272, 10.0, 1.0)), LINEAR)
-    assert errors_at(times, 1e9, 1e9) == pytest.approx([0, 0, 0.05, 0], abs=1e-3)
-    assert errors_at(StepTimes.of([], LINEAR), 4, 10.0).tolist() == [0.05, 0.0]
-
-
 def with_means(*ratios: float) -> StepTimes:
     """Times of trials whose 10 steps took so many times their median on average."""
     trials = [
@@ -247,9 +220,9 @@ def with_means(*ratios: float) -> StepTimes:
 
 def test_the_error_of_the_mean_comes_from_scatter_between_trials() -> None:
     random = np.random.default_rng(4)
-    slow = 1 + 2 * random.binomial(10, 0.05, 4000) / 10
+    slow = 1 + 2 * random.binomial(10, 0.05, 1500) / 10
     # A step's standard deviation over the square root of their number; what may be unseen is small in so many.
-    expected = 2 * np.sqrt(0.05 * 0.95 / 40_000)
+    expected = 2 * np.sqrt(0.05 * 0.95 / 15_000)
     assert with_means(*slow.tolist()).common_error == pytest.approx(expected, rel=0.05)
     # Where no slow step was seen, two of them may be unseen.
     assert with_means(1.0, 1.0, 1.0).common_error == pytest.approx(2 * np.sqrt(2) / 30)

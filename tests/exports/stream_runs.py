@@ -1,16 +1,27 @@
-"""A made sweep of a stream, as exports see it: LibriSpeech train-clean-100 on 2 ranks with 2 workers each."""
+"""What the tests of exports share: a made sweep of a stream, and ways to read and run what is exported.
+
+The stream is LibriSpeech train-clean-100 on 2 ranks with 2 workers each.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import streamed_records
+from msgspec.structs import replace
 from packed_records import with_packing
 from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS
+from ruamel.yaml import YAML
 
 from batchtune.exports import FRAMEWORKS, Tuned
-from batchtune.results import ShardAdvice, StreamRow, StreamSweep, Sweep
+from batchtune.results import Row, ShardAdvice, StreamRow, StreamSweep, Sweep
 
 # Exports of a stream; the others are of a bucket table.
 STREAMS = (
@@ -37,7 +48,7 @@ BATCHES = {"bucket": 660, "pool": 640, "pivot": 700, "speechbrain": 790}
 def made_row(algorithm: Any, *, timed: bool = True) -> StreamRow:
     """A row of the shared maker with a buffer of 1024, and with the table or the limits that the tests name."""
     batches = BATCHES[algorithm]
-    row = msgspec.structs.replace(
+    row = replace(
         streamed_records.stream_row(algorithm, 1, timed=timed, target=None),
         batches=batches,
         padding_ratio=0.04,
@@ -48,14 +59,14 @@ def made_row(algorithm: Any, *, timed: bool = True) -> StreamRow:
         max_padding_ratio=None,
     )
     if algorithm == "speechbrain":
-        return msgspec.structs.replace(
+        return replace(
             row,
             target_batch_numel=560.0,
             max_batch_numel=MAX_BATCH_LENGTH,
             max_padding_ratio=0.15,
         )
     sizes = [int(MAX_BATCH_LENGTH / boundary) for boundary in BOUNDARIES]
-    return msgspec.structs.replace(row, boundaries=BOUNDARIES, batch_sizes=sizes)
+    return replace(row, boundaries=BOUNDARIES, batch_sizes=sizes)
 
 
 def made_stream(
@@ -74,7 +85,7 @@ def made_stream(
             "seed": 3,
         },
         device_name="NVIDIA A100",
-        shards=msgspec.structs.replace(
+        shards=replace(
             of_reports.shards,
             count=64,
             smallest_count=400,
@@ -93,16 +104,14 @@ def made_stream(
 def without_recommendation(
     sweep: StreamSweep, reason: str = "no row beats the baseline"
 ) -> StreamSweep:
-    return msgspec.structs.replace(
-        sweep, recommended=None, batches_per_rank=None, reason=reason
-    )
+    return replace(sweep, recommended=None, batches_per_rank=None, reason=reason)
 
 
 def stream_of(sweep: Sweep) -> StreamSweep:
     """A sweep of a stream of the same lengths, as free text and options have it; its buckets are of one row's table."""
     tables = [row for row in sweep.rows if row.pool_size is None] or sweep.rows
     row = next((row for row in tables if row is sweep.recommended_row), tables[-1])
-    made, replace = made_stream(), msgspec.structs.replace
+    made = made_stream()
     limit = sweep.max_batch_length
     rows = [
         replace(one, target_batch_numel=limit * 0.9, max_batch_numel=limit)
@@ -132,3 +141,49 @@ def tuned(sweep: Sweep, **fields: Any) -> Tuned:
     if "config" in fields:
         fields["stream_config"] = fields["config"]
     return Tuned(sweep=sweep, stream=stream_of(sweep), **fields)
+
+
+def prose(text: str) -> str:
+    """Comments with their line breaks undone."""
+    return re.sub(r"\s*\n\s*#?\s*", " ", text)
+
+
+def row_of(sweep: Sweep) -> Row:
+    """The recommended row."""
+    assert sweep.recommended_row is not None
+    return sweep.recommended_row
+
+
+def executed(text: str, **names: Any) -> dict[str, Any]:
+    """The names of an exported snippet that ran, with these as names that it finds."""
+    found = {"__name__": "snippet", **names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(text, "snippet", "exec"), found)
+    return found
+
+
+def cuts_of(durations: Iterable[float]) -> list[Any]:
+    """Lhotse's cuts; the test is skipped without Lhotse."""
+    cut = pytest.importorskip("lhotse").MonoCut
+    return [
+        cut(id=f"{index:04d}", start=0, duration=float(duration), channel=0)
+        for index, duration in enumerate(durations)
+    ]
+
+
+def changed(path: Path, config: Any, **fields: Any) -> Path:
+    """Write a config that differs in these fields; a value of `...` leaves the field out."""
+    document = {**msgspec.to_builtins(config), **fields}
+    kept = {name: value for name, value in document.items() if value is not ...}
+    with path.open("w", encoding="utf-8") as stream:
+        YAML(typ="safe", pure=True).dump(kept, stream)
+    return path
+
+
+def assert_snapshot(name: str, text: str) -> None:
+    """Hold a text to its snapshot. `REFRESH_SNAPSHOTS=1` writes it anew; read the difference."""
+    snapshot = Path(__file__).parent / "snapshots" / name
+    if os.environ.get("REFRESH_SNAPSHOTS") == "1":
+        snapshot.write_text(text, encoding="utf-8")
+    assert text == snapshot.read_text(encoding="utf-8")

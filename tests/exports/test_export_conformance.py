@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from exports.stream_runs import PACKERS, TABLES, for_export, tuned
+from exports.stream_runs import PACKERS, TABLES, for_export, prose, tuned
+from msgspec.structs import replace
 from packed_records import MAX_TOKENS, with_packing
 from report_records import (
     hostile_results,
@@ -51,18 +51,16 @@ def frontier_sweep() -> Sweep:
         for i, row in enumerate(made.rows)
         if (row.sizing, row.num_buckets) == ("frontier", 13)
     )
-    larger = msgspec.structs.replace(
-        row, batch_sizes=[size + size // 5 for size in row.batch_sizes]
-    )
+    larger = replace(row, batch_sizes=[size + size // 5 for size in row.batch_sizes])
     rows = [larger if other is row else other for other in made.rows]
-    return msgspec.structs.replace(made, rows=rows, recommended=index)
+    return replace(made, rows=rows, recommended=index)
 
 
 def pooled_sweep() -> Sweep:
     """Pools are recommended; next to them the table that is recommended otherwise."""
     made = made_sweep()
     assert made.recommended is not None
-    pools = msgspec.structs.replace(
+    pools = replace(
         made.rows[made.recommended],
         strategy="pooled",
         pool_size=20_000,
@@ -70,7 +68,7 @@ def pooled_sweep() -> Sweep:
         estimated_epoch_seconds=150.0,
     )
     rows = [*made.rows, pools]
-    return msgspec.structs.replace(
+    return replace(
         made, rows=rows, recommended=len(made.rows), recommended_table=made.recommended
     )
 
@@ -118,11 +116,6 @@ def content(name: str, text: str) -> Any:
     if suffix in (".yaml", ".yml"):
         return YAML(typ="safe", pure=True).load(text)
     return [line for line in text.splitlines() if not line.startswith("#")]
-
-
-def prose(text: str) -> str:
-    """Comments with their line breaks undone."""
-    return re.sub(r"\s*\n\s*#?\s*", " ", text)
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +167,8 @@ def test_the_setting_of_the_allocator_is_named_for_training(
     name: str, allocator: str
 ) -> None:
     probe = made_probe()
-    device = msgspec.structs.replace(probe.device, allocator=allocator)
-    probe = msgspec.structs.replace(probe, device=device)
+    device = replace(probe.device, allocator=allocator)
+    probe = replace(probe, device=device)
     text = prose(
         export_of(name).render(tuned(for_export(name, made_sweep()), probe=probe))
     )
@@ -199,7 +192,7 @@ HOSTILE = {
 
 def hostile(name: str, text: str) -> Tuned:
     """Every string of the run is this text; but the unit only where the framework takes any."""
-    run, replace = hostile_results(text), msgspec.structs.replace
+    run = hostile_results(text)
     assert run.sweep is not None and run.probe is not None
     lengths = replace(run.sweep.lengths, unit="s" if name in IN_SECONDS else text)
     return tuned(
@@ -258,7 +251,7 @@ def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> No
 @pytest.mark.parametrize("name", TABLES)
 def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name: str) -> None:
     pooled = pooled_sweep()
-    alone = msgspec.structs.replace(
+    alone = replace(
         pooled, rows=pooled.rows[-1:], recommended=0, recommended_table=None
     )
     if name in OURS:
@@ -273,7 +266,7 @@ def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name: str) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_sizes_that_are_not_proven_are_named(name: str) -> None:
-    partly = msgspec.structs.replace(partly_proven_sweep(), max_batch_length=600.0)
+    partly = replace(partly_proven_sweep(), max_batch_length=600.0)
     text = prose(export_of(name).render(tuned(partly, probe=proven_probe())))
     assert (
         "4 of 13 batch sizes are not proven to fit (`batchtune report` says why)"
@@ -300,13 +293,8 @@ def test_a_limit_above_what_was_measured_is_named(name: str) -> None:
 
 def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
     made = frontier_sweep()
-    rows = [
-        msgspec.structs.replace(row, unproven=int(row.strategy != "linear"))
-        for row in made.rows
-    ]
-    text = prose(
-        export_of("speechbrain").render(tuned(msgspec.structs.replace(made, rows=rows)))
-    )
+    rows = [replace(row, unproven=int(row.strategy != "linear")) for row in made.rows]
+    text = prose(export_of("speechbrain").render(tuned(replace(made, rows=rows))))
     assert "This is linear with" in text
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from exports.stream_runs import prose
+from msgspec.structs import replace
 from real_lengths import librispeech_samples
 from report_records import made_sweep
 from ruamel.yaml import YAML
@@ -36,10 +36,6 @@ def flags(text: str) -> dict[str, int]:
         name[2:]: int(value)
         for name, value in zip(words[::2], words[1::2], strict=True)
     }
-
-
-def prose(text: str) -> str:
-    return re.sub(r"\s*\n#\s*", " ", text)
 
 
 def cut(lengths: IntArray, max_tokens: int, batch_size: int) -> list[tuple[int, int]]:
@@ -110,13 +106,13 @@ def test_no_example_is_cropped_or_dropped(unit: str, name: str, longest: int) ->
 
 
 def test_the_users_largest_batch_size_is_kept() -> None:
-    made = msgspec.structs.replace(made_sweep(), settings={"max_batch_size": 64})
+    made = replace(made_sweep(), settings={"max_batch_size": 64})
     assert flags(rendered(made))["batch-size"] == 64
 
 
 def test_it_says_where_fairseq_stops() -> None:
     assert "the longest here, 24.52 s, does not" in prose(rendered(made_sweep()))
-    short = msgspec.structs.replace(made_sweep(), max_batch_length=20.0)
+    short = replace(made_sweep(), max_batch_length=20.0)
     assert "fairseq WILL stop" in prose(rendered(short))
     written = flags(rendered(short))
     with pytest.raises(AssertionError, match="should not exceed max_tokens"):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exports.stream_runs import executed
 from torch.utils.data import Dataset
 
 from batchtune import sampler_from_config
@@ -86,19 +87,10 @@ def config(made: Sweep, tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(made: Sweep, config: str) -> Callable[[str], dict[str, Any]]:
     """The snippet for a framework, executed: its names."""
 
-    def executed(framework: str) -> dict[str, Any]:
-        names: dict[str, Any] = {"__name__": "snippet"}
-        exec(
-            compile(
-                export_of(framework).render(Tuned(sweep=made, config=config)),
-                framework,
-                "exec",
-            ),
-            names,
-        )
-        return names
+    def of_framework(framework: str) -> dict[str, Any]:
+        return executed(export_of(framework).render(Tuned(sweep=made, config=config)))
 
-    return executed
+    return of_framework
 
 
 @pytest.fixture

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-import warnings
-from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from exports.stream_runs import PACKERS, for_export, stream_of, tuned
+from exports.stream_runs import (
+    PACKERS,
+    cuts_of,
+    executed,
+    for_export,
+    prose,
+    stream_of,
+    tuned,
+)
+from msgspec.structs import replace
 from real_speechbrain import load_speechbrain
 from report_records import made_sweep
 from ruamel.yaml import YAML
@@ -39,26 +46,22 @@ KEPT = ALL[(ALL >= 1) & (ALL <= 30)]
 
 def swept(unit: str = "s", scale: float = 1.0) -> Sweep:
     """Of the 900 lengths from 1 to 30 s, in another unit by its scale."""
-    lengths = replace(
+    lengths = dataclasses.replace(
         Lengths.of(KEPT * scale),
         unit=unit,  # type: ignore[arg-type]  # one of them
         left_out={"longer than --max-length 30": 100, "shorter than --min-length 1": 5},
     )
-    summary = msgspec.structs.replace(
+    summary = replace(
         lengths.summary(),
         reading=ReadingRecord(min_length=1.0 * scale, max_length=30.0 * scale),
     )
     found = sweep(lengths, 300.0 * scale, SweepSettings(num_buckets=(5,)), Costs())
-    return msgspec.structs.replace(found, lengths=summary)
+    return replace(found, lengths=summary)
 
 
 def rendered(name: str, result: Sweep | None = None, **fields: Any) -> str:
     found = for_export(name, result or swept())
     return export_of(name).render(tuned(found, **fields))
-
-
-def prose(text: str) -> str:
-    return re.sub(r"\s*\n#\s*", " ", text)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -83,20 +86,12 @@ def test_nemo_has_settings_for_it(unit: str, scale: float) -> None:
     assert (settings["min_duration"], settings["max_duration"]) == (1, 30)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_lhotse_filters_its_cuts() -> None:
-    lhotse = pytest.importorskip("lhotse")
-    names: dict[str, Any] = {"__name__": "snippet"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(compile(rendered("lhotse"), "snippet", "exec"), names)
-        cuts = lhotse.CutSet.from_cuts(
-            lhotse.MonoCut(id=str(index), start=0, duration=float(length), channel=0)
-            for index, length in enumerate(ALL)
-        )
-        seen = sorted(
-            cut.duration for batch in names["make_sampler"](cuts) for cut in batch
-        )
-    assert seen == sorted(KEPT.tolist())
+    cuts = pytest.importorskip("lhotse").CutSet.from_cuts(cuts_of(ALL))
+    sampler = executed(rendered("lhotse"))["make_sampler"](cuts)
+    seen = [cut.duration for batch in sampler for cut in batch]
+    assert sorted(seen) == sorted(KEPT.tolist())
 
 
 def test_speechbrains_line_keeps_what_was_tuned_with() -> None:
@@ -148,8 +143,7 @@ def test_the_snippets_of_our_sampler_have_a_function_for_it(
     assert "def within_limits(dataset, lengths):" in text
     if name != "pytorch":  # the others need their framework, for the same function
         return
-    names: dict[str, Any] = {}
-    exec(text, names)
+    names = executed(text)
     examples = list(range(ALL.size))
     dataset, lengths = names["within_limits"](examples, ALL)
     loader = names["train_loader"](dataset, lengths, list, num_workers=0)
@@ -163,8 +157,8 @@ def truncated() -> Sweep:
     """Of all lengths, those beyond 30 s truncated to 30 s."""
     lengths = Lengths.of(np.minimum(ALL, 30.0), unit="s")
     reading = ReadingRecord(truncate=30.0)
-    summary = msgspec.structs.replace(lengths.summary(), reading=reading, truncated=100)
-    return msgspec.structs.replace(
+    summary = replace(lengths.summary(), reading=reading, truncated=100)
+    return replace(
         sweep(lengths, 300.0, SweepSettings(num_buckets=(5,)), Costs()), lengths=summary
     )
 
@@ -178,24 +172,24 @@ def test_every_export_says_what_was_truncated(name: str) -> None:
 def test_our_samplers_count_longer_examples_as_truncated(tmp_path: Path) -> None:
     table = tmp_path / "sampler.yaml"
     table.write_text(render_sampler_yaml(sampler_config(truncated())), encoding="utf-8")
-    batches = list(BucketBatchSampler.from_config(table, ALL))
-    assert sorted(chain(*batches)) == list(range(ALL.size))
-    assert max(len(batch) for batch in batches if ALL[batch].max() > 30) == 10
-    config = stream_config(stream_of(truncated()))
     stream = tmp_path / "stream.yaml"
+    config = stream_config(stream_of(truncated()))
     stream.write_text(render_stream_yaml(config), encoding="utf-8")
-    length_of = ALL.tolist().__getitem__
-    made = BucketedStream.from_config(
-        stream, range(ALL.size), length_of=length_of, batches_per_epoch=None
+    streamed = BucketedStream.from_config(
+        stream,
+        range(ALL.size),
+        length_of=ALL.tolist().__getitem__,
+        batches_per_epoch=None,
     )
-    batches = list(made)
-    assert sorted(chain(*batches)) == list(range(ALL.size))
-    assert max(len(batch) for batch in batches if ALL[batch].max() > 30) == 10
+    for made in (BucketBatchSampler.from_config(table, ALL), streamed):
+        batches = list(made)
+        assert sorted(chain(*batches)) == list(range(ALL.size))
+        assert max(len(batch) for batch in batches if ALL[batch].max() > 30) == 10
 
 
 def test_padding_to_multiples_is_told() -> None:
     made = made_sweep()
-    made = msgspec.structs.replace(made, settings={**made.settings, "multiple_of": 0.5})
+    made = replace(made, settings={**made.settings, "multiple_of": 0.5})
     for name in set(FRAMEWORKS) - set(PACKERS):
         assert "padded to multiples of 0.5 s (--multiple-of)" in prose(
             rendered(name, made)

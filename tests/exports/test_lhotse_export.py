@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from exports.stream_runs import cuts_of, executed, row_of
+from msgspec.structs import replace
 from real_lengths import librispeech_seconds
 from report_records import made_sweep
 
@@ -19,7 +19,7 @@ from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.exports.lhotse import least_buffer
 from batchtune.lengths import Lengths
-from batchtune.results import Row, Sweep, SweepSettings
+from batchtune.results import Sweep, SweepSettings
 
 EXPORT = export_of("lhotse")
 
@@ -39,57 +39,27 @@ def render(result: Sweep) -> str:
     return EXPORT.render(Tuned(sweep=result))
 
 
-def module_of(text: str) -> dict[str, Any]:
-    pytest.importorskip("lhotse")
-    names: dict[str, Any] = {"__name__": "snippet"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(compile(text, "snippet", "exec"), names)
-    return names
-
-
-def batches(text: str, cuts: Iterable[Any], **options: Any) -> list[list[float]]:
+def batches(text: str, durations: np.ndarray, **options: Any) -> list[list[float]]:
     """The durations in each batch of an epoch."""
+    sampler = executed(text)["make_sampler"](cuts_of(durations), **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [
-            [cut.duration for cut in batch]
-            for batch in module_of(text)["make_sampler"](cuts, **options)
-        ]
-
-
-def dummy_cuts(durations: Iterable[float]) -> list[Any]:
-    cut = pytest.importorskip("lhotse").MonoCut
-    return [
-        cut(id=str(i), start=0, duration=float(value), channel=0)
-        for i, value in enumerate(durations)
-    ]
-
-
-def recommended(result: Sweep) -> Row:
-    assert result.recommended_row is not None
-    return result.recommended_row
+        return [[cut.duration for cut in batch] for batch in sampler]
 
 
 def with_row(
     boundaries: list[float], sizes: list[int], unit: str | None = "s"
 ) -> Sweep:
-    row = msgspec.structs.replace(
-        recommended(made_sweep()), boundaries=boundaries, batch_sizes=sizes
-    )
-    lengths = msgspec.structs.replace(
-        made_sweep().lengths, unit=unit, max=boundaries[-1]
-    )
-    return msgspec.structs.replace(
-        made_sweep(), rows=[row], recommended=0, lengths=lengths
-    )
+    row = replace(row_of(made_sweep()), boundaries=boundaries, batch_sizes=sizes)
+    lengths = replace(made_sweep().lengths, unit=unit, max=boundaries[-1])
+    return replace(made_sweep(), rows=[row], recommended=0, lengths=lengths)
 
 
 def test_lhotse_makes_as_many_batches_as_the_row_of_real_lengths(
     librispeech: np.ndarray, swept: Sweep
 ) -> None:
-    row = recommended(swept)
-    found = batches(render(swept), dummy_cuts(librispeech))
+    row = row_of(swept)
+    found = batches(render(swept), librispeech)
     assert len(found) == row.batches
     assert sorted(length for batch in found for length in batch) == sorted(librispeech)
     for batch in found:
@@ -100,10 +70,10 @@ def test_lhotse_makes_as_many_batches_as_the_row_of_real_lengths(
 
 
 def test_the_least_buffer_is_enough(librispeech: np.ndarray, swept: Sweep) -> None:
-    row = recommended(swept)
+    row = row_of(swept)
     found = batches(
         render(swept),
-        dummy_cuts(librispeech[:6000]),
+        librispeech[:6000],
         buffer_size=least_buffer(row.batch_sizes),
     )
     counts = np.bincount(
@@ -114,15 +84,16 @@ def test_the_least_buffer_is_enough(librispeech: np.ndarray, swept: Sweep) -> No
 
 
 def test_milliseconds_become_seconds() -> None:
-    assert module_of(render(with_row([1500.0, 24525.0], [9, 2], "ms")))[
+    pytest.importorskip("lhotse")
+    assert executed(render(with_row([1500.0, 24525.0], [9, 2], "ms")))[
         "BOUNDARIES"
     ] == [1.5, 24.525]
 
 
 def test_a_table_that_ends_before_the_longest_example_is_refused() -> None:
     result = with_row([1.0, 2.0], [3, 2])
-    lengths = msgspec.structs.replace(result.lengths, max=2.5)
+    lengths = replace(result.lengths, max=2.5)
     with pytest.raises(
         ResultError, match=r"ends at 2, before the longest example of 2\.5"
     ):
-        render(msgspec.structs.replace(result, lengths=lengths))
+        render(replace(result, lengths=lengths))

@@ -6,8 +6,8 @@ import ast
 from typing import Any
 
 import pytest
-from exports.stream_runs import PACKERS, for_export, tuned
-from exports.test_export_conformance import check, content, prose
+from exports.stream_runs import PACKERS, for_export, prose, tuned
+from exports.test_export_conformance import check, content
 from loader_records import (
     all_failed,
     hostile_loader,

@@ -15,23 +15,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
-from exports.stream_runs import made_stream, stream_of
+from exports.stream_runs import made_stream, row_of, stream_of
 from manifests.samples import shard, wav
-from real_lengths import librispeech_seconds
+from msgspec.structs import replace
 from report_records import made_sweep, proven_sweep
 from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.lengths import Lengths
-from batchtune.results import Row, StreamSweep, Sweep, SweepSettings, TwoDimensionalRow
+from batchtune.results import StreamSweep, Sweep, SweepSettings, TwoDimensionalRow
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -93,11 +91,6 @@ def two_dimensional(text: str) -> dict[str, Any]:
     return {**train_ds(text), **YAML(typ="safe", pure=True).load(commented)}
 
 
-def recommended(result: Sweep) -> Row:
-    assert result.recommended_row is not None
-    return result.recommended_row
-
-
 def nemo_batches(
     nemo: Any, settings: dict[str, Any], path: Path, tokenizer: Any = None
 ) -> list[list[float]]:
@@ -142,30 +135,6 @@ def write_cuts(path: Path, examples: list[tuple[float, int]]) -> Path:
     return path
 
 
-def test_lhotses_sampler_makes_full_batches_of_real_lengths() -> None:
-    lhotse = pytest.importorskip("lhotse")
-    sampling = importlib.import_module("lhotse.dataset.sampling.dynamic_bucketing")
-    lengths = librispeech_seconds()[::4]
-    swept = sweep(
-        Lengths.of(lengths, unit="s"), 600, SweepSettings(num_buckets=(13,)), Costs()
-    )
-    settings = train_ds(render(swept))
-    bins = settings["bucket_duration_bins"]
-    sampler = sampling.DynamicBucketingSampler(
-        [
-            lhotse.MonoCut(str(place), 0, length, channel=0)
-            for place, length in enumerate(lengths.tolist())
-        ],
-        constraint=sampling.FixedBucketBatchSizeConstraint(
-            bins, settings["bucket_batch_size"]
-        ),
-        duration_bins=bins,
-        num_buckets=settings["num_buckets"],
-        buffer_size=settings["bucket_buffer_size"],
-    )
-    assert len(list(sampler)) == recommended(swept).batches
-
-
 def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(
     nemo: Any, tmp_path: Path
 ) -> None:
@@ -183,7 +152,7 @@ def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(
 def test_nemo_takes_the_first_bin_that_holds_both_lengths(
     nemo: Any, tmp_path: Path
 ) -> None:
-    text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO]))
+    text = render(replace(made_sweep(), two_dimensional=[TWO]))
     examples = [
         (3.0, 10),
         (3.0, 10),
@@ -200,7 +169,7 @@ def test_nemo_takes_the_first_bin_that_holds_both_lengths(
 
 def test_the_fragment_has_the_table_and_disables_other_limits() -> None:
     settings = train_ds(render(made_sweep()))
-    row = recommended(made_sweep())
+    row = row_of(made_sweep())
     assert (settings["bucket_duration_bins"], settings["bucket_batch_size"]) == (
         row.boundaries,
         row.batch_sizes,
@@ -218,46 +187,27 @@ def test_the_fragment_has_the_table_and_disables_other_limits() -> None:
 
 
 def test_the_buffer_is_never_too_small_for_the_batch_sizes() -> None:
-    row = msgspec.structs.replace(recommended(made_sweep()), batch_sizes=[2000] * 13)
-    settings = train_ds(
-        render(msgspec.structs.replace(made_sweep(), rows=[row], recommended=0))
-    )
+    row = replace(row_of(made_sweep()), batch_sizes=[2000] * 13)
+    settings = train_ds(render(replace(made_sweep(), rows=[row], recommended=0)))
     assert settings["bucket_buffer_size"] == 13 * 1999 + 1
 
 
 def test_milliseconds_become_seconds() -> None:
-    lengths = msgspec.structs.replace(made_sweep().lengths, unit="ms", max=24525.0)
-    row = recommended(made_sweep())
-    scaled = msgspec.structs.replace(
-        row, boundaries=[1000 * boundary for boundary in row.boundaries]
-    )
+    lengths = replace(made_sweep().lengths, unit="ms", max=24525.0)
+    row = row_of(made_sweep())
+    scaled = replace(row, boundaries=[1000 * boundary for boundary in row.boundaries])
     settings = train_ds(
-        render(
-            msgspec.structs.replace(
-                made_sweep(), rows=[scaled], recommended=0, lengths=lengths
-            )
-        )
+        render(replace(made_sweep(), rows=[scaled], recommended=0, lengths=lengths))
     )
     assert settings["bucket_duration_bins"] == pytest.approx(row.boundaries, rel=1e-15)
     assert settings["max_duration"] == 24.525
 
 
-@pytest.mark.parametrize("unit", ["samples", "frames", "tokens"])
-def test_other_units_are_refused_with_what_to_do(unit: str) -> None:
-    with pytest.raises(
-        ResultError, match=f"NeMo counts seconds, but the lengths are in '{unit}'"
-    ) as caught:
-        render(made_sweep(unit=unit))
-    assert "--length-scale 1/16000 --unit s" in str(caught.value.hint)
-
-
 def test_a_batch_never_exceeds_the_proven_size_of_its_bucket() -> None:
     sweep = proven_sweep()
-    few = [msgspec.structs.replace(sweep.buckets[0], examples=9), *sweep.buckets[1:]]
-    sizes = train_ds(render(msgspec.structs.replace(sweep, buckets=few)))[
-        "bucket_batch_size"
-    ]
-    assert sizes == [9, *recommended(sweep).batch_sizes[1:]]
+    few = [replace(sweep.buckets[0], examples=9), *sweep.buckets[1:]]
+    sizes = train_ds(render(replace(sweep, buckets=few)))["bucket_batch_size"]
+    assert sizes == [9, *row_of(sweep).batch_sizes[1:]]
 
 
 @pytest.mark.parametrize(
@@ -271,11 +221,9 @@ def test_a_batch_never_exceeds_the_proven_size_of_its_bucket() -> None:
 def test_the_best_table_over_both_lengths_stands_in_comments(
     unproven: int | None, said: str
 ) -> None:
-    slow = msgspec.structs.replace(
-        TWO, estimated_epoch_seconds=300.0, batch_sizes=[1, 1, 1]
-    )
-    rows = [slow, msgspec.structs.replace(TWO, unproven=unproven)]
-    text = render(msgspec.structs.replace(made_sweep(), two_dimensional=rows))
+    slow = replace(TWO, estimated_epoch_seconds=300.0, batch_sizes=[1, 1, 1])
+    rows = [slow, replace(TWO, unproven=unproven)]
+    text = render(replace(made_sweep(), two_dimensional=rows))
     assert train_ds(text) == train_ds(render(made_sweep()))
     settings = two_dimensional(text)
     assert settings["bucket_duration_bins"] == [[4, 10], [4, 20], [9, 25]]
@@ -309,9 +257,9 @@ def swept_stream() -> StreamSweep:
             Costs(),
         )
     )
-    rows = [msgspec.structs.replace(row, buffer_size=64) for row in made.rows]
-    shards = msgspec.structs.replace(made.shards, count=SHARDS)
-    return msgspec.structs.replace(
+    rows = [replace(row, buffer_size=64) for row in made.rows]
+    shards = replace(made.shards, count=SHARDS)
+    return replace(
         made, rows=rows, shards=shards, settings={"world_size": 2, "workers": 2}
     )
 

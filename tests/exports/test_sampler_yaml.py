@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from exports.stream_runs import assert_snapshot, changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from report_records import (
     made_sweep,
     partly_proven_sweep,
@@ -17,7 +18,6 @@ from report_records import (
     proven_sweep,
     without_recommendation,
 )
-from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import (
@@ -27,8 +27,6 @@ from batchtune.exports.run_configs import (
 )
 from batchtune.results import SamplerConfig, SamplerEvidence
 
-# `REFRESH_SNAPSHOTS=1 python -m pytest tests/exports/test_sampler_yaml.py` writes it anew; read the difference.
-SNAPSHOT = Path(__file__).parent / "snapshots" / "sampler.yaml"
 CONFIG = sampler_config(made_sweep())
 
 
@@ -38,22 +36,8 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def changed(folder: Path, **fields: Any) -> Path:
-    """A file that differs from a good one in these fields; a value of `...` leaves the field out."""
-    document = {**msgspec.to_builtins(CONFIG), **fields}
-    with (folder / "sampler.yaml").open("w", encoding="utf-8") as stream:
-        YAML(typ="safe", pure=True).dump(
-            {k: v for k, v in document.items() if v is not ...}, stream
-        )
-    return folder / "sampler.yaml"
-
-
 def test_the_file_is_as_in_its_snapshot() -> None:
-    text = render_sampler_yaml(CONFIG)
-    if os.environ.get("REFRESH_SNAPSHOTS") == "1":
-        SNAPSHOT.parent.mkdir(exist_ok=True)
-        SNAPSHOT.write_text(text, encoding="utf-8")
-    assert text == SNAPSHOT.read_text(encoding="utf-8")
+    assert_snapshot("sampler.yaml", render_sampler_yaml(CONFIG))
 
 
 def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
@@ -61,7 +45,7 @@ def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
     assert (evidence.unproven, evidence.margin_bytes) == (4, 400 * 1024**2)
     assert (CONFIG.evidence.unproven, CONFIG.evidence.margin_bytes) == (None, None)
     assert (evidence.allocator, CONFIG.evidence.allocator) == ("native", None)
-    sweep = msgspec.structs.replace(proven_sweep(), proof=None)
+    sweep = replace(proven_sweep(), proof=None)
     assert sampler_config(sweep, proven_probe()).evidence.unproven == 13
 
 
@@ -83,7 +67,7 @@ def configs(draw: st.DrawFn) -> SamplerConfig:
             st.integers(1, 10**6), min_size=len(boundaries), max_size=len(boundaries)
         )
     )
-    return msgspec.structs.replace(
+    return replace(
         CONFIG,
         unit=draw(st.none() | texts),
         max_batch_length=draw(positive),
@@ -132,17 +116,15 @@ HOSTILE_NAMES = [
 
 def test_a_hostile_device_name_stays_a_string(tmp_path: Path) -> None:
     for name in HOSTILE_NAMES:
-        config = msgspec.structs.replace(
-            CONFIG, evidence=msgspec.structs.replace(CONFIG.evidence, device=name)
-        )
+        config = replace(CONFIG, evidence=replace(CONFIG.evidence, device=name))
         assert (
             read_sampler_yaml(written(tmp_path, render_sampler_yaml(config))) == config
         )
 
 
 def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too() -> None:
-    evidence = msgspec.structs.replace(CONFIG.evidence, padding_ratio=1e-05)
-    text = render_sampler_yaml(msgspec.structs.replace(CONFIG, evidence=evidence))
+    evidence = replace(CONFIG.evidence, padding_ratio=1e-05)
+    text = render_sampler_yaml(replace(CONFIG, evidence=evidence))
     assert "padding_ratio: 1.0e-05\n" in text
 
 
@@ -150,12 +132,10 @@ POOLED = {"sampler": "pooled", "pool_size": 20_000, "batch_overhead": 12.5}
 
 
 def test_pools_are_read_back(tmp_path: Path) -> None:
-    row = msgspec.structs.replace(
+    row = replace(
         made_sweep().rows[0], strategy="pooled", pool_size=20_000, batch_overhead=12.5
     )
-    config = sampler_config(
-        msgspec.structs.replace(made_sweep(), rows=[row], recommended=0)
-    )
+    config = sampler_config(replace(made_sweep(), rows=[row], recommended=0))
     text = render_sampler_yaml(config)
     assert text.endswith("sampler: pooled\npool_size: 20000\nbatch_overhead: 12.5\n")
     assert read_sampler_yaml(written(tmp_path, text)) == config
@@ -219,7 +199,7 @@ def test_a_file_that_is_off_is_refused_with_the_field_named(
     tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ResultError, match=message) as caught:
-        read_sampler_yaml(changed(tmp_path, **fields))
+        read_sampler_yaml(changed(tmp_path / "sampler.yaml", CONFIG, **fields))
     assert "sampler.yaml" in caught.value.message and caught.value.hint
 
 
@@ -233,7 +213,7 @@ def test_a_file_that_is_off_is_refused_with_the_field_named(
         "a: 1\na: 2\n",
         "when: 2024-99-99\n",
         "a: &x [*x]\n",
-        "[" * 700,
+        "[" * 150,
         "format: batchtune/sampler\nversion: !!python/object/apply:os.system ['true']\n",
         "--- 1\n--- 2\n",
         "\x00",
@@ -244,6 +224,14 @@ def test_what_is_no_sampler_file_is_refused_without_a_traceback(
 ) -> None:
     with pytest.raises(ResultError, match=r"sampler\.yaml"):
         read_sampler_yaml(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("bracket", "[{")
+def test_deep_brackets_are_refused_before_they_are_parsed(
+    tmp_path: Path, bracket: str
+) -> None:
+    with pytest.raises(ResultError, match="is nested too deeply"):
+        read_sampler_yaml(written(tmp_path, "a: [b]\n" * 300 + bracket * 1500))
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
@@ -260,20 +248,27 @@ def test_a_missing_file_is_named_with_the_command_that_writes_it(
     assert "sweep-buckets" in str(caught.value.hint)
 
 
-def test_what_never_ends_is_refused_and_a_bomb_is_no_work(tmp_path: Path) -> None:
-    pipe, path = tmp_path / "pipe.yaml", tmp_path / "sampler.yaml"
+def test_what_never_ends_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
     for endless in (pipe, Path("/dev/zero")):
         with pytest.raises(ResultError, match="not an ordinary file"):
             read_sampler_yaml(endless)
-    merges = "a0: &a0 {x: 1}\n" + "".join(
-        f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 24)
-    )
-    lists = "b0: &b0 [lol]\n" + "".join(
-        f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 9)}]\n" for n in range(1, 24)
-    )
-    for bomb in (merges, lists + "format: *b23\n"):
-        path.write_text(bomb)
-        with pytest.raises(ResultError) as caught:
-            read_sampler_yaml(path)
-        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("first", "more", "end"),
+    [
+        ("a0: &a0 {x: 1}\n", "a{n}: &a{n}\n  <<: [{before}]\n", ""),
+        ("a0: &a0 [lol]\n", "a{n}: &a{n} [{before}]\n", "format: *a23\n"),
+    ],
+    ids=["merges", "lists"],
+)
+def test_a_bomb_is_no_work(tmp_path: Path, first: str, more: str, end: str) -> None:
+    text = first
+    for n in range(1, 24):
+        before = ", ".join([f"*a{n - 1}"] * 9)
+        text += more.format(n=n, before=before)
+    with pytest.raises(ResultError) as caught:
+        read_sampler_yaml(written(tmp_path, text + end))
+    assert len(str(caught.value)) < 1000

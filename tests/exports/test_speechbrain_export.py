@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from exports.stream_runs import row_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from real_lengths import librispeech_seconds
 from real_speechbrain import load_speechbrain
 from report_records import made_sweep
@@ -24,7 +25,7 @@ from batchtune.exports.base import Tuned
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.exports.templating import flow_list, number
 from batchtune.lengths import Lengths
-from batchtune.results import Row, Sweep, SweepSettings
+from batchtune.results import Sweep, SweepSettings
 
 EXPORT = export_of("speechbrain")
 
@@ -52,11 +53,6 @@ def batches(
     return len(sampler([None] * len(values), lengths_list=list(values), **block))
 
 
-def recommended(result: Sweep) -> Row:
-    assert result.recommended_row is not None
-    return result.recommended_row
-
-
 @pytest.mark.parametrize("most", [None, 40])
 def test_speechbrain_makes_the_rows_number_of_batches(
     sampler: Any, librispeech: np.ndarray, most: int | None
@@ -69,12 +65,12 @@ def test_speechbrain_makes_the_rows_number_of_batches(
     result = sweep(Lengths.of(librispeech, unit="s"), 600, tried, Costs())
     block = loaded(render(result))["dynamic_batch_sampler"]
     assert block.get("max_batch_ex") == most
-    assert batches(sampler, librispeech, block) == recommended(result).batches
+    assert batches(sampler, librispeech, block) == row_of(result).batches
 
 
 def test_the_block_has_the_recommended_table() -> None:
     block = loaded(render(made_sweep()))["dynamic_batch_sampler"]
-    row = recommended(made_sweep())
+    row = row_of(made_sweep())
     assert list(block["bucket_boundaries"]) == row.boundaries
     assert (block["max_batch_length"], block["shuffle"], block["batch_ordering"]) == (
         600,
@@ -114,7 +110,7 @@ def for_train_py(config: Path) -> list[str]:
     pools = next(
         index for index, row in enumerate(result.rows) if row.pool_size is not None
     )
-    pooled = msgspec.structs.replace(
+    pooled = replace(
         result, recommended=pools, recommended_table=result.rows.index(table)
     )
     config.write_text(render_sampler_yaml(sampler_config(pooled)), encoding="utf-8")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from exports.stream_runs import made_stream, without_recommendation
+from exports.stream_runs import (
+    assert_snapshot,
+    changed,
+    made_stream,
+    without_recommendation,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from report_records import proven_probe
-from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import (
@@ -21,26 +24,11 @@ from batchtune.exports.run_configs import (
     stream_config,
 )
 
-# `REFRESH_SNAPSHOTS=1 python -m pytest tests/exports/test_stream_yaml.py` writes it anew; read the difference.
-SNAPSHOT = Path(__file__).parent / "snapshots" / "stream.yaml"
 CONFIG = stream_config(made_stream())
 
 
-def changed(folder: Path, **fields: Any) -> Path:
-    """A file that differs from a good one in these fields; a value of `...` leaves the field out."""
-    document = {**msgspec.to_builtins(CONFIG), **fields}
-    with (folder / "stream.yaml").open("w", encoding="utf-8") as stream:
-        YAML(typ="safe", pure=True).dump(
-            {k: v for k, v in document.items() if v is not ...}, stream
-        )
-    return folder / "stream.yaml"
-
-
 def test_the_file_is_as_in_its_snapshot() -> None:
-    text = render_stream_yaml(CONFIG)
-    if os.environ.get("REFRESH_SNAPSHOTS") == "1":
-        SNAPSHOT.write_text(text, encoding="utf-8")
-    assert text == SNAPSHOT.read_text(encoding="utf-8")
+    assert_snapshot("stream.yaml", render_stream_yaml(CONFIG))
 
 
 def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own() -> None:
@@ -54,16 +42,10 @@ def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own() -> None:
     assert found.evidence.allocator == "native"
     assert found.evidence.margin_bytes == proven_probe().margin.bytes  # type: ignore[union-attr]
     unproven = [
-        msgspec.structs.replace(row, unproven=int(row.algorithm == "pool"))
-        for row in made.rows
+        replace(row, unproven=int(row.algorithm == "pool")) for row in made.rows
     ]
-    assert (
-        stream_config(msgspec.structs.replace(made, rows=unproven)).algorithm
-        == "bucket"
-    )
-    alone = msgspec.structs.replace(
-        made, rows=made.rows[-1:], recommended=0, recommended_speechbrain=0
-    )
+    assert stream_config(replace(made, rows=unproven)).algorithm == "bucket"
+    alone = replace(made, rows=made.rows[-1:], recommended=0, recommended_speechbrain=0)
     with pytest.raises(
         ResultError,
         match=r"batchtune\.BucketedStream can run no row of the sweep: it only runs the algorithm bucket",
@@ -96,7 +78,7 @@ def test_what_is_written_is_read_back_bit_for_bit(
     ratio: Any,
     nominal: Any,
 ) -> None:
-    config = msgspec.structs.replace(
+    config = replace(
         CONFIG,
         algorithm=algorithm,
         unit=unit,
@@ -135,7 +117,7 @@ def test_what_is_written_is_read_back_bit_for_bit(
 def test_a_file_that_is_off_is_refused_with_the_field_named(
     tmp_path: Path, fields: Any, message: str
 ) -> None:
-    path = changed(tmp_path, **fields)
+    path = changed(tmp_path / "stream.yaml", CONFIG, **fields)
     with pytest.raises(ResultError, match=message) as caught:
         read_stream_yaml(path)
     assert caught.value.message.startswith(str(path))

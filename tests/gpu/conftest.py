@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
+from gpu.evidence import REPORT
+from without_device import module_without
 
 from batchtune.processes.worker import Nursery
-
-REPORT = "EVIDENCE_REPORT"
-"""Environment variable: a file that gets a line of JSON after each test."""
-DONE = "EVIDENCE_DONE"
-"""Environment variable: names of tests to leave out, one a line."""
-
 
 HERE = Path(__file__).parent
 
 # Test processes that run side by side have emulated devices each (tests/emulated_cuda).
 if "EMULATED_CUDA_STATE" in os.environ:
     os.environ["EMULATED_CUDA_STATE"] += os.environ.get("PYTEST_XDIST_WORKER", "")
-
-
-class ModuleWithoutDevice(pytest.Module):
-    """A module of tests on a machine without a device: skipped as a whole, if no report names each test."""
-
-    def collect(self) -> NoReturn:
-        pytest.skip("no CUDA device")
 
 
 def pytest_pycollect_makemodule(
@@ -38,11 +27,11 @@ def pytest_pycollect_makemodule(
 
     if torch.cuda.is_available() or REPORT in os.environ:
         return None
-    return ModuleWithoutDevice.from_parent(parent, path=module_path)
+    return module_without("no CUDA device", module_path, parent)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    done = os.environ.get(DONE, "").splitlines()
+    done = passed_in(Path(os.environ.get(REPORT, os.devnull)))
     items[:] = [item for item in items if item.name not in done]
     import torch
 
@@ -53,17 +42,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+def passed_in(report: Path) -> set[str]:
+    """The tests that a report names, but for those that failed; a line that a kill cut short counts for nothing."""
+    done = set()
+    for line in report.read_text().splitlines() if report.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            test = json.loads(line)
+            if not test["failed"]:
+                done.add(test["test"])
+    return done
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if REPORT not in os.environ or (report.when != "call" and report.passed):
         return
-    crash = getattr(report.longrepr, "reprcrash", None)
-    line = {
-        "test": report.nodeid.partition("::")[2],
-        "outcome": report.outcome,
-        "seconds": round(report.duration, 1),
-        "raised_in": f"{crash.path}:{crash.lineno}" if crash else "",
-        "message": crash.message[:300] if crash else "",
-    }
+    line = {"test": report.nodeid.partition("::")[2], "failed": report.failed}
     with open(os.environ[REPORT], "a") as file:
         file.write("\n" + json.dumps(line))  # a line that a kill cut short ends here
 

@@ -34,25 +34,6 @@ class Known:
         self.optimizer.step()
 
 
-class Sticky(Known):
-    """Breaks the CUDA context for good with an assertion on the device."""
-
-    def step(self, batch: torch.Tensor) -> None:
-        table = torch.zeros(4, device=self.device)
-        table[torch.full((4,), 1000, device=self.device)].sum().item()
-
-
-class StickyAboveFour(Known):
-    """Fails in a way that only looks like a lack of memory, and only for more than four examples."""
-
-    def step(self, batch: torch.Tensor) -> None:
-        if batch.shape[0] > 4:
-            raise RuntimeError(
-                "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
-            )
-        super().step(batch)
-
-
 class CatchesItself(Known):
     """Takes its memory in the step, and goes on as if nothing had happened where it is not there."""
 
@@ -64,33 +45,6 @@ class CatchesItself(Known):
             super().step(super().make_batch(batch))
         except torch.OutOfMemoryError:
             self.optimizer.zero_grad(set_to_none=True)
-
-
-class PretendsToBeOut(Known):
-    """Says that memory ran out, though next to all of it is free."""
-
-    def step(self, batch: torch.Tensor) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-
-
-class Leaks(Known):
-    """Keeps 8 MiB of every step."""
-
-    def __init__(self) -> None:
-        self.kept: list[torch.Tensor] = []
-
-    def step(self, batch: torch.Tensor) -> None:
-        super().step(batch)
-        self.kept.append(torch.ones(8 * MIB, dtype=torch.uint8, device=self.device))
-
-
-class Benchmarks(Known):
-    """Turns on what a careful probe records."""
-
-    def setup(self, device: torch.device) -> None:
-        super().setup(device)
-        torch.backends.cudnn.benchmark = True
-        torch.set_float32_matmul_precision("high")
 
 
 class Compiled:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +15,6 @@ WORKLOADS = Path(__file__).parent / "cuda_workload.py"
 MIB = 1 << 20
 GIB = 1 << 30
 
-_HOLDER = """
-import sys, torch
-held = torch.ones(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
-torch.cuda.synchronize()
-print("held", flush=True)
-sys.stdin.read()
-"""
-
 
 def needs_a_real_gpu(reason: str) -> pytest.MarkDecorator:
     """Skip a test on the emulated device (tests/emulated_cuda), which does not have what the test needs."""
@@ -39,25 +27,10 @@ def named(workload: str) -> str:
     return workload if ":" in workload else f"{WORKLOADS}:{workload}"
 
 
-def supervise(
-    workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any
-) -> Supervisor:
-    """A supervisor with a cap of 2 GiB, all of which may be used."""
-    values: dict[str, Any] = {
-        "device": "cuda",
-        "memory_bytes": 2 * GIB,
-        "memory_fraction": 1.0,
-        **changes,
-    }
-    return Supervisor(
-        ProbeSettings(workload=named(workload), options=options or {}, **values)
-    )
-
-
 def settings(
     workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any
 ) -> ProbeSettings:
-    """Settings of a whole probe, with a cap of 2 GiB, all of which may be used."""
+    """Settings of a probe with a cap of 2 GiB, all of which may be used."""
     values: dict[str, Any] = {
         "device": "cuda",
         "memory_bytes": 2 * GIB,
@@ -69,19 +42,8 @@ def settings(
     )
 
 
-@contextmanager
-def held_by_another_process(size_bytes: int) -> Iterator[int]:
-    """Another process that holds so much of the device; yields its id."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(size_bytes)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process.pid
-    finally:
-        process.kill()
-        process.communicate()
+def supervise(
+    workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any
+) -> Supervisor:
+    """A supervisor with these settings."""
+    return Supervisor(settings(workload, options, **changes))

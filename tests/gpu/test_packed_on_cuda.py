@@ -20,7 +20,6 @@ def test_the_kernel_attends_within_each_sequence(dtype: torch.dtype) -> None:
     mixed = attend_within(*halves, spans)
     mixed.sum().backward()
     torch.testing.assert_close(mixed.float(), exact, atol=2e-2, rtol=2e-2)
-    assert halves.grad is not None
     assert halves.grad.isfinite().all()
 
 

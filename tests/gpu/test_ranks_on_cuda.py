@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu.on_cuda import GIB, settings, supervise
+from gpu.on_cuda import settings
 
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
-from batchtune.results import BatchShape
 
 LENGTHS = Lengths.of([16.0, 64.0, 128.0] * 20, unit="tokens")
 LM = "builtin:transformer-lm"
@@ -35,16 +34,3 @@ def test_ranks_are_probed_over_nccl(parallel: str, ranks: int, tmp_path: Path) -
     # The context, and NCCL's buffers, lie outside torch.
     assert all((rank.outside_bytes or 0) > 0 for rank in device.ranks)
     assert probe.is_proven
-
-
-def test_an_oom_of_ranks_is_one_trial_and_the_next_passes() -> None:
-    with supervise(
-        LM, {**SMALL, "parallel": "ddp"}, nproc_per_node=1, memory_bytes=GIB
-    ) as supervisor:
-        supervisor.start()
-        trials = [
-            supervisor.measure(BatchShape(size, 128.0), 0).trial
-            for size in (2, 100_000, 2)
-        ]
-    assert [trial.outcome for trial in trials] == ["ok", "oom", "ok"]
-    assert trials[1].oom_ranks == [0]

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from gpu.on_cuda import GIB, MIB, settings, supervise
-from msgspec.structs import replace
+from gpu.on_cuda import GIB, MIB, supervise
 
-from batchtune.errors import ProbeError, WorkloadError
-from batchtune.lengths import Lengths
 from batchtune.probe.devices.nvml import all_gpus
-from batchtune.probe.probing import run_probe
-from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape
-from batchtune.trust import settings_differences, trust_warnings
 
 pytestmark = pytest.mark.usefixtures("one_nursery")
 GRADIENT_BYTES = (256 * 256 + 256) * 4  # of `Known`
@@ -30,30 +22,15 @@ needs_nvml = pytest.mark.skipif(not all_gpus()[0], reason="NVML tells of no GPU 
 def test_the_drivers_facts_are_there_and_sane() -> None:
     with supervise() as supervisor:
         device = supervisor.start()
-    assert device.driver is not None
-    assert device.driver[0].isdigit()
-    assert device.uuid is not None
-    assert device.uuid.startswith(("GPU-", "MIG-"))
-    assert device.free_bytes is not None
-    assert 0 < device.free_bytes <= 1.05 * device.total_bytes
-    assert device.other_processes == (
-        None if device.processes is None else len(device.processes)
-    )
-    assert device.settings["cudnn_benchmark"] is False
-
-
-@needs_nvml
-def test_clock_and_throttle_reasons_are_told_of_a_trial() -> None:
-    with supervise(
-        "builtin:transformer-lm", {"size": "tiny"}, memory_bytes=4 * GIB
-    ) as supervisor:
-        supervisor.start()
         trial = supervisor.measure(BatchShape(8, 256.0), 0).trial
+    assert device.driver[0].isdigit()
+    assert device.uuid.startswith(("GPU-", "MIG-"))
+    assert 0 < device.free_bytes <= 1.05 * device.total_bytes
+    if device.processes is not None:
+        assert device.other_processes == len(device.processes)
+    assert device.settings["cudnn_benchmark"] is False
     assert trial.outcome == "ok"
     assert trial.sm_clock_mhz is None or 100 <= trial.sm_clock_mhz <= 4000
-    assert trial.throttle_reasons is None or all(
-        isinstance(reason, str) for reason in trial.throttle_reasons
-    )
 
 
 @pytest.mark.parametrize(
@@ -97,58 +74,3 @@ def test_a_device_is_identified_without_using_its_memory() -> None:
     assert first.startswith(("GPU-", "MIG-", "PCI-", "cuda:"))
     assert not uses_it
     assert before is None or before - after < 50 * MIB
-
-
-@pytest.mark.usefixtures("a_nursery_of_its_own")
-def test_a_second_probe_is_refused_until_the_first_ends() -> None:
-    with supervise() as first:
-        first.start()
-        with supervise() as second, pytest.raises(ProbeError, match="another probe"):
-            second.start()
-    with supervise() as third:
-        assert third.start().kind == "cuda"
-
-
-@pytest.mark.usefixtures("a_nursery_of_its_own")
-def test_a_device_in_use_can_be_waited_for() -> None:
-    first = supervise()
-    first.start()
-    notes: list[str] = []
-
-    def on_note(text: str) -> None:
-        notes.append(text)
-        first.__exit__(None, None, None)
-
-    with Supervisor(
-        replace(first._settings, wait_seconds=math.inf), on_note=on_note
-    ) as second:
-        assert second.start().kind == "cuda"
-    assert len(notes) == 1
-
-
-def test_switches_set_by_the_workload_are_recorded_and_reported() -> None:
-    with supervise() as supervisor:
-        plain = supervisor.start()
-    with supervise("Benchmarks") as supervisor:
-        switched = supervisor.start()
-    assert (
-        switched.settings["cudnn_benchmark"],
-        switched.settings["float32_matmul_precision"],
-    ) == (True, "high")
-    told = settings_differences(plain, switched)
-    assert any(
-        text.startswith("cudnn_benchmark was False, and True later") for text in told
-    )
-    assert any(
-        text.startswith("float32_matmul_precision was highest, and high later")
-        for text in told
-    )
-    assert any("cudnn.benchmark is on" in text for text in trust_warnings(switched, ()))
-
-
-def test_a_leak_is_reported_as_one(tmp_path: Path) -> None:
-    with pytest.raises(
-        WorkloadError,
-        match=r"the workload leaks: each step leaves about 8(\.\d+)? MiB more in use",
-    ):
-        run_probe(Lengths.of([10.0, 20.0] * 30), settings("Leaks"), tmp_path)

@@ -276,4 +276,4 @@ def test_without_dali_the_extra_is_named(
     monkeypatch.setitem(sys.modules, DYNAMIC, None)
     with pytest.raises(LoaderError, match="dynamic mode can't be imported") as caught:
         DaliKind().open(target_of(f"{tmp_path / 'late.py'}:make", {}), {})
-    assert "pip install 'batchtune[dali]'" in str(caught.value.hint)
+    assert "pip install nvidia-dali-cuda120" in str(caught.value.hint)

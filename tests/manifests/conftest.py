@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +41,8 @@ def refusal(read: Read) -> Refusal:
         return caught.value
 
     return run
+
+
+def cases(rows: dict[str, tuple[Any, ...]], names: str) -> pytest.MarkDecorator:
+    """Run a test for each row, which is named by what it holds."""
+    return pytest.mark.parametrize(names.split(), rows.values(), ids=rows)

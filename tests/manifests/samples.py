@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import struct
 import tarfile
 import wave
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
@@ -80,56 +82,27 @@ class Sample:
         return written.encode() if isinstance(written, str) else written
 
 
-def _speechbrain_json(values: Sequence[str]) -> str:
-    entries = ",\n".join(
-        f'"utt{i}": {{"duration": "{value}", "wrd": "A"}}'
-        for i, value in enumerate(values)
-    )
-    return f"{{\n{entries}\n}}\n" if values else "{\n}\n"
+def _lines(head: str, line: str) -> Callable[[Sequence[str]], str]:
+    """Write a line for each length, which stands at `{v}`, with the number of the example at `{i}`."""
+
+    def write(values: Sequence[str]) -> str:
+        return head + "".join(line.format(i=i, v=v) for i, v in enumerate(values))
+
+    return write
 
 
-def _json_list(values: Sequence[str]) -> str:
-    entries = ",\n".join(
-        f'{{"id": "utt{i}", "duration": "{value}"}}' for i, value in enumerate(values)
-    )
-    return f"[\n{entries}\n]\n"
+def _listed(head: str, entry: str, end: str) -> Callable[[Sequence[str]], str]:
+    """Write a JSON text with an entry on each line."""
 
+    def write(values: Sequence[str]) -> str:
+        entries = [entry.format(i=i, v=v) for i, v in enumerate(values)]
+        return "\n".join([head, ",\n".join(entries), end, ""])
 
-def _nemo(values: Sequence[str]) -> str:
-    return "".join(
-        f'{{"audio_filepath": "utt{i}", "duration": "{v}"}}\n'
-        for i, v in enumerate(values)
-    )
-
-
-def _speechbrain_csv(values: Sequence[str]) -> str:
-    return "ID, duration, wrd\n" + "".join(
-        f"utt{i}, {value}, A\n" for i, value in enumerate(values)
-    )
-
-
-def _table(values: Sequence[str]) -> str:
-    return "clip\tduration\n" + "".join(
-        f"utt{i}\t{value}\n" for i, value in enumerate(values)
-    )
-
-
-def _wav2vec(values: Sequence[str]) -> str:
-    return "/data/train\n" + "".join(
-        f"utt{i}\t{value}\n" for i, value in enumerate(values)
-    )
-
-
-def _kaldi(values: Sequence[str]) -> str:
-    return "".join(f"utt{i} {value} \n" for i, value in enumerate(values))
+    return write
 
 
 def _text(values: Sequence[str]) -> str:
     return "".join("x" * int(value) + "\n" for value in values)
-
-
-def _numbers(values: Sequence[str]) -> str:
-    return "".join(f"{value}\n" for value in values)
 
 
 def _arrow_table(values: Sequence[str]) -> pyarrow.Table:
@@ -161,19 +134,36 @@ def _webdataset(values: Sequence[str]) -> bytes:
     return shard(members)
 
 
+def _mds(values: Sequence[str]) -> bytes:
+    sizes = np.array(values, int)
+    offsets = 4 * (sizes.size + 2) + 2 + np.cumsum([0, *sizes])
+    head = struct.pack("<I", sizes.size) + offsets.astype("<u4").tobytes()
+    return head + b"{}" + bytes(sizes.sum())
+
+
 SAMPLES: dict[str, Sample] = {
-    "speechbrain-json": Sample(_speechbrain_json, first_line=None),
-    "json-list": Sample(_json_list, first_line=None),
-    "nemo": Sample(_nemo),
-    "speechbrain-csv": Sample(_speechbrain_csv, first_line=2),
-    "table": Sample(_table, first_line=2),
-    "wav2vec": Sample(_wav2vec, first_line=2, column="samples"),
-    "kaldi": Sample(_kaldi, column="length"),
+    "sizes": Sample(_mds, None, text=False, ids=False, column="num_bytes", whole=True),
+    "speechbrain-json": Sample(
+        _listed("{", '"utt{i}": {{"duration": "{v}", "wrd": "A"}}', "}"),
+        first_line=None,
+    ),
+    "json-list": Sample(
+        _listed("[", '{{"id": "utt{i}", "duration": "{v}"}}', "]"), first_line=None
+    ),
+    "nemo": Sample(_lines("", '{{"audio_filepath": "utt{i}", "duration": "{v}"}}\n')),
+    "speechbrain-csv": Sample(
+        _lines("ID, duration, wrd\n", "utt{i}, {v}, A\n"), first_line=2
+    ),
+    "table": Sample(_lines("clip\tduration\n", "utt{i}\t{v}\n"), first_line=2),
+    "wav2vec": Sample(
+        _lines("/data/train\n", "utt{i}\t{v}\n"), first_line=2, column="samples"
+    ),
+    "kaldi": Sample(_lines("", "utt{i} {v} \n"), column="length"),
     "text": Sample(_text, detected=False, ids=False, column="text", whole=True),
     "parquet": Sample(_parquet, first_line=None, text=False),
     "arrow": Sample(_arrow, first_line=None, text=False),
     "webdataset": Sample(
         _webdataset, first_line=None, text=False, column="json.duration"
     ),
-    "numbers": Sample(_numbers, ids=False, column="length"),
+    "numbers": Sample(_lines("", "{v}\n"), ids=False, column="length"),
 }

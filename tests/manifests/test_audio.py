@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from batchtune.errors import ManifestError
 from batchtune.manifests.audio import (
@@ -290,7 +288,7 @@ def test_without_mutagen_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "mutagen", None)
     with pytest.raises(ManifestError) as caught:
         length(b"OggS" + bytes(100))
-    assert caught.value.hint == "Install it: pip install 'batchtune[audio]'."
+    assert caught.value.hint == "Install it: pip install mutagen."
     assert length(riff(fmt(), DATA)).num_samples == 1000
 
 
@@ -336,23 +334,6 @@ def test_a_damaged_audio_file_is_read_or_refused(form: str, subtype: str) -> Non
                 (0, 255, chance.randrange(256))
             )
         survives(bytes(damaged))
-
-
-@given(
-    st.sampled_from(
-        (
-            b"RIFF\0\0\0\0WAVE",
-            b"RF64",
-            b"fLaC\0\0\0\x22",
-            b"\xff\xfb\x90\xc4",
-            b"ID3",
-            b"\0\0\0\x20ftyp",
-        )
-    ),
-    st.binary(max_size=600),
-)
-def test_any_bytes_are_read_or_refused(magic: bytes, rest: bytes) -> None:
-    survives(magic + rest)
 
 
 # What is read from

@@ -110,23 +110,38 @@ def write_parquet(path: Path) -> Path:
     return path
 
 
-def test_without_a_tokenizer_contents_are_counted_in_characters(read: Read) -> None:
-    found = read(LINES)
-    assert (found.values.tolist(), found.unit) == ([23, 12], "characters")
-    assert (
-        "'messages' holds chats: the characters of their contents are counted"
-        in found.notes[0]
-    )
+PARTS = [
+    {"type": "image", "url": "x"},
+    {"type": "text", "text": "abc"},
+    {"type": "text", "text": "de"},
+]
+IN_PARTS = {"messages": [{"role": "user", "content": PARTS}]}
+TOKENIZED = {**CHATS[0], "input_ids": [1, 2, 3]}
+DEEPER = [{"data": {"turns": chat["messages"]}} for chat in CHATS]
 
 
 @pytest.mark.parametrize(
-    ("measure", "lengths"), [("words", [5, 3]), ("bytes", [23, 12])]
+    ("rows", "options", "lengths", "unit"),
+    [
+        (CHATS, {}, [23, 12], "characters"),
+        (CHATS, {"measure": "words"}, [5, 3], "words"),
+        (CHATS, {"measure": "bytes"}, [23, 12], "bytes"),
+        ([IN_PARTS], {}, [5], "characters"),
+        (DEEPER, {"length_key": "data.turns"}, [23, 12], "characters"),
+        ([TOKENIZED], {}, [3], "tokens"),
+    ],
+    ids=["characters", "words", "bytes", "parts", "another key", "tokenized"],
 )
 def test_contents_are_measured_as_texts_are(
-    read: Read, measure: str, lengths: list[int]
+    read: Read, rows: list[Any], options: dict, lengths: list[int], unit: str
 ) -> None:
-    found = read(LINES, measure=measure)
-    assert (found.values.tolist(), found.unit) == (lengths, measure)
+    found = read("".join(json.dumps(row) + "\n" for row in rows), **options)
+    assert (found.values.tolist(), found.unit) == (lengths, unit)
+
+
+def test_a_note_says_how_chats_are_counted(read: Read) -> None:
+    said = "'messages' holds chats: the characters of their contents are counted"
+    assert said in read(LINES).notes[0]
 
 
 @pytest.mark.parametrize("kind", ["lines", "list", "parquet"])
@@ -154,14 +169,11 @@ def test_a_template_may_lie_in_a_file_of_its_own(read: Read, tokenizer: Path) ->
 def test_of_several_templates_the_default_one_is_taken(
     read: Read, tokenizer: Path
 ) -> None:
-    templates = [
-        {"name": "tool_use", "template": "one"},
-        {"name": "default", "template": TEMPLATE},
-    ]
+    default = {"name": "default", "template": TEMPLATE}
+    templates = [{"name": "tool_use", "template": "one"}, default]
     write_config(tokenizer, chat_template=templates)
-    assert read(LINES, tokenizer=str(tokenizer)).values.tolist() == by_transformers(
-        tokenizer
-    )
+    found = read(LINES, tokenizer=str(tokenizer))
+    assert found.values.tolist() == by_transformers(tokenizer)
 
 
 def test_without_a_template_the_tokens_of_contents_are_counted(
@@ -171,32 +183,6 @@ def test_without_a_template_the_tokens_of_contents_are_counted(
     found = read(LINES, tokenizer=str(tokenizer))
     assert found.values.tolist() == [5, 3]
     assert "without a chat template" in found.notes[0]
-
-
-def test_parts_of_a_message_are_counted_images_are_not(read: Read) -> None:
-    parts = [
-        {"type": "image", "url": "x"},
-        {"type": "text", "text": "abc"},
-        {"type": "text", "text": "de"},
-    ]
-    lines = json.dumps({"messages": [{"role": "user", "content": parts}]})
-    assert read(lines + "\n").values.tolist() == [5]
-
-
-def test_a_chat_below_another_key_is_taken_where_it_is_named(read: Read) -> None:
-    lines = "".join(
-        json.dumps({"data": {"turns": chat["messages"]}}) + "\n" for chat in CHATS
-    )
-    assert read(lines, length_key="data.turns").values.tolist() == [23, 12]
-
-
-def test_tokens_of_a_tokenized_chat_go_before_its_messages(read: Read) -> None:
-    assert (
-        read(
-            '{"messages": [{"role": "user", "content": "ab"}], "input_ids": [1, 2, 3]}\n'
-        ).unit
-        == "tokens"
-    )
 
 
 @pytest.mark.parametrize(

@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 import pytest
+from manifests.conftest import cases
+
+NAME_IT = "name it with --unit"
+READ = {
+    "an unknown unit stays unknown with a note": ("length", 5000, {}, 5000, None, NAME_IT),
+    "the user's unit is taken where nothing else says one": ("length", 5000, {"unit": "frames"}, 5000, "frames", ""),
+    "ms are converted to s with a note": (
+        "duration_ms",
+        4644,
+        {"unit": "s"},
+        4.644,
+        "s",
+        "Lengths are converted from ms to s.",
+    ),
+    "s are converted to ms": ("duration", 4.644, {"unit": "ms"}, 4644, "ms", ""),
+    "the user's unit wins where there is a scale": (
+        "frames",
+        5000,
+        {"unit": "s", "length_scale": "1/100"},
+        50,
+        "s",
+        "",
+    ),
+}  # fmt: skip
 
 
-def _one(column: str, value: str = "5000") -> str:
-    return f"path,{column}\na,{value}\n"
-
-
-def test_an_unknown_unit_stays_unknown_with_a_note(read) -> None:
-    lengths = read(_one("length"))
-    assert lengths.unit is None
-    assert any("name it with --unit" in note for note in lengths.notes)
-
-
-def test_the_users_unit_is_taken_where_nothing_else_says_one(read) -> None:
-    lengths = read(_one("length"), unit="frames")
-    assert (lengths.unit, lengths.longest) == ("frames", 5000.0)
-
-
-def test_ms_are_converted_to_s_with_a_note(read) -> None:
-    lengths = read(_one("duration_ms", "4644"), unit="s")
-    assert (lengths.unit, lengths.longest) == ("s", 4.644)
-    assert "Lengths are converted from ms to s." in lengths.notes
-
-
-def test_s_are_converted_to_ms(read) -> None:
-    lengths = read(_one("duration", "4.644"), unit="ms")
-    assert (lengths.unit, lengths.longest) == ("ms", 4644.0)
+@cases(READ, "column value options longest unit note")
+def test_the_unit_of_the_lengths(
+    read, column, value, options, longest, unit, note
+) -> None:
+    lengths = read(f"path,{column}\na,{value}\n", **options)
+    assert (lengths.longest, lengths.unit) == (longest, unit)
+    assert note in " ".join(lengths.notes)
 
 
 def test_another_unit_without_a_scale_is_an_error_that_shows_one(refusal) -> None:
-    error = refusal(_one("samples"), unit="s")
+    error = refusal("path,samples\na,5000\n", unit="s")
     assert "in samples, and --unit asks for s" in error.message
     assert "--length-scale X (1/16000 for 16 kHz audio)" in error.hint
-
-
-def test_the_users_unit_wins_where_there_is_a_scale(read) -> None:
-    lengths = read(_one("frames"), unit="s", length_scale="1/100")
-    assert (lengths.unit, lengths.longest) == ("s", 50.0)
 
 
 @pytest.mark.parametrize(
@@ -60,17 +62,14 @@ def test_the_users_unit_wins_where_there_is_a_scale(read) -> None:
 def test_a_scale_gives_a_unit_only_where_there_is_no_doubt(
     read, column: str, scale: str, unit: str | None
 ) -> None:
-    lengths = read(_one(column), length_scale=scale)
+    lengths = read(f"path,{column}\na,5000\n", length_scale=scale)
     assert lengths.unit == unit
-    assert any("name it with --unit" in note for note in lengths.notes) == (
-        unit is None
-    )
+    assert any(NAME_IT in note for note in lengths.notes) == (unit is None)
 
 
 def test_a_length_that_the_scale_makes_infinite_is_invalid(refusal) -> None:
-    assert (
-        "(infinite)" in refusal(_one("duration", "1e308"), length_scale="1000").message
-    )
+    error = refusal("path,duration\na,1e308\n", length_scale="1000")
+    assert "(infinite)" in error.message
 
 
 @pytest.mark.parametrize("column", ["length", "len"])

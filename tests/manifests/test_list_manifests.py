@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from manifests.conftest import cases
 
 from batchtune.errors import UsageError
 from batchtune.manifests import FORMATS
@@ -44,44 +45,41 @@ def test_a_kaldi_line_without_a_length_is_named(refusal, line: str, said: str) -
     assert said in refusal(f"a 3\n{line}\n", "utt2dur").message
 
 
-def test_wav2vec_counts_samples_of_paths_with_blanks(read, refusal) -> None:
-    lengths = read("/my data\na b.flac\t16000\n")
-    assert (lengths.values.tolist(), lengths.unit, lengths.notes) == (
-        [16000.0],
-        "samples",
-        (),
-    )
-    for row in ("b.flac", "b.flac\t1\t2"):
-        assert "line 3" in refusal(f"/data\na.flac\t16000\n{row}\n").message
+READ = {
+    "samples of paths with blanks": ("/my data\na b.flac\t16000\n", {}, [16000], "samples"),
+    "lines of text": ("HELLO \r\n\nME\n", {"format": "text"}, [6, 2], "characters"),
+    "lines of digits": ("10\n200\n", {"format": "text"}, [3, 2], "characters"),
+    "words of lines": ("ONE TWO\n THREE \n", {"format": "text", "measure": "words"}, [2, 1], "words"),
+    "numbers": ("12\n 3.5 \n\n1e2\n", {}, [100, 12, 3.5], None),
+    "numbers with a unit": ("3\n4\n", {"unit": "tokens"}, [4, 3], "tokens"),
+    "ids may repeat in a table": ("path,duration\na.wav,1\na.wav,2\n", {}, [2, 1], "s"),
+    "ids may repeat in NeMo's lines": ('{"audio_filepath": "a.wav", "duration": 1}\n' * 2, {}, [1, 1], "s"),
+}  # fmt: skip
 
 
-def test_two_rows_with_one_id_are_refused_in_speechbrains_csv(read, refusal) -> None:
-    error = refusal("ID,duration\na,1\nb,2\nb,4\n")
-    assert "line 4, id 'b': duplicate id" in error.message
-    assert read("path,duration\na.wav,1\na.wav,2\n").count == 2
-    assert read('{"audio_filepath": "a.wav", "duration": 1}\n' * 2).count == 2
+@cases(READ, "content options lengths unit")
+def test_lists_are_read(read, content, options, lengths, unit) -> None:
+    found = read(content, **options)
+    assert (found.values.tolist(), found.unit) == (lengths, unit)
+    assert any("--unit" in note for note in found.notes) == (unit is None)
 
 
-def test_each_line_of_text_is_an_example(read) -> None:
-    lengths = read("HELLO \r\n\nME\n", format="text")
-    assert (lengths.values.tolist(), lengths.unit) == ([6.0, 2.0], "characters")
-    assert read("10\n200\n", format="text").values.tolist() == [3.0, 2.0]
-    assert read(
-        "ONE TWO\n THREE \n", format="text", measure="words"
-    ).values.tolist() == [2.0, 1.0]
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("/data\na.flac\t16000\nb.flac\n", "line 3"),
+        ("/data\na.flac\t16000\nb.flac\t1\t2\n", "line 3"),
+        ("ID,duration\na,1\nb,2\nb,4\n", "line 4, id 'b': duplicate id"),
+        ("3\nx\n4\n", "line 2: 'length' is 'x' (text)"),
+    ],
+)
+def test_a_line_that_is_off_is_named(refusal, content: str, said: str) -> None:
+    assert said in refusal(content).message
 
 
 @pytest.mark.parametrize("content", [b"plain prose\n", b"3\n", b"", b"{}"])
 def test_text_is_never_told_from_the_content(content: bytes) -> None:
     assert not FORMATS["text"].fits(Head(content, complete=True))
-
-
-def test_each_number_is_a_length(read, refusal) -> None:
-    lengths = read("12\n 3.5 \n\n1e2\n")
-    assert (lengths.values.tolist(), lengths.unit) == ([100.0, 12.0, 3.5], None)
-    assert any("--unit" in note for note in lengths.notes)
-    assert read("3\n4\n", unit="tokens").unit == "tokens"
-    assert "line 2: 'length' is 'x' (text)" in refusal("3\nx\n4\n").message
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from samples import SAMPLES
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError, shortened
-from batchtune.manifests import ReadOptions, load_lengths, parse_scale
 
 LONG = 20_000
 MOST_CHARACTERS = 1500
@@ -77,15 +76,6 @@ def test_long_and_many_columns_are_listed_in_short(refusal, content: str) -> Non
         error = refusal(content.replace("KEY", key))
         assert len(error.message) <= 3 * MOST_CHARACTERS
         assert len(error.hint or "") <= MOST_CHARACTERS
-
-
-def test_long_arguments_are_quoted_by_their_beginning() -> None:
-    with pytest.raises(UsageError) as wrong_scale:
-        parse_scale("7" * LONG)
-    assert_short(wrong_scale.value)
-    with pytest.raises(UsageError) as wrong_format:
-        load_lengths("nowhere", ReadOptions(format="f" * LONG))
-    assert_short(wrong_format.value)
 
 
 def test_a_path_is_named_whole_unless_it_is_endless() -> None:

@@ -109,7 +109,7 @@ def test_a_missing_ray_is_named(
         BatchtuneError, match="--engine ray needs the package ray"
     ) as caught:
         scan(shards, ReadOptions(), tmp_path / "lengths.parquet", engine="ray")
-    assert caught.value.hint == "Install it: pip install 'batchtune[ray]'."
+    assert caught.value.hint == "Install it: pip install ray."
 
 
 @pytest.mark.slow

@@ -87,8 +87,3 @@ def test_targets_are_not_truncated(read: Read) -> None:
         "id,duration,num_words\na,3,8\nb,9,7\n", truncate=5.0, target_key="num_words"
     )
     assert (found.values.tolist(), found.targets.tolist()) == ([5, 3], [7, 8])
-
-
-def test_options_have_no_scale_that_is_not_positive() -> None:
-    with pytest.raises(UsageError, match="'0' is not a length scale"):
-        ReadOptions(length_scale="0")

@@ -36,11 +36,6 @@ def test_common_voice_is_in_milliseconds() -> None:
     assert lengths.total == 234762780
 
 
-def test_common_voice_is_converted_to_seconds() -> None:
-    lengths = load_lengths(COMMON_VOICE, ReadOptions(unit="s"))
-    assert (lengths.shortest, lengths.longest, lengths.unit) == (1.116, 15.156, "s")
-
-
 def test_the_same_lengths_have_one_fingerprint_in_every_format(tmp_path: Path) -> None:
     seconds = librispeech_seconds()[:2000]
     fingerprint = Lengths.of(seconds, unit="s").fingerprint

@@ -31,7 +31,7 @@ Found = list[File]
 NAMES = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
     min_size=1,
-    max_size=120,
+    max_size=300,
 )
 
 
@@ -137,14 +137,6 @@ def test_names_offsets_and_sizes_are_those_of_tarfile(
         return
     path.write_bytes(compress(data))
     assert indexed(path)[0] == by_tarfile(data)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_long_and_unusual_names_are_read_in_every_format(write, form: str) -> None:
-    long = ("f/" * 60 + "a.wav", "d" * 90 + "/" + "n" * 90 + ".wav")
-    for name in ("a.wav", "ordner/über/日本語.wav", "../../etc/a.wav", "/a.wav", *long):
-        data = files({name: b"1234", "b.wav": b"12"}, FORMATS[form])
-        assert indexed(write(data))[0] == by_tarfile(data)
 
 
 def test_headers_that_only_hold_a_time_are_passed_over(write) -> None:

@@ -29,26 +29,25 @@ def load(
     )
 
 
-def test_letters_of_fairseq_are_aligned_line_by_line(tmp_path: Path) -> None:
-    found = load(tmp_path, WAV2VEC, "A B | C |\nA\nA B |\n", "valid.ltr")
-    assert pairs(found) == {100: 5, 200: 1, 300: 3}
+WORDS = {"measure": "words"}
 
 
-def test_other_texts_are_counted_in_characters_by_default(tmp_path: Path) -> None:
-    assert pairs(load(tmp_path, WAV2VEC, "one two\nthree\nx\n")) == {
-        100: 7,
-        200: 5,
-        300: 1,
-    }
-    assert pairs(load(tmp_path, WAV2VEC, "one two\nthree\nx\n", measure="words")) == {
-        100: 2,
-        200: 1,
-        300: 1,
-    }
-
-
-def test_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
-    assert pairs(load(tmp_path, WAV2VEC, "7\n8\n9\n")) == {100: 7, 200: 8, 300: 9}
+@pytest.mark.parametrize(
+    ("targets", "name", "options", "lengths", "counts"),
+    [
+        ("A B | C |\nA\nA B |\n", "valid.ltr", {}, [5, 1, 3], "words"),
+        ("one two\nthree\nx\n", "a.txt", {}, [7, 5, 1], "characters"),
+        ("one two\nthree\nx\n", "a.txt", WORDS, [2, 1, 1], "words"),
+        ("7\n8\n9\n", "a", {}, [7, 8, 9], "numbers"),
+    ],
+)
+def test_lines_are_aligned_and_it_is_told_what_they_are(
+    tmp_path: Path, targets: str, name: str, options: dict, lengths: list, counts: str
+) -> None:
+    found = load(tmp_path, WAV2VEC, targets, name, **options)
+    assert pairs(found) == dict(zip((100, 200, 300), lengths, strict=True))
+    said = f"Target lengths are the {counts} in "
+    assert any(note.startswith(said) for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -63,24 +62,20 @@ def test_as_many_lines_as_examples_are_needed(
 
 
 @pytest.mark.parametrize(
-    ("targets", "found"),
+    ("targets", "options", "lengths"),
     [
-        ("c 9\nb 8\na 7\nunused 1\n", {1.5: 7, 2.5: 8, 3.5: 9}),
-        ("c 9,31\nb 8,31\na 7,31\n", {1.5: 7, 2.5: 8, 3.5: 9}),
-        ("a HELLO YOU\nb HI\nc X\n", {1.5: 9, 2.5: 2, 3.5: 1}),
+        ("c 9\nb 8\na 7\nunused 1\n", {}, [7, 8, 9]),
+        ("c 9,31\nb 8,31\na 7,31\n", {}, [7, 8, 9]),
+        ("a HELLO YOU\nb HI\nc X\n", {}, [9, 2, 1]),
+        ("a HELLO YOU\nb HI\nc X\n", WORDS, [2, 1, 1]),
     ],
-    ids=["numbers", "shapes", "texts"],
+    ids=["numbers", "shapes", "texts", "words"],
 )
 def test_files_of_kaldi_and_espnet_are_joined_by_id(
-    tmp_path: Path, targets: str, found: dict[float, float]
+    tmp_path: Path, targets: str, options: dict, lengths: list
 ) -> None:
-    assert pairs(load(tmp_path, KALDI, targets)) == found
-
-
-def test_words_of_a_kaldi_text_can_be_counted(tmp_path: Path) -> None:
-    assert pairs(
-        load(tmp_path, KALDI, "a HELLO YOU\nb HI\nc X\n", measure="words")
-    ) == {1.5: 2, 2.5: 1, 3.5: 1}
+    found = pairs(load(tmp_path, KALDI, targets, **options))
+    assert found == dict(zip((1.5, 2.5, 3.5), lengths, strict=True))
 
 
 def test_an_example_without_a_target_is_invalid_and_named(tmp_path: Path) -> None:
@@ -107,20 +102,3 @@ def test_each_of_several_manifests_has_its_target_file(tmp_path: Path) -> None:
     assert pairs(found) == {97: 97, 98: 98}
     with pytest.raises(ManifestError, match="1 target file for 2 manifests"):
         load_lengths(manifests, ReadOptions(target_file=f"{tmp_path}/a.ltr"))
-
-
-@pytest.mark.parametrize(
-    ("targets", "name", "counts"),
-    [
-        ("A B\nC\nD\n", "a.ltr", "words"),
-        ("one\ntwo\nx\n", "a.txt", "characters"),
-        ("1\n2\n3\n", "a", "numbers"),
-    ],
-)
-def test_it_is_told_what_the_targets_are(
-    tmp_path: Path, targets: str, name: str, counts: str
-) -> None:
-    notes = load(tmp_path, WAV2VEC, targets, name).notes
-    assert any(
-        note.startswith(f"Target lengths are the {counts} in ") for note in notes
-    )

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from manifests.conftest import cases
 from samples import SAMPLE_RATE as RATE
 from samples import Member, shard, wav
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import FORMATS, load_lengths, source
+from batchtune.manifests import FORMATS, load_lengths
 from batchtune.manifests.base import Unreadable
 from batchtune.manifests.formats.members import key_and_suffix
 from batchtune.manifests.source import Source
@@ -83,31 +85,69 @@ def test_the_seconds_of_the_audio_are_the_lengths(read) -> None:
     assert "Lengths are taken from column 'audio', in s." in lengths.notes
 
 
-@pytest.mark.parametrize(
-    ("members", "length", "unit"),
-    [
-        (
-            [("a.json", b'{"duration": 9}'), ("a.wav", wav(1000)), ("a.npy", npy(7))],
-            1000 / RATE,
-            "s",
-        ),
-        ([("a.npy", npy(7, 80)), ("a.txt", b"x")], 7.0, None),
-        ([("a.duration", b"2.5\n")], 2.5, "s"),
-        ([("a.json", b'{"duration": 2.5}')], 2.5, "s"),
-    ],
-)
-def test_the_length_is_found_without_options(
-    read, members: list[Member], length: float, unit: str | None
-) -> None:
-    lengths = read(shard(members))
-    assert (lengths.longest, lengths.unit) == (length, unit)
+MIXED = [("a.wav", wav(1000)), ("b.flac", wav(3000)), ("c.mix.WAV", wav(2000))]
+READ = {
+    "audio goes before what its json says": (
+        [("a.json", b'{"duration": 9}'), ("a.wav", wav(1000)), ("a.npy", npy(7))],
+        [1000 / RATE],
+        "s",
+    ),
+    "arrays have their first dimension": (
+        [("a.npy", npy(7, 80)), ("a.txt", b"x")],
+        [7],
+        None,
+    ),
+    "a number in a member": ([("a.duration", b"2.5\n")], [2.5], "s"),
+    "a number in json": ([("a.json", b'{"duration": 2.5}')], [2.5], "s"),
+    "each sample has its own audio suffix": (
+        MIXED,
+        [3000 / RATE, 2000 / RATE, 1000 / RATE],
+        "s",
+    ),
+}
 
 
-def test_of_two_audio_members_one_needs_to_be_named(refusal) -> None:
-    assert (
-        "--length-key"
-        in refusal(shard([("a.mix.wav", wav(1000)), ("a.clean.wav", wav(1000))])).hint
-    )
+@cases(READ, "members lengths unit")
+def test_the_length_is_found_without_options(read, members, lengths, unit) -> None:
+    found = read(shard(members))
+    assert (found.values.tolist(), found.unit) == (lengths, unit)
+
+
+ALTERNATING = [(f"{n}.{('flac', 'wav')[n % 2]}", wav(1000)) for n in range(100)]
+REFUSED = {
+    "of two audio members one needs to be named": (
+        [("a.mix.wav", wav(1000)), ("a.clean.wav", wav(1000))],
+        "",
+        "--length-key",
+    ),
+    "a later sample with several audio members": (
+        [*ALTERNATING, ("x.mix.wav", wav(10)), ("x.flac", wav(20))],
+        "1 of 101 rows is invalid.*id 'x': 'audio' can't be read: several audio members: 'flac' and another",
+        "",
+    ),
+    "a sample without the member": (
+        [*speech(1), ("b.txt", b"x")],
+        "1 of 2 rows is invalid.*id 'b': 'audio' is missing",
+        "",
+    ),
+    "a suffix that comes twice": (
+        [*speech(1), ("a.wav", wav(10)), ("a.txt", b"x"), ("a.WAV", wav(20))],
+        "id 'a': 'audio' can't be read: two members with one suffix: 'wav'",
+        "",
+    ),
+}
+
+
+@cases(REFUSED, "members message hint")
+def test_a_sample_without_one_length_is_named(refusal, members, message, hint) -> None:
+    error = refusal(shard(members))
+    assert re.search(message, error.message, re.DOTALL)
+    assert hint in error.hint
+
+
+def test_members_without_a_suffix_are_counted(read) -> None:
+    left_out = read(shard([("README", b"x"), *speech(1)])).left_out
+    assert left_out == {"a member without a suffix": 1}
 
 
 def test_the_columns_are_listed_with_what_they_hold(write) -> None:
@@ -148,51 +188,6 @@ def test_the_first_dimension_of_an_array_is_the_length(write) -> None:
     )
 
 
-def test_each_samples_own_audio_suffix_gives_its_length(read) -> None:
-    lengths = read(
-        shard([("a.wav", wav(1000)), ("b.flac", wav(3000)), ("c.mix.WAV", wav(2000))])
-    )
-    assert lengths.values.tolist() == [3000 / RATE, 2000 / RATE, 1000 / RATE]
-    assert lengths.unit == "s"
-    assert "Lengths are taken from column 'audio', in s." in lengths.notes
-
-
-def test_a_later_sample_with_several_audio_members_is_unreadable(refusal) -> None:
-    members = [
-        (f"{number}.{'wav' if number % 2 else 'flac'}", wav(1000))
-        for number in range(100)
-    ]
-    message = refusal(
-        shard([*members, ("x.mix.wav", wav(10)), ("x.flac", wav(20))])
-    ).message
-    assert "1 of 101 rows is invalid" in message
-    assert (
-        "id 'x': 'audio' can't be read: several audio members: 'flac' and another"
-        in message
-    )
-
-
-def test_a_sample_without_the_member_is_missing_its_length(refusal) -> None:
-    error = refusal(shard([*speech(1), ("b.txt", b"x")]))
-    assert "1 of 2 rows is invalid" in error.message
-    assert "id 'b': 'audio' is missing" in error.message
-
-
-def test_members_without_a_suffix_are_counted(read) -> None:
-    assert read(shard([("README", b"x"), *speech(1)])).left_out == {
-        "a member without a suffix": 1
-    }
-
-
-def test_a_suffix_that_comes_twice_makes_the_sample_invalid(refusal) -> None:
-    message = refusal(
-        shard([*speech(1), ("a.wav", wav(10)), ("a.txt", b"x"), ("a.WAV", wav(20))])
-    ).message
-    assert (
-        "id 'a': 'audio' can't be read: two members with one suffix: 'wav'" in message
-    )
-
-
 def test_a_damaged_wav_is_named_and_can_be_left_out(read, refusal) -> None:
     content = shard([*speech(2), ("bad.wav", b"RIFF nothing else"), ("empty.wav", b"")])
     message = refusal(content).message
@@ -207,7 +202,7 @@ def test_a_damaged_wav_is_named_and_can_be_left_out(read, refusal) -> None:
 @pytest.mark.parametrize(
     ("content", "seen"),
     [
-        (b'{"duration": NaN}', "malformed JSON"),
+        (b'{"duration": NaN}', "missing"),
         (b'{"duration": "long"}', "(text)"),
         (b'{"duration": null}', "missing"),
         (b'{"length": 3}', "missing"),
@@ -290,11 +285,6 @@ def test_a_truncated_shard_yields_the_whole_samples_before(
             whole,
         )
         assert caught.value.hint
-
-
-def test_other_content_is_no_shard() -> None:
-    for content in [b"", b"\0" * 100, b"BZh", b"ustar" * 300, b"{}\n" * 400]:
-        assert not FORMAT.fits(source.Head(content, complete=True))
 
 
 @settings(max_examples=100, deadline=None)

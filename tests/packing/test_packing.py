@@ -150,9 +150,15 @@ def test_ranks_are_as_even_as_by_karmarkar_karp(
     order = dealt(values, world_size)
     assert sorted(order.tolist()) == list(range(values.size))
     of_ranks = values[order].reshape(-1, world_size).sum(axis=0)
-    parts = karmarkar_karp(seconds, world_size, equal_size=True)
+    parts = karmarkar_karp(seconds, world_size)
     slowest = max(sum(seconds[index] for index in part) for part in parts)
     assert of_ranks.max() <= slowest
+
+
+def test_the_largest_differences_are_merged_first() -> None:
+    # 8, 7 and 5, 4 differ by 1 each: 8 goes with 4.
+    parts = karmarkar_karp([8, 5, 7, 4], 2)
+    assert sorted(map(sorted, parts)) == [[0, 3], [1, 2]]
 
 
 def test_many_micro_batches_are_dealt_evenly_too() -> None:
@@ -191,17 +197,22 @@ def test_ranks_finish_together_whatever_the_budget(count: int, max_tokens: int) 
         batches = batchtune.pack(lengths, max_tokens, world_size=8, accumulate=2)
         assert len(batches) % 16 == 0
         assert all(lengths[batch].sum() <= max_tokens for batch in batches)
-        packed = Packed.of_lists(batches)
+        packed = packed_lists(batches)
         dealing = Dealing(world_size=8, accumulate=packed.count // 8)
         budget = Budget(max_tokens=max_tokens)
         row = row_of_lists(packed, lengths, budget, dealing)
         work = budget.time_law.of_sequences(lengths)
-        parts = karmarkar_karp(work.tolist(), 8, equal_size=False)
-        without_budget = max(float(work[part].sum()) for part in parts)
-        assert row.slowest_rank * float(work.sum()) / 8 < 1.02 * without_budget
+        mean = float(work.sum()) / 8
+        # No rank can be quicker than the longest sequence.
+        assert row.slowest_rank * mean < 1.02 * max(mean, float(work.max()))
 
 
 # Figures.
+
+
+def packed_lists(batches: list[list[int]]) -> Packed:
+    sizes = np.array([len(batch) for batch in batches])
+    return Packed(np.concatenate(batches), sizes)
 
 
 def row_of_lists(
@@ -221,7 +232,7 @@ def row_of_lists(
 def test_figures_are_those_of_the_micro_batches() -> None:
     lengths = [30, 10, 50, 20, 5, 5]
     budget = Budget(max_tokens=40, cut_at=40, time_law=LAW)
-    packed = Packed.of_lists([[0, 1], [2], [3, 4], [5]])
+    packed = packed_lists([[0, 1], [2], [3, 4], [5]])
     row = row_of_lists(packed, lengths, budget, Dealing(world_size=2))
     seconds = [
         30 + 40 + 100 + 4,
@@ -240,7 +251,7 @@ def test_figures_are_those_of_the_micro_batches() -> None:
 
 def test_figures_count_what_exceeds_the_cap() -> None:
     budget = Budget(max_tokens=40)
-    packed = Packed.of_lists([[0, 1], [2]])
+    packed = packed_lists([[0, 1], [2]])
     row = row_of_lists(packed, [30, 11, 40], budget, Dealing())
     assert (row.over_cap, row.largest_tokens) == (1, 41)
     # By FLOPs no time is known.
@@ -249,7 +260,7 @@ def test_figures_count_what_exceeds_the_cap() -> None:
 
 def test_micro_batches_that_no_proof_contains_are_unproven() -> None:
     budget = Budget(max_tokens=40)
-    packed = Packed.of_lists([[0], [1, 2, 3], [4, 5, 6, 7, 8]])
+    packed = packed_lists([[0], [1, 2, 3], [4, 5, 6, 7, 8]])
     lengths = [40, 20, 10, 10, 16, 6, 6, 6, 6]
     long = BatchShape.packed([40])
     short = BatchShape.packed([8] * 5)
@@ -269,12 +280,6 @@ def test_micro_batches_that_no_proof_contains_are_unproven() -> None:
         ).reshape(-1, 4)
         row = row_of_lists(packed, lengths, budget, Dealing(), proofs)
         assert row.unproven == unproven
-        held = [BatchShape.packed([lengths[i] for i in b]) for b in packed.lists()]
-        contained = [
-            any(shape == batch or shape.contains(batch) for shape in shapes)
-            for batch in held
-        ]
-        assert contained.count(False) == unproven
 
 
 def test_mates_meet_again_less_often_in_smaller_pools_than_one() -> None:

@@ -37,16 +37,6 @@ class TrainsNothing(Good):
         self.model(torch.ones(batch.batch_size, 64)).sum().backward()
 
 
-class RaisesInSetup(Good):
-    def setup(self, device: torch.device) -> None:
-        raise ValueError("no such checkpoint: epoch-3.pt")
-
-
-class RaisesInStep(Good):
-    def step(self, batch: BatchShape) -> None:
-        torch.ones(2, 3) @ torch.ones(2, 3)
-
-
 class ForksAndHangs(Good):
     """Starts a child of its own, as a data loader does, and says which."""
 
@@ -98,26 +88,6 @@ class KillsItsParent(Good):
         super().step(batch)
 
 
-class WaitsToBeKilled(Good):
-    """Once: says in the folder who it is, and waits."""
-
-    def __init__(self, folder: str) -> None:
-        self.file = f"{folder}/pid"
-
-    def step(self, batch: BatchShape) -> None:
-        if not os.path.exists(self.file):
-            with open(f"{self.file}.new", "w") as file:
-                file.write(str(os.getpid()))
-            os.rename(f"{self.file}.new", self.file)
-            time.sleep(1000)
-        super().step(batch)
-
-
-class Hangs(Good):
-    def step(self, batch: BatchShape) -> None:
-        time.sleep(1000)
-
-
 class Faulty(Good):
     """Has another fault for each batch size; a batch of one has none."""
 
@@ -167,11 +137,6 @@ class Faulty(Good):
 
     def hang(self) -> None:
         time.sleep(1000)
-
-
-class HungryInSetup(Good):
-    def setup(self, device: torch.device) -> None:
-        self.weight = torch.ones(4 << 30, dtype=torch.uint8)
 
 
 class _HungryBackward(torch.autograd.Function):

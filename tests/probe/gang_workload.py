@@ -63,9 +63,6 @@ class Shared:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(1000)
 
-    def fail(self) -> None:
-        raise ValueError("tokens and labels differ")
-
 
 class TellsWhenItHangs(Shared):
     """Is killed with a batch of three examples; makes a file and hangs with one of four."""
@@ -87,12 +84,3 @@ class ByLength(Shared):
     def make_batch(self, shape: BatchShape) -> torch.Tensor:
         examples = shape.batch_size * shape.length / 100
         return torch.ones(int(examples * ROWS_OF_A_MIB), WIDTH)
-
-
-class Packed(Shared):
-    """A row of T tokens has T / 100 MiB."""
-
-    packed = True
-
-    def make_batch(self, shape: BatchShape) -> torch.Tensor:
-        return torch.ones(int(shape.tokens / 100 * ROWS_OF_A_MIB), WIDTH)

@@ -42,7 +42,6 @@ def descend(
     """A step of gradient descent with momentum, whose state the first step makes."""
     with torch.no_grad():
         for parameter in model.parameters():
-            assert parameter.grad is not None
             state = momentum.setdefault(parameter, torch.zeros_like(parameter))
             state.mul_(0.9).add_(parameter.grad)
             parameter.sub_(0.01 * state)

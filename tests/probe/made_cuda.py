@@ -84,7 +84,7 @@ class MadeCuda:
 
     def install(
         self, patch: pytest.MonkeyPatch, gpus: list[MadeGpu] | None = None
-    ) -> None:
+    ) -> MadeCuda:
         """Take the place of `torch.cuda`; NVML shows `gpus`, its own unless given, or is absent if there are none."""
         self.nvml = MadeNvml([self.gpu] if gpus is None else gpus)
         if self.nvml.gpus:
@@ -117,6 +117,7 @@ class MadeCuda:
             cuda_module, "_create_handles", lambda device: self.take(self.handles)
         )
         self.show()
+        return self
 
     def limit(self) -> int:
         return round(self.fraction * self.total)

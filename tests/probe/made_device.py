@@ -8,8 +8,10 @@ from made_trials import altered
 
 from batchtune.probe.devices.law import Coefficients, MadeDevice, failed
 from batchtune.probe.requests import Ran
+from batchtune.probe.search import FrontierSearch
 from batchtune.results import BatchShape, Outcome, Trial
 
+MOST_TRIALS_EVER = 400
 Peak = Callable[[BatchShape], float]
 
 
@@ -62,3 +64,21 @@ class SearchedDevice(MadeDevice):
             if self.bytes_of(shape) <= self.limit_bytes
         ]
         return max(fitting, default=0)
+
+
+def search_to_the_end(
+    search: FrontierSearch,
+    device: MadeDevice,
+    trials: list[Trial] | None = None,
+    fresh: list[tuple[int, float]] | None = None,
+) -> list[Trial]:
+    """Run what is proposed after these trials; `fresh` collects what was asked to be run in a new worker."""
+    trials = [] if trials is None else trials
+    while (proposal := search.propose(trials)) is not None:
+        shape = proposal.shape
+        if fresh is not None and proposal.fresh:
+            fresh.append((shape.batch_size, shape.length))
+        ran = device.measure(shape, len(trials), fresh=proposal.fresh)
+        trials.append(ran.trial)
+        assert len(trials) < MOST_TRIALS_EVER, "the search does not end"
+    return trials

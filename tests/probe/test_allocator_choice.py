@@ -38,9 +38,7 @@ LENGTHS = Lengths.of([1.0, 2.0])
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> MadeCuda:
-    made = MadeCuda(MadeGpu())
-    made.install(monkeypatch)
-    return made
+    return MadeCuda(MadeGpu()).install(monkeypatch)
 
 
 def opened(
@@ -91,7 +89,7 @@ def test_another_backend_is_recorded_by_its_name(
     assert device.allocator_setting == "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync"
 
 
-@pytest.mark.parametrize(
+without_expandable_segments = pytest.mark.parametrize(
     ("made", "reason"),
     [
         (
@@ -102,16 +100,19 @@ def test_another_backend_is_recorded_by_its_name(
     ],
     ids=["driver", "torch"],
 )
+
+
+@without_expandable_segments
 def test_without_expandable_segments_auto_is_native_and_says_why(
     cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], reason: str
 ) -> None:
     for name, value in made.items():
         setattr(cuda, name, value)
+    problem = f"expandable segments don't work: {reason}"
     meter = opened(monkeypatch, "auto", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"})
     assert meter.device.allocator == "native"
     assert meter.device.allocator_settings == "max_split_size_mb:64"
     meter.settle(0, 0)
-    problem = f"expandable segments don't work: {reason}"
     assert meter.device.allocator_problem == problem
     assert any(
         warning.startswith(
@@ -121,20 +122,14 @@ def test_without_expandable_segments_auto_is_native_and_says_why(
     )
 
 
-@pytest.mark.parametrize(
-    "made",
-    [{"refusal": "CUDA driver error: operation not supported"}, {"grows": False}],
-    ids=["driver", "torch"],
-)
+@without_expandable_segments
 def test_expandable_segments_that_do_not_work_are_an_error(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any]
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], reason: str
 ) -> None:
     for name, value in made.items():
         setattr(cuda, name, value)
-    with pytest.raises(
-        ProbeError,
-        match="--allocator expandable is impossible here: expandable segments don't work: ",
-    ):
+    message = f"expandable is impossible here: expandable segments don't work: {reason}"
+    with pytest.raises(ProbeError, match=message):
         opened(monkeypatch, "expandable")
 
 
@@ -195,33 +190,29 @@ def on(allocator: str | None) -> Device:
 
 
 @pytest.mark.parametrize(
-    ("began", "found", "now"),
+    ("began", "found", "now", "goes_on"),
     [
-        ("auto", "expandable", "auto"),
-        ("auto", "expandable", "expandable"),
-        ("expandable", "expandable", "auto"),
-        ("auto", "native", "native"),
-        ("auto", None, "expandable"),
+        ("auto", "expandable", "auto", True),
+        ("auto", "expandable", "expandable", True),
+        ("expandable", "expandable", "auto", True),
+        ("auto", "native", "native", True),
+        ("auto", None, "expandable", True),
+        ("auto", "expandable", "native", False),
     ],
 )
-def test_a_run_goes_on_with_the_allocator_that_it_has(
-    tmp_path: Path, began: Choice, found: str | None, now: Choice
+def test_a_run_goes_on_only_with_the_allocator_that_it_has(
+    tmp_path: Path, began: Choice, found: str | None, now: Choice, goes_on: bool
 ) -> None:
     begin_run(LENGTHS, settings(began), tmp_path, on(found), force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
+    if not goes_on:
+        message = f"something else: allocator = {found}, now {now}"
+        with pytest.raises(ResultError, match=message):
+            open_run(LENGTHS, settings(now), tmp_path)
+        return
     run, _ = open_run(LENGTHS, settings(now), tmp_path)
-    assert run is not None
     assert run.settings["allocator"] == began
     refuse_other_allocator("it", run.device.allocator, on(found))
-
-
-def test_a_run_does_not_go_on_with_another_allocator(tmp_path: Path) -> None:
-    begin_run(LENGTHS, settings("auto"), tmp_path, on("expandable"), force=False)
-    append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
-    with pytest.raises(
-        ResultError, match="something else: allocator = expandable, now native"
-    ):
-        open_run(LENGTHS, settings("native"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,13 @@ from made_trials import altered
 from memory_laws import (
     LAWS,
     LIMIT_BYTES,
+    MADE,
     Law,
     LawDevice,
     made_lengths,
+    ooms,
+    probe_on,
+    warns,
 )
 from msgspec.structs import replace
 
@@ -22,11 +26,8 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.devices.law import failed
-from batchtune.probe.messages import ProbeHooks, ProbeProgress
-from batchtune.probe.probing import run_probe
+from batchtune.probe.messages import ProbeProgress
 from batchtune.probe.requests import Ran
-from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     BatchShape,
@@ -36,13 +37,7 @@ from batchtune.results import (
     read_result,
 )
 
-LIMITED = ProbeSettings(
-    workload="made.py:Made",
-    options={},
-    device="cuda",
-    num_lengths=6,
-    memory_fraction=1.0,
-)
+LIMITED = replace(MADE, num_lengths=6, memory_fraction=1.0)
 
 
 class Timed(LawDevice):
@@ -72,12 +67,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
 
 
 def probe_timed(device: Timed, folder: Path, minutes: float | None = None) -> Probe:
-    return run_probe(
-        device.lengths,
-        replace(LIMITED, minutes=minutes),
-        folder,
-        hooks=ProbeHooks(measurer=device),
-    )
+    return probe_on(device, folder, replace(LIMITED, minutes=minutes))
 
 
 def test_minutes_end_a_probe_with_what_is_proven_by_then(
@@ -88,16 +78,14 @@ def test_minutes_end_a_probe_with_what_is_proven_by_then(
     assert probe.unfinished
     assert probe.is_proven
     assert probe.frontier[-1].length == timed.lengths.longest
-    assert any(
-        "unfinished" in warning and "--minutes" in warning for warning in probe.warnings
-    )
+    assert warns(probe, "unfinished")
+    assert warns(probe, "--minutes")
     swept = sweep(
         timed.lengths,
         probe.max_batch_length,
         SweepSettings(strategies=("optimal",)),
         costs_of(probe),
     )
-    assert swept.recommended_table is not None
     assert not swept.rows[swept.recommended_table].unproven
     assert timed.above_truth(table_of(swept.rows[swept.recommended_table])) == 0
     whole = probe_timed(timed, tmp_path)
@@ -152,67 +140,21 @@ def test_minutes_that_end_early_warn_of_an_ignored_shape(
     monkeypatch.setattr("batchtune.probe.probing.time.monotonic", lambda: device.now)
     probe = probe_timed(device, tmp_path, minutes=0.08)
     assert probe.unfinished
-    assert any("ignore its `shape`" in warning for warning in probe.warnings)
+    assert warns(probe, "ignore its `shape`")
 
 
 def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path: Path) -> None:
     lengths = made_lengths("speech", count=300)
     too_large = LawDevice(Law(lambda size, length, target: 1000.0), lengths)
     with pytest.raises(ProbeError, match="too small"):
-        run_probe(
-            lengths,
-            LIMITED,
-            tmp_path,
-            hooks=ProbeHooks(measurer=too_large),
-        )
+        probe_on(too_large, tmp_path, LIMITED)
     fitting = LawDevice(LAWS["linear"], lengths)
     another = replace(LIMITED, workload="made.py:Another")
-    probe = run_probe(lengths, another, tmp_path, hooks=ProbeHooks(measurer=fitting))
+    probe = probe_on(fitting, tmp_path, another)
     assert probe.workload.spec == "made.py:Another"
     assert probe.trials[0].index == 0
     with pytest.raises(ResultError, match="holds a run of something else"):
-        run_probe(
-            lengths,
-            LIMITED,
-            tmp_path,
-            hooks=ProbeHooks(measurer=fitting),
-        )
-
-
-def test_a_run_is_not_continued_with_another_allocator(tmp_path: Path) -> None:
-    lengths = made_lengths("speech", count=300)
-    device = LawDevice(LAWS["linear"], lengths)
-    hooks = ProbeHooks(measurer=device)
-    device.device = replace(device.device, allocator="native")
-    run_probe(lengths, LIMITED, tmp_path, hooks=hooks)
-    device.device = replace(device.device, allocator="expandable")
-    with pytest.raises(
-        ResultError, match="measured without expandable segments, but this runs with"
-    ):
-        run_probe(lengths, LIMITED, tmp_path, hooks=hooks)
-    probe = run_probe(lengths, LIMITED, tmp_path, hooks=hooks, force=True)
-    assert probe.device.allocator == "expandable"
-
-
-def test_an_interrupted_probe_leaves_unproven_sizes(
-    timed: Timed, tmp_path: Path
-) -> None:
-    timed.most = 8
-    with pytest.raises(KeyboardInterrupt):
-        probe_timed(timed, tmp_path)
-    left = read_result(tmp_path / PROBE_FILE, Probe)
-    assert left.unfinished
-    assert not left.is_proven
-    assert left.frontier[-1].length == timed.lengths.longest
-    swept = sweep(
-        timed.lengths,
-        left.max_batch_length,
-        SweepSettings(strategies=("optimal",)),
-        costs_of(left),
-    )
-    assert all(row.unproven for row in swept.rows)
-    timed.most = float("inf")
-    assert not probe_timed(timed, tmp_path).unfinished
+        probe_on(fitting, tmp_path, LIMITED)
 
 
 def test_an_interruption_overwrites_nothing_that_is_proven(
@@ -264,8 +206,7 @@ def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
     ):
         probe = probe_law(device)
         assert len(probe.trials) <= 35
-        assert sum(trial.outcome == "oom" for trial in probe.trials) <= 2
-        assert probe.confirmation is not None
+        assert ooms(probe.trials) <= 2
         assert probe.confirmation.given_up == 0
         shapes = [
             BatchShape(point.batch_size, point.length) for point in probe.frontier
@@ -275,48 +216,10 @@ def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
         )
 
 
-class MostlyInUse(LawDevice):
-    """A small model: 83% of the memory is in use between steps, and of the rest the last 1.5% can't be had.
-
-    Frames come in eights, which short examples fill badly: they need more for each second than longer ones.
-    """
-
-    def bytes(self, shape: BatchShape) -> float:
-        frames = 8 * math.ceil(100 * shape.length / 8)
-        need = (
-            shape.batch_size
-            * (0.56 * shape.length + 0.44 * frames / 100)
-            / self._longest
-        )
-        return self.in_use + need * (LIMIT_BYTES - self.in_use) / self.fitting
-
-    @property
-    def in_use(self) -> int:
-        return int(0.83 * LIMIT_BYTES)
-
-    def run(self, shape: BatchShape, steps: int) -> Ran:
-        if self.bytes(shape) > LIMIT_BYTES - 0.015 * (LIMIT_BYTES - self.in_use):
-            return altered(failed(shape, "oom", "out of memory"), worker=self.worker)
-        reply = super().run(shape, steps)
-        return altered(reply, rest_bytes=self.in_use)
-
-
-@pytest.mark.parametrize("fitting", [2.9, 3.3])
-def test_an_allocator_that_fails_early_is_learnt_from(fitting: float) -> None:
-    probe = probe_law(MostlyInUse(LAWS["linear"], long_tailed(), fitting=fitting))
-    assert len(probe.trials) <= 35
-    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
-
-
 def test_the_time_left_is_known_in_the_confirmation(tmp_path: Path) -> None:
     device = LawDevice(LAWS["linear"], made_lengths("speech", count=300))
     said: list[ProbeProgress] = []
-    run_probe(
-        device.lengths,
-        ProbeSettings(workload="made.py:Made", options={}, device="cuda"),
-        tmp_path,
-        hooks=ProbeHooks(measurer=device, on_progress=said.append),
-    )
+    probe_on(device, tmp_path, on_progress=said.append)
     left = [progress.seconds_left for progress in said if progress.confirming]
     assert left[-1]
     assert left == sorted(left, reverse=True)
@@ -328,4 +231,4 @@ def test_what_more_lengths_would_save_is_said() -> None:
             LAWS["another kernel for long ones"], made_lengths("tokens", count=3000)
         )
     )
-    assert any("More lengths would save up to" in warning for warning in probe.warnings)
+    assert warns(probe, "More lengths would save up to")

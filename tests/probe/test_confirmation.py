@@ -1,5 +1,6 @@
 import itertools
 
+import pytest
 from made_trials import altered, made_trial, ran
 from noted_device import NotedDevice, planned
 
@@ -133,19 +134,15 @@ def test_a_shape_that_kills_the_worker_twice_fails() -> None:
     ] == [(MIDDLE, "crash")]
 
 
-def test_cache_growth_counts_after_each_shape_ran_once() -> None:
-    assert (
-        turns_of(stepper_of(reserved=(50, 80, 90, 90, 97, 92)))
-        .record([])
-        .reserved_growth_bytes
-        == 7
-    )
-    assert (
-        turns_of(stepper_of(reserved=(100, 80, 90, 90, 95, 92)))
-        .record([])
-        .reserved_growth_bytes
-        == 0
-    )
+@pytest.mark.parametrize(
+    ("reserved", "growth"),
+    [((50, 80, 90, 90, 97, 92), 7), ((100, 80, 90, 90, 95, 92), 0)],
+)
+def test_cache_growth_counts_after_each_shape_ran_once(
+    reserved: tuple[int, ...], growth: int
+) -> None:
+    record = turns_of(stepper_of(reserved=reserved)).record([])
+    assert record.reserved_growth_bytes == growth
 
 
 def test_a_worker_replaced_mid_turns_has_a_first_step_too() -> None:

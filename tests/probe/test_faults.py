@@ -1,11 +1,8 @@
 """Faults, caused for real in a worker process: each is reported as what it is, and nothing of it stays."""
 
-import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from worker_processes import gone, ours, processes_of, supervise, wait_for
 
-from batchtune.errors import ProbeError, WorkloadError
+from batchtune.errors import WorkloadError
 from batchtune.results import BatchShape, Trial
 
 ONE, TWO, THREE = (BatchShape(size, 3.0) for size in (1, 2, 3))
@@ -39,7 +36,6 @@ def test_a_good_workload_is_measured() -> None:
     assert device.processors is not None
     assert device.load_average is not None
     for others in (device.other_processors, trial.other_processors):
-        assert others is not None
         # Clocks tick every hundredth of a second.
         assert 0 <= others <= device.processors * 1.2
 
@@ -92,7 +88,7 @@ def test_a_failure_leaves_no_memory_to_later_trials(workload: str) -> None:
             supervisor.measure(BatchShape(size, 10.0), 0).trial for size in (1, 20, 1)
         )
     assert failed.outcome == "oom"
-    assert abs((after.peak_bytes or 0) - (before.peak_bytes or 0)) < 6 << 20
+    assert abs(after.peak_bytes - before.peak_bytes) < 6 << 20
 
 
 def test_without_a_byte_left_the_worker_reports_oom_and_lives_on() -> None:
@@ -102,15 +98,7 @@ def test_without_a_byte_left_the_worker_reports_oom_and_lives_on() -> None:
             supervisor.measure(BatchShape(2, 1.0), index).trial for index in range(2)
         ]
     assert [trial.outcome for trial in trials] == ["oom", "oom"]
-    assert "MemoryError" in (trials[0].error or "")
-
-
-def test_a_setup_beyond_the_limit_says_that_it_is_too_small() -> None:
-    with (
-        supervise("HungryInSetup") as supervisor,
-        pytest.raises(ProbeError, match="limit is too small"),
-    ):
-        supervisor.start()
+    assert "MemoryError" in trials[0].error
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -132,36 +120,20 @@ def test_a_step_that_lowers_the_memory_limit_is_named() -> None:
     )
 
 
-def test_a_worker_killed_from_outside_is_not_out_of_memory(tmp_path: Path) -> None:
-    killer = threading.Thread(
-        target=lambda: os.kill(int(wait_for(tmp_path / "pid")), signal.SIGKILL)
-    )
-    killer.start()
-    with supervise("WaitsToBeKilled", folder=str(tmp_path)) as supervisor:
-        first = supervisor.measure(ONE, 0).trial
-        second = supervisor.measure(ONE, 1).trial
-    killer.join()
-    assert (first.outcome, first.error) == (
-        "crash",
-        "the worker process was killed by SIGKILL",
-    )
-    assert (second.outcome, second.worker) == ("ok", 2)
-
-
 def test_what_the_workload_started_ends_with_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with supervise("StartsDaemons", shared=False) as supervisor:
+    with supervise("StartsDaemons") as supervisor:
         supervisor.start()
-        assert len(ours()) == 3  # nursery, worker, and the daemon of the setup
+        assert len(ours()) == 2  # the worker, and the daemon of the setup
         assert supervisor.measure(ONE, 0).trial.outcome == "ok"
-        assert len(ours()) > 4
+        assert len(ours()) > 3
         assert supervisor.measure(TWO, 1).trial.outcome == "crash"
-        assert len(ours()) == 1
+        assert not ours()
         supervisor._settings = replace(supervisor._settings, trial_timeout_seconds=1.0)
         assert supervisor.measure(THREE, 2).trial.outcome == "timeout"
-        assert len(ours()) == 1
+        assert not ours()
 
 
 def test_nothing_stays_if_the_supervisor_is_killed_in_mid_trial(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Real ranks over gloo: one result each, whatever goes wrong on one of them, and nothing left behind."""
 
-import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +13,6 @@ from worker_processes import gone, ours, processes_of, wait_for
 
 from batchtune.lengths import Lengths
 from batchtune.probe.gang import environment_of_ranks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape
@@ -36,7 +33,6 @@ def settings(
     workload: str = "Shared",
     *,
     memory_mib: int = 460,
-    timeout_seconds: float = 60.0,
     **options: object,
 ) -> ProbeSettings:
     return ProbeSettings(
@@ -46,7 +42,6 @@ def settings(
         memory_bytes=memory_mib * MIB,
         memory_fraction=1.0,
         num_lengths=2,
-        trial_timeout_seconds=timeout_seconds,
         nproc_per_node=2,
     )
 
@@ -70,36 +65,10 @@ def test_two_ranks_are_one_worker() -> None:
     assert (fits.outcome, fits.rank, fits.oom_ranks) == ("ok", 1, [])
     assert fits.steps >= 3
     assert fits.parameters_changed
-    assert 0 < (fits.peak_bytes or 0) - device.ranks[1].base_bytes < 30 * MIB
+    assert 0 < fits.peak_bytes - device.ranks[1].base_bytes < 30 * MIB
     # Rank 0 has room for it, and waits for the gradients of rank 1.
     assert (too_large.outcome, too_large.rank, too_large.oom_ranks) == ("oom", 1, [1])
-    assert (too_large.error or "").startswith("rank 1: RuntimeError: ")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("parallel", "fault", "outcome", "error"),
-    [
-        ("ddp", "kill", "crash", "rank 1: its process was killed by SIGKILL"),
-        (
-            *("fsdp2", "hang_for_good", "timeout"),
-            r"rank 1: no answer within 5 s; it hangs at gang_workload\.py, line \d+, in hang_for_good",
-        ),
-    ],
-)
-def test_a_fault_of_one_rank_is_one_result(
-    parallel: str, fault: str, outcome: str, error: str
-) -> None:
-    with supervise(fault=fault, parallel=parallel, timeout_seconds=5.0) as supervisor:
-        supervisor.start()
-        before, failed, after = (
-            supervisor.measure(shape, 0).trial for shape in (SMALL, FAULT, SMALL)
-        )
-    assert (failed.outcome, failed.rank, failed.oom_ranks) == (outcome, 1, [])
-    assert re.fullmatch(error, failed.error or "")
-    assert (before.outcome, after.outcome) == ("ok", "ok")
-    assert (before.worker, after.worker) == (1, 2)
+    assert too_large.error.startswith("rank 1: RuntimeError: ")
 
 
 @pytest.mark.slow
@@ -128,37 +97,6 @@ def test_nothing_stays_if_all_above_is_killed(tmp_path: Path) -> None:
     assert gone(supervisor.pid)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_answers_are_those_of_fresh_gangs(tmp_path: Path) -> None:
-    """The largest batch fits in a gang that has run nothing before; one of an example more than is kept free doesn't.
-
-    One rank holds more than the other: it alone is the limit.
-    """
-    lengths = Lengths.of([100.0, 200.0] * 60, unit="tokens")
-    probed_with = settings("ByLength", parallel="fsdp2", ballast_rank=1, ballast_mib=60)
-    probe = run_probe(lengths, probed_with, tmp_path)
-    assert probe.settings["nproc_per_node"] == 2
-    assert probe.device.world_size == 2
-    assert probe.margin is not None
-    assert all(
-        1 in (trial.oom_ranks or ()) for trial in probe.trials if trial.outcome == "oom"
-    )
-    point = probe.frontier[-1]
-    assert point.closed_by in ("oom", "memory")
-    held = [rank.base_bytes for rank in probe.device.ranks]
-    assert abs(held[1] - held[0] - 60 * MIB) < 8 * MIB
-    example_bytes = ((point.peak_bytes or 0) - held[1]) / point.batch_size
-    # One example, and the margin, which the probe leaves free on purpose.
-    most = point.batch_size + 1 + math.ceil(probe.margin.bytes / example_bytes)
-    outcomes = []
-    for size in (point.batch_size, most + 1):
-        with Supervisor(probed_with, lengths=lengths) as supervisor:
-            trial = supervisor.measure(BatchShape(size, point.length), 0).trial
-        outcomes.append((trial.outcome, trial.oom_ranks))
-    assert outcomes == [("ok", []), ("oom", [1])]
-
-
 def test_a_rank_sees_no_variables_of_another_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -172,13 +110,3 @@ def test_a_rank_sees_no_variables_of_another_launcher(
     assert environment["OMP_NUM_THREADS"] == "1"
     assert "7" not in environment.values()
     assert os.environ["SLURM_PROCID"] == "7"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_ranks_find_a_token_budget_together(tmp_path: Path) -> None:
-    probe = run_probe(LENGTHS, settings("Packed"), tmp_path)
-    assert probe.device.world_size == 2
-    assert probe.packed is not None
-    assert probe.packed.max_tokens > 256
-    assert probe.is_proven

@@ -7,7 +7,10 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +27,7 @@ from batchtune.results import DeviceProcess, ProbedWith
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> MadeCuda:
-    made = MadeCuda(MadeGpu())
-    made.install(monkeypatch)
-    return made
+    return MadeCuda(MadeGpu()).install(monkeypatch)
 
 
 def open_meter(
@@ -53,23 +54,25 @@ def settled(
     return meter
 
 
-def test_a_cap_is_the_limit_where_that_much_is_free(cuda: MadeCuda) -> None:
-    assert (
-        settled(memory=10 * GIB, fraction=0.5).device.limit_bytes
-        == 5 * GIB
-        == cuda.limit()
-    )
-
-
-def test_without_a_cap_the_fraction_is_of_the_whole_device(cuda: MadeCuda) -> None:
-    assert settled(fraction=0.9).device.limit_bytes == int(80 * GIB * 0.9)
-
-
-def test_memory_outside_the_allocator_is_left_out_of_the_limit(cuda: MadeCuda) -> None:
-    cuda.others = 30 * GIB
+@pytest.mark.parametrize(
+    ("others", "given", "limit"),
+    [
+        (0, {"memory": 10 * GIB, "fraction": 0.5}, 5 * GIB),
+        (0, {"fraction": 0.9}, int(80 * GIB * 0.9)),  # of the whole device
+        # Memory outside the allocator is left out.
+        (30 * GIB, {"fraction": 0.9}, 50 * GIB - 700 * MIB),
+        # That of a run that is continued stays.
+        (0, {"limit": 10 * GIB, "reserve": 3 * GIB, "ddp": GIB}, 10 * GIB),
+    ],
+    ids=["cap", "fraction", "others", "continued"],
+)
+def test_the_limit_is_what_is_asked_for_and_free(
+    cuda: MadeCuda, others: int, given: dict[str, Any], limit: int
+) -> None:
+    cuda.others = others
     cuda.show()
-    device = settled(fraction=0.9).device
-    assert device.limit_bytes == 50 * GIB - 700 * MIB
+    device = settled(**given).device
+    assert device.limit_bytes == limit == cuda.limit()
     assert device.outside_bytes == 700 * MIB
 
 
@@ -85,15 +88,6 @@ def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(
     assert before - device.limit_bytes == 4 * GIB
     assert (device.reserve_bytes, device.ddp_bytes) == (3 * GIB, GIB)
     assert cuda.limit() == device.limit_bytes
-
-
-def test_the_limit_of_a_run_that_is_continued_stays(cuda: MadeCuda) -> None:
-    device = settled(limit=10 * GIB, reserve=3 * GIB, ddp=GIB).device
-    assert (device.limit_bytes, device.reserve_bytes, device.ddp_bytes) == (
-        10 * GIB,
-        3 * GIB,
-        GIB,
-    )
 
 
 def test_a_limit_no_longer_free_is_refused_before_the_setup(cuda: MadeCuda) -> None:
@@ -148,8 +142,7 @@ def test_the_device_is_described_by_the_driver(cuda: MadeCuda) -> None:
 def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = MadeCuda(MadeGpu(), others=30 * GIB)
-    made.install(monkeypatch, [])
+    MadeCuda(MadeGpu(), others=30 * GIB).install(monkeypatch, [])
     meter = settled()
     device = meter.device
     assert device.limit_bytes == 50 * GIB - 700 * MIB
@@ -173,8 +166,7 @@ def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(
 def test_memory_outside_the_allocator_is_followed_as_it_grows(
     monkeypatch: pytest.MonkeyPatch, own_pid: int | None
 ) -> None:
-    made = MadeCuda(MadeGpu(), others=2 * GIB, own_pid=own_pid)
-    made.install(monkeypatch)
+    made = MadeCuda(MadeGpu(), others=2 * GIB, own_pid=own_pid).install(monkeypatch)
     meter = settled()
     made.reserved = 9 * GIB
     made.take(300 * MIB)
@@ -184,8 +176,7 @@ def test_memory_outside_the_allocator_is_followed_as_it_grows(
 def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = MadeCuda(MadeGpu(total=160 * GIB), own_pid=None)
-    made.install(monkeypatch)
+    MadeCuda(MadeGpu(total=160 * GIB), own_pid=None).install(monkeypatch)
     device = settled().device
     assert (device.free_bytes, device.outside_bytes) == (None, None)
 
@@ -212,8 +203,9 @@ def test_a_gpu_is_identified_by_its_uuid_and_is_not_used_for_it(cuda: MadeCuda) 
 def test_an_instance_is_identified_by_its_own_uuid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = MadeCuda(MadeGpu(), uuids=("2",))
-    made.install(monkeypatch, [divided_gpu("MIG-1", "MIG-2")])
+    MadeCuda(MadeGpu(), uuids=("2",)).install(
+        monkeypatch, [divided_gpu("MIG-1", "MIG-2")]
+    )
     assert identify("cuda:0").id == "MIG-2"
 
 
@@ -231,8 +223,9 @@ def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(
         MadeGpu(),
         MadeGpu(uuid="GPU-bbbbbbbb", pci="0000:66:00.0", clock=1980),
     )
-    made = MadeCuda(second, others=GIB, uuids=("aaaaaaaa", "bbbbbbbb"))
-    made.install(monkeypatch, [first, second])
+    made = MadeCuda(second, others=GIB, uuids=("aaaaaaaa", "bbbbbbbb")).install(
+        monkeypatch, [first, second]
+    )
     assert [identify(f"cuda:{number}").id for number in (0, 1)] == [
         "GPU-aaaaaaaa",
         "GPU-bbbbbbbb",
@@ -247,8 +240,9 @@ def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(
 def test_the_gpu_is_chosen_before_the_workload_is_imported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = MadeCuda(MadeGpu(uuid="GPU-bbbbbbbb"), uuids=("aaaaaaaa", "bbbbbbbb"))
-    made.install(monkeypatch)
+    made = MadeCuda(
+        MadeGpu(uuid="GPU-bbbbbbbb"), uuids=("aaaaaaaa", "bbbbbbbb")
+    ).install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: made.current)
     (tmp_path / "users.py").write_text(USERS)
     wanted = ProbedWith(device="cuda:1", memory_bytes=GIB)
@@ -459,45 +453,44 @@ def test_on_the_cpu_a_worker_holds_what_training_holds() -> None:
     assert held["worker"] - 32 * MIB < held["training"] < held["worker"]
 
 
-@pytest.mark.parametrize(
-    ("of_file", "counted"), [(True, 0), (False, 64)], ids=["pages of a file", "memory"]
-)
-def test_on_the_cpu_the_peak_is_of_data_and_not_of_files(
-    tmp_path: Path, of_file: bool, counted: int
-) -> None:
-    (tmp_path / "library").write_bytes(bytes(64 * MIB))
+def peak_mib(held: AbstractContextManager[object]) -> int:
+    """By how many MiB what is held raises the peak of the CPU's meter above what was in use before."""
     meter = open_meter("cpu", None, 1.0, None)
     meter.reset()
     before = meter.in_use()
-    if of_file:
-        with (
-            (tmp_path / "library").open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
-        ):
-            sum(pages[::4096])
-            peak = meter.peak()
-    else:
-        # New pages: what an earlier test freed may still be the process's own.
-        with mmap.mmap(
-            -1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        ) as pages:
-            for offset in range(0, 64 * MIB, 4096):
-                pages[offset] = 1
-        peak = meter.peak()
-    assert peak is not None
-    assert abs(peak - before - counted * MIB) < 8 * MIB
+    with held:
+        return round((meter.peak() - before) / MIB)
+
+
+@contextmanager
+def pages_of_a_file(path: Path) -> Iterator[None]:
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
+    ):
+        sum(pages[::4096])
+        yield
+
+
+@contextmanager
+def new_memory(mib: int, *, touched: bool) -> Iterator[None]:
+    """New pages: what an earlier test freed may still be the process's own."""
+    anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    with mmap.mmap(-1, mib * MIB, flags=anonymous) as pages:
+        for offset in range(0, mib * MIB * touched, 4096):
+            pages[offset] = 1
+    yield
+
+
+def test_on_the_cpu_the_peak_is_of_data_and_not_of_files(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.write_bytes(bytes(64 * MIB))
+    assert abs(peak_mib(pages_of_a_file(library))) < 8
+    assert abs(peak_mib(new_memory(64, touched=True)) - 64) < 8
 
 
 def test_on_the_cpu_memory_that_nothing_touches_counts() -> None:
     """As it does against the limit: an LSTM's step takes scratch memory of which it uses a part."""
-    meter = open_meter("cpu", None, 1.0, None)
-    peaks = []
-    for mib in (96, 64, 96, 0):  # a smaller peak after a larger one shows too
-        meter.reset()
-        before = meter.in_use()
-        if mib:
-            mmap.mmap(
-                -1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            ).close()
-        peaks.append((meter.peak() or 0) - before)
-    assert [round(peak / MIB) for peak in peaks] == [96, 64, 96, 0]
+    sizes = [96, 64, 96]  # a smaller peak after a larger one shows too
+    assert [peak_mib(new_memory(size, touched=False)) for size in sizes] == sizes
+    assert peak_mib(nullcontext()) == 0

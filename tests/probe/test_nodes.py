@@ -214,7 +214,7 @@ def test_a_node_that_never_comes_is_named(cluster: Cluster) -> None:
     port = cluster.port
     assert str(missing.value).startswith("no sign of node 1 of 2 within 0 s at 127.0.")
     assert str(missing.value).endswith(f":{port + 1}")
-    assert f"TCP ports {port} to {port + 2} of 127.0.0.1" in (missing.value.hint or "")
+    assert f"TCP ports {port} to {port + 2} of 127.0.0.1" in missing.value.hint
 
 
 def test_node_0_that_never_comes_is_named() -> None:

@@ -27,7 +27,6 @@ from batchtune.results import DeviceProcess, DoctorGpu
 def facts_of(monkeypatch: pytest.MonkeyPatch, gpu: MadeGpu) -> DoctorGpu:
     MadeNvml([gpu]).install(monkeypatch)
     found = find_gpu(gpu.uuid, gpu.pci)
-    assert found is not None
     return found.facts()
 
 
@@ -88,29 +87,6 @@ def test_a_call_that_fails_costs_its_own_fact_alone(
     }
 
 
-def test_a_gpu_that_refuses_everything_is_listed_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = [
-        *FACT_OF_CALL,
-        "nvmlDeviceGetMemoryInfo",
-        *(f"nvmlDeviceGetComputeRunningProcesses_v{version}" for version in (2, 3)),
-        *(f"nvmlDeviceGetCurrentClocks{kind}Reasons" for kind in ("Event", "Throttle")),
-    ]
-    MadeNvml([MadeGpu(fails=dict.fromkeys(calls, NO_PERMISSION))]).install(monkeypatch)
-    (found,) = all_gpus()[0]
-    facts = found.facts()
-    assert (facts.name, facts.total_bytes, facts.processes, facts.throttle_reasons) == (
-        "GPU without a name",
-        None,
-        None,
-        None,
-    )
-    assert (facts.nvml_problem or "").startswith(
-        "Insufficient Permissions (nvmlDeviceGet"
-    )
-
-
 def test_a_lost_gpu_leaves_the_others_and_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -127,13 +103,6 @@ def test_gpus_that_may_not_be_counted_are_told(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch
     )
     assert all_gpus() == ([], "Insufficient Permissions")
-
-
-def failing(kind: str, *versions: int) -> dict[str, int]:
-    return {
-        f"nvmlDeviceGet{kind}RunningProcesses_v{version}": FUNCTION_NOT_FOUND
-        for version in versions
-    }
 
 
 def test_throttle_reasons_in_words() -> None:
@@ -156,7 +125,6 @@ def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(
 ) -> None:
     MadeNvml([MadeGpu(uuid="GPU-x"), MadeGpu()]).install(monkeypatch)
     found = find_gpu(uuid, None)
-    assert found is not None
     assert found.uuid() == "GPU-aaaaaaaa"
 
 
@@ -201,7 +169,6 @@ def test_an_instance_has_its_own_memory_and_the_whole_gpus_clock(
 ) -> None:
     MadeNvml([divided_gpu("MIG-1")]).install(monkeypatch)
     found = find_gpu("MIG-1", None)
-    assert found is not None
     facts = found.facts()
     assert (facts.mig, facts.total_bytes, facts.sm_clock_mhz, facts.ecc) == (
         True,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 
 import pytest
-from cli.conftest import KNOWN, run_here
-from msgspec.structs import replace
+from cli.conftest import run_here
 
 import batchtune
-from batchtune.errors import WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.compositions import COMPOSITIONS, Compositions
 from batchtune.probe.probing import run_probe
@@ -30,14 +27,15 @@ SETTINGS = ProbeSettings(
     memory_fraction=1.0,
 )
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_nursery")]
+on_the_cpu = pytest.mark.usefixtures("one_nursery")
 
 
+@pytest.mark.process
+@on_the_cpu
 def test_the_budget_is_what_a_brute_force_finds(tmp_path: Path) -> None:
     probe = run_probe(LENGTHS, SETTINGS, tmp_path)
     assert read_result(tmp_path / PROBE_FILE, Probe) == probe
     packed = probe.packed
-    assert packed is not None
     assert len(probe.trials) <= 18
     compositions = Compositions(LENGTHS, 0)
 
@@ -52,14 +50,7 @@ def test_the_budget_is_what_a_brute_force_finds(tmp_path: Path) -> None:
         supervisor.start()
         assert holds(packed.max_tokens)
         assert not holds(int(packed.max_tokens * 1.02))
-    assert packed.peak_bytes is not None
     assert packed.peak_bytes.token == pytest.approx(40_000, rel=0.1)
-
-
-def test_a_workload_that_pads_is_told(tmp_path: Path) -> None:
-    pads = replace(SETTINGS, workload=f"{WORKLOADS}:Pads", options={"a": 100_000.0})
-    with pytest.raises(WorkloadError, match="memory is that of padded batches"):
-        run_probe(LENGTHS, pads, tmp_path)
 
 
 def test_commands_and_python_find_the_same_budget(tmp_path: Path) -> None:
@@ -68,44 +59,22 @@ def test_commands_and_python_find_the_same_budget(tmp_path: Path) -> None:
     manifest = tmp_path / "lengths.csv"
     lines = [str(int(length)) for length in LENGTHS.values]
     manifest.write_text("\n".join(["num_tokens", *lines]))
-    probing = ("probe-oom", manifest, "--run", run, "--device", "cpu")
-    ran = run_here(
-        *(*probing, "--workload", f"{WORKLOADS}:Packed"),
-        *("--memory", "420MiB", "--max-tokens", 1_000),
-    )
+    law = "law:packed=1,constant=50MB,linear=300kB,limit=460MiB"
+    probing = ("probe-oom", manifest, "--run", run, "--device", law)
+    ran = run_here(*probing, "--max-tokens", 1_000)
     assert ran.returncode == 0, ran.stderr
-    assert "tokens in" in ran.stderr
-    assert "max_tokens = " in ran.stdout
     probe = read_result(run / PROBE_FILE, Probe)
-    packed = probe.packed
-    assert packed is not None
-    assert 400 <= packed.max_tokens <= 1_000
-    assert probe.settings["max_tokens"] == 1_000
-    assert len(packed.proofs) == len(COMPOSITIONS)
-
-    ran = run_here("report", run, "--format", "json", "--full")
-    assert json.loads(ran.stdout)["probe"]["packed"]["proofs"]
+    budget = f"max_tokens = {probe.packed.max_tokens:,}"
+    assert 400 <= probe.packed.max_tokens <= 1_000
+    assert budget in ran.stdout
     for form in ("terminal", "markdown", "html"):
-        ran = run_here("report", run, "--format", form, "--full")
-        assert ran.returncode == 0, ran.stderr
-        assert f"max_tokens = {packed.max_tokens:,}" in ran.stdout
-        assert "Peak memory: " in ran.stdout
-        assert "sum of squares" in " ".join(ran.stdout.split()) or form == "terminal"
+        assert budget in run_here("report", run, "--format", form, "--full").stdout
     ran = run_here("report", run, "--fail-if", "probe.packed.max_tokens > 1")
     assert ran.returncode == 3
     ran = run_here("verify", run, manifest)
-    assert ran.returncode == 1
     assert "is of packed batches, and verify runs padded ones only" in ran.stderr
-    ran = run_here(*probing, "--workload", KNOWN, "--memory", "420MiB")
-    assert ran.returncode == 1
+    ran = run_here(*probing[:-1], law.replace("packed=1,", ""))
     assert "holds a run of something else" in ran.stderr
-
-    results = batchtune.probe(
-        f"{WORKLOADS}:Packed",
-        LENGTHS,
-        run=run,
-        device="cpu",
-        memory_bytes=420 * MIB,
-        max_tokens=1_000,
-    )
+    given = {"device": law, "max_tokens": 1_000}
+    results = batchtune.probe("law", LENGTHS, run=run, **given)
     assert results.probe == probe

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_trials import ran
-from memory_laws import Law, LawDevice
+from memory_laws import Law, LawDevice, probe_on, warns
 from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
@@ -33,14 +32,9 @@ SETTINGS = ProbeSettings(workload="train.py:Mine", options={}, num_lengths=3)
 
 
 def probed(
-    device: LawDevice, folder: Path, settings: ProbeSettings = SETTINGS, **hooks: object
+    device: LawDevice, folder: Path, settings: ProbeSettings = SETTINGS, **how: Any
 ) -> Probe:
-    return run_probe(
-        device.lengths,
-        settings,
-        folder,
-        hooks=ProbeHooks(measurer=device, **hooks),  # type: ignore[arg-type]
-    )
+    return probe_on(device, folder, settings, **how)
 
 
 def padded(fitting: float = 7.0, lengths: Lengths = LENGTHS) -> LawDevice:
@@ -52,25 +46,6 @@ def run(tmp_path: Path) -> Path:
     """The folder of a finished probe."""
     probed(padded(), tmp_path / "run")
     return tmp_path / "run"
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_what_was_found_is_written(tmp_path: Path) -> None:
-    probe = probed(padded(), tmp_path)
-    assert read_result(tmp_path / PROBE_FILE, Probe) == probe
-    assert probe.lengths == LENGTHS.summary()
-    assert probe.models.peak_bytes is not None
-    assert len((tmp_path / TRIALS_FILE).read_bytes().splitlines()) == len(probe.trials)
-
-
-def test_a_second_run_measures_nothing_again(run: Path) -> None:
-    before = (run / TRIALS_FILE).read_bytes()
-    found = read_result(run / PROBE_FILE, Probe)
-    assert probed(padded(), run) == found
-    assert (run / TRIALS_FILE).read_bytes() == before
 
 
 def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(
@@ -97,25 +72,23 @@ def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(
         assert probe.frontier == expected.frontier
 
 
-def test_a_folder_of_other_lengths_is_refused_and_left_alone(run: Path) -> None:
-    before = files_of(run)
-    with pytest.raises(ResultError, match="other lengths"):
-        probed(padded(lengths=Lengths.of([5.0, 10.0])), run)
-    assert files_of(run) == before
-
-
-def test_a_folder_of_another_limit_is_refused_unless_forced(run: Path) -> None:
-    other = replace(SETTINGS, memory_bytes=500 << 20)
-    with pytest.raises(ResultError, match="memory_bytes"):
-        probed(padded(), run, other)
-    forced = run_probe(
-        LENGTHS,
-        other,
-        run,
-        force=True,
-        hooks=ProbeHooks(measurer=padded()),
-    )
-    assert forced.settings["memory_bytes"] == 500 << 20
+@pytest.mark.parametrize(
+    ("lengths", "changed", "message"),
+    [
+        (Lengths.of([5.0, 10.0]), {}, "other lengths"),
+        (LENGTHS, {"memory_bytes": 500 << 20}, "memory_bytes"),
+    ],
+)
+def test_a_folder_of_something_else_is_left_alone_unless_forced(
+    run: Path, lengths: Lengths, changed: dict[str, Any], message: str
+) -> None:
+    other = replace(SETTINGS, **changed)
+    before = (run / PROBE_FILE).read_bytes()
+    with pytest.raises(ResultError, match=message):
+        probed(padded(lengths=lengths), run, other)
+    assert (run / PROBE_FILE).read_bytes() == before
+    forced = probed(padded(lengths=lengths), run, other, force=True)
+    assert forced.lengths == lengths.summary()
 
 
 def test_too_little_memory_for_anything_is_told(tmp_path: Path) -> None:
@@ -136,7 +109,7 @@ def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path: Path) 
                 left.append(progress.seconds_left) if progress.shortening else None
             ),
         )
-    assert "--max-length 10.0" in (caught.value.hint or "")
+    assert "--max-length 10.0" in caught.value.hint
     assert [note.split(",")[0] for note in notes] == [
         "Warning: the longest example (20) does not fit within 7.45 GiB"
     ]
@@ -180,7 +153,22 @@ def test_what_fails_with_any_batch_is_the_workloads_own(
     with pytest.raises(WorkloadError) as raised:
         probed(failing([1.0, 2.0], outcome, error), tmp_path)
     assert error in raised.value.message
-    assert "did not run out of memory" in (raised.value.hint or "")
+    assert "did not run out of memory" in raised.value.hint
+    assert not (tmp_path / PROBE_FILE).exists()
+
+
+def test_an_oom_with_free_memory_is_shown_in_its_own_words(tmp_path: Path) -> None:
+    error = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
+    told = rf"even a batch of one .* exceeds it \({error}\)"
+    with pytest.raises(ProbeError, match=told):
+        probed(failing([1.0, 2.0], "oom", error), tmp_path)
+
+
+def test_the_workloads_own_error_ends_the_probe(tmp_path: Path) -> None:
+    error = "ValueError: tokens and labels differ"
+    message = f"train.py:Mine failed in its step, with a batch of .*: {error}"
+    with pytest.raises(WorkloadError, match=message):
+        probed(failing([1.0, 2.0], "error", error), tmp_path)
     assert not (tmp_path / PROBE_FILE).exists()
 
 
@@ -195,7 +183,4 @@ def test_a_workload_that_catches_a_lack_of_memory_is_warned_of(tmp_path: Path) -
     device = failing([1.0] * 8, "oom", CAUGHT, above=4, caught=True)
     probe = probed(device, tmp_path)
     assert probe.frontier[0].batch_size == 4
-    assert any(
-        text.startswith("The workload catches out-of-memory errors itself: in ")
-        for text in probe.warnings
-    )
+    assert warns(probe, "The workload catches out-of-memory errors itself: in ")

@@ -1,24 +1,22 @@
 """The ranks' connections, with threads in the place of ranks."""
 
+import re
 import select
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from probe.test_worker_session import MadeMeter, MadeWorkload
 
 import batchtune
 from batchtune.probe import ranks as ranks_module
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import Hello, Ran, Reply, Run, Vote
-from batchtune.probe.session import Session
-from batchtune.probe.verdicts import cause_of, merged
+from batchtune.probe.verdicts import cause_of
 from batchtune.processes import worker as worker_processes
 from batchtune.processes.worker import OUTERMOST_FRAME, Failed, encode
 from batchtune.results import BatchShape, Trial
@@ -108,11 +106,43 @@ def causes(replies: dict[int, Reply]) -> dict[int, str | None]:
 
 
 def message(reply: Reply) -> str:
-    assert isinstance(reply, Failed)
     return reply.message
 
 
+Act = Callable[[MadeRank], object]
+
+
 def nothing(rank: MadeRank) -> None: ...
+
+
+def saying(reply: Any) -> Act:
+    return lambda rank: rank.place.say(reply)
+
+
+def sending(words: bytes) -> Act:
+    return lambda rank: rank.channel.sendall(words)
+
+
+def closing(rank: MadeRank) -> None:
+    rank.channel.shutdown(socket.SHUT_RDWR)
+
+
+def printing(stack: str) -> Act:
+    """Prints its stack when it is asked where it hangs."""
+
+    def act(rank: MadeRank) -> None:
+        select.select([], [], [rank.channel], 20.0)
+        assert rank.channel.recv(1, socket.MSG_OOB) == b"!"
+        rank.channel.sendall(stack.encode())
+
+    return act
+
+
+def stack(*frames: str) -> str:
+    """The stack of a thread whose innermost frame comes first."""
+    lines = [f"  File {frame}" for frame in frames]
+    first = "Thread 0x1 (most recent call first):"
+    return "\n".join([first, *lines, f"{OUTERMOST_FRAME}60 in <module>\n"])
 
 
 def test_all_ranks_take_the_decision_of_any(led: Led) -> None:
@@ -128,33 +158,27 @@ def test_all_ranks_take_the_decision_of_any(led: Led) -> None:
     assert led.results == [[False, True, True, True]] * 2
 
 
-def test_a_failure_ends_the_wait_of_the_others(led: Led) -> None:
-    def fail(rank: MadeRank) -> None:
-        rank.place.say(ran("oom", "out of memory"))
-
-    def wait(rank: MadeRank) -> None:
-        rank.place.say(Vote(value=1))
-
-    assert causes(led.gather(wait, fail)) == {1: "oom"}
-
-
-def test_an_error_that_one_rank_caught_ends_the_trial(led: Led) -> None:
-    def catch(rank: MadeRank) -> None:
-        rank.place.say(Vote(value=1, caught="out of memory"))
-
-    replies = led.gather(nothing, catch)
-    assert causes(replies) == {1: "oom"}
-    assert message(replies[1]).startswith("caught by the workload")
-
-
-def test_a_rank_that_ends_is_noticed(led: Led) -> None:
-    def end(rank: MadeRank) -> None:
-        rank.channel.shutdown(socket.SHUT_RDWR)
-
-    replies = led.gather(nothing, end)
-    assert causes(replies) == {1: "crash"}
-    assert "closed its channel" in message(replies[1])
-    assert message(replies[1]).endswith("last words")
+@pytest.mark.parametrize(
+    ("first", "second", "cause", "words"),
+    [
+        (saying(Vote(value=1)), saying(ran("oom", "out of memory")), "oom", None),
+        (
+            nothing,
+            saying(Vote(value=1, caught="out of memory")),
+            *("oom", "^caught by the workload"),
+        ),
+        (nothing, closing, "crash", "closed its channel.*last words$"),
+        (nothing, sending(b"step 1\n"), "crash", "said b'step 1' over its channel"),
+    ],
+    ids=["fails", "has caught an error", "ends", "says nonsense"],
+)
+def test_a_rank_that_goes_wrong_ends_the_others_wait(
+    led: Led, first: Act, second: Act, cause: str, words: str | None
+) -> None:
+    replies = led.gather(first, second)
+    assert causes(replies) == {1: cause}
+    if words is not None:
+        assert re.search(words, message(replies[1]), re.DOTALL)
 
 
 @pytest.mark.process
@@ -164,76 +188,36 @@ def test_a_rank_whose_process_ends_is_judged_by_how(
     monkeypatch.setattr(ranks_module, "_ENDING_SECONDS", 10.0)
     process = subprocess.Popen(["sh", "-c", "kill -KILL $$"])
     led.ranks._hellos[1] = replace(led.ranks._hellos[1], pid=process.pid)
-
-    def close(rank: MadeRank) -> None:
-        rank.channel.shutdown(socket.SHUT_RDWR)
-
-    replies = led.gather(nothing, close)
+    replies = led.gather(nothing, closing)
     process.wait()
     assert causes(replies) == {1: "crash"}
     assert message(replies[1]) == "its process was killed by SIGKILL: last words"
 
 
 def test_a_rank_of_another_node_just_ends(led: Led) -> None:
-    def end(rank: MadeRank) -> None:
-        rank.channel.shutdown(socket.SHUT_RDWR)
-
     led.ranks._hellos[1] = replace(led.ranks._hellos[1], node_rank=1, host="b")
-    replies = led.gather(nothing, end)
+    replies = led.gather(nothing, closing)
     assert causes(replies) == {1: "crash"}
     assert message(replies[1]) == "its process on node 1 (b) ended"
 
 
-def test_a_rank_that_says_nonsense_is_a_crash(led: Led) -> None:
-    def scribble(rank: MadeRank) -> None:
-        rank.channel.sendall(b"step 1\n")
-
-    replies = led.gather(nothing, scribble)
-    assert causes(replies) == {1: "crash"}
-    assert "said b'step 1' over its channel" in message(replies[1])
+STEP = '"/me/train.py", line 12 in step'
+WAITS = stack('"/lib/site-packages/torch/x.py", line 28 in wait', STEP)
+WORKS = stack('"/lib/train.py", line 28 in wait', STEP)
+OURS = f'"{batchtune.__path__[0]}/probe/x.py", line 9 in read'
+HAS_LEFT = stack('"/lib/socket.py", line 706 in readinto', OURS)
 
 
-@pytest.mark.parametrize(
-    ("innermost", "hanging"),
-    [(("torch/x.py", "train.py"), [1]), (("torch/x.py",) * 2, [0, 1])],
-)
-def test_ranks_that_hang_say_where(
-    led: Led,
-    innermost: tuple[str, str],
-    hanging: list[int],
-) -> None:
+@pytest.mark.parametrize(("first", "hanging"), [(WAITS, [1]), (WORKS, [0, 1])])
+def test_ranks_that_hang_say_where(led: Led, first: str, hanging: list[int]) -> None:
     """A rank that is in one of torch's functions waits for one that is not."""
-    stacks = [
-        f'Thread 0x1 (most recent call first):\n  File "/lib/{file}", line 28 in wait\n'
-        '  File "/me/train.py", line 12 in step\n'
-        f"{OUTERMOST_FRAME}60 in <module>\n"
-        for file in innermost
-    ]
-
-    def print_stack(rank: MadeRank) -> None:
-        select.select([], [], [rank.channel], 20.0)
-        assert rank.channel.recv(1, socket.MSG_OOB) == b"!"
-        rank.channel.sendall(stacks[rank.place.rank].encode())
-
-    replies = led.gather(print_stack, print_stack, seconds=0.5)
+    replies = led.gather(printing(first), printing(WORKS), seconds=0.5)
     assert causes(replies) == dict.fromkeys(hanging, "timeout")
     assert message(replies[1]).startswith("no answer within 0.5 s; it hangs at ")
 
 
 def test_a_rank_that_left_its_step_does_not_hang(led: Led) -> None:
-    stacks = [
-        'Thread 0x1 (most recent call first):\n  File "/lib/site-packages/torch/x.py", line 28 in wait\n'
-        f'  File "/me/train.py", line 12 in step\n{OUTERMOST_FRAME}60 in <module>\n',
-        'Thread 0x1 (most recent call first):\n  File "/lib/socket.py", line 706 in readinto\n'
-        f'  File "{batchtune.__path__[0]}/probe/x.py", line 9 in read\n{OUTERMOST_FRAME}60 in <module>\n',
-    ]
-
-    def print_stack(rank: MadeRank) -> None:
-        select.select([], [], [rank.channel], 20.0)
-        assert rank.channel.recv(1, socket.MSG_OOB) == b"!"
-        rank.channel.sendall(stacks[rank.place.rank].encode())
-
-    replies = led.gather(print_stack, print_stack, seconds=0.5)
+    replies = led.gather(printing(WAITS), printing(HAS_LEFT), seconds=0.5)
     assert causes(replies) == {1: "timeout"}
     assert message(replies[1]).endswith(
         "it has left its step, and other ranks have not: rank 0 waits at train.py, line 12, in step"
@@ -274,56 +258,3 @@ def test_a_rank_that_fails_before_all_came_ends_the_wait() -> None:
         rank.close()
     ranks.close()
     late.close()
-
-
-def test_fifty_trials_of_uneven_ranks_run_without_a_deadlock(
-    led: Led, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps take longer on rank 0 alone, and on rank 1 they leave memory behind, seven in a row.
-
-    Each step waits for the other rank's, as a collective does: one that runs a step more breaks the barrier.
-    """
-    collective = threading.Barrier(2, timeout=20.0)
-    clock = threading.local()  # each rank's own
-    monkeypatch.setattr(
-        "batchtune.probe.attempt.time.perf_counter", lambda: getattr(clock, "now", 0.0)
-    )
-
-    def act(meter: MadeMeter, shape: BatchShape, number: int) -> None:
-        collective.wait()
-        seconds = 0.2 if number % 3 and meter is meters[0] else 0.001
-        clock.now = getattr(clock, "now", 0.0) + seconds
-        if meter is meters[1]:
-            meter.used = (100 + number % 7) << 20
-
-    meters = [MadeMeter(), MadeMeter()]
-    sessions = [
-        Session(MadeWorkload(meter, act), meter, rank.place.agree)
-        for meter, rank in zip(meters, led.made, strict=True)
-    ]
-
-    def answer(rank: MadeRank) -> None:
-        own = sessions[rank.place.rank]
-        for index in range(50):
-            request = ask(index)
-            assert rank.replies.readline() == encode(request) + b"\n"
-            if request.single:
-                rank.place.say(own.step(request.shape, release=request.release))
-            else:
-                rank.place.say(own.measure(request.shape))
-
-    def ask(index: int) -> Run:
-        shape = BatchShape(1 + index % 5, 100.0)
-        return Run(shape=shape, single=index % 7 == 6, release=index % 2 == 0)
-
-    acting = [led.threads.submit(answer, rank) for rank in led.made]
-    outcomes = []
-    for index in range(50):
-        request = ask(index)
-        led.ranks.send(request)
-        reply = merged(led.ranks.gather(60.0), request, 2)
-        assert isinstance(reply, Ran)
-        outcomes.append(reply.trial.outcome)
-    for ended in acting:
-        ended.result()
-    assert set(outcomes) == {"ok"}

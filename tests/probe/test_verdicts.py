@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from probe.test_worker_session import MadeMeter
 
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
@@ -53,7 +54,6 @@ def test_the_worst_of_all_ranks_counts() -> None:
         rest_bytes=70,
     )
     reply = merged({1: replace(second, renew=True), 0: first}, RUN, 2)
-    assert isinstance(reply, Ran)
     trial = reply.trial
     assert (trial.outcome, trial.step_seconds, trial.peak_bytes) == ("ok", 0.2, 300)
     assert (trial.rank, trial.oom_ranks, trial.rest_bytes) == (1, [], 70)
@@ -96,7 +96,6 @@ def test_a_fault_of_one_rank_is_the_result_of_all(
     own, outcome, is_oom = FAULTS[fault]
     lost = [rank for rank, reply in others.items() if reply.trial.outcome != "ok"]  # type: ignore[union-attr]
     reply = merged({**others, 3: own}, RUN, 4)
-    assert isinstance(reply, Ran)
     trial = reply.trial
     if outcome == "timeout" and lost:
         assert (trial.outcome, trial.rank) == ("crash", lost[0])
@@ -113,7 +112,6 @@ def test_a_fault_of_one_rank_is_the_result_of_all(
 def test_a_fault_of_all_ranks_is_the_first_ones(fault: str) -> None:
     own, outcome, is_oom = FAULTS[fault]
     reply = merged(dict.fromkeys([1, 0, 2], own), RUN, 3)
-    assert isinstance(reply, Ran)
     trial = reply.trial
     assert (trial.outcome, trial.rank) == (outcome, 1)
     assert trial.oom_ranks == ([0, 1, 2] if is_oom else [])
@@ -135,28 +133,24 @@ def test_of_several_faults_the_one_that_explains_others_counts(
     replies: list[Reply], outcome: str, rank: int, error: str
 ) -> None:
     reply = merged(dict(enumerate(replies)), RUN, 2)
-    assert isinstance(reply, Ran)
     assert (reply.trial.outcome, reply.trial.rank) == (outcome, rank)
     assert reply.trial.error == f"rank {rank}: {error}"
 
 
 def test_an_oom_in_disguise_is_still_one_with_the_ranks_name() -> None:
     reply = merged({1: ran("oom", DISGUISED)}, RUN, 2)
-    assert isinstance(reply, Ran)
-    assert message_verdict(reply.trial.error or "") == "disguised"
+    assert message_verdict(reply.trial.error) == "disguised"
 
 
 def test_where_a_ranks_error_was_raised_is_kept() -> None:
     own = replace(ran("error", OWN), stage="make_batch", traceback="train.py, line 3")
     reply = merged({0: ran("error", GLOO), 1: own}, RUN, 2)
-    assert isinstance(reply, Ran)
     assert (reply.stage, reply.traceback) == ("make_batch", "train.py, line 3")
 
 
 def test_of_two_processes_that_ended_the_first_counts() -> None:
     """The other one ended because of it."""
     reply = merged({1: KILLED, 0: failed("crash", "its process was aborted")}, RUN, 2)
-    assert isinstance(reply, Ran)
     assert (reply.trial.rank, reply.trial.outcome) == (1, "crash")
 
 
@@ -174,36 +168,17 @@ def test_a_lost_connection_is_not_what_ended_first(
     assert first_to_end(output) == expected
 
 
-def test_torchrun_tells_how_a_silent_rank_ended() -> None:
-    output = f"[rank0]: {GLOO}\n"
-    for rank, code in enumerate((1, -15, -9)):
-        output += f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 7)\n"
-    ended = ("rank 2 ended first: its process was killed by SIGKILL", output)
-    assert first_to_end(output) == ended
-
-
 def device(rank: int, limit_bytes: int, **facts: Any) -> Device:
     own = RankDevice(
         rank=rank,
         host="here",
         name="H100",
         limit_bytes=limit_bytes,
-        outside_bytes=facts.get("outside_bytes"),
+        outside_bytes=facts["outside_bytes"],
         base_bytes=rank,
     )
-    return Device(
-        kind="cuda",
-        name="H100",
-        total_bytes=1000,
-        limit_bytes=limit_bytes,
-        driver=None,
-        torch="2.13",
-        allocator="native",
-        ranks=[own],
-        world_size=2,
-        backend="nccl",
-        **{"other_processes": None, **facts},
-    )
+    given = {"limit_bytes": limit_bytes, "ranks": [own], "world_size": 2, **facts}
+    return replace(MadeMeter().device, **given)
 
 
 def test_the_device_is_what_every_rank_has() -> None:
@@ -212,7 +187,6 @@ def test_the_device_is_what_every_rank_has() -> None:
         0: Ready(device=device(0, 900, free_bytes=950, outside_bytes=80)),
     }
     reply = merged(replies, PREPARE, 2)
-    assert isinstance(reply, Ready)
     merged_device = reply.device
     assert (merged_device.limit_bytes, merged_device.free_bytes) == (700, 800)
     assert (merged_device.outside_bytes, merged_device.world_size) == (90, 2)
@@ -239,5 +213,4 @@ def test_ranks_that_are_not_ready_fail_as_one(
     replies: list[Reply], outcome: str, stage: str, message: str
 ) -> None:
     reply = merged(dict(enumerate(replies)), PREPARE, 2)
-    assert isinstance(reply, Failed)
     assert (reply.outcome, reply.stage, reply.message) == (outcome, stage, message)

@@ -1,10 +1,8 @@
 """A worker's trials, with a made meter: what no CPU can show."""
 
 import contextlib
-import gc
 import itertools
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 
 from batchtune.probe import attempt as attempt_module
-from batchtune.probe import session as session_module
 from batchtune.probe.devices import Meter
 from batchtune.probe.session import Session
 from batchtune.processes.worker import encode
@@ -21,13 +18,6 @@ from batchtune.trust import trust_warnings
 
 MIB = 1 << 20
 SHAPE = BatchShape(4, 3.0)
-
-
-@pytest.fixture(autouse=True)
-def little_to_collect() -> None:
-    """Each trial calls the collector, which need not look through the compiler that an earlier test imported."""
-    gc.collect()
-    gc.freeze()
 
 
 class MadeMeter(Meter):
@@ -98,9 +88,7 @@ class MadeMeter(Meter):
 class MadeWorkload:
     """Does in its n-th step what it was told to."""
 
-    def __init__(
-        self, meter: MadeMeter, act: Callable[[MadeMeter, BatchShape, int], None]
-    ) -> None:
+    def __init__(self, meter: MadeMeter, act: "Act") -> None:
         self.meter = meter
         self.act = act
         self.steps = 0
@@ -116,9 +104,12 @@ class MadeWorkload:
         self.act(self.meter, batch, self.steps)
 
 
-def session(act: Callable[[MadeMeter, BatchShape, int], None]) -> Session:
+Act = Callable[[MadeMeter, BatchShape, int], None]
+
+
+def session(act: Act, *agree: Any) -> Session:
     meter = MadeMeter()
-    return Session(MadeWorkload(meter, act), meter)
+    return Session(MadeWorkload(meter, act), meter, *agree)
 
 
 def out_of_memory() -> None:
@@ -147,6 +138,45 @@ def fail_without_words() -> None:
             raise RuntimeError("no words")
 
     raise Wordless
+
+
+def nothing(meter: MadeMeter, batch: BatchShape, number: int) -> None: ...
+
+
+def failing(fault: Callable[[], None], *numbers: int) -> Act:
+    """Has the fault in these steps, or in all."""
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        if number in numbers or not numbers:
+            fault()
+
+    return act
+
+
+def catching(number: int = 1) -> Act:
+    """Runs out of memory from this step on, and goes on as if nothing had happened."""
+
+    def act(meter: MadeMeter, batch: BatchShape, step: int) -> None:
+        if step >= number:
+            with contextlib.suppress(RuntimeError):
+                meter.raised += 1
+                out_of_memory()
+
+    return act
+
+
+def flushing(*numbers: int, times: int = 1) -> Act:
+    """Empties the allocator's cache in these steps, or in all."""
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        if number in numbers or not numbers:
+            meter.flushed += times
+
+    return act
+
+
+def raises_in_the_allocator(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+    meter.raised += 1
 
 
 # What a step raises → the outcome, the error, and whether a later step's costs the worker.
@@ -180,11 +210,11 @@ def test_what_is_raised_is_judged_alike_wherever_it_is(
     measured = Session(Workload(meter, act), meter).measure(SHAPE)
     trial = measured.trial
     assert (trial.outcome, trial.caught) == (outcome, False)
-    assert (trial.error or "").startswith(error)
+    assert trial.error.startswith(error)
     assert (trial.peak_bytes, trial.step_seconds) == (None, None)
     assert trial.failed_peak_bytes == meter.used + 50 * MIB
     assert measured.stage == ("step" if step else "make_batch")
-    assert "test_worker_session.py" in (measured.traceback or "")
+    assert "test_worker_session.py" in measured.traceback
     # In the very first step, the optimizer's state may be incomplete afterwards.
     assert measured.renew == (costs_worker or step == 1 or not sound)
 
@@ -200,26 +230,16 @@ def test_what_is_raised_is_judged_alike_wherever_it_is(
 def test_whatever_a_step_raises_can_be_reported(
     fault: Callable[[], None], error: str
 ) -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        if number == 4:
-            fault()
-
-    measured = session(act).measure(SHAPE)
+    measured = session(failing(fault, 4)).measure(SHAPE)
     assert measured.trial.outcome == "error"
-    assert (measured.trial.error or "").startswith(error)
+    assert measured.trial.error.startswith(error)
     assert len(encode(measured)) < 10_000
     assert measured.renew
 
 
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_an_oom_caught_by_the_workload_counts_wherever_it_is(step: int) -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        if number >= step:
-            with contextlib.suppress(RuntimeError):
-                meter.raised += 1
-                out_of_memory()
-
-    measured = session(act).measure(SHAPE)
+    measured = session(catching(step)).measure(SHAPE)
     assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)
     assert not measured.renew
     error = measured.trial.error or ""
@@ -237,7 +257,7 @@ def test_a_leak_is_reported_as_one() -> None:
         "error",
         "the workload leaks: each step leaves about 4 MiB more in use (10 steps in a row)",
     )
-    assert ".item() or .detach()" in (measured.hint or "")
+    assert ".item() or .detach()" in measured.hint
     assert (measured.stage, measured.renew) == ("step", True)
 
 
@@ -253,33 +273,18 @@ def test_a_step_of_varying_time_is_repeated_with_its_spread(
     monkeypatch.setattr(attempt_module.time, "perf_counter", lambda: now)
     trial = session(act).measure(SHAPE).trial
     assert trial.steps > 7  # where it is steady, five timed ones are enough
-    assert trial.step_seconds_spread is not None
-    assert trial.step_seconds is not None
     assert trial.step_seconds_spread > 0.05 * trial.step_seconds
 
 
 def test_a_caught_allocator_error_is_an_oom() -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        meter.raised += 1
-
-    measured = session(act).measure(SHAPE)
+    measured = session(raises_in_the_allocator).measure(SHAPE)
     assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)
-    assert "the allocator ran out of memory" in (measured.trial.error or "")
+    assert "the allocator ran out of memory" in measured.trial.error
 
 
-@pytest.mark.parametrize(
-    ("caught_by", "outcome"), [("a library", "ok"), ("the workload", "oom")]
-)
-def test_a_single_step_may_hold_an_error_that_a_library_caught(
-    caught_by: str, outcome: str
-) -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        meter.raised += 1
-        if caught_by == "the workload":
-            with contextlib.suppress(RuntimeError):
-                out_of_memory()
-
-    assert session(act).step(SHAPE).trial.outcome == outcome
+def test_a_single_step_may_hold_an_error_that_a_library_caught() -> None:
+    assert session(raises_in_the_allocator).step(SHAPE).trial.outcome == "ok"
+    assert session(catching()).step(SHAPE).trial.outcome == "oom"
 
 
 def test_the_clock_is_read_once_while_a_timed_step_is_queued() -> None:
@@ -291,18 +296,11 @@ def test_the_clock_is_read_once_while_a_timed_step_is_queued() -> None:
 
 
 def test_a_flush_in_the_warm_up_ends_the_try_at_once() -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        if number in (1, 2):
-            meter.flushed += 1
-
-    made = session(act)
-    measured = made.measure(SHAPE)
+    made = session(flushing(1, 2))
+    trial = made.measure(SHAPE).trial
     assert made._workload.steps == 2  # type: ignore[attr-defined]
-    assert (
-        measured.trial.outcome,
-        measured.trial.alloc_retries,
-        made._meter.released,
-    ) == ("oom", 1, 3)  # type: ignore[attr-defined]
+    assert (trial.outcome, trial.alloc_retries) == ("oom", 1)
+    assert made._meter.released == 3  # type: ignore[attr-defined]
 
 
 def compiled_step(
@@ -373,176 +371,101 @@ def test_memory_that_a_failure_keeps_costs_the_worker(kept: int, renew: bool) ->
     assert (failed.trial.outcome, failed.renew) == ("oom", renew)
 
 
-def test_what_a_failed_backward_pass_left_is_freed() -> None:
-    import torch
-
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, features: torch.Tensor) -> torch.Tensor:
-            return features.sum()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError("out of memory")
-
-    class Watched(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, features: torch.Tensor) -> torch.Tensor:
-            watched.append(weakref.ref(ctx))
-            return features.sum()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient
-
-    watched: list[weakref.ref[Any]] = []
-    features = torch.ones(4, requires_grad=True) * 2
-    loss = Watched.apply(features) + Fails.apply(features)  # type: ignore[no-untyped-call]
-    with pytest.raises(RuntimeError, match="out of memory"):
-        loss.backward()
-    del features, loss
-    gc.collect()
-    assert watched[0]() is not None, "torch frees it itself: drain_autograd can go"
-    session_module.drain_autograd()
-    assert watched[0]() is None
-
-
 def test_a_pass_by_flushing_the_cache_is_rerun_from_an_empty_one() -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        meter.flushed += number == 1
-
-    measured = session(act).measure(SHAPE)
-    assert (measured.trial.outcome, measured.trial.alloc_retries) == ("ok", 0)
+    trial = session(flushing(1)).measure(SHAPE).trial
+    assert (trial.outcome, trial.alloc_retries) == ("ok", 0)
 
 
 def test_a_trial_that_always_flushes_the_cache_is_out_of_memory() -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        meter.flushed += 1
-
-    measured = session(act).measure(SHAPE)
-    assert measured.trial.outcome == "oom"
-    assert "emptied its cache" in (measured.trial.error or "")
+    trial = session(flushing()).measure(SHAPE).trial
+    assert trial.outcome == "oom"
+    assert "emptied its cache" in trial.error
 
 
 def test_a_single_step_counts_flushes_and_is_not_run_again() -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        meter.flushed += 2
-
-    made = session(act)
-    stepped = made.step(SHAPE)
-    assert (stepped.trial.outcome, stepped.trial.alloc_retries) == ("ok", 2)
+    made = session(flushing(times=2))
+    trial = made.step(SHAPE).trial
+    assert (trial.outcome, trial.alloc_retries) == ("ok", 2)
     assert made._workload.steps == 1  # type: ignore[attr-defined]
 
 
+def unsteady(meter: MadeMeter, shape: BatchShape, step: int) -> None:
+    meter.used = 100 * MIB + 2 * MIB * (step % 2)
+
+
+def growing_in_brief_trials(meter: MadeMeter, shape: BatchShape, step: int) -> None:
+    """Their two steps are not taken for a leak."""
+    is_brief = step > 12  # after three trials of four steps
+    meter.used = 100 * MIB + is_brief * ((step + 1) % 2) * MIB
+
+
 @pytest.mark.parametrize(
-    ("growth", "steps"), [(0, [4, 4, 4, 2, 2]), (2 * MIB, [4, 4, 4, 4, 4])]
+    ("act", "steps"),
+    [
+        (nothing, [4, 4, 4, 2, 2]),
+        (unsteady, [4, 4, 4, 4, 4]),
+        (growing_in_brief_trials, [4, 4, 4, 2, 2]),
+    ],
 )
 def test_after_steady_trials_a_long_step_is_timed_once(
-    growth: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
+    act: Act, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count(step=0.2)  # seconds; read before and after each step
     monkeypatch.setattr(attempt_module.time, "perf_counter", lambda: next(clock))
-
-    def act(meter: MadeMeter, shape: BatchShape, step: int) -> None:
-        meter.used = 100 * MIB + growth * (step % 2)
-
     made = session(act)
     assert [made.measure(SHAPE).trial.steps for _ in steps] == steps
 
 
-def test_two_steps_of_a_brief_trial_are_not_taken_for_a_leak(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = itertools.count(step=0.2)  # seconds; read before and after each step
-    monkeypatch.setattr(attempt_module.time, "perf_counter", lambda: next(clock))
+class Agreed:
+    """Notes what a rank says to the others; they want what is given, in turn, and then nothing."""
 
-    def act(meter: MadeMeter, shape: BatchShape, step: int) -> None:
-        is_brief = step > 12  # after three trials of four steps
-        meter.used = 100 * MIB + is_brief * ((step + 1) % 2) * MIB
+    def __init__(self, *others: bool) -> None:
+        self.others = iter(others)
+        self.votes: list[bool] = []
+        self.caught: list[str | None] = []
 
-    made = session(act)
-    assert [made.measure(SHAPE).trial.steps for _ in range(5)] == [4, 4, 4, 2, 2]
+    def __call__(self, wanted: bool, caught: str | None = None) -> bool:
+        self.votes.append(wanted)
+        self.caught.append(caught)
+        return next(self.others, False) or wanted
 
 
 def test_ranks_run_as_many_steps_as_any_of_them_needs() -> None:
-    """Each of these sessions is a rank; what one asks is answered as if another one had voted."""
-
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None: ...
-
-    def steps(others: list[bool]) -> tuple[int, list[bool]]:
-        votes: list[bool] = []
-
-        def agree(wanted: bool, caught: str | None = None) -> bool:
-            votes.append(wanted)
-            return wanted or (len(votes) <= len(others) and others[len(votes) - 1])
-
-        meter = MadeMeter()
-        made = Session(MadeWorkload(meter, act), meter, agree)
+    def steps(*others: bool) -> int:
         # Steps take no time here, so 30 are timed, after the warm-up.
-        trial = made.measure(SHAPE).trial
+        trial = session(nothing, Agreed(*others)).measure(SHAPE).trial
         assert trial.outcome == "ok"
-        return trial.steps, votes
+        return trial.steps
 
-    alone, votes = steps([])
-    assert alone == 31
+    alone = Agreed()
+    assert session(nothing, alone).measure(SHAPE).trial.steps == 31
     # The flush; for each step whether it compiled and whether more are needed; the leak; another try.
-    assert len(votes) == 1 + 2 * 30 + 2
-    assert (
-        steps([True, True])[0] == 31
-    )  # another rank's flush in the warm-up: one more try
-    assert (
-        steps([True, True, True])[0] == 1
-    )  # again: what is known here does not matter
-    one_compiled = [False, True, *[False] * 60]
-    assert steps(one_compiled)[0] == 32
+    assert len(alone.votes) == 1 + 2 * 30 + 2
+    # Another rank's flush in the warm-up: one more try; again: what is known here does not matter.
+    assert steps(True, True) == 31
+    assert steps(True, True, True) == 1
+    assert steps(False, True) == 32  # another rank compiled
     # Another rank tries again: the second try is not brief, either.
-    assert steps([False] * 62 + [True])[0] == 31
+    assert steps(*[False] * 62, True) == 31
 
 
 def test_a_rank_that_fails_does_not_vote() -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        if number == 3:
-            out_of_memory()
-
-    votes: list[bool] = []
-
-    def agree(wanted: bool, caught: str | None = None) -> bool:
-        votes.append(wanted)
-        return wanted
-
-    meter = MadeMeter()
-    measured = Session(MadeWorkload(meter, act), meter, agree).measure(SHAPE)
+    others = Agreed()
+    measured = session(failing(out_of_memory, 3), others).measure(SHAPE)
     assert measured.trial.outcome == "oom"
     # Before: the flush, one timed step that did not compile, and that more are needed.
-    assert votes == [False, False, True]
+    assert others.votes == [False, False, True]
 
 
 def test_only_the_rank_that_leaks_says_so() -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None: ...
-
-    votes = itertools.count(1)
-
-    def agree(wanted: bool, caught: str | None = None) -> bool:
-        # After the flush and 30 steps, another rank sees a leak, and watches it to the end.
-        return wanted | (62 <= next(votes) <= 82)
-
-    meter = MadeMeter()
-    trial = Session(MadeWorkload(meter, act), meter, agree).measure(SHAPE).trial
+    # After the flush and 30 steps, another rank sees a leak, and watches it to the end.
+    others = Agreed(*[False] * 61, *[True] * 21)
+    trial = session(nothing, others).measure(SHAPE).trial
     assert (trial.outcome, trial.steps) == ("ok", 31 + 10)
 
 
 def test_an_error_caught_on_this_rank_is_told_to_the_others() -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        with contextlib.suppress(RuntimeError):
-            out_of_memory()
-
-    told: list[str | None] = []
-
-    def agree(wanted: bool, caught: str | None = None) -> bool:
-        told.append(caught)
-        return wanted
-
-    meter = MadeMeter()
-    measured = Session(MadeWorkload(meter, act), meter, agree).measure(SHAPE)
+    others = Agreed()
+    measured = session(catching(), others).measure(SHAPE)
     assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)
-    assert "CUDA out of memory" in (told[0] or "")
+    assert "CUDA out of memory" in others.caught[0]

@@ -17,24 +17,19 @@ def supervise(
     name: str,
     *,
     shared: bool = True,
-    timeout_seconds: float = 60.0,
-    setup_timeout_seconds: float = 60.0,
     memory_bytes: int = 1 << 30,
-    device: str = "cpu",
     **options: float | str,
 ) -> Supervisor:
     """A supervisor of one of the faulty workloads, or of any other by its whole name.
 
-    If its workers use the current folder or the environment, they can't be `shared` with other tests.
+    If its workers need other variables of the environment, they can't be `shared` with other tests.
     """
     settings = ProbeSettings(
         workload=name if ":" in name else f"{FAULTY}:{name}",
         options=options,
-        device=device,
+        device="cpu",
         memory_bytes=memory_bytes,
         memory_fraction=1.0,
-        trial_timeout_seconds=timeout_seconds,
-        setup_timeout_seconds=setup_timeout_seconds,
     )
     supervisor = Supervisor(settings)
     if shared:

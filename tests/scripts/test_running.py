@@ -392,6 +392,21 @@ def test_examples_in_another_order_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(
+    "beside", [lambda row: row, lambda row: 1.7e9 + 3 * row + row % 5]
+)
+def test_an_index_or_a_time_says_nothing_about_the_order(
+    beside: Callable[[int], float],
+) -> None:
+    ascending = np.sort(LENGTHS)
+    for stored, noticed in ((LENGTHS, True), (ascending, False)):
+        examples = [
+            (torch.zeros(int(length)), beside(row)) for row, length in enumerate(stored)
+        ]
+        loader = DataLoader(examples, batch_size=1)  # type: ignore[arg-type]
+        assert ("different orders" in (unsafe(loader, ascending) or "")) == noticed
+
+
+@pytest.mark.parametrize(
     ("sampler", "chooses"),
     [
         (WeightedRandomSampler([1.0] * 60, 60), True),

@@ -76,26 +76,29 @@ def made_up(rng: np.random.Generator, most: int) -> tuple[list[float], dict[str,
     )
     mean = sum(lengths) / count if count else 1.0
 
-    def one_of(usual: list[float | None], unusual: list[float | None]) -> Any:
-        choices = usual if rng.random() < 0.8 else unusual
-        return choices[int(rng.integers(len(choices)))]
+    def one_of(*values: Any) -> Any:
+        return values[int(rng.integers(len(values)))]
 
-    def times_mean(factor: float | None) -> float | None:
-        return None if factor is None else factor * mean
-
+    in_means = {
+        "target_batch_numel": one_of(5, 20, 40, 5, 20, 40, one_of(-1, 0, 1, 1000)),
+        "max_batch_numel": one_of(None, 10, 30, 60, one_of(0, 2)),
+        "min_sample_len": one_of(None, None, None, 0.1, 0.5),
+        "max_sample_len": one_of(None, None, None, 0.7, 1.5),
+    }
     keywords = {
-        "target_batch_numel": times_mean(one_of([5, 20, 40], [-1, 0, 1, 1000])),
-        "max_batch_numel": times_mean(one_of([None, 10, 30, 60], [0, 2])),
-        "max_batch_size": one_of([None, 50], [-1, 0, 1, 3]),
+        name: None if factor is None else factor * mean
+        for name, factor in in_means.items()
+    }
+    keywords |= {
+        "max_batch_size": one_of(None, 50, None, 50, one_of(-1, 0, 1, 3)),
         "max_padding_ratio": one_of(
-            [0.05, 0.1, 0.2, 0.25], [None, -0.1, 0.0, 0.5, 0.9]
+            0.05, 0.1, 0.2, 0.25, one_of(None, -0.1, 0.0, 0.5, 0.9)
         ),
         "buffersize": one_of(
-            [7, 30, 64, 1024, count // 3, count // 2], [-1, 0, 1, 2, count, count + 1]
+            *(7, 30, 64, 1024, count // 3, count // 2),
+            one_of(-1, 0, 1, 2, count, count + 1),
         ),
         "drop_end": bool(rng.integers(2)),
-        "min_sample_len": times_mean(one_of([None], [0.1, 0.5])),
-        "max_sample_len": times_mean(one_of([None], [0.7, 1.5])),
     }
     # As in a recipe: some are left at SpeechBrain's defaults.
     return lengths, {

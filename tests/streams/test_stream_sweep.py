@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from buckets.speech import SPEECH, step_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.table import BucketTable, Limits
@@ -27,17 +29,9 @@ from batchtune.streams.speechbrain import (
 )
 from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
 
-SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5
-TABLE = BucketTable.of([5.0, 10.0, 15.0, 25.0, 70.0], [60, 30, 20, 12, 4])
-BUCKETS = StreamBatching(algorithm="bucket", table=TABLE, buffer_size=200)
-
 
 def frontier(lengths: FloatArray) -> IntArray:
     return np.maximum(1, (300 / (lengths + 0.02 * lengths**2)).astype(np.int64))
-
-
-def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
-    return 0.02 + 1e-3 * batch_sizes * lengths
 
 
 MEASURED = Costs(step_seconds=step_seconds, frontier=frontier, proven=frontier)
@@ -184,12 +178,10 @@ def test_the_seed_does_not_change_the_recommendation() -> None:
 
 
 def test_unproven_and_mixed_too_little_rows_are_not_taken(both: StreamSweep) -> None:
-    import msgspec
-
     rows = list(both.rows)
     best = recommend_stream(rows).row
     assert best is not None
-    rows[best] = msgspec.structs.replace(rows[best], unproven=1)
+    rows[best] = replace(rows[best], unproven=1)
     assert recommend_stream(rows).row != best
     most = max(row.randomness for row in rows)
     chosen = recommend_stream(rows, min_randomness=most)
@@ -233,11 +225,11 @@ def test_the_users_cap_leaves_the_maximum_as_it_is() -> None:
 
 
 def test_many_examples_are_counted_by_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.random.default_rng(2).gamma(6, 2, 12_000).round() + 0.5
-    every = swept(values, [500] * 24, workers=2, buffer_sizes=(400,))
-    monkeypatch.setattr(stream_simulation, "_MOST_SIMULATED", 6000)
-    some = swept(values, [500] * 24, workers=2, buffer_sizes=(400,))
-    assert (every.simulated_examples, some.simulated_examples) == (12_000, 6000)
+    values = np.random.default_rng(2).gamma(6, 2, 6000).round() + 0.5
+    every = swept(values, [500] * 12, workers=2, buffer_sizes=(400,))
+    monkeypatch.setattr(stream_simulation, "_MOST_SIMULATED", 3000)
+    some = swept(values, [500] * 12, workers=2, buffer_sizes=(400,))
+    assert (every.simulated_examples, some.simulated_examples) == (6000, 3000)
     for one, other in zip(every.rows, some.rows, strict=True):
         assert other.batches == pytest.approx(one.batches, rel=0.05)
         assert other.estimated_epoch_seconds == pytest.approx(

@@ -24,13 +24,6 @@ SHAPES = {
 }
 
 
-CASES = [
-    pytest.param(name, shape, id=f"{name}-{shape}")
-    for name in BUILTINS
-    for shape in SHAPES[name]
-]
-
-
 def built(name: str, **options: Any) -> Any:
     workload = load_workload(
         f"builtin:{name}", {"size": "tiny", "layers": 2, "vocab": 50, **options}
@@ -66,6 +59,13 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "int8"}, "dtype: Invalid enum value 'int8'"),
     ({"checkpoint": 1}, "checkpoint: must be true or false, got `int`"),
 ]
+
+RULES_OF: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "conformer-ctc": [
+        ({"unit": "tokens"}, "unit: Invalid enum value 'tokens'"),
+        ({"kernel": 4}, "kernel must be odd, got 4"),
+    ]
+}
 
 
 @pytest.mark.parametrize("name", BUILTINS)
@@ -128,17 +128,6 @@ class TestConformance:
             outcomes.append(parameters_of(workload))
         torch.testing.assert_close(outcomes[0], outcomes[1])
 
-    def test_a_step_leaves_no_other_tensors_behind(self, name: str) -> None:
-        import gc
-
-        workload = built(name)
-        workload.step(workload.make_batch(SHAPES[name][1]))
-        gc.collect()
-        before = live_tensor_bytes()
-        workload.step(workload.make_batch(SHAPES[name][-1]))
-        gc.collect()
-        assert live_tensor_bytes() == before
-
     def test_a_step_works_after_a_failed_backward_pass(self, name: str) -> None:
         workload = built(name)
         hook = next(workload.model.parameters()).register_hook(raise_out_of_memory)
@@ -152,7 +141,7 @@ class TestConformance:
     def test_an_option_outside_its_range_is_refused_with_the_rule(
         self, name: str
     ) -> None:
-        for options, rule in RULES:
+        for options, rule in [*RULES, *RULES_OF.get(name, [])]:
             with pytest.raises(WorkloadError) as caught:
                 load_workload(f"builtin:{name}", options)
             assert caught.value.message == f"builtin:{name}: {rule}"
@@ -162,7 +151,6 @@ class TestConformance:
     ) -> None:
         with pytest.raises(WorkloadError) as caught:
             load_workload(f"builtin:{name}", {"layer": 3})
-        assert caught.value.hint is not None
         assert (
             caught.value.hint.startswith("It takes ")
             and "size, dim, layers" in caught.value.hint
@@ -232,59 +220,20 @@ def test_no_target_token_is_blank_or_follows_itself() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ({"unit": "tokens"}, "unit: Invalid enum value 'tokens'"),
-        ({"kernel": 4}, "kernel must be odd, got 4"),
-    ],
-)
-def test_a_speech_option_outside_its_range_is_refused(
-    options: dict[str, Any], rule: str
-) -> None:
-    with pytest.raises(WorkloadError) as caught:
-        load_workload("builtin:conformer-ctc", options)
-    assert caught.value.message == f"builtin:conformer-ctc: {rule}"
-
-
 def test_a_text_batch_is_prompt_answer_and_the_next_token() -> None:
     batch = built("transformer-lm").make_batch(BatchShape(3, 20, 9))
     assert batch.tokens.shape == batch.following.shape == (3, 29)
     assert torch.equal(batch.tokens[:, 1:], batch.following[:, :-1])
 
 
-def test_the_language_model_sees_no_later_token() -> None:
-    model = built("transformer-lm").model.eval()
-    tokens = torch.randint(50, (1, 12))
-    changed = tokens.clone()
-    changed[0, 7:] = (changed[0, 7:] + 1) % 50
-    torch.testing.assert_close(model(tokens)[:, :7], model(changed)[:, :7])
-
-
 def raise_out_of_memory(_: torch.Tensor) -> None:
     raise MemoryError("made")
-
-
-def live_tensor_bytes() -> int:
-    import gc
-
-    storages = {}
-    for found in gc.get_objects():
-        # A library that another test imported may keep a sparse tensor, which has no storage.
-        if (
-            type(found) in (torch.Tensor, torch.nn.Parameter)
-            and found.layout == torch.strided
-        ):
-            storages[found.untyped_storage().data_ptr()] = (
-                found.untyped_storage().nbytes()
-            )
-    return sum(storages.values())
 
 
 def test_ranks_are_needed_to_train_together() -> None:
     with pytest.raises(UsageError, match="needs ranks") as refused:
         built("transformer-lm", parallel="ddp")
-    assert "--nproc-per-node" in (refused.value.hint or "")
+    assert "--nproc-per-node" in refused.value.hint
 
 
 def test_no_optimizer_is_taken_that_fails_on_shards() -> None:

@@ -50,17 +50,6 @@ def test_the_script_writes_a_row_for_each_library_function(
     assert capsys.readouterr().err == "2 functions; 0 files could not be read\n"
 
 
-def test_a_file_that_can_not_be_read_is_told(
-    script: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "broken.py").write_text("def broken(:\n")
-    (tmp_path / "whole.py").write_text("def whole():\n    return 1\n")
-    rows, unreadable = script["collect"](tmp_path)
-    assert [name for name, _ in rows] == ["whole:whole"] and unreadable[0].startswith(
-        "broken.py: "
-    )
-
-
 def test_the_committed_manifest_is_the_one_in_the_readme() -> None:
     lengths = sorted(int(row["num_tokens"]) for row in rows_of(MANIFEST))
     assert (len(lengths), lengths[len(lengths) // 2], lengths[-1]) == (7025, 45, 1602)
@@ -83,12 +72,3 @@ def test_the_custom_workload_trains_on_one_batch_repeatedly() -> None:
     for _ in range(2):
         workload.step(batch)
     assert not torch.equal(workload.model[-1].weight, before)
-
-
-def test_the_custom_workload_makes_batches_of_the_given_shape() -> None:
-    workload: Any = load_workload(f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {})
-    workload.setup(torch.device("cpu"))
-    assert [part.shape for part in workload.make_batch(BatchShape(3, 11.0))] == [
-        (3, 11),
-        (3, 11),
-    ]

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,19 +17,21 @@ import numpy as np
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import UNITS, FloatArray, IntArray, Lengths, Unit
+from batchtune.manifests.audio import Payload
 from batchtune.manifests.base import (
     COUNT,
     PEEKED_ROWS,
     Column,
+    Estimate,
     Format,
     KeyPath,
     Rows,
-    Unreadable,
     Values,
     columns_of,
     id_name,
     walk,
 )
+from batchtune.manifests.formats.members import read_value
 from batchtune.manifests.source import Head
 from batchtune.manifests.storage import Stored
 
@@ -40,6 +43,8 @@ _METADATA = b"batchtune.unit"
 # In that of a histogram: the digest of its rows, and the fingerprint of the lengths that it counts.
 _FINGERPRINTS = b"batchtune.histogram"
 _COUNT = "count"
+# In the table that `scan` writes, which is sorted by length: the example's row in its source, from 0.
+ROW = "row"
 _MOST_EXAMPLES = 1 << 40  # of one length
 # Of texts and lists, Python objects are made.
 _ROWS_AT_ONCE = 16 * 1024
@@ -47,8 +52,12 @@ _BUFFER_BYTES = 4 * 1024 * 1024
 # Of more columns only the names are known: to read the first values of 20,000 takes half a minute.
 _MOST_PEEKED_COLUMNS = 1000
 
-# Names of columns, or of fields in them (`info.duration`) → all rows, and the share of the file that is read.
-_Batches = Callable[[Sequence[str]], "Iterator[tuple[pyarrow.RecordBatch, float]]"]
+# Of audio, each some hundred KiB, the bytes of all are held.
+_AUDIO_AT_ONCE = 32
+
+# Names of columns, or of fields in them (`info.duration`), and a number → so many of all rows at once, and the share of
+# the file that is read.
+_Batches = Callable[[Sequence[str], int], "Iterator[tuple[pyarrow.RecordBatch, float]]"]
 
 
 class Columnar(Format):
@@ -93,6 +102,11 @@ class Columnar(Format):
         with self._opened() as (schema, _):
             return schema
 
+    @cached_property
+    def _binary(self) -> set[str]:
+        """The columns, and fields, of bytes."""
+        return {name for name, kind in _leaves(self._schema) if _is_binary(kind)}
+
     @property
     def _scanned_unit(self) -> str | None:
         """The unit that `batchtune scan` noted in its table, "" if it knew none; None in any other table."""
@@ -102,17 +116,22 @@ class Columnar(Format):
     def columns(self) -> Sequence[Column]:
         """Return all columns, and the fields of those that have fields under dotted names."""
         with self._opened() as (schema, batches):
-            leaves = list(_leaves(schema))
-            names = [name for name, kind in leaves if not _is_binary(kind)][
-                :_MOST_PEEKED_COLUMNS
-            ]
-            rows = [dict.fromkeys(name for name, _ in leaves)]
-            for batch, _ in itertools.islice(batches(names), 1):
+            leaves = [name for name, _ in _leaves(schema)]
+            names = [name for name in leaves if name not in self._binary]
+            rows: list[dict[str, Any]] = [dict.fromkeys(leaves)]
+            peeked = batches(names[:_MOST_PEEKED_COLUMNS], _ROWS_AT_ONCE)
+            for batch, _ in itertools.islice(peeked, 1):
                 rows += batch.slice(0, PEEKED_ROWS).to_pylist()
-            return [column for column in columns_of(rows) if column.name in rows[0]]
+            return [
+                replace(column, is_binary=column.name in self._binary)
+                for column in columns_of(rows)
+                if column.name in rows[0]
+            ]
 
     def unit_in(self, column: str) -> Unit | None:
-        """Return the unit by the note of `batchtune scan`, else what the name says."""
+        """Return the unit by the note of `batchtune scan`, s for audio, else what the name says."""
+        if column in self._binary:
+            return "s"
         for unit in UNITS:
             if column == "length" and unit == self._scanned_unit:
                 return unit
@@ -132,6 +151,12 @@ class Columnar(Format):
             return None
         digest, _, fingerprint = note.decode(errors="replace").partition(" ")
         return digest, fingerprint
+
+    @property
+    def order_is_lost(self) -> bool:
+        """Whether `batchtune scan` sorted the rows, and the column that says which row each was is gone."""
+        is_scanned = self._scanned_unit is not None and self.noted_fingerprints is None
+        return is_scanned and ROW not in self._schema.names
 
     def _counts(self, batch: pyarrow.RecordBatch, first: int) -> IntArray:
         """Return how many examples the rows of a histogram stand for. Raises ManifestError if one is not above 0."""
@@ -162,11 +187,18 @@ class Columnar(Format):
             if id_column is not None:
                 needed.append(id_column)
             counts = None
+            order = None
             place = None
+            is_ordered = self._scanned_unit is not None and ROW in schema.names
             if self.noted_fingerprints is not None:
                 needed.append(_COUNT)
+            if is_ordered:
+                needed.append(ROW)
             first = 0
-            for batch, share in batches(needed):
+            rows_at_once = _ROWS_AT_ONCE
+            if self._binary.intersection(keys):
+                rows_at_once = _AUDIO_AT_ONCE
+            for batch, share in batches(needed, rows_at_once):
                 values = [_values(batch, *place) for place in places]
                 ids = (
                     pyarrow.nulls(batch.num_rows)
@@ -176,7 +208,15 @@ class Columnar(Format):
                 if self.noted_fingerprints is not None:
                     counts = self._counts(batch, first)
                     place = partial(_row, first)
-                yield Rows(values, partial(_ids, ids), place, counts=counts)
+                if is_ordered:
+                    order = batch.column(ROW).cast("int64").fill_null(-1).to_numpy()
+                rows = Rows(
+                    values, partial(_ids, ids), place, counts=counts, order=order
+                )
+                if keys[0] in self._binary:
+                    estimates = sum(type(value) is Estimate for value in values[0])
+                    rows = replace(rows, num_estimates=estimates)
+                yield rows
                 first += batch.num_rows
                 self.source.report(share)
 
@@ -216,10 +256,10 @@ class Parquet(Columnar):
         )
 
         def batches(
-            names: Sequence[str],
+            names: Sequence[str], rows_at_once: int
         ) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
             first = 0
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(names)):
+            for batch in file.iter_batches(rows_at_once, columns=list(names)):
                 first += batch.num_rows
                 yield batch, first / file.metadata.num_rows
 
@@ -263,7 +303,7 @@ class Arrow(Columnar):
         reader = ipc.open_file(file) if is_file else ipc.open_stream(file)
 
         def batches(
-            names: Sequence[str],
+            names: Sequence[str], rows_at_once: int
         ) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
             stored_batches = (
                 map(reader.get_batch, range(reader.num_record_batches))
@@ -277,8 +317,8 @@ class Arrow(Columnar):
                     if is_file
                     else file.tell() / stored.size
                 )
-                for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                    yield batch.slice(start, _ROWS_AT_ONCE), share
+                for start in range(0, batch.num_rows, rows_at_once):
+                    yield batch.slice(start, rows_at_once), share
 
         return reader.schema, batches
 
@@ -356,10 +396,7 @@ def _values(batch: pyarrow.RecordBatch, fields: Sequence[str], rest: KeyPath) ->
         kind = array.type
         rest = ()
     if _is_binary(kind):
-        return [
-            Unreadable("binary data") if valid else None
-            for valid in array.is_valid().to_pylist()
-        ]
+        return [_seconds(content.as_py()) for content in array]
     if (types.is_integer(kind) or types.is_floating(kind)) and not array.null_count:
         floats: FloatArray = array.cast(pyarrow.float64(), safe=False).to_numpy()
         return floats
@@ -369,6 +406,16 @@ def _values(batch: pyarrow.RecordBatch, fields: Sequence[str], rest: KeyPath) ->
     if rest:
         return [walk(value, rest) for value in values]
     return values
+
+
+def _seconds(content: bytes | None) -> object:
+    """Return the duration of an audio file by its header, or Unreadable."""
+    if content is None:
+        return None
+    payload = Payload(
+        len(content), lambda offset, size: content[offset : offset + size]
+    )
+    return read_value(payload, "wav", ())
 
 
 def _is_binary(kind: pyarrow.DataType) -> bool:

@@ -35,12 +35,24 @@ from batchtune.results import MALFORMED
 # A comma, and the key in an object.
 _BEFORE_VALUE = re.compile(r'[\s,]*(?:"[^"\\]*(?:\\.[^"\\]*)*"\s*:\s*)?')
 
+# Texts, which are passed over, and what `json.dumps` writes for numbers that JSON does not have.
+_TEXT_OR_NAN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|-?(?:NaN|Infinity)', re.DOTALL)
+
 Getter = Callable[[Any], object]
 
 
 def begins_with(head: Head, opening: str) -> bool:
     """Return whether a file with this head begins so, after white space."""
     return head.data.lstrip().startswith(opening.encode())
+
+
+def without_nan(data: bytes) -> bytes:
+    """Return JSON with null in place of NaN and Infinity: in a field that nobody asked for, they do no harm."""
+    if b"NaN" not in data and b"Infinity" not in data:
+        return data
+    return _TEXT_OR_NAN.sub(
+        lambda match: match[0] if match[0].startswith(b'"') else b"null", data
+    )
 
 
 def _first_values(head: Head) -> list[object]:
@@ -103,7 +115,8 @@ class Nemo(Format):
         values: list[object] = []
         if self.opening is None:
             with contextlib.suppress(*MALFORMED):  # those before a fault are kept
-                values.extend(map(msgspec.json.decode, head.lines[:PEEKED_ROWS]))
+                lines = without_nan("\n".join(head.lines[:PEEKED_ROWS]).encode())
+                values.extend(map(msgspec.json.decode, lines.split(b"\n")))
         elif self.fits(head):
             values = _first_values(head)
         objects = [value for value in values if isinstance(value, dict)]
@@ -162,9 +175,10 @@ class Nemo(Format):
 
     def _blocks(self) -> Iterator[Block]:
         if self.opening is None:
-            yield from self.source.blocks()
+            for block in self.source.blocks():
+                yield block._replace(data=without_nan(block.data))
         else:
-            yield Block(1, self.source.content(), 0)
+            yield Block(1, without_nan(self.source.content()), 0)
 
     def _objects(self, block: Block, *kinds: Any) -> Collection[Any]:
         """Return the objects, of the first of these types that fits. Raises ManifestError for a fault."""
@@ -222,8 +236,7 @@ class Nemo(Format):
         seen = str(error)
         if isinstance(error, RecursionError):
             seen = "the JSON is nested too deeply"
-        hint = f"{self.hint} NaN and Infinity are not JSON: write null for an unknown number."
-        return ManifestError(f"{self.source.path}, {place}: {seen}", hint)
+        return ManifestError(f"{self.source.path}, {place}: {seen}", self.hint)
 
     def _place(self, block: Block, index: int) -> str:
         place, _, _ = next(islice(self._entries(block), index, None))

@@ -8,17 +8,19 @@ import itertools
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar
 
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.base import (
+    ID_NAMES,
     KNOWN_UNITS,
     PEEKED_ROWS,
     Column,
     Format,
     Rows,
+    Unreadable,
     columns_of,
     id_name,
     normalised,
@@ -29,13 +31,20 @@ from batchtune.units import counted
 
 # So few that they are gone before Python's garbage collector looks at them a second time.
 _ROWS_AT_ONCE = 1024
-_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons"}
+_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+# Of a column in a first line between bars, which then is a header; LJSpeech's and VITS's tables have none.
+_HEADINGS = {
+    *KNOWN_UNITS,
+    *ID_NAMES,
+    *("text", "transcript", "transcription", "sentence", "audio_file", "speaker"),
+}
 _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
 
 # Only a file's name says what it counts: part of the name → column.
 _KALDI_COLUMNS = {
     "utt2dur": "duration",
     "reco2dur": "duration",
+    "segments": "duration",
     "utt2num_frames": "num_frames",
     "utt2num_samples": "num_samples",
     "text_shape": "num_tokens",
@@ -94,16 +103,17 @@ def _stripped(ids: Sequence[object]) -> list[str | None]:
 
 
 class Table(_Lines):
-    """CSV and TSV; blank lines are passed over. Between tabs, quotes are text, as in Common Voice's tables."""
+    """CSV and TSV; blank lines are passed over. Between tabs and bars, quotes are text, as in Common Voice's tables.
+
+    The columns of a table between bars without a header are called 1, 2, …
+    """
 
     name = "table"
-    description = (
-        "a table, comma, tab or semicolon separated, whose first line names its columns"
-    )
+    description = "a table, comma, tab, bar or semicolon separated, whose first line names its columns"
 
     @staticmethod
     def fits(head: Head) -> bool:
-        """Return whether the first line can be a header: separated names, none of them a number."""
+        """Return whether the first line can be a header: separated names, none a number; or cells between bars."""
         if (
             not head.lines
             or b"\0" in head.data
@@ -113,7 +123,9 @@ class Table(_Lines):
         names = _header_names(head.lines[0])
         if len(names) == 1:
             return normalised(names[0]) in KNOWN_UNITS
-        return all(number(name) is None for name in names)
+        return _delimiter_of(head.lines[0]) == "|" or all(
+            number(name) is None for name in names
+        )
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
         """Return the names in the header, and the cells of each row."""
@@ -122,15 +134,18 @@ class Table(_Lines):
             ((line, text) for line, text in lines if text.strip()), (0, "")
         )
         header = _header_names(first)
+        delimiter = _delimiter_of(first)
+        if delimiter == "|" and _HEADINGS.isdisjoint(map(normalised, header)):
+            header = [str(number) for number in range(1, len(header) + 1)]
+            lines = itertools.chain([(first_line, first)], lines)
+            first_line -= 1
         if not header or len(set(header)) < len(header) - header.count(""):
             seen = "the header is malformed, or names a column twice"
             raise ManifestError(
                 f"{self.source.path}, line {first_line}: {seen}",
                 "Each column needs a name of its own.",
             )
-        return header, self._records(
-            lines, first_line, len(header), _delimiter_of(first)
-        )
+        return header, self._records(lines, first_line, len(header), delimiter)
 
     def _records(
         self,
@@ -142,7 +157,7 @@ class Table(_Lines):
         # A long document is longer than the module's 131,072 characters.
         csv.field_size_limit(2**31 - 1)
         texts = (text for _, text in lines)
-        if delimiter == "\t":
+        if delimiter in "\t|":
             reader = csv.reader(texts, delimiter=delimiter, quoting=csv.QUOTE_NONE)
         else:
             # Strict: otherwise a quote that is never closed swallows the rows up to the next quote, in silence.
@@ -188,9 +203,10 @@ class SpeechBrainCsv(Table):
 
 
 def _delimiter_of(header: str) -> str:
-    """Return the character between the names of a header line: tab, else comma or semicolon, whichever is more."""
-    if "\t" in header:
-        return "\t"
+    """Return the character between the names of a header line: tab, else bar, else comma or semicolon, the commoner."""
+    for delimiter in "\t|":
+        if delimiter in header:
+            return delimiter
     return max(",;", key=header.count)
 
 
@@ -246,13 +262,15 @@ class _List(_Lines):
 class Kaldi(_List):
     """`utt2dur`, `reco2dur` (s), `utt2num_frames` (frames), ESPnet's `utt2num_samples`, `speech_shape`, `text_shape`.
 
-    Of a shape, `1407,80` (frames, features), the first dimension is the length.
+    Of a shape, `1407,80` (frames, features), the first dimension is the length. In `segments` (id, recording, start,
+    end), the end may be -1: that of the recording, in the `reco2dur` beside it. Ids that the `text` or
+    `segments` beside the file lack are invalid, since training does not see them.
     """
 
     name = "kaldi"
     description = "an id and a number, or a shape such as 1407,80, on every line, as in utt2dur and speech_shape"
     unique_ids = True
-    hint = "This format is an id, white space, and one number or shape on every line, as in utt2dur."
+    hint = "This format is an id, white space, and one number or shape on every line, as in utt2dur; or `segments`."
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
@@ -266,19 +284,69 @@ class Kaldi(_List):
 
     @staticmethod
     def fits(head: Head) -> bool:
-        """Return whether the first line is two words, the second of them a number or a shape."""
+        """Return whether the first line is two words, the second a number or a shape; or a segment's four."""
         words = next(iter(head.lines), "").split()
+        if len(words) == 4:
+            return None not in map(number, words[2:])
         if len(words) != 2 or words[0].startswith(("{", "[")):
             return False
         return number(words[1]) is not None or _SHAPE.fullmatch(words[1]) is not None
 
     def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the id and the number, or first dimension, of a line; no value for an id alone."""
-        if len(words) > 2:
+        name, *values = words
+        if self._spoken is not None and name not in self._spoken:
+            return name, Unreadable("an id that the utterances beside it lack")
+        if len(values) == 3:
+            return name, self._seconds(*values)
+        if len(values) > 1:
             return None
-        if len(words) == 1:
-            return words[0], None
-        return words[0], words[1].partition(",")[0]
+        return name, values[0].partition(",")[0] if values else None
+
+    @cached_property
+    def _spoken(self) -> set[str] | None:
+        """The ids of the utterances in the folder; None if no other file lists them."""
+        utterances = self.source.beside("text") or self.source.beside("segments")
+        if utterances is None:
+            return None
+        return {
+            text.split(maxsplit=1)[0] for _, text in utterances.lines() if text.strip()
+        }
+
+    @cached_property
+    def _recordings(self) -> dict[str | None, str]:
+        """The duration of each recording in the folder, as text."""
+        durations = self.source.beside("reco2dur")
+        return {} if durations is None else keyed_values(durations)
+
+    def _seconds(self, recording: str, start: str, end: str) -> object:
+        """Return the duration of a segment."""
+        if number(end) == -1:
+            end = self._recordings.get(recording, "")
+        try:
+            return float(end) - float(start)
+        except ValueError:
+            return Unreadable(
+                "a segment without an end", f"is {recording} in reco2dur?"
+            )
+
+
+def keyed_values(source: Source) -> dict[str | None, str]:
+    """Read id → value from Kaldi's and ESPnet's files: `utt value`, `utt 52,31` (the first number), `utt words …`."""
+    values: dict[str | None, str] = {}
+    for line, text in source.lines():
+        name, *rest = text.split(maxsplit=1) or [""]
+        if name in values:
+            message = f"{source.path}, line {line}: duplicate id {shortened(name)}"
+            raise ManifestError(
+                message, "Each id has one value: remove or rename one of the lines."
+            )
+        value = "".join(rest).rstrip()
+        if _SHAPE.fullmatch(value):
+            value = value.partition(",")[0]
+        if name:
+            values[name] = value
+    return values
 
 
 class Wav2vec(_List):

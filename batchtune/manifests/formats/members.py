@@ -32,6 +32,7 @@ from batchtune.manifests.base import (
     last_part,
     walk,
 )
+from batchtune.manifests.formats.json import without_nan
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.storage import RemoteFile, Window
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
@@ -100,7 +101,7 @@ def _json_value(payload: Payload, path: KeyPath) -> object:
         raise Unreadable("longer than 16 MiB of JSON", f"{payload.size:,} bytes")
     try:
         content = msgspec.json.decode(
-            payload.read(0, payload.size).removeprefix(b"\xef\xbb\xbf")
+            without_nan(payload.read(0, payload.size).removeprefix(b"\xef\xbb\xbf"))
         )
     except MALFORMED as error:
         raise Unreadable("malformed JSON", str(error)) from None

@@ -12,7 +12,7 @@ if os.environ.get("BATCHTUNE_SCRIPT"):
     if importlib.util.find_spec("batchtune") is None:
         sys.exit(
             f"Error: batchtune is not installed for {sys.executable}, which runs this script.\n"
-            "Install it there: python -m pip install batchtune"
+            "Install it there from its checkout: python -m pip install FOLDER"
         )
     from batchtune.scripts.interposing import install
 

@@ -1,7 +1,7 @@
-"""Imports the real packers of other trainers: of each the one file, as none of the rest can be installed beside ours.
+"""Imports the real batching of axolotl and NeMo: of each the one file, as the rest can't be installed beside ours.
 
-What these files import of their own packages, and do not pack with, is replaced. A package may be installed, or be a
-folder on PYTHONPATH with the file alone, as `.ci/real-libraries` makes it.
+What these files import of their own packages, and do not batch with, is replaced. A package may be installed, or be a
+folder on PYTHONPATH with the file alone.
 """
 
 from __future__ import annotations
@@ -14,26 +14,6 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import pytest
-
-
-@cache
-def verl_balancing() -> Any:
-    """verl's module of `rearrange_micro_batches`."""
-    return load(
-        "verl/utils/seqlen_balancing.py",
-        {
-            "verl": {},
-            "verl.protocol": {"DataProto": object},
-            "verl.utils": {
-                "tensordict_utils": types.SimpleNamespace(
-                    index_select_tensor_dict=lambda batch, indices: indices
-                )
-            },
-            "verl.utils.device": {"get_device_name": lambda: "cpu"},
-        },
-    )
 
 
 @cache
@@ -57,13 +37,6 @@ def axolotl_multipack() -> Any:
 
 
 @cache
-def trl_data_utils() -> Any:
-    """TRL's module of `pack_dataset`, which needs of transformers only names."""
-    names = {"PreTrainedTokenizerBase": object, "ProcessorMixin": object}
-    return load("trl/data_utils.py", {"transformers": names})
-
-
-@cache
 def nemo_sampling() -> Any:
     """NeMo's module of `FixedBucketBatchSizeConstraint2D`."""
     names = {"Formattable": object, "NeMoMultimodalConversation": object}
@@ -74,16 +47,15 @@ def nemo_sampling() -> Any:
 
 
 def load(path: str, modules: dict[str, dict[str, Any]]) -> Any:
-    """Run one file of a package among stand-ins for the modules that it imports; skip the test without the package."""
+    """Run one file of a package among stand-ins for the modules that it imports; ImportError without it."""
     package, _, within = path.partition("/")
     found = importlib.util.find_spec(package)
     folders = [] if found is None else found.submodule_search_locations or []
     files = [Path(folder) / within for folder in folders]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
-        pytest.skip(f"{package} is not installed: .ci/real-libraries runs this test")
+        raise ImportError(f"{package} has no {within}")
     spec = importlib.util.spec_from_file_location(f"real_{package}_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with stand_ins(modules):
         spec.loader.exec_module(module)

@@ -1,0 +1,291 @@
+"""Small data sets on which lengths went wrong, each with its right lengths, or the message that says what to do."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from manifests.samples import wav
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import ReadOptions, load_lengths
+
+CASES = Path(__file__).parent / "cases"
+Content = str | bytes
+
+
+def lines(*rows: dict[str, Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def said(role: str, content: object) -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
+    return stream.getvalue()
+
+
+def asked(prompt: str, *answers: str) -> list[dict[str, object]]:
+    return [said("user", prompt), *(said("assistant", answer) for answer in answers)]
+
+
+KALDI = {
+    "segments": "a-1 a 10.0 15.0\na-2 a 20.0 27.5\nb-1 b 270.0 -1\n",
+    "reco2dur": "a 600.0\nb 300.0\n",
+    "text": "a-1 hello\na-2 hello\nb-1 hello\n",
+}
+DROPPED = {"utt2dur": "a 2\nb 4\nc 8\nd 16\n", "text": "a one\nb two\nc three\n"}
+SHAREGPT = [
+    [
+        {"from": "human", "value": "hi you "},
+        {"from": "gpt", "value": "hello my friend!"},
+    ],
+    [{"from": "human", "value": "yes"}, {"from": "gpt", "value": "no wa"}],
+]
+IMAGE = said("user", [{"type": "image"}, {"type": "text", "text": "what is"}])
+TOKENS = [
+    {"prompt_tokens": 10, "completion_tokens": 100},
+    {"prompt_tokens": 20, "completion_tokens": 500},
+]
+PAIRS = lines(
+    {"prompt": "w w", "chosen": "w w w", "rejected": "w w w w w w w w w w"},
+    {"prompt": "w w w w w", "chosen": "w w w w w w", "rejected": "w"},
+)
+CHAT_PAIRS = lines(
+    {"chosen": asked("w w", "w w w"), "rejected": asked("w w", "w " * 10)},
+    {"chosen": asked("w " * 5, "w " * 6), "rejected": asked("w " * 5, "w")},
+)
+# The prompt as a text as well, as UltraFeedback has it.
+PROMPTED_PAIRS = lines(
+    *(
+        {"prompt": row["chosen"][0]["content"], **row}
+        for row in map(json.loads, CHAT_PAIRS.splitlines())
+    )
+)
+CHATS = lines(
+    {"prompt": asked("w w "), "completion": [said("assistant", "v v v ")]},
+    {"prompt": asked("w w w w "), "completion": [said("assistant", "v ")]},
+)
+ALPACA = lines(
+    {"instruction": "do", "input": "", "output": "done"},
+    {"instruction": "do", "input": "it", "output": "no"},
+)
+NAN = '{"id": "a", "duration": 1, "wer": NaN}\n{"id": "NaN", "duration": 2, "x": [-Infinity]}\n'
+AUDIO = [
+    {"audio": {"bytes": wav(size), "path": "a.wav"}, "text": "x"}
+    for size in (800, 1600)
+]
+LJSPEECH = 'LJ1|hello|hello\nLJ2|hello, "there|hello, "there\nLJ3|one|1\n'
+SPANS = "path,start,end,text\na.wav,1.0,3.5,x\na.wav,10,20,y\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "lengths", "unit"),
+    [
+        (KALDI, {}, [30, 7.5, 5], "s"),
+        (DROPPED, {"skip_invalid": True}, [8, 4, 2], "s"),
+        (lines({"conversations": SHAREGPT[0]}, {"conversations": SHAREGPT[1]}), {}, [23, 8], "characters"),
+        (ALPACA, {}, [6, 6], "characters"),
+        (PAIRS, {"measure": "words"}, [12, 11], "words"),
+        (PAIRS, {"length_key": "max(chosen, rejected)", "measure": "words"}, [10, 6], "words"),
+        (CHAT_PAIRS, {"measure": "words"}, [12, 11], "words"),
+        (PROMPTED_PAIRS, {"measure": "words"}, [12, 11], "words"),
+        (CHATS, {}, [10, 10], "characters"),
+        (parquet(TOKENS), {"length_key": "prompt_tokens+completion_tokens"}, [520, 110], "tokens"),
+        (parquet([{"x": {"y": asked("ab", "c")}}]), {"length_key": "x.y"}, [3], "characters"),
+        (parquet([{"x": [asked("ab", "c")]}]), {"length_key": "x[0]"}, [3], "characters"),
+        (NAN, {}, [2, 1], "s"),
+        (json.dumps({"u1": {"length": 1.0, "wer": float("nan")}, "u2": {"length": 2.0}}), {}, [2, 1], "s"),
+        (json.dumps([{"duration": 3, "x": float("inf")}]), {}, [3], "s"),
+        (parquet(AUDIO), {}, [0.1, 0.05], "s"),
+        (LJSPEECH, {"length_key": "2"}, [13, 5, 3], "characters"),
+        ("audio|text\na|one two\nb|x\n", {"length_key": "text"}, [7, 1], "characters"),
+        (SPANS, {"length_key": "end-start", "unit": "s"}, [10, 2.5], "s"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_lengths_are_right(
+    tmp_path: Path,
+    files: Content | dict[str, str],
+    options: dict[str, Any],
+    lengths: list[float],
+    unit: str,
+) -> None:
+    found = load_lengths(written(tmp_path, files), ReadOptions(**options))
+    assert (found.values.tolist(), found.unit) == (lengths, unit)
+
+
+def written(folder: Path, files: Content | dict[str, str]) -> Path:
+    """The folder with these files, or a file with this content."""
+    if not isinstance(files, dict):
+        path = folder / "manifest"
+        path.write_bytes(files.encode() if isinstance(files, str) else files)
+        return path
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (DROPPED, "id 'd': 'duration' can't be read: an id that the utterances beside it lack"),
+        ({**KALDI, "reco2dur": "a 600\n"}, "id 'b-1': 'duration' .*segment without an end: is b in"),
+        ({"utt2dur": "a 1\n", "segments": KALDI["segments"]}, "an id that the utterances beside it lack"),
+        ({"reco2dur": KALDI["reco2dur"], "text": KALDI["text"]}, "an id that the utterances beside it lack"),
+        (parquet(TOKENS), "2 columns .* 'prompt_tokens' .* 'completion_tokens'"),
+        ('{"duration": NaN}\n', "line 1: 'duration' is missing"),
+        (parquet([{"image": {"bytes": wav(8), "path": "a"}, "text": "x"}]), "no column that is known"),
+        (LJSPEECH, "no column .*: '1', '2', '3'\nName .*--length-key NAME"),
+        ("a|b\nc|d|e\n", "line 2: 3 cells, separated by bars"),
+        (SPANS, "no column .*\n.*--length-key end-start"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_to_do_is_said(
+    tmp_path: Path, files: Content | dict[str, str], message: str
+) -> None:
+    with pytest.raises(ManifestError, match=f"(?s){message}"):
+        load_lengths(written(tmp_path, files))
+
+
+def test_a_segment_that_ends_before_it_begins_is_invalid(tmp_path: Path) -> None:
+    path = written(tmp_path, "start,end\n3,1\n")
+    with pytest.raises(ManifestError, match=r"'end-start' is -2\.0 \(negative\)"):
+        load_lengths(path, ReadOptions(length_key="end-start", unit="s"))
+
+
+@pytest.mark.parametrize(
+    ("content", "is_told"),
+    [
+        (lines({"messages": [IMAGE]}), True),
+        (lines({"messages": [said("user", "x")]}, {"messages": [IMAGE]}), True),
+        (lines({"messages": [said("user", [{"type": "text", "text": "x"}])]}), False),
+    ],
+)
+def test_images_in_chats_are_told(tmp_path: Path, content: str, is_told: bool) -> None:
+    notes = load_lengths(written(tmp_path, content)).notes
+    assert any("hold images" in note for note in notes) == is_told
+
+
+def test_files_of_one_set_in_seconds_and_milliseconds_are_told(tmp_path: Path) -> None:
+    paths = []
+    for name, scale in (("a", 1), ("b", 1000), ("c", 3)):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(lines(*({"duration": scale * n} for n in (3.1, 5.2, 7.7))))
+        paths.append(path)
+    (note,) = (n for n in load_lengths(paths).notes if "different units" in n)
+    assert "b.jsonl" in note and "a.jsonl" in note and "1,000 times" in note
+    assert len(load_lengths(paths[::2]).notes) == 1
+
+
+# As transformers renders them
+
+
+def by_transformers(folder: Path, rows: Sequence[tuple[Any, Any]]) -> list[int]:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    rendered = [
+        tokenizer.apply_chat_template(chat, tools=tools, return_dict=False)
+        for chat, tools in rows
+    ]
+    return sorted(map(len, rendered), reverse=True)
+
+
+@pytest.mark.parametrize(
+    "as_stored",
+    [
+        lambda tools: tools,
+        json.dumps,
+        lambda tools: list(map(json.dumps, tools)),
+    ],
+    ids=["objects", "JSON", "list of JSON"],
+)
+def test_tools_count_as_the_template_renders_them(
+    tmp_path: Path, as_stored: Callable[[Any], Any]
+) -> None:
+    text = (CASES / "tools.jsonl").read_text()
+    rows = list(map(json.loads, text.splitlines()))
+    rows.append({"messages": rows[0]["messages"], "tools": []})
+    stored = [{**row, "tools": as_stored(row["tools"])} for row in rows]
+    path = written(tmp_path, lines(*stored))
+    found = load_lengths(path, ReadOptions(tokenizer=str(CASES / "tok")))
+    chats = [(row["messages"], row["tools"] or None) for row in rows]
+    assert found.values.tolist() == by_transformers(CASES / "tok", chats)
+
+
+@pytest.mark.parametrize("tokenizer", ["strict", "default_system"])
+def test_prompt_and_completion_are_one_chat(tmp_path: Path, tokenizer: str) -> None:
+    folder = CASES / tokenizer
+    path = written(tmp_path, CHATS)
+    found = load_lengths(path, ReadOptions(tokenizer=str(folder)))
+    rows = map(json.loads, CHATS.splitlines())
+    chats = [(row["prompt"] + row["completion"], None) for row in rows]
+    assert found.values.tolist() == by_transformers(folder, chats)
+
+
+# Indexes, as their libraries write them
+
+SIZES = np.array([3, 12, 1])
+
+
+def megatron() -> bytes:
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 3, 4)
+    pointers = np.array([0, 12, 60], "<i8").tobytes()
+    return head + SIZES.astype("<i4").tobytes() + pointers + bytes(32)
+
+
+def fairseq() -> bytes:
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, 4, 3)
+    return head + SIZES.astype("<i4").tobytes() + bytes(24)
+
+
+def chunk(config: bytes = b"") -> bytes:
+    begin = 4 + 4 * (SIZES.size + 1) + len(config)
+    offsets = begin + np.cumsum([0, *SIZES])
+    head = struct.pack("<I", SIZES.size) + offsets.astype("<u4").tobytes()
+    return head + config + b"x" * int(SIZES.sum())
+
+
+INDEXES = {
+    "megatron": (megatron(), "tokens"),
+    "fairseq": (fairseq(), "tokens"),
+    "mds": (chunk(b'{"format": "mds"}'), "bytes"),
+    "litdata": (chunk(), "bytes"),
+}
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_sizes_stand_in_the_header(tmp_path: Path, name: str) -> None:
+    content, unit = INDEXES[name]
+    found = load_lengths(written(tmp_path, content))
+    assert (found.values.tolist(), found.unit) == ([12, 3, 1], unit)
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_a_header_that_breaks_off_or_lies_is_one_message(
+    tmp_path: Path, name: str
+) -> None:
+    content, _ = INDEXES[name]
+    for damaged in (content[:13], content[:30], content[:8], huge(content)):
+        path = written(tmp_path, damaged)
+        with pytest.raises(ManifestError, match="breaks off"):
+            load_lengths(path, ReadOptions(format="sizes"))
+
+
+def huge(content: bytes) -> bytes:
+    """The same with an absurd number of examples."""
+    if content.startswith(b"MMIDIDX"):
+        return content[:18] + struct.pack("<Q", 2**60) + content[26:]
+    return struct.pack("<I", 2**32 - 1) + content[4:]

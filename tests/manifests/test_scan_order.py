@@ -1,0 +1,84 @@
+"""The table that `scan` writes is sorted: the order of the data set is put back, or missing and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import pyarrow.parquet
+import pytest
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import ReadOptions, load_lengths, load_stream, scan
+from batchtune.manifests.reading import load_ordered_lengths
+
+LENGTHS = [5, 9, 2, 9, 7, 1]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Path]:
+    """Two tables that form one data set, with targets."""
+    paths = []
+    for number, lengths in enumerate((LENGTHS[:2], LENGTHS[2:])):
+        path = tmp_path / f"{number}.csv"
+        rows = [f"{length},{10 * length}\n" for length in lengths]
+        path.write_text("duration,words\n" + "".join(rows))
+        paths.append(path)
+    return paths
+
+
+def scanned(sources: list[Path], **options: float) -> Path:
+    path = sources[0].with_name("lengths.parquet")
+    scan(sources, ReadOptions(target_key="words", **options), path)  # type: ignore[arg-type]
+    return path
+
+
+def test_the_order_of_the_data_set_is_put_back(sources: list[Path]) -> None:
+    table = scanned(sources)
+    assert pandas.read_parquet(table)["length"].tolist() == sorted(LENGTHS)[::-1]
+    for found in (load_stream(table), load_ordered_lengths(table)):
+        assert found.values.tolist() == LENGTHS
+        assert found.targets is not None
+        assert found.targets.tolist() == [10 * length for length in LENGTHS]
+    assert load_lengths(table).rows == tuple((x, 10.0 * x) for x in LENGTHS)
+
+
+def test_scanned_tables_can_be_scanned_again(sources: list[Path]) -> None:
+    first = scanned(sources, min_length=2)
+    again = first.with_name("again.parquet")
+    scan(first, ReadOptions(), again)
+    for table in (first, again):
+        frame = pandas.read_parquet(table)
+        assert dict(zip(frame["row"], frame["length"], strict=True)) == dict(
+            enumerate(LENGTHS[:-1])
+        )
+
+
+def test_what_scan_left_out_is_missing_for_a_sampler(sources: list[Path]) -> None:
+    table = scanned(sources, max_length=8)
+    assert load_stream(table).values.tolist() == [5, 2, 7, 1]
+    with pytest.raises(ManifestError, match="lacks examples of its data set"):
+        load_ordered_lengths(table)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop_columns(["row"]), "its column 'row' is gone"),
+        (lambda table: table.slice(1).take([0, 0, 1]), "does not name each row once"),
+        (
+            lambda table: table.set_column(4, "row", pyarrow.nulls(6, "int64")),
+            "does not name each row once",
+        ),
+    ],
+)
+def test_a_table_without_its_order_is_refused(
+    sources: list[Path],
+    change: Callable[[pyarrow.Table], pyarrow.Table],
+    message: str,
+) -> None:
+    table = scanned(sources)
+    pyarrow.parquet.write_table(change(pyarrow.parquet.read_table(table)), table)
+    with pytest.raises(ManifestError, match=message):
+        load_stream(table)

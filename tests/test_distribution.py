@@ -1,0 +1,49 @@
+"""The name `batchtune` on the package index is a stranger's: nothing tells users to install it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLACES = ("batchtune", "examples", ".ci", "tests")
+FILES = [path for path in ROOT.iterdir() if path.is_file()]
+FILES += [path for place in PLACES for path in (ROOT / place).rglob("*")]
+TEXTS = (".md", ".py", ".toml", ".yml", ".yaml", ".j2", ".json", "")
+# In a shell's command: `pip install … batchtune`, but for its checkout's folder and for `batchtune-cli`.
+STRANGERS = re.compile(
+    r"pip3? install(?:[^\n&;|`]*[ '\"])?batchtune(?![-\w/])|batchtune\[\w"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("python -m pip install batchtune", True),
+        ("pip install -U torch 'batchtune[audio]'", True),
+        ("batchtune[audio,text]", True),
+        ("pip install --no-deps batchtune-cli", False),
+        ("pip install -e '.[test]' && batchtune tune", False),
+    ],
+)
+def test_the_name_of_the_stranger_is_recognised(text: str, is_found: bool) -> None:
+    assert bool(STRANGERS.search(text)) == is_found
+
+
+def test_nothing_names_the_strangers_distribution() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in FILES
+        if path.is_file() and path.suffix in TEXTS and path != Path(__file__)
+        for match in STRANGERS.finditer(path.read_text(errors="replace"))
+    ]
+    assert found == []
+
+
+def test_distribution_and_package_have_different_names() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert re.findall(r'^name = "(.*)"$', project, re.MULTILINE) == ["batchtune-cli"]
+    assert 'batchtune = "batchtune.cli:main"' in project
+    assert 'packages = ["batchtune"]' in project
