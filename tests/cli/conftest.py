@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +54,43 @@ ANY_TIME = ["--time-tolerance", "1000"]
 def batchtune(tmp_path: Path) -> Run:
     """`batchtune("sweep-buckets", ...)` in an empty folder, without the caller's settings.
 
-    In this process, which saves Python's start; in one of its own if options of `subprocess.run` are given.
+    In this process, which saves Python's start; in one of its own if options of `subprocess.run` are given. It has to
+    end with `code` if that is given.
     """
 
     def run(
-        *arguments: object, env: dict[str, str] | None = None, **options: object
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        code: int | None = None,
+        **options: object,
     ) -> subprocess.CompletedProcess[str]:
         run = run_in if options else run_here_in
-        return run(tmp_path, *arguments, env=env, **options)
+        ran = run(tmp_path, *arguments, env=env, **options)
+        assert code in (None, ran.returncode), (
+            f"{arguments}: {ran.stdout}\n{ran.stderr}"
+        )
+        return ran
 
     return run
+
+
+@pytest.fixture
+def succeed(batchtune: Run) -> Run:
+    """As `batchtune`, for a command that has to end with 0."""
+
+    return partial(batchtune, code=0)
+
+
+def flat(text: str) -> str:
+    """A text in one line, as it was before it was broken to the width of a terminal."""
+    return " ".join(text.split())
+
+
+def result_in(folder: Path, name: str = "sweep") -> dict[str, Any]:
+    """A result of the run in this folder."""
+    path = folder / "batchtune-run" / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def run_here(
@@ -122,8 +151,7 @@ def verified(made_once: MadeOnce) -> Path:
     """A folder with a manifest, the run folder of `tune --verify --json`, and its stdout; not to be written to."""
 
     def make(folder: Path) -> None:
-        rows = (f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(600))
-        (folder / "lengths.csv").write_text("id,duration\n" + "".join(rows))
+        write_lengths(folder / "lengths.csv", [5, 10, 20] * 200)
         options = ["--device", STEADY_LAW, "--num-buckets", "2", "--verify", "--json"]
         ran = run_here_in(folder, "tune", "lengths.csv", *options)
         assert ran.returncode == 0, ran.stderr
@@ -170,8 +198,16 @@ def manifest(tmp_path: Path) -> Path:
 
 
 def write_manifest(path: Path) -> Path:
-    path.write_text(
-        "id,duration\n"
-        + "".join(f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(36))
-    )
+    return write_lengths(path, [5, 10, 20] * 12)
+
+
+def write_lengths(path: Path, lengths: Iterable[object], key: str = "duration") -> Path:
+    """Writes a table of examples with these lengths."""
+    rows = (f"utt{number},{length}\n" for number, length in enumerate(lengths))
+    path.write_text(f"id,{key}\n" + "".join(rows))
     return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,14 +1,14 @@
 """Bad input: one clear message, the right exit code, no traceback, no half-written file."""
 
-import json
 import math
+import re
 import resource
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.conftest import LAW, Plan, Run, command
+from cli.conftest import LAW, Plan, Run, command, contents, result_in
 from made_trials import ran as reply_of
 
 from batchtune.cli.app import COMMANDS, load_command
@@ -47,14 +47,9 @@ MANIFESTS: dict[str, Case] = {
 def assert_one_message(
     ran: "subprocess.CompletedProcess[str]", code: int, pattern: str
 ) -> None:
-    import re
-
     assert ran.returncode == code, ran.stderr
     assert "Traceback (most recent" not in ran.stderr.replace("  | Traceback", "")
-    assert (
-        len([line for line in ran.stderr.splitlines() if line.startswith("Error:")])
-        == 1
-    )
+    assert len(re.findall("^Error:", ran.stderr, re.MULTILINE)) == 1
     assert re.search(pattern, ran.stderr, re.DOTALL | re.IGNORECASE), ran.stderr
     assert ran.stdout == ""
 
@@ -111,15 +106,24 @@ def test_long_arguments_are_quoted_in_short(
         (["--seed", "1.5"], "Error: --seed: '1.5' is not a whole number\n$"),
         (["--format", "xml"], "xml"),
         (["--no-such-option"], "no-such-option"),
+        (["--current", "no-such.yaml"], "no-such.yaml. is neither a file"),
+        (["--current", "max_batch_length=600,buckets=3"], "buckets"),
+        (["--current", "max_batch_length=600,bucket_boundaries=4:2"], "ascend"),
+        (["--current", "max_batch_length=600,bucket_boundaries=0:2"], "0"),
+        (["--multiple-of", "0"], "--multiple-of"),
+        (["--world-size", "0"], "--world-size"),
+        (["--min-randomness", "nan"], "--min-randomness"),
+        (["--min-steps", "1000000"], "--min-steps 1000000: an epoch of"),
+        (["--min-steps", "0"], "--min-steps"),
     ],
     ids=" ".join,
 )
 def test_wrong_usage_is_exit_code_2(
     batchtune: Run, manifest: Path, arguments: list[str], pattern: str
 ) -> None:
-    assert_one_message(
-        batchtune("sweep-buckets", manifest, *LIMIT, *arguments), 2, pattern
-    )
+    ran = batchtune("sweep-buckets", manifest, *LIMIT, *arguments)
+    assert_one_message(ran, 2, pattern)
+    assert not (manifest.parent / "batchtune-run" / "sweep.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -186,25 +190,16 @@ def test_a_workload_that_fails_is_its_own_error(
 
 
 def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
-    batchtune: Run, manifest: Path, tmp_path: Path
+    batchtune: Run, succeed: Run, manifest: Path, tmp_path: Path
 ) -> None:
-    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
-    before = {
-        path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()
-    }
+    succeed("sweep-buckets", manifest, *LIMIT)
+    before = contents(tmp_path / "batchtune-run")
     (tmp_path / "other.csv").write_text(ROWS)
     ran = batchtune("sweep-buckets", "other.csv", *LIMIT)
     assert_one_message(ran, 1, "other lengths.*--run.*--force")
-    assert {
-        path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()
-    } == before
-    assert batchtune("sweep-buckets", "other.csv", *LIMIT, "--force").returncode == 0
-    assert (
-        json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())["lengths"][
-            "count"
-        ]
-        == 3
-    )
+    assert contents(tmp_path / "batchtune-run") == before
+    succeed("sweep-buckets", "other.csv", *LIMIT, "--force")
+    assert result_in(tmp_path)["lengths"]["count"] == 3
 
 
 def test_a_full_disk_leaves_no_half_written_file(
@@ -222,9 +217,9 @@ def test_a_full_disk_leaves_no_half_written_file(
 
 @pytest.mark.process
 def test_a_result_that_cant_be_printed_is_an_error(
-    batchtune: Run, manifest: Path, tmp_path: Path
+    succeed: Run, manifest: Path, tmp_path: Path
 ) -> None:
-    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
+    succeed("sweep-buckets", manifest, *LIMIT)
     with open("/dev/full", "w") as full_disk:
         full = subprocess.run(
             command("report"),

@@ -26,24 +26,21 @@ def run_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def expected(framework: str, config: str = "batchtune-run/sampler.yaml") -> str:
-    return export_of(framework).render(Tuned(sweep=made_sweep(), config=config))
-
-
 @pytest.mark.usefixtures("run_folder")
 @pytest.mark.parametrize(
-    "output", [[], ["-o", "-"], ["-o", "x.yaml"]], ids=["stdout", "dash", "file"]
+    ("output", "file"),
+    [([], "batchtune_espnet.yaml"), (["-o", "x.yaml"], "x.yaml")],
+    ids=["stdout", "file"],
 )
-def test_as_json(batchtune: Run, tmp_path: Path, output: list[str]) -> None:
-    ran = batchtune("export", "--to", "espnet", "--json", *output)
+def test_as_json(succeed: Run, tmp_path: Path, output: list[str], file: str) -> None:
+    ran = succeed("export", "--to", "espnet", "--json", *output)
     document = json.loads(ran.stdout)
     assert list(document) == ["meta", "framework", "title", "file", "content"]
     assert (document["framework"], document["title"]) == ("espnet", "ESPnet")
-    assert document["content"] == expected("espnet")
-    assert document["file"] == (
-        "x.yaml" if output == ["-o", "x.yaml"] else "batchtune_espnet.yaml"
-    )
-    assert (tmp_path / "x.yaml").exists() == (output == ["-o", "x.yaml"])
+    config = Tuned(sweep=made_sweep(), config="batchtune-run/sampler.yaml")
+    assert document["content"] == export_of("espnet").render(config)
+    assert document["file"] == file
+    assert (tmp_path / "x.yaml").exists() == bool(output)
 
 
 def test_the_frameworks_are_listed(batchtune: Run) -> None:

@@ -102,12 +102,7 @@ def run(
 
 
 def test_reading_runs_nothing_of_the_working_folder(foreign: Path) -> None:
-    few = ["--max-batch-length", 60, "--num-buckets", 2]
-    for words in (
-        ["scan", "lengths.csv", "-o", "lengths.parquet"],
-        ["sweep-buckets", "lengths.parquet", *few],
-        ["doctor"],
-    ):
+    for words in (["scan", "lengths.csv", "-o", "lengths.parquet"], ["doctor"]):
         ran = run(foreign, *words)
         assert ran.returncode == 0, ran.stderr
     assert "does not work here" not in ran.stdout
@@ -116,17 +111,9 @@ def test_reading_runs_nothing_of_the_working_folder(foreign: Path) -> None:
 def test_as_a_module_it_runs_no_library_of_the_folder(foreign: Path) -> None:
     for name in {*NAMES} & sys.stdlib_module_names:  # Python itself runs these
         (foreign / f"{name}.py").unlink()
+    sweep = ("sweep-buckets", "lengths.csv", "--max-batch-length", 60)
     module = ("-m", "batchtune")
-    ran = run(
-        foreign,
-        "sweep-buckets",
-        "lengths.csv",
-        "--max-batch-length",
-        60,
-        "--num-buckets",
-        2,
-        command=module,
-    )
+    ran = run(foreign, *sweep, "--num-buckets", 2, command=module)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -147,6 +134,7 @@ def test_a_pool_runs_nothing_of_the_working_folder(
     assert not (foreign.parent / "marks").exists()
 
 
+@pytest.mark.slow
 def test_a_builtin_workload_runs_nothing_of_the_folder(foreign: Path) -> None:
     probe = (
         "probe-oom",

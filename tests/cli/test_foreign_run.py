@@ -9,24 +9,10 @@ import pytest
 from cli.conftest import Run
 
 from batchtune.errors import ResultError
-from batchtune.results import Probe, Trial, read_result
+from batchtune.results import BatchShape, Probe, Trial, read_result
 from batchtune.run_folder import append_trial, read_trials
 
 SWEEP = ["--max-batch-length", 60, "--num-buckets", 2, "--quiet"]
-TRIAL = Trial(
-    index=0,
-    batch_size=1,
-    length=1.0,
-    target_length=None,
-    outcome="oom",
-    steps=0,
-    step_seconds=None,
-    peak_bytes=None,
-    reserved_bytes=None,
-    alloc_retries=None,
-    error=None,
-    elapsed_seconds=0.0,
-)
 
 
 @pytest.fixture
@@ -39,15 +25,14 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["sweep.json", "sampler.yaml"])
 def test_what_is_written_takes_the_place_of_a_link(
-    batchtune: Run, manifest: Path, outside: Path, name: str
+    succeed: Run, manifest: Path, outside: Path, name: str
 ) -> None:
     run = outside.parent / "run"
-    assert batchtune("sweep-buckets", manifest, "--run", run, *SWEEP).returncode == 0
+    succeed("sweep-buckets", manifest, "--run", run, *SWEEP)
     (run / name).replace(outside)  # a link to a sound file: nothing else is wrong
     (run / name).symlink_to(outside)
     before = outside.read_bytes()
-    ran = batchtune("sweep-buckets", manifest, "--run", run, *SWEEP, "--seed", 5)
-    assert ran.returncode == 0, ran.stderr
+    succeed("sweep-buckets", manifest, "--run", run, *SWEEP, "--seed", 5)
     assert not (run / name).is_symlink()
     assert outside.read_bytes() == before != (run / name).read_bytes()
 
@@ -60,7 +45,7 @@ def test_no_trial_is_added_to_what_a_link_leads_to(
     with pytest.raises(ResultError, match="is a link"):
         read_trials(journal)
     with pytest.raises(ResultError, match="can't be written"):
-        append_trial(journal, TRIAL)
+        append_trial(journal, Trial.of(BatchShape(1, 1.0), "oom"))
     assert outside.read_text() == "mine\n"
 
 
@@ -91,16 +76,15 @@ def test_what_nests_without_end_is_one_message(tmp_path: Path) -> None:
 
 
 def test_a_pipe_as_target_file_of_a_run_is_refused(
-    batchtune: Run, manifest: Path, tmp_path: Path
+    batchtune: Run, succeed: Run, manifest: Path, tmp_path: Path
 ) -> None:
     targets = tmp_path / "targets"
     targets.write_text("".join(f"{number}\n" for number in range(1, 37)))
     given = ["--target-file", "targets", "--measure", "words"]
-    assert batchtune("sweep-buckets", manifest, *SWEEP, *given).returncode == 0
+    succeed("sweep-buckets", manifest, *SWEEP, *given)
     targets.unlink()
     os.mkfifo(targets)
-    ran = batchtune("report", "--manifest", manifest)
-    assert ran.returncode == 1
+    ran = batchtune("report", "--manifest", manifest, code=1)
     assert "targets is not an ordinary file" in ran.stderr
 
 
@@ -131,8 +115,7 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_read_only_run_folder_is_named_before_any_work(
     batchtune: Run, read_only: Path, command: tuple[str]
 ) -> None:
-    ran = batchtune(*command)
-    assert ran.returncode == 1
+    ran = batchtune(*command, code=1)
     assert (
         "batchtune-run can't be written to: the folder, or its disk, is read-only"
         in ran.stderr

@@ -7,9 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-import training_lines
-from cli.conftest import Run
-from training_lines import START, step
+from cli.conftest import Run, flat, write_lengths
 
 from batchtune.cli.app import COMMANDS, load_command
 
@@ -76,25 +74,20 @@ def test_an_example_has_options_that_exist(name: str, line: str) -> None:
     ],
 )
 def test_an_example_that_needs_no_device_runs(
-    batchtune: Run, tmp_path: Path, line: str
+    succeed: Run, tmp_path: Path, line: str
 ) -> None:
-    rows = (f"utt{number},{1 + number % 23}\n" for number in range(200))
-    (tmp_path / "train.csv").write_text("id,duration\n" + "".join(rows))
+    write_lengths(tmp_path / "train.csv", [1 + number % 23 for number in range(200)])
     words = shlex.split(line.partition(" | ")[0])
-    if "--from-training" in words:
-        training_lines.write(
-            tmp_path / "batchtune-run", [START, step((8, 10)), step((4, 20))]
-        )
-    elif words[1] == "sweep-buckets":
+    if words[1] == "sweep-buckets":
         words += ["--max-batch-length", "600"]
-    ran = batchtune(*words[1:])
-    assert ran.returncode == 0, ran.stderr
+    succeed(*words[1:])
 
 
-def test_the_main_help_lists_commands_settings_and_exit_codes(batchtune: Run) -> None:
-    shown = batchtune("--help")
-    assert shown.returncode == 0
-    listed = " ".join(shown.stdout.split())
+def test_the_main_help_lists_commands_settings_and_exit_codes(
+    batchtune: Run, succeed: Run
+) -> None:
+    shown = succeed("--help")
+    listed = flat(shown.stdout)
     assert all(
         f"{name} {declared.summary}" in listed for name, declared in COMMANDS.items()
     )
@@ -109,7 +102,6 @@ def test_the_main_help_lists_commands_settings_and_exit_codes(batchtune: Run) ->
         (["sweep-buckets", "--num_buckets", "3"], "--num-buckets"),
         (["sweep-buckets", "m.csv", "--strategy", "optimum"], "'optimal'"),
         (["sweep-buckets", "m.csv", "--unit", "m"], "'ms'"),
-        (["export", "--to", "espnt"], "'espnet'"),
         (["schema", "sweep.json"], "'sweep'"),
     ],
 )
@@ -139,6 +131,6 @@ def test_bash_completes_commands_and_options(batchtune: Run) -> None:
 
 def test_a_manifest_is_not_required_with_a_command(batchtune: Run) -> None:
     for command in ("tune", "probe-oom", "run"):
-        said = " ".join(batchtune(command, "--help").stdout.split())
+        said = flat(batchtune(command, "--help").stdout)
         assert "[required without -- COMMAND]" in said
         assert "[required]" not in said

@@ -122,12 +122,11 @@ def test_a_terminal_shows_each_trial_and_the_time_left(
 
 
 def test_memory_kept_free_lowers_the_limit_and_is_noted(
-    batchtune: Run, tmp_path: Any
+    succeed: Run, tmp_path: Any
 ) -> None:
     # Every batch fits: nothing is searched for.
     (tmp_path / "few.csv").write_text("id,duration\na,1\nb,2\n")
     memory = ["--device", LAW, "--memory", "1GiB", "--memory-fraction", "0.5"]
-    ran = batchtune("probe-oom", "few.csv", *memory, "--reserve", "20MiB", "--ddp")
-    assert ran.returncode == 0, ran.stderr
+    ran = succeed("probe-oom", "few.csv", *memory, "--reserve", "20MiB", "--ddp")
     assert "; limit 492 MiB (50% of --memory, by --memory-fraction)." in ran.stderr
     assert "20 MiB are kept free" in ran.stderr

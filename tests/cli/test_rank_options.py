@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, Run, write_manifest
+from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, Run, flat, write_manifest
 from msgspec import structs
 
 from batchtune.cli.ranks import parse_nproc, refuse_to_be_a_rank
@@ -94,8 +94,7 @@ def test_a_process_that_is_alone_on_its_machine_is_not_refused(
 
 @pytest.mark.parametrize("command", ["probe-oom", "tune", "verify"])
 def test_inside_torchrun_the_usage_is_wrong(batchtune: Run, command: str) -> None:
-    ran = batchtune(command, "lengths.csv", env=TORCHRUN)
-    assert ran.returncode == 2
+    ran = batchtune(command, "lengths.csv", env=TORCHRUN, code=2)
     assert "inside torchrun" in ran.stderr
 
 
@@ -143,8 +142,7 @@ def test_wrong_usage_says_what_is_right(
 ) -> None:
     write_manifest(tmp_path / "lengths.csv")
     workload = [] if "--" in options else ["--workload", KNOWN]
-    ran = batchtune("probe-oom", "lengths.csv", *workload, *options)
-    assert ran.returncode == 2, ran.stderr
+    ran = batchtune("probe-oom", "lengths.csv", *workload, *options, code=2)
     assert message in ran.stderr
 
 
@@ -173,49 +171,63 @@ def made_rank(rank: int) -> RankDevice:
     )
 
 
-def test_a_run_of_another_number_of_ranks_is_not_continued(tmp_path: Path) -> None:
-    lengths = Lengths.of([1.0, 2.0])
-    alone = ProbeSettings(workload=KNOWN, options={}, device="cpu")
-    ranks = ProbeSettings(workload=KNOWN, options={}, device="cpu", nproc_per_node=2)
-    assert "nproc_per_node" not in alone.recorded()
-    device = made_device(world_size=2, ranks=[made_rank(0), made_rank(1)])
-    assert describe_device(device).endswith(" for each of 2 ranks")
-    begin_run(lengths, ranks, tmp_path, device, force=False)
-    append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
-    assert open_run(lengths, ranks, tmp_path)[0] is not None
-    with pytest.raises(
-        ResultError, match="2 ranks a machine, now a process without ranks"
-    ):
-        open_run(lengths, alone, tmp_path)
+ALONE = ProbeSettings(workload=KNOWN, options={}, device="cpu")
+TWO_RANKS = structs.replace(ALONE, nproc_per_node=2)
+TWO_NODES = structs.replace(TWO_RANKS, nnodes=2)
+SIMULATED = structs.replace(ALONE, simulate_world_size=64)
+ON_TWO = made_device(world_size=2, ranks=[made_rank(0), made_rank(1)])
 
 
-def test_simulated_ranks_are_not_continued_with_real_ones(
+@pytest.mark.parametrize(
+    ("ran", "device", "asked", "message"),
+    [
+        (TWO_RANKS, ON_TWO, ALONE, "2 ranks a machine, now a process without ranks"),
+        (
+            SIMULATED,
+            made_device(world_size=64, simulated=True),
+            TWO_RANKS,
+            r"64 ranks \(simulated\), now 2 ranks a machine",
+        ),
+        (
+            TWO_NODES,
+            ON_TWO,
+            TWO_RANKS,
+            "2 ranks a machine on 2 machines, now 2 ranks a machine",
+        ),
+    ],
+    ids=["ranks", "simulated", "machines"],
+)
+def test_a_run_of_other_ranks_is_not_continued(
     tmp_path: Path,
+    ran: ProbeSettings,
+    device: Device,
+    asked: ProbeSettings,
+    message: str,
 ) -> None:
     lengths = Lengths.of([1.0, 2.0])
-    simulated = ProbeSettings(workload=KNOWN, options={}, simulate_world_size=64)
-    real = ProbeSettings(workload=KNOWN, options={}, nproc_per_node=2)
-    assert not simulated.failures_are_dear
-    device = made_device(world_size=64, simulated=True)
-    begin_run(lengths, simulated, tmp_path, device, force=False)
+    begin_run(lengths, ran, tmp_path, device, force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
-    assert open_run(lengths, simulated, tmp_path)[0] is not None
-    with pytest.raises(
-        ResultError, match=r"64 ranks \(simulated\), now 2 ranks a machine"
-    ):
-        open_run(lengths, real, tmp_path)
+    assert open_run(lengths, ran, tmp_path)[0] is not None
+    with pytest.raises(ResultError, match=message):
+        open_run(lengths, asked, tmp_path)
 
 
-@pytest.mark.process
+def test_settings_know_their_ranks() -> None:
+    assert "nproc_per_node" not in ALONE.recorded()
+    assert (TWO_RANKS.world_size, TWO_NODES.world_size) == (2, 4)
+    assert not SIMULATED.failures_are_dear
+    assert describe_device(ON_TWO).endswith(" for each of 2 ranks")
+
+
+@pytest.mark.slow
 def test_every_output_says_that_ranks_were_simulated(
-    batchtune: Run, tmp_path: Path
+    succeed: Run, tmp_path: Path
 ) -> None:
     write_manifest(tmp_path / "lengths.csv")
-    tuned = batchtune(
+    tuned = succeed(
         *("tune", "lengths.csv", *TUNE_STEADY, "--simulate-world-size", "2"),
         *("--verify", *ANY_TIME),
     )
-    assert tuned.returncode == 0, tuned.stderr
     assert "for each of 2 ranks (simulated)" in tuned.stderr
     run = tmp_path / "batchtune-run"
     probe = read_result(run / "probe.json", Probe)
@@ -236,38 +248,18 @@ def test_every_output_says_that_ranks_were_simulated(
         ),
         ("export", "--to", "pytorch"),
     ):
-        ran = batchtune(*arguments)
-        assert ran.returncode == 0, ran.stderr
+        ran = succeed(*arguments)
         written = ran.stdout
         if "-o" in arguments:
             written = (tmp_path / arguments[-1]).read_text()
-        assert "2 ranks (simulated)" in " ".join(written.split()), arguments
+        assert "2 ranks (simulated)" in flat(written), arguments
 
 
 def test_srun_says_which_node_this_is(batchtune: Run) -> None:
     options = [*NODES[2:], "--rdzv-endpoint", "127.0.0.1:9", "--setup-timeout", "0.1"]
-    ran = batchtune("verify", "lengths.csv", *options, env={"SLURM_NODEID": "1"})
-    assert ran.returncode == 1
-    said = " ".join(ran.stderr.split())
+    ran = batchtune(
+        "verify", "lengths.csv", *options, env={"SLURM_NODEID": "1"}, code=1
+    )
+    said = flat(ran.stderr)
     assert "Node 1 of 2: starts ranks for node 0 (127.0.0.1:10)." in said
     assert "node 0 does not answer at 127.0.0.1:10 within" in said
-
-
-def test_a_run_of_another_number_of_machines_is_another(tmp_path: Path) -> None:
-    one = ProbeSettings(workload=KNOWN, options={}, device="cpu", nproc_per_node=2)
-    two = structs.replace(one, nnodes=2)
-    assert (one.world_size, two.world_size) == (2, 4)
-    lengths = Lengths.of([1.0, 2.0])
-    begin_run(
-        lengths,
-        two,
-        tmp_path,
-        made_device(world_size=2, ranks=[made_rank(0), made_rank(1)]),
-        force=False,
-    )
-    append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
-    assert open_run(lengths, two, tmp_path)[0] is not None
-    with pytest.raises(
-        ResultError, match="2 ranks a machine on 2 machines, now 2 ranks a machine"
-    ):
-        open_run(lengths, one, tmp_path)

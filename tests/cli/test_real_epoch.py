@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.conftest import run_in
+from cli.conftest import ANY_TIME, result_in, run_in, write_lengths
 
 SPEECH = f"{Path(__file__).parents[1] / 'speech_workload.py'}:SpeechTagger"
 # A half of the model's usual width: half as many batches.
@@ -19,25 +19,16 @@ WORKLOAD = ["--workload", SPEECH, "--set", "dim=32", "--device", "cpu"]
 MEMORY = ["--memory", "360MiB", "--memory-fraction", "1.0"]
 # Each test takes some minutes, and many where other programs run beside it: no time is held.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-ANY_TIME = ["--time-tolerance", "1000"]
 
 
-def write_speech_manifest(path: Path, count: int = 500) -> Path:
-    """Lengths of the kind of LibriSpeech's at half their time: 0.7 to 12.3 s, most between 6 and 8."""
+def speech_lengths() -> list[float]:
+    """Of the kind of LibriSpeech's at half their time: 0.7 to 12.3 s, most between 6 and 8."""
     rng = np.random.default_rng(5)
-    long, short = (
-        rng.normal(7.15, 0.6, count * 3 // 4),
-        rng.uniform(0.7, 6.5, count - count * 3 // 4 - 2),
-    )
-    lengths = np.concatenate((np.clip(long, 0.7, 12.25), short, [0.705, 12.26])).round(
-        3
-    )
+    long = np.clip(rng.normal(7.15, 0.6, 187), 0.7, 12.25)
+    short = rng.uniform(0.7, 6.5, 61)
+    lengths = [*long, *short, 0.705, 12.26]
     rng.shuffle(lengths)
-    path.write_text(
-        "id,duration\n"
-        + "".join(f"utt{index},{length}\n" for index, length in enumerate(lengths))
-    )
-    return path
+    return np.round(lengths, 3).tolist()
 
 
 def said_by(folder: Path, *arguments: object) -> str:
@@ -48,21 +39,11 @@ def said_by(folder: Path, *arguments: object) -> str:
 
 
 def test_after_tune_alone_an_epoch_runs_without_oom(tmp_path: Path) -> None:
-    manifest = write_speech_manifest(tmp_path / "lengths.csv")
+    manifest = write_lengths(tmp_path / "lengths.csv", speech_lengths())
     said_by(tmp_path, "tune", manifest, *WORKLOAD, *MEMORY)
     said_by(tmp_path, "report", "--fail-if", "unproven > 0")
-    asked = [
-        "--workload",
-        SPEECH,
-        "--set",
-        "dim=32",
-        "--epoch",
-        "--seed",
-        3,
-        "--json",
-        *ANY_TIME,
-    ]
-    found = json.loads(said_by(tmp_path, "verify", "lengths.csv", *asked))
-    sweep = json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())
+    asked = ["--workload", SPEECH, "--set", "dim=32", "--epoch", "--seed", 3, "--json"]
+    found = json.loads(said_by(tmp_path, "verify", "lengths.csv", *asked, *ANY_TIME))
+    sweep = result_in(tmp_path)
     assert (found["holds"], found["failures"]) == (True, [])
     assert found["steps"] == sweep["rows"][sweep["recommended"]]["batches"]

@@ -9,8 +9,10 @@ from cli.conftest import Run
 
 from batchtune.results import BatchShape, read_training
 
-SCRIPT = """
+SCRIPT = f"""
 import sys
+sys.path.append({str(Path(__file__).parents[1] / "scripts")!r})
+import uncompiled
 import torch
 from torch.utils.data import DataLoader
 
@@ -58,8 +60,7 @@ def test_a_script_runs_as_it_is_and_is_recorded(
 def test_an_oom_that_ends_the_script_is_recorded(
     batchtune: Run, tmp_path: Path, script: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ran = batchtune("record", "--", "python", script, "oom")
-    assert ran.returncode == 1
+    batchtune("record", "--", "python", script, "oom", code=1)
     assert "MemoryError: too large" in capfd.readouterr().err
     (recording,) = read_training(tmp_path / "batchtune-run" / "training.jsonl")
     last = recording.steps[-1]
@@ -69,10 +70,9 @@ def test_an_oom_that_ends_the_script_is_recorded(
 
 @pytest.mark.process
 def test_a_command_without_training_is_told_apart(
-    batchtune: Run, capfd: pytest.CaptureFixture[str]
+    succeed: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ran = batchtune("record", "--", "python", "-c", "print(1)")
-    assert ran.returncode == 0
+    ran = succeed("record", "--", "python", "-c", "print(1)")
     assert capfd.readouterr().out == "1\n"
     assert "nothing was recorded" in ran.stderr
 
@@ -92,6 +92,5 @@ def test_a_command_without_training_is_told_apart(
 def test_a_command_that_is_none_is_an_error(
     batchtune: Run, words: list[str], message: str
 ) -> None:
-    ran = batchtune("record", *words)
-    assert ran.returncode == 2
+    ran = batchtune("record", *words, code=2)
     assert message in ran.stderr

@@ -7,43 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import Run
+from cli.conftest import Run, write_lengths
 
 TOLD = "Options taken from the run in batchtune-run: --max-length 30."
 
 
 @pytest.fixture
-def swept(batchtune: Run, tmp_path: Path) -> Path:
+def swept(succeed: Run, tmp_path: Path) -> Path:
     """A run of the 60 examples of at most 30 s of 70; the manifest is train.csv."""
-    lengths = [2 + index % 28 for index in range(60)] + [
-        31 + 5 * index for index in range(10)
-    ]
-    rows = "".join(f"utt{index},{length}\n" for index, length in enumerate(lengths))
-    (tmp_path / "train.csv").write_text(f"id,duration\n{rows}")
-    ran = batchtune(
-        "sweep-buckets",
-        "train.csv",
-        "--max-length",
-        30,
-        "--max-batch-length",
-        120,
-        "--num-buckets",
-        "2:4",
-    )
-    assert ran.returncode == 0, ran.stderr
+    short = [2 + index % 28 for index in range(60)]
+    write_lengths(tmp_path / "train.csv", [*short, *range(31, 81, 5)])
+    limits = ("--max-length", 30, "--max-batch-length", 120)
+    succeed("sweep-buckets", "train.csv", *limits, "--num-buckets", "2:4")
     return tmp_path / "batchtune-run"
 
 
 def again(batchtune: Run, *options: object) -> Any:
-    return batchtune(
-        "sweep-buckets",
-        "train.csv",
-        "--max-batch-length",
-        90,
-        "--num-buckets",
-        "2:4",
-        *options,
-    )
+    few = ("--max-batch-length", 90, "--num-buckets", "2:4")
+    return batchtune("sweep-buckets", "train.csv", *few, *options)
 
 
 @pytest.mark.usefixtures("swept")
@@ -74,20 +55,10 @@ def test_another_limit_is_refused(batchtune: Run, command: str) -> None:
 
 @pytest.mark.usefixtures("swept")
 def test_a_report_reads_new_lengths_as_the_runs_unless_told(batchtune: Run) -> None:
-    same = batchtune(
-        "report", "--manifest", "train.csv", "--fail-if", "changed == true"
-    )
+    report = ("report", "--manifest", "train.csv", "--fail-if")
+    same = batchtune(*report, "changed == true")
     assert (same.returncode, TOLD in same.stderr) == (0, True)
-    longer = batchtune(
-        "report",
-        "--manifest",
-        "train.csv",
-        "--max-length",
-        40,
-        "--fail-if",
-        "beyond > 0",
-    )
-    assert longer.returncode == 3
+    batchtune(*report, "beyond > 0", "--max-length", 40, code=3)
 
 
 @pytest.mark.usefixtures("swept")

@@ -1,70 +1,42 @@
 """`batchtune report` as the gate of a CI."""
 
 import json
-import os
+import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from cli.conftest import Run, run_here
+from cli.conftest import Run, contents, run_here, write_lengths
 from report_records import made_sweep, partly_proven_sweep, proven_probe, proven_sweep
 
 from batchtune.results import Probe, Sweep, write_result
 
 Ran = subprocess.CompletedProcess[str]
 SWEEP = ("--max-batch-length", 60, "--num-buckets", "2:4")
+SECONDS = [1 + number % 17 for number in range(900)]
 HOLDS, FAILS, UNKNOWN = "padding_ratio > 90%", "batches > 1", "verify.holds == false"
-
-
-def write_lengths(path: Path, scale: float = 1.0) -> Path:
-    rows = (f"utt{number},{(1 + number % 17) * scale}\n" for number in range(900))
-    path.write_text("id,duration\n" + "".join(rows))
-    return path
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a sweep, and the manifest beside it."""
     folder = tmp_path_factory.mktemp("swept")
-    write_lengths(folder / "train.csv")
-    assert (
-        run_here(
-            "sweep-buckets", folder / "train.csv", *SWEEP, "--run", folder / "run"
-        ).returncode
-        == 0
-    )
+    manifest = write_lengths(folder / "train.csv", SECONDS)
+    ran = run_here("sweep-buckets", manifest, *SWEEP, "--run", folder / "run")
+    assert ran.returncode == 0, ran.stderr
     return folder / "run"
 
 
-@pytest.fixture
-def batchtune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`batchtune("report", ...)` in an empty folder, without the caller's settings."""
-    monkeypatch.chdir(tmp_path)
-    for name in [
-        name
-        for name in os.environ
-        if name.startswith("BATCHTUNE_") or name == "GITHUB_STEP_SUMMARY"
-    ]:
-        monkeypatch.delenv(name)
-    return run_here
+@pytest.fixture(autouse=True)
+def not_on_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
 
-@pytest.fixture
-def edited(swept: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of the run with other values in its sweep."""
-
-    def make(**changes: Any) -> Path:
-        folder = tmp_path / "edited"
-        shutil.copytree(swept, folder)
-        sweep = json.loads((folder / "sweep.json").read_text())
-        (folder / "sweep.json").write_text(json.dumps({**sweep, **changes}))
-        return folder
-
-    return make
+def given(rules: list[str]) -> list[str]:
+    """The options of a command line that give these rules."""
+    return [word for rule in rules for word in ("--fail-if", rule)]
 
 
 def assert_usage(ran: Ran, words: str) -> None:
@@ -86,24 +58,21 @@ def assert_usage(ran: Ran, words: str) -> None:
 def test_the_exit_code_says_what_became_of_the_rules(
     batchtune: Run, swept: Path, tmp_path: Path, rules: list[str], code: int
 ) -> None:
-    given = [part for rule in rules for part in ("--fail-if", rule)]
-    ran = batchtune("report", swept, *given, "--junit-xml", "sub/gate.xml")
-    assert ran.returncode == code
+    ran = batchtune(
+        "report", swept, *given(rules), "--junit-xml", "sub/gate.xml", code=code
+    )
     suite = ElementTree.parse(tmp_path / "sub" / "gate.xml").getroot()
     assert [case.get("name") for case in suite.iter("testcase")] == [
         f"fails if {rule}" for rule in rules
     ]
     assert all(rule in ran.stdout for rule in rules)
-    assert len(
-        [
-            line
-            for line in ran.stderr.splitlines()
-            if line.startswith(("Fails:", "Error:"))
-        ]
-    ) == len([rule for rule in rules if rule != HOLDS])
+    told = re.findall("^(Fails|Error):", ran.stderr, re.MULTILINE)
+    assert len(told) == len(rules) - rules.count(HOLDS)
 
 
-def test_rules_are_taken_from_the_environment(batchtune: Run, swept: Path) -> None:
+def test_rules_are_taken_from_the_environment(
+    batchtune: Run, succeed: Run, swept: Path
+) -> None:
     env = {"BATCHTUNE_FAIL_IF": f"{HOLDS}; {FAILS}\n fill < 0"}
     ran = batchtune("report", swept, "--format", "json", env=env)
     assert [verdict["rule"] for verdict in json.loads(ran.stdout)["verdicts"]] == [
@@ -112,29 +81,24 @@ def test_rules_are_taken_from_the_environment(batchtune: Run, swept: Path) -> No
         "fill < 0",
     ]
     assert ran.returncode == 3
-    assert batchtune("report", swept, "--fail-if", HOLDS, env=env).returncode == 0
+    succeed("report", swept, "--fail-if", HOLDS, env=env)
 
 
 def test_new_lengths_are_held_to_the_run(
     batchtune: Run, swept: Path, tmp_path: Path
 ) -> None:
-    write_lengths(tmp_path / "new.csv", scale=1500)
-    rules = ["stale > 2%", "beyond > 0", "changed == true"]
-    given = [part for rule in rules for part in ("--fail-if", rule)]
+    write_lengths(tmp_path / "new.csv", [1500 * length for length in SECONDS])
+    rules = given(["stale > 2%", "beyond > 0", "changed == true"])
     reading = ["--length-scale", "1/1000", "--manifest-format", "table", "--unit", "s"]
-    ran = batchtune("report", swept, "--manifest", "new.csv", *reading, *given)
-    assert ran.returncode == 3
+    ran = batchtune("report", swept, "--manifest", "new.csv", *reading, *rules, code=3)
     assert "beyond is " in ran.stdout
-    assert (
-        len([line for line in ran.stderr.splitlines() if line.startswith("Fails:")])
-        == 3
-    )
+    assert len(re.findall("^Fails:", ran.stderr, re.MULTILINE)) == 3
 
 
 def test_a_quiet_report_prints_nothing_but_itself(
     batchtune: Run, swept: Path, tmp_path: Path
 ) -> None:
-    write_lengths(tmp_path / "new.csv", scale=2.0)
+    write_lengths(tmp_path / "new.csv", [2 * length for length in SECONDS])
     loud = batchtune("report", swept, "--manifest", "new.csv")
     quiet = batchtune("report", swept, "--manifest", "new.csv", "-q")
     assert quiet.stdout == loud.stdout
@@ -143,43 +107,32 @@ def test_a_quiet_report_prints_nothing_but_itself(
 
 
 def test_a_run_is_compared_with_a_baseline(
-    batchtune: Run, swept: Path, tmp_path: Path
+    batchtune: Run, succeed: Run, swept: Path, tmp_path: Path
 ) -> None:
-    assert (
-        batchtune(
-            "report", swept, "--baseline", swept, "--fail-if", "batches worse 0%"
-        ).returncode
-        == 0
-    )
-    write_lengths(tmp_path / "shorter.csv", scale=0.5)
-    assert (
-        batchtune("sweep-buckets", "shorter.csv", *SWEEP, "--run", "other").returncode
-        == 0
-    )
-    ran = batchtune(
-        "report", swept, "--baseline", "other", "--fail-if", "batches worse 2%"
-    )
-    assert ran.returncode == 3
-    assert "in the baseline (of other lengths): worse by more than 2%" in ran.stderr
+    gate = ("--baseline", swept, "--fail-if", "batches worse 0%")
+    succeed("report", swept, *gate)
+    write_lengths(tmp_path / "shorter.csv", [length / 2 for length in SECONDS])
+    batchtune("sweep-buckets", "shorter.csv", *SWEEP, "--run", "other")
+    gate = ("--baseline", "other", "--fail-if", "batches worse 2%")
+    ran = batchtune("report", swept, *gate, code=3)
+    said = r"batches is \d+, and \d+ in the baseline \(of other lengths\): worse by more than 2%"
+    assert re.search(said, ran.stderr)
 
 
-@pytest.mark.parametrize("damage", ["gone", "batches"])
+@pytest.mark.parametrize(
+    ("run", "words"), [("gone", "does not exist"), ("damaged", "`$.rows[1].batches`")]
+)
 def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
-    batchtune: Run,
-    swept: Path,
-    edited: Callable[..., Path],
-    tmp_path: Path,
-    damage: str,
+    batchtune: Run, swept: Path, tmp_path: Path, run: str, words: str
 ) -> None:
-    (tmp_path / "gate.xml").write_text("an older one")
-    sweep = json.loads((swept / "sweep.json").read_text())
+    damaged = shutil.copytree(swept, tmp_path / "damaged") / "sweep.json"
+    sweep = json.loads(damaged.read_text())
     sweep["rows"][1]["batches"] = -1
-    run = edited(rows=sweep["rows"]) if damage == "batches" else "gone"
-    ran = batchtune("report", run, "--fail-if", HOLDS, "--junit-xml", "gate.xml")
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert (
-        "`$.rows[1].batches`" if damage == "batches" else "does not exist"
-    ) in ran.stderr
+    damaged.write_text(json.dumps(sweep))
+    (tmp_path / "gate.xml").write_text("an older one")
+    rule = ("--fail-if", HOLDS, "--junit-xml", "gate.xml")
+    ran = batchtune("report", run, *rule, code=1)
+    assert (words in ran.stderr, ran.stdout) == (True, "")
     assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("errors") == "1"
 
 
@@ -209,17 +162,8 @@ def test_github_gets_a_summary_and_annotations(
 ) -> None:
     (tmp_path / "summary.md").write_text("before\n", encoding="utf-8")
     env = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-    ran = batchtune(
-        "report",
-        swept,
-        "--github",
-        "--fail-if",
-        FAILS,
-        "--fail-if",
-        "padding_ratio <= 90%",
-        env=env,
-    )
-    assert ran.returncode == 3
+    rules = given([FAILS, "padding_ratio <= 90%"])
+    ran = batchtune("report", swept, "--github", *rules, env=env, code=3)
     summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert summary.startswith("before\n# batchtune report")
     assert "| ❌ fails | batches &gt; 1 |" in summary
@@ -233,42 +177,28 @@ def test_github_gets_a_summary_and_annotations(
 def test_elsewhere_than_on_github_its_option_is_wrong_usage(
     batchtune: Run, swept: Path, env: dict[str, str]
 ) -> None:
-    assert_usage(
-        batchtune("report", swept, "--github", env={"GITHUB_STEP_SUMMARY": "", **env}),
-        "GITHUB_STEP_SUMMARY",
-    )
+    assert_usage(batchtune("report", swept, "--github", env=env), "GITHUB_STEP_SUMMARY")
 
 
 def test_what_was_read_and_what_a_run_needs_is_not_overwritten(
     batchtune: Run, swept: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(swept, tmp_path / "mine")
-    manifest = write_lengths(tmp_path / "new.csv")
+    manifest = write_lengths(tmp_path / "new.csv", SECONDS)
+    sweep = run / "sweep.json"
+    held = ["report", run, "--manifest", manifest]
+    before = contents(run), manifest.read_bytes()
     for arguments in (
-        ["report", run, "-o", run / "sweep.json"],
+        ["report", run, "-o", sweep],
         ["report", run, "--fail-if", FAILS, "--junit-xml", run / "sampler.yaml"],
-        [
-            "report",
-            run,
-            "--manifest",
-            manifest,
-            "--fail-if",
-            "stale > 0.5",
-            "--junit-xml",
-            manifest,
-        ],
-        ["report", run, "--manifest", manifest, "--format", "html", "-o", manifest],
-        ["export", run, "--to", "speechbrain", "-o", run / "sweep.json"],
-        ["schema", "sweep", "-o", run / "sweep.json"],
+        [*held, "--fail-if", "stale > 0.5", "--junit-xml", manifest],
+        [*held, "--format", "html", "-o", manifest],
+        ["export", run, "--to", "speechbrain", "-o", sweep],
+        ["schema", "sweep", "-o", sweep],
     ):
-        before = {
-            path: path.read_bytes()
-            for path in (run / "sweep.json", run / "sampler.yaml", manifest)
-        }
-        ran = batchtune(*arguments)
-        assert ran.returncode == 2, arguments
+        ran = batchtune(*arguments, code=2)
         assert "must not be overwritten" in ran.stderr
-        assert {path: path.read_bytes() for path in before} == before
+        assert (contents(run), manifest.read_bytes()) == before
 
 
 def test_an_environment_that_holds_no_rule_is_no_open_gate(
@@ -298,6 +228,7 @@ def test_only_what_was_run_passes_as_proven(
     if probe is not None:
         write_result(tmp_path / "run" / "probe.json", probe)
     write_result(tmp_path / "run" / "sweep.json", sweep)
-    ran = batchtune("report", "run", "--fail-if", "unproven > 0", "--format", "json")
-    assert ran.returncode == code
+    ran = batchtune(
+        "report", "run", "--fail-if", "unproven > 0", "--format", "json", code=code
+    )
     assert words in json.loads(ran.stdout)["verdicts"][0]["message"]

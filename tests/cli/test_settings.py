@@ -1,14 +1,13 @@
 """Flags override the environment, and nothing else sets an option."""
 
-import json
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run
+from cli.conftest import Run, result_in
 
 
 def counts(tmp_path: Path) -> set[int]:
-    rows = json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())["rows"]
+    rows = result_in(tmp_path)["rows"]
     return {row["num_buckets"] for row in rows if row["pool_size"] is None}
 
 
@@ -18,7 +17,7 @@ def counts(tmp_path: Path) -> set[int]:
     ids=["environment", "flag"],
 )
 def test_flags_override_the_environment(
-    batchtune: Run,
+    succeed: Run,
     manifest: Path,
     tmp_path: Path,
     options: tuple[object, ...],
@@ -26,39 +25,36 @@ def test_flags_override_the_environment(
 ) -> None:
     env = {"BATCHTUNE_NUM_BUCKETS": "6,7", "BATCHTUNE_STRATEGY": "linear"}
     given = ("--max-batch-length", 60, *options)
-    ran = batchtune("sweep-buckets", manifest, *given, env=env)
-    assert ran.returncode == 0, ran.stderr
+    succeed("sweep-buckets", manifest, *given, env=env)
     assert counts(tmp_path) == expected
 
 
 def test_what_comes_from_the_environment_is_said(
     batchtune: Run, manifest: Path
 ) -> None:
-    ran = batchtune("sweep-buckets", manifest, env={"BATCHTUNE_UNIT": "sec"})
-    assert ran.returncode == 2
+    ran = batchtune("sweep-buckets", manifest, env={"BATCHTUNE_UNIT": "sec"}, code=2)
     assert "Settings: unit sec from BATCHTUNE_UNIT\n" in ran.stderr
-    ran = batchtune("probe-oom", manifest, env={"BATCHTUNE_NUM_LENGTHS": "many"})
-    assert ran.returncode == 2
+    ran = batchtune(
+        "probe-oom", manifest, env={"BATCHTUNE_NUM_LENGTHS": "many"}, code=2
+    )
     assert "'many' is not a whole number (from BATCHTUNE_NUM_LENGTHS)" in ran.stderr
 
 
 def test_quiet_hides_what_comes_from_the_environment(
-    batchtune: Run, manifest: Path
+    batchtune: Run, succeed: Run, manifest: Path
 ) -> None:
     env = {"BATCHTUNE_NUM_BUCKETS": "2", "BATCHTUNE_MAX_BATCH_LENGTH": "60"}
     ran = batchtune("sweep-buckets", manifest, env=env)
     assert "num-buckets 2 from BATCHTUNE_NUM_BUCKETS" in ran.stderr
-    ran = batchtune("sweep-buckets", manifest, "--quiet", env=env)
-    assert ran.returncode == 0, ran.stderr
+    ran = succeed("sweep-buckets", manifest, "--quiet", env=env)
     assert "BATCHTUNE_" not in ran.stderr
 
 
 def test_a_manifests_format_is_not_taken_for_a_reports(
-    batchtune: Run, manifest: Path
+    batchtune: Run, succeed: Run, manifest: Path
 ) -> None:
     env = {"BATCHTUNE_MANIFEST_FORMAT": "table", "BATCHTUNE_MAX_BATCH_LENGTH": "60"}
-    ran = batchtune("sweep-buckets", manifest, env=env)
-    assert ran.returncode == 0, ran.stderr
+    succeed("sweep-buckets", manifest, env=env)
     assert batchtune("report", env=env).stdout.startswith("Set ")
     env["BATCHTUNE_REPORT_FORMAT"] = "markdown"
     assert batchtune("report", env=env).stdout.startswith("# batchtune report")

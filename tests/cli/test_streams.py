@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli.conftest import command, run_here
+from cli.conftest import command, run_here, write_manifest
 
 # `set -o pipefail` is bash's.
 BASH = ["bash", "-o", "pipefail", "-c"]
@@ -19,17 +19,9 @@ pytestmark = pytest.mark.process
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
-    (folder / "lengths.csv").write_text(
-        "id,duration\n" + "".join(f"{n},{(5, 10, 20)[n % 3]}\n" for n in range(36))
-    )
-    ran = run_here(
-        "sweep-buckets",
-        folder / "lengths.csv",
-        "--max-batch-length",
-        60,
-        "--run",
-        folder / "run",
-    )
+    manifest = write_manifest(folder / "lengths.csv")
+    options = ("--max-batch-length", 60, "--run", folder / "run")
+    ran = run_here("sweep-buckets", manifest, *options)
     assert ran.returncode == 0, ran.stderr
     return folder / "run"
 

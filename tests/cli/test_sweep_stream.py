@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from cli.conftest import Run
+from cli.conftest import Run, result_in
 from manifests.samples import shard
 from msgspec.structs import replace
 from report_records import made_probe
@@ -36,18 +35,9 @@ def write_shards(folder: Path, count: int = 4, samples: int = 100) -> list[Path]
     return paths
 
 
-def written(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        (folder / "batchtune-run" / "stream.json").read_text()
-    )
-    return found
-
-
-def test_shards_are_tuned_and_both_files_written(
-    batchtune: Run, tmp_path: Path
-) -> None:
+def test_shards_are_tuned_and_both_files_written(succeed: Run, tmp_path: Path) -> None:
     write_shards(tmp_path)
-    ran = batchtune(
+    ran = succeed(
         "sweep-stream",
         "train-{000..003}.tar",
         *SMALL,
@@ -56,9 +46,8 @@ def test_shards_are_tuned_and_both_files_written(
         "--world-size",
         2,
     )
-    assert ran.returncode == 0, ran.stderr
     assert "BucketedStream" in ran.stdout
-    found = written(tmp_path)
+    found = result_in(tmp_path, "stream")
     assert (
         found["shards"]["count"],
         found["shards"]["assumed"],
@@ -74,11 +63,11 @@ def test_shards_are_tuned_and_both_files_written(
     assert config["batches_per_epoch"] == found["batches_per_rank"]
 
 
-def test_the_same_stream_gives_the_same_bytes(batchtune: Run, tmp_path: Path) -> None:
+def test_the_same_stream_gives_the_same_bytes(succeed: Run, tmp_path: Path) -> None:
     write_shards(tmp_path)
     seen = []
     for _ in range(2):
-        assert batchtune("sweep-stream", "train-{000..003}.tar", *SMALL).returncode == 0
+        succeed("sweep-stream", "train-{000..003}.tar", *SMALL)
         seen.append(
             [
                 (tmp_path / "batchtune-run" / name).read_bytes()
@@ -88,12 +77,11 @@ def test_the_same_stream_gives_the_same_bytes(batchtune: Run, tmp_path: Path) ->
     assert seen[0] == seen[1]
 
 
-def test_current_settings_in_samples_are_a_row(batchtune: Run, tmp_path: Path) -> None:
+def test_current_settings_in_samples_are_a_row(succeed: Run, tmp_path: Path) -> None:
     write_shards(tmp_path)
     now = "target_batch_numel=16000*45,max_batch_numel=16000*60,sample_rate=16000,buffersize=64"
-    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--current", now)
-    assert ran.returncode == 0, ran.stderr
-    found = written(tmp_path)
+    succeed("sweep-stream", "train-{000..003}.tar", *SMALL, "--current", now)
+    found = result_in(tmp_path, "stream")
     assert (
         found["current"]["target_batch_numel"],
         found["current"]["max_batch_numel"],
@@ -102,20 +90,20 @@ def test_current_settings_in_samples_are_a_row(batchtune: Run, tmp_path: Path) -
     assert found["current_settings"]["source"] == "--current"
 
 
-def test_a_damaged_shard_is_an_error_or_counted(batchtune: Run, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_an_error_or_counted(
+    batchtune: Run, succeed: Run, tmp_path: Path
+) -> None:
     damaged = write_shards(tmp_path)[2]
     damaged.write_bytes(damaged.read_bytes()[:50_500])
-    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL)
-    assert ran.returncode == 1
+    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, code=1)
     assert "train-002.tar" in ran.stderr
     assert not (tmp_path / "batchtune-run").exists()
-    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--skip-invalid")
-    assert ran.returncode == 0, ran.stderr
-    assert written(tmp_path)["shards"]["broken"] == 1
+    succeed("sweep-stream", "train-{000..003}.tar", *SMALL, "--skip-invalid")
+    assert result_in(tmp_path, "stream")["shards"]["broken"] == 1
 
 
 def test_a_stream_is_for_the_ranks_that_were_probed(
-    batchtune: Run, tmp_path: Path
+    succeed: Run, tmp_path: Path
 ) -> None:
     shards = write_shards(tmp_path)
     lengths: Lengths = load_lengths([str(path) for path in shards])
@@ -125,6 +113,5 @@ def test_a_stream_is_for_the_ranks_that_were_probed(
     run.mkdir()
     probe = replace(made, device=device, lengths=lengths.summary())
     write_result(run / "probe.json", probe)
-    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL)
-    assert ran.returncode == 0, ran.stderr
-    assert written(tmp_path)["settings"]["world_size"] == 4
+    succeed("sweep-stream", "train-{000..003}.tar", *SMALL)
+    assert result_in(tmp_path, "stream")["settings"]["world_size"] == 4

@@ -1,6 +1,5 @@
 """The main job from end to end, on a device made by a law; once on a real one, and as a process."""
 
-import json
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,9 @@ from cli.conftest import (
     Plan,
     Run,
     command,
+    contents,
     interrupted_at,
+    result_in,
     run_here_in,
     write_manifest,
 )
@@ -57,12 +58,11 @@ def run(tuned: Path, tmp_path: Path, manifest: Path) -> Path:
 
 @pytest.mark.process
 def test_tune_makes_a_config_that_a_dataloader_runs(
-    batchtune: Run, manifest: Path, tmp_path: Path
+    succeed: Run, manifest: Path, tmp_path: Path
 ) -> None:
     import torch
 
-    ran = batchtune("tune", manifest, *WORKLOAD)
-    assert ran.returncode == 0, ran.stderr
+    succeed("tune", manifest, *WORKLOAD)
     run = tmp_path / "batchtune-run"
     assert {path.name for path in run.iterdir()} == {
         "run.json",
@@ -71,7 +71,7 @@ def test_tune_makes_a_config_that_a_dataloader_runs(
         "sweep.json",
         "sampler.yaml",
     }
-    sweep = json.loads((run / "sweep.json").read_text())
+    sweep = result_in(tmp_path)
     lengths = [(5.0, 10.0, 20.0)[number % 3] for number in range(36)]
     loader = torch.utils.data.DataLoader(
         lengths, batch_sampler=sampler_from_config(run / "sampler.yaml", lengths)
@@ -86,29 +86,37 @@ def test_tune_makes_a_config_that_a_dataloader_runs(
     assert sorted(length for batch in batches for length in batch) == sorted(lengths)
     frontier = {
         point["length"]: point["batch_size"]
-        for point in json.loads((run / "probe.json").read_text())["frontier"]
+        for point in result_in(tmp_path, "probe")["frontier"]
     }
     assert all(len(batch) <= frontier[max(batch)] for batch in batches)
 
 
 def test_interrupted_and_started_again_it_repeats_no_trial(
-    batchtune: Run, manifest: Path, tmp_path: Path, tuned: Path, plan: Plan
+    batchtune: Run,
+    succeed: Run,
+    manifest: Path,
+    tmp_path: Path,
+    tuned: Path,
+    plan: Plan,
 ) -> None:
     arguments = ["probe-oom", manifest, "--device", LAW, "--run", "cut"]
     journal = tmp_path / "cut" / "trials.jsonl"
     plan(interrupted_at(3))
-    ran = batchtune(*arguments)
-    assert ran.returncode == 130
+    ran = batchtune(*arguments, code=130)
     assert "Interrupted. All measurements are kept" in ran.stderr
     assert read_result(tmp_path / "cut" / "probe.json", Probe).unfinished
     before = journal.read_bytes()
     assert before.count(b"\n") == 3
 
     plan(lambda shape, run: None)
-    assert batchtune(*arguments).returncode == 0
+    succeed(*arguments)
     assert journal.read_bytes().startswith(before)
-    assert shapes(journal) == shapes(tuned / "batchtune-run" / "trials.jsonl")
-    assert frontier(tmp_path / "cut") == frontier(tuned / "batchtune-run")
+    cut = read_result(tmp_path / "cut" / "probe.json", Probe)
+    whole = read_result(tuned / "batchtune-run" / "probe.json", Probe)
+    assert [trial.shape for trial in cut.trials] == [
+        trial.shape for trial in whole.trials
+    ]
+    assert cut.frontier == whole.frontier
 
 
 @pytest.mark.slow
@@ -144,37 +152,25 @@ def test_terminated_it_leaves_no_child_of_the_workload(
 def test_a_second_probe_in_the_same_folder_is_refused(
     batchtune: Run, manifest: Path, run: Path
 ) -> None:
-    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    before = contents(run)
     with alone_in(run):
         ran = batchtune("probe-oom", manifest, "--device", LAW, "--force")
     assert ran.returncode == 1
     assert "another batchtune is at work" in ran.stderr
-    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert contents(run) == before
 
 
 def test_a_workload_that_cant_be_built_costs_no_earlier_run(
     batchtune: Run, manifest: Path, run: Path
 ) -> None:
-    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    before = contents(run)
     too_large = LAW.replace("constant=100MiB", "constant=500MiB")
-    ran = batchtune("tune", manifest, "--device", too_large, "--force")
-    assert ran.returncode == 1
-    assert "ran out of it in its setup" in ran.stderr
-    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-
-
-def shapes(journal: Path) -> list[tuple[int, float]]:
-    return [
-        (trial["batch_size"], trial["length"])
-        for trial in map(json.loads, journal.read_text().splitlines())
-    ]
-
-
-def frontier(run: Path) -> list[tuple[float, int, str]]:
-    points = json.loads((run / "probe.json").read_text())["frontier"]
-    return [
-        (point["length"], point["batch_size"], point["closed_by"]) for point in points
-    ]
+    ran = batchtune("tune", manifest, "--device", too_large, "--force", code=1)
+    assert (
+        "the memory limit is too small: the workload ran out of it in its setup"
+        in ran.stderr
+    )
+    assert contents(run) == before
 
 
 def alive(process: int) -> bool:
@@ -193,6 +189,6 @@ def test_lengths_that_were_kept_of_a_script_are_named(
     (tmp_path / "batchtune-run").mkdir()
     table = pyarrow.table({"length": [3, 2, 1]})
     pyarrow.parquet.write_table(table, tmp_path / "batchtune-run" / "lengths.parquet")
-    ran = batchtune("probe-oom", "--num-lengths", 1, "--", "no-such-program")
+    ran = batchtune("probe-oom", "--num-lengths", 1, "--", "true")
     assert "in an earlier run, kept in batchtune-run/lengths.parquet" in ran.stderr
     assert ran.returncode == 2  # before the program is started

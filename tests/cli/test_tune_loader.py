@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cli.conftest import Run
+from cli.conftest import Run, flat, result_in
 from ruamel.yaml import YAML
 
 pytestmark = pytest.mark.skipif(
@@ -96,13 +94,6 @@ def tuning(batchtune: Run, tmp_path: Path) -> Run:
     return batchtune
 
 
-def written(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        (folder / "batchtune-run" / "loader.json").read_text()
-    )
-    return found
-
-
 @pytest.mark.slow
 def test_the_fewest_workers_that_keep_up_are_recommended(
     tuning: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,7 +102,7 @@ def test_the_fewest_workers_that_keep_up_are_recommended(
     swept = [*PLAIN, "--sweep", "num_workers=0,1", "--sweep", "prefetch_factor=2"]
     ran = tuning("tune-loader", "loaders.py:make", "--step-ms", "30", *swept, *QUICK)
     assert ran.returncode == 0, ran.stderr
-    found = written(tmp_path)
+    found = result_in(tmp_path, "loader")
     alone, one = (
         next(row for row in found["rows"] if row["workers"] == workers)
         for workers in (0, 1)
@@ -130,7 +121,7 @@ def test_the_fewest_workers_that_keep_up_are_recommended(
     assert again.returncode == 1 and "--force" in again.stderr
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_settings_that_fail_are_named_and_the_rest_goes_on(
     tuning: Run, tmp_path: Path
 ) -> None:
@@ -140,7 +131,7 @@ def test_settings_that_fail_are_named_and_the_rest_goes_on(
         "tune-loader", "loaders.py:faulty", *swept, *faults, *QUICK, "--timeout", "1"
     )
     assert ran.returncode == 0, ran.stderr
-    found = written(tmp_path)
+    found = result_in(tmp_path, "loader")
     rows = {row["arguments"]["fault"]: row for row in found["rows"]}
     assert {fault: row["outcome"] for fault, row in rows.items()} == {
         **{None: "ok", "raises": "error", "hangs": "timeout", "dies": "crash"}
@@ -164,15 +155,19 @@ def test_workers_that_repeat_each_other_are_no_gain(
         "--set",
         "shuffled=true",
     ]
-    ran = tuning("tune-loader", "loaders.py:stream", *swept, *QUICK, "--seconds", "1")
+    ran = tuning("tune-loader", "loaders.py:stream", *swept, *QUICK, "--seconds", "0.4")
     assert ran.returncode == 0, ran.stderr
-    said = " ".join(ran.stdout.split())
+    said = flat(ran.stdout)
     assert (
         "! Workers repeat each other: " in said
         and "Split the data set by torch.utils.data.get_worker_info()" in said
     )
-    alone, two = written(tmp_path)["rows"]
-    assert (alone["workers"], alone["outcome"], written(tmp_path)["recommended"]) == (
+    alone, two = result_in(tmp_path, "loader")["rows"]
+    assert (
+        alone["workers"],
+        alone["outcome"],
+        result_in(tmp_path, "loader")["recommended"],
+    ) == (
         0,
         "ok",
         0,
@@ -190,7 +185,7 @@ def test_two_epochs_from_one_seed_are_compared(tuning: Run, tmp_path: Path) -> N
         "tune-loader", "loaders.py:noisy", *ALONE, *QUICK, "--check-reproducible"
     )
     assert alike.returncode == 0, alike.stderr
-    assert written(tmp_path)["reproduced"] == {
+    assert result_in(tmp_path, "loader")["reproduced"] == {
         "batches": 30,
         "first_difference": None,
         "what": None,
@@ -198,7 +193,7 @@ def test_two_epochs_from_one_seed_are_compared(tuning: Run, tmp_path: Path) -> N
     swept = [*ALONE, *QUICK, "--set", "own=true", "--force", "--check-reproducible"]
     other = tuning("tune-loader", "loaders.py:noisy", *swept)
     assert other.returncode == 0, other.stderr
-    assert written(tmp_path)["reproduced"]["first_difference"] == 0
+    assert result_in(tmp_path, "loader")["reproduced"]["first_difference"] == 0
 
 
 UNUSABLE: list[tuple[list[str], int, str]] = [

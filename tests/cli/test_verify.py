@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.conftest import Plan, Run, interrupted_at
+from cli.conftest import Plan, Run, flat, interrupted_at, result_in, write_lengths
 from made_trials import ran as reply_of
+from msgspec.structs import replace
 
+from batchtune.exports.run_configs import read_sampler_yaml, render_sampler_yaml
 from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape
 
@@ -23,25 +25,8 @@ def run(verified: Path, tmp_path: Path) -> Path:
     return tmp_path / "batchtune-run"
 
 
-def edited(run: Path, **fields: object) -> None:
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    document = yaml.load(run / "sampler.yaml")
-    document.update(fields)
-    if "bucket_batch_sizes" in fields:
-        document["max_batch_size"] = max(document["bucket_batch_sizes"])
-    yaml.dump(document, run / "sampler.yaml")
-
-
-def sampler(run: Path) -> dict[str, list[int]]:
-    from ruamel.yaml import YAML
-
-    return YAML(typ="safe").load(run / "sampler.yaml")  # type: ignore[no-any-return]
-
-
 def test_tune_verifies_at_the_end_and_says_so(verified: Path) -> None:
-    found = json.loads((verified / "batchtune-run" / "verify.json").read_text())
+    found = result_in(verified, "verify")
     assert (found["holds"], found["meta"]["format"]) == (True, "batchtune/verify")
     assert found["steps"] == found["epoch_batches"]
     assert (
@@ -51,28 +36,30 @@ def test_tune_verifies_at_the_end_and_says_so(verified: Path) -> None:
 
 
 def test_all_but_own_code_is_taken_from_the_run(
-    batchtune: Run, run: Path, tmp_path: Path
+    succeed: Run, run: Path, tmp_path: Path
 ) -> None:
     run = run.rename(tmp_path / "elsewhere")
     own = ["--workload", "train.py:Step"]
-    ran = batchtune("verify", "elsewhere", "lengths.csv", *own, "--steps", 14, "--json")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = succeed("verify", "elsewhere", "lengths.csv", *own, "--steps", 14, "--json")
     found = json.loads(ran.stdout)
     assert found["workload"]["spec"] == "train.py:Step"
     assert (
         found["device"]["limit_bytes"]
         == json.loads((run / "probe.json").read_text())["device"]["limit_bytes"]
     )
-    assert found["bucket_batch_sizes"] == sampler(run)["bucket_batch_sizes"]
+    config = read_sampler_yaml(run / "sampler.yaml")
+    assert found["bucket_batch_sizes"] == config.bucket_batch_sizes
     assert found == json.loads((run / "verify.json").read_text())
     assert "Warning" not in ran.stderr
 
 
 def test_too_large_batches_end_with_3(batchtune: Run, run: Path) -> None:
-    first, *rest = sampler(run)["bucket_batch_sizes"]
-    edited(run, bucket_batch_sizes=[2 * first, *rest])
-    ran = batchtune("verify", "lengths.csv", "--steps", 14)
-    assert ran.returncode == 3
+    config = read_sampler_yaml(run / "sampler.yaml")
+    first, *rest = config.bucket_batch_sizes
+    sizes = {"bucket_batch_sizes": [2 * first, *rest], "max_batch_size": 2 * first}
+    text = render_sampler_yaml(replace(config, **sizes))
+    (run / "sampler.yaml").write_text(text)
+    ran = batchtune("verify", "lengths.csv", "--steps", 14, code=3)
     assert "The verification does not hold." in ran.stdout
     assert "ran out of memory" in ran.stdout
 
@@ -86,8 +73,7 @@ def test_a_command_that_the_record_names_is_not_run(
         "options": {"args": "id > X", "shell": True},
     }
     (run / "probe.json").write_text(json.dumps(probe))
-    ran = batchtune("verify", "lengths.csv", "--steps", 2)
-    assert ran.returncode == 2
+    ran = batchtune("verify", "lengths.csv", "--steps", 2, code=2)
     assert "runs no code that only a file names" in ran.stderr
     assert not (tmp_path / "X").exists()
 
@@ -99,9 +85,9 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(
         return reply_of(shape, "error", traceback="raise IndexError", error="token 7")
 
     plan(broken)
-    ran = batchtune("verify", "lengths.csv")
-    assert ran.returncode == 1
+    ran = batchtune("verify", "lengths.csv", code=1)
     assert "  | raise IndexError" in ran.stderr
+    assert "failed in its step, with a batch of" in flat(ran.stderr)
     assert "did not run out of memory" in ran.stderr
     assert not (run / "verify.json").exists()
 
@@ -118,8 +104,7 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(
 def test_what_has_no_meaning_is_a_usage_error(
     batchtune: Run, run: Path, arguments: list[str], said: str
 ) -> None:
-    ran = batchtune("verify", *arguments)
-    assert ran.returncode == 2
+    ran = batchtune("verify", *arguments, code=2)
     assert said in ran.stderr
 
 
@@ -128,10 +113,9 @@ def test_where_nothing_is_recommended_the_reason_is_given(
     batchtune: Run, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     command, *rest = words
-    (tmp_path / "equal.csv").write_text("length\n" + "10\n" * 50)
+    write_lengths(tmp_path / "equal.csv", [10] * 50, "length")
     batchtune("sweep-buckets", "equal.csv", "--max-batch-length", 100)
-    ran = batchtune(command, "equal.csv", *rest)
-    assert ran.returncode == 1
+    ran = batchtune(command, "equal.csv", *rest, code=1)
     assert (
         "sampler.yaml does not exist: no row needs fewer batches than a fixed batch size"
         in ran.stderr
@@ -141,7 +125,6 @@ def test_where_nothing_is_recommended_the_reason_is_given(
 
 def test_interrupted_it_writes_nothing(batchtune: Run, run: Path, plan: Plan) -> None:
     plan(interrupted_at(5))
-    ran = batchtune("verify", "lengths.csv")
-    assert ran.returncode == 130
+    ran = batchtune("verify", "lengths.csv", code=130)
     assert "Interrupted." in ran.stderr
     assert not (run / "verify.json").exists()

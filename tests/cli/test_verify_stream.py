@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run, run_here_in
+from cli.conftest import Run, flat, run_here_in
 from made_once import MadeOnce
 
 from batchtune.exports.run_configs import read_stream_yaml
@@ -46,16 +46,15 @@ def run(swept: Path, tmp_path: Path) -> Path:
     return tmp_path / "batchtune-run"
 
 
-def test_a_stream_alone_needs_no_option(batchtune: Run, run: Path) -> None:
+def test_a_stream_alone_needs_no_option(succeed: Run, run: Path) -> None:
     (run / "sampler.yaml").unlink()
-    ran = batchtune("verify", "lengths.csv", *STEPS)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = succeed("verify", "lengths.csv", *STEPS)
     assert (
         "Verifying batchtune-run/stream.yaml, as the folder holds no sampler.yaml."
         in ran.stderr
     )
-    assert "Verified: 14 steps of the stream without running out of memory" in " ".join(
-        ran.stdout.split()
+    assert "Verified: 14 steps of the stream without running out of memory" in flat(
+        ran.stdout
     )
     found, config = (
         json.loads((run / "verify.json").read_text()),
@@ -80,6 +79,5 @@ def test_other_lengths_or_shards_are_refused(
     header, *rows = (tmp_path / "lengths.csv").read_text().splitlines()
     for name, part in (("a.csv", rows[:300]), ("b.csv", rows[300:])):
         (tmp_path / name).write_text("\n".join([header, *part]) + "\n")
-    parted = batchtune("verify", "--stream", "a.csv", "b.csv", *STEPS)
-    assert parted.returncode == 1
+    parted = batchtune("verify", "--stream", "a.csv", "b.csv", *STEPS, code=1)
     assert "stream.json is of 12 other shards; these are 2" in parted.stderr

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,8 +33,6 @@ class Clips(Dataset[torch.Tensor]):
                     open("CUDA out of memory.txt").close()  # CUDA out of memory
                 case "exit":
                     os._exit(3)
-                case "leave":
-                    sys.exit(4)
                 case "hang":
                     time.sleep(1000)
                 case "":

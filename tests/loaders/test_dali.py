@@ -7,7 +7,6 @@ import inspect
 import random
 import sys
 import wave
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -44,12 +43,7 @@ def wavs(tmp_path_factory: pytest.TempPathFactory) -> str:
     for number in range(FILES):
         with wave.open(str(folder / f"{number:02}.wav"), "wb") as file:
             file.setparams((1, 2, 1000, 0, "NONE", ""))
-            file.writeframes(
-                array(
-                    "h",
-                    [chance.randrange(-9999, 9999) for _ in range(100 + 37 * number)],
-                ).tobytes()
-            )
+            file.writeframes(chance.randbytes(2 * (100 + 37 * number)))
     return str(folder)
 
 

@@ -19,7 +19,6 @@ from batchtune.loaders.runner import Measurement
 from batchtune.loaders.settings import LoaderSettings
 from batchtune.loaders.tuner import LoaderProgress, run_loader_tuning
 from batchtune.reports.page import build_page
-from batchtune.reports.terminal import render
 from batchtune.results import BUSY_IDLE, Arguments, Demand, LoaderTuning, Reproduced
 
 BATCHES = 40
@@ -126,19 +125,6 @@ def test_no_row_is_faster_than_the_recommended_one(
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("step", [0.0045, 0.008])
-def test_no_row_waits_less_than_the_recommended_one(
-    tuned: Any, step: float, seed: int
-) -> None:
-    sweep = {"num_workers": [0, 1, 2, 4], "prefetch_factor": [2, 4], "in_order": [True]}
-    found = tuned(0.5, seed, sweep=sweep, step_ms=1000 * step)
-    chosen = found.recommended_row
-    assert chosen is not None and chosen.gpu_idle is not None
-    shortest = min(row.gpu_idle for row in found.rows if row.gpu_idle is not None)
-    assert chosen.gpu_idle <= max(BUSY_IDLE, shortest + 0.02)
-
-
 @pytest.mark.parametrize(("step", "bottleneck"), [(0.02, False), (0.005, True)])
 def test_a_setting_that_delivers_enough_is_no_bottleneck(
     tuned: Any, step: float, bottleneck: bool
@@ -168,21 +154,13 @@ def test_what_reproducing_takes_is_said_before(
     assert progress.seconds == 120
 
 
-def test_dali_has_reader_threads_and_no_pinned_memory() -> None:
+def test_of_dali_reader_threads_are_too_few() -> None:
     made = made_dali()
-    rows = [
-        replace(row, workers=1, gpu_idle=0.2, batches_per_second=100.0)
-        for row in made.rows
-    ]
+    rows = [replace(row, gpu_idle=0.2, batches_per_second=100.0) for row in made.rows]
     demand = Demand(source="step-ms", per="batch", step_seconds=0.1)
     waits = replace(made, rows=rows, demand=demand)
-    waits = replace(
-        waits, reason=reason_for(waits), warnings=list(warnings_for(waits, 2))
-    )
-    for tuning in (made, waits):
-        said = render(loaded(tuning))
-        assert "pin_memory" not in said and "worker" not in said
-    assert "reader threads" in " ".join(render(loaded(waits)).split())
+    said = " ".join([reason_for(waits), *warnings_for(waits, 2)])
+    assert "reader threads" in said and "worker" not in said
 
 
 def test_interrupted_it_keeps_what_it_has_measured(

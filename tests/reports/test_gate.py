@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -10,34 +9,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_records import (
-    failed_verification,
     made_drift,
     made_lengths,
     made_sweep,
     made_verification,
     proven_sweep,
     rule_inputs,
-    whole_sweep,
     without_recommendation,
 )
+from reports.changed import with_row as changed
 
 from batchtune.errors import UsageError
-from batchtune.reports.gate import exit_code, judge, parse_rules
-from batchtune.reports.page import drift_sentences, verdict_section
-from batchtune.reports.rule_fields import RuleInputs, all_fields
+from batchtune.reports.gate import judge, parse_rules
+from batchtune.reports.page import drift_sentences
+from batchtune.reports.rule_fields import RuleInputs
 from batchtune.results import Sweep, Verdict
 
 replace = msgspec.structs.replace
 SWEEP = made_sweep()
 
 
-def with_row(sweep: Sweep | None = None, **changes: Any) -> Sweep:
-    """A sweep with other numbers in its recommended row."""
-    sweep = sweep or SWEEP
-    assert sweep.recommended is not None
-    rows = list(sweep.rows)
-    rows[sweep.recommended] = replace(rows[sweep.recommended], **changes)
-    return replace(sweep, rows=rows)
+def with_row(**changes: Any) -> Sweep:
+    sweep: Sweep = changed(SWEEP, **changes)
+    return sweep
 
 
 def verdict_of(rule: str, evidence: RuleInputs) -> Verdict:
@@ -47,20 +41,6 @@ def verdict_of(rule: str, evidence: RuleInputs) -> Verdict:
 
 def outcome(rule: str, sweep: Sweep | None = None, **evidence: Any) -> str:
     return verdict_of(rule, rule_inputs(sweep=sweep or SWEEP, **evidence)).outcome
-
-
-def test_limits_may_have_an_exponent() -> None:
-    assert outcome("batches > 1e2", with_row(batches=100)) == "holds"
-    assert outcome("batches>+1e2", with_row(batches=101)) == "fails"
-
-
-@pytest.mark.parametrize(("count", "expected"), [(0, "holds"), (1, "fails")])
-def test_sizes_that_were_not_run_fail_a_rule(count: int, expected: str) -> None:
-    proof = proven_sweep().proof
-    swept = replace(with_row(unproven=count), proof=proof)
-    assert outcome("unproven > 0", swept) == expected
-    baseline = replace(with_row(unproven=0), proof=proof)
-    assert outcome("unproven worse 0%", swept, baseline=baseline) == expected
 
 
 @pytest.mark.parametrize("reason", [None, "the time ended"])
@@ -126,71 +106,6 @@ def test_worse_is_a_share_of_the_baseline(
     assert (
         outcome(f"{field} worse {rule}", ours_sweep, baseline=theirs_sweep) == expected
     )
-
-
-def test_a_worse_value_is_told_with_the_baselines() -> None:
-    other = with_row(batches=634)
-    other = replace(other, lengths=replace(other.lengths, fingerprint="0" * 64))
-    verdict = verdict_of(
-        "batches worse 2%", rule_inputs(sweep=with_row(batches=655), baseline=other)
-    )
-    said = "batches is 655, and 634 in the baseline (of other lengths): worse by more than 2%"
-    assert (verdict.message, verdict.value, verdict.baseline, verdict.limit) == (
-        said,
-        655,
-        634,
-        0.02,
-    )
-
-
-def test_verdicts_are_read_back_as_they_were_written() -> None:
-    rules = parse_rules(
-        ["batches > 1", "padding_ratio > 8%", "verify.holds == false", "batchs > 1"]
-    )
-    verdicts = judge(rules, rule_inputs(sweep=SWEEP, verification=made_verification()))
-    assert (
-        msgspec.json.decode(msgspec.json.encode(verdicts), type=tuple[Verdict, ...])
-        == verdicts
-    )
-
-
-def test_drift_is_held_to_rules() -> None:
-    for rule in ("beyond > 0", "changed == true", "stale > 2%"):
-        assert outcome(rule, drift=made_drift()) == "fails"
-    assert outcome("changed != TRUE", drift=made_drift()) == "holds"
-
-
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ("verify.holds == false", "holds"),
-        ("verify.time_ratio > 102%", "holds"),
-        ("verify.device.limit_bytes > 0", "fails"),
-    ],
-)
-def test_a_verification_is_held_to_rules(rule: str, expected: str) -> None:
-    assert outcome(rule, verification=made_verification()) == expected
-
-
-def test_a_verification_that_does_not_hold_fails() -> None:
-    assert (
-        outcome("verify.holds == false", verification=failed_verification()) == "fails"
-    )
-
-
-def test_other_records_can_be_named() -> None:
-    for rule in (
-        "current.batches > 600",
-        "bound.batches > 600",
-        "ranks.independent_epoch_seconds > 1",
-    ):
-        assert outcome(rule, whole_sweep()) == "fails", rule
-
-
-@pytest.mark.parametrize("fits", [True, False])
-def test_a_rule_can_ask_whether_the_current_config_fits(fits: bool) -> None:
-    swept = replace(whole_sweep(), current_fits=fits)
-    assert outcome("current.fits == false", swept) == ("holds" if fits else "fails")
 
 
 CAN_NOT_TELL = {
@@ -312,7 +227,12 @@ def test_a_typo_is_shown_with_an_example(text: str) -> None:
 
 @given(
     st.text(max_size=40)
-    | st.from_regex(r"[a-z_.]{1,6} ?(>=|<|worse|==) ?[-0-9.e%a-z]{1,8}")
+    | st.builds(
+        "{}{}{}".format,
+        st.text("abest_.", max_size=6),
+        st.sampled_from([" >= ", "<", " worse ", "== "]),
+        st.text("-0123456789.e%ax", max_size=8),
+    )
 )
 @settings(deadline=None, max_examples=50)
 def test_any_text_is_a_rule_or_wrong_usage(text: str) -> None:
@@ -336,16 +256,6 @@ def test_a_rule_fails_exactly_where_its_comparison_is_true(
     assert failed == eval(f"{value} {operator} {limit}")
 
 
-@given(st.floats(0, 1), st.floats(0, 1))
-@settings(deadline=None, max_examples=50)
-def test_floats_are_compared_as_they_are_written(value: float, limit: float) -> None:
-    rule = f"padding_ratio > {limit:.20f}"  # no exponent
-    written = Fraction(f"{limit:.20f}")
-    assert (outcome(rule, with_row(padding_ratio=value)) == "fails") == (
-        Fraction(repr(value)) > written
-    )
-
-
 def test_a_rule_given_twice_counts_once() -> None:
     assert [
         rule.text for rule in parse_rules(["batches > 1", " batches  >\t1", "fill < 1"])
@@ -353,45 +263,6 @@ def test_a_rule_given_twice_counts_once() -> None:
         "batches > 1",
         "fill < 1",
     ]
-
-
-@pytest.mark.parametrize(
-    ("rules", "code"),
-    [
-        ([], 0),
-        (["batches > 1000", "batches > 1"], 3),
-        (["batchs > 1", "batches > 1000"], 1),
-    ],
-)
-def test_an_error_goes_before_a_failure_in_the_exit_code(
-    rules: list[str], code: int
-) -> None:
-    assert exit_code(judge(parse_rules(rules), rule_inputs(sweep=made_sweep()))) == code
-
-
-def test_what_a_rule_may_do_is_declared_on_the_records() -> None:
-    fields = all_fields()
-    assert [
-        fields[name].better
-        for name in ("batches", "fill", "loader.workers", "num_buckets")
-    ] == [
-        *("less", "more", "less"),
-        "",
-    ]
-    assert fields["padding_ratio"].is_share and fields["stream.randomness"].is_share
-    assert fields["stale"].is_ratio and not fields["stale"].is_share
-    assert not fields["loader.batches"].better and not fields["current.batches"].kind
-
-
-def test_verdicts_are_counted_and_the_worst_comes_first() -> None:
-    section = verdict_section(
-        judge(
-            parse_rules(["fill < 0", "batches > 1", "batchs > 1"]),
-            rule_inputs(sweep=SWEEP),
-        )
-    )
-    assert section.sentences == ["Rules: 1 of 3 hold. 1 can't be judged."]
-    assert [row[0] for row in section.tables[0].rows] == ["error", "fails", "holds"]
 
 
 def test_drift_is_told_with_what_it_costs() -> None:

@@ -150,12 +150,6 @@ def test_the_policy_allows_only_the_pages_own_two_scripts() -> None:
     )
 
 
-def test_no_element_handles_events_in_its_attributes() -> None:
-    assert not [
-        name for name in PageReader(whole_page()).attributes() if name.startswith("on")
-    ]
-
-
 def test_the_page_of_a_very_long_run_is_under_6_mb() -> None:
     results = full_results()
     assert results.sweep is not None and results.probe is not None

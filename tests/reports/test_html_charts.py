@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from html_records import full_results, with_data
+from html_records import with_data
 from loader_records import all_failed, loaded, made_iterable
 from msgspec.structs import replace
 from packed_records import with_packing
@@ -26,16 +26,6 @@ def drawn(name: str, results: RunResults | None = None, **records: Any) -> Trace
         if figure.name == name:
             return {trace["name"]: trace for trace in figure.data}
     return {}
-
-
-def test_a_whole_run_has_five_charts() -> None:
-    assert [figure.name for figure in figures(full_results())] == [
-        "sweep",
-        "lengths",
-        "stream",
-        "frontier",
-        "loader",
-    ]
 
 
 def test_packing_is_a_level_and_no_padded_row_is_recommended() -> None:

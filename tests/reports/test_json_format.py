@@ -6,9 +6,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from report_records import made_probe, made_sweep, made_verification
+from report_records import made_probe, made_sweep, made_verification, rule_inputs
 
 from batchtune.reports import RunResults
+from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.page import Report, build_page, render
 from batchtune.results import read_result
 
@@ -17,17 +18,18 @@ RESULTS = RunResults(
     probe=made_probe(),
     sweep=made_sweep(),
     verification=made_verification(),
+    verdicts=judge(
+        parse_rules(["batches > 1", "padding_ratio > 8%", "batchs > 1"]),
+        rule_inputs(sweep=made_sweep()),
+    ),
 )
 
 
 def test_the_document_is_read_back_as_the_same_records(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(render(RESULTS), encoding="utf-8")
     report = read_result(tmp_path / "report.json", Report)
-    assert (report.probe, report.sweep, report.verification) == (
-        RESULTS.probe,
-        RESULTS.sweep,
-        RESULTS.verification,
-    )
+    for name in ("probe", "sweep", "verification", "verdicts"):
+        assert getattr(report, name) == getattr(RESULTS, name)
 
 
 def test_meta_comes_first_and_names_format_and_version() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 from packed_records import packed_row, with_packing
 from report_records import made_sweep
 
-from batchtune.reports import RunResults, render
+from batchtune.reports import RunResults
 from batchtune.reports.packing import packing_section
 from batchtune.reports.section import Section
 from batchtune.results import Sweep
@@ -43,14 +42,3 @@ def test_packed_rows_stand_beside_padded_ones() -> None:
     assert cells["largest"] == "8,190" and cells["unproven"] == "3"
     text = " ".join(section_of(sweep).sentences)
     assert "3 of 1,920 micro-batches of 3 simulated epochs are not proven" in text
-
-
-@pytest.mark.parametrize("text", ["\x1b[31m", "<script>", "a\nb|c"])
-def test_names_of_strangers_are_harmless(text: str) -> None:
-    run = RunResults(
-        name="run", folder=Path("run"), sweep=with_packing(made_sweep(), text)
-    )
-    for name in ("terminal", "markdown", "html"):
-        shown = render(name, run)
-        assert "\x1b[31m" not in shown
-        assert name != "html" or "max_tokens = 8,192 with <script>" not in shown

@@ -8,17 +8,36 @@ import pytest
 from loader_records import all_failed, bottleneck, made_dali, made_iterable, made_loader
 from msgspec.structs import replace
 from pooled_records import pooled_sweep
-from report_records import made_sweep, made_verification, rule_inputs
+from report_records import (
+    failed_verification,
+    made_drift,
+    made_sweep,
+    made_verification,
+    partly_proven_sweep,
+    proven_sweep,
+    rule_inputs,
+    whole_sweep,
+)
+from reports.changed import with_row
 from streamed_records import made_stream, whole_stream
 
 from batchtune.reports.gate import judge, parse_rules
-from batchtune.results import Row, StreamRow, StreamSweep, Sweep, Verdict
+from batchtune.results import Verdict
 
 POOLS = {"sweep": pooled_sweep()}
 STREAM = {"sweep": None, "stream": whole_stream()}
 BARE_STREAM = {"sweep": None, "stream": made_stream()}
 LOADER = {"sweep": None, "loader": made_loader()}
 BETTER_LOADER = {**LOADER, "baseline_loader": bottleneck()}
+TABLE = {"sweep": made_sweep()}
+WHOLE = {"sweep": whole_sweep()}
+UNFIT = {"sweep": replace(whole_sweep(), current_fits=False)}
+FITS = {"sweep": replace(whole_sweep(), current_fits=True)}
+PARTLY = {"sweep": partly_proven_sweep(), "baseline": proven_sweep()}
+PROVEN = {"sweep": proven_sweep(), "baseline": proven_sweep()}
+VERIFIED = {**TABLE, "verification": made_verification()}
+FAILED = {**TABLE, "verification": failed_verification()}
+DRIFT = {**TABLE, "drift": made_drift()}
 
 
 def verdict_of(rule: str, **records: Any) -> Verdict:
@@ -26,23 +45,26 @@ def verdict_of(rule: str, **records: Any) -> Verdict:
     return verdict
 
 
-def chosen(result: Sweep | StreamSweep) -> Row | StreamRow:
-    assert result.recommended_row is not None
-    return result.recommended_row
-
-
-def with_row(stream: StreamSweep, **changes: Any) -> StreamSweep:
-    """A stream with other numbers in its recommended row."""
-    rows = [
-        replace(row, **changes) if row is stream.recommended_row else row
-        for row in stream.rows
-    ]
-    return replace(stream, rows=rows)
-
-
 @pytest.mark.parametrize(
     ("records", "rule", "expected"),
     [
+        (TABLE, "batches > 6.34e2", "holds"),
+        (TABLE, "batches>+6e2", "fails"),
+        (WHOLE, "current.batches > 600", "fails"),
+        (WHOLE, "bound.batches > 600", "fails"),
+        (WHOLE, "ranks.independent_epoch_seconds > 1", "fails"),
+        (FITS, "current.fits == false", "holds"),
+        (UNFIT, "current.fits == false", "fails"),
+        (PROVEN, "unproven worse 0%", "holds"),
+        (PARTLY, "unproven worse 0%", "fails"),
+        (VERIFIED, "verify.holds == false", "holds"),
+        (FAILED, "verify.holds == false", "fails"),
+        (VERIFIED, "verify.time_ratio > 102%", "holds"),
+        (VERIFIED, "verify.device.limit_bytes > 0", "fails"),
+        (DRIFT, "beyond > 0", "fails"),
+        (DRIFT, "changed == true", "fails"),
+        (DRIFT, "changed != TRUE", "holds"),
+        (DRIFT, "stale > 2%", "fails"),
         (POOLS, "mates_again > 20%", "holds"),
         (POOLS, "mates_again >= 20%", "fails"),
         (POOLS, "randomness <= 80%", "fails"),
@@ -96,7 +118,7 @@ def test_every_result_is_held_to_rules(
     ("records", "rule", "why"),
     [
         (
-            {"sweep": made_sweep()},
+            TABLE,
             "pool_size > 0",
             "only pools have it, and this is a bucket table",
         ),
@@ -177,16 +199,9 @@ def test_what_is_not_known_says_why(
 
 
 def test_rows_of_tables_and_streams_do_not_mix() -> None:
-    assert (
-        verdict_of("batches > 633", sweep=made_sweep(), stream=made_stream()).value
-        == 634
-    )
-    assert (
-        verdict_of(
-            "stream.batches > 633", sweep=made_sweep(), stream=made_stream()
-        ).value
-        == 632
-    )
+    both = {"sweep": made_sweep(), "stream": made_stream()}
+    assert verdict_of("batches > 633", **both).value == 634
+    assert verdict_of("stream.batches > 633", **both).value == 632
 
 
 @pytest.mark.parametrize(
@@ -211,17 +226,15 @@ def test_less_randomness_is_worse(allowed: str, expected: str) -> None:
 
 @pytest.mark.parametrize("size", [10_000, None, 4000])
 def test_a_verification_of_other_pools_judges_nothing(size: int | None) -> None:
-    row = chosen(pooled_sweep())
-    ran = {"bucket_boundaries": row.boundaries, "bucket_batch_sizes": row.batch_sizes}
-    verdict = verdict_of(
-        "verify.holds == false",
-        **POOLS,
-        verification=replace(
-            made_verification(),
-            **ran,
-            pool_size=size,
-        ),
+    row = pooled_sweep().recommended_row
+    assert row is not None
+    verification = replace(
+        made_verification(),
+        bucket_boundaries=row.boundaries,
+        bucket_batch_sizes=row.batch_sizes,
+        pool_size=size,
     )
+    verdict = verdict_of("verify.holds == false", **POOLS, verification=verification)
     assert verdict.outcome == ("holds" if size == 10_000 else "error")
     assert (
         size == 10_000

@@ -16,6 +16,7 @@ from report_records import (
     proven_sweep,
     whole_sweep,
 )
+from reports.changed import with_row
 from streamed_records import made_stream, whole_stream
 
 from batchtune.buckets.sweep import sweep
@@ -32,13 +33,6 @@ def write_run(folder: Path, **results: Any) -> Path:
     for name, result in results.items():
         write_result(folder / f"{name}.json", result)
     return folder
-
-
-def with_row(result: Any, place: int, **changes: Any) -> Any:
-    """A result with other values in one row."""
-    rows = list(result.rows)
-    rows[place] = replace(rows[place], **changes)
-    return replace(result, rows=rows)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from batchtune.lengths import Lengths, Unit
 from batchtune.reports.page import make_page
 from batchtune.reports.survey import survey, survey_section, survey_sentences
 from batchtune.reports.terminal import text_of
-from batchtune.results import Percentiles, Scan, read_result, write_result
+from batchtune.results import Percentiles
 
 FLOATS = st.floats(1e-9, 1e15)
 ANY_LENGTHS = st.one_of(
@@ -138,21 +137,6 @@ def test_a_unit_that_does_not_fit_the_median_is_told(
 ) -> None:
     warning = warnings_of([0.8 * median, median, 1.2 * median], unit)[0]
     assert said in warning and "--length-scale" in warning
-
-
-def test_a_scans_record_survives_its_file(tmp_path: Path) -> None:
-    lengths = replace(
-        Lengths.of([1, 2, 3, 4], [0, 1, 1, 2], unit="tokens"),
-        left_out={"longer": 3},
-        notes=("Read twice.",),
-    )
-    scan = survey(lengths, ["train.csv", "more.csv"])
-    write_result(tmp_path / "scan.json", scan)
-    assert read_result(tmp_path / "scan.json", Scan) == scan
-    assert (
-        scan.percentiles.max == 4 and scan.targets is not None and scan.targets.min == 0
-    )
-    assert scan.left_out == {"longer": 3} and scan.notes == ["Read twice."]
 
 
 # In words

@@ -15,7 +15,6 @@ from report_records import (
     made_probe,
     made_sweep,
     made_trial,
-    made_verification,
     partly_proven_sweep,
     proven_probe,
     proven_sweep,
@@ -35,7 +34,6 @@ from batchtune.results import Probe, Sweep, WorkloadRecord
 
 SPEECHBRAIN = "SpeechBrain's num_buckets=20"
 BOTH = RunResults(name="run", probe=made_probe(), sweep=made_sweep())
-LEAK = replace(failed_verification(), failures=[])
 
 
 def with_rows(sweep: Sweep, **changes: Any) -> Sweep:
@@ -57,19 +55,13 @@ def with_error_of_model(error: float) -> Probe:
     ("sweep", "headline"),
     [
         (
-            made_sweep(),
-            f"Set 13 buckets (optimal) with max_batch_length = 600 s: 1.34 times faster than {SPEECHBRAIN}.",
-        ),
-        (
             made_sweep(unit=None),
             "Set 13 buckets (optimal) with max_batch_length = 600: ",
         ),
-        (made_sweep(timed=False), f": 37.9% fewer batches than with {SPEECHBRAIN}."),
         (
             with_rows(made_sweep(), equal_to_best=True),
             f" than {SPEECHBRAIN}, but the estimates may be off by as much.",
         ),
-        (whole_sweep(), ": 1.34 times faster than your current config."),
         (
             with_recommended(
                 made_sweep(),
@@ -134,16 +126,6 @@ def test_todays_practice_is_speechbrain_with_10_to_20_buckets(
 # How far times can be relied on
 
 
-@pytest.mark.parametrize("unit", ["s", "tokens"])
-def test_without_times_a_brief_report_says_so_too(unit: str) -> None:
-    lead = build_page(
-        RunResults(name="run", sweep=made_sweep(timed=False, unit=unit))
-    ).lead
-    assert lead[1].startswith(
-        "Step times are not known: the time saved may be much less."
-    )
-
-
 @pytest.mark.parametrize(
     ("probe", "sweep"),
     [
@@ -179,16 +161,19 @@ def test_times_with_a_large_error_are_unreliable_not_unknown(
 # What supports it
 
 
-def test_that_every_batch_was_run_is_said_with_the_margin() -> None:
-    run = "Every batch size was run, or is no larger than one that was"
-    said = f"{run}, and leaves 400 MiB (0.3% of the limit) free."
-    assert summary_of(probe=proven_probe(), sweep=proven_sweep())[1] == said
-    unknown = f"{run}; how much memory that leaves free is not known."
-    assert (
-        summary_of(probe=replace(proven_probe(), margin=None), sweep=proven_sweep())[1]
-        == unknown
+def test_a_margin_that_is_not_known_is_not_stated() -> None:
+    probe = replace(proven_probe(), margin=None)
+    assert summary_of(probe=probe, sweep=proven_sweep())[1] == (
+        "Every batch size was run, or is no larger than one that was; how much memory that leaves free is not known."
     )
-    assert not any("was run" in text for text in summary_of(sweep=made_sweep()))
+
+
+def test_examples_that_are_dealt_twice_are_counted() -> None:
+    said = " ".join(summary_of(sweep=with_rows(whole_sweep(), repeated_examples=1)))
+    assert (
+        "1 example is dealt twice, so that each of the 8 ranks has as many batches; the second time counts as "
+        "padding."
+    ) in said
 
 
 def test_a_better_current_config_is_called_better() -> None:
@@ -218,36 +203,6 @@ def test_rough_times_are_no_headline() -> None:
     assert said[1].startswith("The step times are only rough (see the warnings)")
 
 
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "Why: optimal with 13 buckets is within 1% of the best, and fewer buckets keep more randomness.",
-        "On 8 ranks an epoch takes 27.5 s (10.0% of waiting) if each rank takes any batch, 25.5 s (2.0% of waiting) if "
-        "all take batches of the same bucket: --same-bucket saves 7.3% of the time.",
-        "1 example is dealt twice, so that each of the 8 ranks has as many batches; the second time counts as padding.",
-        "Batches hold 3 to 425 examples, 45.01 on average; a learning rate tuned for 28 (current) scales by 1.61 "
-        "(linear) or 1.27 (square root), as a hint.",
-        "20 buckets over both lengths, as NeMo takes them, would be 1.10 times as fast as over the first alone, on one "
-        "rank (sweep.json has the table).",
-        "The measured steps give the time to within 2.5% (two standard errors).",
-    ],
-)
-def test_what_else_a_sweep_knows_is_said(sentence: str) -> None:
-    assert sentence in summary_of(sweep=with_rows(whole_sweep(), repeated_examples=1))
-    assert sentence not in summary_of(sweep=replace(made_sweep(timed=False), reason=""))
-
-
-def test_no_recommendation_is_said_first_with_the_sweeps_reason() -> None:
-    sweep = without_recommendation(made_sweep())
-    assert summary_of(sweep=sweep)[0] == (
-        "Nothing is recommended: no table needs fewer batches than a fixed batch size of 24."
-    )
-    page = build_page(RunResults(name="run", sweep=sweep))
-    compared = page.sections[0].tables[0]
-    assert compared.marked is None
-    assert ("fixed batch size of 24", "1190") in [row[:2] for row in compared.rows]
-
-
 # The data and the probe
 
 
@@ -268,25 +223,6 @@ def test_a_search_that_the_memory_did_not_end_says_so(
     assert "is the most that fits" not in limit
     assert limit.endswith(f"Larger batches were not tried: {why}.")
     assert holds == "A batch holds 16 examples of up to 24.52 s."
-
-
-def test_a_probe_alone_tells_the_limit_and_what_fits() -> None:
-    limit, holds, measured, models, data = summary_of(probe=made_probe())
-    assert limit == (
-        "max_batch_length = 600 s is the most that fits at every length, measured on NVIDIA H200, limited to 126 GiB "
-        "of 140 GiB."
-    )
-    assert holds == "A batch holds from 24 examples of 24.52 s to 434 of 1.41 s."
-    assert measured.endswith(
-        "with torch 2.13.0, driver 570.86, allocator native, in 12 trials (8 ok, 4 oom)."
-    )
-    assert (
-        models
-        == "The models fit the trials: peak memory to within 0.4%, step time to within 3.1%."
-    )
-    assert (
-        data == "28,539 examples of 1.41 s to 24.52 s, 362,127 s (100 h 35 min) in all."
-    )
 
 
 def test_an_unfinished_probe_claims_no_more_than_it_knows() -> None:
@@ -317,25 +253,6 @@ def test_a_current_config_that_cant_fit_is_compared_and_marked() -> None:
         "fixed batch size of 24",
         "your current config (does not fit)",
     ]
-
-
-def test_the_best_of_each_strategy_and_the_trade_off_are_shown() -> None:
-    table = tables_of(RunResults(name="run", sweep=whole_sweep()))[
-        "Bucket tables and pools compared"
-    ]
-    assert [row[1] for row in table.rows if row[0] == "optimal"] == list(
-        map(str, range(10, 21))
-    )
-    assert [row[1] for row in table.rows if row[0] == "linear"] == ["20"]
-    assert table.marked is not None and table.rows[table.marked][:2] == (
-        "optimal",
-        "13",
-    )
-    assert table.note == "16 of 66 rows shown; all are in sweep.json."
-    unmarked = tables_of(
-        RunResults(name="run", sweep=without_recommendation(made_sweep()))
-    )
-    assert unmarked["Bucket tables and pools compared"].marked is None
 
 
 def test_each_bucket_tells_the_trial_that_proves_it() -> None:
@@ -432,76 +349,27 @@ def test_a_limit_other_than_the_measured_one_is_told(
 @pytest.mark.parametrize(
     ("probe", "remedy"),
     [
-        (
-            proven_probe(),
-            "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`.",
-        ),
-        (
-            None,
-            "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`.",
-        ),
-        (
-            made_probe(),
-            "The same `batchtune probe-oom`, which was interrupted, continues; then run",
-        ),
+        (None, "Run `batchtune probe-oom` again with --force, then"),
+        (made_probe(), "The same `batchtune probe-oom`, which was interrupted, cont"),
     ],
-    ids=["proven", "none", "interrupted"],
+    ids=["none", "interrupted"],
 )
 def test_sizes_that_are_not_proven_come_with_a_remedy(
     probe: Probe | None, remedy: str
 ) -> None:
-    first = warnings_of(probe=probe, sweep=partly_proven_sweep())[0]
-    assert (
-        first.startswith("4 of 13 batch sizes are not proven to fit: ")
-        and remedy in first
-    )
-    lead = build_page(
-        RunResults(name="run", probe=probe, sweep=partly_proven_sweep())
-    ).lead
-    assert (
-        "4 of 13 batch sizes are not proven to fit: the warnings say what to do."
-        in lead
-    )
+    assert remedy in warnings_of(probe=probe, sweep=partly_proven_sweep())[0]
 
 
 # What to do next
 
 
-@pytest.mark.parametrize(
-    ("results", "commands"),
-    [
-        (RunResults(name="run", probe=made_probe()), ["sweep-buckets MANIFEST"]),
-        (
-            RunResults(name="run", sweep=without_recommendation(made_sweep())),
-            ["sweep-buckets MANIFEST --num-buckets 2:60"],
-        ),
-        (
-            RunResults(name="run", sweep=made_sweep()),
-            ["probe-oom MANIFEST --workload W", "export --to FRAMEWORK"],
-        ),
-        (BOTH, ["verify MANIFEST", "export --to FRAMEWORK"]),
-        (
-            with_results(BOTH, verification=made_verification()),
-            ["export --to FRAMEWORK"],
-        ),
-        (
-            with_results(BOTH, verification=failed_verification()),
-            [
-                "tune MANIFEST --force --workload builtin:conformer-ctc",
-                "verify MANIFEST",
-            ],
-        ),
-        (with_results(BOTH, verification=LEAK), ["verify MANIFEST"]),
-    ],
-    ids=["probe", "nothing", "sweep", "both", "verified", "failed", "leak"],
-)
-def test_what_comes_next_follows_from_what_there_is(
-    results: RunResults, commands: list[str]
-) -> None:
-    steps = [command for command, _ in build_page(results).next_steps]
-    if results.sweep is not None and "export --to FRAMEWORK" in commands:
-        assert steps.pop(0) == "batchtune-run/sampler.yaml"
-    assert steps == [f"batchtune {command}" for command in [*commands, "report --full"]]
+def test_after_a_leak_the_same_is_verified_again() -> None:
+    leak = replace(failed_verification(), failures=[])
+    steps = build_page(with_results(BOTH, verification=leak)).next_steps
+    assert [command for command, _ in steps] == [
+        "batchtune verify MANIFEST",
+        "batchtune report --full",
+    ]
 
 
 def test_a_next_command_repeats_no_module_and_quotes_folders() -> None:

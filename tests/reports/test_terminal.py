@@ -91,6 +91,7 @@ RUNS = {
 SHOWN = [
     *((name, False) for name in RUNS if name != "stream"),
     *((name, True) for name in ("everything", "pooled", "stream", "loader")),
+    *((name, True) for name in ("probe", "sweep-untimed", "nothing-recommended")),
 ]
 
 

@@ -12,52 +12,45 @@ from real_speechbrain import load_speechbrain
 from torch.nn.utils.rnn import pad_sequence
 
 
-class Made:
-    """Makes examples of one kind after another, the same ones for one seed."""
+def speech(samples: int, tokens: int) -> dict[str, Any]:
+    return {
+        "id": "utterance",
+        "sig": torch.rand(samples) + 0.1,
+        "tokens": torch.randint(3, 30, (tokens,)),
+        "duration": samples / 16000,
+        "spk": 1,
+    }
 
-    def __init__(self, seed: int) -> None:
-        self.random = np.random.default_rng(seed)
 
-    def between(self, low: int, high: int) -> int:
-        return int(self.random.integers(low, high))
+def text(tokens: int, _: int) -> dict[str, Any]:
+    ids = torch.randint(3, 100, (tokens,)).tolist()
+    return {
+        "input_ids": ids,
+        "attention_mask": [1] * tokens,
+        "labels": [-100] * 4 + ids[4:],
+    }
 
-    def speech(self) -> dict[str, Any]:
-        samples = self.between(8000, 48000)
-        return {
-            "id": "utterance",
-            "sig": torch.rand(samples) + 0.1,
-            "tokens": torch.randint(3, 30, (self.between(5, 30),)),
-            "duration": samples / 16000,
-            "spk": 1,
-        }
 
-    def text(self) -> dict[str, Any]:
-        tokens = self.random.integers(3, 100, self.between(10, 200)).tolist()
-        return {
-            "input_ids": tokens,
-            "attention_mask": [1] * len(tokens),
-            "labels": [-100] * 4 + tokens[4:],
-        }
+def whisper(tokens: int, _: int) -> dict[str, Any]:
+    labels = torch.randint(3, 50, (tokens,)).tolist()
+    return {"input_features": torch.rand(8, 30), "labels": labels}
 
-    def whisper(self) -> dict[str, Any]:
-        labels = self.random.integers(3, 50, self.between(5, 60)).tolist()
-        return {"input_features": torch.rand(8, 30), "labels": labels}
 
-    def wav2vec2(self) -> dict[str, Any]:
-        samples = self.between(8000, 48000)
-        return {
-            "input_values": self.random.random(samples).astype("float32") + 0.1,
-            "labels": self.random.integers(3, 30, self.between(5, 30)).tolist(),
-        }
+def wav2vec2(samples: int, tokens: int) -> dict[str, Any]:
+    return {
+        "input_values": (torch.rand(samples) + 0.1).numpy(),
+        "labels": torch.randint(3, 30, (tokens,)).tolist(),
+    }
 
-    def features(self) -> tuple[Any, ...]:
-        frames = torch.rand(self.between(200, 1200), 10) + 0.1
-        return frames, torch.randint(1, 30, (self.between(5, 40),)), "utterance"
 
-    def graph(self) -> dict[str, Any]:
-        nodes = self.between(5, 40)
-        edges = torch.randint(0, nodes, (2, self.between(20, 200)))
-        return {"x": torch.rand(nodes, 8), "edge_index": edges}
+def features(frames: int, tokens: int) -> tuple[Any, ...]:
+    target = torch.randint(1, 30, (tokens,))
+    return torch.rand(frames, 10) + 0.1, target, "utterance"
+
+
+def graph(nodes: int, edges: int) -> dict[str, Any]:
+    ends = torch.randint(0, nodes, (2, edges))
+    return {"x": torch.rand(nodes, 8), "edge_index": ends}
 
 
 def padded(sequences: list[Any], value: float = 0) -> torch.Tensor:
@@ -166,50 +159,40 @@ def graphs(examples: list[Any]) -> Graphs:
 
 
 class Case(NamedTuple):
-    kind: str  # a method of Made
+    """Examples of random lengths, each a range, and the lengths of a batch that is made."""
+
+    example: Callable[[int, int], Any]
     collate: Callable[[list[Any]], Any]
+    lengths: tuple[int, int]
+    targets: tuple[int, int]
     length: int
     target_length: int | None
     length_key: str | None = None
 
+    def random(self, seed: int) -> list[Any]:
+        """Makes 60 examples."""
+        torch.manual_seed(seed)
+        drawn = np.random.default_rng(seed)
+        lengths = drawn.integers(*self.lengths, 60).tolist()
+        targets = drawn.integers(*self.targets, 60).tolist()
+        return list(map(self.example, lengths, targets))
+
     def equal(self, count: int) -> list[Any]:
-        """Makes examples of exactly these lengths, as Made makes them of random ones."""
-        target_length = self.target_length or 0
-        return [_exactly(self.kind, self.length, target_length) for _ in range(count)]
+        """Makes examples of exactly these lengths."""
+        return [
+            self.example(self.length, self.target_length or 0) for _ in range(count)
+        ]
 
 
-def _exactly(kind: str, length: int, target_length: int) -> Any:
-    ones = torch.ones(length)
-    target = torch.ones(target_length, dtype=torch.long)
-    if kind == "speech":
-        seconds = length / 16000
-        return {
-            "id": "u",
-            "sig": ones,
-            "tokens": target,
-            "duration": seconds,
-            "spk": 1,
-        }
-    if kind == "text":
-        names = ("input_ids", "attention_mask", "labels")
-        return {name: [1] * length for name in names}
-    if kind == "whisper":
-        return {"input_features": torch.rand(8, 30), "labels": [1] * length}
-    if kind == "wav2vec2":
-        return {"input_values": ones.numpy(), "labels": target.tolist()}
-    if kind == "features":
-        return torch.ones(length, 10), target, "utterance"
-    edges = torch.zeros(2, target_length, dtype=torch.long)
-    return {"x": torch.rand(length, 8), "edge_index": edges}
-
-
+SAMPLES = (8000, 48000)
+WORDS = (5, 30)
 CASES = {
-    "padded batch": Case("speech", speechbrain, 30000, 20),
-    "causal language model": Case("text", causal, 150, None),
-    "fixed input": Case("whisper", sequence_to_sequence, 40, None),
-    "waves": Case("wav2vec2", waves, 30000, 20),
-    "subsampled": Case("features", subsampled, 901, 21),
-    "packed": Case("text", packed, 150, None),
-    "ragged": Case("speech", ragged, 30000, 20),
-    "graphs": Case("graph", graphs, 30, 100, length_key="x"),
+    "padded batch": Case(speech, speechbrain, SAMPLES, WORDS, 30000, 20),
+    "causal language model": Case(text, causal, (10, 200), WORDS, 150, None),
+    "fixed input": Case(whisper, sequence_to_sequence, (5, 60), WORDS, 40, None),
+    "waves": Case(wav2vec2, waves, SAMPLES, WORDS, 30000, 20),
+    "subsampled": Case(features, subsampled, (200, 1200), (5, 40), 901, 21),
+    "packed": Case(text, packed, (10, 200), WORDS, 150, None),
+    "ragged": Case(speech, ragged, SAMPLES, WORDS, 30000, 20),
+    "graphs": Case(graph, graphs, (5, 40), (20, 200), 30, 100, length_key="x"),
 }

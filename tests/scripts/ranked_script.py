@@ -8,10 +8,10 @@ import contextlib
 import time
 
 import torch
+from frames import Lengths, collate, layers
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 parser = argparse.ArgumentParser()
 parser.add_argument("fault", nargs="?", default="")
@@ -20,24 +20,6 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--accelerate", action="store_true")
 OPTIONS = parser.parse_args()
 FAILS_ABOVE = 200  # examples
-
-
-class Lengths(Dataset):
-    """Features of 20 to 99 frames."""
-
-    def __init__(self) -> None:
-        self.lengths = [20 + 37 * index % 80 for index in range(400)]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.randn(self.lengths[index], 16)
-
-
-def collate(examples: list[torch.Tensor]) -> torch.Tensor:
-    """Pad the features."""
-    return pad_sequence(examples, batch_first=True)
 
 
 def fail() -> None:
@@ -54,9 +36,7 @@ class Model(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(16, 256), torch.nn.Tanh(), torch.nn.Linear(256, 16)
-        )
+        self.layers = layers()
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the loss."""
@@ -114,7 +94,7 @@ def train_with_accelerate(loader: DataLoader, model: Model) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     data = DataLoader(
-        Lengths(), 4, shuffle=True, collate_fn=collate, num_workers=OPTIONS.workers
+        Lengths(400), 4, shuffle=True, collate_fn=collate, num_workers=OPTIONS.workers
     )
     if OPTIONS.accelerate:
         train_with_accelerate(data, Model())

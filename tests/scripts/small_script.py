@@ -5,30 +5,18 @@ import signal
 import sys
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset
+import uncompiled  # noqa: F401
+from frames import Lengths, collate, layers
+from torch.utils.data import DataLoader
 
 VARIANT = sys.argv[1]
 FAILS_ABOVE = 30  # examples
 DEVICE = "cuda" if VARIANT == "cuda" else "cpu"
 
 
-class Lengths(Dataset):
-    def __init__(self):
-        self.lengths = [20 + 37 * index % 80 for index in range(40)]
-
-    def __len__(self):
-        return len(self.lengths)
-
-    def __getitem__(self, index):
-        return torch.randn(self.lengths[index], 16)
-
-
-def collate(examples):
-    if VARIANT == "packed":
-        positions = [torch.arange(len(example)) for example in examples]
-        return {"x": torch.cat(examples)[None], "position_ids": torch.cat(positions)}
-    return pad_sequence(examples, batch_first=True)
+def pack(examples):
+    positions = [torch.arange(len(example)) for example in examples]
+    return {"x": torch.cat(examples)[None], "position_ids": torch.cat(positions)}
 
 
 def loss_of(model, batch):
@@ -44,14 +32,12 @@ def loss_of(model, batch):
 
 def main():
     torch.set_num_threads(1)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(16, 256), torch.nn.Tanh(), torch.nn.Linear(256, 16)
-    ).to(DEVICE)
+    model = layers().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loader = DataLoader(
         Lengths(),
         4,
-        collate_fn=collate,
+        collate_fn=pack if VARIANT == "packed" else collate,
         shuffle=True,
         num_workers=1,
         multiprocessing_context="spawn" if VARIANT == "packed" else None,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from frames import Lengths, collate
 from msgspec.structs import replace
 from scripts.made_training import MadeMeter, MadeScript, fed_by
 from torch import distributed
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.requests import (
@@ -42,19 +42,6 @@ FAILS_ABOVE = 20  # examples
 TIMED_OUT = "no answer within 8 s; it hangs at train.py, line 28, in fail"
 
 
-class Lengths(Dataset[torch.Tensor]):
-    """Features of 20 to 99 frames."""
-
-    def __init__(self, count: int = 40) -> None:
-        self.lengths = [20 + 37 * index % 80 for index in range(count)]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.randn(self.lengths[index], 16)
-
-
 class Stream(IterableDataset[torch.Tensor]):
     """Gives whole batches of one to eight examples, or single examples."""
 
@@ -69,10 +56,6 @@ class Stream(IterableDataset[torch.Tensor]):
                 yield collate(examples)
             else:
                 yield from examples
-
-
-def collate(examples: list[torch.Tensor]) -> torch.Tensor:
-    return pad_sequence(examples, batch_first=True)
 
 
 def loader_of(data: Any, **options: Any) -> DataLoader[Any]:
@@ -320,24 +303,28 @@ def prepared(
     )
 
 
-def test_parameters_that_are_not_finite_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
+NOT_FINITE = [torch.nn.Parameter(torch.tensor([1.0, float("nan")]))]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"trained": NOT_FINITE},
+            "parameters are not finite after the script's first optimizer steps",
+        ),
+        (
+            {"world_size": 2, "settings": ProbedWith(ddp=True)},
+            "trains on 2 ranks, where they are really allocated",
+        ),
+    ],
+)
+def test_what_can_not_be_measured_is_refused(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], message: str
 ) -> None:
     loop = MadeScript(monkeypatch, train_on_all, loader_of(Lengths())).measured()
-    weights = [torch.nn.Parameter(torch.tensor([1.0, float("nan")]))]
-    failed = prepared(monkeypatch, loop, trained=weights)
-    assert isinstance(failed, Failed)
-    assert failed.message.startswith(
-        "parameters are not finite after the script's first optimizer steps"
-    )
-
-
-def test_several_ranks_take_no_room_for_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = MadeScript(monkeypatch, train_on_all, loader_of(Lengths())).measured()
-    failed = prepared(monkeypatch, loop, 2, ProbedWith(ddp=True))
-    assert isinstance(failed, Failed)
-    assert failed.stage == "options"
-    assert "trains on 2 ranks, where they are really allocated" in failed.message
+    failed = prepared(monkeypatch, loop, **asked)
+    assert isinstance(failed, Failed) and message in failed.message
 
 
 def test_ranks_that_learned_different_batches_are_refused() -> None:

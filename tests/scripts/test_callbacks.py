@@ -7,27 +7,9 @@ import made_loops
 import pytest
 import torch
 from made_loops import Trainer, batches
-from scripts.test_recording import lengths_in, steps_in
+from scripts.test_recording import lengths_in
 
 import batchtune
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_loop_of_ones_own_is_recorded(tmp_path: Path, accumulate: int) -> None:
-    trainer = Trainer()
-    with batchtune.Recorder(tmp_path) as recorder:
-        for _ in range(2):
-            made_loops.plain(trainer, recorder.watch(batches(5)), accumulate)
-    assert lengths_in(tmp_path / "training.jsonl") == trainer.steps
-
-
-def test_an_oom_that_ends_the_block_is_recorded(tmp_path: Path) -> None:
-    with pytest.raises(MemoryError), batchtune.Recorder(tmp_path) as recorder:
-        for batch in recorder.watch(batches(3)):
-            raise MemoryError(batch)
-    (oom,) = steps_in(tmp_path / "training.jsonl")
-    assert oom.oom is not None
-    assert [batch.length for batch in oom.batches] == [10]
 
 
 def test_a_recorder_is_used_again_after_its_end(tmp_path: Path) -> None:

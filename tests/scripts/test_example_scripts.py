@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cli.conftest import run_in
+
+from batchtune.results import (
+    PROBE_FILE,
+    SWEEP_FILE,
+    Probe,
+    Script,
+    Sweep,
+    read_result,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 
@@ -19,7 +27,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 class Tuned(NamedTuple):
-    """How a script of the examples is tuned and run; `plain.py` is in test_chain.py.
+    """How a script of the examples is tuned and run.
 
     Memory is for 5 to 20 of the longest examples; `per_unit` of its own batches are one unit of the manifest. `shorter`
     is an option for an epoch of few steps, `checkpoint` what that leaves.
@@ -31,7 +39,6 @@ class Tuned(NamedTuple):
     per_unit: int
     shorter: str
     checkpoint: str
-    max_lengths: int = 3
 
 
 SPEECH = ["speech_train.csv", "--target-key=text"]
@@ -61,14 +68,9 @@ TUNED = {
         *(["whisper.py"], ["speech_train.csv", "--length-key=text"], "640MiB", 1),
         *("--max_steps=2", "whisper/model.safetensors"),
     ),
-    "wav2vec2": Tuned(
-        *(["wav2vec2.py"], SPEECH, "704MiB", 16000),
-        *("--max_steps=2", "wav2vec2/model.safetensors"),
-        max_lengths=5,  # with fewer, a fixed batch size needs no more batches
-    ),
 }
-FEW = ["--num-lengths=3", "--tolerance=0.1"]
-FEW += ["--num-buckets=3:5"]  # with more, 400 examples need more batches
+FEW = ["--num-lengths=3", "--max-lengths=3", "--tolerance=0.1"]
+BUCKETS = "--num-buckets=3:5"  # with more, 400 examples need more batches
 
 Batchtune = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -79,7 +81,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     imported = subprocess.run(
         [sys.executable, "-c", "import torchaudio"], capture_output=True, check=False
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1"}
     if imported.returncode != 0:
         folder = tmp_path_factory.mktemp("empty")
         (folder / "torchaudio.py").touch()
@@ -110,14 +112,7 @@ def batchtune(tmp_path: Path, environment: dict[str, str]) -> Batchtune:
     """`batchtune("tune", ...)` in an empty folder."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        ran = subprocess.run(
-            [sys.executable, "-m", "batchtune", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ran = run_in(tmp_path, *words, env=environment)
         assert ran.returncode == 0, ran.stderr
         return ran
 
@@ -138,30 +133,42 @@ def test_the_manifests_are_those_that_are_made(tmp_path: Path) -> None:
         assert (made / path.name).read_bytes() == path.read_bytes()
 
 
+def check_learned(folder: Path, per_unit: int) -> Script:
+    """Checks what the probe learned of a script, and that made batches take what the script's own do."""
+    device = read_result(folder / PROBE_FILE, Probe).device
+    script = device.script
+    assert script is not None
+    assert (script.per_unit, len(script.twins)) == (per_unit, 3 * device.world_size)
+    # Within 2%, or a MiB of the heap.
+    for twin in script.twins:
+        most = max(0.02 * twin.own_bytes, 1 << 20)
+        assert abs(twin.made_bytes - twin.own_bytes) <= most, twin
+    return script
+
+
+def assert_shown_in_readme(script: Script) -> None:
+    learned = f"({script.loader}): {'; '.join(script.batches)}."
+    assert learned in (EXAMPLES / "README.md").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # each trial that runs out of memory starts the script anew
 @pytest.mark.parametrize("name", TUNED)
-def test_it_is_tuned_run_and_recorded_as_it_is(
+def test_it_is_probed_run_and_recorded_as_it_is(
     name: str, tmp_path: Path, batchtune: Batchtune
 ) -> None:
+    """`tune` would prove the table, too: test_a_script_is_tuned_run_recorded_and_reported."""
     tuned = TUNED[name]
     manifest, *options = tuned.source
     source = [str(EXAMPLES / manifest), *options]
     command = command_of(name)
-    words = [*source, *FEW, f"--max-lengths={tuned.max_lengths}"]
-    batchtune("tune", *words, f"--memory={tuned.memory}", "--", *command)
+    memory = f"--memory={tuned.memory}"
+    batchtune("probe-oom", *source, *FEW, memory, "--", *command)
     assert [path.name for path in tmp_path.iterdir()] == ["batchtune-run"]
-    probe = json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())
-    script = probe["device"]["script"]
-    assert script["per_unit"] == tuned.per_unit
+    script = check_learned(tmp_path / "batchtune-run", tuned.per_unit)
     if name in ("speechbrain", "packed"):
-        learned = f"({script['loader']}): {'; '.join(script['batches'])}."
-        assert learned in (EXAMPLES / "README.md").read_text()
-    # Within 2%, or a MiB of the heap.
-    for twin in script["twins"]:
-        most = max(0.02 * twin["own_bytes"], 1 << 20)
-        assert abs(twin["made_bytes"] - twin["own_bytes"]) <= most, twin
-    assert len(script["twins"]) == 3 * probe["device"]["world_size"]
+        assert_shown_in_readme(script)
+    batchtune("sweep-buckets", *source, BUCKETS)
     said = batchtune("run", *source, "--", *command, tuned.shorter).stderr
     assert "gives the batches of" in said
     assert list((tmp_path / "runs").glob(tuned.checkpoint))
@@ -170,18 +177,67 @@ def test_it_is_tuned_run_and_recorded_as_it_is(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_lightnings_own_ranks_are_tuned_and_verified(
+def test_a_script_is_tuned_run_recorded_and_reported(
     tmp_path: Path, batchtune: Batchtune
 ) -> None:
-    manifest, *reading = TUNED["lightning"].source
-    words = ["tune", str(EXAMPLES / manifest), *reading, *FEW, "--memory=640MiB"]
-    words += ["--max-lengths=3"]
-    words += ["--verify", "--verify-steps=20", "--time-tolerance=10"]
-    batchtune(*words, "--", *command_of("lightning"), "--devices=2")
+    """The commands of the examples' README, without a manifest."""
+    for name in ("plain.py", "speech_train.csv", "speech_valid.csv"):
+        (tmp_path / name).write_bytes((EXAMPLES / name).read_bytes())
+    script = ["--", sys.executable, "plain.py"]
+    run = tmp_path / "batchtune-run"
+    tuned = batchtune("tune", *FEW, BUCKETS, "--memory=700MiB", *script)
+    assert "the script's own data set (" in tuned.stderr
+    assert "▶ recommended" in tuned.stdout, tuned.stdout + tuned.stderr
+    assert not (tmp_path / "runs").exists()  # the probe trains in a scratch folder
+    assert_shown_in_readme(check_learned(run, 100))
+    sweep = read_result(run / SWEEP_FILE, Sweep)
+    assert sweep.lengths.count == 400 and sweep.recommended_row is not None
+    # What it would gain is told against its own DataLoader.
+    assert sweep.current is not None and sweep.current.batches == 50
+    current = "Your current config is fixed batches of 8 (as the script's DataLoader"
+    assert current in " ".join(tuned.stdout.split())
+
+    trained = batchtune("run", *script)
+    given = f"{run.name}/sampler.yaml, {sweep.recommended_row.batches} an epoch."
+    assert "the DataLoader of Speech gives the batches of" in trained.stderr
+    assert given in trained.stderr
+    assert "epoch 0: valid loss" in trained.stdout
+    assert (tmp_path / "runs" / "plain" / "epoch-0.pt").is_file()
+
+    recorded = batchtune("record", f"--run={run}", *script)
+    assert f"Recorded in {run}" in recorded.stderr
+    shown = batchtune("report").stdout
+    assert "▶ recommended" in shown and "Recorded training: 50 steps" in shown
+    assert (tmp_path / "plain.py").read_bytes() == (EXAMPLES / "plain.py").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("command", "memory", "per_unit", "look_ahead", "ranks"),
+    [
+        (["lightning_asr.py", "--devices=2"], "600MiB", 100, 0, 2),
+        (["wav2vec2.py"], "704MiB", 16000, 2, 1),
+    ],
+    ids=["lightning's own ranks", "wav2vec2"],
+)
+def test_it_is_probed_as_it_is(
+    tmp_path: Path,
+    batchtune: Batchtune,
+    command: list[str],
+    memory: str,
+    per_unit: int,
+    look_ahead: int,
+    ranks: int,
+) -> None:
+    """Ranks are tuned and verified in test_script_ranks.py; `run` hands wav2vec2's Trainer its batches as llama's."""
+    script, *options = command
+    words = ["probe-oom", str(EXAMPLES / "speech_train.csv"), "--target-key=text"]
+    words += ["--num-lengths=2", "--max-lengths=2", "--tolerance=0.1"]
+    started = [sys.executable, str(EXAMPLES / script), *options]
+    batchtune(*words, f"--memory={memory}", "--", *started)
     folder = tmp_path / "batchtune-run"
-    device = json.loads((folder / "probe.json").read_text())["device"]
-    assert (device["world_size"], len(device["ranks"])) == (2, 2)
-    script = device["script"]
-    assert (script["accumulation"], script["look_ahead"]) == (2, 0)
-    assert len(script["twins"]) == 6
-    assert json.loads((folder / "verify.json").read_text())["failures"] == []
+    learned = check_learned(folder, per_unit)
+    assert (learned.accumulation, learned.look_ahead) == (2, look_ahead)
+    device = read_result(folder / PROBE_FILE, Probe).device
+    assert device.world_size == ranks

@@ -11,7 +11,7 @@ from batchtune.errors import WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import BatchShape
+from batchtune.results import BatchShape, Trial
 
 SCRIPT = Path(__file__).with_name("small_script.py")
 LENGTHS = Lengths.of([20 + 37 * index % 80 for index in range(40)], unit="frames")
@@ -30,6 +30,12 @@ def supervise(*command: str) -> Supervisor:
         trial_timeout_seconds=120.0,
     )
     return Supervisor(settings, lengths=LENGTHS)
+
+
+def check_growth(small: Trial, large: Trial, frames: int) -> None:
+    """The features and 256 activations of each frame that one has more, forward and backward."""
+    growth = (large.peak_bytes or 0) - (small.peak_bytes or 0)
+    assert 4 * 256 < growth / frames < 4 * (5 * 256 + 16)
 
 
 def supervise_script(variant: str) -> Supervisor:
@@ -62,10 +68,7 @@ def test_a_script_trains_on_the_wanted_shapes_after_an_oom_too(
     # One process serves all of them until it has failed.
     workers = [trial.worker for trial in (small, large, failed, again)]
     assert workers == [1, 1, 1, 2]
-    # The features and 256 activations of each frame, forward and backward.
-    growth = (large.peak_bytes or 0) - (small.peak_bytes or 0)
-    frame_bytes = growth / ((30 - 4) * 60)
-    assert 4 * 256 < frame_bytes < 4 * (5 * 256 + 16)
+    check_growth(small, large, (30 - 4) * 60)
     script = device.script
     assert script is not None
     assert script.loader == "Lengths, 40 examples"
@@ -93,9 +96,7 @@ def test_a_script_that_packs_trains_on_rows_of_sequences() -> None:
         )
     assert (small.outcome, large.outcome) == ("ok", "ok")
     assert small.sequences == [(99, 1), (61, 1), (20, 1)]
-    growth = (large.peak_bytes or 0) - (small.peak_bytes or 0)
-    frame_bytes = growth / (sum(rows[1]) - sum(rows[0]))
-    assert 4 * 256 < frame_bytes < 4 * (5 * 256 + 16)
+    check_growth(small, large, sum(rows[1]) - sum(rows[0]))
     script = device.script
     assert script is not None and script.packed
     assert "x: [1, ΣL, 16] float32" in script.batches
@@ -119,30 +120,15 @@ def test_after_a_script_was_killed_it_starts_anew() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("program", "message", "output"),
-    [
-        (
-            "input('Go on? ')",  # it gets none
-            "a script ended with exit code 1 before it trained",
-            "EOFError",
-        ),
-        (
-            "import torch",
-            "ended with exit code 0 before it trained: no optimizer stepped after a batch",
-            "-c iterated over no torch DataLoader with gradients",
-        ),
-    ],
-)
-def test_a_script_that_ends_before_it_trains_says_why(
-    program: str, message: str, output: str
-) -> None:
+def test_a_script_that_ends_before_it_trains_says_why() -> None:
+    program = "input('Go on? ')"  # it gets none
+    message = "a script ended with exit code 1 before it trained"
     with (
         supervise(sys.executable, "-c", program) as supervisor,
         pytest.raises(WorkloadError, match=message) as raised,
     ):
         supervisor.start()
-    assert output in (raised.value.traceback or "")
+    assert "EOFError" in (raised.value.traceback or "")
 
 
 @pytest.mark.process

@@ -3,12 +3,13 @@
 import copy
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from made_data import CASES, Case, Made, padded, to_multiple_of_8
+from made_data import CASES, Case, padded, to_multiple_of_8
 
 from batchtune.scripts.learning import Axes, Learned, Unclear
 from batchtune.scripts.trees import flatten, numeric, sizes
@@ -31,15 +32,15 @@ def facts(batch: Any) -> dict[str, Any]:
     return found
 
 
-def random_examples(case: Case, seed: int) -> list[Any]:
-    torch.manual_seed(seed)
-    made = Made(seed)
-    return [getattr(made, case.kind)() for _ in range(60)]
-
-
 def random_batches(case: Case, seed: int) -> list[Any]:
-    examples = random_examples(case, seed)
+    examples = case.random(seed)
     return [case.collate([examples.pop() for _ in range(size)]) for size in BATCH_SIZES]
+
+
+def of_columns(make: Callable[[int, int], Any], seed: int = 0) -> list[Any]:
+    """Batches that are made of their number of rows and of columns, 50 to 499."""
+    random = np.random.default_rng(seed)
+    return [make(rows, int(random.integers(50, 500))) for rows in BATCH_SIZES]
 
 
 def same_as_collated(case: Case, learned: Learned) -> bool:
@@ -54,7 +55,7 @@ def check_seed(seed: int) -> int:
     """Learns every case both ways and returns how often whole batches told enough."""
     understood = 0
     for name, case in CASES.items():
-        examples = random_examples(case, seed)
+        examples = case.random(seed)
         learned = Learned.from_examples(
             examples, case.collate, length_key=case.length_key
         )
@@ -79,7 +80,7 @@ def test_made_batches_equal_collated_ones_for_many_seeds() -> None:
 
 def test_axes_of_real_batches_are_their_longest() -> None:
     case = CASES["waves"]
-    examples = random_examples(case, 0)
+    examples = case.random(0)
     learned = Learned.from_examples(examples, case.collate)
     longest = max(len(example["input_values"]) for example in examples[:5])
     target = max(len(example["labels"]) for example in examples[:5])
@@ -90,7 +91,7 @@ def test_axes_of_real_batches_are_their_longest() -> None:
 
 
 def test_axes_of_batches_padded_to_a_multiple() -> None:
-    examples = random_examples(CASES["packed"], 0)
+    examples = CASES["packed"].random(0)
     learned = Learned.from_examples(examples, to_multiple_of_8)
     assert learned.lines == ("input_ids: [B, L to a multiple of 8] int64 < 100",)
     assert learned.axes_of(learned.make(Axes(3, 101))) == Axes(3, 104)
@@ -98,7 +99,7 @@ def test_axes_of_batches_padded_to_a_multiple() -> None:
 
 def test_lines_say_what_was_learned() -> None:
     case = CASES["padded batch"]
-    learned = Learned.from_examples(random_examples(case, 0), case.collate)
+    learned = Learned.from_examples(case.random(0), case.collate)
     assert learned.lines == (
         "id: [B] list",
         "sig.data: [B, L] float32",
@@ -168,70 +169,72 @@ def test_keys_say_which_leaf_is_the_length() -> None:
     assert learned.targets == tokens
 
 
-def test_a_key_of_the_coarser_leaf_is_unclear() -> None:
-    examples = [speech(8 * n + n % 8, n) for n in range(100, 150)]
-    with pytest.raises(Unclear, match="follows a finer size"):
-        Learned.from_examples(examples, pads, length_key="tokens")
-
-
-def test_a_key_of_a_leaf_that_does_not_vary_is_unclear() -> None:
-    examples = [speech(16, tokens, duration=np.ones(1)) for tokens in range(10, 60)]
-    with pytest.raises(
-        Unclear, match=r"--length-key sig .* always as long: sig axis 0"
-    ):
-        Learned.from_examples(examples, pads, length_key="sig")
-    learned = Learned.from_examples(examples, pads, length_key="duration")
-    assert learned.lengths == tuple(range(10, 60))
-
-
-def test_three_independent_lengths_are_unclear() -> None:
-    examples = [
-        {**example, "notes": [0] * (7 * number % 31 + 1)}
+def with_column(name: str, item: Any) -> list[dict[str, Any]]:
+    """Examples with one more list, as long as no other leaf."""
+    return [
+        {**example, name: [item] * (7 * number % 31 + 1)}
         for number, example in enumerate(varied())
     ]
-    with pytest.raises(Unclear, match="notes axis 0 from 1 to 31") as raised:
-        Learned.from_examples(examples, pads)
-    assert "--length-key" in str(raised.value.hint)
 
 
 def test_words_of_a_transcript_are_no_length() -> None:
-    examples = [
-        {**example, "words": ["word"] * (7 * number % 31 + 1)}
-        for number, example in enumerate(varied())
-    ]
+    examples = with_column("words", "word")
     assert Learned.from_examples(examples, pads).targets is not None
 
 
-def test_batches_that_hide_the_length_are_unclear() -> None:
-    def cropping(examples: list[Any]) -> Any:
-        return torch.stack([torch.zeros(100) for _ in examples])
-
-    with pytest.raises(Unclear, match="no size of the script's collated batches"):
-        Learned.from_examples(varied(), cropping)
+def crops(examples: list[Any]) -> Any:
+    return torch.stack([torch.zeros(100) for _ in examples])
 
 
-def test_sizes_that_only_collating_knows_are_unclear() -> None:
-    def tokenizing(examples: list[Any]) -> Any:
-        ids = [torch.zeros(len(example["text"])) for example in examples]
-        return {
-            "sig": padded([example["sig"] for example in examples]),
-            "ids": padded(ids),
-        }
-
-    examples = [
-        {"sig": np.zeros(100 + number), "text": "a" * (7 * number % 31 + 1)}
-        for number in range(50)
-    ]
-    with pytest.raises(Unclear, match="ids axis 1"):
-        Learned.from_examples(examples, tokenizing)
+def tokenizes(examples: list[Any]) -> Any:
+    ids = [torch.zeros(len(example["text"])) for example in examples]
+    return {"sig": padded([example["sig"] for example in examples]), "ids": padded(ids)}
 
 
-def test_a_failing_collate_function_is_reported() -> None:
-    def failing(examples: list[Any]) -> Any:
-        raise KeyError("path")
+def fails(examples: list[Any]) -> Any:
+    raise KeyError("path")
 
-    with pytest.raises(Unclear, match="KeyError: 'path'"):
-        Learned.from_examples(varied(), failing)
+
+COARSER = [speech(8 * n + n % 8, n) for n in range(100, 150)]
+SAME_SIGNAL = [speech(16, n, duration=np.ones(1)) for n in range(10, 60)]
+TEXTS = [{"sig": np.zeros(100 + n), "text": "a" * (7 * n % 31 + 1)} for n in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("examples", "collate", "length_key", "message"),
+    [
+        (COARSER, pads, "tokens", "follows a finer size"),
+        (
+            SAME_SIGNAL,
+            pads,
+            "sig",
+            r"--length-key sig .* always as long: sig axis 0",
+        ),
+        (varied(), crops, None, "no size of the script's collated batches"),
+        (TEXTS, tokenizes, None, "ids axis 1"),
+        (varied(), fails, None, "KeyError: 'path'"),
+    ],
+    ids=["coarser", "no length", "cropped", "tokenized", "failing"],
+)
+def test_what_examples_do_not_tell_is_unclear(
+    examples: list[Any],
+    collate: Callable[[list[Any]], Any],
+    length_key: str | None,
+    message: str,
+) -> None:
+    with pytest.raises(Unclear, match=message):
+        Learned.from_examples(examples, collate, length_key=length_key)
+
+
+def test_a_third_length_needs_a_key() -> None:
+    with pytest.raises(Unclear, match="notes axis 0 from 1 to 31") as raised:
+        Learned.from_examples(with_column("notes", 0), pads)
+    assert "--length-key" in str(raised.value.hint)
+
+
+def test_a_key_of_a_leaf_that_varies_is_taken() -> None:
+    learned = Learned.from_examples(SAME_SIGNAL, pads, length_key="duration")
+    assert learned.lengths == tuple(range(10, 60))
 
 
 def test_single_rows_and_few_batches_are_unclear() -> None:
@@ -270,11 +273,10 @@ def test_a_size_that_may_follow_the_length_is_unclear() -> None:
 
 
 def test_a_batch_size_key_settles_a_tie() -> None:
-    random = np.random.default_rng(0)
-    batches = []
-    for rows in BATCH_SIZES:
-        columns = int(random.integers(50, 500))
-        batches.append({"x": torch.rand(rows, columns), "order": torch.ones(columns)})
+    def make(rows: int, columns: int) -> dict[str, Any]:
+        return {"x": torch.rand(rows, columns), "order": torch.ones(columns)}
+
+    batches = of_columns(make)
     with pytest.raises(Unclear, match=r"the first axis .* is not the same") as raised:
         Learned.from_batches(batches)
     assert "--batch-size-key" in str(raised.value.hint)
@@ -310,26 +312,23 @@ def test_made_rows_have_no_padding(left: bool, prompt: int) -> None:
 
 
 def test_lengths_of_batches_padded_to_a_multiple_are_whole() -> None:
-    random = np.random.default_rng(0)
-    batches = []
-    for rows in BATCH_SIZES:
-        lengths = torch.from_numpy(random.integers(50, 500, rows))
-        columns = int(lengths.max()) + -int(lengths.max()) % 8
-        batches.append({"x": torch.rand(rows, columns), "lengths": lengths})
-    made = Learned.from_batches(batches).make(Axes(3, 304))
+    def make(rows: int, longest: int) -> dict[str, Any]:
+        lengths = longest - torch.arange(rows)
+        return {"x": torch.rand(rows, longest + -longest % 8), "lengths": lengths}
+
+    made = Learned.from_batches(of_columns(make)).make(Axes(3, 304))
     assert made["x"].shape == (3, 304) and made["lengths"].tolist() == [304] * 3
 
 
 def test_numbers_of_speakers_are_no_lengths() -> None:
+    def make(rows: int, columns: int) -> dict[str, Any]:
+        speakers = torch.randint(0, 40, (rows,))
+        return {"x": torch.rand(rows, columns), "speakers": speakers}
+
     for seed in range(20):
-        random = np.random.default_rng(seed)
-        batches = []
-        for rows in BATCH_SIZES:
-            x = torch.rand(rows, int(random.integers(50, 500)))
-            speakers = torch.from_numpy(random.integers(0, 40, rows))
-            batches.append({"x": x, "speakers": speakers})
+        torch.manual_seed(seed)
         try:
-            made = Learned.from_batches(batches).make(Axes(3, 5000))
+            made = Learned.from_batches(of_columns(make, seed)).make(Axes(3, 5000))
         except Unclear:
             continue
         assert made["speakers"].max() < 40

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from cli.conftest import run_in, write_lengths
 
 from batchtune.cli.options import ManifestOptions, Task, WorkloadOptions
 from batchtune.errors import UsageError
@@ -218,19 +218,12 @@ def test_a_lightning_module_trains(
 
 @pytest.mark.slow
 def test_a_named_model_is_probed(tmp_path: Path) -> None:
-    manifest = tmp_path / "lengths.csv"
-    rows = (f"{number},{10 + number % 90}\n" for number in range(4000))
-    manifest.write_text("id,num_tokens\n" + "".join(rows))
+    lengths = [10 + number % 90 for number in range(4000)]
+    manifest = write_lengths(tmp_path / "lengths.csv", lengths, "num_tokens")
     words = ["probe-oom", str(manifest), "--workload", f"torch:{MODELS}:Tagger"]
     words += ["--loss", "cross_entropy", "--set", "dim=64", "--memory", "500MiB"]
     words += ["--num-lengths", "2", "--max-lengths", "2", "--device", "cpu", "--json"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "batchtune", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = run_in(tmp_path, *words)
     assert ran.returncode == 0, ran.stderr
     probe = json.loads(ran.stdout)
     assert probe["workload"]["options"] == {

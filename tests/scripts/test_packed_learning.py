@@ -101,17 +101,11 @@ def same(left: Any, right: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("options", FLATTENING)
-def test_any_row_is_made_as_transformers_flattens_it(options: dict[str, bool]) -> None:
-    check(flattening(**options))
-
-
-@pytest.mark.parametrize("collate", OTHERS)
-def test_any_row_is_made_as_a_collate_function_packs_it(collate: Collate) -> None:
-    check(collate)
-
-
-def check(collate: Collate) -> None:
+@pytest.mark.parametrize("packs", [*FLATTENING, *OTHERS])
+def test_any_row_is_made_as_a_collate_function_packs_it(
+    packs: dict[str, bool] | Collate,
+) -> None:
+    collate = flattening(**packs) if isinstance(packs, dict) else packs
     learned = Learned.from_examples(examples(), collate)
     assert learned.packing is not None
     made = learned.make(Axes.packed(ROW))

@@ -113,24 +113,44 @@ class Attributes:
         self.__dict__.update(parts)
 
 
+def packed_batch(*lengths: int) -> dict[str, torch.Tensor]:
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return {"input_ids": torch.ones_like(positions)[None], "position_ids": positions}
+
+
+PADDED = {name: leaf.expand(3, 30) for name, leaf in packed_batch(30).items()}
+OFFSETS = torch.tensor([0, 5, 35, 35], dtype=torch.int32)
+
+
 @pytest.mark.parametrize(
-    ("batch", "sizes"),
+    ("batch", "shape"),
     [
-        (torch.ones(3, 20, 80), (3, 20, None)),
-        ((torch.ones(3, 20, 80), torch.ones(3, 7), ["a", "b", "c"]), (3, 20, 7)),
-        ({"ids": torch.ones(3, 20), "mask": torch.ones(3, 20)}, (3, 20, None)),
-        ({"in": {"x": torch.ones(4, 9)}, "n": torch.ones(4)}, (4, 9, None)),
-        (Attributes(id=["a"], sig=(torch.ones(2, 50), torch.ones(2))), (2, 50, None)),
+        (torch.ones(3, 20, 80), BatchShape(3, 20)),
+        (
+            (torch.ones(3, 20, 80), torch.ones(3, 7), ["a", "b", "c"]),
+            BatchShape(3, 20, 7),
+        ),
+        ({"ids": torch.ones(3, 20), "mask": torch.ones(3, 20)}, BatchShape(3, 20)),
+        ({"in": {"x": torch.ones(4, 9)}, "n": torch.ones(4)}, BatchShape(4, 9)),
+        (
+            Attributes(id=["a"], sig=(torch.ones(2, 50), torch.ones(2))),
+            BatchShape(2, 50),
+        ),
+        (packed_batch(5, 30, 7), BatchShape.packed((30, 7, 5))),
+        (
+            {"x": torch.ones(1, 35, 8), "cu_seqlens": OFFSETS},
+            BatchShape.packed((30, 5)),
+        ),
+        (packed_batch(30), BatchShape(1, 30)),
+        (PADDED, BatchShape(3, 30)),
         (torch.ones(5), None),
         ("text", None),
         (None, None),
         (torch.ones(0, 4), None),
     ],
 )
-def test_shapes_of_batches(
-    batch: Any, sizes: tuple[Any, ...] | None, path: Path
-) -> None:
-    assert shapes_of(batch, path) == ([] if sizes is None else [BatchShape(*sizes)])
+def test_shapes_of_batches(batch: Any, shape: BatchShape | None, path: Path) -> None:
+    assert shapes_of(batch, path) == ([] if shape is None else [shape])
 
 
 def shapes_of(batch: Any, path: Path, axis: int = 1) -> list[BatchShape]:
@@ -165,6 +185,7 @@ def test_a_full_disk_ends_only_the_recording(
 SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
+import uncompiled
 import made_loops
 from batchtune.scripts.recording import wrap
 
@@ -210,32 +231,13 @@ if child:
 @pytest.mark.process
 def test_every_line_parses_after_a_kill(tmp_path: Path) -> None:
     # The last step is written with the next one.
-    end = "train(100, 21)\nprint('trained', flush=True)\ntrain(100, 100_000)\n"
+    end = "train(100, 3)\nprint('trained', flush=True)\ntrain(100, 100_000)\n"
     program = [sys.executable, "-c", script(tmp_path, end)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "trained\n"
         process.kill()
-    assert len(steps_in(tmp_path / "training.jsonl")) >= 2_000
-
-
-def packed_batch(*lengths: int) -> dict[str, torch.Tensor]:
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    return {"input_ids": torch.ones_like(positions)[None], "position_ids": positions}
-
-
-def test_packed_batches_are_recorded_as_rows(path: Path) -> None:
-    assert shapes_of(packed_batch(5, 30, 7), path) == [BatchShape.packed((30, 7, 5))]
-    offsets = torch.tensor([0, 5, 35, 35], dtype=torch.int32)
-    batch = {"x": torch.ones(1, 35, 8), "cu_seqlens": offsets}
-    assert shapes_of(batch, path)[-1] == BatchShape.packed((30, 5))
-
-
-def test_a_padded_batch_with_positions_is_not_packed(path: Path) -> None:
-    batch = packed_batch(30)
-    assert shapes_of(batch, path) == [BatchShape(1, 30)]
-    batch = {name: leaf.expand(3, 30) for name, leaf in batch.items()}
-    assert shapes_of(batch, path)[-1] == BatchShape(3, 30)
+    assert len(steps_in(tmp_path / "training.jsonl")) >= 200
 
 
 def test_rows_on_a_gpu_are_left_out_and_counted(

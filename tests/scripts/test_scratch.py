@@ -26,11 +26,15 @@ os.makedirs("checkpoints/1")
 
 
 @pytest.mark.process
-def test_what_a_script_writes_stays_in_the_scratch_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("largest_copy", [100, 5], ids=["copies", "links"])
+def test_what_a_script_writes_stays_in_the_scratch_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest_copy: int
+) -> None:
+    monkeypatch.setattr(batchtune.scripts.scratch, "_LARGEST_COPY", largest_copy)
     folder = tmp_path / "project"
     (folder / "logs").mkdir(parents=True)
     contents = {
-        "model.pt": "old",
+        "model.pt": "an earlier one",
         "logs/log.txt": "one line",
         "data.csv": "1,2",
         "table.txt": "kept",
@@ -40,6 +44,7 @@ def test_what_a_script_writes_stays_in_the_scratch_folder(tmp_path: Path) -> Non
     scratch = tmp_path / "scratch"
     mirror(folder, scratch)
     assert (scratch / "data.csv").read_text() == "1,2"
+    assert (scratch / "model.pt").is_symlink() == (largest_copy == 5)
     ran = subprocess.run(
         [sys.executable, "-c", WRITES],
         cwd=scratch,
@@ -56,22 +61,6 @@ def test_what_a_script_writes_stays_in_the_scratch_folder(tmp_path: Path) -> Non
         "model.pt",
         "table.txt",
     ]
-
-
-@pytest.mark.process
-def test_large_files_are_links_that_become_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "project"
-    (folder / "logs").mkdir(parents=True)
-    for name in ("model.pt", "logs/log.txt", "data.csv"):
-        (folder / name).write_text("one line")
-    monkeypatch.setattr(batchtune.scripts.scratch, "_LARGEST_COPY", 1)
-    mirror(folder, tmp_path / "scratch")
-    assert (tmp_path / "scratch" / "model.pt").is_symlink()
-    subprocess.run([sys.executable, "-c", WRITES], cwd=tmp_path / "scratch", check=True)
-    assert (folder / "model.pt").read_text() == "one line"
-    assert (folder / "logs" / "log.txt").read_text() == "one line"
 
 
 def test_folders_of_data_are_linked_as_a_whole(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import psutil
 import pyarrow.parquet
 import pytest
 from cli.conftest import run_in
+from scripts.test_feeding import check_growth
 from shared_nursery import OF_SCRIPTS
 
 from batchtune.errors import WorkloadError
@@ -120,9 +121,7 @@ def test_all_ranks_train_on_the_shapes_that_are_asked_for(together: Together) ->
     assert (small.outcome, large.outcome) == ("ok", "ok")
     assert together.others == ["ok"] * 14  # without a deadlock
     assert together.failed.worker == 1
-    # The features and 256 activations of each frame, forward and backward, as on one rank.
-    growth = (large.peak_bytes or 0) - (small.peak_bytes or 0)
-    assert 4 * 256 < growth / ((150 - 4) * 60) < 4 * (5 * 256 + 16)
+    check_growth(small, large, (150 - 4) * 60)  # as on one rank
     check_device(together.device, look_ahead=1)
 
 
@@ -178,7 +177,7 @@ def test_a_rank_that_leaves_before_it_trains_says_so() -> None:
     assert output.startswith("batchtune: ranked_script.py iterated over no torch Data")
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_torchrun_tells_how_a_silent_rank_has_ended() -> None:
     program = "test $RANK = 0 && exec sleep 100; exit 5"
     ended = "rank 1 ended first: its process ended with exit code 5"

@@ -12,6 +12,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--accelerate", action="store_true")
 asked = parser.parse_args()
+if "RANK" not in os.environ:
+    import uncompiled  # noqa: F401
 
 
 class Rows(Dataset[torch.Tensor]):

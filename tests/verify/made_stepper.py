@@ -7,6 +7,7 @@ from itertools import islice
 
 import msgspec
 import numpy as np
+from hypothesis import strategies as st
 from made_trials import altered, made_trial
 from noted_device import NotedDevice
 
@@ -21,10 +22,12 @@ from batchtune.results import (
     Probe,
     SamplerConfig,
     SamplerEvidence,
+    StreamConfig,
     Trial,
     WorkloadRecord,
 )
-from batchtune.verify.plan import PlannedBatch, VerifyPlan
+from batchtune.streams.simulated import StoredStream
+from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
 
 MIB = 1 << 20
 BASE_BYTES = 100 * MIB
@@ -44,6 +47,27 @@ def need(shape: BatchShape) -> int:
 
 def seconds(shape: BatchShape) -> float:
     return CONSTANT_SECONDS + SECONDS_PER_CELL * shape.padded_length
+
+
+BOUNDARIES = [5.0, 12.0, 30.0]
+FEW = st.lists(st.integers(1, 30), min_size=1, max_size=60)
+SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3)
+
+
+def made_plan(
+    lengths: Lengths,
+    config: SamplerConfig | StreamConfig,
+    seed: int = 0,
+    stream: StoredStream | None = None,
+) -> VerifyPlan:
+    """The verification of a whole epoch."""
+    return VerifyPlan(
+        lengths=lengths,
+        config=config,
+        settings=VerifySettings(epoch=True, seed=seed),
+        probe=made_probe(lengths),
+        stream=stream,
+    )
 
 
 def epoch(plan: VerifyPlan, number: int = 0) -> list[PlannedBatch]:

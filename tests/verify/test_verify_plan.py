@@ -6,17 +6,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify.made_stepper import check_worst_batches, epoch, made_config
+from verify.made_stepper import (
+    BOUNDARIES,
+    FEW,
+    SIZES,
+    check_worst_batches,
+    epoch,
+    made_config,
+    made_plan,
+)
 
 from batchtune.epochs.expectation import expected_batches
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import BatchShape
-from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
-
-FEW = st.lists(st.integers(1, 30), min_size=1, max_size=60)
-SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3)
-BOUNDARIES = [5.0, 12.0, 30.0]
+from batchtune.verify.plan import PlannedBatch, VerifyPlan
 
 
 def planned(
@@ -26,12 +30,7 @@ def planned(
     seed: int = 0,
     **changes: object,
 ) -> VerifyPlan:
-    chosen = VerifySettings(epoch=True, seed=seed)
-    return VerifyPlan(
-        lengths=lengths,
-        config=made_config(boundaries, sizes, **changes),
-        settings=chosen,
-    )  # type: ignore[arg-type]
+    return made_plan(lengths, made_config(boundaries, sizes, **changes), seed)
 
 
 def shapes(batches: list[PlannedBatch]) -> list[BatchShape]:

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from verify.made_stepper import check_worst_batches, epoch, made_config, made_probe
+from verify.made_stepper import (
+    BOUNDARIES,
+    FEW,
+    SIZES,
+    check_worst_batches,
+    epoch,
+    made_config,
+    made_plan,
+)
 
 from batchtune import PooledBatchSampler
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import BatchShape
-from batchtune.verify.plan import VerifyPlan, VerifySettings
-
-BOUNDARIES = [5.0, 12.0, 30.0]
-LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
+from batchtune.verify.plan import VerifyPlan
 
 
-def planned(
-    lengths: Lengths = LENGTHS, sizes: list[int] | None = None, **changes: object
-) -> VerifyPlan:
-    pools = {"sampler": "pooled", "pool_size": 500, **changes}
-    return VerifyPlan(
-        lengths=lengths,
-        config=made_config(BOUNDARIES, sizes or [180, 75, 30], **pools),  # type: ignore[arg-type]
-        settings=VerifySettings(epoch=True),
-        probe=made_probe(lengths),
+def planned(lengths: Lengths, sizes: list[int], **changes: object) -> VerifyPlan:
+    return made_plan(
+        lengths, made_config(BOUNDARIES, sizes, sampler="pooled", **changes)
     )
-
-
-FEW = st.lists(st.integers(1, 30), min_size=1, max_size=60)
-SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3)
 
 
 @given(FEW, SIZES, st.integers(1, 70), st.sampled_from([None, 3.0]), st.booleans())

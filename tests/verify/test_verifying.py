@@ -18,13 +18,12 @@ from verify.made_stepper import (
     made_stepper,
 )
 
-from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
+from batchtune.errors import ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import NAME, MadeDevice
 from batchtune.probe.requests import Ran
 from batchtune.results import (
     BatchShape,
-    Device,
     Probe,
     SamplerConfig,
     Verification,
@@ -187,23 +186,6 @@ def test_a_crash_counts_only_if_it_comes_again() -> None:
     assert verified(made_stepper(fault=once)).holds
 
 
-def test_memory_that_others_have_taken_is_an_error_of_its_own() -> None:
-    def fails(shape: BatchShape, run: int) -> Ran | None:
-        return ran(shape, "oom", error="CUDA out of memory") if run > 20 else None
-
-    stepper = on_cuda(made_stepper(fault=fails))
-    start = stepper.start
-
-    def filled() -> Device:
-        if stepper.shapes:
-            raise ProbeError("only 1 GiB of the device are free now")
-        return start()
-
-    stepper.start = filled  # type: ignore[method-assign]
-    with pytest.raises(ProbeError, match="are free now"):
-        verified(stepper)
-
-
 def test_time_that_ends_leaves_a_verification_unfinished() -> None:
     plan = VerifyPlan(lengths=LENGTHS, config=FITS, settings=VerifySettings(steps=60))
     found = verify(
@@ -244,9 +226,6 @@ def test_an_oom_is_reported_with_its_bucket() -> None:
     )
 
 
-NOT_PROVEN = "; the probe ran no batch as large with memory to spare, so this size was not proven"
-
-
 def test_a_failing_shuffled_batch_ends_the_run() -> None:
     def fragmented(shape: BatchShape, run: int) -> Ran | None:
         return (
@@ -275,17 +254,6 @@ def test_a_crash_and_a_hang_do_not_hold_either(outcome: str, said: str) -> None:
     assert said in found.reasons[0] and "SIGSEGV" in found.reasons[0]
 
 
-def test_an_error_of_the_workloads_own_is_no_verdict() -> None:
-    stepper = made_stepper(
-        fault=failing(BatchShape(75, 12.0), "error", "IndexError: token 7")
-    )
-    with pytest.raises(
-        WorkloadError,
-        match=r"made\.py:Made failed in its step, with a batch of 75 × 12: IndexError",
-    ):
-        verified(stepper)
-
-
 DISGUISED = (
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
 )
@@ -304,13 +272,6 @@ def test_what_fails_whatever_the_size_is_the_workloads_own_error() -> None:
 
     with pytest.raises(WorkloadError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
         verified(made_stepper(fault=always))
-
-
-def test_a_leak_is_reported_as_one() -> None:
-    found = verified(made_stepper(leak_bytes=MIB // 4, limit_bytes=2 * LIMIT_BYTES))
-    assert not found.holds
-    assert "the workload leaks" in found.reasons[0]
-    assert found.rest_growth_bytes == pytest.approx(30 * MIB / 4, rel=0.05)
 
 
 def test_a_leak_comes_before_the_oom_that_it_ends_in() -> None:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verify.made_stepper import (
+    BOUNDARIES,
+    SIZES,
     check_worst_batches,
     epoch,
     made_config,
-    made_probe,
+    made_plan,
     made_stepper,
 )
 
@@ -22,10 +24,10 @@ from batchtune.probe.devices.law import MadeDevice
 from batchtune.results import StreamConfig, StreamedWith, Verification, WorkloadRecord
 from batchtune.streams.simulated import StoredStream
 from batchtune.verify import verify
-from batchtune.verify.plan import VerifyPlan, VerifySettings
+from batchtune.verify.plan import VerifyPlan
 
-BOUNDARIES = [5.0, 12.0, 30.0]
 VALUES = np.random.default_rng(0).integers(1, 31, 2000).astype(np.float64)
+SHARDING = StreamedWith(workers=2, shuffle_shards=4, shuffle_buffer=0)
 ALGORITHMS = st.sampled_from(["bucket", "pool", "pivot"])
 
 
@@ -33,56 +35,35 @@ def planned(
     values: Any = VALUES,
     sizes: list[int] | None = None,
     targets: Any = None,
-    sharding: StreamedWith | None = None,
+    sharding: StreamedWith = SHARDING,
     **changes: Any,
 ) -> VerifyPlan:
     """A plan for shards of 5 examples."""
-    values, sharding = (
-        np.asarray(values, dtype=np.float64),
-        sharding or StreamedWith(workers=2, shuffle_shards=4, shuffle_buffer=0),
-    )
-    targets = None if targets is None else np.asarray(targets, dtype=np.float64)
-    evidence = made_config(BOUNDARIES, [1, 1, 1]).evidence
+    lengths = Lengths.of(values, targets)
     config = StreamConfig(
-        **{
-            **{
-                "format": StreamConfig.FORMAT,
-                "version": 1,
-                "unit": None,
-                "algorithm": "bucket",
-                "buffer_size": 300,
-            },
-            **{
-                "max_batch_length": 900.0,
-                "bucket_boundaries": BOUNDARIES,
-                "shuffle": True,
-                "drop_last": False,
-            },
-            **{
-                "bucket_batch_sizes": sizes or [180, 75, 30],
-                "max_padding_ratio": None,
-                "batches_per_epoch": None,
-            },
-            **{"seed": 0, "evidence": evidence, **changes},
-        }
+        format=StreamConfig.FORMAT,
+        version=1,
+        unit=None,
+        max_batch_length=900.0,
+        bucket_boundaries=BOUNDARIES,
+        bucket_batch_sizes=sizes or [180, 75, 30],
+        max_padding_ratio=None,
+        shuffle=True,
+        batches_per_epoch=None,
+        seed=0,
+        evidence=made_config(BOUNDARIES, [1, 1, 1]).evidence,
+        **{"algorithm": "bucket", "buffer_size": 300, "drop_last": False, **changes},
     )
-    whole, rest = divmod(values.size, 5)
+    whole, rest = divmod(lengths.count, 5)
     stored = StoredStream(
-        lengths=values,
-        targets=targets,
+        lengths=np.asarray(values, dtype=np.float64),
+        targets=None if targets is None else np.asarray(targets, dtype=np.float64),
         sizes=[5] * whole + [rest] * bool(rest),
         sharding=sharding,
         scale=np.ones(sharding.world_size * sharding.workers),
         seed=0,
     )
-    lengths = Lengths.of(values, targets)
-    return VerifyPlan(
-        lengths=lengths,
-        config=config,
-        settings=VerifySettings(epoch=True),
-        probe=made_probe(lengths),
-        stream=stored,
-    )
+    return made_plan(lengths, config, stream=stored)
 
 
 def verified(stepper: MadeDevice, plan: VerifyPlan) -> Verification:
@@ -92,7 +73,7 @@ def verified(stepper: MadeDevice, plan: VerifyPlan) -> Verification:
 
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=80),
-    st.lists(st.integers(1, 9), min_size=3, max_size=3),
+    SIZES,
     st.integers(1, 30),
     ALGORITHMS,
 )

@@ -1,0 +1,29 @@
+"""Data and a model of scripts and tests: features of frames."""
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+
+class Lengths(Dataset):
+    """Features of 20 to 99 frames."""
+
+    def __init__(self, count: int = 40) -> None:
+        self.lengths = [20 + 37 * index % 80 for index in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(self.lengths[index], 16)
+
+
+def collate(examples: list[torch.Tensor]) -> torch.Tensor:
+    return pad_sequence(examples, batch_first=True)
+
+
+def layers() -> torch.nn.Sequential:
+    """Takes 256 activations for each frame."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 256), torch.nn.Tanh(), torch.nn.Linear(256, 16)
+    )
