@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -248,6 +249,12 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
         for path in (ROOT / "tests").rglob("test_*.py")
     ]
     assert [names for names in long_names if names] == []
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest imports each by its name alone."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_few_tests_start_processes_or_are_slow() -> None:

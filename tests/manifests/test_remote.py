@@ -24,7 +24,7 @@ from batchtune.manifests.storage import _filesystem
 
 pytestmark = pytest.mark.skipif(
     find_spec("fsspec") is None or find_spec("aiohttp") is None,
-    reason="needs batchtune[remote]",
+    reason="needs fsspec, s3fs and aiohttp",
 )
 
 _MOST_BYTES_A_SAMPLE = 3 * 1024
