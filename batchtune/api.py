@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.proving import Prover
+from batchtune.redaction import command_text
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
 from batchtune.results import (
     Probe,
@@ -96,7 +96,7 @@ def _probe(
     probing = dict(probing)
     if isinstance(workload, list):
         probing["command"] = workload
-        workload = shlex.join(workload)
+        workload = command_text(workload)
     elif not isinstance(workload, str):
         workload = spec_of(workload)
     options = with_unit(workload, probing.pop("options", {}), read.unit)
@@ -214,6 +214,7 @@ def tune(
     read = _read(lengths, reading)
     started = time.monotonic()
     minutes = probing.pop("minutes", None)
+    command = workload if isinstance(workload, list) else None
     folder = Path(run)
 
     def probe_for(minutes: float | None, goes_on: bool) -> Probe:
@@ -244,7 +245,7 @@ def tune(
     Prover(
         folder=folder,
         lengths=read,
-        asked=probing,
+        asked={**probing, "command": command},
         probe=probe_for,
         sweep=sweep_again,
         run=run_plan,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +14,9 @@ from typing import IO
 
 from batchtune.errors import ResultError
 from batchtune.units import format_size
+
+_OWNER = "owner"
+"""A file in a temporary folder that its process holds locked."""
 
 
 def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> None:
@@ -61,48 +66,101 @@ def writing_whole(
                 os.unlink(temporary)
 
 
+@contextlib.contextmanager
+def temporary_folder(prefix: str, parent: str | Path | None = None) -> Iterator[Path]:
+    """Make a folder that is removed at the end; if this process is killed, by the next that makes one there.
+
+    Raises ResultError if it can't be made.
+    """
+    parent = Path(parent or tempfile.gettempdir())
+    for stale in parent.glob(f"{prefix}*/{_OWNER}"):
+        with contextlib.suppress(OSError):
+            if stale.parent.lstat().st_uid == os.geteuid():
+                with stale.open() as owner:
+                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(stale.parent)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        unlocked = folder / f"{_OWNER}.part"
+        owner = unlocked.open("w")
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(owner, fcntl.LOCK_EX)
+        unlocked.rename(folder / _OWNER)
+    except OSError as error:
+        raise unwritable(parent, error) from error
+    with owner:
+        try:
+            yield folder
+        finally:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder as far as possible, with what lies in folders that may not be listed (overlayfs leaves some)."""
+    for root, names, _ in os.walk(folder):
+        for name in names:
+            path = os.path.join(root, name)
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, stat.S_IRWXU)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def open_to_append(path: Path) -> int:
     """Open a file to add lines to, without following a link, and return its descriptor; its folder is made.
 
-    Raises ResultError if it can't be written.
+    Raises ResultError if it can't be written, or is not an ordinary file: a pipe would wait for its reader.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags, 0o666)
+        file = os.open(path, flags | os.O_NONBLOCK, 0o666)
     except OSError as error:
         raise unwritable(path, error) from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise ResultError(f"{path} is not an ordinary file", "Remove it.")
+    return file
 
 
 def read_regular(
     path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None
 ) -> bytes:
-    """Read a file that may come from anywhere, called `name` in messages, by default its path.
+    """Read a file that may come from anywhere, called `name` in messages, by default its path. Raises as `reading`."""
+    with reading(path, most_bytes, hint, name=name) as file:
+        # Read as much as there is: all that is asked for is allocated at once.
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+@contextlib.contextmanager
+def reading(
+    path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None
+) -> Iterator[IO[bytes]]:
+    """Open a file that may come from anywhere, called `name` in messages, by default its path.
 
     Raises ResultError if it is missing, unreadable, too large, or not an ordinary file: a pipe might never end.
     """
     name = name or str(path)
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
             raise ResultError(
-                f"{name} is {'a folder' if stat.S_ISDIR(mode) else 'not an ordinary file'}",
+                f"{name} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not an ordinary file'}",
+                hint,
+            )
+        if found.st_size > most_bytes:
+            raise ResultError(
+                f"{name} is larger than {format_size(most_bytes)}: batchtune writes no such file",
                 hint,
             )
         with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
+            yield file
     except FileNotFoundError:
         raise ResultError(f"{name} does not exist", hint) from None
     except OSError as error:
         raise ResultError(
             f"{name} can't be read: {error.strerror or error}", hint
         ) from error
-    if len(content) > most_bytes:
-        raise ResultError(
-            f"{name} is larger than {format_size(most_bytes)}: batchtune writes no such file",
-            hint,
-        )
-    return content
 
 
 def check_writable(folder: Path) -> None:

@@ -150,14 +150,11 @@ class Prover:
         return swept, verification
 
     def _subject(self, probe: Probe) -> Subject:
-        """Return what was probed; who probes has named it."""
+        """Return what was probed, as the user named it: the record may hide parts of a command."""
         probed = probe.workload
-        named = {
-            "workload": probed.spec,
-            "options": probed.options,
-            "command": probed.command,
-        }
-        return subject_of(self.lengths, probe, {**self.asked, **named}, self.folder)
+        options = {**probed.options, **self.asked.get("options", {})}
+        named = {"workload": probed.spec, **self.asked, "options": options}
+        return subject_of(self.lengths, probe, named, self.folder)
 
     def _with_smaller_batches(
         self, probe: Probe, verification: Verification

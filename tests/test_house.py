@@ -26,6 +26,7 @@ BASE = {
     "errors",
     "files",
     "lengths",
+    "redaction",
     "results",
     "run_folder",
     "trust",

@@ -16,10 +16,12 @@ def step(
     peak_bytes: int | None = 10**6,
     oom: str | None = None,
     rank: int = 0,
+    recording: str = "",
 ) -> TrainingStep:
     """A step over batches of (batch size, length) or (batch size, length, target length)."""
     return TrainingStep(
         rank=rank,
+        recording=recording,
         batches=[BatchShape(*batch) for batch in batches],
         seconds=None if oom else seconds,
         peak_bytes=None if oom else peak_bytes,

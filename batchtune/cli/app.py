@@ -242,8 +242,10 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        # Sent by CI systems: workers end as on Ctrl-C.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # Sent by CI systems, and by a terminal that closes: workers end as on Ctrl-C.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
+                signal.signal(number, signal.default_int_handler)
         try:
             try:
                 return super().invoke(ctx)

@@ -403,8 +403,8 @@ class WorkloadOptions:
     )
     scratch: str | None = setting(
         "After -- COMMAND: folder for what the script writes while it is measured, removed at the end (default: a "
-        "temporary one).",
-        "DIR",
+        "temporary one); none: it runs in the working folder itself, and may overwrite or delete your files.",
+        "DIR|none",
     )
     device: str | None = setting(
         f"{DEVICE_FORMS} (default: as probed, or auto).", "DEVICE"
@@ -532,9 +532,11 @@ class WorkloadOptions:
             options = script_options(self.workload, options, lengths.unit)
             return {"command": named, "options": options}
         assert self.command is not None
+        from batchtune.redaction import command_text
+
         words = script_words(self.command)
         return {
-            "workload": shlex.join(words),
+            "workload": command_text(words),
             "command": words,
             "options": options,
         }
@@ -543,7 +545,9 @@ class WorkloadOptions:
     def in_words(self) -> str | None:
         """The training step as a part of a command line, after a space; None if it is not one for all commands."""
         if self.command is not None:
-            return f" -- {shlex.join(script_words(self.command))}"
+            from batchtune.redaction import command_text
+
+            return f" -- {command_text(script_words(self.command))}"
         if self.workload is None or self._named() is not None:
             return None
         words = ["--workload", self.workload]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -136,6 +135,7 @@ def run(
     batches can't be given, an error says why, and which three lines of the script to change. The exit code is the
     script's.
     """
+    from batchtune.files import temporary_folder
     from batchtune.results import SAMPLER_FILE
     from batchtune.scripts.interposing import environment
     from batchtune.scripts.running import GIVEN_FILE, LENGTHS_FILE
@@ -150,19 +150,19 @@ def run(
     variables = _allocator_variables(measured, run / SAMPLER_FILE)
     variables |= _heap_variables(run)
     # In the run folder, which the other nodes of a cluster see too.
-    with TemporaryDirectory(prefix="script-", dir=run.absolute()) as scratch:
-        stored.values.tofile(Path(scratch, LENGTHS_FILE))
+    with temporary_folder("script-", run.absolute()) as scratch:
+        stored.values.tofile(scratch / LENGTHS_FILE)
         options = {
             "mode": "run",
             "run": str(run.absolute()),
-            "scratch": scratch,
+            "scratch": str(scratch),
             "force": force,
             "recorder": {"run": str(run.absolute())},
         }
         code = run_to_the_end(
             script_words(command), {**environment(options), **variables}
         )
-        if code == 0 and not Path(scratch, GIVEN_FILE).exists():
+        if code == 0 and not (scratch / GIVEN_FILE).exists():
             console.note(
                 "Warning: nothing was changed: no PyTorch DataLoader of "
                 f"{stored.lengths.count:,} examples was iterated over with gradients."

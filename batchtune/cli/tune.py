@@ -97,9 +97,10 @@ def tune(
     be proven in time is marked as unproven.
 
     After --, give the command of your training script, which runs unchanged: its loop gets the batches to measure from
-    its own DataLoader. It runs in a scratch copy of the working folder, with trackers turned off, and no epoch ends.
-    Not kept from being written: files at absolute paths elsewhere, in folders of over 1,000 entries, and in those
-    after the first 5,000 entries; and by others than Python's open, files above 32 MiB.
+    its own DataLoader. Trackers are turned off, and no epoch ends. The script can't overwrite or delete a file of
+    yours: what it writes, wherever that is, lands in a scratch folder that is removed at the end. Where Linux allows
+    only Landlock, as in most containers, it works in a copy of the working folder, and can't write to other folders.
+    Where neither is possible, tune refuses; --scratch none lets the script run in the working folder itself.
 
     Without MANIFEST, the lengths are those of the script's data set.
 
@@ -221,7 +222,11 @@ def _with_own_lengths(
 
         with alone_in(run.run):
             described = write_own_lengths(
-                asked["command"], asked["options"], path, probe.setup_timeout
+                asked["command"],
+                asked["options"],
+                path,
+                probe.setup_timeout,
+                asked.get("scratch"),
             )
         console.note(
             f"The lengths are those of the script's own data set ({described}), kept in {path}.",

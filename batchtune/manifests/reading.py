@@ -37,6 +37,7 @@ from batchtune.manifests.source import Source
 from batchtune.manifests.storage import Traffic
 from batchtune.processes.pool import run_in_processes
 from batchtune.processes.ray_tasks import run_on_ray
+from batchtune.redaction import redacted_url
 from batchtune.units import counted, format_size
 
 _DEFAULTS = ReadOptions()
@@ -232,7 +233,8 @@ def _write_table(
     )
 
     sources = np.repeat(
-        [part.label for part in parts], [part.values.size for part in parts]
+        [redacted_url(part.label) for part in parts],
+        [part.values.size for part in parts],
     )
     whole, lengths = merged(parts, plan)
     if plan.as_histogram:
@@ -277,9 +279,10 @@ class _Store:
         """Keep the examples of a file that was read to its end."""
         path = self._path(task, part.state)
         if path is not None and part.broken is None:
+            public = replace(part, label=redacted_url(part.label), state=None)
             # One that is lost or damaged is read again.
             with writing_whole(path, synced=False) as stream:
-                stream.write(msgspec.msgpack.encode(part))
+                stream.write(msgspec.msgpack.encode(public))
 
     def _path(self, task: Task, state: str | None) -> Path | None:
         """Name the file for the examples of a file in this state, read with these options; None for a pipe."""

@@ -18,7 +18,7 @@ from batchtune.allocators import Choice
 from batchtune.errors import BatchtuneError, ProbeError
 from batchtune.probe.requests import Launch
 from batchtune.processes.nursery import ready
-from batchtune.processes.worker import Connection, Message
+from batchtune.processes.worker import Connection, Entrance, Message
 from batchtune.results import MALFORMED
 from batchtune.units import format_seconds
 
@@ -113,6 +113,7 @@ class Nodes:
         Raises ProbeError if one does not come in time, or differs in what must be the same on all nodes.
         """
         deadline = time.monotonic() + timeout_seconds
+        entrance = Entrance(self._listener)
         while missing := self._missing():
             if time.monotonic() > deadline:
                 launch = self._launch
@@ -122,10 +123,10 @@ class Nodes:
                     f"Start the same command on every node. {ports_hint(launch)} "
                     "--setup-timeout SECONDS waits longer.",
                 )
-            if ready([self._listener], _POLL_SECONDS):
-                channel, _ = self._listener.accept()
-                if not self._welcome(Connection(channel)):
-                    channel.close()
+            for agent in entrance.greeted(_POLL_SECONDS):
+                if not self._welcome(agent):
+                    agent.channel.close()
+        entrance.close()
         self._listener.close()
 
     def _missing(self) -> list[int]:
@@ -141,7 +142,7 @@ class Nodes:
     def _welcome(self, agent: Connection) -> bool:
         """Keep the connection of an agent; return whether it is one. Raises ProbeError if its node differs."""
         try:
-            greeting = _decode_greeting(agent.first_line())
+            greeting = _decode_greeting(agent.line() or b"")
         except MALFORMED:
             return False
         rank = greeting.node_rank

@@ -26,6 +26,7 @@ from batchtune.probe.verdicts import cause_of
 from batchtune.processes.nursery import ready
 from batchtune.processes.worker import (
     Connection,
+    Entrance,
     Failed,
     Message,
     judged_end,
@@ -94,17 +95,18 @@ class Ranks:
         Return False if what starts them ends before, or time is over: in all, or after the first one.
         """
         deadline = time.monotonic() + timeout_seconds
-        while len(self._connections) != self.world_size:
-            if has_ended() or time.monotonic() > deadline:
-                return False
-            if self._has_failed():
-                return True
-            if ready([self._listener], _POLL_SECONDS):
-                channel, _ = self._listener.accept()
-                if self._welcome(Connection(channel)):
-                    deadline = min(deadline, time.monotonic() + apart_seconds)
-                else:
-                    channel.close()
+        entrance = Entrance(self._listener)
+        with contextlib.closing(entrance):
+            while len(self._connections) != self.world_size:
+                if has_ended() or time.monotonic() > deadline:
+                    return False
+                if self._has_failed():
+                    return True
+                for connection in entrance.greeted(_POLL_SECONDS):
+                    if self._welcome(connection):
+                        deadline = min(deadline, time.monotonic() + apart_seconds)
+                    else:
+                        connection.channel.close()
         return True
 
     def _has_failed(self) -> bool:
@@ -117,7 +119,7 @@ class Ranks:
     def _welcome(self, connection: Connection) -> bool:
         """Keep the connection of a rank; return whether it is one."""
         try:
-            hello = _decode_hello(connection.first_line())
+            hello = _decode_hello(connection.line() or b"")
         except MALFORMED:
             return False
         is_ours = hmac.compare_digest(hello.token.encode(), self._token.encode())

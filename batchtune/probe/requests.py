@@ -43,7 +43,8 @@ class ScriptRequest(Message, frozen=True):
     """A training script to run unchanged, and the data that it is tuned for.
 
     Attributes:
-        scratch: Folder in which its working folder is made.
+        scratch: Folder for what it writes.
+        unprotected: Whether it may write to the user's files.
         lengths: Of the manifest, in ascending order, or as many of them as tell its unit.
         targets: Target lengths, likewise; None without targets.
         rows: Lengths and target lengths of some rows of the manifest, by `lengths.spaced`.
@@ -53,6 +54,7 @@ class ScriptRequest(Message, frozen=True):
 
     command: list[str]
     scratch: str
+    unprotected: bool = False
     lengths: list[float] = msgspec.field(default_factory=list)
     targets: list[float] | None = None
     rows: tuple[tuple[float, float | None], ...] = ()

@@ -15,6 +15,7 @@ from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
 from batchtune.probe.devices.law import Coefficients, is_law
+from batchtune.redaction import redacted_command, redacted_options
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
@@ -66,7 +67,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     Attributes:
         workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`; with a command, the command as text.
         command: Words of a training script's command, which runs unchanged; None for a workload.
-        scratch: Folder in which a script's working folders are made; None: a temporary one.
+        scratch: Folder for what a script writes; None: a temporary one; `none`: it writes to the user's files.
         force: Whether to go on although a script's own batches and made ones differ in memory.
         num_lengths: How many lengths span the data, including the shortest and the longest.
         max_lengths: How many to probe in all, with those added where tables need them; None: as many as are worth
@@ -150,9 +151,11 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> WorkloadRecord:
-        """What is measured, as files record it."""
+        """What is measured, as files record it: without secrets."""
         return WorkloadRecord(
-            spec=self.workload, options=self.options, command=self.command
+            spec=self.workload,
+            options=redacted_options(self.options),
+            command=self.command and redacted_command(self.command),
         )
 
     @property

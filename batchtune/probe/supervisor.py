@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,9 +31,11 @@ from batchtune.errors import (
     UsageError,
     WorkloadError,
 )
+from batchtune.files import temporary_folder
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
 from batchtune.probe.devices.law import MadeDevice, is_law
+from batchtune.probe.last_words import meaning
 from batchtune.probe.measurer import Measurer, setup_exceeds_limit
 from batchtune.probe.nodes import Nodes
 from batchtune.probe.requests import (
@@ -59,6 +62,8 @@ from batchtune.units import format_seconds
 
 Prepared = TypeVar("Prepared", Identified, Ready)
 
+UNPROTECTED = "none"
+"""The scratch folder of a script that may write to the user's files."""
 # Of a driver, or a platform, that can't map memory.
 _DRIVER_ERROR = re.compile(r"CUDA driver error: (?!out of memory).*")
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
@@ -159,7 +164,8 @@ class Supervisor(Measurer):
         )
         self._nursery = Nursery(*self._program)
         self._allocator_problem: str | None = None
-        self._scratch: TemporaryDirectory[str] | None = None
+        self._scratch: ScriptRequest | None = None
+        self._cleaning = contextlib.ExitStack()
         self._knows_script = False
         self._has_worker = False
         self._unused = False
@@ -175,9 +181,8 @@ class Supervisor(Measurer):
         self._drop()
         self._nursery.close()
         self._release()
-        if self._scratch is not None:
-            self._scratch.cleanup()
-            self._scratch = None
+        self._cleaning.close()
+        self._scratch = None
 
     def start(self) -> Device:
         """Build the workload in a worker of a fresh process, as training starts.
@@ -291,7 +296,7 @@ class Supervisor(Measurer):
         self._unused = True
         if device.script is not None and not self._knows_script:
             self._knows_script = True
-            for note in about_script(device.script):
+            for note in about_script(device.script, self._settings.scratch):
                 self._note(note)
         if self._locks or self._busy is None or self._busy.process is None:
             return device
@@ -333,13 +338,12 @@ class Supervisor(Measurer):
         if settings.command is None or self._lengths is None:
             return None
         if self._scratch is None:
-            self._scratch = TemporaryDirectory(
-                prefix="batchtune-", dir=settings.scratch, ignore_cleanup_errors=True
+            self._scratch = self._cleaning.enter_context(
+                script_request(settings.command, settings.scratch)
             )
         lengths, targets = _spaced(self._lengths)
-        return ScriptRequest(
-            command=settings.command,
-            scratch=self._scratch.name,
+        return replace(
+            self._scratch,
             lengths=lengths,
             targets=targets,
             rows=self._lengths.rows,
@@ -474,24 +478,45 @@ def script_error(command: str, lost: WorkerLost) -> WorkloadError:
         how, output = first
         message += f": {how}"
     hint = (
-        "Its last output may say why. Run it by itself first; here it gets no input, and a scratch copy of the working "
-        "folder."
+        "Its last output may say why. Run it by itself first; here it gets no input, and what it writes lands in a "
+        "scratch folder."
     )
-    if str(lost).endswith("exit code 0"):
+    if os.strerror(errno.ENOSPC) in output:
+        hint = "What it writes lands in a scratch folder, whose disk is full. Name one with more room: --scratch DIR."
+    failed = not str(lost).endswith("exit code 0")
+    said = meaning(output, failed=failed)
+    if said is not None:
+        message += f": {said[0]}"
+        hint = said[1]
+    elif not failed:
         message += ": no optimizer stepped after a batch of a torch DataLoader"
         hint = (
-            "What loads its batches must be a torch DataLoader, in a process with PYTHONPATH (`python -I` ignores it). "
-            "Does it go on from a checkpoint that is at its end?"
+            "What loads its batches must be a torch DataLoader, in a process with PYTHONPATH (`python -I` ignores it), "
+            "whose Python has batchtune. Does it go on from a checkpoint that is at its end?"
         )
     return WorkloadError(message, hint, tail(output, lines=12))
 
 
-def about_script(script: Script) -> Iterator[str]:
+@contextlib.contextmanager
+def script_request(
+    command: list[str], scratch: str | None = None
+) -> Iterator[ScriptRequest]:
+    """Yield the request for a script, with a scratch folder that is removed at the end; `scratch` as in settings."""
+    unprotected = scratch == UNPROTECTED
+    with temporary_folder("batchtune-", None if unprotected else scratch) as folder:
+        yield ScriptRequest(
+            command=command, scratch=str(folder.absolute()), unprotected=unprotected
+        )
+
+
+def about_script(script: Script, scratch: str | None = None) -> Iterator[str]:
     """Yield what was learned of a training script, as sentences for the user."""
-    yield (
-        "The script runs in a scratch copy of the working folder, which is removed at the end; trackers such as wandb "
-        "and MLflow are turned off."
+    where = (
+        "What the script writes lands in a scratch folder, which is removed at the end"
     )
+    if scratch == UNPROTECTED:
+        where = "Warning: the script runs in the working folder itself, and may overwrite or delete your files"
+    yield f"{where}; trackers such as wandb and MLflow are turned off."
     yield f"Learned from the script's own data ({script.loader}): {'; '.join(script.batches)}."
     if script.packed:
         yield "Its batches are packed: ΣL is the sum of the lengths of their sequences."

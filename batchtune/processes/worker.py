@@ -38,8 +38,8 @@ _CLEARING_SECONDS = 60.0
 _KILLING_SECONDS = 5.0
 _OUTPUT_KEPT_BYTES = 64 * 1024
 _LONGEST_REPLY_BYTES = 16 << 20
-# How long a process that has connected may take to say who it is.
-_HELLO_SECONDS = 2.0
+# Who have connected and said nothing.
+_MOST_STRANGERS = 200
 # Of a hello, a greeting, or the end of an output; more of what a stranger says is not read.
 _LONGEST_LINE_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
@@ -125,9 +125,10 @@ class Connection:
         self.said += data
         return bool(data)
 
-    def first_line(self) -> bytes:
-        """Return the first line of a process that has just connected; nothing if it does not come soon."""
-        return self.wait_for_line(time.monotonic() + _HELLO_SECONDS) or b""
+    def has_greeted(self) -> bool:
+        """Read what has come; return whether the first line of a process that has just connected is known by now."""
+        is_open = self.receive()
+        return not is_open or b"\n" in self.said or len(self.said) > _LONGEST_LINE_BYTES
 
     def wait_for_line(self, deadline: float | None) -> bytes | None:
         """Return the next line once it is complete; None if the other side closes before, or the time is over."""
@@ -150,6 +151,34 @@ class Connection:
             return None
         self.said = rest
         return line
+
+
+class Entrance:
+    """Where processes connect that have not said who they are: one that says nothing keeps no other waiting."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._strangers: dict[int, Connection] = {}
+
+    def greeted(self, seconds: float) -> list[Connection]:
+        """Return the connections that have said a line, or have ended, after at most this time."""
+        greeted = []
+        for number in ready([self._listener, *self._strangers], seconds):
+            stranger = self._strangers.get(number)
+            if stranger is None:
+                channel, _ = self._listener.accept()
+                self._strangers[channel.fileno()] = Connection(channel)
+            elif stranger.has_greeted():
+                greeted.append(self._strangers.pop(number))
+        if len(self._strangers) > _MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            self._strangers.pop(oldest).channel.close()
+        return greeted
+
+    def close(self) -> None:
+        """Turn away those who have said nothing."""
+        for stranger in self._strangers.values():
+            stranger.channel.close()
 
 
 class WorkerLost(Exception):

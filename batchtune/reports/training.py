@@ -39,6 +39,7 @@ def read_recording(
         "steps": len(recording.steps) - len(ooms),
         "ooms": len(ooms),
         "first_oom": next(iter(ooms), None),
+        "damaged_lines": recording.damaged_lines,
     }
     timed = [step for step in recording.steps if step.seconds is not None]
     timed_shapes = _shapes(timed)
@@ -102,6 +103,11 @@ def training_section(run: RunResults) -> Section:
         warnings.append(
             f"The recorded training ran out of memory ({training.first_oom}): run `batchtune tune` again as before in "
             "this run folder, and it stays below those batches."
+        )
+    if training.damaged_lines:
+        warnings.append(
+            f"{counted(training.damaged_lines, 'line')} of training.jsonl can't be read and are left out: a disk was "
+            "full, or the power failed."
         )
     sentence = f"Recorded training: {counted(training.steps, 'step')} on {training.device}, {outcome}"
     return Section(

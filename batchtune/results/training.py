@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, ClassVar
 
 import msgspec
 
 from batchtune.errors import ResultError
-from batchtune.files import read_regular
+from batchtune.files import reading
 from batchtune.results.shared import (
     MALFORMED,
     Amount,
@@ -25,17 +26,26 @@ from batchtune.results.shared import (
     StepSeconds,
     check_meta,
 )
+from batchtune.units import format_size
 
 _START = b'{"meta":'
 _MOST_BYTES = 1 << 34
+# A packed step has the lengths of all its sequences.
+_LONGEST_LINE_BYTES = 16 << 20
+_HINT = "Move it away, and record the training again."
 
 
 class TrainingStart(Result, frozen=True, kw_only=True):
-    """The line that begins a recording in `training.jsonl`, written by rank 0."""
+    """The line that begins a recording in `training.jsonl`, written by rank 0.
+
+    Attributes:
+        recording: Which one: all lines of one training say the same, and those of others something else.
+    """
 
     FORMAT: ClassVar[str] = "batchtune/training"
 
     device: str
+    recording: str = ""
 
 
 class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,6 +53,7 @@ class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         rank: Of the process, from 0.
+        recording: As that of the line that begins it.
         batches: What it trained on: several where gradients are accumulated. After an OOM the batches that were at
             hand, of which one was too large.
         seconds: From the end of the step before, so with the wait for data; None where something else came between,
@@ -53,51 +64,71 @@ class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     rank: Count
     batches: list[BatchShape]
+    recording: str = ""
     seconds: StepSeconds | None = None
     peak_bytes: Bytes | None = None
     oom: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recording:
-    """One training of `training.jsonl`, of all ranks."""
+    """One training of `training.jsonl`, of all ranks; `damaged_lines` came between its start and the next one's."""
 
     start: TrainingStart
     steps: list[TrainingStep] = field(default_factory=list)
+    damaged_lines: int = 0
 
 
 def read_training(path: Path) -> list[Recording]:
     """Return the recordings of `training.jsonl`, oldest first, at least one.
 
-    Raises ResultError if the file can't be read, is too new, or a line is damaged.
+    Damaged lines, and those without a start, are left out and counted. Raises ResultError if the file can't be read,
+    or is too new.
     """
     if not path.exists():
         raise ResultError(
             f"{path} does not exist", "`batchtune record -- COMMAND` writes it."
         )
-    hint = "Record the training again, or take the line out."
     recordings: list[Recording] = []
-    lines = read_regular(path, _MOST_BYTES, hint).splitlines()
-    for number, line in enumerate(lines, 1):
-        place = f"{path}, line {number}"
-        try:
-            if line.startswith(_START):
-                check_meta(line, TrainingStart, place)
-                start = msgspec.json.decode(line, type=TrainingStart)
-                recordings.append(Recording(start))
-            elif line and recordings:
+    current: dict[str, Recording] = {}
+    # Of ranks that were faster than the one that writes the start.
+    early: dict[str, list[TrainingStep]] = {}
+    with reading(path, _MOST_BYTES, _HINT) as file:
+        for number, line in enumerate(_lines(file, path), 1):
+            try:
+                if line.startswith(_START):
+                    check_meta(line, TrainingStart, f"{path}, line {number}")
+                    start = msgspec.json.decode(line, type=TrainingStart)
+                    recording = Recording(start, early.pop(start.recording, []))
+                    recordings.append(recording)
+                    current[start.recording] = recording
+                    continue
                 step = msgspec.json.decode(line, type=TrainingStep)
-                recordings[-1].steps.append(step)
-        except MALFORMED as error:
-            is_cut_short = number == len(lines) and not line.endswith(b"}")
-            if recordings and is_cut_short:  # written when the power or the disk ended
-                break
-            raise ResultError(
-                f"{place} is edited, damaged or cut short: {error}", hint
-            ) from error
+            except MALFORMED:  # written when the power or the disk ended
+                if recordings:
+                    recordings[-1].damaged_lines += 1
+                continue
+            if step.recording in current:
+                current[step.recording].steps.append(step)
+            else:
+                early.setdefault(step.recording, []).append(step)
     if not recordings:
-        raise ResultError(f"{path} holds no start of a recording", hint)
+        raise ResultError(f"{path} holds no start of a recording", _HINT)
+    recordings[-1].damaged_lines += sum(map(len, early.values()))
     return recordings
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that are not empty. Raises ResultError for one that no recorder has written."""
+    while line := file.readline(_LONGEST_LINE_BYTES):
+        if len(line) == _LONGEST_LINE_BYTES:
+            raise ResultError(
+                f"{path} has a line of more than {format_size(_LONGEST_LINE_BYTES)}: batchtune writes no such line",
+                _HINT,
+            )
+        line = line.strip()
+        if line:
+            yield line
 
 
 class Training(Record, frozen=True, kw_only=True):
@@ -114,6 +145,7 @@ class Training(Record, frozen=True, kw_only=True):
         peak_bytes: The largest; None if unknown.
         predicted_peak_bytes: The largest of its batches, by the probe's model; None without one.
         epoch_batches: Its batches for as many examples as the data set has; None if that is not known.
+        damaged_lines: Left out of it.
         padding_ratio: Padded cells / all cells, if its examples are on average as long as those of the data set.
     """
 
@@ -121,6 +153,7 @@ class Training(Record, frozen=True, kw_only=True):
     steps: Count
     ooms: CostCount
     first_oom: str | None
+    damaged_lines: Count = 0
     mean_step_seconds: Cost | None = None
     peak_bytes: CostBytes | None = None
     predicted_step_seconds: Amount | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing.util
 import os
 import queue
 import socket
@@ -23,11 +24,12 @@ from typing import Any, NamedTuple
 
 from batchtune.errors import NoStepError, WorkloadError
 from batchtune.probe.attempt import OOM_COUNTED, Agree, alone
-from batchtune.probe.failures import first_noted
+from batchtune.probe.failures import error_verdict, first_noted
+from batchtune.probe.last_words import NO_STEP
 from batchtune.probe.rank import RankPlace, print_stack_when_asked
-from batchtune.processes.worker import Failed
-from batchtune.scripts.interposing import Begin
+from batchtune.scripts.interposing import Begin, say
 from batchtune.units import counted
+from batchtune.workloads.loading import first_line
 
 # No epoch may end while its loop is measured.
 _LEAST_LENGTH = 1_000_000
@@ -111,7 +113,16 @@ class Loop:
                 self._events.put(Raised(error))
 
     def end(self, error: BaseException) -> None:
-        """Tell the probe why the script ends; the probe then ends the process."""
+        """Tell the probe why the script ends; the probe then ends the process.
+
+        That may be an out-of-memory error which something caught before, such as `mp.spawn`.
+        """
+        caught = first_noted(sys.gettrace())
+        ending = sys.exc_info()[1]  # within what caught it
+        if caught is None and ending is not None and error_verdict(ending):
+            caught = first_line(ending.__context__ or ending)
+        if caught is not None and error_verdict(error) is None:
+            error = MemoryError(f"caught by the script, which then ended: {caught}")
         self._untrace()
         self._events.put(Raised(error))
         threading.Event().wait()
@@ -261,6 +272,8 @@ def _watch(loop: Loop) -> None:
     register_optimizer_step_post_hook(on_step)
     forwards = register_module_forward_pre_hook(on_forward)
     atexit.register(_at_end, loop)
+    if multiprocessing.parent_process() is not None:  # its exit handlers do not run
+        multiprocessing.util.Finalize(None, _at_end, [loop], exitpriority=0)
     excepthook = sys.excepthook
 
     def on_error(
@@ -290,15 +303,8 @@ def _at_end(loop: Loop) -> None:
         batches = " and ".join(
             f"{count} batches of {name}" for name, count in loop.delivered.items()
         )
-        failed = Failed(
-            stage="import",
-            message=f"the script ended, and no optimizer stepped after any of its {batches}",
-            hint="Its training loop must call step() of a torch optimizer after a batch of a DataLoader. Is its loss "
-            "finite?",
-        )
-        place = _connected()
-        place.say(failed)
-        place.wait()
+        # No failure yet: it may only help the script that trains.
+        say(f"{NO_STEP} {batches}")
 
 
 def described(loader: Any) -> str:

@@ -10,6 +10,7 @@ import atexit
 import functools
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from batchtune.scripts.scratch import keep_links_unwritten
+from batchtune.probe.last_words import NO_LOADER
 
 VARIABLE = "BATCHTUNE_SCRIPT"
 _HOOK = Path(__file__).with_name("hook")
@@ -46,6 +47,11 @@ _OTHER_LOADERS = (
     "petastorm",
 )
 
+# After so many optimizer steps without a DataLoader, a script is ended.
+_MOST_STEPS = 24
+
+_uses_loader = False  # whether a DataLoader was iterated over with gradients
+
 Begin = Callable[[], Iterator[Any]]
 
 
@@ -62,11 +68,19 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def install() -> None:
-    """Patch the classes of loaders in this process when they are imported; keep what is linked in a scratch folder."""
+    """Patch the classes of loaders in this process when they are imported; keep the user's files from a probe."""
     sys.meta_path.insert(0, _Finder())
     options = json.loads(os.environ[VARIABLE])
     if options["mode"] == "probe":
-        keep_links_unwritten(options["scratch"])
+        if "outside" in options:
+            from batchtune.scripts.landlock import stay_inside
+
+            try:
+                stay_inside(options)
+            except OSError as error:
+                sys.exit(
+                    f"Error: batchtune can't keep {sys.executable} from your files: {error}"
+                )
         atexit.register(_say_what_was_used)
 
 
@@ -74,27 +88,47 @@ def _say_what_was_used() -> None:
     """Print what a process with torch loaded its batches with; not called once it has used a DataLoader to train."""
     if "torch" not in sys.modules:
         return
-    from torch import distributed
-
-    marked = ""
-    if distributed.is_available() and distributed.is_initialized():
-        marked = f"[rank{distributed.get_rank()}]: "  # as torch marks its traceback
-    said = f"{marked}batchtune: {Path(sys.argv[0]).name} iterated over no torch DataLoader with gradients"
+    said = "iterated over no torch DataLoader with gradients"
     others = [name for name in _OTHER_LOADERS if name in sys.modules]
     if others:
         said += (
             f"; it imported {' and '.join(others)}, which loads batches in another way"
         )
-    print(f"{said}.", file=sys.stderr)
+    say(f"{said}.")
+
+
+def say(said: str) -> None:
+    """Print what a process with torch does."""
+    from torch import distributed
+
+    marked = ""
+    if distributed.is_available() and distributed.is_initialized():
+        marked = f"[rank{distributed.get_rank()}]: "  # as torch marks its traceback
+    script = Path(sys.argv[0]).name
+    print(f"{marked}batchtune: {script} {said}", file=sys.stderr, flush=True)
+
+
+def _watch_steps(optimizers: ModuleType) -> None:
+    """End a script that is measured and trains without a torch DataLoader, instead of training to its end."""
+    if json.loads(os.environ[VARIABLE])["mode"] != "probe":
+        return
+    steps = itertools.count(1)
+
+    def on_step(*_: Any) -> None:
+        if not _uses_loader and next(steps) == _MOST_STEPS:
+            say(f"{NO_LOADER} {_MOST_STEPS} optimizer steps")
+            os._exit(1)
+
+    optimizers.register_optimizer_step_post_hook(on_step)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds a loader's module as Python would, and patches its class after the import."""
+    """Finds modules as Python would, and patches them after the import."""
 
     def find_spec(
         self, fullname: str, path: Any, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _LOADERS:
+        if fullname not in _PATCHES:
             return None
         sys.meta_path.remove(self)
         try:
@@ -107,20 +141,28 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def execute_and_patch(module: ModuleType) -> None:
             execute(module)
-            _patch(getattr(module, _LOADERS[fullname]))
+            _PATCHES[fullname](module)
 
         setattr(spec.loader, "exec_module", execute_and_patch)  # noqa: B010 - a method, for mypy
         return spec
 
 
-def _patch(loader_class: Any) -> None:
-    """Replace what iterating over a loader gives."""
+def _patch(module: ModuleType) -> None:
+    """Replace what iterating over a loader of this module gives."""
+    loader_class = getattr(module, _LOADERS[module.__name__])
     options = json.loads(os.environ[VARIABLE])
-    mode = importlib.import_module(_MODES[options["mode"]])
+    try:
+        mode = importlib.import_module(_MODES[options["mode"]])
+    except Exception as error:  # something that it needs is missing in this Python
+        print(
+            f"Warning: batchtune does not watch loaders here: {error}", file=sys.stderr
+        )
+        return
     begin = loader_class.__iter__
 
     @functools.wraps(begin)
     def iterate(loader: Any) -> Iterator[Any]:
+        global _uses_loader
         import torch
 
         # Validation runs without gradients; and a loader may be used within a worker of another.
@@ -129,6 +171,7 @@ def _patch(loader_class: Any) -> None:
             own: Iterator[Any] = begin(loader)
             return own
         atexit.unregister(_say_what_was_used)
+        _uses_loader = True
         wrapped: Iterator[Any] = mode.wrap(loader, lambda: begin(loader), options)
         return wrapped
 
@@ -136,3 +179,9 @@ def _patch(loader_class: Any) -> None:
     if hasattr(mode, "length"):
         own_length = loader_class.__len__
         loader_class.__len__ = lambda loader: mode.length(loader, own_length, options)
+
+
+_PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    **dict.fromkeys(_LOADERS, _patch),
+    "torch.optim.optimizer": _watch_steps,
+}

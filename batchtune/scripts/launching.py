@@ -10,17 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shlex
 import signal
 import socket
 import subprocess
-import tempfile
 import time
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
+from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.gang import Output
 from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import (
@@ -38,7 +36,7 @@ from batchtune.probe.worker import Worker
 from batchtune.processes.worker import Failed, oom_kills, serve
 from batchtune.results import Trial
 from batchtune.scripts.interposing import environment
-from batchtune.scripts.scratch import mirror
+from batchtune.scripts.scratch import is_cluster, start
 
 # How long a command may take to end once the process that trained has.
 _ENDING_SECONDS = 10.0
@@ -96,37 +94,29 @@ class Launcher:
         return Ran(trial=trial, renew=True)
 
     def _start(self, script: ScriptRequest, timeout_seconds: float) -> Failed | None:
-        """Start the script in a scratch folder, and wait until all its ranks train; return why they don't."""
-        working = Path(tempfile.mkdtemp(dir=script.scratch), "work")
-        mirror(Path.cwd(), working)
+        """Start the script, and wait until all its ranks train; return why they don't."""
         self._oom_kills = oom_kills()
         token = secrets.token_hex(16)
         host = _host()
-        with socket.create_server(("" if _is_cluster() else host, 0)) as listener:
+        with socket.create_server(("" if is_cluster() else host, 0)) as listener:
             options = {
                 "mode": "probe",
                 "address": [host, listener.getsockname()[1]],
                 "token": token,
-                "scratch": str(working),
             }
             output = Output()
             self._ranks = Ranks(listener, token, None, output.text, self._oom_kills)
             try:
-                self._process = subprocess.Popen(
-                    script.command,
-                    env=environment(options),
-                    cwd=working,
-                    stdin=subprocess.DEVNULL,
+                self._process = start(
+                    script,
+                    lambda of_place: environment({**options, **of_place}),
                     stdout=output.end,
                     stderr=output.end,
                 )
-            except OSError as error:
-                command = shlex.join(script.command)
-                return Failed(
-                    stage="import",
-                    message=f"{command} can't be started: {error.strerror or error}",
-                    hint="Give the command as in a shell, such as -- python train.py --epochs 1.",
-                )
+            except ProbeError as error:
+                return Failed.of(error, "device")
+            except WorkloadError as error:
+                return Failed.of(error, "import")
             output.follow()
             self._output = output
             if self._ranks.accept(timeout_seconds, self._has_ended, _APART_SECONDS):
@@ -168,12 +158,6 @@ class Launcher:
         os._exit(code)
 
 
-def _is_cluster() -> bool:
-    """Return whether the command may start ranks on other machines too, as `srun torchrun` does."""
-    nodes = os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES")
-    return nodes not in (None, "1")
-
-
 def _host() -> str:
     """Return the address at which ranks reach this process."""
-    return socket.gethostname() if _is_cluster() else "127.0.0.1"
+    return socket.gethostname() if is_cluster() else "127.0.0.1"

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from batchtune.errors import WorkloadError
+from batchtune.files import write_whole
 from batchtune.manifests.base import INPUTS
-from batchtune.probe.requests import Describe, Described, ScriptRequest
+from batchtune.probe.requests import Describe, Described
 from batchtune.probe.supervisor import (
     LEADING_SECONDS,
     script_error,
+    script_request,
     worker_program,
 )
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
+from batchtune.redaction import command_text
+from batchtune.scripts.scratch import TEMPORARY
 
 if TYPE_CHECKING:
     import pyarrow
@@ -30,30 +32,35 @@ _KINDS = "iuf"
 
 
 def write_own_lengths(
-    command: list[str], options: Mapping[str, Any], path: Path, timeout_seconds: float
+    command: list[str],
+    options: Mapping[str, Any],
+    path: Path,
+    timeout_seconds: float,
+    scratch: str | None = None,
 ) -> str:
     """Start a script, and write what its training data set holds of lengths as a Parquet manifest, in its order.
 
-    Returns a description of the data set. Raises WorkloadError if the script does not train, or its data set holds no
-    lengths.
+    `scratch` is as in the settings of a probe. Returns a description of the data set. Raises WorkloadError if the
+    script does not train, or its data set holds no lengths.
     """
     nursery = Nursery(*worker_program(script=True))
     nursery.start_worker()
     try:
-        with TemporaryDirectory(
-            prefix="batchtune-", ignore_cleanup_errors=True
-        ) as scratch:
-            script = ScriptRequest(command=command, scratch=scratch)
+        with script_request(command, scratch) as script:
+            # Of all folders, the script may write to that of its temporary files.
+            output = Path(script.scratch, TEMPORARY, path.name)
             request = Describe(
                 script=script,
                 options=dict(options),
-                output=str(path.resolve()),
+                output=str(output),
                 timeout_seconds=timeout_seconds,
             )
             patience = timeout_seconds + LEADING_SECONDS
             reply = nursery.ask(request, (Described, Failed), patience)
+            if isinstance(reply, Described):
+                write_whole(path, output.read_bytes())
     except WorkerLost as lost:
-        raise script_error(shlex.join(command), lost) from None
+        raise script_error(command_text(command), lost) from None
     finally:
         nursery.end_worker()
         nursery.close()

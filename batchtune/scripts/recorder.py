@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from batchtune.errors import ResultError
 from batchtune.results import RUN_FILE, TRAINING_FILE, BatchShape, Run, read_result
 from batchtune.scripts.training_log import TrainingLog
+
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def _harmless(method: Method) -> Method:
+    """Let a method of `Recorder` do nothing once it has failed: that ends no training."""
+
+    @functools.wraps(method)
+    def call(recorder: Recorder, *arguments: Any) -> None:
+        if recorder._has_failed:
+            return
+        try:
+            method(recorder, *arguments)
+        except ResultError:
+            raise
+        except Exception as error:
+            recorder._has_failed = True
+            reason = f"{type(error).__name__}: {error}"
+            print(f"Warning: batchtune records no further: {reason}", file=sys.stderr)
+
+    return cast(Method, call)
 
 
 class Recorder:
@@ -63,6 +86,7 @@ class Recorder:
         self._unknown = 0
         self._ahead = 0  # how many of them are of the next step
         self._has_stepped = False
+        self._has_failed = False
 
     def __enter__(self) -> Recorder:
         return self
@@ -75,11 +99,16 @@ class Recorder:
     def watch(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield a loader's batches, an epoch. Raises ResultError as `begin` does."""
         self.begin()
+        yield from self.watched(loader)
+
+    def watched(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of an epoch that has begun."""
         for batch in loader:
             self.start(batch)
             yield batch
             self.stop()
 
+    @_harmless
     def begin(self) -> None:
         """Begin an epoch: what came before belongs to no step. Raises ResultError if the file can't be written."""
         self._end_epoch()
@@ -105,14 +134,17 @@ class Recorder:
 
         sys.excepthook = on_error
 
+    @_harmless
     def _on_forward(self, *_: Any) -> None:
         if self._batches:
             self._ahead = min(1, len(self._batches) - 1)
             self._hooks[0].remove()
 
+    @_harmless
     def _on_optimizer_step(self, *_: Any) -> None:
         self._has_stepped = True
 
+    @_harmless
     def start(self, batch: Any) -> None:
         """Note that the loop gets a batch; one without a tensor of two axes does not count.
 
@@ -146,6 +178,7 @@ class Recorder:
                 shape = BatchShape.packed([max(1, round(units))])
             self._batches.append(shape)
 
+    @_harmless
     def stop(self) -> None:
         """Note that the batch is done, and with it a step if an optimizer has stepped."""
         if self._has_stepped:
@@ -164,6 +197,7 @@ class Recorder:
         self._unknown += len(taken) - len(known)
         return known
 
+    @_harmless
     def failed(self, error: BaseException) -> None:
         """Record the batch that failed, if the error says that memory ran out."""
         from batchtune.probe.failures import error_verdict
@@ -180,6 +214,7 @@ class Recorder:
         self._has_stepped = False
         self._batches = []
 
+    @_harmless
     def close(self) -> None:
         """End the recording."""
         self._end_epoch()

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from batchtune.errors import BatchtuneError
-
 
 def wrap(
     loader: Any, begin: Callable[[], Iterator[Any]], options: Mapping[str, Any]
@@ -20,7 +18,7 @@ def wrap(
     try:
         recorder = _recorder(**options["recorder"])
         recorder.begin()
-    except BatchtuneError as error:
+    except Exception as error:
         print(f"Warning: batchtune records nothing: {error}", file=sys.stderr)
         return begin()
     return Recorded(begin(), recorder)
@@ -31,7 +29,7 @@ class Recorded(Iterator[Any]):
 
     def __init__(self, own: Iterator[Any], recorder: Any) -> None:
         self._own = own
-        self._batches = recorder.watch(own)
+        self._batches = recorder.watched(own)
 
     def __next__(self) -> Any:
         return next(self._batches)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
+import secrets
+import socket
 import sys
 import time
 from collections import deque
@@ -39,14 +42,18 @@ class TrainingLog:
         from torch import distributed
 
         self._rank = 0
+        self._recording = secrets.token_hex(8)
         if distributed.is_available() and distributed.is_initialized():
             self._rank = distributed.get_rank()
+            if distributed.get_world_size() > 1:
+                self._recording = _of_all_ranks()
         self._clock = Clock()
         self._is_first = True
         self._file = open_to_append(self._path)
         if self._rank == 0:
             device = self._clock.device
-            self._write(TrainingStart(meta=meta_of(TrainingStart), device=device))
+            meta = meta_of(TrainingStart)
+            self._write(TrainingStart(meta=meta, device=device))
 
     def begin_step(self) -> None:
         """Begin a step here: what came before, such as a validation, belongs to none."""
@@ -99,6 +106,7 @@ class TrainingLog:
         """
         if self._file is None:
             return
+        line = msgspec.structs.replace(line, recording=self._recording)
         try:
             os.write(self._file, b"\n" + msgspec.json.encode(line))
         except OSError as error:
@@ -106,6 +114,15 @@ class TrainingLog:
             print(f"Warning: batchtune records no further: {reason}", file=sys.stderr)
             os.close(self._file)
             self._file = None
+
+
+def _of_all_ranks() -> str:
+    """Return what the ranks of one training have in common, and the ranks of no other at the same time."""
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    shared = [os.environ.get(name, "") for name in names]
+    if "MASTER_PORT" not in os.environ:  # one process has started all of them
+        shared = [socket.gethostname(), str(os.getppid())]
+    return hashlib.sha256(" ".join(shared).encode()).hexdigest()[:16]
 
 
 class Clock:

@@ -97,7 +97,9 @@ def run_here(
     *arguments: object, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in this process; workers come from a nursery that runs already, unless they need `env`."""
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
     with pytest.MonkeyPatch.context() as patch:
         if env is None:
             patch.setattr("batchtune.probe.supervisor.Nursery", lambda *_: SHARED)
@@ -107,7 +109,8 @@ def run_here(
                 app, list(map(str, arguments)), env=env, prog_name="batchtune"
             )
         finally:
-            signal.signal(signal.SIGTERM, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
     if ran.exception is not None and not isinstance(ran.exception, SystemExit):
         raise ran.exception
     return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)

@@ -120,8 +120,9 @@ def test_interrupted_and_started_again_it_repeats_no_trial(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_terminated_it_leaves_no_child_of_the_workload(
-    manifest: Path, tmp_path: Path
+    number: signal.Signals, manifest: Path, tmp_path: Path
 ) -> None:
     process = subprocess.Popen(
         command(
@@ -141,7 +142,7 @@ def test_terminated_it_leaves_no_child_of_the_workload(
     while not child.exists() or not child.read_text():
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert process.wait(timeout=30) == 130
     deadline = time.monotonic() + 10
     while alive(int(child.read_text())):

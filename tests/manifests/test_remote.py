@@ -226,6 +226,25 @@ def test_no_error_shows_a_password_or_a_signature(server: RangeServer) -> None:
     assert unknown.message.startswith(f"{shown} has no column 'frames'")
 
 
+def test_no_table_holds_a_password_or_a_signature(
+    server: RangeServer, tmp_path: Path
+) -> None:
+    place = server.url.removeprefix("http://")
+    (server.folder / "a.csv?sig=secret").write_text("id,duration\na,1\n")
+    signed = [f"http://me:secret@{place}/{name}.csv?sig=secret" for name in "ab"]
+    output = tmp_path / "lengths.parquet"
+    with pytest.raises(ManifestError, match="1 of 2 sources"):
+        scan(signed, ReadOptions(), output)
+    (kept,) = (tmp_path / "lengths.parquet.parts").iterdir()
+    assert b"secret" not in kept.read_bytes()
+    (server.folder / "b.csv?sig=secret").write_text("id,duration\nb,2\n")
+    scan(signed, ReadOptions(), output)
+    sources = pyarrow.parquet.read_table(output)["source"].to_pylist()
+    shown = [source.partition("#")[0] for source in sources]
+    assert shown == [f"http://…@{place}/{name}.csv?sig=…" for name in "ba"]
+    assert len(set(sources)) == 2
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _filesystem.cache_clear()
     monkeypatch.setitem(sys.modules, "fsspec", None)

@@ -22,7 +22,6 @@ from batchtune.probe.agent import serve_node_0
 from batchtune.probe.nodes import Greeting, Nodes, control_port
 from batchtune.probe.requests import Launch, Launched
 from batchtune.probe.supervisor import Supervisor
-from batchtune.processes import worker as worker_processes
 from batchtune.processes.worker import encode
 from batchtune.results import BatchShape, Probe, read_result
 
@@ -108,7 +107,6 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     MADE.clear()
     monkeypatch.setattr(agent_module, "Nursery", MadeNursery)
-    monkeypatch.setattr(worker_processes, "_HELLO_SECONDS", 0.1)
     made = Cluster()
     yield made
     made.nodes.__exit__(None, None, None)
@@ -188,7 +186,7 @@ def test_strangers_are_turned_away(cluster: Cluster) -> None:
     strangers = [
         cluster.stranger(says)
         for says in (
-            b"",
+            *[b""] * 100,
             b"GET / HTTP/1.1\r\n\r\n",
             b"\xff\xfe\n",
             b'{"type":"greeting","token":' + b"[" * 50_000 + b"\n",

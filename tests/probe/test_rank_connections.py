@@ -17,7 +17,6 @@ from batchtune.probe.rank import RankPlace
 from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import Hello, Ran, Reply, Run, Vote
 from batchtune.probe.verdicts import cause_of
-from batchtune.processes import worker as worker_processes
 from batchtune.processes.worker import OUTERMOST_FRAME, Failed, encode
 from batchtune.results import BatchShape, Trial
 
@@ -52,9 +51,9 @@ class Led:
             port = listener.getsockname()[1]
             self.ranks = Ranks(listener, TOKEN, 2, lambda: "last words", None)
             strangers = [
-                socket.create_connection(("127.0.0.1", port)) for _ in range(3)
+                socket.create_connection(("127.0.0.1", port)) for _ in range(100)
             ]
-            # One says nothing, one speaks another language, one does not know the token.
+            # All but two say nothing, one speaks another language, one does not know the token.
             strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
             hello = Hello(token="nöne", rank=0, world_size=2, host="", pid=1)
             strangers[2].sendall(encode(hello) + b"\n")
@@ -95,7 +94,6 @@ def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
     monkeypatch.setattr(ranks_module, "_CAUGHT_SECONDS", 0.3)
     monkeypatch.setattr(ranks_module, "_STACK_SECONDS", 0.1)
     monkeypatch.setattr(ranks_module, "_ENDING_SECONDS", 0.1)
-    monkeypatch.setattr(worker_processes, "_HELLO_SECONDS", 0.1)
     made = Led()
     yield made
     made.close()

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 from report_records import made_probe, made_sweep, rule_inputs
 from training_lines import START, step, write
 
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ResultError
+from batchtune.files import open_to_append
 from batchtune.reports import FORMATS, RunResults, load_run, render
 from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.page import build_page
 from batchtune.reports.rule_fields import RuleInputs
-from batchtune.results import Training, TrainingStart, TrainingStep, write_result
+from batchtune.results import (
+    Training,
+    TrainingStart,
+    TrainingStep,
+    read_training,
+    write_result,
+)
 
 LINES = [
     START,
@@ -90,19 +101,54 @@ def test_a_rule_without_a_recording_says_what_makes_one() -> None:
     assert "batchtune record" in verdict.message
 
 
-def test_a_last_line_that_was_cut_short_does_not_count(tmp_path: Path) -> None:
+def test_lines_that_were_cut_short_are_left_out_and_counted(tmp_path: Path) -> None:
+    """As when a disk was full for a while, or the power failed."""
     path = write(tmp_path, LINES)
     with path.open("ab") as file:
+        file.write(b'\n{"rank":0,"bat\n{"rank":-1,"batches":[]}\n\x00\x00\n')
+        file.write(msgspec.json.encode(step((2, 10), recording="unknown")))
+        file.write(b"\n" + msgspec.json.encode(step((2, 10))))
         file.write(b'\n{"rank":0,"bat')
-    assert training_of(load_run(tmp_path)).steps == 3
+    run = load_run(tmp_path)
+    assert (training_of(run).steps, training_of(run).damaged_lines) == (4, 5)
+    assert any("5 lines of training.jsonl" in text for text in build_page(run).warnings)
 
 
-def test_a_damaged_line_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path, LINES)
-    with path.open("ab") as file:
-        file.write(b'\n{"rank":-1,"batches":[]}')
-    with pytest.raises(ResultError, match="line 6 is edited, damaged or cut short"):
-        load_run(tmp_path)
+def test_trainings_that_record_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
+    """Rank 1 of the second may even be faster than the one that writes its start."""
+    first = replace(START, recording="first")
+    second = replace(START, recording="second")
+    path = write(
+        tmp_path,
+        [
+            step((2, 10), recording="second", rank=1),
+            first,
+            second,
+            *[step((2, 10), recording="first"), step((3, 9), recording="second")] * 3,
+            first,
+            step((4, 8), recording="first"),
+        ],
+    )
+    counts = [len(recording.steps) for recording in read_training(path)]
+    assert counts == [3, 4, 1]
+
+
+def test_what_no_recorder_writes_is_refused_without_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "training.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(ResultError, match="not an ordinary file"):
+        read_training(path)
+    with pytest.raises(ResultError, match=r"training.jsonl can't be written"):
+        open_to_append(path)
+    path.unlink()
+    write(tmp_path, LINES)
+    os.truncate(path, 6 << 30)
+    tracemalloc.start()
+    with pytest.raises(ResultError, match="a line of more than 16 MiB"):
+        read_training(path)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100 << 20
 
 
 @pytest.mark.parametrize("report_format", FORMATS)

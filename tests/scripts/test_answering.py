@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from batchtune.processes.worker import Failed, WorkerLost, judged_end
 from batchtune.results import BatchShape, ProbedWith, Script
 from batchtune.scripts import answering, feeding, interposing
 from batchtune.scripts.answering import ScriptWorker
-from batchtune.scripts.feeding import Loop
+from batchtune.scripts.feeding import Feed, Loop, Raised
 from batchtune.scripts.launching import Launcher
 
 SMALL = BatchShape(4, 60.0)
@@ -75,6 +76,16 @@ def raising(error: BaseException) -> Callable[[], None]:
     return fail
 
 
+def catching(error: BaseException) -> Callable[[], None]:
+    def end() -> None:
+        try:
+            raise error
+        except RuntimeError:
+            sys.exit(1)
+
+    return end
+
+
 OOM = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 BUG = KeyError("no such speaker")
 
@@ -101,10 +112,11 @@ def trained_with(fail: Callable[[], None], *, catches: bool = False) -> Any:
     [
         (raising(OOM), False, "oom", "RuntimeError: CUDA out of memory"),
         (raising(OOM), True, "oom", "caught by the workload, whose step still"),
+        (catching(OOM), False, "oom", "by the script, which then ended: RuntimeError"),
         (raising(BUG), False, "error", "KeyError: 'no such speaker'"),
         (raising(SystemExit(0)), False, "error", "the script ended by itself"),
     ],
-    ids=["raised", "caught", "a bug", "its end"],
+    ids=["raised", "caught", "caught at its end", "a bug", "its end"],
 )
 def test_a_failure_is_that_of_its_batch(
     monkeypatch: pytest.MonkeyPatch,
@@ -158,6 +170,23 @@ def test_a_step_that_a_script_skips_ran_out_of_memory(
     assert len(ooms) == 1
 
 
+def test_an_oom_that_ends_the_process_is_known_in_any_step() -> None:
+    """As in a child of `mp.spawn`, which exits within its `except`; only the first step of a trial is traced."""
+    loop = Loop()
+    loop.feed = Feed(loader_of(Lengths()), lambda: iter([]))
+
+    def end() -> None:
+        try:
+            catching(OOM)()
+        finally:
+            feeding._at_end(loop)
+
+    threading.Thread(target=end, daemon=True).start()
+    event = loop._events.get(timeout=20.0)
+    assert isinstance(event, Raised) and isinstance(event.error, MemoryError)
+    assert "RuntimeError: CUDA out of memory" in str(event.error)
+
+
 def test_a_script_that_hangs_is_a_timeout() -> None:
     hangs = Failed(message=TIMED_OUT, outcome="timeout")
     ran = Launcher()._alone(hangs, Run(shape=LARGE))
@@ -170,28 +199,26 @@ def test_a_script_that_hangs_is_a_timeout() -> None:
 # How a script that can't be measured ends
 
 
-def last_words(monkeypatch: pytest.MonkeyPatch, train: Any, *loaders: Any) -> Failed:
-    """What a script says at its end that never came to be measured."""
-    said: list[Failed] = []
-    place = type("Place", (), {"say": said.append, "wait": lambda: None})
-    monkeypatch.setattr(feeding, "_connected", lambda: place)
-    script = MadeScript(monkeypatch, train, *loaders)
-    script.thread.join(20.0)
-    (failed,) = said
-    return failed
-
-
 def test_a_loop_without_optimizer_steps_says_what_it_got(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    """It is no failure, as the script that trains may have started it."""
+
     def train(loop: Loop, batches: Iterator[Any]) -> None:
         for _ in batches:
             pass
 
-    failed = last_words(monkeypatch, train, loader_of(Lengths()))
-    assert failed.stage == "import"
-    assert failed.message.endswith(
-        "no optimizer stepped after any of its 10 batches of Lengths, 40 examples"
+    monkeypatch.setattr(sys, "argv", ["work/train.py"])
+    script = MadeScript(monkeypatch, train, loader_of(Lengths()))
+    script.thread.join(20.0)
+    said = capsys.readouterr().err
+    words = "train.py ended, and no optimizer stepped after any of its 10 batches of Lengths, 40 examples"
+    assert said == f"batchtune: {words}\n"
+    assert lost(0, said)[0] == (
+        f"python train.py ended with exit code 0 before it trained: {words}"
+    )
+    assert (
+        lost(1, said)[0] == "python train.py ended with exit code 1 before it trained"
     )
 
 

@@ -75,7 +75,7 @@ def test_a_script_trains_on_the_wanted_shapes_after_an_oom_too(
     assert script.batches == ["batch: [B, L, 16] float32"]
     assert (script.per_unit, script.accumulation, script.look_ahead) == (1.0, 1, 0)
     assert all(abs(twin.difference) <= 0.02 for twin in script.twins)
-    assert any("scratch copy" in note for note in notes)
+    assert any("scratch folder" in note for note in notes)
     assert any("Learned" in note for note in notes)
     assert os.listdir(working_folder) == ["model.pt"]
 
@@ -107,6 +107,21 @@ def test_a_script_that_packs_trains_on_rows_of_sequences() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_oom_is_known_that_mp_spawn_catches(ranks: int) -> None:
+    script = str(SCRIPT.with_name("spawning_script.py"))
+    with supervise(sys.executable, script, "oom", str(ranks)) as supervisor:
+        supervisor.start()
+        before, failed = (
+            supervisor.measure(shape, index).trial
+            for index, shape in enumerate((SMALL, TOO_LARGE))
+        )
+    assert (before.outcome, failed.outcome) == ("ok", "oom")
+    caught = "caught by the script, which then ended: RuntimeError"
+    assert caught in (failed.error or "")
+
+
+@pytest.mark.slow
 def test_after_a_script_was_killed_it_starts_anew() -> None:
     with supervise_script("killed") as supervisor:
         supervisor.start()
@@ -117,6 +132,22 @@ def test_after_a_script_was_killed_it_starts_anew() -> None:
     assert "killed by SIGKILL" in (failed.error or "")
     assert (before.outcome, failed.outcome, after.outcome) == ("ok", "crash", "ok")
     assert (before.worker, failed.worker, after.worker) == (1, 1, 2)
+
+
+@pytest.mark.process
+def test_a_script_without_a_loader_ends_after_a_few_steps() -> None:
+    program = (
+        "import torch\n"
+        "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])\n"
+        "while True: optimizer.step()"
+    )
+    message = "-c iterated over no torch DataLoader in its first 24 optimizer steps"
+    with (
+        supervise(sys.executable, "-c", program) as supervisor,
+        pytest.raises(WorkloadError, match=message) as raised,
+    ):
+        supervisor.start()
+    assert "--workload" in (raised.value.hint or "")
 
 
 @pytest.mark.process

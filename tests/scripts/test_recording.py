@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import pytest
 import torch
 from made_loops import Batch, Trainer, batches
 
+from batchtune.errors import ResultError
 from batchtune.results import BatchShape, TrainingStep, read_training
 from batchtune.scripts.recorder import Recorder
+from batchtune.scripts.recording import wrap
+from batchtune.scripts.training_log import TrainingLog
 
 
 class Watched:
@@ -180,6 +184,79 @@ def test_a_full_disk_ends_only_the_recording(
     warning = capsys.readouterr().err
     assert warning.count("batchtune records no further") == 1
     assert "No space left" in warning
+
+
+def logs(path: Path, patch: pytest.MonkeyPatch, port: str) -> Iterator[TrainingLog]:
+    """The open logs of two ranks that meet at this port."""
+    patch.setattr(torch.distributed, "is_initialized", lambda: True)
+    patch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    patch.setenv("MASTER_PORT", port)
+    for rank in range(2):
+        patch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        log = TrainingLog(path)
+        log.open()
+        yield log
+
+
+def test_ranks_share_a_recording_and_trainings_do_not(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = TrainingLog(path)
+    alone.open()
+    together = [*logs(path, monkeypatch, "1"), *logs(path, monkeypatch, "2")]
+    for length, log in enumerate([alone, *together, alone], 1):
+        log.write([BatchShape(1, length)])
+    for log in (alone, *together):
+        log.close()
+    lengths = [
+        [step.batches[0].length for step in recording.steps]
+        for recording in read_training(path)
+    ]
+    assert lengths == [[1, 6], [2, 3], [4, 5]]
+
+
+def test_a_recorders_own_error_ends_only_the_recording(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    trainer = Trainer()
+    own = batches(4)
+    options = {"recorder": {"run": str(path.parent)}}
+    monkeypatch.setattr(TrainingLog, "end_step", fail)
+    for _ in range(2):
+        made_loops.plain(trainer, wrap(own, own.__iter__, options), 1)
+    assert len(trainer.steps) == 8
+    warning = capsys.readouterr().err
+    assert warning == "Warning: batchtune records no further: RuntimeError: a bug\n"
+
+
+@pytest.mark.parametrize("damage", ["a pipe", "a damaged run.json"])
+def test_a_recording_that_cant_begin_leaves_the_training_alone(
+    damage: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if damage == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.with_name("run.json").write_text("[")
+    own = batches(4)
+    options = {"recorder": {"run": str(path.parent)}}
+    assert list(wrap(own, own.__iter__, options)) == list(own)
+    assert "Warning: batchtune records nothing" in capsys.readouterr().err
+
+
+def test_a_run_is_read_with_little_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `ulimit -d`: what is asked for is allocated at once."""
+    path.with_name("run.json").write_text("[")
+    tracemalloc.start()
+    with pytest.raises(ResultError):
+        Recorder(path.parent)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 10 << 20
 
 
 SCRIPT = """

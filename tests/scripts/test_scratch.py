@@ -1,66 +1,286 @@
-"""The scratch folder: it reads like the working folder, and nothing is written through it."""
+"""The scratch: whatever a script does, the user's files stay as they are."""
 
+from __future__ import annotations
+
+import errno
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ways_to_write import FILE, WAYS
 
-import batchtune.scripts.scratch
+from batchtune.errors import ProbeError, ResultError
+from batchtune.files import temporary_folder
+from batchtune.probe.supervisor import script_error, script_request
+from batchtune.processes.worker import WorkerLost
+from batchtune.scripts import landlock, mounts, scratch
 from batchtune.scripts.scratch import mirror
 
-WRITES = """
-import os, sys
-from batchtune.scripts.scratch import keep_links_unwritten
-keep_links_unwritten(os.getcwd())
-with open("model.pt", "w") as file:
-    file.write("new")
-with open("logs/log.txt", "a") as file:
-    file.write(" and more")
-with open("logs/log.txt") as file:
-    print(file.read())
-os.system("echo gone > table.txt")
-os.remove("data.csv")
-os.makedirs("checkpoints/1")
+PROGRAM = Path(__file__).with_name("ways_to_write.py")
+HYDRA = "outputs/2026-11-29/10-00-00/version_0/checkpoints"
+LARGE = 33 << 20
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise OSError("refused")
+
+
+@pytest.fixture(params=["mounts", "user namespace", "landlock"])
+def protection(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The way in which scripts are kept from files, where this kernel has it."""
+    kind: str = request.param
+    enter = {
+        "mounts": mounts.enter,
+        "user namespace": partial(mounts.enter, privileged=False),
+        "landlock": refuse,
+    }[kind]
+    monkeypatch.setattr(mounts, "enter", enter)
+    if kind != "landlock":
+        monkeypatch.setattr(landlock, "confine", refuse)
+    with script_request(["true"]) as script:
+        try:
+            scratch.start(script, environment).wait()
+        except ProbeError as error:
+            pytest.skip(error.message)
+    yield kind
+
+
+def environment(options: Any) -> dict[str, str]:
+    return dict(os.environ)
+
+
+def ran(*command: str, times: int = 1) -> str:
+    """What a command prints that runs as a script does, in its last start."""
+    with script_request(list(command)) as script:
+        for _ in range(times):
+            process = scratch.start(script, environment, stdout=subprocess.PIPE)
+            printed, _ = process.communicate(timeout=240)
+            assert process.returncode == 0
+    return printed.decode()
+
+
+def make_layouts(root: Path) -> list[str]:
+    """Make a project with a folder for each layout, and in each a file for each way to write."""
+    project = root / "project"
+    elsewhere = root / "elsewhere"
+    plain = {"plain": FILE, "large": FILE, "many": FILE, "a/b/c/d/e": FILE, HYDRA: FILE}
+    for layout in (*plain, "linked files", "hard links"):
+        for way in WAYS:
+            folder = project / layout / way
+            folder.mkdir(parents=True)
+            file = folder / FILE
+            if layout in plain:
+                file.write_bytes(b"old content")
+                continue
+            target = elsewhere / layout / way
+            target.mkdir(parents=True)
+            (target / FILE).write_bytes(b"old content")
+            if layout == "linked files":
+                file.symlink_to(target / FILE)
+            else:
+                os.link(target / FILE, file)
+    for way in WAYS:
+        os.truncate(project / "large" / way / FILE, LARGE)
+        linked = elsewhere / "folder" / way
+        linked.mkdir(parents=True)
+        (linked / FILE).write_bytes(b"old content")
+    (project / "linked folder").symlink_to(elsewhere / "folder")
+    for number in range(1001):
+        (project / "many" / f"{number}.wav").touch()
+    return [*plain, "linked files", "hard links", "linked folder"]
+
+
+def state_of(root: Path, *, metadata: bool) -> dict[str, Any]:
+    """What stands in each file and link below a folder, and with `metadata` all that is known of it."""
+    state = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        content: Any = None
+        if path.is_symlink():
+            content = os.readlink(path)
+        elif path.is_file() and status.st_size == LARGE:
+            content = status.st_blocks  # it has holes
+        elif path.is_file():
+            content = path.read_bytes()
+        state[str(path)] = content
+        if metadata:
+            times = (status.st_mtime_ns, status.st_ctime_ns)
+            state[str(path)] = (content, status.st_mode, status.st_ino, *times)
+    return state
+
+
+@pytest.mark.process
+def test_no_way_to_write_reaches_the_users_files(
+    protection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts = make_layouts(tmp_path)
+    assert len(layouts) == 8 and len(WAYS) == 40
+    monkeypatch.chdir(tmp_path / "project")
+    # What Landlock can't forbid: a file's mode and times.
+    metadata = protection != "landlock"
+    before = state_of(tmp_path, metadata=metadata)
+    failed = ran(sys.executable, str(PROGRAM), *layouts).splitlines()
+    assert state_of(tmp_path, metadata=metadata) == before
+    if metadata:  # all others succeeded, though in the scratch
+        assert {line.rpartition(": ")[2] for line in failed} <= {"folder renamed"}
+
+
+ARGUMENTS = """
+import argparse, os, pathlib, sys, tempfile
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", type=pathlib.Path)
+data = parser.parse_args().data
+print((data / "lengths.csv").read_text(), pathlib.Path("here.txt").read_text())
+pathlib.Path("../out").mkdir()
+pathlib.Path("../out/model.pt").write_text("new")
+pathlib.Path("here.txt").write_text("new")
+print(tempfile.gettempdir())
+cache = pathlib.Path(os.environ["HF_HOME"], "downloaded")
+print("cached" if cache.exists() else "downloading")
+cache.touch()
+pathlib.Path("/dev/shm", data.resolve().parent.name).touch()
 """
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("largest_copy", [100, 5], ids=["copies", "links"])
-def test_what_a_script_writes_stays_in_the_scratch_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest_copy: int
+def test_arguments_may_leave_the_folder(
+    protection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batchtune.scripts.scratch, "_LARGEST_COPY", largest_copy)
-    folder = tmp_path / "project"
-    (folder / "logs").mkdir(parents=True)
-    contents = {
-        "model.pt": "an earlier one",
-        "logs/log.txt": "one line",
-        "data.csv": "1,2",
-        "table.txt": "kept",
-    }
-    for name, content in contents.items():
-        (folder / name).write_text(content)
-    scratch = tmp_path / "scratch"
-    mirror(folder, scratch)
-    assert (scratch / "data.csv").read_text() == "1,2"
-    assert (scratch / "model.pt").is_symlink() == (largest_copy == 5)
-    ran = subprocess.run(
-        [sys.executable, "-c", WRITES],
-        cwd=scratch,
-        capture_output=True,
-        text=True,
-        check=True,
+    """As in `cd sub; batchtune tune ../lengths.csv -- python ../train.py --data ../data`, started twice."""
+    project = Path(tempfile.mkdtemp(dir=tmp_path))
+    for folder in (project / "data", project / "sub", tmp_path / "cache"):
+        folder.mkdir()
+    (project / "data" / "lengths.csv").write_text("1 2")
+    (project / "train.py").write_text(ARGUMENTS)
+    (project / "sub" / "here.txt").write_text("kept")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(project / "sub")
+    before = state_of(project, metadata=True)
+    command = [sys.executable, "../train.py", "--data", "../data"]
+    read, temporary, cache = ran(*command, times=2).splitlines()
+    assert (read, cache) == ("1 2 kept", "cached")
+    assert Path(temporary).parent.name.startswith("batchtune-")
+    assert not Path(temporary).exists()  # it is removed at the end
+    assert state_of(project, metadata=True) == before
+    shared = Path("/dev/shm", project.name)
+    if protection == "landlock":
+        shared.unlink()
+    else:
+        assert not shared.exists()
+        assert os.listdir(tmp_path / "cache") == []
+
+
+@pytest.mark.process
+def test_a_script_is_refused_where_nothing_protects_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mounts, "enter", refuse)
+    monkeypatch.setattr(landlock, "confine", refuse)
+    with pytest.raises(ProbeError, match="nothing here keeps your files") as raised:
+        ran("touch", "new")
+    assert "--scratch none" in (raised.value.hint or "")
+    assert not (tmp_path / "new").exists()
+    with script_request(["touch", "new"], "none") as script:
+        assert scratch.start(script, environment).wait() == 0
+    assert (tmp_path / "new").exists()
+
+
+@pytest.mark.process
+def test_a_python_that_a_scheduler_starts_elsewhere_is_confined(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.touch()
+    (tmp_path / "scratch").mkdir()
+    options = {"outside": str(outside), "writable": [str(tmp_path / "scratch")]}
+    program = f"""
+from pathlib import Path
+from batchtune.scripts.landlock import stay_inside
+for _ in range(20):  # Linux takes 16 at most
+    stay_inside({options})
+Path("scratch/new").touch()
+try:
+    Path("outside").write_text("new")
+except PermissionError:
+    print("kept")
+"""
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    if "Landlock" in ran.stderr or "syscall" in ran.stderr:
+        pytest.skip("this kernel has no Landlock")
+    assert (ran.stdout, ran.stderr) == ("kept\n", "")
+
+
+def test_what_runs_on_other_machines_is_confined_in_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    with script_request(["srun", "python", "train.py"]) as script:
+        (place,) = scratch._places(script)
+        assert place.folder.is_relative_to(script.scratch)
+    monkeypatch.delenv("SLURM_NNODES")
+    with script_request(["python", "train.py"]) as script:
+        places = list(scratch._places(script))
+    assert [place.folder == tmp_path for place in places] == [True, False]
+
+
+def test_a_full_disk_is_said_to_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/last.pt")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scratch, "mirror", full)
+    with script_request(["true"], str(tmp_path)) as script:
+        places = scratch._places(script)
+        next(places)
+        with pytest.raises(
+            ProbeError, match=r"scratch folder .* /scratch/last.pt: No space left"
+        ) as raised:
+            next(places)
+    assert "--scratch DIR" in (raised.value.hint or "")
+    lost = WorkerLost(
+        "crash", "ended with exit code 1", "OSError: No space left on device"
     )
-    assert ran.stdout == "one line and more\n"
-    assert (scratch / "model.pt").read_text() == "new"
-    assert {name: (folder / name).read_text() for name in contents} == contents
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "data.csv",
-        "logs",
-        "model.pt",
-        "table.txt",
-    ]
+    assert "--scratch DIR" in (script_error("python train.py", lost).hint or "")
+
+
+def test_a_copy_in_the_folder_itself_ends(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    copy = mirror(tmp_path, tmp_path / "copy")
+    assert os.listdir(copy) == ["train.py"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    stale = tmp_path / "batchtune-stale"
+    unlisted = stale / "layers" / "work"
+    unlisted.mkdir(parents=True)
+    unlisted.chmod(0)  # as overlayfs makes it
+    (stale / "owner").touch()
+    strange = tmp_path / "batchtune-1.0"
+    strange.mkdir()
+    with temporary_folder("batchtune-", tmp_path) as first:
+        assert not stale.exists()
+        with temporary_folder("batchtune-", tmp_path) as second:
+            assert first != second and first.exists()
+    assert os.listdir(tmp_path) == [strange.name]
+
+
+def test_a_scratch_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ResultError, match=r"missing can't be written: No such file"),
+        script_request(["true"], str(tmp_path / "missing")),
+    ):
+        pass
 
 
 def test_folders_of_data_are_linked_as_a_whole(tmp_path: Path) -> None:
@@ -68,24 +288,23 @@ def test_folders_of_data_are_linked_as_a_whole(tmp_path: Path) -> None:
     data.mkdir(parents=True)
     for number in range(1001):
         (data / f"{number}.wav").touch()
-    mirror(tmp_path / "project", tmp_path / "scratch")
-    assert (tmp_path / "scratch" / "clips").is_symlink()
+    copy = mirror(tmp_path / "project", tmp_path / "scratch")
+    assert (copy / "clips").is_symlink()
 
 
 def test_of_very_many_files_the_lower_folders_are_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batchtune.scripts.scratch, "_MOST_IN_ALL", 10)
+    monkeypatch.setattr(scratch, "_MOST_IN_ALL", 10)
     project = tmp_path / "project"
     for speaker in "abcdef":
         (project / "clips" / speaker).mkdir(parents=True)
         (project / "clips" / speaker / "1.wav").touch()
     (project / "runs").mkdir()
     (project / "train.py").touch()
-    scratch = tmp_path / "scratch"
-    mirror(project, scratch)
+    copy = mirror(project, tmp_path / "scratch")
     for own in ("clips", "runs", "train.py"):
-        assert not (scratch / own).is_symlink()
-    speakers = list((scratch / "clips").iterdir())
+        assert not (copy / own).is_symlink()
+    speakers = list((copy / "clips").iterdir())
     assert sum(speaker.is_symlink() for speaker in speakers) == 2
     assert all((speaker / "1.wav").is_file() for speaker in speakers)

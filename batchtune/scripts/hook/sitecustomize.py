@@ -1,27 +1,43 @@
 """Runs in every Python that a command starts under batchtune: this folder is the first of its PYTHONPATH.
 
 Without batchtune's environment variable nothing is patched. The `sitecustomize` that this one hides runs as well.
+A Python that lacks batchtune, or is too old for it, runs as if this file were not there.
 """
 
-import importlib.util
 import os
 import sys
-from importlib.machinery import PathFinder
+
+
+def _install() -> None:
+    try:
+        from batchtune.scripts.interposing import install
+
+        install()
+    except Exception:
+        import atexit
+
+        atexit.register(_say_that_batchtune_is_missing)
+
+
+def _say_that_batchtune_is_missing() -> None:
+    if "torch" in sys.modules:  # else it is no training
+        sys.stderr.write("batchtune: can't be imported by " + sys.executable)
+        sys.stderr.write(", whose loaders it therefore did not watch.\n")
+
+
+def _run_the_hidden() -> None:
+    import importlib.util
+    from importlib.machinery import PathFinder
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [folder for folder in sys.path if os.path.abspath(folder) != here]
+    hidden = PathFinder.find_spec("sitecustomize", others)
+    if hidden is not None and hidden.loader is not None:
+        module = importlib.util.module_from_spec(hidden)
+        sys.modules["sitecustomize"] = module
+        hidden.loader.exec_module(module)
+
 
 if os.environ.get("BATCHTUNE_SCRIPT"):
-    if importlib.util.find_spec("batchtune") is None:
-        sys.exit(
-            f"Error: batchtune is not installed for {sys.executable}, which runs this script.\n"
-            "Install it there from its checkout: python -m pip install FOLDER"
-        )
-    from batchtune.scripts.interposing import install
-
-    install()
-
-_here = os.path.dirname(os.path.abspath(__file__))
-_others = [folder for folder in sys.path if os.path.abspath(folder) != _here]
-_hidden = PathFinder.find_spec("sitecustomize", _others)
-if _hidden is not None and _hidden.loader is not None:
-    _module = importlib.util.module_from_spec(_hidden)
-    sys.modules["sitecustomize"] = _module
-    _hidden.loader.exec_module(_module)
+    _install()
+_run_the_hidden()

@@ -1,0 +1,186 @@
+"""Mounts of its own for a process: what it writes to any disk lands in layers of a scratch folder (overlayfs)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import psutil
+
+from batchtune.scripts.system_calls import call
+
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWUSER = 0x10000000
+_MS_RDONLY = 1
+_MS_NOSUID = 2
+_MS_NODEV = 4
+_MS_REMOUNT = 32
+_MS_BIND = 0x1000
+_MS_REC = 0x4000
+_MS_PRIVATE = 1 << 18
+_MS_RELATIME = 1 << 21
+# What a user namespace may not take from a mount: nosuid, nodev, noexec, noatime and nodiratime are the same in
+# statvfs(3) as in mount(2).
+_SAME_FLAGS = 2 | 4 | 8 | 1024 | 2048
+_ST_RELATIME = 4096
+_PR_CAPBSET_DROP = 24
+_CAP_SYS_PTRACE = 19
+_CAP_SYS_ADMIN = 21
+# They hold devices and the kernel's own files.
+_KERNELS = ("/proc", "/sys", "/dev")
+# Under a layer, a program's socket answers no more; these are read-only instead.
+_OF_SOCKETS = ("/run", "/var")
+_SHARED_MEMORY = "/dev/shm"
+
+
+def enter(
+    layers: Path,
+    folder: Path,
+    *,
+    cached: Mapping[str, Path],
+    writable: Iterable[str],
+    read_only: str,
+    privileged: bool = True,
+) -> None:
+    """Give this process, and all that it starts, mounts of its own, and go to its working `folder` there.
+
+    Every disk gets a layer below `layers` that takes what is written, or is read-only where that can't be.
+
+    Args:
+        layers: A new folder.
+        folder: Where the process works; it must be able to write there.
+        cached: Folders with a layer of their own each.
+        writable: Folders that stay as they are.
+        read_only: A file that can't be written to.
+        privileged: Whether to try without a user namespace, which takes root.
+
+    Raises:
+        OSError: The kernel or its settings don't allow this.
+    """
+    could_write = os.access(folder, os.W_OK)
+    options = _unshare(privileged=privileged)
+    _mount("none", "/", _MS_REC | _MS_PRIVATE)
+    disks = {part.mountpoint for part in psutil.disk_partitions(all=True)} - {"/"}
+    top = [
+        entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False)
+    ]
+    handles = _handles([*disks, *top, *cached])
+    targets = sorted(target for target in handles if not _is_in(target, _KERNELS))
+    layer_handles = [
+        _made_layer(cached.get(target, layers / str(number)))
+        for number, target in enumerate(targets)
+    ]
+    kept = _handles([*writable, read_only])
+    _own_shared_memory()
+    for target, layer in zip(targets, layer_handles, strict=True):
+        wants_layer = target not in _OF_SOCKETS or folder.is_relative_to(target)
+        is_covered = wants_layer and _cover(target, handles[target], layer, options)
+        if not is_covered and target in disks:
+            _bind(handles[target], target, read_only=True)
+    for target, handle in kept.items():
+        _bind(handle, target, read_only=target == read_only)
+    _make_read_only("/")
+    os.chdir(folder)
+    if could_write:
+        # Neither on a disk that has no layer, nor in a folder of a group that the user namespace lacks.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    for capability in (_CAP_SYS_PTRACE, _CAP_SYS_ADMIN):
+        with contextlib.suppress(PermissionError):  # it has none
+            call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def _unshare(*, privileged: bool) -> str:
+    """Get mounts of one's own, as root or in a user namespace; return the options that overlayfs then needs."""
+    with contextlib.suppress(PermissionError):
+        if privileged:
+            call("unshare", _CLONE_NEWNS)
+            return ""
+    user = os.geteuid()
+    group = os.getegid()
+    call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    return ",userxattr"
+
+
+def _handles(paths: Iterable[str]) -> dict[str, int]:
+    """Return descriptors of files and folders that no later mount hides; those that can't be reached are left out."""
+    handles = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            handles[path] = os.open(path, os.O_PATH)
+    return handles
+
+
+def _made_layer(layer: Path) -> int:
+    """Make a layer's folders, and return its descriptor."""
+    (layer / "upper").mkdir(parents=True, exist_ok=True)
+    (layer / "work").mkdir(exist_ok=True)
+    return os.open(layer, os.O_PATH)
+
+
+def _cover(target: str, handle: int, layer: int, options: str) -> bool:
+    """Mount a layer over a folder; return whether overlayfs can do that."""
+    top = f"/proc/self/fd/{layer}"
+    folders = f"lowerdir=/proc/self/fd/{handle},upperdir={top}/upper,workdir={top}/work"
+    with contextlib.suppress(OSError):
+        _mount("overlay", target, 0, "overlay", folders + options)
+        return True
+    return False
+
+
+def _own_shared_memory() -> None:
+    """Mount new shared memory, as large. What running programs share stays theirs; folders there become read-only."""
+    if not os.path.isdir(_SHARED_MEMORY):
+        return
+    entries = list(os.scandir(_SHARED_MEMORY))
+    are_folders = {entry.path: entry.is_dir() for entry in entries}
+    handles = _handles(are_folders)
+    size = os.statvfs(_SHARED_MEMORY)
+    options = f"mode=1777,size={size.f_blocks * size.f_frsize}"
+    _mount("tmpfs", _SHARED_MEMORY, _MS_NOSUID | _MS_NODEV, "tmpfs", options)
+    for path, handle in handles.items():
+        with contextlib.suppress(OSError):  # it was removed meanwhile
+            if are_folders[path]:
+                os.mkdir(path)
+            else:
+                Path(path).touch()
+            _bind(handle, path, read_only=are_folders[path])
+
+
+def _bind(handle: int, target: str, *, read_only: bool = False) -> None:
+    """Mount what a descriptor is of, which a layer may hide by now."""
+    _mount(f"/proc/self/fd/{handle}", target, _MS_BIND | _MS_REC)
+    if read_only:
+        _make_read_only(target)
+
+
+def _make_read_only(target: str) -> None:
+    flags = os.statvfs(target).f_flag
+    kept = flags & _SAME_FLAGS
+    if flags & _ST_RELATIME:
+        kept |= _MS_RELATIME
+    _mount("none", target, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept)
+
+
+def _mount(
+    source: str, target: str, flags: int, kind: str = "", data: str = ""
+) -> None:
+    call(
+        "mount",
+        source.encode(),
+        target.encode(),
+        kind.encode(),
+        ctypes.c_ulong(flags),
+        data.encode(),
+    )
+
+
+def _is_in(path: str, folders: Iterable[str]) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in folders)

@@ -1,0 +1,188 @@
+"""Overwrites and deletes files in many ways, each in a folder of its own; names the ways that raise an error.
+
+    python ways_to_write.py LAYOUT...
+
+A layout is a folder with a folder for each way, which holds `last.pt`.
+"""
+
+import contextlib
+import mmap
+import os
+import pathlib
+import pickle
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+FILE = "last.pt"
+NEW = b"new, and longer than what was there before"
+
+
+def shell(line: str) -> Callable[[str], object]:
+    return lambda path: subprocess.run(
+        ["sh", "-c", line, "sh", path, os.path.dirname(path)],
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def opened(mode: str) -> Callable[[str], object]:
+    def write(path: str) -> None:
+        with open(path, mode) as file:
+            file.write(NEW)
+
+    return write
+
+
+def descriptor(flags: int) -> Callable[[str], object]:
+    def write(path: str) -> None:
+        file = os.open(path, os.O_WRONLY | flags)
+        os.write(file, NEW)
+        os.close(file)
+
+    return write
+
+
+def python(code: str) -> Callable[[str], object]:
+    return lambda path: subprocess.run(
+        [sys.executable, "-c", code, path], check=True, stderr=subprocess.DEVNULL
+    )
+
+
+def beside(path: str) -> str:
+    new = f"{path}.new"
+    Path(new).write_bytes(NEW)
+    return new
+
+
+def torch_save(path: str) -> None:
+    import torch
+
+    torch.save(torch.ones(9), path)
+
+
+def numpy_save(path: str) -> None:
+    import numpy as np
+
+    with open(path, "r+b") as file:
+        np.save(file, np.ones(9))
+
+
+def numpy_memmap(path: str) -> None:
+    import numpy as np
+
+    np.memmap(path, dtype=np.uint8, mode="r+", shape=4)[:] = 9
+
+
+def mapped(path: str) -> None:
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 4) as memory:
+        memory[:4] = b"new!"
+
+
+def hard_linked(path: str) -> None:
+    os.link(path, f"{path}.link")
+    Path(f"{path}.link").write_bytes(NEW)
+
+
+def linked(path: str) -> None:
+    os.symlink(os.path.realpath(path), f"{path}.link")
+    Path(f"{path}.link").write_bytes(NEW)
+
+
+def made_writable(path: str) -> None:
+    os.chmod(path, 0o666)
+    Path(path).write_bytes(NEW)
+
+
+def database(path: str) -> None:
+    os.remove(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("create table t (a)")
+
+
+def archive(path: str) -> None:
+    with tarfile.open(f"{path}.tar", "w") as tar:
+        tar.add(beside(path), FILE)
+    with tarfile.open(f"{path}.tar") as tar:
+        tar.extractall(os.path.dirname(path))
+
+
+def zipped(path: str) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", NEW)
+
+
+def pickled(path: str) -> None:
+    with open(path, "wb") as file:
+        pickle.dump(NEW, file)
+
+
+def copied_in_kernel(path: str) -> None:
+    with open(beside(path), "rb") as source, open(path, "r+b") as target:
+        os.copy_file_range(source.fileno(), target.fileno(), len(NEW))
+
+
+def folder_renamed(path: str) -> None:
+    os.rename(os.path.dirname(path), f"{os.path.dirname(path)}-old")
+
+
+WAYS: dict[str, Callable[[str], object]] = {
+    "open w": opened("wb"),
+    "open r+": opened("r+b"),
+    "open a": opened("ab"),
+    "os.open": descriptor(0),
+    "os.open O_TRUNC": descriptor(os.O_TRUNC),
+    "os.truncate": lambda path: os.truncate(path, 0),
+    "os.remove": os.remove,
+    "os.rename": lambda path: os.rename(path, f"{path}.old"),
+    "os.replace": lambda path: os.replace(beside(path), path),
+    "os.chmod": lambda path: os.chmod(path, 0o600),
+    "os.utime": lambda path: os.utime(path, (0, 0)),
+    "os.copy_file_range": copied_in_kernel,
+    "shutil.rmtree": lambda path: shutil.rmtree(os.path.dirname(path)),
+    "shutil.move": lambda path: shutil.move(beside(path), path),
+    "shutil.copyfile": lambda path: shutil.copyfile(beside(path), path),
+    "pathlib write": lambda path: pathlib.Path(path).write_text("new"),
+    "pathlib unlink": lambda path: pathlib.Path(path).unlink(),
+    "absolute path": lambda path: Path(path).absolute().write_bytes(NEW),
+    "real path": lambda path: Path(path).resolve().write_bytes(NEW),
+    "torch.save": torch_save,
+    "numpy.save": numpy_save,
+    "numpy.memmap": numpy_memmap,
+    "mmap": mapped,
+    "pickle": pickled,
+    "sqlite": database,
+    "tarfile": archive,
+    "zipfile": zipped,
+    "hard link": hard_linked,
+    "symbolic link": linked,
+    "chmod and write": made_writable,
+    "folder renamed": folder_renamed,
+    "subprocess": python("import sys; open(sys.argv[1], 'w').write('new')"),
+    "sh >": shell('echo new > "$1"'),
+    "sh >>": shell('echo new >> "$1"'),
+    "rm -rf": shell('rm -rf "$2"'),
+    "mv": shell('mv "$1" "$1.old"'),
+    "sed -i": shell('sed -i s/old/new/ "$1"'),
+    "dd": shell('echo new | dd of="$1" conv=notrunc'),
+    "cp": shell('echo new > "$1.new"; cp "$1.new" "$1"'),
+    "find -delete": shell('find "$2" -delete'),
+}
+
+
+def main() -> None:
+    for layout in sys.argv[1:]:
+        for name, write in WAYS.items():
+            try:
+                write(os.path.join(layout, name, FILE))
+            except (OSError, RuntimeError, subprocess.CalledProcessError, shutil.Error):
+                print(f"{layout}: {name}")
+
+
+if __name__ == "__main__":
+    main()
