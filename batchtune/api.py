@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from batchtune.exports.run_configs import write_config
 from batchtune.lengths import Lengths, rows_of
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.base import KNOWN_UNITS, normalised
-from batchtune.probe.flow import PROBE_SHARE
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
@@ -43,7 +43,7 @@ from batchtune.results import (
 from batchtune.run_folder import holds_other_lengths
 from batchtune.units import parse_size
 from batchtune.verify import run_verify
-from batchtune.verify.plan import VerifyPlan, subject_of
+from batchtune.verify.plan import Subject, VerifyPlan
 from batchtune.workloads import with_unit
 from batchtune.workloads.loading import spec_of
 
@@ -79,15 +79,32 @@ def probe(
         settings, ReadOptions, ProbeSettings, SweepSettings
     )
     read = _read(lengths, reading)
+    folder = Path(run)
+    probed = _probe(workload, read, folder, probing, force=force, sweeping=sweeping)
+    return RunResults(name=folder.name, folder=folder, probe=probed)
+
+
+def _probe(
+    workload: object,
+    read: Lengths,
+    folder: Path,
+    probing: Mapping[str, Any],
+    *,
+    force: bool,
+    sweeping: dict[str, Any],
+    goes_on: bool = False,
+) -> Probe:
+    """Probe with these settings, or go on with it."""
+    force = force and not goes_on
+    probing = dict(probing)
     if isinstance(workload, list):
         probing["command"] = workload
         workload = command_text(workload)
     elif not isinstance(workload, str):
         workload = spec_of(workload)
     options = with_unit(workload, probing.pop("options", {}), read.unit)
-    folder = Path(run)
     holds_other_lengths(read, folder, force=force)
-    probed = run_probe(
+    return run_probe(
         read,
         checked(
             ProbeSettings,
@@ -101,9 +118,8 @@ def probe(
         folder,
         force=force,
         sweep_settings=checked_settings(**sweeping),
-        hooks=ProbeHooks(on_note=_log.info),
+        hooks=ProbeHooks(on_note=_log.info, goes_on=goes_on),
     )
-    return RunResults(name=folder.name, folder=folder, probe=probed)
 
 
 def sweep(
@@ -201,23 +217,25 @@ def tune(
     read = _read(lengths, reading)
     started = time.monotonic()
     minutes = probing.pop("minutes", None)
-    deadline = None
-    if minutes is not None:
-        deadline = started + 60 * minutes
-        minutes *= PROBE_SHARE
+    command = workload if isinstance(workload, list) else None
     folder = Path(run)
 
-    def probe_again(minutes: float | None, *, force: bool = False) -> Probe:
-        again = {**probing, **sweeping, "minutes": minutes}
-        probed = probe(workload, read, run=run, force=force, **again).probe
-        assert probed is not None
-        return probed
+    def probe_for(minutes: float | None, goes_on: bool) -> Probe:
+        timed = {**probing, "minutes": minutes}
+        return _probe(
+            workload,
+            read,
+            folder,
+            timed,
+            force=force,
+            sweeping=sweeping,
+            goes_on=goes_on,
+        )
 
     def sweep_again(refuted: frozenset[str]) -> Sweep:
         return _sweep(read, folder, current=current, refuted=refuted, **sweeping)
 
-    def run_plan(plan: VerifyPlan, deadline: float) -> Verification:
-        subject = subject_of(plan.lengths, plan.probe, asked, folder)
+    def run_plan(plan: VerifyPlan, subject: Subject, deadline: float) -> Verification:
         return run_verify(
             plan,
             subject,
@@ -227,22 +245,15 @@ def tune(
             deadline=deadline,
         )
 
-    probed = probe_again(minutes, force=force)
-    asked = {
-        **probing,
-        "workload": probed.workload.spec,
-        "options": {**probed.workload.options, **probing.get("options", {})},
-        "command": workload if isinstance(workload, list) else None,
-    }
     Prover(
         folder=folder,
         lengths=read,
-        probe=probe_again,
+        asked={**probing, "command": command},
+        probe=probe_for,
         sweep=sweep_again,
         run=run_plan,
         on_note=_log.info,
-        deadline=deadline,
-    ).prove(probed)
+    ).tune(started, minutes)
     return read_run(folder)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
@@ -22,6 +23,7 @@ from batchtune.exports.run_configs import (
     write_config,
 )
 from batchtune.lengths import Lengths
+from batchtune.probe.flow import PROBE_SHARE
 from batchtune.reports import RunResults
 from batchtune.reports.measured import mismatch
 from batchtune.results import (
@@ -42,7 +44,7 @@ from batchtune.results import (
 )
 from batchtune.run_folder import alone_in, append_trial, read_trials
 from batchtune.units import counted, format_length
-from batchtune.verify.plan import VerifyPlan, VerifySettings
+from batchtune.verify.plan import Subject, VerifyPlan, VerifySettings, subject_of
 from batchtune.verify.rules import TIME_ENDED, WENT
 
 # A proof may take this share of the time that the probe took. Where the allocator fragments it may take more: fewer
@@ -65,24 +67,39 @@ _WHERE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prover:
-    """The steps of a tuning that proving repeats.
+    """The steps of a tuning, which proving repeats.
 
     Attributes:
-        probe: Continues the probe, for at most that many minutes (None: no limit).
+        asked: The fields of `ProbeSettings` that the user gave.
+        probe: Probes for at most that many minutes (None: no limit); whether it goes on from one of this tuning.
         sweep: Sweeps, and writes `sweep.json` and `sampler.yaml`; rows with these names do not count as proven.
         run: Runs a plan until a deadline on the monotonic clock.
         verify: How to verify; None: only prove.
         deadline: When all must end, on the monotonic clock; None: when it is done.
+        probed_seconds: How long the probe took with all starts of the workload, which take long for a script.
     """
 
     folder: Path
     lengths: Lengths
-    probe: Callable[[float | None], Probe]
+    asked: Mapping[str, Any]
+    probe: Callable[[float | None, bool], Probe]
     sweep: Callable[[frozenset[str]], Sweep]
-    run: Callable[[VerifyPlan, float], Verification]
+    run: Callable[[VerifyPlan, Subject, float], Verification]
     on_note: Callable[[str], None]
     verify: VerifySettings | None = None
     deadline: float | None = None
+    probed_seconds: float = 0.0
+
+    def tune(
+        self, started: float, minutes: float | None
+    ) -> tuple[Sweep, Verification | None]:
+        """Probe and prove, within so many minutes from then on the monotonic clock. Raises as these do."""
+        if minutes is None:
+            began = time.monotonic()
+            probed = self.probe(None, False)
+            return replace(self, probed_seconds=time.monotonic() - began).prove(probed)
+        probed = self.probe(minutes * PROBE_SHARE, False)
+        return replace(self, deadline=started + 60 * minutes).prove(probed)
 
     def prove(self, probe: Probe) -> tuple[Sweep, Verification | None]:
         """Return the sweep with its proof, and the last verification; None if no batches were run.
@@ -90,7 +107,8 @@ class Prover:
         Raises as `run_verify` does.
         """
         swept = self.sweep(frozenset())
-        ends = time.monotonic() + max(_ALL_TABLES_SECONDS, _ALL_TABLES * _spent(probe))
+        spent = max(self.probed_seconds, _spent(probe))
+        ends = time.monotonic() + max(_ALL_TABLES_SECONDS, _ALL_TABLES * spent)
         if self.deadline is not None:
             ends = self.deadline
         settings = self.verify or proof_settings(probe)
@@ -115,7 +133,7 @@ class Prover:
             plan = VerifyPlan(
                 lengths=self.lengths, config=config, settings=settings, probe=probe
             )
-            verification = self.run(plan, ends)
+            verification = self.run(plan, self._subject(probe), ends)
             proof = proof_of(verification, table)
             swept = record(self.folder, swept, proof)
             if proof.holds or verification.unfinished:
@@ -130,6 +148,13 @@ class Prover:
             swept = self.sweep(frozenset(refuted))
         return swept, verification
 
+    def _subject(self, probe: Probe) -> Subject:
+        """Return what was probed, as the user named it: the record may hide parts of a command."""
+        probed = probe.workload
+        options = {**probed.options, **self.asked.get("options", {})}
+        named = {"workload": probed.spec, **self.asked, "options": options}
+        return subject_of(self.lengths, probe, named, self.folder)
+
     def _with_smaller_batches(
         self, probe: Probe, verification: Verification
     ) -> Probe | None:
@@ -139,7 +164,7 @@ class Prover:
         if self.deadline is not None:
             minutes = max(0.0, self.deadline - time.monotonic()) / 60 + 1e-9
         try:
-            return self.probe(minutes)
+            return self.probe(minutes, True)
         except ProbeError as error:
             self.on_note(f"No smaller batches are proven: {error.message}.")
             return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -35,7 +37,7 @@ from batchtune.results import (
 )
 from batchtune.run_folder import read_trials
 from batchtune.verify import verify
-from batchtune.verify.plan import VerifyPlan, VerifySettings
+from batchtune.verify.plan import Subject, VerifyPlan, VerifySettings
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(4, 41, 1500))
 SETTINGS = ProbeSettings(
@@ -77,14 +79,17 @@ class FragmentedDevice(LawDevice):
 def prover(device: LawDevice, folder: Path, **changes: Any) -> Prover:
     """The steps of `tune`, on a made device."""
     sweep_settings = SweepSettings(strategies=("optimal", "linear"), num_buckets=(3, 4))
+    given: dict[str, Any] = {"on_note": lambda text: None, **changes}
 
-    def probe(minutes: float | None) -> Probe:
+    def probe(minutes: float | None, goes_on: bool) -> Probe:
         return run_probe(
             LENGTHS,
             msgspec.structs.replace(SETTINGS, minutes=minutes),
             folder,
             sweep_settings=sweep_settings,
-            hooks=ProbeHooks(measurer=device),
+            hooks=ProbeHooks(
+                measurer=device, on_note=given["on_note"], goes_on=goes_on
+            ),
         )
 
     def sweep(refuted: frozenset[str]) -> Sweep:
@@ -92,7 +97,7 @@ def prover(device: LawDevice, folder: Path, **changes: Any) -> Prover:
         write_config(swept, folder)
         return swept
 
-    def run(plan: VerifyPlan, deadline: float) -> Verification:
+    def run(plan: VerifyPlan, subject: Subject, deadline: float) -> Verification:
         return verify(
             device,
             plan,
@@ -101,9 +106,14 @@ def prover(device: LawDevice, folder: Path, **changes: Any) -> Prover:
             deadline=deadline,
         )
 
-    given: dict[str, Any] = {"on_note": lambda text: None, **changes}
     return Prover(
-        folder=folder, lengths=LENGTHS, probe=probe, sweep=sweep, run=run, **given
+        folder=folder,
+        lengths=LENGTHS,
+        asked={},
+        probe=probe,
+        sweep=sweep,
+        run=run,
+        **given,
     )
 
 
@@ -111,7 +121,7 @@ def proven(
     device: LawDevice, folder: Path, **changes: Any
 ) -> tuple[Sweep, Verification | None]:
     steps = prover(device, folder, **changes)
-    return steps.prove(steps.probe(None))
+    return steps.prove(steps.probe(None, False))
 
 
 made = partial(FragmentedDevice, LAWS["linear"], LENGTHS)
@@ -143,7 +153,9 @@ def test_what_fails_is_lowered_and_all_is_proven_again(
     tmp_path: Path,
 ) -> None:
     device = made(usable=0.93)
-    swept, verification = proven(device, tmp_path)
+    notes: list[str] = []
+    swept, verification = proven(device, tmp_path, on_note=notes.append)
+    assert [note for note in notes if "earlier run" in note] == []
     proof = swept.proof
     row = swept.recommended_row
     assert proof.holds and proof.tables > 1
@@ -155,6 +167,7 @@ def test_what_fails_is_lowered_and_all_is_proven_again(
     )
     trials = read_trials(tmp_path / "trials.jsonl")
     ruled_out = [trial for trial in trials if trial.confirmation]
+    assert len(ruled_out) == proof.tables - 1  # the first failure refutes a table
     margin = load_run(tmp_path).probe.margin  # type: ignore[union-attr]
     assert margin.fragments_bytes == int(0.05 * (proof.tables - 1) * LIMIT_BYTES)
     assert ruled_out and all(
@@ -174,6 +187,27 @@ def test_where_nothing_holds_other_rows_are_tried(
     assert fails_the_gate(tmp_path)
     evidence = read_sampler_yaml(tmp_path / "sampler.yaml").evidence
     assert evidence.unproven == swept.unproven
+
+
+def test_tables_have_twice_the_time_of_the_probe_with_its_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    made_time = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("batchtune.proving.time", made_time)
+    steps = prover(made(), tmp_path)
+    deadlines = []
+
+    def probe(minutes: float | None, goes_on: bool) -> Probe:
+        clock[0] += 400
+        return steps.probe(minutes, goes_on)
+
+    def run(plan: VerifyPlan, subject: Subject, deadline: float) -> Verification:
+        deadlines.append(deadline)
+        return steps.run(plan, subject, float("inf"))
+
+    replace(steps, probe=probe, run=run).tune(0.0, None)
+    assert deadlines == [1200.0]
 
 
 def test_without_time_it_is_written_and_unproven(tmp_path: Path) -> None:
@@ -220,7 +254,7 @@ def test_verify_marks_what_it_ran_unless_the_config_was_edited(
     tmp_path: Path, edited: bool
 ) -> None:
     steps = prover(made(), tmp_path)
-    probe = steps.probe(None)
+    probe = steps.probe(None, False)
     steps.sweep(frozenset())
     assert fails_the_gate(tmp_path)
     path = tmp_path / "sampler.yaml"
@@ -231,6 +265,6 @@ def test_verify_marks_what_it_ran_unless_the_config_was_edited(
     plan = VerifyPlan(
         lengths=LENGTHS, config=config, settings=VerifySettings(steps=20), probe=probe
     )
-    mark_proven(tmp_path, steps.run(plan, float("inf")))
+    mark_proven(tmp_path, steps.run(plan, steps._subject(probe), float("inf")))
     assert fails_the_gate(tmp_path) == edited
     assert (path.read_bytes() == before) == edited

@@ -113,7 +113,6 @@ def tune(
     started = time.monotonic()
     from batchtune.buckets.alternatives import check_min_steps
     from batchtune.epochs.layout import Dealing
-    from batchtune.probe.flow import PROBE_SHARE
     from batchtune.proving import Prover
     from batchtune.reports import load_run, render
     from batchtune.results import checked
@@ -138,29 +137,11 @@ def tune(
                 accumulate=sweep_settings.accumulate or 1,
             )
             check_min_steps(sweep_settings.min_steps, lengths, dealing)
-        minutes = probe.minutes
-        deadline = None
-        if minutes is not None:
-            deadline = started + 60 * minutes
-            minutes *= PROBE_SHARE
-        probed = _probe(source, lengths, probe, run, sweep_settings, nodes, minutes)
-        asked = {
-            "workload": probed.workload.spec,
-            "options": probed.workload.options,
-            **probe.asked(source, lengths),
-        }
-
-        def probe_again(minutes: float | None) -> Probe:
-            """Continue the probe."""
-            going_on = replace(run, force=False)
-            return _probe(
-                source, lengths, probe, going_on, sweep_settings, nodes, minutes
-            )
-
         prover = Prover(
             folder=run.run,
             lengths=lengths,
-            probe=probe_again,
+            asked=probe.asked(source, lengths),
+            probe=partial(_probe, source, lengths, probe, run, sweep_settings, nodes),
             sweep=partial(
                 sweep_and_write,
                 lengths,
@@ -171,15 +152,13 @@ def tune(
             run=partial(
                 run_with_progress,
                 folder=run.run,
-                asked=asked,
                 nodes=nodes,
                 quiet=run.quiet,
             ),
             on_note=partial(console.note, quiet=run.quiet),
             verify=verify_settings if verify else None,
-            deadline=deadline,
         )
-        swept, verification = prover.prove(probed)
+        swept, verification = prover.tune(started, probe.minutes)
         if verify and verification is None:
             why = "nothing is recommended"
             if swept.packed is not None:
@@ -270,8 +249,9 @@ def _probe(
     sweep_settings: SweepSettings | None,
     nodes: Nodes | None,
     minutes: float | None,
+    goes_on: bool = False,
 ) -> Probe:
-    """Run the probe with a line for each trial and a bar below, for at most that many minutes."""
+    """Run the probe with a line for each trial and a bar below, for at most that many minutes; or go on with it."""
     from msgspec import structs
 
     from batchtune.probe.devices import law
@@ -281,7 +261,8 @@ def _probe(
 
     settings = probe.settings(lengths, run, source)
     settings = structs.replace(settings, minutes=minutes)
-    holds_other_lengths(lengths, run.run, force=run.force)
+    force = run.force and not goes_on
+    holds_other_lengths(lengths, run.run, force=force)
     if law.is_law(settings.device):
         console.note("Nothing is run: the device is made by a law.", quiet=run.quiet)
     elif probe.workload is None and settings.command is None:
@@ -292,12 +273,13 @@ def _probe(
             on_progress=bar.probing,
             on_note=partial(console.note, quiet=run.quiet),
             nodes=nodes,
+            goes_on=goes_on,
         )
         return run_probe(
             lengths,
             settings,
             run.run,
-            force=run.force,
+            force=force,
             sweep_settings=sweep_settings,
             hooks=hooks,
         )

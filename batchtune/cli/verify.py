@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
         StreamConfig,
         Verification,
     )
-    from batchtune.verify.plan import VerifyPlan, VerifySettings
+    from batchtune.verify.plan import Subject, VerifyPlan, VerifySettings
 
 EXAMPLES = {
     "verify": """
@@ -142,7 +141,7 @@ def verify(
     from batchtune.reports import load_run
     from batchtune.reports.page import build_verification_page
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, checked
-    from batchtune.verify.plan import VerifySettings
+    from batchtune.verify.plan import VerifySettings, subject_of
 
     refuse_to_be_a_rank()
     folder, manifest = source.split(run)
@@ -179,7 +178,11 @@ def verify(
             asked = subject.asked(manifest, lengths)
             plan = sampler_plan(lengths, folder, settings, quiet=quiet)
         verification = run_with_progress(
-            plan, folder=folder, asked=asked, nodes=nodes, quiet=quiet
+            plan,
+            subject_of(plan.lengths, plan.probe, asked, folder),
+            folder=folder,
+            nodes=nodes,
+            quiet=quiet,
         )
         if not stream:
             mark_proven(folder, verification)
@@ -267,18 +270,16 @@ def _check_padded(folder: Path) -> None:
 
 def run_with_progress(
     plan: VerifyPlan,
+    subject: Subject,
     deadline: float = math.inf,
     *,
     folder: Path,
-    asked: Mapping[str, Any],
     nodes: Nodes | None,
     quiet: bool,
 ) -> Verification:
-    """Run a plan with a progress bar, as `run_verify` does; `asked` has the fields of `ProbeSettings` to change."""
+    """Run a plan with a progress bar, as `run_verify` does."""
     from batchtune.verify import run_verify
-    from batchtune.verify.plan import subject_of
 
-    subject = subject_of(plan.lengths, plan.probe, asked, folder)
     doing = "Running"
     if plan.settings.brief:
         doing = "Proving the recommended batches with"

@@ -41,6 +41,10 @@ _FEWEST_LEAKING_STEPS = 5
 _WATCH_SECONDS = 30.0
 
 
+OOM_COUNTED = "the allocator ran out of memory"
+"""What is known of an error that only the allocator's count shows."""
+
+
 class Agree(Protocol):
     """Asks all ranks: whatever decides how many steps run, or which, must be decided by all together."""
 
@@ -178,7 +182,7 @@ class Attempt:
         if self.caught:
             return self.caught[0]
         if self.ooms and not self.single:
-            return f"the allocator ran out of memory ({counted(self.ooms, 'time')})"
+            return f"{OOM_COUNTED} ({counted(self.ooms, 'time')})"
         return None
 
     def judged(self) -> tuple[Literal["ok", "oom", "error"], str | None]:

@@ -35,6 +35,7 @@ class Peaks:
     ) -> None:
         self.limit_bytes = limit_bytes
         self._peaks: dict[BatchShape, list[int]] = defaultdict(list)
+        self._reserved: dict[BatchShape, int] = {}  # by its trials, if there is a cache
         self._passed_first: set[BatchShape] = set()
         self._repetitions = 0
         # Steps first: a worker that goes on with trials after its turns has taken its first step there.
@@ -68,6 +69,10 @@ class Peaks:
         self._first_steps = [
             step for number, step in enumerate(steps) if number in firsts
         ]
+        for trial in trials:
+            if trial.reserved_bytes is not None:
+                before_it = self._reserved.get(trial.shape, 0)
+                self._reserved[trial.shape] = max(before_it, trial.reserved_bytes)
         for number, trial in passed:
             is_first = number in firsts
             if is_first:
@@ -97,13 +102,13 @@ class Peaks:
         lowest = min(self._peaks.get(shape, ()), default=None)
         if lowest is None:
             return True
-        spread = (
-            0.0 if shape in self._passed_first else float(self.margin.first_step_bytes)
-        )
-        margin_bytes = self._margin_bytes(spread)
-        if shape.batch_size == 1:
-            margin_bytes -= self._fragments_bytes
-        return self.limit_bytes - lowest >= margin_bytes
+        single_bytes = self._fragments_bytes if shape.batch_size == 1 else 0
+        if self.limit_bytes - lowest < self._margin_bytes(0.0) - single_bytes:
+            return False
+        if shape in self._passed_first:
+            return True
+        wanted = self._margin_bytes(float(self.margin.first_step_bytes)) - single_bytes
+        return self._free(shape, lowest) >= wanted
 
     @cached_property
     def margin(self) -> Margin:
@@ -141,10 +146,14 @@ class Peaks:
             if highest is None:
                 continue
             if step.outcome == "oom":
-                were_free.append(self.limit_bytes - highest)
+                were_free.append(self._free(step.shape, highest))
             elif step.peak_bytes is not None:
                 excesses.append(step.peak_bytes + self._lift(step) - highest)
         return max([*excesses, _BEYOND_WHAT_WAS_FREE * max(were_free)])
+
+    def _free(self, shape: BatchShape, peak_bytes: int) -> int:
+        """Return what a shape with this peak leaves of the limit, which is one of what the allocator reserves."""
+        return self.limit_bytes - max(peak_bytes, self._reserved.get(shape, 0))
 
     def highest(self, shape: BatchShape) -> int | None:
         """Return the highest peak measured for a shape; None if unknown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,13 @@ from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings, workload_sha256
 from batchtune.results import BatchShape, Device, Margin, Run, Trial
 from batchtune.trust import settings_differences, trust_warnings
-from batchtune.units import counted, format_length, format_seconds, format_size
+from batchtune.units import (
+    counted,
+    format_length,
+    format_seconds,
+    format_size,
+    parse_size,
+)
 
 # A run under other conditions must not be continued, so these errors need a fresh start.
 _START_OVER = "then start over with --force, or in another folder with --run"
@@ -27,6 +34,13 @@ _GIVE_MORE = "give more memory with --memory, or take a smaller model (checkpoin
 _LARGE_MARGIN = 0.02
 # It is harmless if an allocator empties its cache once after a larger shape, but not in one step of ten.
 _MANY_RETRIES = 0.1
+
+# What an error asked for, such as `Tried to allocate 20.00 MiB`.
+_ASKED_FOR = re.compile(r"(?:Tried|Unable) to allocate ([\d.]+ [KMGT]iB)")
+# If an error does not say it, memory was free where the peak is below this part of the limit; otherwise where both
+# together are below the other part: what is left may be in pieces.
+_HALF_FREE = 0.5
+_IN_ONE_PIECE = 0.95
 
 SLOWER_IN_TURNS = 1.25
 """A step among other shapes, with its batch, may take so many times as long as in its trial."""
@@ -61,13 +75,15 @@ class ProbeProgress:
 class ProbeHooks:
     """A caller's hooks; `measurer` takes the place of worker processes on the device that the settings name.
 
-    `nodes` are the other machines with ranks, if any.
+    `nodes` are the other machines with ranks, if any. `goes_on`: the caller itself has probed before, in the same
+    folder.
     """
 
     on_progress: Callable[[ProbeProgress], None] = lambda progress: None
     on_note: Callable[[str], None] = lambda text: None
     measurer: Measurer | None = None
     nodes: Nodes | None = None
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +136,38 @@ class NothingFits(ProbeError):
     ) -> None:
         self.trial = trial
         shortest = format_length(lengths.shortest, lengths.unit)
+        although = _although_free(trial, limit_bytes)
+        if although:
+            super().__init__(
+                f"a batch of one of the shortest example ({shortest}) ended with an error that says that memory ran out"
+                f"{although} ({trial.error})",
+                "The error is not about this limit. Look for what raised it: your code, another device or process, a "
+                f"limit of the system (`ulimit -v`, a container's). Fix that, {_START_OVER}.",
+            )
+            return
         super().__init__(
             f"the memory limit of {format_size(limit_bytes)} is too small: even a batch of one of the shortest "
             f"example ({shortest}) exceeds it ({trial.error or trial.outcome})",
             f"{_unit_hint(lengths, workload)}{_GIVE_MORE.capitalize()}; {_START_OVER}.",
         )
+
+
+def _although_free(trial: Trial, limit_bytes: int) -> str:
+    """Return the end of a sentence if what the error asked for was free, by the peak before it; else nothing."""
+    peak_bytes = trial.failed_peak_bytes
+    if peak_bytes is None:
+        return ""
+    asked = _ASKED_FOR.search(trial.error or "")
+    if asked is None:
+        was_free = peak_bytes < _HALF_FREE * limit_bytes
+    else:
+        was_free = peak_bytes + parse_size(asked[1]) < _IN_ONE_PIECE * limit_bytes
+    if not was_free:
+        return ""
+    return (
+        f", although memory was free: the peak was {format_size(peak_bytes)}, the limit is "
+        f"{format_size(limit_bytes)}"
+    )
 
 
 class TooLong(ProbeError):
@@ -143,7 +186,8 @@ class TooLong(ProbeError):
         super().__init__(
             f"the longest example ({format_length(lengths.longest, lengths.unit)}) does not fit within "
             f"{format_size(limit_bytes)}, even alone: {self.too_long:,} of {counted(lengths.count, 'example')} exceed "
-            f"{format_length(fitting_length, lengths.unit)}, the longest that fits ({trial.error or trial.outcome})",
+            f"{format_length(fitting_length, lengths.unit)}, the longest that fits"
+            f"{_although_free(trial, limit_bytes)} ({trial.error or trial.outcome})",
             f"{_unit_hint(lengths, workload)}Leave them out with --max-length {fitting_length!r}, "
             f"{_or_cut(trial, fitting_length)}{_GIVE_MORE}; {_START_OVER}.",
         )

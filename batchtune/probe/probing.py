@@ -62,7 +62,7 @@ def run_probe(
         trials: list[Trial] = []
         if not force:
             previous, trials = open_run(lengths, settings, folder)
-        if trials:
+        if trials and not hooks.goes_on:
             hooks.on_note(
                 f"{len(trials)} trials of an earlier run in {folder} are reused; --force measures again."
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from batchtune.errors import NoStepError, linked_errors
-from batchtune.probe.attempt import Agree, Attempt, alone
+from batchtune.probe.attempt import OOM_COUNTED, Agree, Attempt, alone
 from batchtune.probe.devices import Meter
 from batchtune.probe.failures import (
     Verdict,
@@ -80,7 +80,8 @@ class Session:
             self._free()
         attempt = self._attempt(shape, single=True)
         # A library may have caught it, and gone on with a smaller workspace.
-        if attempt.error is None and self._agree(attempt.ooms > 0):
+        may_pass = attempt.ooms > 0 and not attempt.caught
+        if attempt.error is None and self._agree(may_pass):
             with noting_ooms(attempt.caught):
                 self._attempt(shape, single=True)
         return self._ran(attempt)
@@ -104,6 +105,9 @@ class Session:
             # No memory may be left, or a device that no longer answers after a sticky error.
             with contextlib.suppress(Exception):
                 attempt.peaks.append(meter.peak())
+            has_run_out = meter.retries_and_ooms()[1] > ooms_before
+            if has_run_out and not attempt.caught and isinstance(error, NoStepError):
+                attempt.caught.append(OOM_COUNTED)
             # Only text leaves this block: the exception holds the failed step's frames, and they its tensors. A script
             # that catches its OOM skips the optimizer's step: the OOM is what failed.
             if not attempt.caught or not isinstance(error, NoStepError):

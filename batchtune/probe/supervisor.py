@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,15 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.allocators import Choice, worker_variables
+from batchtune.allocators import (
+    EXPANDABLE,
+    NATIVE,
+    Choice,
+    asked_for,
+    settings_in,
+    variables_for,
+    worker_variables,
+)
 from batchtune.errors import (
     BatchtuneError,
     OptionError,
@@ -56,6 +65,8 @@ Prepared = TypeVar("Prepared", Identified, Ready)
 
 UNPROTECTED = "none"
 """The scratch folder of a script that may write to the user's files."""
+# Of a driver, or a platform, that can't map memory.
+_DRIVER_ERROR = re.compile(r"CUDA driver error: (?!out of memory).*")
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
 LEADING_SECONDS = 15.0
 """How much longer than their time limit to wait for what leads ranks: it asks them where they hang, and may itself."""
@@ -146,19 +157,19 @@ class Supervisor(Measurer):
         self.worker = first_worker - 1
         self.packed = False
         """Whether the workload packs its batches; known once a worker has started."""
-        self._nursery = Nursery(
-            *worker_program(
-                script=settings.command is not None,
-                ranks=settings.has_ranks,
-                allocator=settings.allocator,
-            )
+        self._program = worker_program(
+            script=settings.command is not None,
+            ranks=settings.has_ranks,
+            allocator=settings.allocator,
         )
+        self._nursery = Nursery(*self._program)
+        self._allocator_problem: str | None = None
         self._scratch: ScriptRequest | None = None
         self._cleaning = contextlib.ExitStack()
         self._knows_script = False
         self._has_worker = False
         self._unused = False
-        self._locks: list[io.FileIO] = []
+        self._locks: dict[str, io.FileIO] = {}  # by the device's id
         self._busy: DeviceBusy | None = None
         self._note = on_note or (lambda text: None)
 
@@ -169,9 +180,7 @@ class Supervisor(Measurer):
         """End all processes, and release the device."""
         self._drop()
         self._nursery.close()
-        for lock in self._locks:
-            lock.close()
-        self._locks.clear()
+        self._release()
         self._cleaning.close()
         self._scratch = None
 
@@ -266,8 +275,17 @@ class Supervisor(Measurer):
                 request = replace(request, launch=self._nodes.start(settings.allocator))
             ready = self._ask(request, Ready)
             device = ready.device
+            if self._allocator_problem is not None:
+                device = replace(device, allocator_problem=self._allocator_problem)
             self.packed = ready.packed
             self._take_those_of(device)
+        except ExpandableRefused as refused:
+            self._drop()
+            if settings.allocator == EXPANDABLE:
+                raise
+            self.worker -= 1
+            self._take_memory_natively(refused.problem)
+            return self._start_worker()
         except BaseException as error:
             self._drop()
             if self._nodes is not None and isinstance(error, BatchtuneError):
@@ -284,6 +302,14 @@ class Supervisor(Measurer):
             return device
         other = DeviceProcess(pid=self._busy.process, used_bytes=None)
         return replace(device, other_processes=1, processes=[other])
+
+    def _take_memory_natively(self, problem: str) -> None:
+        """Start scripts without expandable segments from now on."""
+        self._allocator_problem = problem
+        module, replies, environment, imports = self._program
+        environment = {**environment, **variables_for(NATIVE, os.environ)}
+        self._nursery.close()
+        self._nursery = Nursery(module, replies, environment, imports)
 
     def _show_nodes(self, nodes: Nodes) -> None:
         """Show what other nodes printed last: they were lost, or did not start."""
@@ -334,9 +360,12 @@ class Supervisor(Measurer):
                 self._take(self._identified(f"cuda:{local_rank}"))
 
     def _take_those_of(self, device: Device) -> None:
-        """Lock the GPUs of a script's other ranks here: how many these are is known only now."""
+        """Lock the GPU that a script chose, and those of its other ranks here: they are known only now."""
         if device.kind != "cuda":
             return
+        if device.uuid is not None and device.uuid not in self._locks:
+            self._release()
+            self._take(DeviceIdentity(id=device.uuid, name=device.name))
         ranks_here = [
             rank for rank in device.ranks if rank.host == socket.gethostname()
         ]
@@ -352,7 +381,7 @@ class Supervisor(Measurer):
         deadline = time.monotonic() + wait_seconds
         while True:
             try:
-                self._locks.append(lock_device(device.id, device.name))
+                self._locks[device.id] = lock_device(device.id, device.name)
                 return
             except DeviceBusy as busy:
                 if self._busy is None and wait_seconds > 0:
@@ -404,6 +433,10 @@ class Supervisor(Measurer):
                 lost.output or None,
             )
         if self._settings.command is not None:
+            refused = _DRIVER_ERROR.search(lost.output)
+            wanted = asked_for(settings_in({**os.environ, **self._program[2]}))
+            if refused and wanted == EXPANDABLE and self._allocator_problem is None:
+                return ExpandableRefused(refused[0])
             return script_error(workload, lost)
         return WorkloadError(
             f"{workload}: the worker process {lost} while it built the workload",
@@ -412,12 +445,28 @@ class Supervisor(Measurer):
             tail(lost.output, lines=12),
         )
 
+    def _release(self) -> None:
+        for lock in self._locks.values():
+            lock.close()
+        self._locks.clear()
+
     def _drop(self) -> None:
         if self._has_worker:
             self._has_worker = False
             self._nursery.end_worker()
             if self._nodes is not None:
                 self._nodes.end()
+
+
+class ExpandableRefused(ProbeError):
+    """The driver refused a script's first memory, as it was to take expandable segments."""
+
+    def __init__(self, error: str) -> None:
+        self.problem = f"expandable segments don't work: {error}"
+        super().__init__(
+            f"--allocator expandable is impossible here: {self.problem}",
+            "Leave it out: whatever works is then measured, and every result says how to train with it.",
+        )
 
 
 def script_error(command: str, lost: WorkerLost) -> WorkloadError:

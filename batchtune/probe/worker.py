@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -246,6 +247,21 @@ def trained_parameters() -> list[torch.Tensor]:
         for parameter in each_once
         if parameter.requires_grad and not is_lazy(parameter) and _is_held(parameter)
     ]
+
+
+def training_gpu() -> int | None:
+    """Return which GPU holds most of what is trained, torch's current one if none does; None before CUDA is used."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    trained: Counter[int] = Counter()
+    for parameter in trained_parameters():
+        if parameter.device.type == "cuda":
+            trained[parameter.device.index] += parameter.numel()
+    if not trained:
+        return torch.cuda.current_device()
+    return max(trained, key=trained.__getitem__)
 
 
 def _is_held(parameter: torch.Tensor) -> bool:

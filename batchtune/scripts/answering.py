@@ -26,7 +26,7 @@ from batchtune.probe.requests import (
     Ready,
     Run,
 )
-from batchtune.probe.worker import own_part, trained_parameters
+from batchtune.probe.worker import own_part, trained_parameters, training_gpu
 from batchtune.results import BatchShape, Script, Twin
 from batchtune.results.devices import WRONG_TWINS
 from batchtune.scripts.drawing import Drawn
@@ -58,6 +58,8 @@ class ScriptWorker(RankWorker):
     def __init__(self, loop: Loop, place: RankPlace) -> None:
         super().__init__(place)
         self._loop = loop
+        # Whether its state is known after it has caught an OOM: no batches are ahead, nor part of a step.
+        self._goes_on = False
 
     def _describe(self, request: Describe) -> Described:
         """Write the lengths that the training loop's data set holds, once for all ranks."""
@@ -83,9 +85,10 @@ class ScriptWorker(RankWorker):
         return Described(loader=described(loader))
 
     def _run(self, request: Run) -> Ran:
-        """Run a trial or a single step; after a failure the script starts anew, as nothing is known of its state."""
+        """Run a trial or a single step; after a failure the script starts anew, unless it goes on by itself."""
         ran = super()._run(request)
-        if ran.trial.outcome == "ok":
+        goes_on = ran.trial.flushed or (ran.trial.caught and self._goes_on)
+        if ran.trial.outcome == "ok" or goes_on:
             return ran
         return replace(ran, renew=True)
 
@@ -124,6 +127,7 @@ class ScriptWorker(RankWorker):
         own_batches.clear()
         loop.call(feed.end_own)
         fed = Fed(loop, source, meter, accumulation, self._place.largest)
+        self._goes_on = accumulation == 1 and fed.stale == 0
         if script.compare:
             twins = self._compared(fed, pairs)
         _check(twins, force=script.force)
@@ -169,12 +173,11 @@ class ScriptWorker(RankWorker):
 
     def _open(self, request: Prepare) -> Meter:
         """Open the device that the script trains on. Raises ProbeError if another was asked for."""
-        import torch
-
         used = "cpu"
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # Each thread has a current device of its own.
-            used = f"cuda:{self._loop.call(torch.cuda.current_device)}"
+        # Each thread has a current device of its own.
+        gpu = self._loop.call(training_gpu)
+        if gpu is not None:
+            used = f"cuda:{gpu}"
         asked = request.settings.device
         if asked not in ("auto", used, used.partition(":")[0]):
             raise ProbeError(
@@ -330,7 +333,11 @@ class Fed:
     def step(self, batch: Any) -> None:
         """Let the loop train on batches like this one until an optimizer steps."""
         # A script may take parts out of a batch, or move them.
-        self._loop.train(lambda: copy.copy(batch), self._accumulation)
+        self._loop.train(
+            lambda: copy.copy(batch),
+            self._accumulation,
+            lambda: self._meter.retries_and_ooms()[1],
+        )
 
     def compared(self, shape: BatchShape, own: Any, made: Any) -> Twin:
         """Return the peaks of one of the script's own batches and of a made one, the lower of two in turns for each.

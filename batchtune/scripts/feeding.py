@@ -23,7 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from batchtune.errors import NoStepError, WorkloadError
-from batchtune.probe.attempt import Agree, alone
+from batchtune.probe.attempt import OOM_COUNTED, Agree, alone
 from batchtune.probe.failures import error_verdict, first_noted
 from batchtune.probe.last_words import NO_STEP
 from batchtune.probe.rank import RankPlace, print_stack_when_asked
@@ -157,12 +157,19 @@ class Loop:
         assert isinstance(event, Returned)
         return event.value
 
-    def train(self, next_batch: Callable[[], Any], batches_per_step: int = 1) -> int:
+    def train(
+        self,
+        next_batch: Callable[[], Any],
+        batches_per_step: int = 1,
+        count_ooms: Callable[[], int] = int,
+    ) -> int:
         """Deliver batches until an optimizer has stepped, on all ranks; return how many.
 
-        Raises what the script raises, and NoStepError if no optimizer steps.
+        Raises what the script raises, and NoStepError if no optimizer steps: at once if `count_ooms`, those of the
+        allocator, shows that the script has caught one.
         """
         before = self.steps
+        ooms_before = count_ooms()
         trace = sys.gettrace()
         most = _PATIENCE * batches_per_step
         for batches in range(1, most + 1):
@@ -173,8 +180,13 @@ class Loop:
             has_stepped = self.steps > before
             if not has_stepped and batches < batches_per_step:
                 continue
-            if not self.agree(not has_stepped, first_noted(trace)):
+            caught = first_noted(trace)
+            if caught is None and count_ooms() > ooms_before:
+                caught = OOM_COUNTED
+            if not self.agree(not has_stepped, caught):
                 return batches
+            if caught is not None and not has_stepped:
+                raise NoStepError(f"no optimizer stepped after {caught}")
         raise NoStepError(
             f"the script took {most} batches without an optimizer step",
             "Is its loss finite? Does it catch errors and go on?",

@@ -117,12 +117,12 @@ class Given:
         """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        # It stays: removed while the hooks run, it would change what torch iterates over.
         def on_step(*_: Any) -> None:
-            hook.remove()
             if self._own_sampler is None:
                 self._refuse(*difference)
 
-        hook = register_optimizer_step_pre_hook(on_step)
+        register_optimizer_step_pre_hook(on_step)
 
     def _refuse(self, reason: str, lines: str = SAMPLER_LINES) -> None:
         raise SystemExit(

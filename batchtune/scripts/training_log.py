@@ -18,6 +18,8 @@ import msgspec
 
 from batchtune.files import open_to_append, unwritable
 from batchtune.probe.devices import backend_for
+from batchtune.probe.devices.cuda import Peaks
+from batchtune.probe.worker import training_gpu
 from batchtune.results import BatchShape, TrainingStart, TrainingStep, meta_of
 
 _RESIDENT = re.compile(rb"^(VmHWM|RssFile|RssShmem):\s+(\d+) kB", re.MULTILINE)
@@ -124,28 +126,33 @@ def _of_all_ranks() -> str:
 
 
 class Clock:
-    """Times on a GPU if this process has used one, read from events once it has passed them; else on the CPU."""
+    """Times on the GPU that trains, read from events once it has passed them; without one, on the CPU."""
 
     def __init__(self) -> None:
         import torch
 
         self._cuda: Any = torch.cuda
-        self._on_gpu: bool = self._cuda.is_initialized()
         self.device = backend_for("cpu").identify("cpu").name
-        if self._on_gpu:
-            self.device = self._cuda.get_device_name()
+        self._gpu: int | None = None
+        if self._cuda.is_initialized():
+            self._gpu = self._cuda.current_device()
+        with contextlib.suppress(Exception):  # an optimizer that is not like torch's
+            self._gpu = training_gpu()
+        if self._gpu is not None:
+            self.device = self._cuda.get_device_name(self._gpu)
+            self._peaks = Peaks(self._gpu)
 
     def mark(self) -> Any:
         """Return the time now, or an event in the GPU's current stream."""
-        if not self._on_gpu:
+        if self._gpu is None:
             return time.perf_counter()
         event = self._cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._cuda.current_stream(self._gpu))
         return event
 
     def seconds(self, began: Any, ended: Any) -> float | None:
         """Return the time between two marks; None if the GPU has not passed them."""
-        if not self._on_gpu:
+        if self._gpu is None:
             return float(ended - began)
         if not ended.query():
             return None
@@ -153,11 +160,10 @@ class Clock:
 
     def take_peak(self) -> int | None:
         """Return the most memory since the last call that torch allocated, on the CPU that is no file's (Linux)."""
-        if self._on_gpu:
-            # As `max_memory_allocated`, which takes 100 µs to flatten and sort all the statistics.
-            statistics = self._cuda.memory_stats_as_nested_dict()
-            self._cuda.reset_peak_memory_stats()
-            return int(statistics["allocated_bytes"]["all"]["peak"])
+        if self._gpu is not None:
+            peak, _ = self._peaks.read()
+            self._peaks.reset()
+            return peak
         with contextlib.suppress(OSError):
             # Unbuffered and as bytes: half of the time, in each step.
             with open("/proc/self/status", "rb", buffering=0) as file:

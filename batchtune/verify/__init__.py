@@ -111,8 +111,8 @@ def verify(
     the others from being tried. If all pass, shuffled batches follow, up to the first that fails. Only these are
     timed: the worst shapes are their warm-up. Where the allocator fragments, pairs of shapes follow, each on an emptied
     cache. If all passed, other shuffled batches run in further processes: training starts in a fresh one. A brief plan
-    leaves out the worst shapes, and shuffled batches end where they take longer than its settings say. Raises as
-    `run_verify` does.
+    leaves out the worst shapes, and ends with the first failure; its shuffled batches end where they take longer than
+    its settings say. Raises as `run_verify` does.
     """
     started = time.monotonic()
     device = stepper.start()
@@ -153,7 +153,7 @@ class _Runner:
         if not done.failures:
             shuffled = itertools.islice(self.plan.shuffled_batches(), planned)
             self._run("shuffled", shuffled, done.shuffled, planned)
-        if self.device.fragments:
+        if self.device.fragments and not self._is_refuted:
             self._run_pairs()
         for restart in range(1, _MOST_RESTARTS + 1):
             is_dear = start_seconds > _START_SHARE * done.seconds
@@ -166,6 +166,11 @@ class _Runner:
             done.processes += 1
         if done.failures and self.device.kind == "cuda":
             self._restart()  # or an error, if something else has taken the memory: then no shape is to blame
+
+    @property
+    def _is_refuted(self) -> bool:
+        """Whether no further failure matters: a brief plan only asks whether all batches fit."""
+        return self.plan.settings.brief and bool(self.done.failures)
 
     def _restart(self) -> None:
         self.stepper.start()
@@ -191,6 +196,8 @@ class _Runner:
         done.planned_pairs = total - len(sequences)
         failed = {failure.shape for failure in done.failures}
         for sequence in sequences:
+            if self._is_refuted:
+                return
             if any(batch.shape in failed for batch in sequence):
                 continue
             self.release = True

@@ -66,6 +66,7 @@ from benchmarks.recipe_summary import (
     summarise,
 )
 
+from batchtune.allocators import worker_variables
 from batchtune.errors import BatchtuneError
 from batchtune.files import write_whole
 from batchtune.lengths import FloatArray
@@ -102,7 +103,8 @@ class Worker:
     """A training process under the limit, and what to ask it. It starts while others work: the first request waits."""
 
     def __init__(self, started_with: dict[str, Any]) -> None:
-        environment = dict(os.environ)
+        # The allocator with which batchtune measures, for all.
+        environment = {**os.environ, **worker_variables("auto", os.environ)}
         for backend in backends():
             environment |= backend.WORKER_ENVIRONMENT
         self._process = subprocess.Popen(

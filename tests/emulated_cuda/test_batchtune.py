@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from emulated_cuda.machine import MIB, Machine
+from emulated_cuda.machine import MIB, ROOT, Machine
 
 pytestmark = pytest.mark.process
+EMULATED = ROOT / "tests" / "benchmarks" / "emulated_steps.json"
 WORKLOAD = ("--workload", "builtin:transformer-lm", "--set", "size=tiny")
 
 
@@ -45,3 +46,21 @@ def test_a_table_is_probed_swept_and_verified(
 def test_doctor_shows_the_devices(emulated_cuda: Machine) -> None:
     found = json.loads(emulated_cuda.batchtune("doctor", "--json", devices=2))
     assert [gpu["name"] for gpu in found["gpus"]] == ["Emulated GPU"] * 2
+
+
+CALIBRATED = """
+import json, sys
+sys.path.insert(0, "tests")
+from benchmarks import calibration
+case, _, allocator = sys.argv[1].rpartition(" ")
+case = calibration.CASES[case]
+print(json.dumps(calibration.steps_of(case, allocator, "cuda", "16GiB")))
+"""
+
+
+@pytest.mark.parametrize("case", ["LM base bf16 native", "LM base fp32 expandable"])
+def test_the_calibration_of_a_gpu_compares_it_with_this(
+    emulated_cuda: Machine, case: str
+) -> None:
+    reference = json.loads(EMULATED.read_text())[case]
+    assert emulated_cuda.figures(CALIBRATED, case, memory="140GiB") == reference

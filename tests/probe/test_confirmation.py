@@ -158,3 +158,20 @@ def test_a_worker_replaced_mid_turns_has_a_first_step_too() -> None:
     peaks = Peaks(1000, [made_trial(LONG, peak_bytes=100)], turns_of(stepper).steps)
     assert peaks.margin.spread_bytes == 0
     assert peaks.margin.first_step_bytes == 50
+
+
+def test_what_a_first_step_lacked_is_what_the_allocator_had_left() -> None:
+    large, small = BatchShape(9, 16.0), BatchShape(8, 16.0)
+    trials = [
+        made_trial(shape, peak_bytes=peak, reserved_bytes=reserved, worker=1)
+        for shape, peak, reserved in (
+            (SHORT, 100, 110),
+            (small, 880, 950),
+            (large, 900, 990),
+        )
+    ]
+    failed = made_trial(large, "oom", worker=2)
+    peaks = Peaks(1000, trials, [failed])
+    assert peaks.margin.first_step_bytes == 4 * (1000 - 990)
+    assert not peaks.leaves_margin(large)
+    assert peaks.leaves_margin(small)

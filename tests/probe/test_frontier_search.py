@@ -277,6 +277,31 @@ def test_nothing_fits_is_told_after_the_shortest_was_tried() -> None:
     )
 
 
+OOM = "OutOfMemoryError: CUDA out of memory."
+
+
+@pytest.mark.parametrize(
+    ("error", "peak_mib", "told"),
+    [
+        (f"{OOM} Tried to allocate 20.00 MiB.", 900, "free: the peak was 900 MiB"),
+        (f"{OOM} Tried to allocate 80.00 MiB.", 900, "is too small"),
+        (OOM, 500, "although memory was free: the peak was 500 MiB, the limit is 1 G"),
+        (OOM, 520, "is too small"),
+        (OOM, None, "is too small"),
+    ],
+)
+def test_an_error_while_memory_was_free_is_reported_as_such(
+    error: str, peak_mib: int | None, told: str
+) -> None:
+    peak = None if peak_mib is None else peak_mib << 20
+    shape = BatchShape(1, SPEECH.longest)
+    trial = Trial.of(shape, "oom", error=error, failed_peak_bytes=peak)
+    nothing = NothingFits(SPEECH, "made", 1 << 30, trial)
+    too_long = TooLong(SPEECH, "made", 1 << 30, trial, SPEECH.shortest)
+    assert told in nothing.message
+    assert ("although memory was free" in too_long.message) == ("free" in told)
+
+
 def test_examples_that_are_too_long_are_counted() -> None:
     fitting = float(SPEECH.histogram.lengths[-40])
     peak = quadratic_peak(linear=1e9, quadratic=0)

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import msgspec
@@ -64,8 +65,12 @@ def test_a_line_that_was_taken_out_is_noticed(journal: Path) -> None:
         read_trials(journal)
 
 
-def test_a_full_disk_is_told_and_what_was_written_stays(journal: Path) -> None:
+def test_a_full_disk_is_told_and_what_was_written_stays(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr("batchtune.run_folder.open_to_append", lambda path: full)
     with pytest.raises(ResultError, match="No space left on device") as caught:
-        append_trial(Path("/dev/full"), TRIALS[0])
+        append_trial(journal, TRIALS[0])
     assert "run the same command again" in caught.value.hint
     assert read_trials(journal) == TRIALS

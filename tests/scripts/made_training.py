@@ -55,10 +55,10 @@ class MadeLearned:
         return (shape.batch_size, int(shape.length))
 
 
-def fed_by(loop: Loop, accumulation: int = 1) -> Fed:
+def fed_by(loop: Loop, accumulation: int = 1, meter: MadeMeter | None = None) -> Fed:
     """The script of this loop as a workload."""
     learned: Any = MadeLearned()
-    return Fed(loop, learned, MadeMeter(), accumulation)
+    return Fed(loop, learned, meter or MadeMeter(), accumulation)
 
 
 class Training:

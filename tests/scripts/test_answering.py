@@ -146,6 +146,34 @@ def test_a_failure_is_that_of_its_batch(
         assert "raise error" in (failed.traceback or "")
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_step_that_a_script_skips_ran_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    ooms: list[int] = []
+
+    def run_out() -> None:
+        ooms.append(1)
+        raise OOM
+
+    meter = MadeMeter()
+    monkeypatch.setattr(meter, "retries_and_ooms", lambda: (0, len(ooms)))
+    small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
+    train = trained_with(run_out, catches=True)
+    loop = MadeScript(monkeypatch, train, small).measured()
+    worker = worker_of(loop)
+    worker._goes_on = goes_on
+    worker._session = Session(fed_by(loop, meter=meter), meter)
+    failed, after = (
+        worker.answer(Run(shape=shape, single=True)) for shape in (LARGE, SMALL)
+    )
+    assert isinstance(failed, Ran) and isinstance(after, Ran)
+    assert (failed.trial.outcome, failed.renew) == ("oom", not goes_on)
+    assert "the allocator ran out of memory" in (failed.trial.error or "")
+    assert (after.trial.outcome, after.renew) == ("ok", False)
+    assert len(ooms) == 1
+
+
 def test_an_oom_that_ends_the_process_is_known_in_any_step() -> None:
     """As in a child of `mp.spawn`, which exits within its `except`; only the first step of a trial is traced."""
     loop = Loop()

@@ -195,6 +195,8 @@ def test_a_script_is_tuned_run_recorded_and_reported(
     assert_shown_in_readme(check_learned(run, 100))
     sweep = read_result(run / SWEEP_FILE, Sweep)
     assert sweep.lengths.count == 400 and sweep.recommended_row is not None
+    proof = sweep.proof  # the script itself ran these batches, in a fresh process
+    assert proof is not None and proof.holds and proof.steps >= 12
     # What it would gain is told against its own DataLoader.
     assert sweep.current is not None and sweep.current.batches == 50
     current = "Your current config is fixed batches of 8 (as the script's DataLoader"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -29,6 +31,8 @@ _UNCACHED_VARIABLES = (
 )
 _FRACTION = re.compile(r"per_process_memory_fraction\s*:\s*(\d*\.?\d+)")
 _MAPS_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+# What torch's functions that reset a device's peaks call.
+_RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 _ROUNDING = 1e-6  # the allocator keeps a fraction as whole bytes
 
 
@@ -136,6 +140,7 @@ class CudaMeter(Meter):
 
         self._cuda = torch.cuda
         self.torch_device = torch.device("cuda", card.index)
+        self._peaks = Peaks(card.index)
         _refuse_uncached()
         self._gpu = card.gpu
         self._clock: dict[str, Any] = {"sm_clock_mhz": None, "throttle_reasons": None}
@@ -145,6 +150,8 @@ class CudaMeter(Meter):
         if self._gpu is not None:
             facts = self._gpu.facts()
             driver = self._gpu.driver()
+        is_used = torch.cuda.memory_reserved(self.torch_device) > 0  # by a script
+        self._free_before = _free_before(facts, is_used=is_used)
         try:
             # What the workload calls `.cuda()` means this device too
             torch.cuda.set_device(self.torch_device)
@@ -170,9 +177,8 @@ class CudaMeter(Meter):
         if facts.processes is not None:
             others = [user for user in facts.processes if user.pid != os.getpid()]
             other_processes = len(others)
-        self._free_before: int | None = None
-        if abs((facts.total_bytes or 0) - total) <= _SAME_TOTAL * total:
-            self._free_before = facts.free_bytes
+        if abs((facts.total_bytes or 0) - total) > _SAME_TOTAL * total:
+            self._free_before = None
         self.device = Device(
             kind="cuda",
             name=card.name,
@@ -302,16 +308,16 @@ class CudaMeter(Meter):
             )
 
     def reset(self) -> None:
-        """Reset the allocator's own peaks."""
-        self._cuda.reset_peak_memory_stats(self.torch_device)
+        """Start new peaks."""
+        self._peaks.reset()
 
     def peak(self) -> int | None:
         """Return the most bytes allocated to tensors."""
-        return self._cuda.max_memory_allocated(self.torch_device)
+        return self._peaks.read()[0]
 
     def reserved(self) -> int | None:
         """Return the most bytes held, the cache included."""
-        return self._cuda.max_memory_reserved(self.torch_device)
+        return self._peaks.read()[1]
 
     def in_use(self) -> int:
         """Return the bytes of tensors."""
@@ -380,6 +386,44 @@ class CudaMeter(Meter):
         return switches
 
 
+class Peaks:
+    """A GPU's highest memory since `reset`, though the measured code may reset torch's own statistics meanwhile."""
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self._index = index
+        self._earlier = (0, 0)  # before the measured code's last reset
+        for name in _RESETS:
+            own = getattr(torch._C, name, None)
+            if own is not None:
+                setattr(torch._C, name, self._after_reading(own))
+
+    def _after_reading(self, reset: Callable[[int], None]) -> Callable[[int], None]:
+        @functools.wraps(reset)
+        def read_and_reset(index: int) -> None:
+            self._earlier = self.read()
+            reset(index)
+
+        return read_and_reset
+
+    def reset(self) -> None:
+        """Start new peaks."""
+        self._cuda.reset_peak_memory_stats(self._index)
+        self._earlier = (0, 0)
+
+    def read(self) -> tuple[int, int]:
+        """Return the most bytes allocated to tensors, and the most held, the cache included."""
+        # As `max_memory_allocated`, which takes 100 µs to flatten and sort all the statistics.
+        statistics = self._cuda.memory_stats_as_nested_dict(self._index)
+        allocated, reserved = (
+            int(statistics[kind]["all"]["peak"])
+            for kind in ("allocated_bytes", "reserved_bytes")
+        )
+        return max(allocated, self._earlier[0]), max(reserved, self._earlier[1])
+
+
 def _refuse_uncached() -> None:
     """Raise ProbeError if torch's allocator is turned off, as any value of a variable does: it knows no limit then."""
     for name in _UNCACHED_VARIABLES:
@@ -388,6 +432,16 @@ def _refuse_uncached() -> None:
                 f"{name} is set: PyTorch then allocates past its allocator, which neither limits nor measures it",
                 f"Unset {name}, in training too.",
             )
+
+
+def _free_before(facts: DoctorGpu, *, is_used: bool) -> int | None:
+    """Return what was free before this process used a GPU; None if NVML does not tell what it has taken since."""
+    if not is_used:
+        return facts.free_bytes
+    for user in facts.processes or ():
+        if user.pid == os.getpid() and None not in (user.used_bytes, facts.free_bytes):
+            return int(user.used_bytes or 0) + int(facts.free_bytes or 0)
+    return None
 
 
 def _maps_memory(index: int) -> bool | None:

@@ -197,9 +197,9 @@ static int attribute_of(const DeviceProperties *of, int attribute) {
         case UNIFIED_ADDRESSING:
         case STREAM_PRIORITIES:
         case COOPERATIVE_LAUNCH:
-        case VIRTUAL_MEMORY_MANAGEMENT:
         case POSIX_FILE_HANDLES:
         case MEMORY_POOLS: return 1;
+        case VIRTUAL_MEMORY_MANAGEMENT: return settings()->maps_memory;
         default: return 0;
     }
 }

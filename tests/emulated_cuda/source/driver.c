@@ -145,6 +145,7 @@ Error cuMemAddressFree(uintptr_t start, size_t size) {
 }
 
 Error cuMemCreate(Physical **handle, size_t size, const AllocationProperties *properties, uint64_t flags) {
+    if (!settings()->maps_memory) return NOT_SUPPORTED;
     if (properties->requested_handle_types == FABRIC_HANDLE) return NOT_PERMITTED;
     int device = properties->location.device;
     Error error = (Error)enter_context(device);

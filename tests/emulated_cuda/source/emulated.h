@@ -32,6 +32,7 @@ typedef struct {
     int processors;
     double flops_per_microsecond;
     bool nvml;
+    bool maps_memory;             /* or the driver refuses expandable segments */
     bool trace;
 } Settings;
 

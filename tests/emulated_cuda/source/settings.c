@@ -97,6 +97,7 @@ static void read_settings(void) {
     values.processors = (int)number_of("PROCESSORS", 108);
     values.flops_per_microsecond = number_of("TFLOPS", 20) * 1e6;
     values.nvml = number_of("NVML", 1) != 0;
+    values.maps_memory = number_of("MAPS_MEMORY", 1) != 0;
     values.trace = variable("TRACE") != NULL;
     choose_devices();
 }

@@ -1,0 +1,102 @@
+"""Unchanged training scripts: the device that they choose, its peaks, and what they do about running out of memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulated_cuda.machine import CONTEXT, MIB, Machine
+
+pytestmark = pytest.mark.process
+SCRIPT = Path(__file__).with_name("training_script.py")
+
+PROBED = """
+import json, msgspec, os, sys
+from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import BatchShape
+memory, allocator, *command = sys.argv[1:]
+settings = ProbeSettings(
+    workload="a script", options={}, command=[sys.executable, *command],
+    device=command[1], allocator=allocator,
+    memory_bytes=int(memory), memory_fraction=1.0,
+)
+lengths = Lengths.of([20 + 37 * index % 80 for index in range(40)])
+with Supervisor(settings, lengths=lengths) as supervisor:
+    device = supervisor.start()
+    rans = [supervisor.measure(BatchShape(size, 60.0), 0) for size in (400, 40_000)]
+    rans += [supervisor.step(BatchShape(size, 60.0)) for size in (40_000, 400)]
+print(json.dumps(msgspec.to_builtins([device, [ran.trial for ran in rans]])))
+"""
+
+
+@pytest.fixture
+def probed(emulated_cuda: Machine, tmp_path: Path) -> Any:
+    """The device of a script, and a small and a large trial, then a large and a small step."""
+
+    def run(device: str, *habits: str) -> Any:
+        command = (str(256 * MIB), "auto", str(SCRIPT), device, *habits)
+        return emulated_cuda.figures(
+            PROBED, *command, memory="8GiB", devices=2, TMPDIR=str(tmp_path)
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("device", "habits", "workers"),
+    [
+        ("cuda:1", (), [1, 1, 2, 3]),
+        ("cuda:0", ("resets",), [1, 1, 2, 3]),
+        # It goes on by itself, so that it is not started again.
+        ("cuda:0", ("catches",), [1, 1, 1, 1]),
+    ],
+    ids=["another GPU", "resets peaks", "catches errors"],
+)
+def test_a_script_is_measured_whatever_it_does(
+    probed: Any, device: str, habits: tuple[str, ...], workers: list[int]
+) -> None:
+    used, trials = probed(device, *habits)
+    assert int(used["uuid"][-1]) == int(device[-1]) + 1
+    assert used["limit_bytes"] == 256 * MIB
+    assert used["outside_bytes"] > CONTEXT
+    assert [trial["outcome"] for trial in trials] == ["ok", "oom", "oom", "ok"]
+    assert [trial["worker"] for trial in trials] == workers
+    assert trials[0]["peak_bytes"] == 150028288
+
+
+def test_recorded_peaks_are_those_of_the_training_gpu(
+    emulated_cuda: Machine, tmp_path: Path
+) -> None:
+    peaks = {}
+    for habits in (("cuda:0",), ("cuda:1", "resets")):
+        run = tmp_path / habits[0]
+        script = (sys.executable, str(SCRIPT), *habits)
+        emulated_cuda.batchtune("record", "--run", str(run), "--", *script, devices=2)
+        lines = (run / "training.jsonl").read_text().splitlines()
+        steps = [json.loads(line) for line in lines if line]
+        peaks[habits] = [step.get("peak_bytes") for step in steps]
+    plain, reset = peaks.values()
+    assert plain == reset
+    assert len([peak for peak in plain if peak]) == 9
+
+
+@pytest.mark.parametrize("allocator", ["auto", "expandable"])
+def test_a_driver_without_expandable_segments(
+    emulated_cuda: Machine, tmp_path: Path, allocator: str
+) -> None:
+    command = (str(256 * MIB), allocator, str(SCRIPT), "cuda:0")
+    settings = {"EMULATED_CUDA_MAPS_MEMORY": "0", "TMPDIR": str(tmp_path)}
+    ran = emulated_cuda("-c", PROBED, *command, **settings)
+    refused = "expandable segments don't work: CUDA driver error: operation not"
+    if allocator == "expandable":
+        assert f"--allocator expandable is impossible here: {refused}" in ran.stderr
+        return
+    device, trials = json.loads(ran.stdout.splitlines()[-1])
+    assert device["allocator"] == "native"
+    assert device["allocator_problem"].startswith(refused)
+    assert [trial["worker"] for trial in trials] == [1, 1, 2, 3]

@@ -1,0 +1,34 @@
+"""A training script: `python training_script.py DEVICE [resets] [catches]`."""
+
+import sys
+
+import torch
+from torch.utils.data import DataLoader
+
+DEVICE, *HABITS = sys.argv[1:]
+
+
+def train(model, optimizer, batch):
+    optimizer.zero_grad()
+    model(batch.to(DEVICE)).square().mean().backward()
+    optimizer.step()
+    if "resets" in HABITS:
+        torch.cuda.reset_peak_memory_stats(DEVICE)
+
+
+def main():
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 256), torch.nn.Tanh()).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    examples = [torch.randn(20 + 37 * index % 80, 16) for index in range(40)]
+    pad = torch.nn.utils.rnn.pad_sequence
+    loader = DataLoader(examples, 4, collate_fn=lambda batch: pad(batch, True))
+    for batch in loader:
+        try:
+            train(model, optimizer, batch)
+        except torch.OutOfMemoryError:
+            if "catches" not in HABITS:
+                raise
+
+
+main()
