@@ -7,6 +7,7 @@ the batches once more, and the loader's own workers, resuming and `len()` stay a
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import warnings
@@ -117,9 +118,11 @@ class Given:
         """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        steps = itertools.count()
+
         # It stays: removed while the hooks run, it would change what torch iterates over.
         def on_step(*_: Any) -> None:
-            if self._own_sampler is None:
+            if next(steps) == 0 and self._own_sampler is None:
                 self._refuse(*difference)
 
         register_optimizer_step_pre_hook(on_step)

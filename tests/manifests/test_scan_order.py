@@ -41,7 +41,8 @@ def test_the_order_of_the_data_set_is_put_back(sources: list[Path]) -> None:
         assert found.values.tolist() == LENGTHS
         assert found.targets is not None
         assert found.targets.tolist() == [10 * length for length in LENGTHS]
-    assert load_lengths(table).rows == tuple((x, 10.0 * x) for x in LENGTHS)
+    rows = [(number, x, 10.0 * x) for number, x in enumerate(LENGTHS)]
+    assert list(load_lengths(table).rows) == rows
 
 
 def test_scanned_tables_can_be_scanned_again(sources: list[Path]) -> None:
