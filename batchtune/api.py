@@ -48,11 +48,12 @@ from batchtune.workloads import with_unit
 from batchtune.workloads.loading import spec_of
 
 _log = logging.getLogger("batchtune")
+_LENGTH_KEYS = ("length_key", "target_key")
 
 
 def probe(
     workload: object,
-    lengths: Any,
+    lengths: Any = None,
     *,
     run: str | Path = DEFAULT_FOLDER,
     force: bool = False,
@@ -64,7 +65,8 @@ def probe(
         workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`; a class, or a function, that is
             defined in a file, as the probe runs it in another process; or the words of a training script's command.
         lengths: An array, list, tensor or pandas Series, shape (examples,); a pandas DataFrame, a Hugging Face dataset
-            or a mapping of arrays, with `length_key`; the path of a manifest; or `batchtune.lengths.Lengths`.
+            or a mapping of arrays, with `length_key`; the path of a manifest; or `batchtune.lengths.Lengths`. None:
+            those of a training script's own data set.
         run: The run folder, which is continued if it holds the same probe; by default that of the commands.
         force: Whether to start over if the folder holds another run.
         **settings: Fields of `ProbeSettings`, such as `device="cuda:1"`, `minutes=10`, `memory_bytes="500MiB"` or
@@ -78,8 +80,10 @@ def probe(
     reading, probing, sweeping = _split(
         settings, ReadOptions, ProbeSettings, SweepSettings
     )
-    read = _read(lengths, reading)
     folder = Path(run)
+    if lengths is None:
+        lengths = _own_lengths(workload, reading, probing, folder, force=force)
+    read = _read(lengths, reading)
     probed = _probe(workload, read, folder, probing, force=force, sweeping=sweeping)
     return RunResults(name=folder.name, folder=folder, probe=probed)
 
@@ -200,7 +204,7 @@ def _sweep(
 
 def tune(
     workload: object,
-    lengths: Any,
+    lengths: Any = None,
     *,
     run: str | Path = DEFAULT_FOLDER,
     force: bool = False,
@@ -214,11 +218,13 @@ def tune(
     reading, probing, sweeping = _split(
         settings, ReadOptions, ProbeSettings, SweepSettings
     )
-    read = _read(lengths, reading)
     started = time.monotonic()
+    folder = Path(run)
+    if lengths is None:
+        lengths = _own_lengths(workload, reading, probing, folder, force=force)
+    read = _read(lengths, reading)
     minutes = probing.pop("minutes", None)
     command = workload if isinstance(workload, list) else None
-    folder = Path(run)
 
     def probe_for(minutes: float | None, goes_on: bool) -> Probe:
         timed = {**probing, "minutes": minutes}
@@ -265,6 +271,39 @@ def read_run(folder: str | Path) -> RunResults:
     return load_run(Path(folder))
 
 
+def _own_lengths(
+    workload: object,
+    reading: Mapping[str, Any],
+    probing: Mapping[str, Any],
+    folder: Path,
+    *,
+    force: bool,
+) -> Path:
+    """Return the manifest of a script's own data set. Raises UsageError for a workload that is no script."""
+    if not isinstance(workload, list):
+        raise UsageError(
+            "there are no lengths",
+            "Give them, or a training script's command, as a list: its data set has them.",
+        )
+    from batchtune.scripts.own_lengths import keep_own_lengths
+
+    keys = {name: reading[name] for name in _LENGTH_KEYS if name in reading}
+    settings = checked(
+        ProbeSettings,
+        {"options": {}, **probing, "workload": "script", "command": workload},
+    )
+    path, note = keep_own_lengths(
+        folder,
+        workload,
+        {**settings.options, **keys},
+        settings.setup_timeout_seconds,
+        settings.scratch,
+        force=force,
+    )
+    _log.info(note)
+    return path
+
+
 def _read(data: Any, reading: dict[str, Any]) -> Lengths:
     """Return the lengths that a manifest, an array or a column of a table holds.
 
@@ -276,7 +315,7 @@ def _read(data: Any, reading: dict[str, Any]) -> Lengths:
         for note in lengths.notes:
             _log.info(note)
         return lengths
-    only_for_manifests = reading.keys() - {"unit", "length_key", "target_key"}
+    only_for_manifests = reading.keys() - {"unit", *_LENGTH_KEYS}
     if only_for_manifests:
         raise UsageError(
             f"{listed(sorted(only_for_manifests))} can't be used: the lengths are no manifest",

@@ -272,6 +272,28 @@ def test_a_list_is_the_command_of_a_training_script(
         batchtune.probe(["no-such-program", "--epochs", "2"], VALUES, device="cpu")
 
 
+def test_without_lengths_a_script_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def keep(folder: Path, command: Any, options: Any, *rest: Any, force: bool) -> Any:
+        asked.append((folder, command, options, force))
+        path = tmp_path / "lengths.csv"
+        path.write_text("duration\n1\n2\n")
+        return path, "The lengths are those of the script's own data set."
+
+    monkeypatch.setattr("batchtune.scripts.own_lengths.keep_own_lengths", keep)
+    command = ["python", "train.py"]
+    probed = batchtune.probe(
+        command, run=tmp_path, length_key="duration", device=LAW, force=True
+    )
+    assert asked == [(tmp_path, command, {"length_key": "duration"}, True)]
+    assert probed.probe is not None and probed.probe.lengths.count == 2
+    with pytest.raises(UsageError, match="there are no lengths"):
+        batchtune.tune(KNOWN)
+
+
 @pytest.mark.parametrize("module", ["a_notebook", "__main__"])
 def test_a_class_of_no_file_is_refused(
     module: str, monkeypatch: pytest.MonkeyPatch

@@ -47,10 +47,8 @@ LEVELS = [
         "sampler",
         "schemas",
     },
-    {
-        "api",
-        "scripts",  # they hand a script the probe's batches, or the sampler's
-    },
+    {"scripts"},  # they hand a script the probe's batches, or the sampler's
+    {"api"},
     {"cli"},
     {"__main__", "__init__"},  # the entry point; the public names, imported lazily
 ]

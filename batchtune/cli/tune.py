@@ -210,34 +210,20 @@ def _with_own_lengths(
     source: ManifestOptions, probe: ProbeOptions, run: RunOptions
 ) -> ManifestOptions:
     """Return the source of the lengths; without one, a file in the run folder with those of the script's data set."""
-    from batchtune.results import OWN_LENGTHS_FILE
-    from batchtune.run_folder import alone_in
-
     if source.manifest or probe.command is None:
         return source
-    path = run.run / OWN_LENGTHS_FILE
-    asked = probe.asked(source)
-    if run.force or not path.exists():
-        from batchtune.scripts.own_lengths import write_own_lengths
+    from batchtune.scripts.own_lengths import keep_own_lengths
 
-        with alone_in(run.run):
-            described = write_own_lengths(
-                asked["command"],
-                asked["options"],
-                path,
-                probe.setup_timeout,
-                asked.get("scratch"),
-            )
-        console.note(
-            f"The lengths are those of the script's own data set ({described}), kept in {path}.",
-            quiet=run.quiet,
-        )
-    else:
-        console.note(
-            f"The lengths are those of the script's own data set in an earlier run, kept in {path}; --force reads them "
-            "again.",
-            quiet=run.quiet,
-        )
+    asked = probe.asked(source)
+    path, note = keep_own_lengths(
+        run.run,
+        asked["command"],
+        asked["options"],
+        probe.setup_timeout,
+        asked.get("scratch"),
+        force=run.force,
+    )
+    console.note(note, quiet=run.quiet)
     return replace(source, manifest=[str(path)])
 
 

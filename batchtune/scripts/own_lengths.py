@@ -24,6 +24,8 @@ from batchtune.probe.supervisor import (
 )
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
 from batchtune.redaction import command_text
+from batchtune.results import OWN_LENGTHS_FILE
+from batchtune.run_folder import alone_in
 from batchtune.scripts.per_unit import digit_of, scale_by_rows
 from batchtune.scripts.relations import Unclear
 from batchtune.scripts.scratch import TEMPORARY
@@ -37,6 +39,31 @@ if TYPE_CHECKING:
 # Attributes of data sets that hold one number for each example.
 _ATTRIBUTES = {"lengths": "length", "sizes": "length", "durations": "duration"}
 _KINDS = "iuf"
+
+
+def keep_own_lengths(
+    folder: Path,
+    command: list[str],
+    options: Mapping[str, Any],
+    timeout_seconds: float,
+    scratch: str | None = None,
+    *,
+    force: bool,
+) -> tuple[Path, str]:
+    """Return a manifest of a script's data set in a run folder, made unless there is one, and a note about it.
+
+    `force` makes it anew. The other arguments and errors are those of `write_own_lengths`.
+    """
+    path = folder / OWN_LENGTHS_FILE
+    own = "The lengths are those of the script's own data set"
+    if path.exists() and not force:
+        return (
+            path,
+            f"{own} in an earlier run, kept in {path}; --force reads them again.",
+        )
+    with alone_in(folder):
+        described = write_own_lengths(command, options, path, timeout_seconds, scratch)
+    return path, f"{own} ({described}), kept in {path}."
 
 
 def write_own_lengths(
