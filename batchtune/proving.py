@@ -93,7 +93,7 @@ class Prover:
     def tune(
         self, started: float, minutes: float | None
     ) -> tuple[Sweep, Verification | None]:
-        """Probe and prove, within so many minutes from then on the monotonic clock. Raises as these do."""
+        """Probe and prove within these minutes, from `started` on the monotonic clock. Raises as these do."""
         if minutes is None:
             began = time.monotonic()
             probed = self.probe(None, False)

@@ -281,9 +281,9 @@ def _lengths(
 
 
 def _sums(columns: Sequence[Column], key: str) -> list[list[str]]:
-    """Return the sums of which the largest is the length, as names, with a minus before those that are subtracted.
+    """Return the sums whose maximum is the length, as names, with a minus before those that are subtracted.
 
-    The key is the name of a column, or several with a plus between them, of which each may be `max(a,b)` or `a-b`.
+    The key is the name of a column, or several with a plus between them; each may be `max(a,b)` or `a-b`.
     """
     names = {column.name for column in columns}
     sums: list[list[str]] = [[]]

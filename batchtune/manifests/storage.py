@@ -271,7 +271,7 @@ class RemoteFile(Stored):
 
 
 class RandomAccess(io.RawIOBase):
-    """Stored bytes, or a payload, as a file: no read is larger than what is left."""
+    """Stored bytes, or a payload, as a file: no read is larger than the rest."""
 
     def __init__(self, stored: Any) -> None:
         self._stored = stored

@@ -68,7 +68,7 @@ def counter(
         raise ManifestError(f"{tokenizer} is not a tokenizer: {error}", hint) from None
     loaded.no_truncation()
     loaded.no_padding()
-    # The text of a template holds special tokens, of which the config alone may know.
+    # The text of a template holds special tokens that only the config may know.
     template = None if adds_special_tokens else template_of(tokenizer)
     if template is not None:
         loaded.add_special_tokens(list(template.special_tokens.values()))

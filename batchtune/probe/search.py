@@ -30,7 +30,7 @@ from batchtune.results import BatchShape, FrontierPoint, Trial
 # Sizes that differ by this factor take different memory or time.
 _VERY_DIFFERENT = 8
 _WORLDS_APART = 64
-# On the CPU, equal batches differ by about as much; so many times more examples would add more, whatever the model.
+# On the CPU, equal batches differ by about this; this many times more examples would add more, whatever the model.
 _HEAP_BYTES = 1 << 20
 
 Refine = Callable[[Knowledge], "Anchor | None"]

@@ -36,7 +36,7 @@ from batchtune.scripts.own_lengths import own_table
 from batchtune.scripts.per_unit import digit_of
 from batchtune.scripts.script_loaders import random_batch_size
 
-# Of the examples that are measured, to find the lengths that the data set holds: one of so many.
+# To find which of the data set's numbers are lengths, one example in this many is measured.
 _EVERY = 4
 # Of a data set without indices, to learn from.
 _EXAMPLES = 200

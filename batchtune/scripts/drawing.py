@@ -47,7 +47,7 @@ class Drawn:
         target_key: str | None = None,
         every: int = 1,
     ) -> None:
-        """Measure about 200 examples, or each so many of them; a key names a leaf, or is ignored.
+        """Measure about 200 examples, or every nth; a key names a leaf, or is ignored.
 
         Raises:
             Unclear: No size, or more than two, vary; or `collate` fails.

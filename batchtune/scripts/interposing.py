@@ -47,7 +47,7 @@ _OTHER_LOADERS = (
     "petastorm",
 )
 
-# After so many optimizer steps without a DataLoader, a script is ended.
+# A script without a DataLoader is ended after this many optimizer steps.
 _MOST_STEPS = 24
 
 _uses_loader = False  # whether a DataLoader was iterated over with gradients

@@ -73,7 +73,7 @@ def _tokens(stored: Stored) -> FloatArray:
 
 
 def _bytes(stored: Stored) -> FloatArray:
-    """Return the differences of the offsets, of which the last is the end of the file."""
+    """Return the differences of the offsets; the last offset is the end of the file."""
     (count,) = struct.unpack("<I", stored.read(0, 4))
     offsets = _table(stored, 4, count + 1, "<u4")
     if offsets[-1] > stored.size:

@@ -55,7 +55,7 @@ _MOST_PEEKED_COLUMNS = 1000
 # Of audio, each some hundred KiB, the bytes of all are held.
 _AUDIO_AT_ONCE = 32
 
-# Names of columns, or of fields in them (`info.duration`), and a number → so many of all rows at once, and the share of
+# Names of columns, or of fields in them (`info.duration`), and a number → that many rows at once, and the share of
 # the file that is read.
 _Batches = Callable[[Sequence[str], int], "Iterator[tuple[pyarrow.RecordBatch, float]]"]
 
