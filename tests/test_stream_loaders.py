@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
 import pytest
+from loader_workers import end_loader_workers
 from made_samplers import made_stream_of
 from torch.utils.data import DataLoader
 
@@ -15,6 +16,13 @@ from batchtune import BucketedStream
 
 # Loaders and their processes warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def no_worker_stays() -> Iterator[None]:
+    yield
+    end_loader_workers()
+
 
 IDS = [f"{number:05d}" for number in range(240)]
 EXAMPLES = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import re
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from loader_workers import end_loader_workers
 from verify.made_stepper import made_config
 
 from batchtune.exports.run_configs import render_sampler_yaml
@@ -99,10 +98,7 @@ def asker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asker]:
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     yield Asker()
     torch.set_num_threads(1)
-    # Left to the garbage collector, each worker of a DataLoader is waited for for 5 seconds.
-    for thing in gc.get_objects():
-        if type(thing) is _MultiProcessingDataLoaderIter:
-            thing._shutdown_workers()
+    end_loader_workers()
 
 
 # What it opens.
