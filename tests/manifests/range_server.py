@@ -74,6 +74,7 @@ def serving(folder: Path) -> Iterator[RangeServer]:
     files = RangeServer(folder)
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True  # a body would wait 40 ms behind its header
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:

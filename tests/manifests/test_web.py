@@ -30,6 +30,7 @@ def server_of(answer: Answer) -> Iterator[tuple[str, threading.Event]]:
     broke_off = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True  # a body would wait 40 ms behind its header
         protocol_version = "HTTP/1.1"
 
         def do_HEAD(self) -> None:
