@@ -137,6 +137,8 @@ def test_terminated_it_leaves_no_child_of_the_workload(
         ),
         cwd=tmp_path,
         stderr=subprocess.DEVNULL,
+        # Where tests run under nohup, it would be ignored.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     child = tmp_path / "child"
     while not child.exists() or not child.read_text():
