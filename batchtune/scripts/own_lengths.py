@@ -14,7 +14,7 @@ from batchtune.errors import WorkloadError
 from batchtune.files import write_whole
 from batchtune.lengths import Unit
 from batchtune.manifests.base import INPUTS, KNOWN_UNITS, TOKEN_LISTS, normalised
-from batchtune.manifests.formats.columnar import noted_table
+from batchtune.manifests.formats.columnar import ROW, noted_table
 from batchtune.probe.requests import Describe, Described
 from batchtune.probe.supervisor import (
     LEADING_SECONDS,
@@ -142,7 +142,8 @@ def own_table(
             if drawn.targets is not None:
                 lengths["target_length"] = sizes[:, 1]
         if lengths:
-            return noted_table({**columns, **lengths}, unit)
+            rows = {ROW: np.arange(len(dataset))}
+            return noted_table({**columns, **lengths, **rows}, unit)
     if not columns:
         raise WorkloadError(
             f"the lengths are unknown: the script's data set ({type(dataset).__name__}) {why}",

@@ -74,7 +74,10 @@ def test_without_numbers_for_each_example_it_is_an_error(
 
 
 def measured(data: Any, collate: Any, seconds: float = 60.0) -> pyarrow.Table:
-    return own_table(data, lambda: Drawn(data, collate, every=4), seconds)
+    table = own_table(data, lambda: Drawn(data, collate, every=4), seconds)
+    # In the data set's order, which a table of lengths is not known to have.
+    assert table["row"].to_pylist() == list(range(len(data)))
+    return table.drop_columns("row")
 
 
 def test_targets_that_are_longer_than_inputs_are_targets() -> None:

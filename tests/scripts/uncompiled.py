@@ -11,5 +11,7 @@ import torch
 compiler = ModuleType("torch._dynamo")
 compiler.disable = lambda function, *_, **__: function
 compiler.graph_break = lambda: None
+compiler.trace_rules = ModuleType("trace_rules")  # for process groups
+compiler.trace_rules.clear_lru_cache = lambda: None
 sys.modules["torch._dynamo"] = compiler
 torch._dynamo = compiler
