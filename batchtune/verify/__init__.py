@@ -34,7 +34,7 @@ from batchtune.run_folder import alone_in
 from batchtune.verify.plan import FEWEST_STEPS, PlannedBatch, Subject, VerifyPlan
 from batchtune.verify.rules import DoneSteps, judge
 
-# Shuffled batches run in so many more processes, where starting one takes no more than this share of the time of the
+# Shuffled batches run in this many more processes if starting one takes at most this share of the time of the
 # steps so far.
 _MOST_RESTARTS = 2
 _START_SHARE = 0.5
