@@ -43,8 +43,8 @@ FEWEST_STEPS = 12
 """With fewer steps growth can't be distinguished from noise."""
 # Unless the user says how many.
 _MOST_STEPS = 200
-# Where not all pairs can be run, each shape runs first, then this many others. That found 97% of the tables that run out
-# of memory in a shuffled epoch; all ordered pairs found 7 of 7 (base and large transformer-lm, 24 and 80 GiB).
+# Where not all pairs can be run, each shape runs first, then this many others. That found 97% of the tables that run
+# out of memory in a shuffled epoch; all ordered pairs found 7 of 7 (base and large transformer-lm, 24 and 80 GiB).
 _AFTER_EACH = 3
 # Batches shorter than their bucket are looked for among this many of the first epoch.
 _LOOKED_THROUGH = 20_000
