@@ -479,4 +479,5 @@ def test_a_data_set_without_numbers_is_measured(
     described = worker_of(loop).answer(request)
     assert isinstance(described, Described)
     table = pyarrow.parquet.read_table(path).to_pydict()
+    assert table.pop("row") == list(range(len(data)))
     assert table == {"length": Lengths().lengths}
