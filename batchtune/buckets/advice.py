@@ -73,8 +73,11 @@ def recommend(
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     costs = epoch_costs(rows, steps_kept=steps_kept)
+    timed = have_times([*rows, fixed])
     better = [
-        index for index in range(len(rows)) if _beats(rows, index, fixed, steps_kept)
+        index
+        for index, row in enumerate(rows)
+        if _beats(row, fixed, timed=timed, steps_kept=steps_kept)
     ]
     proven = [index for index in better if not rows[index].unproven]
     tables = [index for index in proven if not rows[index].uses_pools]
@@ -145,10 +148,9 @@ def recommend(
     return Recommendation(table, reason, table)
 
 
-def _beats(rows: Sequence[Row], index: int, fixed: Baseline, steps_kept: bool) -> bool:
+def _beats(row: Row, fixed: Baseline, *, timed: bool, steps_kept: bool) -> bool:
     """Return whether an epoch of a row costs less than one of the fixed batch size, shuffled."""
-    row = rows[index]
-    if have_times([*rows, fixed]):
+    if timed:
         return cost_of(row, timed=True) < cost_of(fixed, timed=True)
     if steps_kept and close_in_steps(fixed, row):
         return row.padded_length < fixed.padded_length
@@ -156,7 +158,7 @@ def _beats(rows: Sequence[Row], index: int, fixed: Baseline, steps_kept: bool) -
 
 
 def close_in_steps(costed: Costed, other: Costed) -> bool:
-    """Return whether one makes at most 10% more batches than the other."""
+    """Return whether the first makes at most 10% more batches than the other."""
     return costed.batches <= other.batches * (1 + _MORE_STEPS)
 
 

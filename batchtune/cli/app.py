@@ -116,7 +116,7 @@ class Command(TyperCommand):
             if words[0].endswith(".py"):
                 hint = f"Give it as in a shell: -- python {shlex.join(words)}"
             raise UsageError(
-                f"{bounded(words[0])} can't be started: there is no such program",
+                f"{bounded(words[0])} can't be started: no program has this name",
                 hint,
             )
         if "manifest" in parameters:

@@ -326,7 +326,7 @@ def are_alike(
     """Return whether a small and a large shape, of sizes in this ratio, take the same memory and time.
 
     Both must be the same: the peaks to within the margin, or to what a heap varies by, the times to within the cube
-    root of the ratio, as a busy machine scatters them. The smallest model takes more than that for so many examples.
+    root of the ratio, as a busy machine scatters them. The smallest model takes more than that for this many examples.
     """
     if ratio < _VERY_DIFFERENT or not all(map(known.passes, shapes)):
         return False

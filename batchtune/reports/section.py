@@ -275,9 +275,9 @@ def keeps_current(sweep: AnySweep, row: AnyRow, *, timed: bool) -> bool:
         return False
     if timed and row.equal_to_best and current.equal_to_best:
         return False
-    if sweep.min_steps is not None and not timed and not close_in_steps(current, row):
-        return False
     kept = sweep.min_steps is not None
+    if kept and not timed and not close_in_steps(current, row):
+        return False
     own, found = (
         cost_of(costed, timed=timed, steps_kept=kept) for costed in (current, row)
     )

@@ -219,7 +219,7 @@ def read_summaries(folder: Path) -> list[Summary]:
 def table(summaries: Iterable[Summary]) -> str:
     """Return the README's table: seconds an epoch, and how many times as fast as shipped; losses after an epoch."""
     lines = [
-        "| recipe | as shipped | best peer | batchtune | batchtune, steps kept | its loss (shipped) |",
+        "| recipe | as shipped | best peer | batchtune | batchtune, steps kept | loss, steps kept (shipped) |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for summary in summaries:

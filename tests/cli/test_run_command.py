@@ -53,7 +53,7 @@ def test_a_script_takes_memory_as_the_probe_did(
         ("tune -- train.py", "Give it as in a shell: -- python train.py"),
         (
             "run -- no-such-program x",
-            "no-such-program can't be started: there is no such program",
+            "no-such-program can't be started: no program has this name",
         ),
     ],
 )
