@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         BucketedStream,
         PackedBatchSampler,
         PooledBatchSampler,
+        SameStepBatchSampler,
         sampler_from_config,
     )
     from batchtune.scripts.recorder import Recorder
@@ -30,6 +31,7 @@ __all__ = [
     "PackedBatchSampler",
     "PooledBatchSampler",
     "Recorder",
+    "SameStepBatchSampler",
     "TimeLaw",
     "Workload",
     "__version__",

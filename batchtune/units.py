@@ -73,8 +73,8 @@ def format_number(value: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return `1 cell`, `2 cells`, `28,539 lengths`, `3 processes`."""
-    plural = "es" if noun.endswith("ss") else "s"
+    """Return `1 cell`, `2 cells`, `28,539 lengths`, `3 processes`, `4 batches`."""
+    plural = "es" if noun.endswith(("ss", "ch")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 

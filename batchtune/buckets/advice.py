@@ -68,12 +68,17 @@ def recommend(
     `min_randomness` asks, or else as the table; where no table can be recommended, as the cheapest one. Of those
     within 1% of the fastest the most random are taken; none with `few_shapes`, which pools can't promise.
 
+    A row that keeps the examples of each optimizer step goes before all others: the first, if there are several.
+
     With `steps_kept`, a row may make up to 10% more batches than the one with the fewest, and without times padded
     lengths are compared: with the fixed batch size too, if it makes as few batches as that.
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     costs = epoch_costs(rows, steps_kept=steps_kept)
     timed = have_times([*rows, fixed])
+    for index, row in enumerate(rows):
+        if row.keeps_examples:
+            return Recommendation(index, _why_same(row, timed), None)
     better = [
         index
         for index, row in enumerate(rows)
@@ -242,6 +247,15 @@ def _reason(
     return f"{reason}; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)} batches"
 
 
+def _why_same(row: Row, timed: bool) -> str:
+    """Say what an epoch needs with the chosen row, whose steps keep their examples."""
+    assert row.pool_size is not None
+    return (
+        f"each optimizer step keeps its {counted(row.pool_size, 'example')}; in {row.name} that takes "
+        f"{_shown_cost(row, timed, steps_kept=True)}"
+    )
+
+
 def _shown_cost(row: Row, timed: bool, steps_kept: bool) -> str:
     batches = f"{format_number(row.batches)} batches"
     if timed and row.estimated_epoch_seconds is not None:
@@ -315,7 +329,7 @@ def kept_steps(min_steps: int | None, share: float) -> str:
         return ""
     return (
         "; batches are smaller than what fits, so that an epoch keeps at least "
-        f"{counted(min_steps, 'optimizer step')} (--min-steps)"
+        f"{counted(min_steps, 'optimizer step')}"
     )
 
 

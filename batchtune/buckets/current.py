@@ -41,6 +41,11 @@ class TableSettings(Settings, frozen=True, kw_only=True):
 
     SIZING: ClassVar[Sizing] = "frontier"
 
+    @property
+    def random_batch_size(self) -> int | None:
+        """How many examples each batch holds, if they are drawn at random from all; None for other batches."""
+        return None
+
     def batching(self, lengths: Lengths) -> Batching:
         """Return the batches that the settings make; raises ValueError if they make none."""
         raise NotImplementedError
@@ -175,6 +180,11 @@ class FixedSize(TableSettings, frozen=True, kw_only=True):
     SIGNS = ("batch_size",)
 
     batch_size: Size
+
+    @property
+    def random_batch_size(self) -> int | None:
+        """The batch size."""
+        return self.batch_size
 
     def batching(self, lengths: Lengths) -> Batching:
         """Return one bucket up to the longest length."""

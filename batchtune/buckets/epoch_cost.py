@@ -191,9 +191,13 @@ class Pricing:
         )
 
     def of_epochs(
-        self, strategy: str, sizing: Sizing, simulated: SimulatedEpochs
+        self,
+        strategy: str,
+        sizing: Sizing,
+        simulated: SimulatedEpochs,
+        batches: int | None = None,
     ) -> Priced:
-        """Return the row of pools: means over simulated epochs."""
+        """Return the row of pools: means over simulated epochs; `batches` where their number is known."""
         ranks = self.dealing.world_size
         numbers = np.array([len(shapes) for shapes in simulated.shapes])
         padded = float(np.mean([shapes.padded_length for shapes in simulated.shapes]))
@@ -209,8 +213,8 @@ class Pricing:
             strategy=strategy,
             sizing=sizing,
             num_buckets=simulated.batching.table.num_buckets,
-            batches=ranks
-            * max(1, round(float(numbers.mean()) * simulated.scale / ranks)),
+            batches=batches
+            or ranks * max(1, round(float(numbers.mean()) * simulated.scale / ranks)),
             padded_length=max(padded * simulated.scale, self.total),
             repeated_examples=simulated.repeated_examples,
             effective_buckets=simulated.effective_buckets,
@@ -322,6 +326,8 @@ class Pricing:
             length_correlation=mates.correlation,
             pool_size=batching.pool_size,
             batch_overhead=batching.batch_overhead,
+            accumulate=batching.accumulate,
+            equal_counts=batching.equal_counts,
         )
         if time is not None:
             row = structs.replace(row, ranks=time.ranks, **time.fields())

@@ -37,6 +37,7 @@ from batchtune.buckets.packed import (
     tokens_of,
     with_min_packed_steps,
 )
+from batchtune.buckets.same_step import OwnSteps, kept, same_step_rows
 from batchtune.buckets.strategies import PACKED, STRATEGIES, Problem, sizes_up_to
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
@@ -249,12 +250,32 @@ def sweep(
         max_batch_size=settings.max_batch_size or costs.max_batch_size,
     )
     fitting = _limits(lengths, max_batch_length, settings, costs)
+    dealing = Dealing(
+        world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
+    )
+    own = OwnSteps.of(current, dealing)
+    keep = kept(settings, current, own)
+    settings = structs.replace(settings, keep=keep)
+    if keep != "nothing" and current is None and settings.min_steps is None:
+        raise UsageError(
+            f"--keep {keep}: how many examples and steps training has is not known",
+            "Say it with --current batch_size=N and --accumulate N, or tune the script itself: -- python train.py.",
+        )
+    if keep == "steps" and settings.min_steps is None:
+        assert current is not None
+        pricing = Pricing(
+            lengths=lengths,
+            total=lengths.total,
+            max_batch_length=max_batch_length,
+            dealing=dealing,
+        )
+        row = pricing.priced(
+            "current", "length", current_batching(current, lengths)
+        ).row
+        settings = structs.replace(settings, min_steps=row.steps)
     fewest = 1
     share = 1.0
     if settings.min_steps is not None:
-        dealing = Dealing(
-            world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
-        )
         check_min_steps(settings.min_steps, lengths, dealing)
         fewest = fewest_batches(settings.min_steps, dealing)
         padded = lengths
@@ -267,7 +288,15 @@ def sweep(
     limits = _limits(lengths, max_batch_length, settings, costs)
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     priced = []
-    for priced_row in _rows(pricing, limits, settings):
+    of_steps: Iterator[Priced] = iter(())
+    if keep == "same":
+        if own is None:
+            raise UsageError(
+                "--keep same: which examples a step has is not known of these settings",
+                "Say it with --current batch_size=N and --accumulate N, or keep their number: --keep steps.",
+            )
+        of_steps = same_step_rows(pricing, limits, settings, own)
+    for priced_row in (*_rows(pricing, limits, settings), *of_steps):
         priced.append(priced_row)
         on_row(priced_row.row)
     rows = [
@@ -311,9 +340,12 @@ def sweep(
         swept = _with_current(swept, current, lengths, pricing, limits, fitting, priced)
     if recommended is None:
         return swept
+    rate = None
+    if keep == "nothing":
+        rate = learning_rate(swept.current, baselines[0], recommended)
     return structs.replace(
         swept,
-        learning_rate=learning_rate(swept.current, baselines[0], recommended),
+        learning_rate=rate,
         buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
     )
 

@@ -674,6 +674,22 @@ class SweepOptions:
         "With --world-size: all ranks take batches of the same bucket at each step.",
         default=False,
     )
+    keep: str | None = setting(
+        "What stays as it is: same (the examples of each optimizer step, cut into other micro-batches), steps (their "
+        "number), or nothing (batches as large as fits). By default as much as your own batches (a script's, or "
+        "--current) say: same if a step has several, else steps; nothing if they are not known.",
+        "WHAT",
+    )
+    micro_batches: int | None = setting(
+        "With --keep same: cut each rank's share of a step into so many micro-batches, which is then the gradient "
+        "accumulation to train with (default: as many as now).",
+        "N",
+    )
+    equal_counts: bool = setting(
+        "With --keep same: the micro-batches of a step hold the same number of examples, for a loss that is a mean "
+        "over the examples of each.",
+        default=False,
+    )
     accumulate: int | None = setting(
         "Gradient accumulation steps; ranks only wait for each other at the last one (default: those of the probed "
         "script, or 1).",

@@ -1,7 +1,8 @@
-"""The ways to make batches: from the buckets of a table, or from pools that are sorted by length.
+"""The ways to make batches: from the buckets of a table, from pools that are sorted by length, or step by step.
 
 Buckets pad a batch to its longest example, which may lie anywhere in the bucket, and each leaves a rest. Sorted pools
-avoid both, but are less random: two examples of like length that fall into one pool are likely to be batch mates.
+avoid both, but are less random: two examples of like length that fall into one pool are likely to be batch mates. An
+optimizer step's own examples, sorted and cut into its micro-batches, are as random as the training draws them.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from batchtune.epochs.layout import (
     lay_out,
     steps_per_rank,
 )
+from batchtune.epochs.same_step import StepCutter
 from batchtune.epochs.table import Buckets, BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
-from batchtune.results import Row
+from batchtune.results import Row, SamplerConfig
 
 # Examples that are sorted or cut at once.
 _AT_ONCE = 1 << 20
@@ -50,18 +52,32 @@ class Batching:
 
     With `batch_overhead`, the cost of a batch on top of its padded length, in the unit of length, pools are cut so that
     the sum of both is least; without, each batch holds as many examples as fit.
+
+    With `accumulate`, each pool is an optimizer step of all ranks: its examples are cut into so many micro-batches for
+    each rank, with the least padding or, with `equal_counts`, of the same number of examples.
     """
 
     table: BucketTable  # in pools, a batch holds at most the batch size of its longest example's bucket
     # The most examples of a pool; None: batches are made in buckets.
     pool_size: int | None = None
     batch_overhead: float | None = None
+    accumulate: int | None = None
+    equal_counts: bool = False
 
     @classmethod
-    def of(cls, row: Row) -> Batching:
-        """Return how a row of a sweep makes batches; raises ValueError as `BucketTable.of` does."""
-        table = BucketTable.of(row.boundaries, row.batch_sizes)
-        return cls(table, row.pool_size, row.batch_overhead)
+    def of(cls, made: Row | SamplerConfig) -> Batching:
+        """Return how a row of a sweep, or a config, makes batches; raises ValueError as `BucketTable.of` does."""
+        boundaries = (
+            made.boundaries if isinstance(made, Row) else made.bucket_boundaries
+        )
+        sizes = made.batch_sizes if isinstance(made, Row) else made.bucket_batch_sizes
+        return cls(
+            BucketTable.of(boundaries, sizes),
+            made.pool_size,
+            made.batch_overhead,
+            made.accumulate,
+            made.equal_counts,
+        )
 
     @property
     def uses_pools(self) -> bool:
@@ -89,6 +105,8 @@ class Batching:
         self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None
     ) -> Batcher:
         """Return the batcher of examples with these lengths, none beyond the last boundary."""
+        if self.accumulate is not None:
+            return StepBatcher(lengths, self)
         if self.uses_pools:
             return PoolBatcher(lengths, self)
         return BucketBatcher(
@@ -267,6 +285,57 @@ class PoolBatcher(ReshuffledBatcher):
             at_once = max(1, _AT_ONCE // size)
             for first in range(0, pools, at_once):
                 yield start + first * size, min(at_once, pools - first), size
+
+
+class StepBatcher(Batcher):
+    """Examples in optimizer steps: shuffled, taken `pool_size` at a time, and cut into the micro-batches of a step."""
+
+    def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
+        self._lengths = lengths
+        self._batching = batching
+
+    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        """Return an epoch's examples, step by step; the micro-batches of a step stay together."""
+        batching = self._batching
+        assert batching.pool_size is not None
+        assert batching.accumulate is not None
+        count = self._lengths.size
+        examples: Indices = np.arange(count, dtype=index_dtype(count))
+        if drawing.shuffle:
+            drawing.stream(EXAMPLES).shuffle(examples)
+        ends = range(batching.pool_size, count, batching.pool_size)
+        steps = [
+            (step, -(-step.size * batching.accumulate // batching.pool_size))
+            for step in np.split(examples, ends)
+        ]
+        cutter = StepCutter(
+            self._lengths,
+            self._batching.table,
+            dealing.world_size,
+            self._batching.equal_counts,
+        )
+        batches = [batch for step in cutter.epoch(steps) for batch in step]
+        sizes = np.array([batch.size for batch in batches])
+        limiting = self._batching.table.assign(
+            np.array([self._lengths[batch].max() for batch in batches])
+        )
+        return Cut(
+            np.concatenate(batches),
+            Layout(
+                np.cumsum(sizes) - sizes,
+                sizes,
+                limiting.astype(np.int64),
+                np.zeros(sizes.size, dtype=bool),
+                dealing,
+                count,
+                in_order=True,
+                in_steps=True,
+            ),
+        )
+
+    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+        """Return the number of micro-batches of each rank."""
+        return self.cut(drawing, dealing).layout.batches_per_rank
 
 
 def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:

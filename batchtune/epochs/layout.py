@@ -63,6 +63,9 @@ class Layout:
     dealing: Dealing
     count: int  # of examples in the data set
     in_order: bool = False  # whether unshuffled batches come in this order; else as their last examples are read
+    in_steps: bool = (
+        False  # whether they stay in this order, as each belongs to an optimizer step
+    )
     # With `drop_last`, the most batches that a rank runs; None: all that are enough.
     most_per_rank: int | None = None
 
@@ -253,6 +256,8 @@ def drawn(
     together = layout.dealing.together
     units = layout.starts.size // together
     order = np.arange(units)
+    if layout.in_steps:
+        return order
     if drawing.shuffle:
         drawing.stream(_BATCHES).shuffle(order)
     elif not layout.in_order:

@@ -33,6 +33,9 @@ from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 _EXAMPLES = 1 << 17
 _OF_A_RANK = 1 << 14
 _POOLS = 4
+# An optimizer step is cut by itself, which takes a millisecond: so many examples stand for all, in at least some steps.
+_IN_STEPS = 1 << 13
+_LEAST_STEPS = 16
 # Simulate up to 8 epochs of few examples, until this many were batched; with a batch overhead that takes longer.
 _MOST_EPOCHS = 8
 _FILLED = 1 << 18
@@ -111,9 +114,14 @@ def simulate_epochs(
     if batching.uses_pools:
         examples = max(_EXAMPLES, _OF_A_RANK * dealing.world_size)
         pools = max(_POOLS, batching.pools_of(examples))
+        if batching.accumulate is not None:
+            pools = max(_LEAST_STEPS, batching.pools_of(_IN_STEPS))
         sample = _of_pools(lengths, pools, batching.pools_of(lengths.count))
     batcher = batching.batcher(sample.values)
-    number = _epochs_of(sample, _FILLED if batching.batch_overhead is None else _CUT)
+    filled = _FILLED if batching.batch_overhead is None else _CUT
+    if batching.accumulate is not None:
+        filled = _IN_STEPS
+    number = _epochs_of(sample, filled)
     cuts = []
     shapes = []
     for epoch in range(number):

@@ -124,6 +124,8 @@ def choose_table(
         next_best = sweep.rows[sweep.recommended_table]
     if recommended_row(sweep).uses_pools:
         why = "only batchtune's own sampler runs pools"
+    if recommended_row(sweep).keeps_examples:
+        why = "only batchtune's own sampler keeps the examples of each optimizer step"
 
     def is_expressed(row: Row) -> bool:
         return not row.uses_pools and expresses(row)

@@ -65,6 +65,8 @@ OWN_STREAM = "batchtune.BucketedStream"
 
 _HEADERS = Path(__file__).parent / "templates" / "headers"
 _LISTS = ("bucket_boundaries", "bucket_batch_sizes")
+# The fields of a sampler that keeps the examples of each optimizer step.
+_OF_STEPS = ("accumulate", "own_accumulate", "equal_counts")
 
 
 def sampler_config(
@@ -87,9 +89,14 @@ def sampler_config(
         batch_ordering="random",
         drop_last=False,
         seed=sweep.settings.get("seed", 0),
-        sampler="pooled" if row.uses_pools else "bucket",
+        sampler=row.sampler,
         pool_size=row.pool_size,
         batch_overhead=row.batch_overhead,
+        accumulate=row.accumulate,
+        own_accumulate=sweep.settings.get("accumulate", 1)
+        if row.keeps_examples
+        else None,
+        equal_counts=row.equal_counts,
         evidence=msgspec.structs.replace(
             _evidence_of(sweep, row, probe), unproven=sweep.unproven, proof=sweep.proof
         ),
@@ -131,11 +138,21 @@ def render_sampler_yaml(config: SamplerConfig | PackedConfig) -> str:
     document = msgspec.to_builtins(config)
     if config.sampler == "packed":
         return _render_yaml(document, "sampler-packed")
-    if config.sampler == "pooled":
-        return _render_yaml(document, "sampler-pooled")
-    for name in ("sampler", "pool_size", "batch_overhead"):
+    unused = {
+        "bucket": ("sampler", "pool_size", "batch_overhead", *_OF_STEPS),
+        "pooled": _OF_STEPS,
+        "same-step": (
+            "shuffle",
+            "batch_ordering",
+            "drop_last",
+            "seed",
+            "batch_overhead",
+        ),
+    }
+    for name in unused[config.sampler]:
         del document[name]
-    return _render_yaml(document, "sampler")
+    header = "sampler" if config.sampler == "bucket" else f"sampler-{config.sampler}"
+    return _render_yaml(document, header)
 
 
 def read_sampler_yaml(path: Path) -> SamplerConfig:
@@ -182,7 +199,7 @@ def _check_sampler(config: SamplerConfig | PackedConfig) -> None:
         raise ValueError(
             f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}"
         )
-    if (config.sampler == "pooled") != (config.pool_size is not None):
+    if (config.sampler == "bucket") == (config.pool_size is not None):
         raise ValueError(
             f"sampler is {config.sampler}, but pool_size is {config.pool_size}"
         )
@@ -190,6 +207,11 @@ def _check_sampler(config: SamplerConfig | PackedConfig) -> None:
         raise ValueError(
             f"batch_overhead belongs to the sampler pooled, but sampler is {config.sampler}"
         )
+    for name in ("accumulate", "own_accumulate"):
+        if (config.sampler == "same-step") != (getattr(config, name) is not None):
+            raise ValueError(
+                f"sampler is {config.sampler}, but {name} is {getattr(config, name)}"
+            )
 
 
 def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConfig:
@@ -440,6 +462,29 @@ def _read_config(
     return config
 
 
+# How a framework is given the loader of a sampler that keeps the examples of each step, and where it says how many
+# micro-batches these have.
+_IN_FRAMEWORKS = {
+    "transformers": {
+        "within": "return same_steps(super().get_train_dataloader(), lengths) from get_train_dataloader",
+        "setting": "gradient_accumulation_steps",
+    },
+    "accelerate": {
+        "within": "same_steps(accelerator.prepare(loader), lengths), whose batches are sent to the device by hand",
+        "setting": "gradient_accumulation_steps",
+    },
+    "lightning": {
+        "within": "return same_steps(loader, lengths) from train_dataloader; on several ranks a loader with a "
+        "DistributedSampler, and use_distributed_sampler=False",
+        "setting": "accumulate_grad_batches",
+    },
+    "pytorch": {
+        "within": "loader = same_steps(loader, lengths); on several ranks one with a DistributedSampler",
+        "setting": "where it calls optimizer.step()",
+    },
+}
+
+
 def _of_sampler(name: str, title: str, file: str) -> Export:
     def render(tuned: Tuned) -> str:
         sweep = tuned.needed_sweep
@@ -449,9 +494,15 @@ def _of_sampler(name: str, title: str, file: str) -> Export:
             fields = table_fields(Chosen(recommended_row(sweep)), tuned)
         else:
             fields = packed_fields(tuned, sweep.packed)
+        template = f"{name}.py.j2"
+        accumulate = sweep.packed is None and recommended_row(sweep).accumulate
+        if accumulate:
+            template = "same_step.py.j2"
+            fields.update(_IN_FRAMEWORKS[name])
         return from_template(
-            f"{name}.py.j2",
+            template,
             title=title,
+            accumulate=accumulate,
             reading={
                 option: value for option, value in options if isinstance(value, str)
             },

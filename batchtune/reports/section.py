@@ -251,12 +251,13 @@ def headline(
     sweep: AnySweep,
     *,
     timed: bool,
+    verb: str = "Set",
 ) -> str:
     """Say what to set, compared with the first alternative, if any (`: 1.34 times faster than NAME`).
 
     If the user's own config is better, say to keep it.
     """
-    steps_kept = sweep.min_steps is not None
+    steps_kept = keeps_steps(sweep)
     if sweep.current is not None and keeps_current(sweep, row, timed=timed):
         advantage = _advantage(
             sweep.current, what, row, timed=timed, steps_kept=steps_kept
@@ -264,8 +265,13 @@ def headline(
         return f"Keep {CURRENT}: {advantage}."
     for name, other in alternatives.items():
         advantage = _advantage(row, name, other, timed=timed, steps_kept=steps_kept)
-        return f"Set {what}: {advantage}."
-    return f"Set {what}."
+        return f"{verb} {what}: {advantage}."
+    return f"{verb} {what}."
+
+
+def keeps_steps(sweep: AnySweep) -> bool:
+    """Return whether an epoch keeps its optimizer steps, so that padded lengths compare where times are not known."""
+    return sweep.settings.get("keep") == "same" or sweep.min_steps is not None
 
 
 def keeps_current(sweep: AnySweep, row: AnyRow, *, timed: bool) -> bool:
@@ -275,7 +281,7 @@ def keeps_current(sweep: AnySweep, row: AnyRow, *, timed: bool) -> bool:
         return False
     if timed and row.equal_to_best and current.equal_to_best:
         return False
-    kept = sweep.min_steps is not None
+    kept = keeps_steps(sweep)
     if kept and not timed and not close_in_steps(current, row):
         return False
     own, found = (
@@ -335,7 +341,7 @@ def steps_kept(sweep: AnySweep) -> Iterator[str]:
     """Say how many optimizer steps an epoch keeps, if that was asked for."""
     if sweep.min_steps is not None:
         steps = counted(sweep.min_steps, "optimizer step")
-        yield f"An epoch keeps at least {steps} (--min-steps)."
+        yield f"An epoch keeps at least {steps} (--keep nothing fills the memory)."
 
 
 def current_described(sweep: AnySweep) -> Iterator[str]:

@@ -24,6 +24,7 @@ from batchtune.reports.section import (
     format_shape,
     headline,
     keeps_current,
+    keeps_steps,
     known,
     left_free,
     make_table,
@@ -45,10 +46,16 @@ from batchtune.units import (
     format_length,
     format_number,
     format_percent,
+    format_ratio,
     format_seconds,
     with_full_stop,
 )
 
+_SAMPLERS = {
+    "bucket": "BucketBatchSampler",
+    "pooled": "PooledBatchSampler",
+    "same-step": "SameStepBatchSampler",
+}
 _FIXED = "fixed-random"
 _LENGTH_GROUPED = "length-grouped"
 
@@ -83,12 +90,15 @@ def sweep_section(run: RunResults) -> Section:
     facts = brief_facts(run, times, sweep, _proof(run, sweep, row))
     if sweep.current is not None:
         facts += fewer_steps(row.steps, sweep.current.steps)
+        facts += _of_same_steps(sweep, row, timed=timed)
     sizes = sizes_table(
         "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
     )
     verify = f"batchtune verify{run.as_argument} {run.manifest}{run.workload_flags}"
-    sampler = "PooledBatchSampler" if row.uses_pools else "BucketBatchSampler"
-    config = (str(run.folder / SAMPLER_FILE), f"the config, for {sampler}")
+    config = (
+        str(run.folder / SAMPLER_FILE),
+        f"the config, for {_SAMPLERS[row.sampler]}",
+    )
     return Section(
         title="Sweep",
         sentences=[
@@ -98,6 +108,7 @@ def sweep_section(run: RunResults) -> Section:
                 alternatives(sweep),
                 sweep,
                 timed=timed,
+                verb="Keep" if row.keeps_examples else "Set",
             ),
             *facts,
             *_support(sweep, row),
@@ -112,6 +123,11 @@ def sweep_section(run: RunResults) -> Section:
 
 def _what_to_set(sweep: Sweep, row: Row) -> str:
     """Return the row and its batch sizes in words: `13 buckets (optimal) with max_batch_length = 600 s`."""
+    if row.accumulate is not None:
+        micro_batches = counted(row.accumulate, "micro-batch")
+        if sweep.world_size > 1:
+            micro_batches += " on each rank"
+        return f"{counted(row.pool_size or 0, 'example')} in each optimizer step, cut into {micro_batches}"
     what = row.name
     if not row.uses_pools:
         what = f"{counted(len(row.boundaries), 'bucket')} ({row.strategy})"
@@ -211,7 +227,7 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
     """Say why the row is recommended, and how speed is traded for other things."""
     if sweep.reason:
         yield f"Why: {with_full_stop(sweep.reason)}"
-    if row.uses_pools:
+    if row.uses_pools and not row.keeps_examples:
         table = "no bucket table is recommended for frameworks that can't take it"
         if sweep.recommended_table is not None:
             table = f"frameworks that can't take it get the best table, {sweep.rows[sweep.recommended_table].name}"
@@ -239,6 +255,35 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
         yield (
             f"{best.num_buckets} buckets over both lengths, as NeMo takes them, would be {gain:.2f} times as fast as "
             "over the first alone, on one rank (sweep.json has the table)."
+        )
+
+
+def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
+    """Say what else there is where steps keep their examples: fewer micro-batches, or other steps."""
+    if not row.keeps_examples:
+        return
+    steps_kept = keeps_steps(sweep)
+
+    def cost(other: Row) -> float:
+        return cost_of(other, timed=timed, steps_kept=steps_kept)
+
+    others = [other for other in sweep.rows if other is not row]
+    if not timed:
+        return
+    for other in others:
+        if other.keeps_examples and cost(other) < cost(row):
+            yield (
+                f"{format_ratio(cost(row) / cost(other))} times faster still in {other.name}: --micro-batches "
+                f"{other.accumulate}, with a gradient accumulation of {other.accumulate} in training."
+            )
+    retuned = [
+        other for other in others if not other.keeps_examples and not other.unproven
+    ]
+    fastest = min(retuned, key=cost, default=row)
+    if cost(fastest) < cost(row):
+        yield (
+            f"{format_ratio(cost(row) / cost(fastest))} times faster still with {fastest.name}, if you retune: "
+            f"{format_ratio(row.steps / fastest.steps)} times fewer steps, of other examples (--keep nothing)."
         )
 
 
@@ -306,7 +351,7 @@ def _comparison(sweep: Sweep, row: Row | None, *, timed: bool) -> Table:
         compared,
         partial(_cells, sweep),
         timed=timed,
-        steps_kept=sweep.min_steps is not None,
+        steps_kept=keeps_steps(sweep),
         marked=marked,
     )
 

@@ -29,6 +29,8 @@ from batchtune.results.shared import (
 from batchtune.units import counted, format_number
 
 Sizing = Literal["length", "frontier"]
+Keep = Literal["same", "steps", "nothing"]
+SamplerKind = Literal["bucket", "pooled", "same-step"]
 MOST_BUCKETS = 1000
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
 Correlation = Annotated[float, msgspec.Meta(ge=-1, le=1), LESS_IS_BETTER, PER_CENT]
@@ -49,6 +51,11 @@ class SweepSettings(Record, frozen=True, kw_only=True):
             many as those of the probed script, or one.
         min_randomness: The least probability, for the recommended row, that mates do not meet again in the next epoch.
         min_steps: The fewest optimizer steps of an epoch: batches are made smaller until it has as many.
+        keep: What stays as it is: the examples of each optimizer step (`same`), the number of steps (`steps`), or
+            `nothing`, which fills the memory; None: `same` where the user's own batches say what a step is and it has
+            several micro-batches, `steps` where they don't differ so, `nothing` where they are not known.
+        micro_batches: Into how many micro-batches each rank's share of such a step is cut; None: as many as now.
+        equal_counts: Whether the micro-batches of a step that keeps its examples hold the same number of them.
     """
 
     strategies: tuple[str, ...] = ()
@@ -65,6 +72,9 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     accumulate: _Ranks | None = None
     min_randomness: _Part | None = None
     min_steps: Size | None = None
+    keep: Keep | None = None
+    micro_batches: Size | None = None
+    equal_counts: bool = False
 
 
 class Costed(Protocol):
@@ -157,7 +167,8 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         repeated_examples: How many examples are dealt a second time, to give every rank the same number of batches.
         mates_again: The probability that two examples of one batch share a batch again in the next epoch.
         length_correlation: Of the lengths of two examples of one batch; None if all lengths are equal.
-        pool_size, batch_overhead: As in `sampler.yaml`; pool_size is None if batches are made in buckets.
+        pool_size, batch_overhead, accumulate, equal_counts: As in `sampler.yaml`; pool_size is None if batches are made
+            in buckets.
         simulated_epochs: How many epochs the figures are means of; None: they are exact expectations.
         batches_deviation, epoch_seconds_deviation: From epoch to epoch; None for exact expectations.
     """
@@ -171,16 +182,34 @@ class Row(EpochFigures, frozen=True, kw_only=True):
     repeated_examples: CostCount = 0
     pool_size: Size | None = None
     batch_overhead: Amount | None = None
+    accumulate: Size | None = None
+    equal_counts: bool = False
     simulated_epochs: Count | None = None
 
     @property
     def uses_pools(self) -> bool:
-        """Whether batches are made in sorted pools rather than in the buckets of the table."""
+        """Whether batches are made in sorted pools, or steps, rather than in the buckets of the table."""
         return self.pool_size is not None
+
+    @property
+    def keeps_examples(self) -> bool:
+        """Whether each optimizer step has the examples that it has without batchtune."""
+        return self.accumulate is not None
+
+    @property
+    def sampler(self) -> SamplerKind:
+        """The sampler that runs it, as `sampler.yaml` says."""
+        if self.keeps_examples:
+            return "same-step"
+        return "pooled" if self.uses_pools else "bucket"
 
     @property
     def name(self) -> str:
         """The row's name in sentences: `optimal with 12 buckets`, `pools of 6800 examples`."""
+        if self.accumulate is not None:
+            return (
+                f"{counted(self.accumulate, 'micro-batch')} of each step's own examples"
+            )
         if self.pool_size is not None:
             return f"pools of {format_number(self.pool_size)} examples"
         return f"{self.strategy} with {counted(len(self.boundaries), 'bucket')}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from batchtune.results.packing import LawCoefficients, PackingSweep
-from batchtune.results.rows import Row, SweepSettings, have_times
+from batchtune.results.rows import Row, SamplerKind, SweepSettings, have_times
 from batchtune.results.shared import (
     ROUNDING,
     Amount,
@@ -371,6 +371,10 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         pool_size: The most examples of a pool; None in buckets.
         batch_overhead: The cost of a batch beyond its padded length, in the unit; pools are cut to minimise the total.
             None: each batch holds as many examples as fit.
+        accumulate: Into how many micro-batches each rank's share of an optimizer step is cut, whose examples, pool_size
+            of them on all ranks, are those that training draws: its gradient accumulation; None for other samplers.
+        own_accumulate: How many of the training's own batches, on each rank, make a step.
+        equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sampler"
@@ -383,11 +387,14 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     num_buckets: Size
     bucket_boundaries: list[Length]
     bucket_batch_sizes: list[Size]
-    shuffle: bool
-    batch_ordering: Literal["random", "ascending", "descending"]
-    drop_last: bool
-    seed: Seed
+    shuffle: bool = True
+    batch_ordering: Literal["random", "ascending", "descending"] = "random"
+    drop_last: bool = False
+    seed: Seed = 0
     evidence: SamplerEvidence
-    sampler: Literal["bucket", "pooled"] = "bucket"
+    sampler: SamplerKind = "bucket"
     pool_size: Size | None = None
     batch_overhead: Amount | None = None
+    accumulate: Size | None = None
+    own_accumulate: Size | None = None
+    equal_counts: bool = False

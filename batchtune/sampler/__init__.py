@@ -14,6 +14,7 @@ from batchtune.packing.batcher import PackedBatcher
 from batchtune.packing.packing import Budget
 from batchtune.packing.time_law import DENSE_7B, TimeLaw
 from batchtune.sampler.base import EpochBatchSampler, TableBatchSampler
+from batchtune.sampler.same_step import SameStepBatchSampler
 from batchtune.sampler.stream import BucketedStream
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "BucketedStream",
     "PackedBatchSampler",
     "PooledBatchSampler",
+    "SameStepBatchSampler",
     "sampler_from_config",
 ]
 

@@ -32,6 +32,7 @@ from batchtune.exports.run_configs import read_any_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions
 from batchtune.manifests.reading import load_ordered_lengths
+from batchtune.results import PackedConfig, SamplerConfig
 from batchtune.sampler.arguments import (
     LARGEST_SEED,
     OnRanks,
@@ -150,50 +151,23 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 f"{path} describes a sampler of the kind {config.sampler!r}, but {cls.__name__} is of the kind "
                 f"{cls.KIND!r}: use batchtune.sampler_from_config, which makes the one that the file describes"
             )
+        if config.sampler == "same-step":
+            raise ValueError(
+                f"{path} keeps the examples of each optimizer step, so it needs your own batch sampler: "
+                "batchtune.SameStepBatchSampler.from_config(path, batch_sampler, lengths)"
+            )
         # The class itself comes last, lest a subclass of the same kind takes its place.
         classes: dict[str | None, type[Any]] = {
             made.KIND: made for made in (*_subclasses(cls), cls)
         }
-        reading = {
-            name: overrides.pop(name) for name in sorted(_READING & overrides.keys())
-        }
-        if isinstance(lengths, (str, Path)):
-            for name in ("length_scale", "tokenizer"):
-                if reading.get(name) is not None:
-                    reading[name] = str(reading[name])
-            manifest = load_ordered_lengths(lengths, ReadOptions(**reading))
-            unit = manifest.lengths.unit
-            if None not in (unit, config.unit) and unit != config.unit:
-                raise ValueError(
-                    f"{lengths} counts lengths in {unit}, {path} in {config.unit}: say the length_scale (and the "
-                    "unit) that it was tuned with"
-                )
-            lengths = manifest.values
-            targets = manifest.targets
-        elif reading:
-            raise TypeError(
-                f"{', '.join(reading)}: these are for the path of a manifest"
-            )
-        elif length_of is not None:
-            measured = (
-                as_number(length_of(lengths[index]), index)
-                for index in range(len(lengths))
-            )
-            lengths = np.fromiter(measured, np.float64)
+        lengths = tuned_lengths(
+            Path(path), config, lengths, length_of, targets, overrides
+        )
         options = {
             name: getattr(config, name) for name in classes[config.sampler].OPTIONS
         }
-        evidence = config.evidence
-        if evidence.truncate is not None:
-            lengths = np.minimum(checked_lengths(lengths), evidence.truncate)
         sampler: Self = classes[config.sampler](lengths, **{**options, **overrides})
-        sampler._allocator = evidence.allocator
-        if Lengths.of(lengths, targets).fingerprint != evidence.fingerprint:
-            warnings.warn(
-                f"{path} was tuned on other lengths than these (or with target lengths, which `targets` can give): "
-                "it works, but batches may be smaller, or padding larger, than necessary. Run `batchtune tune` again.",
-                stacklevel=2,
-            )
+        sampler._allocator = config.evidence.allocator
         return sampler
 
     @property
@@ -403,6 +377,53 @@ class TableBatchSampler(EpochBatchSampler):
             batch_ordering=batch_ordering,
             same_bucket=same_bucket,
         )
+
+
+def tuned_lengths(
+    path: Path,
+    config: SamplerConfig | PackedConfig,
+    lengths: Any,
+    length_of: Callable[[Any], float] | None,
+    targets: npt.ArrayLike | None,
+    overrides: dict[str, Any],
+) -> Any:
+    """Return the lengths that a sampler of this config is given, as `EpochBatchSampler.from_config` describes.
+
+    Takes out of `overrides` what says how a manifest is read. Warns if the config was tuned on other lengths.
+    """
+    reading = {
+        name: overrides.pop(name) for name in sorted(_READING & overrides.keys())
+    }
+    if isinstance(lengths, (str, Path)):
+        for name in ("length_scale", "tokenizer"):
+            if reading.get(name) is not None:
+                reading[name] = str(reading[name])
+        manifest = load_ordered_lengths(lengths, ReadOptions(**reading))
+        unit = manifest.lengths.unit
+        if None not in (unit, config.unit) and unit != config.unit:
+            raise ValueError(
+                f"{lengths} counts lengths in {unit}, {path} in {config.unit}: say the length_scale (and the "
+                "unit) that it was tuned with"
+            )
+        lengths = manifest.values
+        targets = manifest.targets
+    elif reading:
+        raise TypeError(f"{', '.join(reading)}: these are for the path of a manifest")
+    elif length_of is not None:
+        measured = (
+            as_number(length_of(lengths[index]), index) for index in range(len(lengths))
+        )
+        lengths = np.fromiter(measured, np.float64)
+    evidence = config.evidence
+    if evidence.truncate is not None:
+        lengths = np.minimum(checked_lengths(lengths), evidence.truncate)
+    if Lengths.of(lengths, targets).fingerprint != evidence.fingerprint:
+        warnings.warn(
+            f"{path} was tuned on other lengths than these (or with target lengths, which `targets` can give): "
+            "it works, but batches may be smaller, or padding larger, than necessary. Run `batchtune tune` again.",
+            stacklevel=3,
+        )
+    return lengths
 
 
 def _subclasses(made: type[Any]) -> Iterator[type[Any]]:

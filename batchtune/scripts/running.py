@@ -22,6 +22,7 @@ from batchtune.scripts import recording
 from batchtune.scripts.interposing import Begin
 from batchtune.scripts.script_loaders import (
     SAMPLER_LINES,
+    restored_randomness,
     stated,
     unlike,
     unsafe,
@@ -37,8 +38,12 @@ _RANKS = ("num_replicas", "num_processes", "world_size")
 
 def wrap(loader: Any, begin: Begin, options: Mapping[str, Any]) -> Iterator[Any]:
     """Return the iterator of a loader, over the recommended batches if it is the training loader; record its steps."""
-    _of_this_process(options).give(loader)
-    return recording.wrap(loader, begin, options)
+    given = _of_this_process(options)
+    given.give(loader)
+    batches = recording.wrap(loader, begin, options)
+    if given.accumulate is None or loader.batch_sampler is not given.sampler:
+        return batches
+    return recording.Recorded(batches, given)
 
 
 def length(loader: Any, own: Callable[[Any], int], options: Mapping[str, Any]) -> int:
@@ -49,27 +54,50 @@ def length(loader: Any, own: Callable[[Any], int], options: Mapping[str, Any]) -
     given = _of_this_process(options)
     if unlike(loader, given.lengths.size):
         return own(loader)
-    batches = len(given.sampler)
-    if stated(loader.batch_sampler, *_RANKS) is None:
-        batches *= given.sampler.world_size
-    return batches
+    ranks: int = given.sampler.world_size
+    if stated(loader.batch_sampler, *_RANKS) is not None:
+        ranks = 1
+    if given.accumulate is None or loader.batch_sampler is given.sampler:
+        batches: int = len(given.sampler)
+    else:
+        batches = given.sampler.batches_for(-(-own(loader) // ranks))
+    return batches * ranks
 
 
 class Given:
-    """The batches that the training loader of this process is given."""
+    """The batches that the training loader of this process is given.
+
+    Attributes:
+        sampler: What gives them.
+        accumulate: How many of them each optimizer step has, whose examples are those of the script's own batches; None
+            if batchtune draws the examples, too.
+    """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        from batchtune.sampler import sampler_from_config
+        from batchtune.exports.run_configs import read_any_sampler_yaml
 
         self._options = options
         self._config = Path(options["run"], SAMPLER_FILE)
         self.lengths = np.fromfile(Path(options["scratch"], LENGTHS_FILE))
+        self.accumulate: int | None = None
+        config = read_any_sampler_yaml(self._config)
+        if config.sampler == "same-step":
+            self.accumulate = config.accumulate
+        self.sampler = self._around(())
+        self._own_sampler: Any = None
+        self._own_epoch: Any = None
+        self._since_step = 0
+
+    def _around(self, own: Any) -> Any:
+        """Return the sampler of the run; one that keeps the examples of steps takes them from the script's `own`."""
+        from batchtune.sampler import SameStepBatchSampler, sampler_from_config
+
         with warnings.catch_warnings():
             # The command has compared them, together with the targets.
             warnings.filterwarnings("ignore", ".* was tuned on other lengths")
-            self.sampler = sampler_from_config(self._config, self.lengths)
-        self._own_sampler: Any = None
-        self._own_epoch: Any = None
+            if self.accumulate is not None:
+                return SameStepBatchSampler.from_config(self._config, own, self.lengths)
+            return sampler_from_config(self._config, self.lengths)
 
     def give(self, loader: Any) -> None:
         """Let a loader give the batches from now on, if it is the training loader."""
@@ -81,11 +109,15 @@ class Given:
         if hasattr(loader.batch_sampler, "skip_batches"):
             holder = loader.batch_sampler  # accelerate's, to resume in mid-epoch
         if holder.batch_sampler is not self.sampler:
+            if self.accumulate is not None:
+                self.sampler = self._around(holder.batch_sampler)
             if self._own_sampler is None:
                 self._check(loader)
             self._own_sampler = holder.batch_sampler
             # A DataLoader forbids to set the attribute.
             vars(holder)["batch_sampler"] = self.sampler
+        if self.accumulate is not None:
+            return
         epoch = stated(self._own_sampler, "epoch")
         if epoch not in (None, self._own_epoch):
             self.sampler.set_epoch(epoch)  # else it begins the next
@@ -99,7 +131,8 @@ class Given:
             self._refuse(
                 f"its sampler deals examples to {own_ranks} ranks, torch.distributed has {ranks}"
             )
-        reason = unsafe(loader, self.lengths)
+        with restored_randomness():
+            reason = unsafe(loader, self.lengths)
         if reason and not self._options["force"]:
             self._refuse(f"{reason} (--force trains nonetheless)")
         if self.sampler.rank == 0:
@@ -110,6 +143,33 @@ class Given:
                 file=sys.stderr,
             )
             Path(self._options["scratch"], GIVEN_FILE).touch()
+        if self.accumulate is not None:
+            self._watch_first_step(self.accumulate)
+
+    def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of a training loader, and count those since the last optimizer step."""
+        for batch in batches:
+            self._since_step += 1
+            yield batch
+
+    def _watch_first_step(self, accumulate: int) -> None:
+        """End the script if its first optimizer step has another number of batches than `accumulate`.
+
+        A multiple is none: mixed precision leaves out steps whose gradients are not finite.
+        """
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        steps = itertools.count()
+
+        def on_step(*_: Any) -> None:
+            if next(steps) == 0 and self._since_step % accumulate:
+                self._refuse(
+                    f"its optimizer steps after {self._since_step} batches, and {os.path.relpath(self._config)} cuts "
+                    f"each step into {accumulate}. Start it with a gradient accumulation of {accumulate}",
+                    "Or tune it as it is started now.",
+                )
+
+        register_optimizer_step_pre_hook(on_step)
 
     def _watch_steps(self, difference: tuple[str, str]) -> None:
         """End the script if an optimizer steps, and no loader was the training loader of the run.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import length_hint
 from typing import Any
 
@@ -73,6 +76,21 @@ def random_batch_size(loader: Any) -> int | None:
     if not is_dealt and not isinstance(sampler, RandomSampler):
         return None
     return int(batches.batch_size)
+
+
+@contextmanager
+def restored_randomness() -> Iterator[None]:
+    """Let the script draw the same random numbers as if nothing was read here."""
+    import torch
+
+    own = random.getstate()
+    numpys = np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(numpys)
 
 
 def unsafe(loader: Any, lengths: FloatArray) -> str | None:

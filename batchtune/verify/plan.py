@@ -276,7 +276,7 @@ class VerifyPlan:
         """How the sampler makes batches; as in pools, those of a stream may hold examples of shorter buckets."""
         if isinstance(self.config, StreamConfig):
             return Batching(self.table, self.config.buffer_size)
-        return Batching(self.table, self.config.pool_size, self.config.batch_overhead)
+        return Batching.of(self.config)
 
     @cached_property
     def padded(self) -> Lengths:

@@ -1,0 +1,132 @@
+"""Rows that keep the examples of each optimizer step, and cut them into other micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from batchtune.buckets.current import Current
+from batchtune.buckets.epoch_cost import Priced, Pricing
+from batchtune.buckets.strategies import STRATEGIES, Problem
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.layout import Dealing
+from batchtune.epochs.same_step import micro_batches, most_held
+from batchtune.epochs.table import BucketTable, Limits
+from batchtune.lengths import Lengths
+from batchtune.results import Keep, SweepSettings
+
+SAME_STEP = "same-step"
+# So many steps are looked at for the fewest micro-batches that all of them fit into.
+_STEPS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSteps:
+    """The optimizer steps of a training whose batches are drawn at random.
+
+    Attributes:
+        batch_size: Examples of each batch.
+        dealing: Its ranks, and how many batches each of them accumulates.
+    """
+
+    batch_size: int
+    dealing: Dealing
+
+    @classmethod
+    def of(cls, current: Current | None, dealing: Dealing) -> OwnSteps | None:
+        """Return the steps of the user's current settings; None if those don't say which examples a step has."""
+        if current is None or current.settings.random_batch_size is None:
+            return None
+        return cls(batch_size=current.settings.random_batch_size, dealing=dealing)
+
+    @property
+    def examples(self) -> int:
+        """The examples of a step on all ranks."""
+        return self.batch_size * self.dealing.accumulate * self.dealing.world_size
+
+    @property
+    def have_micro_batches(self) -> bool:
+        """Whether a step has several micro-batches, so that its examples can be cut otherwise."""
+        return self.dealing.accumulate * self.dealing.world_size > 1
+
+    def batches(self, count: int, accumulate: int) -> int:
+        """Return the micro-batches of an epoch of all ranks if each step is cut into so many on each rank."""
+        ranks = self.dealing.world_size
+        own = -(-count // (self.batch_size * ranks))
+        return ranks * micro_batches(own, self.dealing.accumulate, accumulate)
+
+
+def kept(
+    settings: SweepSettings, current: Current | None, own: OwnSteps | None
+) -> Keep:
+    """Return what the recommendation keeps as it is: what was asked for, or as much as is known of the training."""
+    if settings.keep is not None:
+        return settings.keep
+    if settings.min_steps is not None:
+        return "steps"
+    if current is None:
+        return "nothing"
+    if own is not None and own.have_micro_batches:
+        return "same"
+    return "steps"
+
+
+def same_step_rows(
+    pricing: Pricing, limits: Limits, settings: SweepSettings, own: OwnSteps
+) -> Iterator[Priced]:
+    """Yield the rows of as many micro-batches as now, and of the fewest that every step fits into.
+
+    Where the user says how many (`micro_batches`), the row of these is the first.
+    """
+    sizing = limits.sizings[-1]
+    histogram = pricing.lengths.histogram
+    sizes = limits.batch_sizes(histogram.lengths, sizing)
+    problem = Problem(
+        histogram=histogram,
+        max_batch_length=limits.max_batch_length,
+        batch_sizes=sizes,
+    )
+    boundaries = STRATEGIES["pooled"].boundaries(problem, [1])[0]
+    table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
+    fewest = _fewest(pricing.lengths, table, own, settings.seed)
+    numbers = [max(own.dealing.accumulate, fewest), fewest]
+    if settings.micro_batches is not None:
+        numbers.insert(0, max(settings.micro_batches, fewest))
+    for accumulate in dict.fromkeys(numbers):
+        batching = Batching(
+            table,
+            own.examples,
+            accumulate=accumulate,
+            equal_counts=settings.equal_counts,
+        )
+        dealing = replace(pricing.dealing, accumulate=accumulate)
+        of_steps = replace(pricing, dealing=dealing)
+        yield of_steps.of_epochs(
+            SAME_STEP,
+            sizing,
+            of_steps.simulated(batching),
+            batches=own.batches(pricing.lengths.count, accumulate),
+        )
+
+
+def _fewest(lengths: Lengths, table: BucketTable, own: OwnSteps, seed: int) -> int:
+    """Return the fewest micro-batches of a rank that each of many random steps fits into."""
+    values = lengths.values
+    fits = table.batch_sizes[table.assign(values)]
+    random = np.random.default_rng(seed)
+    size = min(own.examples, values.size)
+    steps = (
+        step
+        for _ in range(1 + _STEPS * size // values.size)
+        for step in np.split(
+            random.permutation(values.size), range(size, values.size, size)
+        )
+    )
+    most = 1
+    for step in islice(steps, _STEPS):
+        ascending = np.sort(fits[step])
+        most = max(most, most_held(ascending).size)
+    return -(-most // own.dealing.world_size)

@@ -1,0 +1,207 @@
+"""A batch sampler that keeps the examples of each optimizer step, and cuts them into other micro-batches."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch  # noqa: TID253  # as in arguments.py
+from torch.utils.data import Sampler  # noqa: TID253  # as in arguments.py
+
+from batchtune.arguments import whole
+from batchtune.epochs.layout import Indices
+from batchtune.epochs.same_step import StepCutter, micro_batches
+from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
+from batchtune.exports.run_configs import read_sampler_yaml
+from batchtune.sampler.arguments import OnRanks, checked_ranks, flag
+from batchtune.sampler.base import tuned_lengths
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
+    """The micro-batches of a training whose optimizer steps keep their examples, for `DataLoader(batch_sampler=...)`.
+
+    The training's own batch sampler says which examples each step has: those of its next `own_accumulate` batches, on
+    all ranks. They are sorted by length and cut into `accumulate` micro-batches for each rank, none larger than what
+    fits, with the least padding. So training takes the same steps, on the same examples, in less time. The gradient
+    of a step is the same, too, if the loss weighs tokens or examples alike whichever micro-batch they are in.
+
+    Example::
+
+        own = BatchSampler(RandomSampler(dataset), batch_size=4, drop_last=False)  # as it was, 16 a step
+        sampler = SameStepBatchSampler.from_config("batchtune-run/sampler.yaml", own, lengths)
+        loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=pad)
+
+    **Ranks.** Every rank works out the batches of all, and they have the same number of micro-batches; those that run
+    side by side cost about the same. The batch sampler is dealt to ranks by a `DistributedSampler` (or what inherits
+    from it), or by accelerate's `BatchSamplerShard`. Any other is taken to draw this rank's examples alone.
+
+    **Resuming.** Skip batches as the trainer does without batchtune; the own sampler must draw as it did before.
+
+    Args:
+        batch_sampler: The training's own; its batches may differ in size.
+        lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries.
+        bucket_boundaries: Lengths up to which a batch size fits, ascending; the last is at least the longest length.
+        bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
+        own_accumulate: How many of the batch sampler's batches make a step, on each rank.
+        accumulate: The training's gradient accumulation with this sampler; None: as many as `own_accumulate`. If a
+            step's examples don't fit into so many micro-batches, the shortest of them move to the next step.
+        equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one, for a loss
+            that is a mean over the examples of each.
+        rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`
+            when the sampler is first used.
+
+    Raises:
+        ValueError: An argument breaks its rule; the message says which entry and what to do.
+    """
+
+    def __init__(
+        self,
+        batch_sampler: Any,
+        lengths: npt.ArrayLike,
+        *,
+        bucket_boundaries: npt.ArrayLike,
+        bucket_batch_sizes: npt.ArrayLike,
+        own_accumulate: int,
+        accumulate: int | None = None,
+        equal_counts: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self.batch_sampler = batch_sampler
+        self.own_accumulate = whole("own_accumulate", own_accumulate, 1)
+        self.accumulate = whole(
+            "accumulate", own_accumulate if accumulate is None else accumulate, 1
+        )
+        self.equal_counts = flag("equal_counts", equal_counts)
+        self._ranks = checked_ranks(rank, world_size)
+        self._lengths = checked_lengths(lengths)
+        table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
+        self._table = holding_all(self._lengths, table, "error")
+
+    @classmethod
+    def from_config(
+        cls,
+        path: str | Path,
+        batch_sampler: Any,
+        lengths: Any,
+        *,
+        length_of: Callable[[Any], float] | None = None,
+        targets: npt.ArrayLike | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Make the sampler that a `sampler.yaml` of the sampler `same-step` describes, around the training's own.
+
+        All but `batch_sampler`, which is as for the class, is as for `batchtune.sampler_from_config`: what `lengths`
+        may be, the other arguments, warnings and errors. A file of another sampler raises ValueError.
+        """
+        config = read_sampler_yaml(Path(path))
+        if config.sampler != "same-step":
+            raise ValueError(
+                f"{path} describes a sampler of the kind {config.sampler!r}, which draws its batches itself: use "
+                "batchtune.sampler_from_config"
+            )
+        lengths = tuned_lengths(
+            Path(path), config, lengths, length_of, targets, overrides
+        )
+        options: dict[str, Any] = {
+            "bucket_boundaries": config.bucket_boundaries,
+            "bucket_batch_sizes": config.bucket_batch_sizes,
+            "own_accumulate": config.own_accumulate,
+            "accumulate": config.accumulate,
+            "equal_counts": config.equal_counts,
+        }
+        sampler = cls(batch_sampler, lengths, **{**options, **overrides})
+        sampler._allocator = config.evidence.allocator
+        return sampler
+
+    @property
+    def sampler(self) -> Any:
+        """The training's own sampler of examples, which trainers tell the epoch."""
+        return getattr(self.batch_sampler, "sampler", None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the training's own samplers the epoch, where they take one."""
+        for own in (self.batch_sampler, self.sampler):
+            if hasattr(own, "set_epoch"):
+                own.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches that this rank has; raises TypeError if the own sampler has no length."""
+        return self.batches_for(len(self.batch_sampler))
+
+    def batches_for(self, own_batches: int) -> int:
+        """Return the number of micro-batches in place of so many of the training's own."""
+        return micro_batches(own_batches, self.own_accumulate, self.accumulate)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._refuse_second_dealing()
+        self._compare_allocator()
+        ranks = _of_all_ranks(self.batch_sampler, self.rank, self.world_size)
+        cutter = StepCutter(
+            self._lengths, self._table, len(ranks.batches), self.equal_counts
+        )
+        for batches in cutter.epoch(self._steps(ranks.batches)):
+            for batch in batches[ranks.ours :: len(ranks.batches)]:
+                yield batch.tolist()
+
+    def _steps(
+        self, batches: Sequence[Iterator[Sequence[int]]]
+    ) -> Iterator[tuple[Indices, int]]:
+        """Yield the examples of each step on all ranks, and how many micro-batches each rank makes of them."""
+        rows = zip(*batches, strict=True)
+        while own := list(itertools.islice(rows, self.own_accumulate)):
+            examples = [index for row in own for batch in row for index in batch]
+            yield np.array(examples), self.batches_for(len(own))
+
+
+class _Ranks(NamedTuple):
+    """The own batches of ranks, and which of them are ours."""
+
+    batches: list[Iterator[Sequence[int]]]
+    ours: int
+
+
+def _of_all_ranks(own: Any, rank: int, world_size: int) -> _Ranks:
+    """Return the batches that each rank draws, as this one can work them out; else those of this rank alone."""
+    if world_size > 1 and hasattr(own, "process_index"):
+        shared = itertools.tee(own.batch_sampler, world_size)
+        # Of copies: a shard may complete the last batch in place.
+        shards = [
+            _changed(own, batch_sampler=map(list, batches), process_index=index)
+            for index, batches in enumerate(shared)
+        ]
+        return _Ranks([iter(shard) for shard in shards], rank)
+    inner = getattr(own, "sampler", None)
+    if world_size > 1 and getattr(inner, "num_replicas", 1) == world_size:
+        dealt = [
+            _changed(own, sampler=_changed(inner, rank=index))
+            for index in range(world_size)
+        ]
+        return _Ranks(_begun_alike(dealt), rank)
+    return _Ranks([iter(own)], 0)
+
+
+def _changed(made: Any, **attributes: Any) -> Any:
+    """Return a copy of an object with other attributes."""
+    other = copy.copy(made)
+    vars(other).update(attributes)
+    return other
+
+
+def _begun_alike(samplers: Iterable[Any]) -> list[Iterator[Sequence[int]]]:
+    """Return their iterators, each begun with the same random numbers: some draw a seed from torch's own."""
+    state = torch.get_rng_state()
+    begun: list[Iterator[Sequence[int]]] = []
+    for sampler in samplers:
+        torch.set_rng_state(state)
+        batches = iter(sampler)
+        begun.append(itertools.chain(list(itertools.islice(batches, 1)), batches))
+    return begun
