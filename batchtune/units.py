@@ -74,7 +74,7 @@ def format_number(value: float) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Return `1 cell`, `2 cells`, `28,539 lengths`, `3 processes`, `4 batches`."""
-    plural = "es" if noun.endswith(("ss", "ch")) else "s"
+    plural = "es" if noun.endswith(("ss", "batch")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 

@@ -495,14 +495,16 @@ def _of_sampler(name: str, title: str, file: str) -> Export:
         else:
             fields = packed_fields(tuned, sweep.packed)
         template = f"{name}.py.j2"
-        accumulate = sweep.packed is None and recommended_row(sweep).accumulate
-        if accumulate:
+        micro_batches = None
+        if sweep.packed is None:
+            micro_batches = recommended_row(sweep).accumulate
+        if micro_batches is not None:
             template = "same_step.py.j2"
             fields.update(_IN_FRAMEWORKS[name])
         return from_template(
             template,
             title=title,
-            accumulate=accumulate,
+            micro_batches=micro_batches,
             reading={
                 option: value for option, value in options if isinstance(value, str)
             },

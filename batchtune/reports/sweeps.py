@@ -262,6 +262,11 @@ def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
     """Say what else there is where steps keep their examples: fewer micro-batches, or other steps."""
     if not row.keeps_examples:
         return
+    if not row.equal_counts:
+        yield (
+            "The gradient of a step is the same if the loss weighs all tokens of the step alike, as Transformers' "
+            "Trainer does. If it is a mean over the examples of each micro-batch: --equal-counts."
+        )
     steps_kept = keeps_steps(sweep)
 
     def cost(other: Row) -> float:

@@ -160,7 +160,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         classes: dict[str | None, type[Any]] = {
             made.KIND: made for made in (*_subclasses(cls), cls)
         }
-        lengths = tuned_lengths(
+        lengths, targets = tuned_lengths(
             Path(path), config, lengths, length_of, targets, overrides
         )
         options = {
@@ -168,6 +168,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         }
         sampler: Self = classes[config.sampler](lengths, **{**options, **overrides})
         sampler._allocator = config.evidence.allocator
+        warn_of_other_lengths(Path(path), config, lengths, targets)
         return sampler
 
     @property
@@ -386,10 +387,10 @@ def tuned_lengths(
     length_of: Callable[[Any], float] | None,
     targets: npt.ArrayLike | None,
     overrides: dict[str, Any],
-) -> Any:
+) -> tuple[Any, npt.ArrayLike | None]:
     """Return the lengths that a sampler of this config is given, as `EpochBatchSampler.from_config` describes.
 
-    Takes out of `overrides` what says how a manifest is read. Warns if the config was tuned on other lengths.
+    And the targets. Takes out of `overrides` what says how a manifest is read.
     """
     reading = {
         name: overrides.pop(name) for name in sorted(_READING & overrides.keys())
@@ -414,16 +415,24 @@ def tuned_lengths(
             as_number(length_of(lengths[index]), index) for index in range(len(lengths))
         )
         lengths = np.fromiter(measured, np.float64)
-    evidence = config.evidence
-    if evidence.truncate is not None:
-        lengths = np.minimum(checked_lengths(lengths), evidence.truncate)
-    if Lengths.of(lengths, targets).fingerprint != evidence.fingerprint:
+    if config.evidence.truncate is not None:
+        lengths = np.minimum(checked_lengths(lengths), config.evidence.truncate)
+    return lengths, targets
+
+
+def warn_of_other_lengths(
+    path: Path,
+    config: SamplerConfig | PackedConfig,
+    lengths: Any,
+    targets: npt.ArrayLike | None,
+) -> None:
+    """Warn the caller's caller if the config was tuned on other lengths."""
+    if Lengths.of(lengths, targets).fingerprint != config.evidence.fingerprint:
         warnings.warn(
             f"{path} was tuned on other lengths than these (or with target lengths, which `targets` can give): "
             "it works, but batches may be smaller, or padding larger, than necessary. Run `batchtune tune` again.",
             stacklevel=3,
         )
-    return lengths
 
 
 def _subclasses(made: type[Any]) -> Iterator[type[Any]]:

@@ -19,7 +19,7 @@ from batchtune.epochs.same_step import StepCutter, micro_batches
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.sampler.arguments import OnRanks, checked_ranks, flag
-from batchtune.sampler.base import tuned_lengths
+from batchtune.sampler.base import tuned_lengths, warn_of_other_lengths
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -108,7 +108,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
                 f"{path} describes a sampler of the kind {config.sampler!r}, which draws its batches itself: use "
                 "batchtune.sampler_from_config"
             )
-        lengths = tuned_lengths(
+        lengths, targets = tuned_lengths(
             Path(path), config, lengths, length_of, targets, overrides
         )
         options: dict[str, Any] = {
@@ -120,6 +120,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         }
         sampler = cls(batch_sampler, lengths, **{**options, **overrides})
         sampler._allocator = config.evidence.allocator
+        warn_of_other_lengths(Path(path), config, lengths, targets)
         return sampler
 
     @property
@@ -137,9 +138,11 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         """Return the number of micro-batches that this rank has; raises TypeError if the own sampler has no length."""
         return self.batches_for(len(self.batch_sampler))
 
-    def batches_for(self, own_batches: int) -> int:
-        """Return the number of micro-batches in place of so many of the training's own."""
-        return micro_batches(own_batches, self.own_accumulate, self.accumulate)
+    def batches_for(self, own_batches: int, ranks: int = 1) -> int:
+        """Return the number of micro-batches in place of so many of the training's own, of so many ranks together."""
+        return micro_batches(
+            own_batches, self.own_accumulate * ranks, self.accumulate * ranks
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
         self._refuse_second_dealing()

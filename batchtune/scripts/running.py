@@ -58,10 +58,9 @@ def length(loader: Any, own: Callable[[Any], int], options: Mapping[str, Any]) -
     if stated(loader.batch_sampler, *_RANKS) is not None:
         ranks = 1
     if given.accumulate is None or loader.batch_sampler is given.sampler:
-        batches: int = len(given.sampler)
-    else:
-        batches = given.sampler.batches_for(-(-own(loader) // ranks))
-    return batches * ranks
+        return len(given.sampler) * ranks
+    batches: int = given.sampler.batches_for(own(loader), ranks)
+    return batches
 
 
 class Given:

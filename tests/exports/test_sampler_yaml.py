@@ -162,7 +162,7 @@ def table_of_two(**fields: Any) -> dict[str, Any]:
         ({"format": "batchtune/sweep"}, "has the format 'batchtune/sweep'"),
         ({"format": ...}, "has the format None"),
         ({"version": 2}, "has version 2"),
-        ({"seed": ...}, "seed"),
+        ({"seed": -1}, "seed"),
         ({"drop_lats": True}, "drop_lats"),
         ({"batch_ordering": "sideways"}, r"\$\.batch_ordering"),
         ({"bucket_batch_sizes": [1.5] * 13}, r"\$\.bucket_batch_sizes"),

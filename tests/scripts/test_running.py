@@ -42,6 +42,7 @@ from batchtune.scripts.script_loaders import (
 
 SCRIPT = Path(__file__).with_name("trained.py")
 LENGTHS = np.array([1.0 + index * 7 % 23 for index in range(60)])
+SAME_STEPS = ["--max-batch-length", 100, "--current", "batch_size=4"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--standalone"]
 
@@ -62,6 +63,8 @@ def folder(made_once: MadeOnce) -> Path:
         for options in (
             ["--max-batch-length", 100, "--num-buckets", 3],
             ["--max-tokens", 80, "--run", "packed"],
+            [*SAME_STEPS, "--accumulate", 3, "--run", "same"],
+            [*SAME_STEPS, "--world-size", 2, "--run", "same-on-ranks"],
         ):
             ran = run_here_in(folder, "sweep-buckets", "train.csv", *options)
             assert ran.returncode == 0, ran.stderr
@@ -107,15 +110,24 @@ def recommended(
 def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Run:
     """`run(command, *words)`: runs the script; the lines that it printed, and what batchtune and it said beside."""
 
-    def run(command: list[str], *script: str) -> tuple[list[Line], str]:
+    def run(
+        command: list[str], *script: str, to: str = "batchtune-run"
+    ) -> tuple[list[Line], str]:
         words = [*command, str(SCRIPT), *script]
-        ran = run_here_in(folder, "run", "train.csv", "--", *words)
+        ran = run_here_in(folder, "run", "train.csv", "--run", to, "--", *words)
         said = capfd.readouterr()
         assert ran.returncode == 0, ran.stderr + said.err
         lines = [json.loads(line) for line in said.out.splitlines()]
         return [tuple(line) for line in lines], ran.stderr + said.err
 
     return run
+
+
+def trained_by_itself(script: list[str]) -> list[Line]:
+    """The lines that the script prints on two ranks without batchtune."""
+    words = [*TORCHRUN, str(SCRIPT), *script]
+    ran = subprocess.run(words, capture_output=True, text=True, check=True)
+    return [tuple(json.loads(line)) for line in ran.stdout.splitlines()]
 
 
 def batches(lines: list[Line], what: str, epoch: int, rank: int = 0) -> list[list[int]]:
@@ -153,6 +165,25 @@ def test_each_of_two_ranks_trains_on_its_batches(
         before = [[2 * len(expected)] for _ in option]
         assert batches(lines, "before", 0, rank) == before
     assert stderr.count(f"{len(expected)} an epoch on each rank") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [[], ["--accelerate"]], ids=["ddp", "accelerate"])
+def test_two_ranks_keep_the_examples_of_each_step(
+    folder: Path, run: Run, option: list[str]
+) -> None:
+    own = trained_by_itself(option)
+    lines, stderr = run(TORCHRUN, *option, to="same-on-ranks")
+    for epoch in range(2):
+        steps = []
+        for trained in (own, lines):
+            ranks = [batches(trained, "train", epoch, rank) for rank in range(2)]
+            together = zip(*ranks, strict=True)
+            steps.append([sorted([*first, *second]) for first, second in together])
+        assert steps[0] == steps[1]
+    for what in ("before", "length"):
+        assert batches(lines, what, 0) == batches(own, what, 0)
+    assert "on each rank" in stderr
 
 
 @pytest.fixture
@@ -197,6 +228,41 @@ def test_each_epoch_is_of_the_recommended_batches(
         assert trained_on(loader, options) == expected
     others = DataLoader(Rows(LENGTHS[:10]), batch_size=4, collate_fn=pad)
     assert running.length(others, len, options) == 3
+
+
+def test_each_step_has_its_own_examples_in_other_micro_batches(
+    started: Started,
+) -> None:
+    options = started("same")
+    data: Any = Rows(LENGTHS)
+    loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=pad)
+    torch.manual_seed(0)
+    own = [index for batch in loader for index in batch[:, 0].tolist()]
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    assert running.length(loader, len, options) == 15
+    steps: list[list[float]] = [[]]
+    padded = 0
+    for batch in running.wrap(loader, lambda: DataLoader.__iter__(loader), options):
+        steps[-1] += batch[:, 0].tolist()
+        padded += batch.numel()
+        if len(steps[-1]) == 12:
+            optimizer.step()
+            steps.append([])
+    assert [sorted(step) for step in steps[:-1]] == [
+        sorted(own[start : start + 12]) for start in range(0, 60, 12)
+    ]
+    assert running.length(loader, len, options) == 15
+    assert padded < 1.2 * 10 * LENGTHS.sum()
+
+
+def test_a_script_that_steps_otherwise_is_told_its_accumulation(
+    started: Started,
+) -> None:
+    data: Any = Rows(LENGTHS)
+    loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=pad)
+    with pytest.raises(SystemExit, match="with a gradient accumulation of 3"):
+        trained_on(loader, started("same"))
 
 
 @pytest.mark.parametrize(

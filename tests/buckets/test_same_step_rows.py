@@ -1,0 +1,94 @@
+"""What a sweep keeps of the user's own training: the examples of each step, the number of steps, or nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from buckets.test_min_steps import PROBED
+
+from batchtune.buckets.current import read_current
+from batchtune.buckets.sweep import sweep
+from batchtune.errors import UsageError
+from batchtune.lengths import Lengths
+from batchtune.results import Row, Sweep, SweepSettings
+
+DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 3000).clip(1, 60))
+
+
+def swept(current: str | None = "batch_size=4", **settings: object) -> Sweep:
+    chosen = SweepSettings(num_buckets=(4,), **settings)  # type: ignore[arg-type]
+    return sweep(DATA, 240, chosen, PROBED, current and read_current(current))  # type: ignore[arg-type]
+
+
+def recommended(found: Sweep) -> Row:
+    row = found.recommended_row
+    assert row is not None
+    return row
+
+
+def test_steps_of_several_micro_batches_keep_their_examples() -> None:
+    found = swept(accumulate=16)
+    row = recommended(found)
+    assert found.current is not None
+    assert (row.accumulate, row.pool_size, row.steps) == (16, 64, found.current.steps)
+    assert row.batches == found.current.batches
+    assert row.padded_length < 0.8 * found.current.padded_length
+    assert not row.unproven
+    # A learning rate stays as it is, and other frameworks' tables are no part of it.
+    assert found.learning_rate is None and found.recommended_table is None
+
+
+def test_fewer_micro_batches_only_where_they_are_asked_for() -> None:
+    now, least = (row for row in swept(accumulate=16).rows if row.keeps_examples)
+    fewest = least.accumulate
+    assert now.accumulate == 16 and fewest is not None and fewest < 16
+    row = recommended(swept(accumulate=16, micro_batches=fewest + 1))
+    assert row.accumulate == fewest + 1
+    # Fewer than every step fits into are not offered.
+    row = recommended(swept(accumulate=16, micro_batches=1))
+    assert row.accumulate == fewest
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_ranks_share_the_examples_of_a_step(ranks: int) -> None:
+    found = swept(world_size=ranks, accumulate=8 // ranks)
+    row = recommended(found)
+    assert (row.pool_size, row.accumulate) == (32, 8 // ranks)
+    assert found.current is not None
+    assert row.estimated_epoch_seconds is not None
+    assert found.current.estimated_epoch_seconds is not None
+    assert row.estimated_epoch_seconds < found.current.estimated_epoch_seconds
+
+
+def test_equal_counts_pad_more_than_any_counts() -> None:
+    any_counts = recommended(swept(accumulate=16))
+    equal = recommended(swept(accumulate=16, equal_counts=True))
+    assert equal.smallest_batch_size == equal.largest_batch_size == 4
+    assert equal.padded_length > any_counts.padded_length
+
+
+def test_the_number_of_steps_is_kept_where_each_has_one_batch() -> None:
+    found = swept()
+    assert found.current is not None
+    assert found.settings["keep"] == "steps"
+    assert found.min_steps == found.current.steps <= recommended(found).steps
+
+
+def test_nothing_is_kept_where_nothing_is_known_or_asked_for() -> None:
+    assert swept(None).settings["keep"] == "nothing"
+    assert recommended(swept(keep="nothing")).steps < 400
+
+
+@pytest.mark.parametrize(
+    ("current", "keep", "why"),
+    [
+        (None, "same", "--keep same: how many examples"),
+        (None, "steps", "--keep steps: how many examples"),
+        ("max_batch_length=60,num_buckets=4", "same", "which examples a step has"),
+    ],
+)
+def test_what_is_not_known_can_t_be_kept(
+    current: str | None, keep: str, why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        swept(current, keep=keep)

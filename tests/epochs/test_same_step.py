@@ -1,0 +1,107 @@
+"""Optimizer steps cut into micro-batches: the examples stay, the padding is least, and what fits is kept to."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.epochs.same_step import (
+    StepCutter,
+    equal_parts,
+    least_padded,
+    most_held,
+)
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import FloatArray, IntArray
+
+TABLE = BucketTable.of([10, 20, 40], [8, 4, 2])
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[FloatArray, IntArray, int]:
+    """Descending lengths, how many examples may begin there, and a number of micro-batches."""
+    lengths = sorted(draw(st.lists(st.integers(1, 20), min_size=1, max_size=9)))
+    fits = sorted(
+        draw(st.lists(st.integers(1, 5), min_size=len(lengths), max_size=len(lengths)))
+    )
+    parts = draw(st.integers(1, len(lengths) + 1))
+    return np.array(lengths[::-1], dtype=np.float64), np.array(fits), parts
+
+
+@given(steps())
+def test_the_padding_is_the_least_of_all_cuts(
+    step: tuple[FloatArray, IntArray, int],
+) -> None:
+    lengths, fits, parts = step
+    costs = []
+    for places in combinations(range(1, lengths.size), parts - 1):
+        starts = np.array([0, *places])
+        sizes = np.diff(starts, append=lengths.size)
+        if (sizes <= fits[starts]).all():
+            costs.append(float(sizes @ lengths[starts]))
+    found = least_padded(lengths, fits, parts)
+    if not costs:
+        assert found is None
+        return
+    assert found is not None and found.size == parts
+    starts = np.cumsum(found) - found
+    assert (found <= fits[starts]).all()
+    assert float(found @ lengths[starts]) == min(costs)
+    assert most_held(fits).size <= parts
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    size=st.integers(1, 30),
+    each=st.integers(1, 6),
+    ranks=st.sampled_from([1, 2, 3]),
+    equal_counts=st.booleans(),
+)
+def test_every_example_is_in_one_micro_batch_that_fits(
+    lengths: list[int], size: int, each: int, ranks: int, equal_counts: bool
+) -> None:
+    values = np.array(lengths, dtype=np.float64)
+    cutter = StepCutter(values, TABLE, ranks, equal_counts)
+    examples = np.arange(values.size)
+    taken = [
+        (step, each) for step in np.split(examples, range(size, values.size, size))
+    ]
+    cut = list(cutter.epoch(taken))
+    assert all(len(batches) % ranks == 0 for batches in cut)
+    held = np.concatenate([batch for batches in cut for batch in batches])
+    # Of fewer examples than ranks some are dealt twice.
+    assert set(held.tolist()) == set(examples.tolist())
+    assert held.size < values.size + ranks * len(cut)
+    for batches in cut:
+        for batch in batches:
+            longest = values[batch].max()
+            assert batch.size <= TABLE.batch_sizes[TABLE.assign(np.array([longest]))[0]]
+
+
+def test_examples_that_do_not_fit_move_to_the_next_step() -> None:
+    values = np.array([40.0, 40, 40, 30, 5, 5, 5, 5])
+    cutter = StepCutter(values, TABLE)
+    first, second = cutter.epoch([(np.arange(4), 1), (np.arange(4, 8), 2)])
+    assert [batch.tolist() for batch in first] == [[0, 1]]
+    assert sorted(np.concatenate(second).tolist()) == [2, 3, 4, 5, 6, 7]
+
+
+def test_micro_batches_of_equal_counts() -> None:
+    assert equal_parts(np.array([4] * 10), 3).tolist() == [3, 3, 4]  # type: ignore[union-attr]
+    assert equal_parts(np.array([3] * 10), 3) is None
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_ranks_run_side_by_side_what_costs_alike(ranks: int) -> None:
+    values = np.random.default_rng(0).uniform(1, 40, 512)
+    cutter = StepCutter(values, TABLE, ranks)
+    batches, left = cutter.cut(np.arange(512), 200 // ranks)
+    assert not left.size
+    costs = np.array([batch.size * values[batch].max() for batch in batches])
+    by_place = costs.reshape(-1, ranks)
+    assert (by_place.max(axis=1) / by_place.min(axis=1)).mean() < 1.1

@@ -1,0 +1,147 @@
+"""`SameStepBatchSampler` around the samplers of torch, accelerate and Lightning: each step keeps its examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+from msgspec.structs import replace
+from report_records import made_sweep
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+)
+
+from batchtune import SameStepBatchSampler, sampler_from_config
+from batchtune.errors import ResultError
+from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
+
+COUNT = 203
+LENGTHS = np.random.default_rng(0).integers(1, 100, COUNT).astype(float)
+OPTIONS: dict[str, Any] = {
+    "bucket_boundaries": [25, 50, 100],
+    "bucket_batch_sizes": [16, 8, 4],
+    "own_accumulate": 4,
+}
+
+
+def seedable(generator_seed: int) -> SeedableRandomSampler:
+    return SeedableRandomSampler(range(COUNT), data_seed=generator_seed)
+
+
+def in_batches(sampler: Any) -> BatchSampler:
+    return BatchSampler(sampler, 4, drop_last=False)
+
+
+OWN: dict[str, Callable[[int, int], Any]] = {
+    "RandomSampler": lambda rank, ranks: in_batches(RandomSampler(range(COUNT))),
+    "DistributedSampler": lambda rank, ranks: in_batches(
+        DistributedSampler(range(COUNT), ranks, rank, seed=3)  # type: ignore[arg-type]
+    ),
+    "BatchSamplerShard": lambda rank, ranks: BatchSamplerShard(
+        in_batches(RandomSampler(range(COUNT))), ranks, rank
+    ),
+    "SeedableRandomSampler": lambda rank, ranks: BatchSamplerShard(
+        in_batches(seedable(5)), ranks, rank
+    ),
+    "Lightning": lambda rank, ranks: in_batches(lightnings(rank, ranks)),
+}
+
+
+def lightnings(rank: int, ranks: int) -> Any:
+    wrapper = pytest.importorskip("lightning.fabric.utilities.distributed")
+    return wrapper.DistributedSamplerWrapper(
+        RandomSampler(range(COUNT)), num_replicas=ranks, rank=rank
+    )
+
+
+def examples_of_steps(batches: list[list[list[int]]], accumulate: int) -> list[Any]:
+    """The sorted examples of each step of all ranks."""
+    steps = []
+    for start in range(0, len(batches[0]), accumulate):
+        own = [batch for rank in batches for batch in rank[start : start + accumulate]]
+        steps.append(sorted(index for batch in own for index in batch))
+    return steps
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", OWN)
+def test_each_step_has_the_examples_that_it_has_without(name: str, ranks: int) -> None:
+    if name == "RandomSampler" and ranks > 1:
+        pytest.skip("it is not dealt to ranks")
+    own = []
+    cut = []
+    for rank in range(ranks):
+        torch.manual_seed(0)
+        own.append(list(OWN[name](rank, ranks)))
+        torch.manual_seed(0)
+        sampler = SameStepBatchSampler(
+            OWN[name](rank, ranks), LENGTHS, rank=rank, world_size=ranks, **OPTIONS
+        )
+        cut.append(list(sampler))
+        assert len(cut[-1]) == len(sampler)
+    assert examples_of_steps(cut, 4) == examples_of_steps(own, 4)
+    padded = [
+        sum(len(batch) * LENGTHS[batch].max() for rank in batches for batch in rank)
+        for batches in (own, cut)
+    ]
+    assert padded[1] < 0.8 * padded[0]
+
+
+def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler() -> None:
+    shards: list[Any] = [OWN["SeedableRandomSampler"](0, 1) for _ in range(2)]
+    wide = {**OPTIONS, "bucket_batch_sizes": [64, 32, 16]}
+    sampler = SameStepBatchSampler(shards[0], LENGTHS, accumulate=2, **wide)
+    for _ in range(2):  # each pass is another epoch, as without
+        own = examples_of_steps([list(shards[1])], 4)
+        cut = list(sampler)
+        assert len(cut) == len(sampler) == 26
+        assert examples_of_steps([cut], 2) == own
+
+
+def test_a_random_sampler_of_each_rank_keeps_its_own_examples() -> None:
+    sampler = SameStepBatchSampler(
+        OWN["RandomSampler"](0, 1), LENGTHS, rank=1, world_size=2, **OPTIONS
+    )
+    torch.manual_seed(1)
+    own = list(OWN["RandomSampler"](0, 1))
+    torch.manual_seed(1)
+    assert examples_of_steps([list(sampler)], 4) == examples_of_steps([own], 4)
+
+
+def config_file(folder: Path, **fields: Any) -> Path:
+    row = replace(made_sweep().rows[0], pool_size=16, accumulate=4)
+    config = sampler_config(replace(made_sweep(), rows=[row], recommended=0))
+    path = folder / "sampler.yaml"
+    path.write_text(render_sampler_yaml(replace(config, **fields)))
+    return path
+
+
+def test_a_config_makes_it_around_the_own_batch_sampler(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    lengths = np.full(COUNT, 3.0)
+    own = OWN["RandomSampler"](0, 1)
+    with pytest.warns(UserWarning, match="was tuned on other lengths"):
+        sampler = SameStepBatchSampler.from_config(path, own, lengths)
+    loader = DataLoader(range(COUNT), batch_sampler=sampler)  # type: ignore[arg-type]
+    assert sorted(torch.cat(list(loader)).tolist()) == list(range(COUNT))
+    with pytest.raises(ValueError, match=r"SameStepBatchSampler\.from_config"):
+        sampler_from_config(path, lengths)
+    with pytest.raises(ResultError, match="own_accumulate is None"):
+        damaged = config_file(tmp_path, own_accumulate=None)
+        SameStepBatchSampler.from_config(damaged, own, lengths)
+
+
+def test_wrong_arguments_are_named() -> None:
+    own = OWN["RandomSampler"](0, 1)
+    with pytest.raises(ValueError, match="accumulate"):
+        SameStepBatchSampler(own, LENGTHS, accumulate=0, **OPTIONS)
+    with pytest.raises(ValueError, match="beyond the last"):
+        SameStepBatchSampler(own, LENGTHS * 2, **OPTIONS)
