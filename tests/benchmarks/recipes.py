@@ -341,7 +341,8 @@ class RecipeBench:
         try:
             call_batchtune(
                 "tune", *self.manifest(), "--memory", str(memory),
-                "--minutes", f"{minutes:.2f}", "--run", str(run), "--quiet", *training,
+                "--minutes", f"{minutes:.2f}", "--run", str(run), "--quiet",
+                "--keep", "nothing", *training,
             )  # fmt: skip
         except subprocess.CalledProcessError:
             if time.monotonic() - started < 60 * minutes:
