@@ -35,7 +35,6 @@ from batchtune.scripts import running
 from batchtune.scripts.running import LENGTHS_FILE
 from batchtune.scripts.script_loaders import (
     random_batch_size,
-    stated,
     unlike,
     unsafe,
 )
@@ -416,12 +415,3 @@ def test_other_loaders_are_not_the_training_loader() -> None:
     assert unlike(loader_of(LENGTHS), 61) is not None
     whole = unlike(loader_of(LENGTHS, batch_size=None), 60)
     assert whole is not None and "makes whole batches" in whole[0]
-
-
-def test_the_epoch_of_an_inner_sampler_is_found() -> None:
-    sampler = torch.utils.data.DistributedSampler(range(60), 2, 0)  # type: ignore[arg-type]
-    outer = loader_of(LENGTHS, sampler=sampler, batch_size=4).batch_sampler
-    sampler.set_epoch(3)
-    assert stated(outer, "epoch") == 3
-    assert stated(outer, "num_replicas") == 2
-    assert stated(loader_of(LENGTHS).batch_sampler, "epoch") is None
