@@ -13,7 +13,6 @@ from report_records import (
     made_lengths,
     made_sweep,
     made_verification,
-    proven_sweep,
     rule_inputs,
     without_recommendation,
 )
@@ -41,18 +40,6 @@ def verdict_of(rule: str, evidence: RuleInputs) -> Verdict:
 
 def outcome(rule: str, sweep: Sweep | None = None, **evidence: Any) -> str:
     return verdict_of(rule, rule_inputs(sweep=sweep or SWEEP, **evidence)).outcome
-
-
-@pytest.mark.parametrize("reason", [None, "the time ended"])
-def test_a_table_that_is_not_proven_fails_the_rule(reason: str | None) -> None:
-    proof = proven_sweep().proof
-    assert proof is not None
-    swept = with_row(unproven=0)
-    if reason is not None:
-        swept = replace(swept, proof=replace(proof, reason=reason))
-    assert outcome("unproven > 0", swept) == "fails"
-    used = swept.recommended_row
-    assert used is not None and swept.unproven == used.used_buckets
 
 
 @pytest.mark.parametrize(

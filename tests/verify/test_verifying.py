@@ -151,29 +151,6 @@ def test_without_time_for_pairs_each_shape_runs_before_three() -> None:
     assert firsts == worst
 
 
-def test_a_shape_that_fails_after_another_is_found() -> None:
-    def fragmented(shape: BatchShape, step: int) -> Ran | None:
-        if stepper.shapes[-1:] and stepper.shapes[-1].batch_size == 180:
-            return (
-                ran(shape, "oom", error="CUDA out of memory")
-                if shape.batch_size == 30
-                else None
-            )
-        return None
-
-    stepper = on_cuda(made_stepper(fault=fragmented))
-    plan = VerifyPlan(
-        lengths=Lengths.of(np.repeat([5.0, 12.0, 30.0], 600)),
-        config=FITS,
-        settings=VerifySettings(brief=True),
-    )
-    found = verify(stepper, plan, MADE, on_progress=lambda progress: None)
-    phases = {failure.phase for failure in found.failures}
-    assert {failure.batch_size for failure in found.failures} == {30}
-    assert phases <= {"shuffled", "pairs"} and not found.holds
-    assert found.processes == 1
-
-
 def test_a_crash_counts_only_if_it_comes_again() -> None:
     crashed: list[BatchShape] = []
 
