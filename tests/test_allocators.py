@@ -116,6 +116,6 @@ def test_a_process_is_told_the_variable_that_it_reads() -> None:
     assert told == f"{OLD}=expandable_segments:True,max_split_size_mb:64"
 
 
-def test_a_process_with_another_backend_has_no_segments_to_look_at() -> None:
+def test_another_backend_of_a_process_has_no_segments() -> None:
     cuda = SimpleNamespace(get_allocator_backend=lambda: "cudaMallocAsync")
     assert in_force(cuda) == "cudaMallocAsync"

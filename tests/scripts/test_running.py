@@ -344,7 +344,7 @@ def test_accelerates_loader_shows_the_scripts_own() -> None:
     assert random_batch_size(loader_of(LENGTHS, batch_sampler=split)) is None
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_the_checks_hold_no_memory_of_the_script() -> None:
     """NumPy's correlations and fits set up BLAS, which holds 32 MiB from then on."""
     code = """
