@@ -2,7 +2,8 @@
 
     python ways_to_write.py [--torch] LAYOUT...
 
-With `--torch` PyTorch, whose import takes seconds, writes too. A layout is a folder with a folder for each way, which holds `last.pt`.
+With `--torch` PyTorch writes alone, whose import takes seconds. A layout is a folder with a folder for each way, which
+holds `last.pt`.
 """
 
 import contextlib
