@@ -172,22 +172,6 @@ def test_time_that_ends_leaves_a_verification_unfinished() -> None:
     assert found.reasons[0].startswith("The time ended")
 
 
-def test_one_epoch_runs_every_batch_once() -> None:
-    stepper = made_stepper()
-    found = verified(stepper, epoch=True)
-    assert found.steps == found.planned_steps == found.epoch_batches
-    epoch = stepper.shapes[6 : 6 + found.steps]
-    assert sum(shape.batch_size for shape in epoch) == LENGTHS.count
-
-
-def test_more_steps_than_an_epoch_has_go_on_with_the_next() -> None:
-    stepper = made_stepper()
-    found = verified(stepper, steps=150)
-    assert found.steps == 150 > found.epoch_batches
-    epoch = found.epoch_batches
-    assert stepper.shapes[6 : 6 + epoch] != stepper.shapes[6 + epoch : 6 + 2 * epoch]
-
-
 def test_an_oom_is_reported_with_its_bucket() -> None:
     found = verified(made_stepper(), TOO_LARGE)
     assert not found.holds

@@ -105,11 +105,6 @@ def test_a_file_takes_no_other_module_s_place(folder: Path) -> None:
     assert sys.modules["string"] is string
 
 
-@pytest.mark.parametrize("name", BUILTINS)
-def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
-    assert callable(load_workload(f"builtin:{name}", {}).step)
-
-
 @pytest.mark.parametrize(
     ("spec", "message", "hint"),
     [
@@ -253,14 +248,6 @@ def test_a_failing_import_is_told_with_its_traceback(
     location = spec.partition(":")[0]
     assert error.message.startswith(f"{location} can't be imported: {message}")
     assert last_line in error.traceback.splitlines()[-1]
-
-
-def test_a_missing_module_is_named(folder: Path) -> None:
-    error = failure("nowhere.at.all:Good")
-    assert (
-        error.message
-        == "nowhere.at.all can't be imported: ModuleNotFoundError: No module named 'nowhere'"
-    )
 
 
 def test_a_failing_constructor_is_reported_with_its_traceback(folder: Path) -> None:
