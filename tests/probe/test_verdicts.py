@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from made_devices import made_device
 from msgspec.structs import replace
-from probe.test_worker_session import MadeMeter
 
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
@@ -158,7 +158,7 @@ def device(rank: int, limit_bytes: int, **facts: Any) -> Device:
         base_bytes=rank,
     )
     given = {"limit_bytes": limit_bytes, "ranks": [own], "world_size": 2, **facts}
-    return replace(MadeMeter().device, **given)
+    return made_device(**given)
 
 
 def test_the_device_is_what_every_rank_has() -> None:
