@@ -221,11 +221,8 @@ def test_examples_that_are_packed_already_are_refused() -> None:
 @pytest.mark.parametrize(
     "batch",
     [
-        {"ids": torch.randint(3, 100, (1, 40)), "mask": torch.ones(1, 40).long()},
-        {"ids": torch.ones(4, 30), "positions": torch.arange(30).expand(4, 30)},
         {"x": torch.ones(4, 30, 8), "lengths": torch.tensor([30, 30, 30, 30])},
         {"x": torch.ones(4, 30, 8), "speakers": torch.tensor([0, 1, 0, 1])},
-        {"x": torch.ones(4, 30), "is_positive": torch.tensor([0, 1, 0, 1])},
         {"x": torch.ones(4, 3), "index": torch.arange(4)},
         {"x": torch.ones(4, 30), "seq_idx": torch.zeros(4, 30, dtype=torch.long)},
         {"x": torch.ones(1, 30), "token_type_ids": torch.tensor([[0] * 10 + [1] * 20])},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +17,7 @@ from verify.made_stepper import (
     made_stepper,
 )
 
-from batchtune.errors import ResultError, UsageError, WorkloadError
+from batchtune.errors import ResultError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import NAME, MadeDevice
 from batchtune.probe.requests import Ran
@@ -28,7 +27,6 @@ from batchtune.results import (
     SamplerConfig,
     Verification,
     WorkloadRecord,
-    checked,
 )
 from batchtune.verify import VerifyProgress, verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
@@ -307,22 +305,6 @@ def test_progress_is_told_before_each_step() -> None:
     ]
     assert told[65].total == 60
     assert [one.shape for one in told] == stepper.shapes
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"steps": 0}, "at least 1"),
-        ({"steps": 1, "seed": -1}, "seed"),
-        ({"steps": 1, "time_tolerance": math.nan}, "tolerance"),
-    ],
-    ids=str,
-)
-def test_settings_without_meaning_are_refused(
-    settings: dict[str, object], said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        checked(VerifySettings, settings)
 
 
 def test_batches_that_are_padded_to_multiples_are_run_so() -> None:
