@@ -30,7 +30,7 @@ from report_records import (
 from batchtune.probe.supervisor import about_script
 from batchtune.reports import RunResults
 from batchtune.reports.page import build_page
-from batchtune.reports.section import clean
+from batchtune.reports.section import clean, make_table
 from batchtune.reports.sweeps import today_row
 from batchtune.results import Probe, Sweep, WorkloadRecord
 
@@ -272,6 +272,24 @@ def test_each_bucket_tells_the_trial_that_proves_it() -> None:
         "trial 13: 170 \u00d7 3.582 s",
     )
     assert [row[-1] for row in table.rows[-4:]] == [*["not proven"] * 3, "\u2013"]
+
+
+def test_a_long_table_is_thinned_and_says_so() -> None:
+    table = make_table(
+        "t",
+        [{"n": str(n), "none": None} for n in range(200)],
+        marked=7,
+        file="probe.json",
+        most=10,
+    )
+    assert (table.columns, table.rows[0], table.rows[-1], len(table.rows)) == (
+        ("n",),
+        ("0",),
+        ("199",),
+        11,
+    )
+    assert table.marked is not None and table.rows[table.marked] == ("7",)
+    assert table.note == "11 of 200 rows shown; all are in probe.json."
 
 
 # Warnings

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from report_records import made_probe, made_sweep, rule_inputs
 from training_lines import START, step, write
 
@@ -111,6 +112,25 @@ def test_lines_that_were_cut_short_are_left_out_and_counted(tmp_path: Path) -> N
     run = load_run(tmp_path)
     assert (training_of(run).steps, training_of(run).damaged_lines) == (4, 5)
     assert any("5 lines of training.jsonl" in text for text in build_page(run).warnings)
+
+
+def test_trainings_that_record_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
+    """Rank 1 of the second may even be faster than the one that writes its start."""
+    first = replace(START, recording="first")
+    second = replace(START, recording="second")
+    path = write(
+        tmp_path,
+        [
+            step((2, 10), recording="second", rank=1),
+            first,
+            second,
+            *[step((2, 10), recording="first"), step((3, 9), recording="second")] * 3,
+            first,
+            step((4, 8), recording="first"),
+        ],
+    )
+    counts = [len(recording.steps) for recording in read_training(path)]
+    assert counts == [3, 4, 1]
 
 
 def test_what_no_recorder_writes_is_refused_without_reading_it(tmp_path: Path) -> None:

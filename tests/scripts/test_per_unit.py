@@ -6,6 +6,8 @@ from numpy.typing import NDArray
 
 from batchtune.scripts.learning import Unclear
 from batchtune.scripts.per_unit import (
+    Scale,
+    digit_of,
     scale_by_rows,
     units_per_length,
 )
@@ -64,6 +66,17 @@ def test_six_whole_batches_are_enough_for_samples() -> None:
     seconds = np.sort(durations(0))
     seen = np.round(seconds[-600::100] * 16000).astype(int).tolist()
     assert units_per_length(seen, seconds, what="sig") == 16000
+
+
+@pytest.mark.parametrize(("per_unit", "offset"), [(1.0, 0), (1.0, 2), (100.0, 1)])
+def test_rows_in_order_tell_what_an_axis_has_in_addition(
+    per_unit: float, offset: int
+) -> None:
+    rows = (np.random.default_rng(0).integers(20, 400, 200) / per_unit).tolist()
+    seen = [round(per_unit * length) + offset for length in rows]
+    scale = scale_by_rows(seen, rows, digit_of(np.array(rows)), None)
+    assert scale == Scale(per_unit, offset)
+    assert scale.size(rows[0]) == seen[0]
 
 
 def test_a_given_ratio_that_the_rows_refute_is_an_error() -> None:
