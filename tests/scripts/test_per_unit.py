@@ -79,6 +79,13 @@ def test_rows_in_order_tell_what_an_axis_has_in_addition(
     assert scale.size(rows[0]) == seen[0]
 
 
+def test_samples_are_found_though_the_manifest_is_rounded() -> None:
+    seconds = durations(0)[:200]
+    samples = np.round(seconds * 16000).astype(int).tolist()
+    scale = scale_by_rows(samples, np.round(seconds, 2).tolist(), 0.01, None)
+    assert scale is not None and scale.per_unit == 16000
+
+
 def test_a_given_ratio_that_the_rows_refute_is_an_error() -> None:
     rows = np.random.default_rng(0).integers(20, 400, 200).tolist()
     with pytest.raises(Unclear, match=r"--per-unit 2 is wrong: .* it is 1"):
