@@ -1,42 +1,11 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths
 
 table_of = BucketTable.of
-
-
-def test_a_length_on_a_boundary_is_of_the_bucket_that_ends_there() -> None:
-    assert table_of([2, 4], [2, 1]).assign(np.array([1, 2, 2.5, 4, 5])).tolist() == [
-        0,
-        0,
-        1,
-        1,
-        2,
-    ]
-
-
-def test_the_edges_cut_the_distinct_lengths_as_assign_does() -> None:
-    histogram = Lengths.of([1, 2, 2, 3, 4, 9]).histogram
-    table = table_of([2, 2.5, 4, 9], [2, 2, 1, 1])
-    assert (
-        np.repeat(np.arange(4), np.diff(table.edges(histogram))).tolist()
-        == table.assign(histogram.lengths).tolist()
-    )
-
-
-def test_counts_are_of_examples_and_empty_buckets_count_none() -> None:
-    histogram = Lengths.of([1, 2, 2, 3, 4, 9]).histogram
-    assert table_of([2, 2.5, 4, 9, 10], [2, 2, 1, 1, 1]).counts(histogram).tolist() == [
-        3,
-        0,
-        2,
-        1,
-        0,
-    ]
 
 
 def test_counting_refuses_lengths_beyond_the_last_boundary() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from itertools import permutations
 
 import numpy as np
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from batchtune.epochs.expectation import (
     expected_batches,
-    log_orders,
 )
 from batchtune.epochs.layout import Dealing, lay_out
 from batchtune.epochs.table import BucketTable
@@ -57,14 +55,3 @@ def test_a_million_examples_lose_no_precision_that_matters() -> None:
     levels = np.arange(1, 1000)
     mean = float(np.sum(1 - ((levels - 1) / 999) ** 37))
     assert batches.padded_length / 1_000_000 == pytest.approx(mean, rel=1e-3)
-
-
-@pytest.mark.parametrize("count", [5, 4_194_303, 4_194_400, 10**7, 10**10])
-@pytest.mark.parametrize("drawn", [0, 1, 2, 5, 96])
-def test_orders_of_very_many_examples_are_counted_exactly(
-    count: int, drawn: int
-) -> None:
-    drawn = min(drawn, count)
-    exact = sum(math.log(count - index) for index in range(drawn))
-    found = log_orders(np.array([count]), np.array([drawn]))
-    assert found[0] == pytest.approx(exact, rel=1e-9, abs=1e-6)
