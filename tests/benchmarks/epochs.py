@@ -26,8 +26,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.recipe_peers import lhotse_batches, lhotse_cuts
 from real_speechbrain import load_dynamic_batch_sampler
-from reproduced import lhotse_batches, lhotse_boundaries
 from torch.utils.data import BatchSampler
 
 from batchtune import BucketBatchSampler
@@ -52,15 +52,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--manifest", default=str(ROOT / "examples" / "stdlib_lengths.csv")
-    )
-    parser.add_argument(
         "--workload", default=f"{ROOT / 'examples' / 'custom_workload.py'}:TinyTagger"
     )
     parser.add_argument("--memory", default="1GiB")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    lengths = load_lengths([options.manifest], ReadOptions())
+    lengths = load_lengths(
+        [str(ROOT / "examples" / "stdlib_lengths.csv")], ReadOptions()
+    )
     settings = ProbeSettings(
         workload=options.workload,
         options={},
@@ -100,11 +99,19 @@ def with_speechbrain(
 def with_lhotse(
     values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep
 ) -> Batches:
-    """Its bins and its batching, reproduced (the tests hold them against the real ones)."""
-    bins = np.append(lhotse_boundaries(values, NUM_BUCKETS), lengths.longest)
+    """The real one, with its own bins."""
+    from lhotse.dataset.sampling.dynamic_bucketing import (
+        FixedBucketBatchSizeConstraint,
+        estimate_duration_buckets,
+    )
+
+    cuts = lhotse_cuts(values, range(values.size))
+    bins = estimate_duration_buckets(cuts, num_buckets=NUM_BUCKETS)
+    edges = [*bins, lengths.longest]
     frontier = costs_of(probe).frontier
     assert frontier is not None
-    return lhotse_batches(values, bins, frontier(bins).tolist())
+    constraint = FixedBucketBatchSizeConstraint(edges, frontier(edges).tolist())
+    return lhotse_batches(cuts, duration_bins=bins, constraint=constraint)(0)
 
 
 def with_fixed(

@@ -1,10 +1,10 @@
-"""How true and how dear the probe is on memory laws: `python tests/benchmarks/laws.py [--dear] [NAME]...`.
+"""How true and how dear the probe is on memory laws: `python tests/benchmarks/laws.py [NAME]...`.
 
 For each law and data set: the probe, the sweep that follows, and later sweeps with 5, 8, 12 and 30 buckets; then the
 truth by brute force. Columns: lengths measured; trials for each; OOMs for each (those in turns included); how many
 buckets of the recommended table, of later tables and of those over two lengths may run out of memory, as may a batch
 by max_batch_length; and what the recommended table costs above one made with exact knowledge of all sizes.
-With `--dear` each failure counts as a start of the user's script. Exits with 1 where a target does not hold.
+Exits with 1 where a target does not hold.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Figures:
     above_max_batch_length: int
     loss: float
     max_batch_length: float
-    rounds: int
     seconds: float
 
     def holds(self, law: Law) -> bool:
@@ -87,16 +86,13 @@ def law_settings(*, dear: bool = False) -> ProbeSettings:
 def probe_law(
     device: LawDevice,
     num_buckets: tuple[int, ...] = tuple(range(10, 21)),
-    *,
-    dear: bool = False,
 ) -> Probe:
     """The probe of a made device."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = law_settings(dear=dear)
         swept = SweepSettings(num_buckets=num_buckets)
         return run_probe(
             device.lengths,
-            settings,
+            law_settings(),
             Path(folder),
             sweep_settings=swept,
             hooks=ProbeHooks(measurer=device),
@@ -107,13 +103,11 @@ def measure(
     law: Law,
     lengths: Lengths,
     strategies: tuple[str, ...] = (),
-    *,
-    dear: bool = False,
 ) -> Figures:
     """Probes, sweeps and compares with the truth."""
     device = LawDevice(law, lengths)
     started = time.perf_counter()
-    probe = probe_law(device, dear=dear)
+    probe = probe_law(device)
     seconds = time.perf_counter() - started
     found = sweep(
         lengths,
@@ -142,7 +136,6 @@ def measure(
         above_max_batch_length=max_batch_length_above(device, probe.max_batch_length),
         loss=loss_of(device, probe, found, row),
         max_batch_length=probe.max_batch_length,
-        rounds=device.steps,
         seconds=seconds,
     )
 
@@ -223,8 +216,7 @@ def cost(row: Row) -> float:
 
 def main() -> None:
     """Prints a row for each law and data set."""
-    dear = "--dear" in sys.argv
-    wanted = [argument for argument in sys.argv[1:] if argument != "--dear"]
+    wanted = sys.argv[1:]
     print(
         f"{'law':44} {'data':10} {'len':>4} {'tri/l':>6} {'oom/l':>6} above (table, later, 2-D, M)  loss      M    s"
     )
@@ -234,7 +226,7 @@ def main() -> None:
             if wanted and not any(part in name for part in wanted):
                 continue
             for data in DATA:
-                got = measure(law, made_lengths(data, targets=targets), dear=dear)
+                got = measure(law, made_lengths(data, targets=targets))
                 holds = got.holds(law)
                 failed += not holds
                 print(

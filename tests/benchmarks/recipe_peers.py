@@ -30,6 +30,7 @@ from torch.utils.data import BatchSampler
 
 from batchtune import BucketedStream, sampler_from_config
 from batchtune.exports.run_configs import sampler_config
+from batchtune.lengths import FloatArray
 from batchtune.results import SWEEP_FILE, PackedConfig, Sweep, read_result
 
 if TYPE_CHECKING:
@@ -274,19 +275,19 @@ def grouped_by_length(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f"batch size {size}"
 
 
-def lhotse_cuts(bench: Bench, order: Sequence[int]) -> list[Any]:
+def lhotse_cuts(lengths: FloatArray, order: Sequence[int]) -> list[Any]:
     """Return Lhotse's cuts of the examples, in an order."""
     from lhotse.cut import MonoCut
 
     return [
-        MonoCut(id=str(i), start=0, duration=float(bench.lengths[i]), channel=0)
+        MonoCut(id=str(i), start=0, duration=float(lengths[i]), channel=0)
         for i in order
     ]
 
 
 def lhotse(bench: Bench, **options: Any) -> Epochs:
     """Make the batches of Lhotse's own DynamicBucketingSampler."""
-    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
+    cuts = lhotse_cuts(bench.lengths, shuffled(bench.lengths.size, 0))
     return lhotse_batches(cuts, **options)
 
 
@@ -355,7 +356,7 @@ def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
         estimate_duration_buckets,
     )
 
-    cuts = lhotse_cuts(bench, range(bench.lengths.size))
+    cuts = lhotse_cuts(bench.lengths, range(bench.lengths.size))
     bins = estimate_duration_buckets(cuts, num_buckets=LHOTSE_BUCKETS)
     edges = [*bins, float(bench.lengths.max())]
     sizes = oomptimizer_sizes(bench, [(edge,) for edge in edges])
@@ -375,7 +376,7 @@ def nemo_two_dimensional(bench: Bench) -> tuple[Epochs, str]:
     from lhotse.supervision import SupervisionSegment
 
     assert bench.targets is not None
-    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
+    cuts = lhotse_cuts(bench.lengths, shuffled(bench.lengths.size, 0))
     for cut in cuts:
         segment = SupervisionSegment(cut.id, cut.id, start=0, duration=cut.duration)
         segment.tokens = [0] * int(bench.targets[int(cut.id)])

@@ -396,7 +396,7 @@ def with_block(readme: str, text: str) -> str:
     return before + text + after
 
 
-def summarise(folder: Path, picture: bool) -> None:
+def summarise(folder: Path) -> None:
     """Print all tables and goals, write the README's block if it has the marks, and draw."""
     summaries = read_summaries(folder)
     for summary in summaries:
@@ -409,8 +409,7 @@ def summarise(folder: Path, picture: bool) -> None:
         write_whole(README, with_block(readme, block(summaries)))
     else:
         print(f"\nREADME.md has no {BEGIN}: its table is not written")
-    if picture:
-        print(draw(folder))
+    print(draw(folder))
 
 
 WIDTH, LEFT, RIGHT = 860, 235, 20
