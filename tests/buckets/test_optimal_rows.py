@@ -158,3 +158,12 @@ def test_few_ends_stand_for_thousands_of_lengths() -> None:
     # The times of the tables that were found among 2,048 ends.
     for row, finer in zip(rows, (35.4358, 26.3348), strict=True):
         assert row.estimated_epoch_seconds == pytest.approx(finer, rel=0.0015)
+
+
+def test_few_ends_give_as_few_batches_as_all() -> None:
+    samples = (np.random.default_rng(7).gamma(6, 2, 15_000) * 16_000).round()
+    rows = optimal_rows(
+        Lengths.of(samples), (2, 5, 10, 20), Costs(), max_batch_length=4000 * 16_000
+    )
+    # With each of the 14,587 lengths as an end, which takes ten times as long, it is the same.
+    assert [row.batches for row in rows] == [77, 55, 50, 48]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_laws import LAWS, LawDevice, made_lengths
 from msgspec.structs import replace
+from report_records import forced_probe
 
 from batchtune import BucketBatchSampler
 from batchtune.buckets.current import read_current
@@ -29,7 +30,6 @@ from batchtune.results import (
     PROBE_FILE,
     FrontierPoint,
     Row,
-    Script,
     Sweep,
     SweepSettings,
     encode,
@@ -198,26 +198,6 @@ def test_a_max_batch_length_that_is_no_length_is_refused(wrong: float) -> None:
         UsageError, match="max_batch_length must be positive and finite"
     ):
         swept([1], wrong)
-
-
-def test_the_sweep_holds_its_settings_and_the_device() -> None:
-    result = swept(
-        [1, 2], costs=PROBED, strategies=("linear",), num_buckets=(2,), max_batch_size=4
-    )
-    assert result.device_name == "made"
-    assert result.settings == {
-        "strategies": ["linear"],
-        "num_buckets": [2],
-        "pool_sizes": [],
-        "max_batch_size": 4,
-        "seed": 7,
-        "multiple_of": None,
-        "world_size": 1,
-        "same_bucket": False,
-        "accumulate": 1,
-        "min_randomness": None,
-        "min_steps": None,
-    }
 
 
 def test_the_same_inputs_give_the_same_bytes() -> None:
@@ -411,15 +391,9 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path: Path) -> None:
     probed_with = ProbeSettings(workload="made", options={}, device="cuda")
     hooks = ProbeHooks(measurer=device)
     probe = run_probe(lengths, probed_with, tmp_path, hooks=hooks)
-    script = Script(
-        batches=["wave: [B, L]"],
-        loader="Speech, 2,000 examples",
-        per_unit=1.0,
-        target_per_unit=None,
-        accumulation=2,
-        look_ahead=0,
-        batch_size=8,
-    )
+    script = forced_probe().device.script
+    assert script is not None
+    script = replace(script, accumulation=2, batch_size=8, twins=[])
     of_script = replace(probe.device, script=script)
     write_result(tmp_path / PROBE_FILE, replace(probe, device=of_script))
     chosen = SweepSettings(strategies=("linear",), num_buckets=(10,))
