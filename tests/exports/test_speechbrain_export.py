@@ -101,24 +101,17 @@ def config(tmp_path: Path) -> Path:
 def for_train_py(config: Path) -> list[str]:
     """The lines for train.py."""
     result = sweep(
-        Lengths.of(POOLED, unit="s"), 60, SweepSettings(pool_sizes=(100,)), Costs()
+        Lengths.of(POOLED, unit="s"),
+        60,
+        SweepSettings(strategies=("optimal", "pooled"), pool_sizes=(100,)),
+        Costs(),
     )
-    table = min(
-        (row for row in result.rows if row.pool_size is None),
-        key=lambda row: row.batches,
-    )
-    pools = next(
-        index for index, row in enumerate(result.rows) if row.pool_size is not None
-    )
-    pooled = replace(
-        result, recommended=pools, recommended_table=result.rows.index(table)
-    )
+    (pools,) = (index for index, row in enumerate(result.rows) if row.pool_size)
+    pooled = replace(result, recommended=pools, recommended_table=0)
     config.write_text(render_sampler_yaml(sampler_config(pooled)), encoding="utf-8")
     text = EXPORT.render(Tuned(sweep=pooled, config=str(config)))
-    assert (
-        list(loaded(text)["dynamic_batch_sampler"]["bucket_boundaries"])
-        == table.boundaries
-    )
+    block = loaded(text)["dynamic_batch_sampler"]
+    assert list(block["bucket_boundaries"]) == result.rows[0].boundaries
     return [
         line[6:]
         for line in text[text.index("To run pools") :].splitlines()

@@ -12,8 +12,6 @@ from exports.stream_runs import (
     made_stream,
     without_recommendation,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 from report_records import proven_probe
 
@@ -60,38 +58,6 @@ def test_nothing_recommended_is_an_error() -> None:
         stream_config(without_recommendation(made_stream()))
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    algorithm=st.sampled_from(["bucket", "pool", "pivot"]),
-    unit=st.none() | st.text(max_size=5),
-    boundaries=st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=5, unique=True).map(
-        sorted
-    ),
-    ratio=st.none() | st.floats(0, 1),
-    nominal=st.none() | st.integers(1, 10**9),
-)
-def test_what_is_written_is_read_back_bit_for_bit(
-    tmp_path_factory: pytest.TempPathFactory,
-    algorithm: Any,
-    unit: Any,
-    boundaries: Any,
-    ratio: Any,
-    nominal: Any,
-) -> None:
-    config = replace(
-        CONFIG,
-        algorithm=algorithm,
-        unit=unit,
-        bucket_boundaries=boundaries,
-        bucket_batch_sizes=list(range(len(boundaries), 0, -1)),
-        max_padding_ratio=ratio if algorithm == "pivot" else None,
-        batches_per_epoch=nominal,
-    )
-    path = tmp_path_factory.mktemp("yaml") / "stream.yaml"
-    path.write_text(render_stream_yaml(config), encoding="utf-8", newline="")
-    assert read_stream_yaml(path) == config
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -124,16 +90,3 @@ def test_a_file_that_is_off_is_refused_with_the_field_named(
     assert "sweep-stream" in (caught.value.hint or "") or "newer" in (
         caught.value.hint or ""
     )
-
-
-def test_a_row_has_its_header() -> None:
-    said = {
-        "bucket": "An example waits with those of its bucket",
-        "pool": "cuts them",
-        "pivot": "around a random one",
-    }
-    for name in said:
-        text = render_stream_yaml(stream_config(made_stream(recommended=name)))
-        assert said[name] in text and not any(
-            said[other] in text for other in said if other != name
-        )
