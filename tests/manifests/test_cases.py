@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from manifests.conftest import CASES, by_transformers
 from manifests.samples import wav
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths
 
-CASES = Path(__file__).parent / "cases"
 Content = str | bytes
 
 
@@ -191,16 +191,6 @@ def test_files_of_one_set_in_seconds_and_milliseconds_are_told(tmp_path: Path) -
 
 
 # As transformers renders them
-
-
-def by_transformers(folder: Path, rows: Sequence[tuple[Any, Any]]) -> list[int]:
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    rendered = [
-        tokenizer.apply_chat_template(chat, tools=tools, return_dict=False)
-        for chat, tools in rows
-    ]
-    return sorted(map(len, rendered), reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import pytest
 from manifests.conftest import cases
 
 from batchtune.errors import UsageError
-from batchtune.lengths import UNITS
-from batchtune.manifests.base import KNOWN_UNITS, normalised
 
 
 @pytest.mark.parametrize(
@@ -32,11 +30,6 @@ def test_a_known_name_is_found_and_implies_its_unit(
     read, header: str, unit: str | None
 ) -> None:
     assert read(f"path,{header},text\na,3,x\n").unit == unit
-
-
-def test_every_known_name_is_normalised_and_has_a_known_unit() -> None:
-    assert all(normalised(name) == name for name in KNOWN_UNITS)
-    assert {unit for unit in KNOWN_UNITS.values() if unit} == set(UNITS)
 
 
 def test_a_note_says_which_column_was_taken_unless_named(read) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gzip
 import os
@@ -12,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import SAMPLES, Sample
 
-from batchtune.errors import BatchtuneError, ManifestError
+from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths, source
 from batchtune.manifests.source import Head, Source
 
@@ -329,27 +328,3 @@ def test_every_float_survives(
         load_lengths(path, ReadOptions(format=name)).values,
         sorted(values, reverse=True),
     )
-
-
-@all_formats
-@settings(deadline=None, max_examples=5)
-@given(
-    content=st.one_of(
-        st.binary(max_size=200),
-        st.text('{}[]":,;\t\n /a1-.N', max_size=80).map(str.encode),
-    )
-)
-@example(content=b'{"a":' * 5000)
-@example(content=b"[" * 5000)
-@example(content=b'"' + b'\\"' * 20000)
-@example(content=b'ID,duration\na,"1\n')
-@example(content=b"\x1c")
-def test_any_bytes_give_lengths_or_a_user_error(
-    content: bytes, name: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.getbasetemp() / f"bytes-{name}"
-    path.write_bytes(content)
-    with contextlib.suppress(BatchtuneError):
-        load_lengths(path)
-    with contextlib.suppress(BatchtuneError):
-        load_lengths(path, ReadOptions(format=name))

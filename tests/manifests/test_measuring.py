@@ -51,14 +51,6 @@ def test_texts_lists_and_nested_values(
     assert (found.values.tolist(), found.unit) == (lengths, unit)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_text_can_be_the_target(read, layout: str) -> None:
-    target = {"target_key": "text", "measure": "words"}
-    found = read(LAYOUTS[layout], length_key="ids", **COUNTED, **target)
-    assert found.values.tolist() == [3, 1]
-    assert found.targets.tolist() == [2, 1]
-
-
 SUMMED = (
     '{"prompt": "one two", "answer": "ok", "prompt_tokens": 6, "answer_tokens": 3, "ids": [1, 3]}\n'
     '{"prompt": "four", "answer": "", "prompt_tokens": 4, "answer_tokens": 0, "ids": [3]}\n'
@@ -173,38 +165,6 @@ TOKENIZED = {
 }
 
 
-def write_tokenized(folder: Path, kind: str) -> Path:
-    """A tokenized data set as Hugging Face's tools write it."""
-    table = pa.table(TOKENIZED)
-    if kind == "folder":
-        pytest.importorskip("datasets").Dataset.from_dict(TOKENIZED).save_to_disk(
-            str(folder / "saved")
-        )
-        return folder / "saved"
-    path = folder / f"tokenized.{kind}"
-    if kind == "parquet":
-        pa.parquet.write_table(table, path)
-    elif kind == "arrow":
-        with pa.ipc.new_stream(path, table.schema) as stream:
-            stream.write_table(table)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-    return path
-
-
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl", "folder"])
-def test_a_tokenized_data_set_needs_no_options(tmp_path: Path, kind: str) -> None:
-    path = write_tokenized(tmp_path, kind)
-    found = load_lengths(path)
-    assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
-    found = load_lengths(path, ReadOptions(length_key="input_ids", target_key="labels"))
-    assert (found.values.tolist(), found.targets.tolist(), found.unit) == (
-        [3, 1],
-        [2, 1],
-        "tokens",
-    )
-
-
 def test_a_sum_can_be_read_from_several_files(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("prompt,answer\n3,4\n")
@@ -230,24 +190,27 @@ def test_options_that_have_no_meaning_are_usage_errors(options: dict) -> None:
         ReadOptions(**options)
 
 
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]")
-    )
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.enable_truncation(1)
-    made.enable_padding(length=9)
-    made.save(str(tmp_path / "tokenizer.json"))
-    return tmp_path / "tokenizer.json"
-
-
 def test_tokens_are_counted_without_truncation_and_padding(
     read, tokenizer: Path
 ) -> None:
-    found = read(LINES, length_key="text", tokenizer=str(tokenizer))
-    assert (found.values.tolist(), found.unit) == ([2, 1], "tokens")
+    found = read(LINES, length_key="text", tokenizer=str(tokenizer / "tokenizer.json"))
+    # Each with the token that begins a text.
+    assert (found.values.tolist(), found.unit) == ([3, 2], "tokens")
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_tokenized_data_set_needs_no_options(tmp_path: Path, as_folder: bool) -> None:
+    path = tmp_path / "tokenized"
+    if as_folder:
+        datasets = pytest.importorskip("datasets")
+        datasets.Dataset.from_dict(TOKENIZED).save_to_disk(str(path))
+    else:
+        pa.parquet.write_table(pa.table(TOKENIZED), path)
+    found = load_lengths(path)
+    assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
+    found = load_lengths(path, ReadOptions(length_key="input_ids", target_key="labels"))
+    assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
+    assert found.targets.tolist() == [2, 1]
 
 
 def test_a_tokenizer_that_is_none_is_an_error(refusal, tmp_path: Path) -> None:

@@ -164,14 +164,6 @@ def test_audio_files_behind_urls(server: RangeServer) -> None:
     assert "a1.wav does not exist" in refusal(f"{server.url}/a{{0..2}}.wav").message
 
 
-def test_a_server_that_ignores_ranges_is_read_whole(server: RangeServer) -> None:
-    server.with_ranges = False
-    members = [(f"utt{number}.wav", wav(16_000 + number)) for number in range(20)]
-    (server.folder / "a.tar").write_bytes(shard(members))
-    assert load_lengths(f"{server.url}/a.tar").count == 20
-    assert [method for method, _ in server.requests] == ["HEAD", "GET"]
-
-
 @pytest.mark.parametrize("of_equal_size", [False, True])
 def test_an_object_that_changes_while_it_is_read(
     server: RangeServer, of_equal_size: bool

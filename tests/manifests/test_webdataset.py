@@ -243,24 +243,6 @@ def test_nothing_is_written_whatever_the_names_are(
     assert not os.path.exists("/tmp/batchtune-never.wav")
 
 
-def test_only_the_beginnings_of_the_audio_are_read(
-    write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write([(f"{number}.wav", wav(200_000)) for number in range(10)])
-    read_bytes = 0
-    original = os.pread
-
-    def counted(descriptor: int, size: int, offset: int) -> bytes:
-        nonlocal read_bytes
-        data = original(descriptor, size, offset)
-        read_bytes += len(data)
-        return data
-
-    monkeypatch.setattr(os, "pread", counted)
-    assert rows(path, "wav.num_samples")[1] == [200_000] * 10
-    assert read_bytes < 10 * 8192 + 16_384
-
-
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 def test_a_truncated_shard_yields_the_whole_samples_before(
     write, compress: Callable[[bytes], bytes]
