@@ -130,11 +130,3 @@ def test_the_batches_are_those_of_speechbrain(
     real_dynamic_bucketed_batch: Any, cases: int, most: int, seed: int
 ) -> None:
     assert_batches_agree(real_dynamic_bucketed_batch, cases, most, seed)
-
-
-@pytest.mark.slow
-def test_many_batches_are_those_of_speechbrain(
-    real_dynamic_bucketed_batch: Any,
-) -> None:
-    assert_batches_agree(real_dynamic_bucketed_batch, 6000, 150, 2)
-    assert_batches_agree(real_dynamic_bucketed_batch, 100, 9000, 3)
