@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from manifests.samples import damaged
 from ruamel.yaml import YAML
 
 from batchtune.buckets.current import Current, current_batching, read_current
@@ -409,23 +410,13 @@ WORDS = (
 )
 def test_any_damage_gives_settings_or_one_message(path: Path, tmp_path: Path) -> None:
     draw = random.Random(path.name)
-    whole, damaged = path.read_bytes(), tmp_path / "damaged.yaml"
+    whole = path.read_bytes()
+    copy = tmp_path / "damaged.yaml"
     for _ in range(200):
-        content = bytearray(whole)
-        for _ in range(draw.randrange(1, 4)):
-            at = draw.randrange(max(1, len(content) - 1))
-            change = draw.randrange(4)
-            if change == 0:
-                content[at] ^= 1 << draw.randrange(8)
-            elif change == 1:
-                del content[at : at + draw.randrange(1, 40)]
-            elif change == 2:
-                content[at:at] = draw.choice(WORDS)
-            else:
-                del content[max(at, 10) :]
-        damaged.write_bytes(content)
+        content = damaged(whole, draw, WORDS) or whole
+        copy.write_bytes(damaged(content, draw, WORDS))
         try:
-            current_batching(read_current(str(damaged)), LENGTHS)
+            current_batching(read_current(str(copy)), LENGTHS)
         except BatchtuneError as error:
             assert isinstance(error, (ResultError, UsageError))
             assert error.message

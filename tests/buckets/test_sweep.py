@@ -4,11 +4,12 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from buckets.speech import PROBED, SPEECH, frontier, step_seconds
+from buckets.speech import PROBED, SPEECH, step_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_laws import LAWS, LawDevice, made_lengths
@@ -72,11 +73,6 @@ def test_with_a_frontier_only_optimal_is_swept_both_ways() -> None:
         for row in swept(SPEECH, costs=PROBED, strategies=TABLES, num_buckets=(5,)).rows
     ]
     assert rows == [*((name, "length") for name in TABLES), ("optimal", "frontier")]
-
-
-def test_frontier_rows_take_the_largest_batch_that_fits() -> None:
-    row = swept(SPEECH, costs=PROBED, strategies=("optimal",), num_buckets=(5,)).rows[1]
-    assert row.batch_sizes == frontier(np.array(row.boundaries)).tolist()
 
 
 def test_a_sweep_stays_below_the_batch_size_that_was_probed() -> None:
@@ -289,7 +285,8 @@ def epochs_of(
 
 
 @pytest.mark.parametrize(
-    ("world_size", "same_bucket"), [(1, False), (8, False), (8, True), (64, True)]
+    ("world_size", "same_bucket"),
+    [(1, False), (2, False), (2, True), (8, False), (64, True)],
 )
 def test_a_row_says_what_the_samplers_of_all_ranks_run(
     world_size: int, same_bucket: bool
@@ -326,6 +323,30 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(
         )
         assert row.padding_ratio == pytest.approx(1 - values.sum() / row.padded_length)
         assert row.fill == pytest.approx(values.sum() / (row.batches * 150))
+
+
+@pytest.mark.parametrize(
+    "chosen", [{}, {"world_size": 16}, {"world_size": 16, "same_bucket": True}]
+)
+def test_the_buckets_and_the_histogram_hold_the_whole_epoch(
+    chosen: dict[str, Any],
+) -> None:
+    settings = SweepSettings(strategies=("quantile",), num_buckets=(7,), **chosen)
+    lengths = Lengths.of(SPEECH)
+    found = sweep(lengths, 150, settings, NONE_KNOWN)
+    row = found.rows[0]
+    assert found.recommended == 0
+    assert sum(use.examples for use in found.buckets) == lengths.count
+    assert sum(use.length for use in found.buckets) == pytest.approx(lengths.total)
+    assert sum(use.batches for use in found.buckets) == row.batches
+    padded = sum(use.padded_length for use in found.buckets)
+    assert padded == pytest.approx(row.padded_length)
+    bins = found.histogram
+    assert sum(one.count for one in bins) == lengths.count
+    assert all(before.to == after.from_ for before, after in itertools.pairwise(bins))
+    assert len(found.quantiles) == 1001 and found.quantiles == sorted(found.quantiles)
+    assert set(found.quantiles) <= set(SPEECH.tolist())
+    assert (found.quantiles[0], found.quantiles[-1]) == (SPEECH.min(), SPEECH.max())
 
 
 def test_the_current_config_is_a_row_beside_the_others() -> None:

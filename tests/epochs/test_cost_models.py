@@ -164,21 +164,6 @@ def test_noise_moves_a_law_by_about_as_much(name: str, seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_constant_per_example_is_not_mistaken_for_targets(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    cost = cost_of(law_of("affine"))
-    sizes, lengths, _ = probed(cost, 24, seed)
-    targets = (lengths * random.uniform(0.1, 0.3, 24) + 5).round()
-    model = fitted(
-        sizes,
-        lengths,
-        cost(sizes, lengths, targets) * random.normal(1, 0.002, 24),
-        targets,
-    )
-    assert np.abs(errors(model, (sizes, lengths, targets / 3), cost)).max() < 0.01
-
-
 def the_longer_of_both(
     sizes: FloatArray, lengths: FloatArray, targets: FloatArray
 ) -> FloatArray:
@@ -193,38 +178,6 @@ def test_a_law_the_form_cannot_express_shows_in_the_errors() -> None:
         (np.sqrt(np.mean(error**2)), error.max())
     )
     assert model.relative_error > 0.01
-
-
-def test_two_lengths_above_the_floor_determine_only_two_terms() -> None:
-    sizes = np.array([1.0, 2, 4, 38, 74, 92, 101, 108, 1, 129])
-    lengths = np.array([30.0, 30, 30, 30, 30, 30, 30, 30, 1.62, 25])
-    model = fitted(
-        sizes,
-        lengths,
-        np.maximum(1.3e9, 1e9 + sizes * (2e6 * lengths + 5e3 * lengths**2)),
-    )
-    assert min(model.example, model.quadratic) == 0
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_noise_is_not_taken_for_another_term(seed: int) -> None:
-    sizes, lengths, targets = drawn(12, seed)
-    noise = np.random.default_rng(seed).normal(1, 0.01, 12)
-    model = fitted(sizes, lengths, (1e8 + 1e4 * sizes * lengths) * noise)
-    # A tenth of the shortest that was measured, and ten times as many as ever; four times as long as the longest.
-    assert float(predict(model, 400, lengths.min() / 10)) == pytest.approx(
-        1e8 + 1e4 * 40 * lengths.min(), rel=0.1
-    )
-    assert float(predict(model, 10, 20_000)) == pytest.approx(1e8 + 1e4 * 2e5, rel=0.1)
-    with_targets = fitted(
-        sizes, lengths, (1e8 + 1e4 * sizes * lengths) * noise, targets
-    )
-    assert (
-        np.abs(
-            predict(with_targets, 10, 4000, np.array([1, 1000, 2000])) / 5e8 - 1
-        ).max()
-        < 0.1
-    )
 
 
 def test_targets_proportional_to_the_length_add_nothing() -> None:

@@ -178,25 +178,3 @@ def test_a_time_counts_less_where_nearly_equal_shapes_differ() -> None:
 
 def test_without_a_timed_trial_there_is_no_model() -> None:
     assert StepTimes.fit([timed_trial(4, 10, None, outcome="oom")]) is None
-
-
-# How uncertain they are
-
-
-def with_means(*ratios: float) -> StepTimes:
-    """Times of trials whose 10 steps took so many times their median on average."""
-    trials = [
-        timed_trial(size, 10.0, 0.1, mean=0.1 * ratio, timed_steps=10)
-        for size, ratio in enumerate(ratios, 1)
-    ]
-    return StepTimes.of(trials, LINEAR)
-
-
-def test_the_error_of_the_mean_comes_from_scatter_between_trials() -> None:
-    random = np.random.default_rng(4)
-    slow = 1 + 2 * random.binomial(10, 0.05, 1500) / 10
-    # A step's standard deviation over the square root of their number; what may be unseen is small in so many.
-    expected = 2 * np.sqrt(0.05 * 0.95 / 15_000)
-    assert with_means(*slow.tolist()).common_error == pytest.approx(expected, rel=0.05)
-    # Where no slow step was seen, two of them may be unseen.
-    assert with_means(1.0, 1.0, 1.0).common_error == pytest.approx(2 * np.sqrt(2) / 30)

@@ -1,4 +1,4 @@
-"""`sampler.yaml`: written, read back, refused."""
+"""`sampler.yaml` and `stream.yaml`: written, read back, refused."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_the_file_is_as_in_its_snapshot() -> None:
     assert_snapshot("sampler.yaml", render_sampler_yaml(CONFIG))
+    assert_snapshot("stream.yaml", render_stream_yaml(STREAM))
 
 
 def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
@@ -54,6 +55,9 @@ def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
 def test_a_sweep_without_recommendation_has_no_config() -> None:
     with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
         sampler_config(without_recommendation(made_sweep()))
+    nothing = replace(made_stream(), recommended=None, reason="no row fits")
+    with pytest.raises(ResultError, match="recommends nothing: no row fits"):
+        stream_config(nothing)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -224,3 +228,62 @@ def test_a_bomb_is_no_work(tmp_path: Path, first: str, more: str, end: str) -> N
     with pytest.raises(ResultError) as caught:
         read_sampler_yaml(written(tmp_path, text + end))
     assert len(str(caught.value)) < 1000
+
+
+# Of a stream
+
+
+def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own() -> None:
+    made = made_stream(recommended="speechbrain")
+    found = stream_config(made, proven_probe())
+    assert (found.algorithm, found.batches_per_epoch, found.evidence.batches) == (
+        "pool",
+        320,
+        640,
+    )
+    assert found.evidence.allocator == "native"
+    assert found.evidence.margin_bytes == proven_probe().margin.bytes  # type: ignore[union-attr]
+    unproven = [
+        replace(row, unproven=int(row.algorithm == "pool")) for row in made.rows
+    ]
+    assert stream_config(replace(made, rows=unproven)).algorithm == "bucket"
+    alone = replace(made, rows=made.rows[-1:], recommended=0, recommended_speechbrain=0)
+    with pytest.raises(
+        ResultError,
+        match=r"batchtune\.BucketedStream can run no row of the sweep: it only runs the algorithm bucket",
+    ):
+        stream_config(alone)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"format": "batchtune/sampler"},
+            "has the format 'batchtune/sampler'; a file of the format",
+        ),
+        (
+            {"algorithm": "speechbrain"},
+            r"is damaged: Invalid enum value 'speechbrain' - at `\$\.algorithm`",
+        ),
+        ({"buffer_size": 0}, r"is damaged: Expected `int` >= 1 - at `\$\.buffer_size`"),
+        (
+            {"bucket_boundaries": [4.0, 3.0, 5.0, 6.0, 7.0, 8.0]},
+            "is damaged: bucket_boundaries must ascend",
+        ),
+        (
+            {"max_padding_ratio": 0.1},
+            "is damaged: max_padding_ratio belongs to the algorithm pivot, but algorithm is",
+        ),
+    ],
+)
+def test_a_stream_that_is_off_is_refused_with_the_field_named(
+    tmp_path: Path, fields: Any, message: str
+) -> None:
+    path = changed(tmp_path / "stream.yaml", STREAM, **fields)
+    with pytest.raises(ResultError, match=message) as caught:
+        read_stream_yaml(path)
+    assert caught.value.message.startswith(str(path))
+    assert "sweep-stream" in (caught.value.hint or "") or "newer" in (
+        caught.value.hint or ""
+    )
