@@ -66,35 +66,6 @@ def write_parquet(path: Path) -> Path:
     return path
 
 
-PARTS = [
-    {"type": "image", "url": "x"},
-    {"type": "text", "text": "abc"},
-    {"type": "text", "text": "de"},
-]
-IN_PARTS = {"messages": [{"role": "user", "content": PARTS}]}
-TOKENIZED = {**CHATS[0], "input_ids": [1, 2, 3]}
-DEEPER = [{"data": {"turns": chat["messages"]}} for chat in CHATS]
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "lengths", "unit"),
-    [
-        (CHATS, {}, [20, 12], "characters"),
-        (CHATS, {"measure": "words"}, [5, 3], "words"),
-        (CHATS, {"measure": "bytes"}, [20, 12], "bytes"),
-        ([IN_PARTS], {}, [5], "characters"),
-        (DEEPER, {"length_key": "data.turns"}, [20, 12], "characters"),
-        ([TOKENIZED], {}, [3], "tokens"),
-    ],
-    ids=["characters", "words", "bytes", "parts", "another key", "tokenized"],
-)
-def test_contents_are_measured_as_texts_are(
-    read: Read, rows: list[Any], options: dict, lengths: list[int], unit: str
-) -> None:
-    found = read("".join(json.dumps(row) + "\n" for row in rows), **options)
-    assert (found.values.tolist(), found.unit) == (lengths, unit)
-
-
 def test_a_note_says_how_chats_are_counted(read: Read) -> None:
     said = "'messages' holds chats: the characters of their contents are counted"
     assert said in read(LINES).notes[0]

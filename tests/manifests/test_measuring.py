@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from manifests.conftest import cases
 
 from batchtune.errors import UsageError
 from batchtune.manifests import ReadOptions, load_lengths
@@ -51,111 +50,10 @@ def test_texts_lists_and_nested_values(
     assert (found.values.tolist(), found.unit) == (lengths, unit)
 
 
-SUMMED = (
-    '{"prompt": "one two", "answer": "ok", "prompt_tokens": 6, "answer_tokens": 3, "ids": [1, 3]}\n'
-    '{"prompt": "four", "answer": "", "prompt_tokens": 4, "answer_tokens": 0, "ids": [3]}\n'
-)
-YEARS = '{"text": "in the year"}\n{"text": "1984"}\n{"text": "x"}\n'
-NULLS = '{"extra": null}\n' * 1100 + '{"extra": {"duration": 7}}\n'
-READ = {
-    "a key with a dot wins over a path": ('{"a.b": 3, "a": {"b": 5}}\n', "a.b", {}, [3], None),
-    "a text of digits among others is a text": (YEARS, "text", {}, [11, 4, 1], "characters"),
-    "digits are a text where the user says so": (
-        '{"answer": "1234"}\n',
-        "answer",
-        {"measure": "characters"},
-        [4],
-        "characters",
-    ),
-    "a path below what is null in the first rows": (NULLS, "extra.duration", {"skip_invalid": True}, [7], "s"),
-    "a sum of numbers": (SUMMED, "prompt_tokens+answer_tokens", {}, [9, 4], "tokens"),
-    "a sum of texts": (SUMMED, "prompt + answer", {}, [9, 4], "characters"),
-    "a sum of words": (SUMMED, "prompt+answer", {"measure": "words"}, [3, 1], "words"),
-    "a sum of lists": (SUMMED, "ids+ids", {"reduce": "sum", "length_scale": "1/2"}, [4, 3], None),
-    "a name with a plus wins over a sum": ("a,b,a+b\n1,2,7\n", "a+b", {}, [7], None),
-    "tokens are counted by the length next to them": (
-        '{"input_ids": [5, 6, 7], "length": 3}\n',
-        None,
-        {},
-        [3],
-        "tokens",
-    ),
-    "labels alone may be of speech": ('{"labels": [5, 6, 7], "length": 3}\n', None, {}, [3], None),
-}  # fmt: skip
-
-
-@cases(READ, "content key options lengths unit")
-def test_columns_are_measured(read, content, key, options, lengths, unit) -> None:
-    found = read(content, length_key=key, **options)
-    assert (found.values.tolist(), found.unit) == (lengths, unit)
-
-
-TEXTS = '{"text": "abc"}\n'
-REFUSED = {
-    "a list without a reduction": (LINES, "ids", {}, "[5, 6, 7] (a list)", "--reduce max, sum, first or count"),
-    "a sum of zero": ("a,b\n0,1\n0,0\n", "a+b", {}, "line 3: 'a+b' is 0.0 (zero)", ""),
-    "a summand that is no number": ("a,b\n0,1\nx,1\n", "a+b", {}, "line 3: 'a' is 'x' (text)", ""),
-    "a summand that is no column": ("prompt,answer\n1,2\n", "prompt+answr", {}, "no column 'answr'", ""),
-    "a number among texts": (
-        TEXTS * 1000 + '{"text": 5}\n',
-        "text",
-        {},
-        "line 1001: 'text' can't be read: not text: 5",
-        "",
-    ),
-    "an empty text": (TEXTS + '{"text": ""}\n', "text", {}, "line 2: 'text' is '' (empty)", ""),
-    "a list that holds a text is not summed": (
-        '{"ids": [1, 2]}\n{"ids": [1, "x"]}\n',
-        "ids",
-        {"reduce": "sum"},
-        "line 2: 'ids' can't be read: an empty list, or not of numbers: [1, 'x']",
-        "",
-    ),
-    "an empty list has no largest item": (
-        '{"ids": [1, 2]}\n{"ids": []}\n',
-        "ids",
-        {"reduce": "max"},
-        "an empty list",
-        "",
-    ),
-}  # fmt: skip
-
-
-@cases(REFUSED, "content key options message hint")
-def test_what_can_not_be_measured_is_named(
-    refusal, content, key, options, message, hint
-) -> None:
-    error = refusal(content, length_key=key, **options)
-    assert message in error.message
-    assert hint in error.hint
-
-
 def test_a_note_says_that_characters_are_counted_and_what_else(read) -> None:
     (note, *_) = read(LINES, length_key="text").notes
     assert "'text' holds text: its characters are counted" in note
     assert "--measure words" in note
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "said"),
-    [
-        (
-            '{"id": "a", "duration": 12}\n',
-            {"measure": "words"},
-            "'duration' holds no texts",
-        ),
-        (
-            "duration,num_tokens\n1,2\n",
-            {"length_key": "duration+num_tokens"},
-            "'duration' in s and 'num_tokens' in tokens",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_a_usage_error(
-    read, content: str, options: dict, said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        read(content, **options)
 
 
 TOKENIZED = {
