@@ -101,25 +101,20 @@ Snippet = Callable[[str], dict[str, Any]]
 Hold = Callable[[list[list[int]]], None]
 
 
-def test_pytorch(run: Snippet, hold: Hold, lengths: FloatArray) -> None:
-    names, model = run("pytorch"), Tiny()
+@pytest.mark.parametrize("framework", ["pytorch", "accelerate"])
+def test_a_loop_of_ones_own(
+    run: Snippet, hold: Hold, lengths: FloatArray, framework: str
+) -> None:
+    if framework == "accelerate":
+        pytest.importorskip("accelerate")
+    names = run(framework)
+    model = Tiny()
     with warnings.catch_warnings():
         # Such as that the table was tuned on other lengths.
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         loader = names["train_loader"](EXAMPLES, lengths, stacked, num_workers=0)
-        names["train"](
-            model, torch.optim.SGD(model.parameters(), 1e-3), loss_of, loader, EPOCHS
-        )
-    hold(model.seen)
-
-
-def test_accelerate(run: Snippet, hold: Hold, lengths: FloatArray) -> None:
-    pytest.importorskip("accelerate")
-    names, model = run("accelerate"), Tiny()
-    loader = names["train_loader"](EXAMPLES, lengths, stacked, num_workers=0)
-    names["train"](
-        model, torch.optim.SGD(model.parameters(), 1e-3), loss_of, loader, EPOCHS
-    )
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    names["train"](model, optimizer, loss_of, loader, EPOCHS)
     hold(model.seen)
 
 
