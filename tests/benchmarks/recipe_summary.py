@@ -401,7 +401,6 @@ def summarise(folder: Path) -> None:
     summaries = read_summaries(folder)
     for summary in summaries:
         print(details(summary), end="\n\n")
-    print(table(summaries), end="\n\n")
     for met, text in goals(summaries):
         print(f"{'met   ' if met else 'MISSED'}  {text}")
     readme = README.read_text(encoding="utf-8")

@@ -93,6 +93,12 @@ HELD_OUT_BATCH = 4
 MEMORY_FRACTION = Fraction(9, 10)
 
 
+WHY_LEFT_OUT: dict[type[Exception], str] = {
+    DoesNotFit: "nothing fits",
+    OutOfTime: "its search did not end in time",
+}
+
+
 class WorkerDied(Exception):
     """A worker process ended."""
 
@@ -174,8 +180,6 @@ class RecipeBench:
         # Batches of an epoch as the recipe ships it, once they are known.
         self.shipped_steps = 0
         self._worker: Worker | None = None
-        # It starts while the one before works: many searches cost a worker for each OOM.
-        self._spare: Worker | None = None
 
     def __enter__(self) -> RecipeBench:
         return self
@@ -184,13 +188,7 @@ class RecipeBench:
         self.release()
 
     def release(self) -> None:
-        """End the workers of the searches."""
-        self._drop()
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
-
-    def _drop(self) -> None:
+        """End the worker of the searches."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -223,12 +221,11 @@ class RecipeBench:
     def _asked(self, request: str, **arguments: Any) -> dict[str, Any] | None:
         """Ask the worker of the searches; None if it died of it."""
         if self._worker is None:
-            self._worker = self._spare or self.new_worker()
-            self._spare = self.new_worker()
+            self._worker = self.new_worker()
         try:
             return self._worker.ask(request, **arguments)
         except WorkerDied:
-            self._drop()
+            self.release()
             return None
 
     def _counted(self, request: str, **arguments: Any) -> bool:
@@ -237,7 +234,7 @@ class RecipeBench:
         reply = self._asked(request, **arguments)
         fits = reply is not None and bool(reply["fits"])
         if reply is not None and reply["worn"]:
-            self._drop()
+            self.release()
         return fits
 
     def fits(self, batches: Batches) -> bool:
@@ -387,17 +384,10 @@ def found_settings(
             bench.shipped_steps = len(shipped["epochs"][0])
         try:
             epochs, setting = contender.find(bench)
-        except DoesNotFit:
+        except (DoesNotFit, OutOfTime, NothingRecommended) as reason:
             if contender.kind == "shipped":
                 raise
-            reasons[contender.name] = "nothing fits"
-        except OutOfTime:
-            if contender.kind == "shipped":
-                raise
-            reasons[contender.name] = "its search did not end in time"
-        except NothingRecommended as reason:
-            reasons[contender.name] = str(reason)
-        if contender.name in reasons:
+            reasons[contender.name] = WHY_LEFT_OUT.get(type(reason), str(reason))
             write_whole(path, json.dumps(found))
             continue
         if contender.uses_the_probe and found["tuning"]["unfinished"]:

@@ -48,16 +48,6 @@ class TestEveryStrategy:
             )
             assert table.counts(problem.histogram).sum() == len(values)
 
-    def test_gives_several_counts_in_one_call_as_one_by_one(
-        self, strategy: str
-    ) -> None:
-        problem = problem_of(
-            np.random.default_rng(0).lognormal(2, 1, 500).tolist(), 300
-        )
-        together = STRATEGIES[strategy].boundaries(problem, [9, 3, 3])
-        alone = [STRATEGIES[strategy].boundaries(problem, [n])[0] for n in (9, 3, 3)]
-        assert [t.tolist() for t in together] == [a.tolist() for a in alone]
-
     def test_ends_at_the_longest_length_where_the_data_decide(
         self, strategy: str
     ) -> None:
