@@ -30,7 +30,6 @@ from torch.utils.data import BatchSampler
 
 from batchtune import BucketedStream, sampler_from_config
 from batchtune.exports.run_configs import sampler_config
-from batchtune.lengths import FloatArray
 from batchtune.results import SWEEP_FILE, PackedConfig, Sweep, read_result
 
 if TYPE_CHECKING:
@@ -275,20 +274,14 @@ def grouped_by_length(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f"batch size {size}"
 
 
-def lhotse_cuts(lengths: FloatArray, order: Sequence[int]) -> list[Any]:
+def lhotse_cuts(bench: Bench, order: Sequence[int]) -> list[Any]:
     """Return Lhotse's cuts of the examples, in an order."""
     from lhotse.cut import MonoCut
 
     return [
-        MonoCut(id=str(i), start=0, duration=float(lengths[i]), channel=0)
+        MonoCut(id=str(i), start=0, duration=float(bench.lengths[i]), channel=0)
         for i in order
     ]
-
-
-def lhotse(bench: Bench, **options: Any) -> Epochs:
-    """Make the batches of Lhotse's own DynamicBucketingSampler."""
-    cuts = lhotse_cuts(bench.lengths, shuffled(bench.lengths.size, 0))
-    return lhotse_batches(cuts, **options)
 
 
 def lhotse_batches(cuts: Sequence[Any], **options: Any) -> Epochs:
@@ -320,8 +313,9 @@ def shipped_lhotse(
     def make(bench: Bench, share: float) -> tuple[Epochs, str]:
         duration = batch_duration * share
         buckets = max(2, round(num_buckets * share))
-        epochs = lhotse(
-            bench,
+        cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
+        epochs = lhotse_batches(
+            cuts,
             max_duration=duration,
             quadratic_duration=quadratic_duration,
             num_buckets=buckets,
@@ -356,14 +350,14 @@ def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
         estimate_duration_buckets,
     )
 
-    cuts = lhotse_cuts(bench.lengths, range(bench.lengths.size))
+    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
     bins = estimate_duration_buckets(cuts, num_buckets=LHOTSE_BUCKETS)
     edges = [*bins, float(bench.lengths.max())]
     sizes = oomptimizer_sizes(bench, [(edge,) for edge in edges])
     constraint = FixedBucketBatchSizeConstraint(
         max_seq_len_buckets=edges, batch_sizes=sizes
     )
-    epochs = lhotse(bench, duration_bins=list(bins), constraint=constraint)
+    epochs = lhotse_batches(cuts, duration_bins=list(bins), constraint=constraint)
     return epochs, f"{len(edges)} buckets, sizes {sizes[-1]} to {sizes[0]}"
 
 
@@ -376,7 +370,7 @@ def nemo_two_dimensional(bench: Bench) -> tuple[Epochs, str]:
     from lhotse.supervision import SupervisionSegment
 
     assert bench.targets is not None
-    cuts = lhotse_cuts(bench.lengths, shuffled(bench.lengths.size, 0))
+    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
     for cut in cuts:
         segment = SupervisionSegment(cut.id, cut.id, start=0, duration=cut.duration)
         segment.tokens = [0] * int(bench.targets[int(cut.id)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from buckets.speech import epochs_of
 
-from batchtune import BucketBatchSampler
 from batchtune.buckets.epoch_cost import EpochTime, Pricing
 from batchtune.epochs.layout import Dealing
 from batchtune.epochs.table import BucketTable, batch_sizes_for
@@ -36,25 +36,15 @@ def estimated(lengths: Lengths, table: BucketTable, dealing: Dealing) -> EpochTi
     return time
 
 
-def really_dealt(table: BucketTable, world_size: int, same_bucket: bool) -> float:
+def really_dealt(table: BucketTable, dealing: Dealing) -> float:
     """The mean time of epochs of the real sampler, each step as long as its slowest rank."""
     seconds = []
-    for epoch in range(4):
+    for ranks in epochs_of(table, PROMPTS, dealing, 4):
         of_ranks = []
-        for rank in range(world_size):
-            sampler = BucketBatchSampler(
-                PROMPTS,
-                bucket_boundaries=table.boundaries,
-                bucket_batch_sizes=table.batch_sizes,
-                seed=9,
-                epoch=epoch,
-                rank=rank,
-                world_size=world_size,
-                same_bucket=same_bucket,
-            )
+        for batches in ranks:
             shapes = [
                 (len(batch), PROMPTS[batch].max(), ANSWERS[batch].max())
-                for batch in sampler
+                for batch in batches
             ]
             of_ranks.append(step_seconds(*np.array(shapes).T))
         seconds.append(np.max(of_ranks, axis=0).sum())
@@ -65,8 +55,9 @@ def really_dealt(table: BucketTable, world_size: int, same_bucket: bool) -> floa
 def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket: bool) -> None:
     boundaries = np.quantile(PROMPTS, np.arange(1, 11) / 10)
     table = BucketTable(boundaries, batch_sizes_for(boundaries, 16_000))
-    time = estimated(CHAT, table, Dealing(world_size=8, same_bucket=same_bucket))
-    real = really_dealt(table, 8, same_bucket)
+    dealing = Dealing(world_size=8, same_bucket=same_bucket)
+    time = estimated(CHAT, table, dealing)
+    real = really_dealt(table, dealing)
     assert time.seconds == pytest.approx(real, rel=0.02)
     assert 0 < time.chance < 0.02 * real
 

@@ -2,21 +2,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from buckets.speech import PROBED, SPEECH, step_seconds
+from buckets.speech import PROBED, SPEECH, epochs_of, step_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_laws import LAWS, LawDevice, made_lengths
 from msgspec.structs import replace
 from report_records import forced_probe
 
-from batchtune import BucketBatchSampler
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import run_sweep, sweep
@@ -30,7 +28,6 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     FrontierPoint,
-    Row,
     Sweep,
     SweepSettings,
     encode,
@@ -265,25 +262,6 @@ def test_sizes_beyond_the_longest_shrink_and_are_unproven() -> None:
     assert all(row.unproven for row in result.rows)
 
 
-def epochs_of(
-    row: Row, values: FloatArray, dealing: Dealing, number: int
-) -> Iterator[list[list[int]]]:
-    """The batches that all ranks' samplers make, epoch by epoch."""
-    samplers = [
-        BucketBatchSampler(
-            values,
-            bucket_boundaries=row.boundaries,
-            bucket_batch_sizes=row.batch_sizes,
-            rank=rank,
-            world_size=dealing.world_size,
-            same_bucket=dealing.same_bucket,
-        )
-        for rank in range(dealing.world_size)
-    ]
-    for _ in range(number):
-        yield [batch for sampler in samplers for batch in sampler]
-
-
 @pytest.mark.parametrize(
     ("world_size", "same_bucket"),
     [(1, False), (2, False), (2, True), (8, False), (64, True)],
@@ -301,7 +279,8 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(
     )
     for row in sweep(Lengths.of(values), 150, chosen, NONE_KNOWN).rows:
         cells = []
-        for batches in epochs_of(row, values, dealing, 20):
+        for ranks in epochs_of(row, values, dealing, 20):
+            batches = list(itertools.chain(*ranks))
             sizes = [len(batch) for batch in batches]
             assert row.batches == len(batches)
             assert row.repeated_examples == sum(sizes) - len(

@@ -44,10 +44,6 @@ def batches_of_one_epoch(seed: int) -> tuple[FloatArray, ...]:
 TABLE = BucketTable(np.array([80.0, 200, 400, 900, 4000]), np.array([60, 25, 10, 5, 2]))
 
 
-def test_a_data_set_without_targets_has_no_typical_ones() -> None:
-    assert TypicalTargets.of(Lengths.of([1, 2, 3])) is None
-
-
 def estimated_seconds(dealing: Dealing) -> float:
     expected = expected_batches(CHAT.histogram, TABLE, dealing)
     targets = TypicalTargets.of(CHAT)

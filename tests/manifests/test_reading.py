@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from manifests.conftest import CASES, Read, Refusal
 from ruamel.yaml import YAML
 
 from batchtune.errors import UsageError
-from batchtune.manifests import FORMATS
+from batchtune.manifests import FORMATS, ReadOptions, load_lengths
 from batchtune.manifests.source import Head
 
 
@@ -193,3 +196,77 @@ def test_a_scale_gives_a_unit_only_where_there_is_no_doubt(
     assert lengths.unit == unit
     told = any("name it with --unit" in note for note in lengths.notes)
     assert told == (unit is None)
+
+
+# Texts and tokens
+
+TEXTS = '{"text": "one two"}\n{"text": "three"}\n'
+
+
+def test_a_note_says_that_characters_are_counted_and_what_else(read: Read) -> None:
+    (note, *_) = read(TEXTS, length_key="text").notes
+    assert "'text' holds text: its characters are counted" in note
+    assert "--measure words" in note
+
+
+TOKENIZED = {
+    "input_ids": [[5, 6, 7], [1]],
+    "attention_mask": [[1, 1, 1], [1]],
+    "labels": [[2, 2], [9]],
+}
+
+
+def test_a_sum_can_be_read_from_several_files(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("prompt,answer\n3,4\n")
+    options = ReadOptions(length_key="prompt+answer")
+    assert load_lengths(
+        [tmp_path / "a.csv", tmp_path / "b.csv"], options
+    ).values.tolist() == [7, 7]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"measure": "letters"},
+        {"truncate": 0.0},
+        {"truncate": 5.0, "min_length": 7.0},
+        {"reduce": "mean"},
+        {"measure": "words", "tokenizer": Path("tokenizer.json")},
+        {"target_file": "a", "target_key": "b"},
+    ],
+)
+def test_options_that_have_no_meaning_are_usage_errors(options: dict) -> None:
+    with pytest.raises(UsageError):
+        ReadOptions(**options)
+
+
+def test_tokens_are_counted_without_truncation_and_padding(
+    read: Read, tokenizer: Path
+) -> None:
+    found = read(TEXTS, length_key="text", tokenizer=str(tokenizer / "tokenizer.json"))
+    # Each with the token that begins a text.
+    assert (found.values.tolist(), found.unit) == ([3, 2], "tokens")
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_tokenized_data_set_needs_no_options(tmp_path: Path, as_folder: bool) -> None:
+    path = tmp_path / "tokenized"
+    if as_folder:
+        datasets = pytest.importorskip("datasets")
+        datasets.Dataset.from_dict(TOKENIZED).save_to_disk(str(path))
+    else:
+        pa.parquet.write_table(pa.table(TOKENIZED), path)
+    found = load_lengths(path)
+    assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
+    found = load_lengths(path, ReadOptions(length_key="input_ids", target_key="labels"))
+    assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
+    assert found.targets.tolist() == [2, 1]
+
+
+def test_a_tokenizer_that_is_none_is_an_error(refusal: Refusal, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "broken.json").write_text("{}")
+    for name, said in (("broken", "is not a tokenizer"), ("absent", "does not exist")):
+        path = str(tmp_path / f"{name}.json")
+        assert said in refusal(TEXTS, length_key="text", tokenizer=path).message

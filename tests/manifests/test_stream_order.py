@@ -41,11 +41,6 @@ def test_shards_are_read_in_their_order(tmp_path: Path) -> None:
     )
 
 
-def test_a_single_tar_file_is_a_shard(tmp_path: Path) -> None:
-    found = load_stream(write_shard(tmp_path / "a.tar", {"x": 3, "y": 1}))
-    assert (len(found.shards), found.repeated_ids) == (1, 0)
-
-
 def test_a_manifest_is_no_shard_but_several_are(tmp_path: Path) -> None:
     for name, rows in (("a", "1,4\n2,3\n"), ("b", "3,7\n")):
         (tmp_path / f"{name}.csv").write_text(f"id,duration\n{rows}")
