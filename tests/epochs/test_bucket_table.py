@@ -1,16 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from batchtune.epochs.table import BucketTable, batch_sizes_for
-from batchtune.lengths import Lengths
 
 table_of = BucketTable.of
-
-
-def test_counting_refuses_lengths_beyond_the_last_boundary() -> None:
-    with pytest.raises(ValueError, match="beyond the last boundary"):
-        table_of([2], [1]).counts(Lengths.of([3]).histogram)
 
 
 def test_a_longer_example_extends_the_table_by_batches_of_one() -> None:

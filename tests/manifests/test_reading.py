@@ -95,7 +95,6 @@ def test_what_comes_late_or_is_binary_is_named(
 @pytest.mark.parametrize(
     ("content", "options", "said"),
     [
-        ("a 3\n", {"format": "kaldix"}, "'kaldix'"),
         (
             "path,duration\na,7\n",
             {"length_key": "duration", "target_key": "duration"},

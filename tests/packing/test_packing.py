@@ -326,10 +326,6 @@ def test_a_bad_time_law_is_told(coefficients: dict[str, Any], message: str) -> N
         TimeLaw(**coefficients)
 
 
-def test_longer_sequences_count_as_cut() -> None:
-    assert batchtune.pack([100, 20, 20], 40, cut_at=40) == [[0], [1, 2]]
-
-
 @pytest.mark.process
 def test_packing_needs_no_torch() -> None:
     code = "import sys, batchtune; batchtune.pack([1, 2], 2); sys.exit('torch' in sys.modules)"
