@@ -61,6 +61,7 @@ def test_the_whole_samples_of_a_shard_that_breaks_off_are_counted(
     lengths = {f"k{number}": number + 1 for number in range(100)}
     cut = write_shard(tmp_path / "a-1.tar", lengths)
     cut.write_bytes(compress(cut.read_bytes()[:10_700]))
+    assert [shard.count for shard in load_stream(whole).shards] == [2]
     with pytest.raises(ManifestError, match="a-1"):
         load_stream([whole, cut])
     found = load_stream([whole, cut], ReadOptions(skip_invalid=True))
