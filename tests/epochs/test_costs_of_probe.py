@@ -47,7 +47,7 @@ def test_batches_unlike_a_scripts_own_prove_no_size() -> None:
 
 
 @pytest.mark.parametrize("error", [None, 1.5])
-def test_without_a_model_near_its_measurements_there_are_no_times(
+def test_a_model_that_is_absent_or_far_off_gives_no_times(
     error: float | None,
 ) -> None:
     probe = made_probe()

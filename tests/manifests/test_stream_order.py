@@ -54,7 +54,7 @@ def test_a_manifest_is_no_shard_but_several_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_the_whole_samples_of_a_shard_that_breaks_off_are_counted(
+def test_whole_samples_of_a_shard_that_breaks_off_are_counted(
     tmp_path: Path, compress: Callable[[bytes], bytes]
 ) -> None:
     whole = write_shard(tmp_path / "a-0.tar", {"x": 3, "y": 1})

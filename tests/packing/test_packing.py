@@ -76,7 +76,7 @@ def lengths_in(batches: list[list[int]], lengths: list[int]) -> list[list[int]]:
 @PACKER
 @given(lengths=LENGTHS, world_size=st.integers(1, 5), accumulate=st.integers(1, 3))
 @settings(deadline=None)
-def test_no_micro_batch_exceeds_the_cap_and_each_rank_has_as_many(
+def test_no_batch_exceeds_the_cap_and_ranks_have_equally_many(
     packer: str, lengths: list[int], world_size: int, accumulate: int
 ) -> None:
     multiple = world_size * accumulate
