@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from batchtune.probe.worker import Training
+from batchtune.probe.parameters import Training
 
 
 @pytest.fixture(autouse=True)
