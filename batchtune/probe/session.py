@@ -77,7 +77,12 @@ class Session:
         return self._ran(attempt)
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first."""
+        """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first.
+
+        If it is the first of this process, what libraries keep lies where it lies in a training that begins so.
+        """
+        if not self._has_stepped:
+            self._meter.free_workspaces()
         if release:
             self._free()
         attempt = self._attempt(shape, single=True)
