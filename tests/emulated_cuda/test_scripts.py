@@ -90,7 +90,7 @@ def test_a_tuned_script_trains_without_running_out_of_memory(
 ) -> None:
     """On a device that the recommended batches fill: none of them is recorded as out of memory."""
     manifest = tmp_path / "lengths.jsonl"
-    lengths = [20 + 37 * index % 80 for index in range(2000)]
+    lengths = [20 + 37 * index % 80 for index in range(12_000)]
     lines = [json.dumps({"length": length}) for length in lengths]
     manifest.write_text("\n".join(lines) + "\n")
     run = tmp_path / "run"
@@ -98,10 +98,10 @@ def test_a_tuned_script_trains_without_running_out_of_memory(
     # It goes on after an error by itself, so that it is seldom started again.
     script = ("--", sys.executable, str(SCRIPT), "cuda", "long", "catches")
     few = ("--num-lengths", "2", "--num-buckets", "2")
-    emulated_cuda.batchtune("tune", *data, *few, *script, memory="600MiB")
+    emulated_cuda.batchtune("tune", *data, *few, *script)
     swept = json.loads((run / "sweep.json").read_text())
     assert swept["proof"]["reason"] is None
-    emulated_cuda.batchtune("run", *data[:-2], *script, memory="600MiB")
+    emulated_cuda.batchtune("run", *data[:-2], *script)
     lines = (run / "training.jsonl").read_text().splitlines()
     _, *steps = [json.loads(line) for line in lines if line]
     recommended = swept["rows"][swept["recommended"]]

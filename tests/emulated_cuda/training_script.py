@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 DEVICE, *HABITS = sys.argv[1:]
-EXAMPLES = 2000 if "long" in HABITS else 40
+EXAMPLES = 12_000 if "long" in HABITS else 40
 
 
 def train(model, optimizer, batch):
