@@ -64,7 +64,7 @@ print(json.dumps(msgspec.to_builtins([ran.trial for ran in rans])))
 """
 
 
-def test_after_an_optimizer_has_made_half_of_its_state_the_process_is_renewed(
+def test_a_half_made_optimizer_state_costs_the_process(
     emulated_cuda: Machine,
 ) -> None:
     """Its next step would fail with torch's own KeyError, with any batch."""

@@ -97,8 +97,9 @@ def test_a_tuned_script_trains_without_running_out_of_memory(
     data = (str(manifest), "--run", str(run), "--unit", "frames")
     # It goes on after an error by itself, so that it is seldom started again.
     script = ("--", sys.executable, str(SCRIPT), "cuda", "long", "catches")
-    few = ("--num-lengths", "2", "--num-buckets", "2")
-    emulated_cuda.batchtune("tune", *data, *few, *script)
+    few = ("--num-lengths", "2", "--max-lengths", "2", "--num-buckets", "2")
+    rough = ("--tolerance", "0.1")
+    emulated_cuda.batchtune("tune", *data, *few, *rough, *script)
     swept = json.loads((run / "sweep.json").read_text())
     assert swept["proof"]["reason"] is None
     emulated_cuda.batchtune("run", *data[:-2], *script)

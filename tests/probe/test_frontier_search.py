@@ -186,7 +186,7 @@ def test_first_steps_that_run_out_of_memory_make_no_length_creep() -> None:
     assert len(trials) <= 100
 
 
-def test_just_below_a_size_that_nearly_fitted_the_search_does_not_creep() -> None:
+def test_below_a_size_that_nearly_fitted_no_search_creeps() -> None:
     """It takes the middle: whether that passes or fails, the length is closed."""
     lengths = Lengths.of([10.0] * 2000)
     search = search_of(lengths, SearchedDevice(quadratic_peak(), limit_bytes=1_000_000))
