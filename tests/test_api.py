@@ -109,13 +109,6 @@ def test_the_probe_alone_then_the_sweep_in_its_folder(tuned: RunResults) -> None
     assert again.sweep == tuned.sweep
 
 
-def test_the_recommended_sampler_runs(tuned: RunResults) -> None:
-    config = tuned.folder / "sampler.yaml"
-    batches = list(batchtune.sampler_from_config(config, VALUES))
-    assert len(batches) == tuned.sweep.recommended_row.batches
-    assert sorted(index for batch in batches for index in batch) == list(range(36))
-
-
 def test_a_notebook_shows_the_headline_and_the_tables(tuned: RunResults) -> None:
     html = tuned._repr_html_()
     assert repr(tuned) in html

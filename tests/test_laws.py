@@ -4,7 +4,6 @@ The benchmark `tests/benchmarks/laws.py` prints the figures of all laws on all d
 """
 
 import math
-from collections import Counter
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from benchmarks.laws import (
     measure,
     probe_law,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from made_trials import altered
 from memory_laws import (
     BASE_BYTES,
@@ -115,10 +112,13 @@ def test_every_size_fits_on_every_law() -> None:
 
 
 def test_memory_that_falls_with_the_length_is_reported() -> None:
-    probe = probe_law(
-        LawDevice(LAWS["falls with the length"], made_lengths("tokens", count=FEW))
-    )
+    device = LawDevice(LAWS["falls with the length"], made_lengths("tokens", count=FEW))
+    probe = probe_law(device)
     assert warns(probe, "Memory does not grow with the batch everywhere")
+    # A bucket's size holds for its shorter lengths, too, which need more.
+    largest = device.largest(np.array([point.length for point in probe.frontier]))
+    for point, most in zip(probe.frontier, largest, strict=True):
+        assert point.batch_size <= most
 
 
 def test_a_noisy_workload_keeps_its_spread_free_and_says_so() -> None:
@@ -278,31 +278,6 @@ def test_few_trials_fail_where_failures_are_dear(law: str, data: str) -> None:
     trials = searched(LawDevice(LAWS[law], made_lengths(data, count=FEW)))
     assert 3 * ooms(trials) <= len({trial.length for trial in trials})
     assert ooms(trials) <= 2 + (law != "a steep end")
-
-
-@pytest.mark.slow
-@given(
-    leaps=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=12),
-    every=st.integers(1, 40),
-    noise=st.sampled_from([0.0, 0.02]),
-    targets=st.booleans(),
-    data=st.sampled_from(DATA),
-)
-@settings(max_examples=60, deadline=None)
-def test_dear_failures_are_bounded_on_any_law(
-    leaps: list[float], every: int, noise: float, targets: bool, data: str
-) -> None:
-    def need(batch_size: int, length: float, target: float) -> float:
-        # Up and down with the batch size and the length.
-        leap = leaps[(batch_size // every + int(40 * length)) % len(leaps)]
-        return batch_size * (length + 0.2 * target) * (1 + leap)
-
-    lengths = made_lengths(data, targets=targets, count=FEW)
-    failures: Counter[tuple[float, float | None]] = Counter()
-    for trial in searched(LawDevice(Law(need, noise=noise), lengths), max_lengths=20):
-        failures[trial.length, trial.target_length] += trial.outcome != "ok"
-    for (length, target), count in failures.items():
-        assert count <= 2 + math.log2(lengths.count_within(length, target))
 
 
 def test_estimated_times_are_those_of_steps_in_turns() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PLACES = ("batchtune", "examples", ".ci", "tests")
 FILES = [path for path in ROOT.iterdir() if path.is_file()]
@@ -16,20 +14,6 @@ TEXTS = (".md", ".py", ".toml", ".yml", ".yaml", ".j2", ".json", "")
 STRANGERS = re.compile(
     r"pip3? install(?:[^\n&;|`]*[ '\"])?batchtune(?![-\w/])|batchtune\[\w"
 )
-
-
-@pytest.mark.parametrize(
-    ("text", "is_found"),
-    [
-        ("python -m pip install batchtune", True),
-        ("pip install -U torch 'batchtune[audio]'", True),
-        ("batchtune[audio,text]", True),
-        ("pip install --no-deps batchtune-cli", False),
-        ("pip install -e '.[test]' && batchtune tune", False),
-    ],
-)
-def test_the_name_of_the_stranger_is_recognised(text: str, is_found: bool) -> None:
-    assert bool(STRANGERS.search(text)) == is_found
 
 
 def test_nothing_names_the_strangers_distribution() -> None:

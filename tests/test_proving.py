@@ -226,14 +226,6 @@ def test_a_proof_is_kept_while_the_sweep_is_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "sampler.yaml").read_bytes() == written
 
 
-def test_on_the_cpu_only_shuffled_steps_run(tmp_path: Path) -> None:
-    device = made(usable=0.0)
-    device.device = msgspec.structs.replace(device.device, kind="cpu")
-    swept, _ = proven(device, tmp_path)
-    assert swept.proof is not None and swept.proof.holds
-    assert (swept.proof.pairs, device.released) == (0, 0)
-
-
 def test_memory_that_others_have_taken_rules_nothing_out(
     tmp_path: Path,
 ) -> None:

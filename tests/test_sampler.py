@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
 from batchtune.allocators import VARIABLES
-from batchtune.errors import ManifestError, ResultError, UsageError
+from batchtune.errors import UsageError
 from batchtune.exports.run_configs import read_any_sampler_yaml, render_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.results import SamplerConfig, SamplerEvidence
@@ -582,11 +582,6 @@ def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
         sampler_from_config(path, LENGTHS)
 
 
-def test_a_missing_config_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match="does not exist"):
-        sampler_from_config(tmp_path / "sampler.yaml", LENGTHS)
-
-
 LEFT_OUT = "entry i of the lengths would no longer be that of example i"
 
 
@@ -614,10 +609,3 @@ def test_options_of_a_manifest_need_one(config: Path) -> None:
     message = "length_key: these are for the path of a manifest"
     with pytest.raises(TypeError, match=message):
         sampler_from_config(config, LENGTHS, length_key="duration")
-
-
-def test_an_invalid_row_is_an_error(config: Path, tmp_path: Path) -> None:
-    path = tmp_path / "lengths.csv"
-    path.write_text("id,duration\na,3\nb,-1\n", encoding="utf-8")
-    with pytest.raises(ManifestError, match="line 3"):
-        sampler_from_config(config, path)

@@ -213,11 +213,6 @@ def test_a_nominal_epoch_reads_the_source_again(source: Any) -> None:
         len(stream())
 
 
-def test_a_nominal_epoch_that_fills_no_batch_is_an_error() -> None:
-    with pytest.raises(ValueError, match="gives too few batches"):
-        list(stream(of_lengths(1, 2, 3), drop_last=True, batches_per_epoch=2))
-
-
 def test_ranks_have_equally_many_batches_of_their_own_examples() -> None:
     ranks = [
         list(stream(rank=rank, world_size=3, split=True, batches_per_epoch=50))

@@ -135,30 +135,24 @@ def simulated(swept: Path, run: Path) -> list[Shape]:
 
 
 @pytest.mark.process
-def test_a_worker_delivers_the_simulated_batches(swept: Path, tmp_path: Path) -> None:
-    for algorithm in ("bucket", "pool", "pivot"):
-        folder = tmp_path / algorithm
-        run = copied(swept, folder, algorithm, workers=1, shuffle_buffer=30)
-        batches = delivered(swept, run, workers=1, shuffle_buffer=30)
-        assert [shape for _, *shape in batches] == simulated(swept, run), algorithm
-
-
-@pytest.mark.process
+@pytest.mark.parametrize(("workers", "shuffle_buffer"), [(1, 30), (2, 0)])
 def test_workers_deliver_the_simulated_batches_in_turn(
-    swept: Path, tmp_path: Path
+    swept: Path, tmp_path: Path, workers: int, shuffle_buffer: int
 ) -> None:
+    sharding = {"workers": workers, "shuffle_buffer": shuffle_buffer}
     for algorithm in ("bucket", "pool", "pivot"):
-        folder = tmp_path / algorithm
-        run = copied(swept, folder, algorithm, workers=2, shuffle_buffer=0)
-        batches = delivered(swept, run, workers=2)
+        run = copied(swept, tmp_path / algorithm, algorithm, **sharding)
+        batches = delivered(swept, run, **sharding)
         counts = Counter(int(number) for number, *_ in batches)
-        rounds = 2 * min(counts[0], counts[1])
-        assert [number for number, *_ in batches[:rounds]] == [0, 1] * (rounds // 2)
+        rounds = min(counts[number] for number in range(workers))
+        in_turn = rounds * workers
+        numbers = [number for number, *_ in batches[:in_turn]]
+        assert numbers == list(range(workers)) * rounds
         expected = simulated(swept, run)
         shapes = [shape for _, *shape in batches]
         # How soon a loader notices that one of its workers has ended is a matter of time.
-        assert shapes[:rounds] == expected[:rounds]
-        assert sorted(shapes[rounds:]) == sorted(expected[rounds:])
+        assert shapes[:in_turn] == expected[:in_turn]
+        assert sorted(shapes[in_turn:]) == sorted(expected[in_turn:])
 
 
 @pytest.mark.process

@@ -1,10 +1,10 @@
 """Several ranks on the command line: what is refused, and with which command instead."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, Run, flat, write_manifest
+from made_devices import made_device
 from msgspec import structs
 
 from batchtune.cli.ranks import parse_nproc, refuse_to_be_a_rank
@@ -144,20 +144,6 @@ def test_wrong_usage_says_what_is_right(
     workload = [] if "--" in options else ["--workload", KNOWN]
     ran = batchtune("probe-oom", "lengths.csv", *workload, *options, code=2)
     assert message in ran.stderr
-
-
-def made_device(**ranks: Any) -> Device:
-    return Device(
-        kind="cpu",
-        name="made",
-        total_bytes=1,
-        limit_bytes=1,
-        driver=None,
-        torch="2.13",
-        allocator="malloc",
-        other_processes=None,
-        **ranks,
-    )
 
 
 def made_rank(rank: int) -> RankDevice:

@@ -56,18 +56,6 @@ def test_a_script_runs_as_it_is_and_is_recorded(
     assert [step.seconds is None for step in recording.steps] == [True] + [False] * 7
 
 
-@pytest.mark.slow
-def test_an_oom_that_ends_the_script_is_recorded(
-    batchtune: Run, tmp_path: Path, script: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    batchtune("record", "--", "python", script, "oom", code=1)
-    assert "MemoryError: too large" in capfd.readouterr().err
-    (recording,) = read_training(tmp_path / "batchtune-run" / "training.jsonl")
-    last = recording.steps[-1]
-    assert last.oom == "MemoryError: too large"
-    assert [batch.length for batch in last.batches] == [10]
-
-
 @pytest.mark.process
 def test_a_command_without_training_is_told_apart(
     succeed: Run, capfd: pytest.CaptureFixture[str]

@@ -9,9 +9,6 @@ from xml.etree import ElementTree
 
 import pytest
 from cli.conftest import Run, contents, run_here, write_lengths
-from report_records import made_sweep, partly_proven_sweep, proven_probe, proven_sweep
-
-from batchtune.results import Probe, Sweep, write_result
 
 Ran = subprocess.CompletedProcess[str]
 SWEEP = ("--max-batch-length", 60, "--num-buckets", "2:4")
@@ -206,29 +203,3 @@ def test_an_environment_that_holds_no_rule_is_no_open_gate(
 ) -> None:
     ran = batchtune("report", swept, env={"BATCHTUNE_FAIL_IF": " ; "})
     assert (ran.returncode, "is not a rule" in ran.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("probe", "sweep", "code", "words"),
-    [
-        (proven_probe(), proven_sweep(), 0, "unproven is 0, not > 0"),
-        (proven_probe(), partly_proven_sweep(), 3, "unproven is 4, which is > 0"),
-        (None, made_sweep(timed=False), 1, "unproven is not known (null)"),
-    ],
-    ids=["proven", "partly proven", "without a probe"],
-)
-def test_only_what_was_run_passes_as_proven(
-    batchtune: Run,
-    tmp_path: Path,
-    probe: Probe | None,
-    sweep: Sweep,
-    code: int,
-    words: str,
-) -> None:
-    if probe is not None:
-        write_result(tmp_path / "run" / "probe.json", probe)
-    write_result(tmp_path / "run" / "sweep.json", sweep)
-    ran = batchtune(
-        "report", "run", "--fail-if", "unproven > 0", "--format", "json", code=code
-    )
-    assert words in json.loads(ran.stdout)["verdicts"][0]["message"]

@@ -299,3 +299,5 @@ class TestOfAProbe:
     ) -> None:
         ran = batchtune("sweep-stream", text, "--unit", "tokens", code=1)
         assert "is about packed batches, not padded ones" in ran.stderr
+        ran = batchtune("verify", text, code=1)
+        assert "is of packed batches, and verify runs padded ones only" in ran.stderr

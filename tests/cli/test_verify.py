@@ -98,8 +98,10 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(
         (["batchtune-run"], "the manifest is missing: batchtune-run is a run folder"),
         (["lengths.csv", "--steps", "5", "--epoch"], "Give one of --steps and --epoch"),
         (["lengths.csv", "--steps", "0"], "at least 1"),
+        (["lengths.csv", "--seed", "-1"], "--seed"),
+        (["lengths.csv", "--time-tolerance", "nan"], "--time-tolerance"),
     ],
-    ids=["no manifest", "two lengths", "no steps"],
+    ids=["no manifest", "two lengths", "no steps", "no seed", "no tolerance"],
 )
 def test_what_has_no_meaning_is_a_usage_error(
     batchtune: Run, run: Path, arguments: list[str], said: str

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 GIB = 1 << 30
-NOT_AVAILABLE = 2**64 - 1
 # NVML's codes of errors.
 NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, LOST = (
     3,

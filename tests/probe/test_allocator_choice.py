@@ -161,13 +161,6 @@ def test_a_workload_that_changes_the_allocator_is_noticed(
         meter.settle(0, 0)
 
 
-@pytest.mark.parametrize("allocator", [None, "native"])
-def test_torchs_default_needs_no_setting(allocator: str | None) -> None:
-    device = on(allocator)
-    assert device.allocator_setting == ""
-    assert device.training_notes == []
-
-
 @pytest.mark.parametrize("kind", [{}, {"script": True}, {"ranks": True}])
 def test_the_workers_environment_holds_the_choice(
     monkeypatch: pytest.MonkeyPatch, kind: dict[str, bool]

@@ -4,7 +4,7 @@ import pytest
 from made_trials import altered, made_trial, ran
 from noted_device import NotedDevice, planned
 
-from batchtune.probe.confirmation import Turns, confirm, error_in_turns, rounds_of
+from batchtune.probe.confirmation import Turns, confirm, rounds_of
 from batchtune.probe.margin import Peaks
 from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape
@@ -76,16 +76,6 @@ def test_an_oom_in_the_first_step_does_not_end_the_turns() -> None:
     assert [step.outcome for step in turns.steps] == ["oom", "ok", "ok"]
     assert not turns.failures
     assert turns.confirmed == {SHORT, MIDDLE}
-
-
-def test_a_shape_that_runs_out_of_memory_among_the_others_fails() -> None:
-    stepper = stepper_of({SHORT: [None, ran(SHORT, "oom", error="CUDA out of memory")]})
-    turns = turns_of(stepper)
-    assert [failure.trial.shape for failure in turns.failures] == [SHORT]
-    assert (
-        error_in_turns(turns.failures[0].trial)
-        == "in turns with the other shapes: CUDA out of memory"
-    )
 
 
 def test_the_others_go_on_in_the_same_worker_after_a_failure() -> None:

@@ -20,17 +20,6 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / LOCKS_FOLDER
 
 
-def test_a_device_is_held_by_one_at_a_time(locks: Path) -> None:
-    with lock_device("GPU-1", "NVIDIA H200"):
-        with pytest.raises(ProbeError) as caught:
-            lock_device("GPU-1", "NVIDIA H200")
-        assert (
-            caught.value.message
-            == f"another probe (process {os.getpid()}) is using NVIDIA H200"
-        )
-        assert caught.value.hint
-
-
 @pytest.mark.process
 def test_a_holder_that_was_killed_holds_nothing(locks: Path) -> None:
     code = (
@@ -106,11 +95,3 @@ def test_a_file_that_is_no_plain_file_is_left_alone(
         lock_device("cpu", "CPU")
     assert "TMPDIR" in caught.value.hint
     assert (tmp_path / "precious").read_text() == "precious"
-
-
-def test_a_temporary_folder_that_can_not_be_written_is_told(
-    locks: Path, tmp_path: Path
-) -> None:
-    locks.write_text("")
-    with pytest.raises(ProbeError, match="can't be used"):
-        lock_device("cpu", "CPU")

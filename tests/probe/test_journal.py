@@ -23,14 +23,6 @@ def journal(tmp_path: Path) -> Path:
     return path
 
 
-def test_trials_come_back_as_they_were(journal: Path) -> None:
-    assert read_trials(journal) == TRIALS
-
-
-def test_no_journal_is_no_trials(tmp_path: Path) -> None:
-    assert read_trials(tmp_path / "trials.jsonl") == []
-
-
 def test_a_cut_journal_continues_after_its_whole_lines(tmp_path: Path) -> None:
     # Letters of several bytes: a cut may go through one.
     told = msgspec.structs.replace(

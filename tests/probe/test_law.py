@@ -27,15 +27,19 @@ def test_memory_and_time_follow_the_coefficients() -> None:
     assert trial.step_seconds == 0.5 + 40e-3
 
 
-def test_packed_batches_count_their_tokens() -> None:
-    packed = BatchShape.packed([30, 10])
-    law = Coefficients(constant=1, linear=2, quadratic=3)
-    assert law.bytes_of(packed) == 1 + 2 * 40 + 3 * (900 + 100)
-
-
-def test_targets_count_by_their_longest() -> None:
-    law = Coefficients(constant=0, linear=1, target=10)
-    assert law.bytes_of(BatchShape(3, 5.0, 7.0)) == 3 * 5 + 10 * 3 * 7
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (BatchShape.packed([30, 10]), 1 + 2 * 40 + 3 * (900 + 100)),
+        (BatchShape(3, 5.0, 7.0), 1 + 2 * 15 + 3 * 75 + 10 * 21),
+    ],
+    ids=["packed", "with targets"],
+)
+def test_all_tokens_count_and_targets_by_their_longest(
+    shape: BatchShape, expected: float
+) -> None:
+    law = Coefficients(constant=1, linear=2, quadratic=3, target=10)
+    assert law.bytes_of(shape) == expected
 
 
 def test_what_exceeds_the_limit_runs_out_of_memory() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from probe.made_cuda import MIB, MadeCuda
-from probe.made_nvml import GIB, LOST, MadeGpu, divided_gpu
+from probe.made_nvml import GIB, LOST, MadeGpu
 
 from batchtune.errors import ProbeError
 from batchtune.probe.devices import DeviceIdentity, Meter, backend_for
@@ -198,15 +198,6 @@ def test_the_clock_and_why_it_is_held_down_are_told(cuda: MadeCuda) -> None:
 def test_a_gpu_is_identified_by_its_uuid_and_is_not_used_for_it(cuda: MadeCuda) -> None:
     found = identify("auto")
     assert (found.id, found.name, cuda.outside) == ("GPU-aaaaaaaa", "Made GPU", 0)
-
-
-def test_an_instance_is_identified_by_its_own_uuid(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    MadeCuda(MadeGpu(), uuids=("2",)).install(
-        monkeypatch, [divided_gpu("MIG-1", "MIG-2")]
-    )
-    assert identify("cuda:0").id == "MIG-2"
 
 
 def test_cuda_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

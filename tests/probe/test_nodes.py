@@ -19,7 +19,7 @@ from worker_processes import gone, ours, processes_of, wait_for
 from batchtune.errors import ProbeError, UsageError
 from batchtune.probe import agent as agent_module
 from batchtune.probe.agent import serve_node_0
-from batchtune.probe.nodes import Greeting, Nodes, control_port
+from batchtune.probe.nodes import Greeting, Nodes
 from batchtune.probe.requests import Launch, Launched
 from batchtune.probe.supervisor import Supervisor
 from batchtune.processes.worker import encode
@@ -213,14 +213,6 @@ def test_a_node_that_never_comes_is_named(cluster: Cluster) -> None:
     assert str(missing.value).startswith("no sign of node 1 of 2 within 0 s at 127.0.")
     assert str(missing.value).endswith(f":{port + 1}")
     assert f"TCP ports {port} to {port + 2} of 127.0.0.1" in missing.value.hint
-
-
-def test_node_0_that_never_comes_is_named() -> None:
-    launch = launch_of(1, 2, free_ports())
-    with pytest.raises(ProbeError) as missing:
-        serve_node_0(launch, greeting_of(1), 0.0)
-    place = f"127.0.0.1:{control_port(launch)}"
-    assert f"node 0 does not answer at {place} within 0 s" in str(missing.value)
 
 
 def test_a_node_that_goes_is_named(cluster: Cluster) -> None:

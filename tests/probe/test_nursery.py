@@ -10,7 +10,7 @@ from worker_processes import names_of, supervise
 from batchtune.results import BatchShape
 
 pytestmark = [
-    pytest.mark.process,
+    pytest.mark.slow,
     pytest.mark.skipif(
         sys.platform != "linux", reason="elsewhere workers are not forked"
     ),

@@ -6,9 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from cli.conftest import run_here
 
-import batchtune
 from batchtune.lengths import Lengths
 from batchtune.probe.compositions import COMPOSITIONS, Compositions
 from batchtune.probe.probing import run_probe
@@ -51,30 +49,3 @@ def test_the_budget_is_what_a_brute_force_finds(tmp_path: Path) -> None:
         assert holds(packed.max_tokens)
         assert not holds(int(packed.max_tokens * 1.02))
     assert packed.peak_bytes.token == pytest.approx(40_000, rel=0.1)
-
-
-def test_commands_and_python_find_the_same_budget(tmp_path: Path) -> None:
-    """And every report shows it, a rule holds it, and what would run padded batches refuses."""
-    run = tmp_path / "run"
-    manifest = tmp_path / "lengths.csv"
-    lines = [str(int(length)) for length in LENGTHS.values]
-    manifest.write_text("\n".join(["num_tokens", *lines]))
-    law = "law:packed=1,constant=50MB,linear=300kB,limit=460MiB"
-    probing = ("probe-oom", manifest, "--run", run, "--device", law)
-    ran = run_here(*probing, "--max-tokens", 1_000)
-    assert ran.returncode == 0, ran.stderr
-    probe = read_result(run / PROBE_FILE, Probe)
-    budget = f"max_tokens = {probe.packed.max_tokens:,}"
-    assert 400 <= probe.packed.max_tokens <= 1_000
-    assert budget in ran.stdout
-    for form in ("terminal", "markdown", "html"):
-        assert budget in run_here("report", run, "--format", form, "--full").stdout
-    ran = run_here("report", run, "--fail-if", "probe.packed.max_tokens > 1")
-    assert ran.returncode == 3
-    ran = run_here("verify", run, manifest)
-    assert "is of packed batches, and verify runs padded ones only" in ran.stderr
-    ran = run_here(*probing[:-1], law.replace("packed=1,", ""))
-    assert "holds a run of something else" in ran.stderr
-    given = {"device": law, "max_tokens": 1_000}
-    results = batchtune.probe("law", LENGTHS, run=run, **given)
-    assert results.probe == probe

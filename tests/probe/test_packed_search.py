@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
@@ -23,18 +22,16 @@ from packed_laws import (
     PackedDevice,
     drawn_batches,
     probe_packed,
-    settings,
     trials_before_turns,
 )
 
 from batchtune.epochs.packed_model import fit_packed, predict_packed
 from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.compositions import COMPOSITIONS, Compositions
+from batchtune.probe.compositions import COMPOSITIONS
 from batchtune.probe.packed_search import (
     MOST_TRIALS,
     MOST_UNEVEN_TRIALS,
-    PackedSearch,
 )
 from batchtune.probe.requests import Ran
 from batchtune.results import PROBE_FILE, BatchShape, Probe, read_result
@@ -181,28 +178,6 @@ def test_a_single_sequence_is_a_budget() -> None:
 
 
 # Compositions
-
-
-@given(
-    values=st.lists(st.integers(1, 50), min_size=1, max_size=40),
-    part=st.floats(0.0, 1.0),
-)
-def test_compositions_have_exactly_so_many_tokens(
-    values: list[int], part: float
-) -> None:
-    compositions = Compositions(Lengths.of(np.array(values, dtype=float)), 0)
-    tokens = max(values) + int(part * (sum(values) - max(values)))
-    shapes = {name: compositions.shape(name, tokens) for name in COMPOSITIONS}
-    for name, shape in shapes.items():
-        assert shape.tokens == tokens
-        assert compositions.features(name, tokens).tolist() == [
-            tokens,
-            shape.squared_tokens,
-            shape.batch_size,
-        ]
-        # The halves have two sequences that may be cut.
-        assert shape.batch_size <= shapes["shortest"].batch_size + 1
-        assert shape.squared_tokens <= shapes["longest"].squared_tokens
 
 
 def test_a_fit_passes_through_exact_measurements() -> None:
@@ -365,9 +340,11 @@ def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path: Path) -> N
             reply = super().step(shape, release=release)
             if self.bytes(shape) <= 0.97 * LIMIT_BYTES:
                 return reply
-            return altered(reply, outcome="oom")
+            return altered(reply, outcome="oom", error="out of memory")
 
     probe = probe_packed(Fragments(), tmp_path)
+    errors = {trial.error for trial in probe.trials if trial.confirmation}
+    assert errors == {"in turns with the other shapes: out of memory"}
     assert 60_000 <= probe.packed.max_tokens <= 0.97 * 70_000
     assert probe.confirmation.given_up > 0
 
@@ -412,11 +389,3 @@ def test_a_process_that_comes_to_hold_more_costs_only_that(
     truth = device.largest_budget(int(device.lengths.total))
     assert least * truth <= probe.packed.max_tokens <= truth
     assert len(probe.trials) <= MOST_UNEVEN_TRIALS + len(COMPOSITIONS)
-
-
-def test_the_search_is_a_function_of_the_trials() -> None:
-    _, probe = probed(linear)
-    for count in range(len(probe.trials)):
-        search = PackedSearch(TOKENS, settings(), LIMIT_BYTES)
-        wanted = search.propose(probe.trials[:count])
-        assert wanted.shape == probe.trials[count].shape

@@ -54,15 +54,6 @@ def test_a_change_is_seen_however_it_is_written(
         assert training.has_changed() is has_changed
 
 
-def test_a_later_update_counts_as_with_accumulated_gradients() -> None:
-    model = torch.nn.Linear(4, 2)
-    training = Training()
-    assert training.has_changed() is None
-    assert training.has_changed() is False
-    with_an_optimizer(model)
-    assert training.has_changed() is True
-
-
 def test_a_model_that_was_replaced_is_neither_known_nor_kept() -> None:
     model = torch.nn.Linear(4, 2)
     training = Training()

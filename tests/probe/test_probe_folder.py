@@ -164,14 +164,6 @@ def test_an_oom_with_free_memory_is_shown_in_its_own_words(tmp_path: Path) -> No
         probed(failing([1.0, 2.0], "oom", error), tmp_path)
 
 
-def test_the_workloads_own_error_ends_the_probe(tmp_path: Path) -> None:
-    error = "ValueError: tokens and labels differ"
-    message = f"train.py:Mine failed in its step, with a batch of .*: {error}"
-    with pytest.raises(WorkloadError, match=message):
-        probed(failing([1.0, 2.0], "error", error), tmp_path)
-    assert not (tmp_path / PROBE_FILE).exists()
-
-
 def test_a_disguised_oom_counts_if_a_smaller_batch_passes(tmp_path: Path) -> None:
     probe = probed(failing([1.0] * 30, "oom", DISGUISED, above=4), tmp_path)
     assert [(point.batch_size, point.closed_by) for point in probe.frontier] == [

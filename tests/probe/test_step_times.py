@@ -28,21 +28,6 @@ def test_shorter_and_unsteady_steps_are_timed_more_often() -> None:
     assert {seconds: timed(*seconds) for seconds in cases} == cases
 
 
-def test_brief_trials_time_a_step_of_a_tenth_of_a_second_once() -> None:
-    assert timed(0.1, brief=True) == 1
-    assert timed(0.05, brief=True) == 3
-    assert timed(0.05, 0.1, brief=True) == 10
-
-
-@given(st.lists(st.floats(1e-6, 100.0), min_size=1, max_size=5))
-def test_it_always_ends(seconds: list[float]) -> None:
-    assert 1 <= timed(*seconds) <= MOST_TIMED_STEPS
-
-
-def test_nothing_timed_is_not_enough() -> None:
-    assert not enough([])
-
-
 @given(st.lists(st.floats(1e-6, 100.0), min_size=2, max_size=20))
 def test_the_interquartile_range_is_numpys(seconds: list[float]) -> None:
     first, third = np.percentile(seconds, [25, 75])

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from made_devices import made_device
 from made_trials import ran
 from msgspec.structs import replace
 
@@ -25,7 +26,7 @@ from batchtune.processes.worker import (
     WorkerLost,
     encode,
 )
-from batchtune.results import BatchShape, Device, DeviceProcess
+from batchtune.results import BatchShape, DeviceProcess
 
 SHAPE = BatchShape(2, 3.0)
 SETTINGS = ProbeSettings(
@@ -35,16 +36,7 @@ SETTINGS = ProbeSettings(
     trial_timeout_seconds=15.0,
     setup_timeout_seconds=60.0,
 )
-DEVICE = Device(
-    kind="cpu",
-    name="made",
-    total_bytes=2,
-    limit_bytes=1,
-    driver=None,
-    torch="2.13",
-    allocator="malloc",
-    other_processes=None,
-)
+DEVICE = made_device()
 STACK = 'Traceback:\n  File "/me/train.py", line 12, in step\n    wait()\n'
 PLACE = "it hangs at train.py, line 12, in step"
 GPU = DeviceIdentity("GPU-made", "GPU")

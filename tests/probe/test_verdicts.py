@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
+from made_devices import made_device
 from msgspec.structs import replace
-from probe.test_worker_session import MadeMeter
 
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
-from batchtune.probe.verdicts import first_to_end, merged
+from batchtune.probe.verdicts import merged
 from batchtune.processes.worker import Failed
 from batchtune.results import BatchShape, Device, ProbedWith, RankDevice, Trial
 
@@ -148,26 +148,6 @@ def test_where_a_ranks_error_was_raised_is_kept() -> None:
     assert (reply.stage, reply.traceback) == ("make_batch", "train.py, line 3")
 
 
-def test_of_two_processes_that_ended_the_first_counts() -> None:
-    """The other one ended because of it."""
-    reply = merged({1: KILLED, 0: failed("crash", "its process was aborted")}, RUN, 2)
-    assert (reply.trial.rank, reply.trial.outcome) == (1, "crash")
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        (f"[rank0]: {GLOO}\n[rank1]: {OWN}\n", ("rank 1 ended first", OWN)),
-        (f"[rank0]: {GLOO}\n", None),
-        ("no such file\n", None),
-    ],
-)
-def test_a_lost_connection_is_not_what_ended_first(
-    output: str, expected: tuple[str, str] | None
-) -> None:
-    assert first_to_end(output) == expected
-
-
 def device(rank: int, limit_bytes: int, **facts: Any) -> Device:
     own = RankDevice(
         rank=rank,
@@ -178,7 +158,7 @@ def device(rank: int, limit_bytes: int, **facts: Any) -> Device:
         base_bytes=rank,
     )
     given = {"limit_bytes": limit_bytes, "ranks": [own], "world_size": 2, **facts}
-    return replace(MadeMeter().device, **given)
+    return made_device(**given)
 
 
 def test_the_device_is_what_every_rank_has() -> None:

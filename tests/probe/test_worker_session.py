@@ -8,31 +8,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from made_devices import MIB, StillMeter, made_device
 
 from batchtune.probe import attempt as attempt_module
-from batchtune.probe.devices import Meter
 from batchtune.probe.session import Session
 from batchtune.processes.worker import encode
-from batchtune.results import BatchShape, Device
+from batchtune.results import BatchShape
 from batchtune.trust import trust_warnings
 
-MIB = 1 << 20
 SHAPE = BatchShape(4, 3.0)
 
 
-class MadeMeter(Meter):
+class MadeMeter(StillMeter):
     """A device of 1000 MiB; it does what its workload says."""
 
     def __init__(self) -> None:
-        self.device = Device(
-            kind="cuda",
-            name="made",
-            total_bytes=2000 * MIB,
-            limit_bytes=1000 * MIB,
-            driver=None,
-            torch="2.6",
-            allocator="native",
-            other_processes=0,
+        self.device = made_device(
+            kind="cuda", limit_bytes=1000 * MIB, allocator="native"
         )
         self.used = 100 * MIB
         self.flushed = 0
@@ -41,14 +33,6 @@ class MadeMeter(Meter):
         self.released = 0
         self.queued = False
         self.clocks: list[int] = []
-
-    def limit(self) -> None: ...
-
-    def settle(self, reserve_bytes: int, ddp_bytes: int) -> None: ...
-
-    def lower(self, limit_bytes: int) -> None: ...
-
-    def reset(self) -> None: ...
 
     def synchronize(self) -> None:
         self.queued = False

@@ -101,17 +101,6 @@ def test_a_few_very_long_examples_come_with_cost_and_gain() -> None:
     )
 
 
-@given(st.lists(st.floats(1, 20), min_size=200, max_size=300), st.floats(400, 1e6))
-@settings(deadline=None, max_examples=25)
-def test_the_max_length_of_a_remedy_leaves_out_what_it_says(
-    values: list[float], outlier: float
-) -> None:
-    lengths = Lengths.of([*values, outlier], unit="s")
-    (warning,) = survey(lengths).warnings
-    limit = float(warning.split("--max-length ")[1].split()[0])
-    assert f" {sum(lengths.values > limit)} example" in f" {warning}"
-
-
 @pytest.mark.parametrize(
     ("median", "unit", "said"),
     [

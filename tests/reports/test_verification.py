@@ -21,7 +21,6 @@ from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.measured import verification_section
 from batchtune.reports.page import build_page, build_verification_page
 from batchtune.results import (
-    Device,
     Probe,
     StreamSweep,
     Sweep,
@@ -75,32 +74,36 @@ def test_other_lengths_are_told_and_nothing_else() -> None:
     assert len(warnings) == 1 and "used other lengths" in warnings[0]
 
 
-def test_another_workload_than_the_probes_is_told() -> None:
-    other = replace(
-        made_verification(), workload=WorkloadRecord(spec="mine.py:Step", options={})
-    )
-    assert warnings_in(run_with(other))[0].startswith(
-        "The verification ran mine.py:Step, the probe builtin:conformer"
-    )
+DEVICE = made_verification().device
+OTHER = WorkloadRecord(spec="mine.py:Step", options={})
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"name": "NVIDIA A100"}, "ran NVIDIA A100, limited to"),
         (
-            {"limit_bytes": 1 << 30},
+            {"workload": OTHER},
+            "The verification ran mine.py:Step, the probe builtin:conformer",
+        ),
+        (
+            {"device": replace(DEVICE, name="NVIDIA A100")},
+            "ran NVIDIA A100, limited to",
+        ),
+        (
+            {"device": replace(DEVICE, limit_bytes=1 << 30)},
             "limited to 1 GiB of 140 GiB, the probe NVIDIA H200, limited to 126 GiB",
         ),
-        ({"torch": "2.99"}, "PyTorch was 2.13.0, and 2.99 later"),
+        (
+            {"device": replace(DEVICE, torch="2.99")},
+            "PyTorch was 2.13.0, and 2.99 later",
+        ),
     ],
-    ids=["device", "limit", "torch"],
+    ids=["workload", "device", "limit", "torch"],
 )
-def test_other_conditions_than_the_probes_are_told(
+def test_another_subject_than_the_probes_is_told(
     changes: dict[str, object], said: str
 ) -> None:
-    device: Device = replace(made_verification().device, **changes)
-    assert said in warnings_in(run_with(replace(made_verification(), device=device)))[0]
+    assert said in warnings_in(run_with(replace(made_verification(), **changes)))[0]
 
 
 def test_the_verification_has_a_page_of_its_own() -> None:

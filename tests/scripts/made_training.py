@@ -12,38 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_devices import StillMeter
 
-from batchtune.probe.devices import Meter
-from batchtune.results import BatchShape, Device
+from batchtune.results import BatchShape
 from batchtune.scripts import feeding
 from batchtune.scripts.answering import Fed
 from batchtune.scripts.feeding import Feed, Loop
-
-
-class MadeMeter(Meter):
-    """A device whose memory nobody measures."""
-
-    def __init__(self) -> None:
-        self.device = Device(
-            kind="cpu",
-            name="made",
-            total_bytes=1 << 30,
-            limit_bytes=1 << 30,
-            driver=None,
-            torch="2.13",
-            allocator="native",
-            other_processes=0,
-        )
-
-    def limit(self) -> None: ...
-    def settle(self, reserve_bytes: int, ddp_bytes: int) -> None: ...
-    def lower(self, limit_bytes: int) -> None: ...
-    def reset(self) -> None: ...
-    def peak(self) -> int:
-        return 2 << 20
-
-    def in_use(self) -> int:
-        return 1 << 20
 
 
 class MadeLearned:
@@ -55,10 +29,10 @@ class MadeLearned:
         return (shape.batch_size, int(shape.length))
 
 
-def fed_by(loop: Loop, accumulation: int = 1, meter: MadeMeter | None = None) -> Fed:
+def fed_by(loop: Loop, accumulation: int = 1, meter: StillMeter | None = None) -> Fed:
     """The script of this loop as a workload."""
     learned: Any = MadeLearned()
-    return Fed(loop, learned, meter or MadeMeter(), accumulation)
+    return Fed(loop, learned, meter or StillMeter(), accumulation)
 
 
 class Training:

@@ -13,8 +13,9 @@ import pyarrow.parquet
 import pytest
 import torch
 from frames import Lengths, collate
+from made_devices import StillMeter
 from msgspec.structs import replace
-from scripts.made_training import MadeMeter, MadeScript, fed_by
+from scripts.made_training import MadeScript, fed_by
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -133,7 +134,7 @@ def test_a_failure_is_that_of_its_batch(
     small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
     loop = MadeScript(monkeypatch, train, small).measured()
     worker = worker_of(loop)
-    worker._session = Session(fed_by(loop), MadeMeter())
+    worker._session = Session(fed_by(loop), StillMeter())
     worker._training = Training()
     before, failed = (worker.answer(Run(shape=shape)) for shape in (SMALL, LARGE))
     assert isinstance(before, Ran) and isinstance(failed, Ran)
@@ -156,7 +157,7 @@ def test_a_step_that_a_script_skips_ran_out_of_memory(
         ooms.append(1)
         raise OOM
 
-    meter = MadeMeter()
+    meter = StillMeter()
     monkeypatch.setattr(meter, "retries_and_ooms", lambda: (0, len(ooms)))
     small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
     train = trained_with(run_out, catches=True)
@@ -321,7 +322,7 @@ def prepared(
     """What a script that has trained these parameters answers when it is to be measured, on a made device."""
     worker = worker_of(loop, world_size)
     patch.setattr(answering, "trained_parameters", lambda: trained)
-    patch.setattr(worker, "_open_device", lambda *_: MadeMeter())
+    patch.setattr(worker, "_open_device", lambda *_: StillMeter())
     lengths = sorted(map(float, Lengths().lengths))
     return worker.answer(
         Prepare(
@@ -374,7 +375,7 @@ def test_ranks_that_learned_different_batches_are_refused() -> None:
         look_ahead=0,
     )
     other = replace(script, batches=["x: [B, L, 16] float64"])
-    device = MadeMeter().device
+    device = StillMeter().device
     replies = {
         rank: Ready(device=replace(device, script=learned))
         for rank, learned in enumerate((script, other))

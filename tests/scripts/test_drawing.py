@@ -89,13 +89,6 @@ def test_a_twin_has_the_shapes_of_the_own_batch(name: str) -> None:
     assert shape.batch_size == 5
 
 
-def test_sizes_of_the_examples_are_known() -> None:
-    examples = CASES["waves"].random(0)
-    drawn = Drawn(examples, CASES["waves"].collate)
-    assert drawn.lengths == [len(one["input_values"]) for one in examples]
-    assert drawn.targets == [len(one["labels"]) for one in examples]
-
-
 def test_lines_say_what_batches_are_made_of() -> None:
     assert drawn_of("padded batch", 0).lines == (
         "id: [B] list",
@@ -249,16 +242,6 @@ def test_a_mask_that_is_true_at_padding_is_no_length() -> None:
     assert drawn.lines == ("0: [B, L] int64", "1: [B, L] bool")
     x, mask = drawn.make(BatchShape(6, 300))
     assert x.shape == (6, 300) and mask.any()
-
-
-def test_texts_that_are_tokenized_when_collated_are_drawn() -> None:
-    def collate(texts: list[str]) -> Any:
-        return padded([torch.ones(len(text.split())) for text in texts])
-
-    data = [" ".join(["ab"] * length) for length in LENGTHS]
-    drawn = drawn_by(data, collate, LENGTHS)
-    assert drawn.lines == ("batch: [B, L] float32",)
-    assert drawn.make(BatchShape(5, 302)).shape == (5, 302)
 
 
 def test_targets_that_only_collating_knows_are_drawn() -> None:

@@ -113,20 +113,6 @@ def test_a_flag_belongs_to_its_framework(
         options.asked(ManifestOptions(manifest=[]))
 
 
-def test_examples_vary_in_both_lengths() -> None:
-    def make(length: int, target_length: int) -> dict[str, torch.Tensor]:
-        return {"x": torch.zeros(length), "labels": torch.zeros(target_length)}
-
-    options = {"length": 100, "target_length": 20, "dim": 4}
-    made = examples(make, options)
-    assert options == {"dim": 4}
-    assert len({len(example["x"]) for example in made}) > 30
-    assert len({len(example["labels"]) for example in made}) == 11
-    batch = pad(made)
-    assert batch["x"].shape == (200, 100)
-    assert (batch["labels"] == -100).any()
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [

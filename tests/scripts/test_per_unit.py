@@ -9,7 +9,6 @@ from batchtune.scripts.per_unit import (
     Scale,
     digit_of,
     scale_by_rows,
-    scale_of,
     units_per_length,
 )
 
@@ -69,14 +68,6 @@ def test_six_whole_batches_are_enough_for_samples() -> None:
     assert units_per_length(seen, seconds, what="sig") == 16000
 
 
-def test_whole_batches_of_tokens_are_one_to_one() -> None:
-    random = np.random.default_rng(0)
-    tokens = random.lognormal(5.5, 0.8, 20000).clip(3, 5000).round()
-    longest = tokens[:128].reshape(8, 16).max(1)
-    seen = [int(size) for size in longest]
-    assert units_per_length(seen, np.sort(tokens), what="ids") == 1
-
-
 @pytest.mark.parametrize(("per_unit", "offset"), [(1.0, 0), (1.0, 2), (100.0, 1)])
 def test_rows_in_order_tell_what_an_axis_has_in_addition(
     per_unit: float, offset: int
@@ -88,34 +79,11 @@ def test_rows_in_order_tell_what_an_axis_has_in_addition(
     assert scale.size(rows[0]) == seen[0]
 
 
-@pytest.mark.parametrize("per_second", [24000 / 256, 100 / 3, 44100 / 441.7])
-def test_any_ratio_is_fitted_to_rows_in_order(per_second: float) -> None:
-    rows = np.random.default_rng(0).uniform(1, 10, 200).round(3).tolist()
-    seen = [int(length * per_second) + 1 for length in rows]
-    scale = scale_by_rows(seen, rows, 0.001, None)
-    assert scale is not None and scale.per_unit == pytest.approx(per_second, rel=1e-3)
-    more = [scale.size(rows[i]) - seen[i] for i in range(200)]
-    assert min(more) >= 0 and max(more) <= 2
-
-
 def test_samples_are_found_though_the_manifest_is_rounded() -> None:
     seconds = durations(0)[:200]
     samples = np.round(seconds * 16000).astype(int).tolist()
     scale = scale_by_rows(samples, np.round(seconds, 2).tolist(), 0.01, None)
     assert scale is not None and scale.per_unit == 16000
-
-
-def test_rows_in_order_may_be_padded_to_a_multiple() -> None:
-    rows = np.random.default_rng(0).integers(5, 200, 200).tolist()
-    seen = [length + -length % 64 for length in rows]
-    assert scale_by_rows(seen, rows, 1.0, None) == Scale(1.0)
-
-
-def test_rows_in_another_order_tell_the_ratio_alone() -> None:
-    lengths = np.random.default_rng(0).integers(20, 400, 1000).astype(float)
-    seen = [int(length) for length in lengths[::5]]
-    assert scale_by_rows(seen, lengths[1::5].tolist(), 1.0, None) is None
-    assert scale_of(seen, np.sort(lengths), None, what="tokens") == Scale(1.0)
 
 
 def test_a_given_ratio_that_the_rows_refute_is_an_error() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from batchtune.scripts.relations import Axes, Relation, fitted
+from batchtune.scripts.relations import Axes, fitted
 
 SIZES: dict[str, Callable[[int], int]] = {
     "L": lambda length: length,
@@ -46,18 +46,3 @@ def test_two_roundings_that_both_fit_are_not_sure() -> None:
     base = np.array([401, 437, 522, 643, 735, 866], float)
     relation = fitted("L", base, np.ceil(base / 4))
     assert relation is not None and not relation.sure
-
-
-def test_unrelated_sizes_have_no_relation() -> None:
-    random = np.random.default_rng(0)
-    base = random.integers(50, 900, 100).astype(float)
-    assert fitted("L", base, random.permutation(base)) is None
-    assert fitted("L", base, random.random(100)) is None
-    assert fitted("L", base, 1000 - base) is None
-
-
-def test_seconds_of_samples_are_found_though_rounded() -> None:
-    samples = np.random.default_rng(0).integers(8000, 480000, 100).astype(float)
-    for seconds in (samples / 16000, np.round(samples / 16000, 2)):
-        relation = fitted("L", samples, seconds)
-        assert relation == Relation("L", 1 / 16000, whole=False)

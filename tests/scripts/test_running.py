@@ -17,6 +17,7 @@ import torch
 from cli.conftest import run_here_in, write_lengths
 from made_once import MadeOnce
 from msgspec import structs
+from report_records import made_probe
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -31,11 +32,11 @@ from torch.utils.data import (
 from batchtune import sampler_from_config
 from batchtune.allocators import VARIABLES
 from batchtune.exports.run_configs import read_any_sampler_yaml, render_sampler_yaml
+from batchtune.results import PROBE_FILE, write_result
 from batchtune.scripts import running
 from batchtune.scripts.running import LENGTHS_FILE
 from batchtune.scripts.script_loaders import (
     random_batch_size,
-    stated,
     unlike,
     unsafe,
 )
@@ -267,21 +268,24 @@ def test_without_a_manifest_the_lengths_of_the_run_folder_count(
 
 OLD = "PYTORCH_CUDA_ALLOC_CONF"
 NEW = "PYTORCH_ALLOC_CONF"
+THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 EXPANDABLE = "expandable_segments:True"
 
 
 @pytest.mark.parametrize(
-    ("measured", "user", "expected", "warns"),
+    ("kind", "measured", "user", "expected", "warns"),
     [
-        ("expandable", {}, {OLD: EXPANDABLE, NEW: EXPANDABLE}, False),
-        (None, {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
-        ("native", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, True),
+        ("cuda", "expandable", {}, {OLD: EXPANDABLE, NEW: EXPANDABLE}, False),
+        ("cuda", None, {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
+        ("cuda", "native", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, True),
+        ("cpu", None, {}, {THRESHOLD: "16384"}, False),
     ],
 )
 def test_a_script_runs_with_the_measured_allocator(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    kind: str,
     measured: str | None,
     user: dict[str, str],
     expected: dict[str, str],
@@ -291,16 +295,18 @@ def test_a_script_runs_with_the_measured_allocator(
     evidence = structs.replace(config.evidence, allocator=measured)
     config = structs.replace(config, evidence=evidence)
     (tmp_path / "sampler.yaml").write_text(render_sampler_yaml(config))
-    for name in VARIABLES:
+    probe = made_probe()
+    device = structs.replace(probe.device, kind=kind)
+    write_result(tmp_path / PROBE_FILE, structs.replace(probe, device=device))
+    for name in (*VARIABLES, THRESHOLD):
         monkeypatch.delenv(name, raising=False)
     for name, value in user.items():
         monkeypatch.setenv(name, value)
     given: list[dict[str, str]] = []
 
     def note(words: list[str], environment: dict[str, str]) -> int:
-        given.append(
-            {name: environment[name] for name in VARIABLES if name in environment}
-        )
+        names = {*VARIABLES, THRESHOLD} & environment.keys()
+        given.append({name: environment[name] for name in names})
         return 1
 
     monkeypatch.setattr("batchtune.scripts.starting.run_to_the_end", note)
@@ -345,12 +351,13 @@ def test_accelerates_loader_shows_the_scripts_own() -> None:
     assert random_batch_size(loader_of(LENGTHS, batch_sampler=split)) is None
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_the_checks_hold_no_memory_of_the_script() -> None:
     """NumPy's correlations and fits set up BLAS, which holds 32 MiB from then on."""
     code = """
 import numpy, psutil, torch
 from batchtune.scripts.relations import fitted
+from batchtune.results import PROBE_FILE, write_result
 from batchtune.scripts import running
 from batchtune.scripts.running import LENGTHS_FILE
 from batchtune.scripts.script_loaders import unsafe
@@ -416,12 +423,3 @@ def test_other_loaders_are_not_the_training_loader() -> None:
     assert unlike(loader_of(LENGTHS), 61) is not None
     whole = unlike(loader_of(LENGTHS, batch_size=None), 60)
     assert whole is not None and "makes whole batches" in whole[0]
-
-
-def test_the_epoch_of_an_inner_sampler_is_found() -> None:
-    sampler = torch.utils.data.DistributedSampler(range(60), 2, 0)  # type: ignore[arg-type]
-    outer = loader_of(LENGTHS, sampler=sampler, batch_size=4).batch_sampler
-    sampler.set_epoch(3)
-    assert stated(outer, "epoch") == 3
-    assert stated(outer, "num_replicas") == 2
-    assert stated(loader_of(LENGTHS).batch_sampler, "epoch") is None

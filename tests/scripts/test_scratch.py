@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ways_to_write import FILE, WAYS
+from ways_to_write import FILE, TORCH, WAYS
 
 from batchtune.errors import ProbeError, ResultError
 from batchtune.files import temporary_folder
@@ -73,7 +73,7 @@ def make_layouts(root: Path) -> list[str]:
     elsewhere = root / "elsewhere"
     plain = {"plain": FILE, "large": FILE, "many": FILE, "a/b/c/d/e": FILE, HYDRA: FILE}
     for layout in (*plain, "linked files", "hard links"):
-        for way in WAYS:
+        for way in (*WAYS, TORCH):
             folder = project / layout / way
             folder.mkdir(parents=True)
             file = folder / FILE
@@ -87,7 +87,7 @@ def make_layouts(root: Path) -> list[str]:
                 file.symlink_to(target / FILE)
             else:
                 os.link(target / FILE, file)
-    for way in WAYS:
+    for way in (*WAYS, TORCH):
         os.truncate(project / "large" / way / FILE, LARGE)
         linked = elsewhere / "folder" / way
         linked.mkdir(parents=True)
@@ -117,17 +117,27 @@ def state_of(root: Path, *, metadata: bool) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.process
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], marks=pytest.mark.process),
+        pytest.param(["--torch"], marks=pytest.mark.slow),
+    ],
+    ids=["", "torch"],
+)
 def test_no_way_to_write_reaches_the_users_files(
-    protection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    protection: str,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layouts = make_layouts(tmp_path)
-    assert len(layouts) == 8 and len(WAYS) == 40
+    assert len(layouts) == 8 and len(WAYS) == 39
     monkeypatch.chdir(tmp_path / "project")
     # What Landlock can't forbid: a file's mode and times.
     metadata = protection != "landlock"
     before = state_of(tmp_path, metadata=metadata)
-    failed = ran(sys.executable, str(PROGRAM), *layouts).splitlines()
+    failed = ran(sys.executable, str(PROGRAM), *options, *layouts).splitlines()
     assert state_of(tmp_path, metadata=metadata) == before
     if metadata:  # all others succeeded, though in the scratch
         assert {line.rpartition(": ")[2] for line in failed} <= {"folder renamed"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +17,7 @@ from verify.made_stepper import (
     made_stepper,
 )
 
-from batchtune.errors import ResultError, UsageError, WorkloadError
+from batchtune.errors import ResultError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import NAME, MadeDevice
 from batchtune.probe.requests import Ran
@@ -28,7 +27,6 @@ from batchtune.results import (
     SamplerConfig,
     Verification,
     WorkloadRecord,
-    checked,
 )
 from batchtune.verify import VerifyProgress, verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
@@ -151,29 +149,6 @@ def test_without_time_for_pairs_each_shape_runs_before_three() -> None:
     assert firsts == worst
 
 
-def test_a_shape_that_fails_after_another_is_found() -> None:
-    def fragmented(shape: BatchShape, step: int) -> Ran | None:
-        if stepper.shapes[-1:] and stepper.shapes[-1].batch_size == 180:
-            return (
-                ran(shape, "oom", error="CUDA out of memory")
-                if shape.batch_size == 30
-                else None
-            )
-        return None
-
-    stepper = on_cuda(made_stepper(fault=fragmented))
-    plan = VerifyPlan(
-        lengths=Lengths.of(np.repeat([5.0, 12.0, 30.0], 600)),
-        config=FITS,
-        settings=VerifySettings(brief=True),
-    )
-    found = verify(stepper, plan, MADE, on_progress=lambda progress: None)
-    phases = {failure.phase for failure in found.failures}
-    assert {failure.batch_size for failure in found.failures} == {30}
-    assert phases <= {"shuffled", "pairs"} and not found.holds
-    assert found.processes == 1
-
-
 def test_a_crash_counts_only_if_it_comes_again() -> None:
     crashed: list[BatchShape] = []
 
@@ -193,22 +168,6 @@ def test_time_that_ends_leaves_a_verification_unfinished() -> None:
     )
     assert (found.unfinished, found.holds, found.steps) == (True, False, 0)
     assert found.reasons[0].startswith("The time ended")
-
-
-def test_one_epoch_runs_every_batch_once() -> None:
-    stepper = made_stepper()
-    found = verified(stepper, epoch=True)
-    assert found.steps == found.planned_steps == found.epoch_batches
-    epoch = stepper.shapes[6 : 6 + found.steps]
-    assert sum(shape.batch_size for shape in epoch) == LENGTHS.count
-
-
-def test_more_steps_than_an_epoch_has_go_on_with_the_next() -> None:
-    stepper = made_stepper()
-    found = verified(stepper, steps=150)
-    assert found.steps == 150 > found.epoch_batches
-    epoch = found.epoch_batches
-    assert stepper.shapes[6 : 6 + epoch] != stepper.shapes[6 + epoch : 6 + 2 * epoch]
 
 
 def test_an_oom_is_reported_with_its_bucket() -> None:
@@ -346,22 +305,6 @@ def test_progress_is_told_before_each_step() -> None:
     ]
     assert told[65].total == 60
     assert [one.shape for one in told] == stepper.shapes
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"steps": 0}, "at least 1"),
-        ({"steps": 1, "seed": -1}, "seed"),
-        ({"steps": 1, "time_tolerance": math.nan}, "tolerance"),
-    ],
-    ids=str,
-)
-def test_settings_without_meaning_are_refused(
-    settings: dict[str, object], said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        checked(VerifySettings, settings)
 
 
 def test_batches_that_are_padded_to_multiples_are_run_so() -> None:

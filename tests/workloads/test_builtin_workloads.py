@@ -9,7 +9,7 @@ from torch import distributed
 
 from batchtune.errors import OptionError, UsageError, WorkloadError
 from batchtune.results import BatchShape
-from batchtune.workloads import BUILTINS, Workload
+from batchtune.workloads import BUILTINS
 from batchtune.workloads.loading import load_workload
 
 CPU = torch.device("cpu")
@@ -70,9 +70,6 @@ RULES_OF: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 @pytest.mark.parametrize("name", BUILTINS)
 class TestConformance:
-    def test_is_a_workload(self, name: str) -> None:
-        assert isinstance(built(name), Workload)
-
     def test_no_option_can_name_code_or_a_path(self, name: str) -> None:
         # `verify` takes a built-in's options from probe.json, which may come from anywhere.
         config = built(name).config

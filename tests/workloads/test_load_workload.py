@@ -75,17 +75,16 @@ def failure(spec: str, **options: object) -> WorkloadError:
     return caught.value
 
 
-def test_a_file_s_class_is_built_with_the_options(folder: Path) -> None:
-    workload = load_workload("workload_under_test.py:Good", {"layers": 5})
-    assert workload.layers == 5  # type: ignore[attr-defined]
-
-
-def test_a_module_is_found_from_the_current_folder(folder: Path) -> None:
-    assert type(load_workload("workload_under_test:Good", {})).__name__ == "Good"
-
-
-def test_a_function_may_build_the_workload(folder: Path) -> None:
-    assert load_workload("workload_under_test.py:make", {"name": "y"}).name == "y"  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "workload_under_test.py:Good",
+        "workload_under_test:Good",  # a module of the working folder
+        "workload_under_test.py:make",
+    ],
+)
+def test_a_class_or_a_function_gets_the_options(folder: Path, spec: str) -> None:
+    assert load_workload(spec, {"layers": 5}).layers == 5  # type: ignore[attr-defined]
 
 
 def test_a_file_may_import_its_siblings_from_another_folder(folder: Path) -> None:
@@ -103,11 +102,6 @@ def test_a_file_takes_no_other_module_s_place(folder: Path) -> None:
     (folder / "string.py").write_text(GOOD)
     load_workload("string.py:Good", {})
     assert sys.modules["string"] is string
-
-
-@pytest.mark.parametrize("name", BUILTINS)
-def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
-    assert callable(load_workload(f"builtin:{name}", {}).step)
 
 
 @pytest.mark.parametrize(
@@ -253,14 +247,6 @@ def test_a_failing_import_is_told_with_its_traceback(
     location = spec.partition(":")[0]
     assert error.message.startswith(f"{location} can't be imported: {message}")
     assert last_line in error.traceback.splitlines()[-1]
-
-
-def test_a_missing_module_is_named(folder: Path) -> None:
-    error = failure("nowhere.at.all:Good")
-    assert (
-        error.message
-        == "nowhere.at.all can't be imported: ModuleNotFoundError: No module named 'nowhere'"
-    )
 
 
 def test_a_failing_constructor_is_reported_with_its_traceback(folder: Path) -> None:

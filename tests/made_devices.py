@@ -1,0 +1,42 @@
+"""A device made by hand, and a meter of it that measures nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchtune.probe.devices import Meter
+from batchtune.results import Device
+
+MIB = 1 << 20
+
+
+def made_device(**facts: Any) -> Device:
+    """A device that knows nothing but what is said."""
+    made: dict[str, Any] = {
+        "kind": "cpu",
+        "name": "made",
+        "total_bytes": 1 << 30,
+        "limit_bytes": 1 << 30,
+        "driver": None,
+        "torch": "2.13",
+        "allocator": "malloc",
+        "other_processes": None,
+    }
+    return Device(**{**made, **facts})
+
+
+class StillMeter(Meter):
+    """Of a device whose memory nobody measures."""
+
+    def __init__(self) -> None:
+        self.device = made_device()
+
+    def limit(self) -> None: ...
+    def settle(self, reserve_bytes: int, ddp_bytes: int) -> None: ...
+    def lower(self, limit_bytes: int) -> None: ...
+    def reset(self) -> None: ...
+    def peak(self) -> int:
+        return 2 * MIB
+
+    def in_use(self) -> int:
+        return MIB
