@@ -17,6 +17,7 @@ from batchtune.errors import OptionError, ProbeError, WorkloadError
 from batchtune.files import writing_whole
 from batchtune.lengths import spaced
 from batchtune.probe.devices import Meter
+from batchtune.probe.parameters import own_part, trained_parameters, training_gpu
 from batchtune.probe.rank import RankPlace, RankWorker
 from batchtune.probe.requests import (
     Describe,
@@ -26,7 +27,6 @@ from batchtune.probe.requests import (
     Ready,
     Run,
 )
-from batchtune.probe.worker import own_part, trained_parameters, training_gpu
 from batchtune.results import BatchShape, Script, Twin
 from batchtune.results.devices import WRONG_TWINS
 from batchtune.scripts.drawing import Drawn

@@ -66,10 +66,11 @@ def benchmark(name: str, *arguments: str, minutes: float) -> Part:
 # The most telling first.
 PARTS = {
     "calibration": benchmark("calibration", minutes=3.5),
-    "truth": benchmark("cuda_truth", "--memory", "16GiB", "--brute-force", minutes=3.5),
+    "truth": benchmark(
+        "cuda_truth", "LM base bf16", "--memory", "16GiB", "--brute-force", minutes=3.5
+    ),
     "speech": benchmark(
-        *("cuda_truth", "--memory", "16GiB"),
-        *("--workload", "builtin:conformer-ctc"),
+        *("cuda_truth", "conformer base bf16", "--memory", "16GiB"),
         minutes=3.0,
     ),
     "recipes": benchmark(
@@ -79,7 +80,13 @@ PARTS = {
     "frontier": benchmark("frontier", "gpu", "--lengths", "6", minutes=4.5),
     "tests-truth": tests("truth", 3.0),
     "whole": benchmark(
-        "cuda_truth", "--seeds", "1", "--allocator", "expandable", minutes=2.5
+        "cuda_truth",
+        "LM base bf16",
+        "--seeds",
+        "1",
+        "--allocator",
+        "expandable",
+        minutes=2.5,
     ),
     "tests-ranks": tests("ranks", 2.0),
     "tests-packed": tests("packed", 0.5),

@@ -20,6 +20,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from batchtune.lengths import RowLength
+from batchtune.probe.parameters import Training
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.requests import (
     Describe,
@@ -34,7 +35,6 @@ from batchtune.probe.requests import (
 from batchtune.probe.session import Session
 from batchtune.probe.supervisor import script_error
 from batchtune.probe.verdicts import merged
-from batchtune.probe.worker import Training
 from batchtune.processes.worker import Failed, WorkerLost, judged_end
 from batchtune.results import BatchShape, ProbedWith, Script
 from batchtune.scripts import answering, feeding, interposing
