@@ -11,7 +11,6 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from batchtune.buckets.strategies import checked_settings
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import UsageError, listed, nearest
 from batchtune.exports.run_configs import write_config
-from batchtune.lengths import Lengths, rows_of
+from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.base import KNOWN_UNITS, normalised
 from batchtune.probe.messages import ProbeHooks
@@ -148,7 +147,7 @@ def sweep(
             a probe of packed batches.
         cut_at: With a token budget: the training cuts longer sequences at this length.
         current: Your current settings, to compare with, as for --current: `"max_batch_length=600,num_buckets=200"`.
-            None: a script's own batch size, if its DataLoader shuffles.
+            None: a script's own batches, if the probe knows them.
         **settings: Fields of `SweepSettings`, such as `num_buckets=[10, 15]`, `world_size=8` or
             `strategies=["optimal"]`, and of `ReadOptions`, as for `probe`.
 
@@ -336,7 +335,7 @@ def _read(data: Any, reading: dict[str, Any]) -> Lengths:
         lengths = Lengths.of(data, targets, unit=unit)
         if targets is not None:
             targets = np.asarray(targets, np.float64)
-        return replace(lengths, rows=rows_of(np.asarray(data, np.float64), targets))
+        return lengths.with_rows(np.asarray(data, np.float64), targets)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"these are not lengths: {error}",

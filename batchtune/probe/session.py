@@ -54,15 +54,15 @@ class Session:
     def __post_init__(self) -> None:
         self._rest_bytes = self._meter.in_use()
 
-    def measure(self, shape: BatchShape) -> Ran:
+    def measure(self, shape: BatchShape, *, noting: bool = False) -> Ran:
         """Run one trial from an empty cache, so that what the allocator reserves follows from the shape.
 
         If the steps passed only because the allocator emptied its cache, or because something caught its error, the
         trial runs once more: neither what earlier trials left between the pages nor what a library tries only the
-        first time may count against this shape.
+        first time may count against this shape. `noting` as in `Run`.
         """
         self._meter.release()
-        attempt = self._attempt(shape)
+        attempt = self._attempt(shape, noting=noting)
         again = bool(attempt.retries or attempt.caught_oom)
         if attempt.error is None and self._agree(again, attempt.caught_oom):
             self._meter.release()
@@ -74,11 +74,13 @@ class Session:
             self._equal_trials = 0
         return self._ran(attempt)
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+    def step(
+        self, shape: BatchShape, *, release: bool = False, noting: bool = False
+    ) -> Ran:
         """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first."""
         if release:
             self._free()
-        attempt = self._attempt(shape, single=True)
+        attempt = self._attempt(shape, single=True, noting=noting)
         # A library may have caught it, and gone on with a smaller workspace.
         may_pass = attempt.ooms > 0 and not attempt.caught
         if attempt.error is None and self._agree(may_pass):
@@ -86,7 +88,9 @@ class Session:
                 self._attempt(shape, single=True)
         return self._ran(attempt)
 
-    def _attempt(self, shape: BatchShape, *, single: bool = False) -> Attempt:
+    def _attempt(
+        self, shape: BatchShape, *, single: bool = False, noting: bool = False
+    ) -> Attempt:
         meter = self._meter
         is_brief = self._equal_trials >= _EQUAL_TRIALS
         attempt = Attempt(
@@ -99,8 +103,10 @@ class Session:
         )
         retries_before, ooms_before = meter.retries_and_ooms()
         compilations_before = compilations()
+        watch = noting_ooms(attempt.caught) if noting else contextlib.nullcontext()
         try:
-            attempt.run()
+            with watch:
+                attempt.run()
         except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
             # No memory may be left, or a device that no longer answers after a sticky error.
             with contextlib.suppress(Exception):

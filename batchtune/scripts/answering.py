@@ -34,7 +34,7 @@ from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Learned
 from batchtune.scripts.own_lengths import own_table
 from batchtune.scripts.per_unit import digit_of
-from batchtune.scripts.script_loaders import random_batch_size
+from batchtune.scripts.script_loaders import random_batch_size, write_own_batches
 
 # To find which of the data set's numbers are lengths, one example in this many is measured.
 _EVERY = 4
@@ -90,7 +90,7 @@ class ScriptWorker(RankWorker):
         goes_on = ran.trial.flushed or (ran.trial.caught and self._goes_on)
         if ran.trial.outcome == "ok" or goes_on:
             return ran
-        return replace(ran, renew=True)
+        return replace(ran, renew=True, unexplained=self._loop.is_unexplained)
 
     def _prepare(self, request: Prepare) -> Ready:
         """Learn what the script's batches are made of, and limit its memory."""
@@ -124,6 +124,10 @@ class ScriptWorker(RankWorker):
                 while len(own_batches) < _TWINS:
                     own_batch()
                 pairs = source.twins(own_batches[:_TWINS])
+            if isinstance(source, Drawn) and random_batch_size(feed.loader) is None:
+                # All ranks do so, as a sampler may need them all.
+                path = script.own_batches if self._place.rank == 0 else None
+                loop.call(lambda: write_own_batches(feed.loader, path))
         own_batches.clear()
         loop.call(feed.end_own)
         fed = Fed(loop, source, meter, accumulation, self._place.largest)

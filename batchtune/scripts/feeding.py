@@ -76,6 +76,7 @@ class Loop:
         )
         self._events: queue.SimpleQueue[Returned | Raised | Asked] = queue.SimpleQueue()
         self._has_delivered = False
+        self.is_unexplained = False  # whether the script has ended, and raised nothing
         self._traced: list[FrameType] = []
 
     @property
@@ -123,6 +124,7 @@ class Loop:
             caught = first_line(ending.__context__ or ending)
         if caught is not None and error_verdict(error) is None:
             error = MemoryError(f"caught by the script, which then ended: {caught}")
+        self.is_unexplained = isinstance(error, WorkloadError)
         self._untrace()
         self._events.put(Raised(error))
         threading.Event().wait()

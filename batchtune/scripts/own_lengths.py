@@ -15,7 +15,7 @@ from batchtune.files import write_whole
 from batchtune.lengths import Unit
 from batchtune.manifests.base import INPUTS, KNOWN_UNITS, TOKEN_LISTS, normalised
 from batchtune.manifests.formats.columnar import ROW, noted_table
-from batchtune.probe.requests import Describe, Described
+from batchtune.probe.requests import TEMPORARY, Describe, Described
 from batchtune.probe.supervisor import (
     LEADING_SECONDS,
     script_error,
@@ -28,7 +28,6 @@ from batchtune.results import OWN_LENGTHS_FILE
 from batchtune.run_folder import alone_in
 from batchtune.scripts.per_unit import digit_of, scale_by_rows
 from batchtune.scripts.relations import Unclear
-from batchtune.scripts.scratch import TEMPORARY
 from batchtune.units import format_seconds
 
 if TYPE_CHECKING:

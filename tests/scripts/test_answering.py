@@ -146,6 +146,31 @@ def test_a_failure_is_that_of_its_batch(
         assert "raise error" in (failed.traceback or "")
 
 
+@pytest.mark.parametrize("noting", [False, True])
+def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(
+    monkeypatch: pytest.MonkeyPatch, noting: bool
+) -> None:
+    def train(loop: Loop, batches: Iterator[Any]) -> None:
+        large = 0
+        for (batch,) in batches:
+            large += batch[0] > FAILS_ABOVE
+            if large == 2:
+                try:
+                    raise OOM
+                except RuntimeError:
+                    break
+            loop.steps += 1
+
+    small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
+    loop = MadeScript(monkeypatch, train, small).measured()
+    worker = worker_of(loop)
+    worker._session = Session(fed_by(loop), MadeMeter())
+    ran = worker.answer(Run(shape=LARGE, noting=noting))
+    assert isinstance(ran, Ran)
+    assert ran.trial.outcome == ("oom" if noting else "error")
+    assert (ran.unexplained, ran.renew) == (not noting, True)
+
+
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_a_step_that_a_script_skips_ran_out_of_memory(
     monkeypatch: pytest.MonkeyPatch, goes_on: bool
