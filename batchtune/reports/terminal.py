@@ -104,9 +104,12 @@ def _brief(page: Page, console: Console) -> list[RenderableType]:
         before.append(_bullets(others, "-"))
     after: list[RenderableType] = [""]
     for command, purpose in page.next_steps:  # unbroken, so that it can be copied
+        gap = "  "
+        if len(command) > _COMMAND:
+            gap = "\n    "
         line = Text.assemble(
             (command.ljust(_COMMAND), "bold"),
-            "  ",
+            gap,
             (purpose, "dim"),
             no_wrap=True,
             overflow="ignore",

@@ -56,10 +56,7 @@ def keep_own_lengths(
     path = folder / OWN_LENGTHS_FILE
     own = "The lengths are those of the script's own data set"
     if path.exists() and not force:
-        return (
-            path,
-            f"{own} in an earlier run, kept in {path}; --force reads them again.",
-        )
+        return path, f"{own}, as an earlier run kept them in {path}."
     with alone_in(folder):
         described = write_own_lengths(command, options, path, timeout_seconds, scratch)
     return path, f"{own} ({described}), kept in {path}."
