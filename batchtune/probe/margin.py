@@ -26,8 +26,9 @@ _TELLING_SHARE = 0.6
 class Peaks:
     """The peaks of all trials and of the steps in turns, and the margin that they ask for.
 
-    Some processes hold more between steps than others, whatever they run, and more after a while: all peaks are as in
-    the one that holds the most. The first step of a process may need more than later ones, and counts apart.
+    Some processes hold more than others from their start on, whatever they run: all peaks are as in the one that holds
+    the most. What a process holds after a trial may be buffers of that trial's size, which its own peak includes. The
+    first step of a process may need more than later ones, and counts apart.
     """
 
     def __init__(
@@ -50,9 +51,18 @@ class Peaks:
             for number, trial in enumerate(evidence)
             if trial.outcome == "ok"
         ]
+        self._starts: dict[int | None, int] = {}
+        for trial in evidence:
+            held = trial.rest_bytes if trial.held_bytes is None else trial.held_bytes
+            if held is not None:
+                self._starts.setdefault(trial.worker, held)
         self._rests = _rests(passed, firsts)
-        held = [median(rests) for rests in self._rests.values()]
-        self.rest_bytes = int(max(held)) if held else None
+        rests = [
+            trial.rest_bytes + self._lift(trial)
+            for _, trial in passed
+            if trial.rest_bytes is not None
+        ]
+        self.rest_bytes = min(rests, default=None)
         """In use between trials (parameters, optimizer state) in the process that holds the most; None if unknown."""
         self.are_known = not passed or any(
             trial.peak_bytes is not None for _, trial in passed
@@ -90,9 +100,9 @@ class Peaks:
             self._repetitions += max(1, trial.steps - 1)
 
     def _lift(self, trial: Trial) -> int:
-        if trial.rest_bytes is None or self.rest_bytes is None:
+        if trial.worker not in self._starts:
             return 0
-        return self.rest_bytes - trial.rest_bytes
+        return max(self._starts.values()) - self._starts[trial.worker]
 
     def leaves_margin(self, shape: BatchShape) -> bool:
         """Return whether a shape that passed leaves the margin free; a single example, that without fragments.
