@@ -70,6 +70,13 @@ class ProbeProgress:
     confirming: bool = False
     shortening: bool = False
 
+    def __str__(self) -> str:
+        what = "steps in turns" if self.confirming else "lengths"
+        line = f"{self.done} of {self.total} {what} done, running {self.shape}"
+        if self.seconds_left is not None:
+            line += f", about {format_seconds(self.seconds_left)} left"
+        return line
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeHooks:
