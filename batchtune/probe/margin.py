@@ -56,12 +56,13 @@ class Peaks:
             held = trial.rest_bytes if trial.held_bytes is None else trial.held_bytes
             if held is not None:
                 self._starts.setdefault(trial.worker, held)
-        self._rests = _rests(passed, firsts)
-        rests = [
-            trial.rest_bytes + self._lift(trial)
-            for _, trial in passed
-            if trial.rest_bytes is not None
-        ]
+        self._rests: dict[int | None, list[int]] = defaultdict(list)
+        rests = []
+        for number, trial in passed:
+            if trial.rest_bytes is not None:
+                rests.append(trial.rest_bytes + self._lift(trial))
+                if number not in firsts:
+                    self._rests[trial.worker].append(trial.rest_bytes)
         self.rest_bytes = min(rests, default=None)
         """In use between trials (parameters, optimizer state) in the process that holds the most; None if unknown."""
         self.are_known = not passed or any(
@@ -188,19 +189,3 @@ def _overhead(trials: Sequence[Trial], limit_bytes: int) -> float:
         and trial.peak_bytes >= _TELLING_SHARE * limit_bytes
     ]
     return median(ratios) if ratios else 1.0
-
-
-def _rests(
-    passed: Sequence[tuple[int, Trial]], firsts: set[int]
-) -> dict[int | None, list[int]]:
-    """Return each worker's bytes in use after what passed; without the first, if others did."""
-    rests: dict[int | None, list[int]] = defaultdict(list)
-    rests_of_firsts = {}
-    for number, trial in passed:
-        if trial.rest_bytes is None:
-            continue
-        if number in firsts:
-            rests_of_firsts[trial.worker] = [trial.rest_bytes]
-        else:
-            rests[trial.worker].append(trial.rest_bytes)
-    return rests_of_firsts | rests

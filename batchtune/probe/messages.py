@@ -72,10 +72,7 @@ class ProbeProgress:
 
     def __str__(self) -> str:
         what = "steps in turns" if self.confirming else "lengths"
-        line = f"{self.done} of {self.total} {what} done, running {self.shape}"
-        if self.seconds_left is not None:
-            line += f", about {format_seconds(self.seconds_left)} left"
-        return line
+        return f"{self.done} of {self.total} {what} done, running {self.shape}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from batchtune.results.devices import WRONG_TWINS
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Learned
-from batchtune.scripts.own_lengths import own_table
+from batchtune.scripts.own_lengths import own_table, rows_in_order
 from batchtune.scripts.per_unit import digit_of
 from batchtune.scripts.script_loaders import random_batch_size, write_own_batches
 
@@ -60,6 +60,8 @@ class ScriptWorker(RankWorker):
         self._loop = loop
         # Whether its state is known after it has caught an OOM: no batches are ahead, nor part of a step.
         self._goes_on = False
+        # Whether the manifest's rows are the examples, one by one.
+        self._is_in_order = True
 
     def _describe(self, request: Describe) -> Described:
         """Write the lengths that the training loop's data set holds, once for all ranks."""
@@ -124,7 +126,8 @@ class ScriptWorker(RankWorker):
                 while len(own_batches) < _TWINS:
                     own_batch()
                 pairs = source.twins(own_batches[:_TWINS])
-            if isinstance(source, Drawn) and random_batch_size(feed.loader) is None:
+            is_drawn = isinstance(source, Drawn) and self._is_in_order
+            if is_drawn and random_batch_size(feed.loader) is None:
                 # All ranks do so, as a sampler may need them all.
                 path = script.own_batches if self._place.rank == 0 else None
                 loop.call(lambda: write_own_batches(feed.loader, path))
@@ -215,7 +218,11 @@ class ScriptWorker(RankWorker):
                 return None
             drawn = Drawn(loader.dataset, loader.collate_fn, **names)
             digit = digit_of(np.asarray(script.lengths))
-            return drawn if drawn.follows(script.rows, digit, options) else None
+            if drawn.follows(script.rows, digit, options):
+                return drawn
+            self._is_in_order = False
+            own = rows_in_order(loader.dataset, script.lengths, script.targets)
+            return drawn if drawn.follows(own, digit, options) else None
 
         def learned() -> Learned:
             if count is not None:

@@ -67,11 +67,6 @@ def random_batch_size(loader: Any) -> int | None:
     from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
     batches = loader.batch_sampler
-    # Accelerate's, of each rank, is around the script's.
-    while isinstance(getattr(batches, "batch_sampler", None), BatchSampler):
-        if getattr(batches, "split_batches", False):
-            return None
-        batches = batches.batch_sampler
     if type(batches) is not BatchSampler:
         return None
     sampler: Any = batches.sampler

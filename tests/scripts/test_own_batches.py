@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+)
 
 from batchtune.buckets.current import own_current
 from batchtune.buckets.sweep import sweep
@@ -80,6 +85,18 @@ def test_the_batches_of_one_rank_stand_for_all(tmp_path: Path) -> None:
     assert (own.batches, own.ranks) == (40, 2)
     # Of 399 others, 9 are an example's mates.
     assert own.mates_again == pytest.approx(9 / 399, rel=0.5)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_batches_of_a_rank_by_accelerate_are_counted(
+    tmp_path: Path, split: bool
+) -> None:
+    shards = pytest.importorskip("accelerate.data_loader")
+    whole = BatchSampler(RandomSampler(Unread()), 8, drop_last=False)  # type: ignore[arg-type]
+    shard = shards.BatchSamplerShard(whole, 2, 0, split_batches=split)
+    own = own_batches(tmp_path, shard, ranks=2)
+    assert own is not None and own.batches == (100 if split else 50)
+    assert {shape.batch_size for shape in own.shapes} == {4 if split else 8}
 
 
 class Wrong:

@@ -336,15 +336,6 @@ def test_the_size_of_random_batches_is_known(
     assert random_batch_size(loader_of(LENGTHS, **options)) == batch_size
 
 
-def test_accelerates_loader_shows_the_scripts_own() -> None:
-    shards = pytest.importorskip("accelerate.data_loader")
-    own = BatchSampler(RandomSampler(LENGTHS), 8, drop_last=False)
-    shard = shards.BatchSamplerShard(own, num_processes=2, process_index=0)
-    assert random_batch_size(loader_of(LENGTHS, batch_sampler=shard)) == 8
-    split = shards.BatchSamplerShard(own, 2, 0, split_batches=True)
-    assert random_batch_size(loader_of(LENGTHS, batch_sampler=split)) is None
-
-
 @pytest.mark.process
 def test_the_checks_hold_no_memory_of_the_script() -> None:
     """NumPy's correlations and fits set up BLAS, which holds 32 MiB from then on."""
