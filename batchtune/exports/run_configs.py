@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from batchtune.configs import parse_yaml, plain_value, read_text
+from batchtune.configs import parse_yaml, plain_value, read_text, word_or_number
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import (
@@ -333,7 +333,7 @@ def _render_yaml(document: dict[str, Any], header: str) -> str:
     from ruamel.yaml.representer import RoundTripRepresenter
 
     class Representer(RoundTripRepresenter):
-        """Writes null as a word, and 1e-05 as 1.0e-05, which readers of YAML 1.1, too, take for a number."""
+        """Writes null as a word, 1e-05 as 1.0e-05 and 'YES' in quotes, which readers of YAML 1.1 understand, too."""
 
         def write_none(self, _: None) -> Any:
             return self.represent_scalar("tag:yaml.org,2002:null", "null")
@@ -344,6 +344,14 @@ def _render_yaml(document: dict[str, Any], header: str) -> str:
                 text = text.replace("e", ".0e")
             return self.represent_scalar("tag:yaml.org,2002:float", text)
 
+        def write_text(self, text: str) -> Any:
+            plain = text[:1].isalpha() and word_or_number(text) == text
+            plain = plain and text.lower() not in ("on", "off")
+            return self.represent_scalar(
+                "tag:yaml.org,2002:str", text, style=None if plain else "'"
+            )
+
+    Representer.add_representer(str, Representer.write_text)
     Representer.add_representer(type(None), Representer.write_none)
     Representer.add_representer(float, Representer.write_float)
     for name in document.keys() & set(_LISTS):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from exports.stream_runs import assert_snapshot, changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,15 +112,20 @@ HOSTILE_NAMES = [
     "word " * 100,
     "\x85 \u2028 \ufeff \ud7ff",
     "",
+    "YES",
+    "off",
+    "12:30:45",
+    "1_000",
+    "2026-01-31",
 ]
 
 
 def test_a_hostile_device_name_stays_a_string(tmp_path: Path) -> None:
     for name in HOSTILE_NAMES:
         config = replace(CONFIG, evidence=replace(CONFIG.evidence, device=name))
-        assert (
-            read_sampler_yaml(written(tmp_path, render_sampler_yaml(config))) == config
-        )
+        text = render_sampler_yaml(config)
+        assert read_sampler_yaml(written(tmp_path, text)) == config
+        assert yaml.safe_load(text)["evidence"]["device"] == name
 
 
 def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too() -> None:
