@@ -105,7 +105,7 @@ def _brief(page: Page, console: Console) -> list[RenderableType]:
     after: list[RenderableType] = [""]
     for command, purpose in page.next_steps:  # unbroken, so that it can be copied
         gap = "  "
-        if len(command) > _COMMAND:
+        if len(command) + len(gap) + len(purpose) > console.width:
             gap = "\n    "
         line = Text.assemble(
             (command.ljust(_COMMAND), "bold"),

@@ -21,7 +21,7 @@ dynamic_batch_sampler:
 def test_the_result_fits_on_a_screen_and_full_shows_all_tables(
     batchtune: Run, succeed: Run, manifest: Path
 ) -> None:
-    sweep = ["sweep-buckets", manifest, "--max-batch-length", 60]
+    sweep = ["sweep-buckets", manifest.name, "--max-batch-length", 60]
     sweep += ["--num-buckets", "2:6", "--force"]
     brief = batchtune(*sweep).stdout
     full = batchtune(*sweep, "--full").stdout
