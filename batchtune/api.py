@@ -88,7 +88,7 @@ def _with_settings(*kinds: type[Record]) -> Callable[[_F], _F]:
 def _show_in_notebook(line: str) -> None:
     """Print a line of progress in place of the one before; outside of notebooks nothing."""
     if "ipykernel" in sys.modules:
-        print(f"\r{line:<80}", end="", flush=True)
+        print(f"\r{line:<80}", end="")
 
 
 @_with_settings(ReadOptions, ProbeSettings, SweepSettings)

@@ -386,7 +386,7 @@ def test_a_notebook_shows_a_line_of_progress(
     batchtune.tune(KNOWN, VALUES, device=LAW, num_lengths=3, num_buckets=[2])
     printed = capsys.readouterr().out
     assert printed.count("\n") == 0
-    assert ("\r0 of 3 lengths done, running 1 × 20" in printed) == in_notebook
+    assert ("\r0 of 3 done, running 1 × 20" in printed) == in_notebook
     assert ("steps of the table done" in printed) == in_notebook
 
 

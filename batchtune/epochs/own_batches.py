@@ -31,7 +31,7 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
             sampler = str(stored["sampler"])
             first = _cut(stored["first"], values.size)
             second = _cut(stored["second"], values.size)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+    except (OSError, ValueError, zipfile.BadZipFile):
         return None
     # A sampler may leave some out, or repeat some; and each rank has a part.
     share = first.examples.size / values.size

@@ -71,7 +71,7 @@ class Attempt:
     single: bool
     is_brief: bool
     agree: Agree = alone
-    held_bytes: int | None = None  # before it
+    held_bytes: int = 0  # before it
     seconds: list[float] = field(default_factory=list)  # of the timed steps
     in_use: list[int] = field(default_factory=list)  # bytes after each completed step
     # bytes, of making the batch and of each step.

@@ -71,8 +71,7 @@ class ProbeProgress:
     shortening: bool = False
 
     def __str__(self) -> str:
-        what = "steps in turns" if self.confirming else "lengths"
-        return f"{self.done} of {self.total} {what} done, running {self.shape}"
+        return f"{self.done} of {self.total} done, running {self.shape}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -302,8 +302,7 @@ class Supervisor(Measurer):
         if device.script is not None and not self._knows_script:
             self._knows_script = True
             assert self._scratch is not None and self._lengths is not None
-            path = self._scratch.own_batches
-            own = counted(path, self._lengths, device.world_size)
+            own = counted(self._scratch.own_batches, self._lengths, device.world_size)
             learned = replace(device.script, own_batches=own)
             device = replace(device, script=learned)
             for note in about_script(learned, self._settings.scratch):

@@ -55,13 +55,13 @@ class ScriptWorker(RankWorker):
     What decides how many batches its loop gets is decided by all ranks together, or the same on all.
     """
 
+    _is_in_order = True  # whether the manifest's rows are the examples, one by one
+
     def __init__(self, loop: Loop, place: RankPlace) -> None:
         super().__init__(place)
         self._loop = loop
         # Whether its state is known after it has caught an OOM: no batches are ahead, nor part of a step.
         self._goes_on = False
-        # Whether the manifest's rows are the examples, one by one.
-        self._is_in_order = True
 
     def _describe(self, request: Describe) -> Described:
         """Write the lengths that the training loop's data set holds, once for all ranks."""

@@ -64,6 +64,8 @@ class Asked(NamedTuple):
 class Loop:
     """The training loop of this process, between the script's thread and the one that answers the probe."""
 
+    is_unexplained = False  # whether the script has ended, and raised nothing
+
     def __init__(self) -> None:
         self.steps = 0  # of any optimizer
         self.feed: Feed | None = None  # the training loop's
@@ -76,7 +78,6 @@ class Loop:
         )
         self._events: queue.SimpleQueue[Returned | Raised | Asked] = queue.SimpleQueue()
         self._has_delivered = False
-        self.is_unexplained = False  # whether the script has ended, and raised nothing
         self._traced: list[FrameType] = []
 
     @property
