@@ -55,16 +55,16 @@ class Session:
     def __post_init__(self) -> None:
         self._rest_bytes = self._meter.in_use()
 
-    def measure(self, shape: BatchShape) -> Ran:
+    def measure(self, shape: BatchShape, *, noting: bool = False) -> Ran:
         """Run one trial from an empty cache, so that what the allocator reserves follows from the shape.
 
         The last trial's gradients are freed, too: on the emulated device, they made 1.1 trials of each length fail.
         If the steps passed only because the allocator emptied its cache, or because something caught its error, the
         trial runs once more: neither what earlier trials left between the pages nor what a library tries only the
-        first time may count against this shape.
+        first time may count against this shape. `noting` as in `Run`.
         """
         self._empty()
-        attempt = self._attempt(shape)
+        attempt = self._attempt(shape, noting=noting)
         again = bool(attempt.retries or attempt.caught_oom)
         if attempt.error is None and self._agree(again, attempt.caught_oom):
             self._empty()
@@ -76,7 +76,9 @@ class Session:
             self._equal_trials = 0
         return self._ran(attempt)
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+    def step(
+        self, shape: BatchShape, *, release: bool = False, noting: bool = False
+    ) -> Ran:
         """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first.
 
         If it is the first of this process, what libraries keep lies where it lies in a training that begins so.
@@ -85,7 +87,7 @@ class Session:
             self._meter.free_workspaces()
         if release:
             self._free()
-        attempt = self._attempt(shape, single=True)
+        attempt = self._attempt(shape, single=True, noting=noting)
         # A library may have caught it, and gone on with a smaller workspace.
         may_pass = attempt.ooms > 0 and not attempt.caught
         if attempt.error is None and self._agree(may_pass):
@@ -93,7 +95,9 @@ class Session:
                 self._attempt(shape, single=True)
         return self._ran(attempt)
 
-    def _attempt(self, shape: BatchShape, *, single: bool = False) -> Attempt:
+    def _attempt(
+        self, shape: BatchShape, *, single: bool = False, noting: bool = False
+    ) -> Attempt:
         meter = self._meter
         is_brief = self._equal_trials >= _EQUAL_TRIALS
         attempt = Attempt(
@@ -106,8 +110,10 @@ class Session:
         )
         retries_before, ooms_before = meter.retries_and_ooms()
         compilations_before = compilations()
+        watch = noting_ooms(attempt.caught) if noting else contextlib.nullcontext()
         try:
-            attempt.run()
+            with watch:
+                attempt.run()
         except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
             # No memory may be left, or a device that no longer answers after a sticky error.
             with contextlib.suppress(Exception):

@@ -113,8 +113,10 @@ class Worker:
     def _run(self, request: Run) -> Ran:
         """Run a trial, or a single step."""
         if request.single:
-            return self._session.step(request.shape, release=request.release)
-        ran = self._session.measure(request.shape)
+            return self._session.step(
+                request.shape, release=request.release, noting=request.noting
+            )
+        ran = self._session.measure(request.shape, noting=request.noting)
         if ran.trial.outcome != "ok":
             return ran
         return replace(
