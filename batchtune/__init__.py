@@ -68,6 +68,14 @@ class CallablePackage(ModuleType):
 
         return probe(*args, **settings)
 
+    @property
+    def __signature__(self) -> Any:
+        from inspect import signature
+
+        from batchtune.api import probe
+
+        return signature(probe)
+
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that `import batchtune` costs nothing."""

@@ -1,21 +1,26 @@
 """Tuning from Python: the runs, files and records of the command line.
 
-`batchtune.probe`, `batchtune.sweep`, `batchtune.tune` and `batchtune.read_run` are these functions. They print nothing:
-notes go to the logger `batchtune`, at level INFO. Errors are `batchtune.BatchtuneError`s; where their hints name an
-option of the command line, the argument is the field of that name: `memory_bytes` for --memory.
+`batchtune.probe`, `batchtune.sweep`, `batchtune.tune` and `batchtune.read_run` are these functions. They print nothing,
+but for a line of progress in a notebook: notes go to the logger `batchtune`, at level INFO. Errors are
+`batchtune.BatchtuneError`s; where their hints name an option of the command line, the argument is the field of that
+name: `memory_bytes` for --memory.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import itertools
 import logging
+import sys
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
+from msgspec import structs
 
 from batchtune.buckets.current import read_current
 from batchtune.buckets.packed import Packing
@@ -23,7 +28,7 @@ from batchtune.buckets.strategies import checked_settings
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import UsageError, listed, nearest
 from batchtune.exports.run_configs import write_config
-from batchtune.lengths import Lengths, rows_of
+from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.base import KNOWN_UNITS, normalised
 from batchtune.probe.messages import ProbeHooks
@@ -49,14 +54,51 @@ from batchtune.workloads.loading import spec_of
 
 _log = logging.getLogger("batchtune")
 _LENGTH_KEYS = ("length_key", "target_key")
+_F = TypeVar("_F", bound=Callable[..., RunResults])
 
 
+def _with_settings(*kinds: type[Record]) -> Callable[[_F], _F]:
+    """Name the fields of records in a function's signature, and end an interrupt without the probe's traceback."""
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def call(*arguments: Any, **settings: Any) -> RunResults:
+            with contextlib.suppress(KeyboardInterrupt):
+                return function(*arguments, **settings)
+            raise KeyboardInterrupt("the same call continues where this one stopped")
+
+        own = inspect.signature(function)
+        named = dict(own.parameters)
+        del named["settings"]
+        for kind in kinds:
+            for field in structs.fields(kind):
+                parameter = inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=None if field.required else field.default,
+                )
+                named.setdefault(field.name, parameter)
+        signature = own.replace(parameters=list(named.values()))
+        setattr(call, "__signature__", signature)  # noqa: B010 - an attribute, for mypy
+        return cast(_F, call)
+
+    return decorate
+
+
+def _show_in_notebook(line: str) -> None:
+    """Print a line of progress in place of the one before; outside of notebooks nothing."""
+    if "ipykernel" in sys.modules:
+        print(f"\r{line:<80}", end="")
+
+
+@_with_settings(ReadOptions, ProbeSettings, SweepSettings)
 def probe(
     workload: object,
     lengths: Any = None,
     *,
     run: str | Path = DEFAULT_FOLDER,
     force: bool = False,
+    on_progress: Callable[[str], None] = _show_in_notebook,
     **settings: Any,
 ) -> RunResults:
     """Find the largest batches that fit, as `batchtune probe-oom` does.
@@ -69,6 +111,7 @@ def probe(
             those of a training script's own data set.
         run: The run folder, which is continued if it holds the same probe; by default that of the commands.
         force: Whether to start over if the folder holds another run.
+        on_progress: Called with a line on what runs now, before and after each trial; by default a notebook shows it.
         **settings: Fields of `ProbeSettings`, such as `device="cuda:1"`, `minutes=10`, `memory_bytes="500MiB"` or
             `options={"layers": 12}`; of `ReadOptions`: `unit`, `length_key` and `target_key`, for a manifest all of
             them; and of `SweepSettings`, whose tables decide which lengths are measured.
@@ -84,7 +127,15 @@ def probe(
     if lengths is None:
         lengths = _own_lengths(workload, reading, probing, folder, force=force)
     read = _read(lengths, reading)
-    probed = _probe(workload, read, folder, probing, force=force, sweeping=sweeping)
+    probed = _probe(
+        workload,
+        read,
+        folder,
+        probing,
+        force=force,
+        sweeping=sweeping,
+        on_progress=on_progress,
+    )
     return RunResults(name=folder.name, folder=folder, probe=probed)
 
 
@@ -96,6 +147,7 @@ def _probe(
     *,
     force: bool,
     sweeping: dict[str, Any],
+    on_progress: Callable[[str], None],
     goes_on: bool = False,
 ) -> Probe:
     """Probe with these settings, or go on with it."""
@@ -106,7 +158,7 @@ def _probe(
         workload = command_text(workload)
     elif not isinstance(workload, str):
         workload = spec_of(workload)
-    options = with_unit(workload, probing.pop("options", {}), read.unit)
+    options = with_unit(workload, probing.pop("options", None) or {}, read.unit)
     holds_other_lengths(read, folder, force=force)
     return run_probe(
         read,
@@ -122,10 +174,15 @@ def _probe(
         folder,
         force=force,
         sweep_settings=checked_settings(**sweeping),
-        hooks=ProbeHooks(on_note=_log.info, goes_on=goes_on),
+        hooks=ProbeHooks(
+            on_note=_log.info,
+            on_progress=lambda progress: on_progress(str(progress)),
+            goes_on=goes_on,
+        ),
     )
 
 
+@_with_settings(ReadOptions, SweepSettings)
 def sweep(
     lengths: Any,
     *,
@@ -148,7 +205,7 @@ def sweep(
             a probe of packed batches.
         cut_at: With a token budget: the training cuts longer sequences at this length.
         current: Your current settings, to compare with, as for --current: `"max_batch_length=600,num_buckets=200"`.
-            None: a script's own batch size, if its DataLoader shuffles.
+            None: a script's own batches, if the probe knows them.
         **settings: Fields of `SweepSettings`, such as `num_buckets=[10, 15]`, `world_size=8` or
             `strategies=["optimal"]`, and of `ReadOptions`, as for `probe`.
 
@@ -202,6 +259,7 @@ def _sweep(
     return swept
 
 
+@_with_settings(ReadOptions, ProbeSettings, SweepSettings)
 def tune(
     workload: object,
     lengths: Any = None,
@@ -209,6 +267,7 @@ def tune(
     run: str | Path = DEFAULT_FOLDER,
     force: bool = False,
     current: str | None = None,
+    on_progress: Callable[[str], None] = _show_in_notebook,
     **settings: Any,
 ) -> RunResults:
     """Probe, sweep and prove, as `batchtune tune` does: from lengths to a recommended sampler.
@@ -235,6 +294,7 @@ def tune(
             timed,
             force=force,
             sweeping=sweeping,
+            on_progress=on_progress,
             goes_on=goes_on,
         )
 
@@ -247,7 +307,9 @@ def tune(
             subject,
             folder,
             on_note=_log.info,
-            on_progress=lambda progress: None,
+            on_progress=lambda proving: on_progress(
+                f"{proving.done} of {proving.total} steps of the table done"
+            ),
             deadline=deadline,
         )
 
@@ -336,7 +398,7 @@ def _read(data: Any, reading: dict[str, Any]) -> Lengths:
         lengths = Lengths.of(data, targets, unit=unit)
         if targets is not None:
             targets = np.asarray(targets, np.float64)
-        return replace(lengths, rows=rows_of(np.asarray(data, np.float64), targets))
+        return lengths.with_rows(np.asarray(data, np.float64), targets)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"these are not lengths: {error}",

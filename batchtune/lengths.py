@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, cast, get_args
 
@@ -27,6 +27,8 @@ _HASHED_AT_ONCE = 1 << 20
 # Rows that a training script's batches are drawn from, and how many of these are the longest.
 _MOST_ROWS = 40_000
 _LONGEST_ROWS = 1000
+# Rows that are kept in their order: 128 MiB of lengths.
+_MOST_IN_ORDER = 1 << 24
 
 
 def spaced(count: int) -> range:
@@ -160,6 +162,7 @@ class Lengths:
         left_out: Reason → number of examples that were left out ("shorter than --min-length 1" → 12).
         truncated: How many examples are longer than --truncate, and count as that long.
         rows: Rows of the manifest, by `rows_of`; empty without one.
+        in_order: The lengths and target lengths of all its rows; None without one, or if there are too many.
         notes: Findings of the reader for the user, as full sentences.
         reading: How the manifest was read; None without one.
         known_fingerprint: The fingerprint, if it need not be computed.
@@ -172,6 +175,7 @@ class Lengths:
     reading: ReadingRecord | None = None
     truncated: int = 0
     rows: tuple[RowLength, ...] = ()
+    in_order: tuple[FloatArray, FloatArray | None] | None = None
     known_fingerprint: str | None = None
 
     @classmethod
@@ -207,6 +211,13 @@ class Lengths:
                 raise ValueError("target lengths must be finite and not negative")
         runs = Runs.of(array, target_lengths, counts)
         return cls(runs, unit)
+
+    def with_rows(self, values: FloatArray, targets: FloatArray | None) -> Lengths:
+        """Return the same lengths, and the rows of the manifest that they come from."""
+        in_order = None
+        if values.size <= _MOST_IN_ORDER:
+            in_order = (values, targets)
+        return replace(self, rows=rows_of(values, targets), in_order=in_order)
 
     @cached_property
     def values(self) -> FloatArray:

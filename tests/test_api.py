@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import re
@@ -355,6 +356,41 @@ def test_nothing_is_printed_and_notes_are_logged(
     assert [record.message for record in caplog.records] == [
         "Lengths are taken from column 'duration', in s."
     ]
+
+
+def test_signatures_name_all_settings_with_their_defaults() -> None:
+    for function in (batchtune.probe, batchtune.tune, batchtune.sweep):
+        parameters = inspect.signature(function).parameters
+        assert parameters["num_buckets"].default == tuple(range(10, 21))
+        assert parameters["unit"].default is None
+        assert "settings" not in parameters
+        assert ("memory_fraction" in parameters) == (function is not batchtune.sweep)
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_a_notebook_shows_a_line_of_progress(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    in_notebook: bool,
+) -> None:
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    if in_notebook:
+        monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    batchtune.tune(KNOWN, VALUES, device=LAW, num_lengths=3, num_buckets=[2])
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 0
+    assert ("\r0 of 3 done, running 1 × 20" in printed) == in_notebook
+    assert ("steps of the table done" in printed) == in_notebook
+
+
+def test_an_interrupt_has_no_traceback_of_the_probe() -> None:
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="the same call continues") as raised:
+        batchtune.probe(KNOWN, VALUES, device=LAW, on_progress=interrupt)
+    assert len(raised.traceback) <= 3
+    assert raised.value.__context__ is None
 
 
 def test_errors_carry_their_hint_into_tracebacks() -> None:

@@ -67,10 +67,14 @@ FEW = 300
 
 
 class SameForAll(LawDevice):
-    """Every step takes the same time."""
+    """Every step takes the same time, but for what a busy machine adds by turns."""
+
+    def __init__(self, *arguments: Any, busy: float = 1.0) -> None:
+        super().__init__(*arguments)
+        self._factors = cycle([1.0, busy])
 
     def seconds(self, shape: BatchShape) -> float:
-        return 0.02
+        return 0.02 * next(self._factors)
 
 
 def missed(figures: Figures) -> Figures | None:
@@ -165,8 +169,11 @@ def test_turns_are_not_repeated_for_smaller_batches() -> None:
     assert all(point.trial is not None for point in probe.frontier)
 
 
-def test_a_workload_that_ignores_the_shape_is_refused() -> None:
-    device = SameForAll(Law(lambda b, u, t: 2.0), made_lengths("speech", count=FEW))
+@pytest.mark.parametrize("busy", [1.0, 2.5, 1 / 2.5])
+def test_a_workload_that_ignores_the_shape_is_refused(busy: float) -> None:
+    """Also on a busy machine, where equal steps take up to 2.5 times as long by turns."""
+    law = Law(lambda b, u, t: 2.0)
+    device = SameForAll(law, made_lengths("speech", count=FEW), busy=busy)
     with pytest.raises(
         WorkloadError, match=r"do not depend on the batch: 1 × .* and 300 × "
     ) as raised:

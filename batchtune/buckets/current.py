@@ -21,12 +21,13 @@ from batchtune.buckets.current_settings import (
     Sizes,
     read_settings,
 )
+from batchtune.buckets.epoch_cost import Priced, Pricing
 from batchtune.buckets.strategies import capped_by_num_buckets
 from batchtune.configs import LIMITS, Block, Recipe, entries
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import Lengths
-from batchtune.results import Row, Sizing
+from batchtune.results import OwnBatches, Row, Script, Sizing
 from batchtune.units import counted, format_length
 
 _LARGEST_NUM_BUCKETS = 100_000
@@ -49,6 +50,10 @@ class TableSettings(Settings, frozen=True, kw_only=True):
     def batching(self, lengths: Lengths) -> Batching:
         """Return the batches that the settings make; raises ValueError if they make none."""
         raise NotImplementedError
+
+    def priced(self, pricing: Pricing, batching: Batching) -> Priced:
+        """Return the row of these batches in a sweep."""
+        return pricing.priced("current", self.SIZING, batching)
 
     def describe(self, unit: str | None) -> str:
         """Return the settings in a few words."""
@@ -197,6 +202,38 @@ class FixedSize(TableSettings, frozen=True, kw_only=True):
         return f"fixed batches of {self.batch_size:,}"
 
 
+class CountedBatches(TableSettings, frozen=True, kw_only=True):
+    """What a script's own batch sampler makes."""
+
+    NAME = "counted"
+
+    own: OwnBatches
+
+    def batching(self, lengths: Lengths) -> Batching:
+        """Return the largest batches with each longest example, which may hold any shorter ones."""
+        sizes: dict[float, int] = {}
+        for shape in self.own.shapes:
+            sizes[shape.length] = max(shape.batch_size, sizes.get(shape.length, 1))
+        boundaries = np.array(sorted(sizes))
+        table = BucketTable(boundaries, np.array([sizes[edge] for edge in boundaries]))
+        return Batching(table.extended_to(lengths.longest), pool_size=lengths.count)
+
+    def priced(self, pricing: Pricing, batching: Batching) -> Priced:
+        """Return the row of the batches that were counted."""
+        return pricing.of_own(self.own, batching)
+
+    def describe(self, unit: str | None) -> str:
+        """Return whose batches they are."""
+        words = f"batches by {self.own.sampler}, counted over an epoch"
+        if self.own.ranks > 1:
+            words += f" on rank 0, times {self.own.ranks} ranks"
+        return words
+
+    def record(self) -> dict[str, Any]:
+        """Return the name of the sampler."""
+        return {"sampler": self.own.sampler}
+
+
 Current = Given[TableSettings]
 _TABLES: Known[TableSettings] = Known(
     kinds=(OwnTable, SpeechBrainSettings, FixedSize),
@@ -215,13 +252,18 @@ def read_current(text: str) -> Current:
     return read_settings(text, _TABLES)
 
 
-def random_batches(batch_size: int | None) -> Current | None:
-    """Return the settings of an unchanged script whose DataLoader shuffles, by its batch size; None without one."""
-    if batch_size is None:
+def own_current(script: Script) -> Current | None:
+    """Return an unchanged script's own batches, if they are known: drawn at random, all of one size, or counted."""
+    settings: TableSettings
+    if script.batch_size is not None:
+        settings = FixedSize(batch_size=script.batch_size)
+    elif script.own_batches is not None:
+        settings = CountedBatches(own=script.own_batches)
+    else:
         return None
     return Given(
-        settings=FixedSize(batch_size=batch_size),
-        names=frozenset({"batch_size"}),
+        settings=settings,
+        names=frozenset(settings.__struct_fields__),
         source="as the script's DataLoader has it",
     )
 

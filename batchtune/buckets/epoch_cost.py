@@ -29,7 +29,14 @@ from batchtune.epochs.simulation import (
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import RankTimes, Row, Sizing, StreamRow, SweepSettings
+from batchtune.results import (
+    OwnBatches,
+    RankTimes,
+    Row,
+    Sizing,
+    StreamRow,
+    SweepSettings,
+)
 
 AnyRow = TypeVar("AnyRow", Row, StreamRow)
 
@@ -221,6 +228,38 @@ class Pricing:
             simulated_epochs=len(simulated.shapes),
             batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(simulated.scale),
         )
+
+    def of_own(self, own: OwnBatches, batching: Batching) -> Priced:
+        """Return the row of batches that were counted; `batching` holds the largest of them."""
+        targets = None
+        if self.targets is not None:
+            targets = np.array([shape.target_length or 0.0 for shape in own.shapes])
+        shapes = EpochShapes(
+            np.array([shape.batch_size for shape in own.shapes]),
+            np.array([shape.length for shape in own.shapes]),
+            targets,
+            np.zeros(len(own.shapes), np.int64),
+        )
+        time = None
+        if self.step_seconds is not None:
+            mean = float(shapes.seconds(self.step_seconds).mean())
+            seconds = mean * own.batches / self.dealing.world_size
+            errors = shape_errors(self.step_seconds, shapes, seconds)
+            time = EpochTime(seconds=seconds, errors=errors)
+        priced = self._priced(
+            batching,
+            Tally.of(shapes.buckets, shapes.batch_sizes),
+            Mates(own.mates_again, None),
+            time,
+            strategy="current",
+            sizing="frontier",
+            num_buckets=batching.table.num_buckets,
+            batches=own.batches,
+            padded_length=max(own.padded_length, self.total),
+            repeated_examples=0,
+            effective_buckets=own.effective_buckets,
+        )
+        return priced._replace(row=structs.replace(priced.row, pool_size=None))
 
     def simulated(self, batching: Batching) -> SimulatedEpochs:
         """Return the first epochs with these batches."""

@@ -28,7 +28,7 @@ from batchtune.buckets.alternatives import (
     share_for,
     two_dimensional_rows,
 )
-from batchtune.buckets.current import Current, current_batching, random_batches
+from batchtune.buckets.current import Current, current_batching, own_current
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
 from batchtune.buckets.packed import (
@@ -142,8 +142,8 @@ def run_sweep(
         whole = budget.max_tokens
         budget = with_min_packed_steps(budget, lengths, settings.min_steps, dealing)
         packed_share = budget.max_tokens / whole
-    if current is None:
-        current = random_batches(costs.own_batch_size)
+    if current is None and costs.script is not None:
+        current = own_current(costs.script)
     swept = sweep(lengths, limit, settings, costs, current, on_row, refuted)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
@@ -269,10 +269,8 @@ def sweep(
             max_batch_length=max_batch_length,
             dealing=dealing,
         )
-        row = pricing.priced(
-            "current", "length", current_batching(current, lengths)
-        ).row
-        settings = structs.replace(settings, min_steps=row.steps)
+        own_row = current.settings.priced(pricing, current_batching(current, lengths))
+        settings = structs.replace(settings, min_steps=own_row.row.steps)
     fewest = 1
     share = 1.0
     if settings.min_steps is not None:
@@ -453,8 +451,8 @@ def _with_current(
     They may be as large as `fitting` allows.
     """
     batching = current_batching(current, lengths)
-    priced_current = replace(pricing, lengths=lengths).priced(
-        "current", current.settings.SIZING, batching
+    priced_current = current.settings.priced(
+        replace(pricing, lengths=lengths), batching
     )
     row = with_equals([*priced, priced_current])[-1]
     fits = all_fit(fitting, *batching.largest_batches(lengths.histogram))

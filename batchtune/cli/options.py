@@ -656,7 +656,7 @@ class SweepOptions:
     current: str | None = setting(
         "Your current settings, to compare with: max_batch_length=600,num_buckets=200, batch_size=16 or "
         "bucket_boundaries=4:8,bucket_batch_sizes=32:16, or a SpeechBrain YAML. By default a script's own batch size, "
-        "if its DataLoader shuffles. `batchtune record` measures those of any other training.",
+        "if its DataLoader shuffles, or those of its own sampler. `batchtune record` measures any other training's.",
         "WHAT",
     )
     pool_size: str | None = setting(

@@ -18,7 +18,7 @@ from msgspec import structs
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-from batchtune.results import FrontierPoint, PackedModel, PackedProbe, Probe
+from batchtune.results import FrontierPoint, PackedModel, PackedProbe, Probe, Script
 from batchtune.trust import WITHOUT_COMMUNICATION, WORST_TIME_ERROR
 
 _UNLIMITED = 2**53
@@ -232,7 +232,7 @@ class Costs:
         joint_lengths: The lengths at which pairs were measured.
         proven_by: (longest length, batch size) → index of the trial that proves such a batch, or None.
         packed: What a probe of packed batches measured; then there is nothing of padded ones.
-        own_batch_size: That of an unchanged script's own padded batches, if they are drawn at random.
+        script: What was learned of an unchanged script that pads.
     """
 
     frontier: Sizes | None = None
@@ -249,7 +249,7 @@ class Costs:
     joint_lengths: FloatArray = field(default_factory=lambda: np.empty(0))
     proven_by: ProvenBy | None = None
     packed: PackedCosts | None = None
-    own_batch_size: int | None = None
+    script: Script | None = None
 
 
 def costs_of(probe: Probe) -> Costs:
@@ -270,8 +270,7 @@ def costs_of(probe: Probe) -> Costs:
         packed = PackedCosts.of(probe, probe.packed)
         timed = packed.step_seconds is not None
         return replace(measured, packed=packed, warnings=_cautions(probe, timed))
-    if script is not None:
-        measured = replace(measured, own_batch_size=script.batch_size)
+    measured = replace(measured, script=script)
     model = probe.models.step_seconds
     times = None
     if model is not None and model.relative_error <= WORST_TIME_ERROR:

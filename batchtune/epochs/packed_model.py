@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
 from batchtune.epochs.cost_model import nonnegative, weights_by_cost
 from batchtune.lengths import FloatArray
@@ -29,25 +28,6 @@ _WORTH_IT = 0.8
 def features_of(shape: BatchShape) -> tuple[int, int, int]:
     """Return a packed batch's Σ L, Σ L² and number of sequences."""
     return shape.tokens, shape.squared_tokens, shape.batch_size
-
-
-def predict_packed(
-    model: PackedModel,
-    tokens: npt.ArrayLike,
-    squared_tokens: npt.ArrayLike,
-    sequences: npt.ArrayLike,
-) -> FloatArray:
-    """Return the cost of packed batches, all arguments broadcast against each other, in bytes or seconds."""
-    tokens, squared_tokens, sequences = (
-        np.asarray(values, dtype=np.float64)
-        for values in (tokens, squared_tokens, sequences)
-    )
-    return (
-        model.constant
-        + model.token * tokens
-        + model.squared_token * squared_tokens
-        + model.sequence * sequences
-    )
 
 
 def fit_packed(

@@ -19,7 +19,7 @@ import numpy as np
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import writing_whole
-from batchtune.lengths import Lengths, RowLength, Shard, StreamLengths, rows_of
+from batchtune.lengths import Lengths, Shard, StreamLengths
 from batchtune.manifests.checking import (
     SHOWN,
     OnProgress,
@@ -495,9 +495,8 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
     lengths = Lengths.of(
         whole.values, whole.target_values, counts=whole.numbers, unit=plan.unit
     )
-    rows: tuple[RowLength, ...] = ()
     if not counted_parts:
-        rows = rows_of(whole.values, whole.target_values)
+        lengths = lengths.with_rows(whole.values, whole.target_values)
     known_fingerprint = None
     if len(parts) == 1 and parts[0].fingerprints is not None:
         digest, fingerprint = parts[0].fingerprints
@@ -510,7 +509,6 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
         notes=tuple(notes),
         truncated=whole.truncated,
         reading=plan.options.record(),
-        rows=rows,
     )
     return whole, lengths
 

@@ -71,6 +71,7 @@ class Attempt:
     single: bool
     is_brief: bool
     agree: Agree = alone
+    held_bytes: int = 0  # before it
     seconds: list[float] = field(default_factory=list)  # of the timed steps
     in_use: list[int] = field(default_factory=list)  # bytes after each completed step
     # bytes, of making the batch and of each step.
@@ -90,6 +91,7 @@ class Attempt:
 
     def run(self) -> None:
         """Make the batch and run a single step, or a trial's."""
+        self.held_bytes = self.meter.in_use()
         if self.single:
             self._run_timed(self._make())
             return
@@ -247,6 +249,7 @@ class Attempt:
             outcome,
             error=error,
             steps=len(self.in_use),
+            held_bytes=self.held_bytes,
             rest_bytes=self.meter.in_use(),
             caught=self.caught_oom is not None,
             flushed=outcome == "oom" and self.error is None and self.caught_oom is None,

@@ -99,7 +99,10 @@ def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
             back += back // 2
         elif not bracket.passed:  # step back further each time
             back <<= max(0, bracket.failures - 1)
-        guess = min(guess, bracket.failed - back)
+        below = bracket.failed - back
+        if bracket.passed:  # the middle ends a narrow bracket, whatever becomes of it
+            below = max(below, (bracket.passed + bracket.failed) // 2)
+        guess = min(guess, below)
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
 
 

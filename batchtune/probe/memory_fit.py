@@ -186,7 +186,11 @@ class MemoryFit:
 
     @property
     def _room_by_limit(self) -> float:
-        return self._limit_bytes / self._peaks.overhead - self._peaks.margin.bytes
+        usable = min(
+            self._limit_bytes / self._peaks.overhead,
+            self._limit_bytes - self._peaks.unusable_bytes,
+        )
+        return usable - self._peaks.margin.bytes
 
     def largest_sizes(
         self, lengths: FloatArray, targets: FloatArray

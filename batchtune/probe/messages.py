@@ -70,6 +70,9 @@ class ProbeProgress:
     confirming: bool = False
     shortening: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.done} of {self.total} done, running {self.shape}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeHooks:

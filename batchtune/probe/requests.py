@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal
 
@@ -13,6 +14,9 @@ from batchtune.lengths import RowLength
 from batchtune.probe.devices import DeviceIdentity
 from batchtune.processes.worker import Failed, Message
 from batchtune.results import BatchShape, Device, ProbedWith, Trial
+
+TEMPORARY = "tmp"
+"""The folder for a script's temporary files within its scratch folder, the same in all of its starts."""
 
 Stage = Literal["device", "import", "setup", "make_batch", "step"]
 
@@ -62,6 +66,11 @@ class ScriptRequest(Message, frozen=True):
     compare: bool = True
     force: bool = False
 
+    @property
+    def own_batches(self) -> Path:
+        """The file for two epochs of its own batches, by `epochs.own_batches`: rank 0 may write it."""
+        return Path(self.scratch, TEMPORARY, "own-batches.npz")
+
 
 class Describe(Message, frozen=True):
     """Asks for the lengths in a script's own data set, to be written as a Parquet table (`Described`).
@@ -97,13 +106,15 @@ class Ready(Message, frozen=True):
 class Run(Message, frozen=True):
     """Asks for a trial (several steps with one batch), or for a `single` step of a new batch, as in training.
 
-    A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first. Ranks have
+    A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first. If `noting`, an
+    out-of-memory error in any step is noted even if it is caught, which makes them slower. Ranks have
     `timeout_seconds` for it.
     """
 
     shape: BatchShape
     single: bool = False
     release: bool = False
+    noting: bool = False
     timeout_seconds: float | None = None
 
 
@@ -114,6 +125,9 @@ class Ran(Message, frozen=True):
     stage: Stage | None = None  # where the error was raised
     traceback: str | None = None  # the last lines of the workload's own frames
     hint: str | None = None  # how to fix the error
+    unexplained: bool = (
+        False  # a script has ended by itself, maybe after an error that it caught
+    )
     renew: bool = False  # the worker must be replaced: damaged by a sticky device error, or its memory is full of holes
 
 

@@ -19,6 +19,7 @@ from batchtune.probe.failures import (
     noting_ooms,
     process_limits,
 )
+from batchtune.probe.parameters import drop_gradients
 from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape
 from batchtune.workloads.loading import first_line, user_traceback
@@ -54,18 +55,19 @@ class Session:
     def __post_init__(self) -> None:
         self._rest_bytes = self._meter.in_use()
 
-    def measure(self, shape: BatchShape) -> Ran:
+    def measure(self, shape: BatchShape, *, noting: bool = False) -> Ran:
         """Run one trial from an empty cache, so that what the allocator reserves follows from the shape.
 
+        The last trial's gradients are freed, too: on the emulated device, they made 1.1 trials of each length fail.
         If the steps passed only because the allocator emptied its cache, or because something caught its error, the
         trial runs once more: neither what earlier trials left between the pages nor what a library tries only the
-        first time may count against this shape.
+        first time may count against this shape. `noting` as in `Run`.
         """
-        self._meter.release()
-        attempt = self._attempt(shape)
+        self._empty()
+        attempt = self._attempt(shape, noting=noting)
         again = bool(attempt.retries or attempt.caught_oom)
         if attempt.error is None and self._agree(again, attempt.caught_oom):
-            self._meter.release()
+            self._empty()
             attempt = self._attempt(shape)
         gc.collect()
         if attempt.has_equal_steps:
@@ -74,11 +76,18 @@ class Session:
             self._equal_trials = 0
         return self._ran(attempt)
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first."""
+    def step(
+        self, shape: BatchShape, *, release: bool = False, noting: bool = False
+    ) -> Ran:
+        """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first.
+
+        If it is the first of this process, what libraries keep lies where it lies in a training that begins so.
+        """
+        if not self._has_stepped:
+            self._meter.free_workspaces()
         if release:
             self._free()
-        attempt = self._attempt(shape, single=True)
+        attempt = self._attempt(shape, single=True, noting=noting)
         # A library may have caught it, and gone on with a smaller workspace.
         may_pass = attempt.ooms > 0 and not attempt.caught
         if attempt.error is None and self._agree(may_pass):
@@ -86,7 +95,9 @@ class Session:
                 self._attempt(shape, single=True)
         return self._ran(attempt)
 
-    def _attempt(self, shape: BatchShape, *, single: bool = False) -> Attempt:
+    def _attempt(
+        self, shape: BatchShape, *, single: bool = False, noting: bool = False
+    ) -> Attempt:
         meter = self._meter
         is_brief = self._equal_trials >= _EQUAL_TRIALS
         attempt = Attempt(
@@ -99,8 +110,10 @@ class Session:
         )
         retries_before, ooms_before = meter.retries_and_ooms()
         compilations_before = compilations()
+        watch = noting_ooms(attempt.caught) if noting else contextlib.nullcontext()
         try:
-            attempt.run()
+            with watch:
+                attempt.run()
         except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
             # No memory may be left, or a device that no longer answers after a sticky error.
             with contextlib.suppress(Exception):
@@ -123,6 +136,12 @@ class Session:
         if attempt.in_use:
             self._has_stepped = True
         return attempt
+
+    def _empty(self) -> None:
+        """Free what the last step left for the next one: its gradients and the cache, if there is a cache."""
+        if self._meter.reserved() is not None:
+            drop_gradients()
+        self._meter.release()
 
     def _free(self) -> None:
         """Free what a failure may have left behind, and the allocator's cache."""

@@ -24,6 +24,7 @@ from batchtune.allocators import (
     variables_for,
     worker_variables,
 )
+from batchtune.epochs.own_batches import counted
 from batchtune.errors import (
     BatchtuneError,
     OptionError,
@@ -242,6 +243,10 @@ class Supervisor(Measurer):
                 self._nodes.check()
                 if ran.trial.outcome == "crash":
                     self._show_nodes(self._nodes)
+        if ran.unexplained and not request.noting:
+            again = self._run(replace(request, noting=True))
+            if again.trial.outcome == "oom":
+                return again
         elapsed = round(time.monotonic() - started, 6)
         return replace(
             ran, trial=replace(ran.trial, worker=self.worker, elapsed_seconds=elapsed)
@@ -296,7 +301,11 @@ class Supervisor(Measurer):
         self._unused = True
         if device.script is not None and not self._knows_script:
             self._knows_script = True
-            for note in about_script(device.script, self._settings.scratch):
+            assert self._scratch is not None and self._lengths is not None
+            own = counted(self._scratch.own_batches, self._lengths, device.world_size)
+            learned = replace(device.script, own_batches=own)
+            device = replace(device, script=learned)
+            for note in about_script(learned, self._settings.scratch):
                 self._note(note)
         if self._locks or self._busy is None or self._busy.process is None:
             return device

@@ -51,6 +51,7 @@ _OF_TRIALS = (
     "peak_bytes",
     "reserved_bytes",
     "alloc_retries",
+    "held_bytes",
     "rest_bytes",
     "outside_bytes",
     "steady_peak_bytes",

@@ -7,13 +7,10 @@ over its socket: what the workload prints goes to the standard streams and distu
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import os
 import socket
 import sys
-import weakref
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +21,7 @@ from batchtune.allocators import VARIABLES
 from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.failures import error_verdict, lowered_limit, process_limits
+from batchtune.probe.parameters import Training, gradient_bytes
 from batchtune.probe.requests import (
     Describe,
     Described,
@@ -50,8 +48,6 @@ from batchtune.results import BatchShape
 from batchtune.workloads.loading import first_line, user_traceback
 
 if TYPE_CHECKING:
-    import torch
-
     from batchtune.probe.devices import Meter
     from batchtune.results import ProbedWith
     from batchtune.workloads import Workload
@@ -117,8 +113,10 @@ class Worker:
     def _run(self, request: Run) -> Ran:
         """Run a trial, or a single step."""
         if request.single:
-            return self._session.step(request.shape, release=request.release)
-        ran = self._session.measure(request.shape)
+            return self._session.step(
+                request.shape, release=request.release, noting=request.noting
+            )
+        ran = self._session.measure(request.shape, noting=request.noting)
         if ran.trial.outcome != "ok":
             return ran
         return replace(
@@ -221,120 +219,3 @@ def _torch_settings() -> dict[str, Any]:
         "float32_matmul_precision": precision,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }
-
-
-def trained_parameters() -> list[torch.Tensor]:
-    """Return the parameters of all live optimizers, each once; without an optimizer, all live parameters."""
-    import torch
-    from torch.nn.parameter import is_lazy
-
-    live = gc.get_objects()
-    # By type, not isinstance, which asks an object for its __class__: a lazy module would import things to answer.
-    optimizers = [
-        thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)
-    ]
-    trained = []
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            trained += group["params"]
-    if not optimizers:
-        trained = [
-            thing for thing in live if issubclass(type(thing), torch.nn.Parameter)
-        ]
-    each_once = {id(parameter): parameter for parameter in trained}.values()
-    return [
-        parameter
-        for parameter in each_once
-        if parameter.requires_grad and not is_lazy(parameter) and _is_held(parameter)
-    ]
-
-
-def training_gpu() -> int | None:
-    """Return which GPU holds most of what is trained, torch's current one if none does; None before CUDA is used."""
-    import torch
-
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    trained: Counter[int] = Counter()
-    for parameter in trained_parameters():
-        if parameter.device.type == "cuda":
-            trained[parameter.device.index] += parameter.numel()
-    if not trained:
-        return torch.cuda.current_device()
-    return max(trained, key=trained.__getitem__)
-
-
-def _is_held(parameter: torch.Tensor) -> bool:
-    """Return whether its values are in memory: FSDP frees those of whole parameters between steps."""
-    values = own_part(parameter)
-    return values.numel() == 0 or values.untyped_storage().size() > 0
-
-
-def own_part(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values, of a sharded one those of this rank: all of them would take a collective."""
-    values = parameter.detach()
-    if hasattr(values, "to_local"):
-        own: torch.Tensor = values.to_local()
-        return own
-    return values
-
-
-def gradient_bytes() -> int:
-    """Return the bytes of the gradients of what the workload trains, which DDP's gradient buckets take too.
-
-    (DDP keeps its buckets in addition to the gradients unless given `gradient_as_bucket_view=True`:
-    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.)
-    """
-    gc.collect()  # drop what is no longer trained
-    return sum(
-        parameter.numel() * parameter.element_size()
-        for parameter in trained_parameters()
-    )
-
-
-class Training:
-    """Tells whether any step so far has changed a parameter, without keeping one alive or copying it.
-
-    An operation in place raises a tensor's version, but neither a write to `parameter.data` nor a CUDA graph does. So
-    where no version has risen, the sums of the values are compared from then on.
-    """
-
-    def __init__(self) -> None:
-        """Begin before the first step, once the workload is built."""
-        self._before = [
-            (weakref.ref(parameter), parameter._version)
-            for parameter in trained_parameters()
-        ]
-        self._sums: list[float] | None = None
-        self._has_changed = False
-
-    def has_changed(self) -> bool | None:
-        """Return whether a parameter has changed by now; None if that is not known, or not known yet."""
-        if self._has_changed:
-            return True
-        sums = []
-        for reference, version in self._before:
-            parameter = reference()
-            if parameter is None:  # replaced by another
-                return None
-            if parameter._version != version:
-                self._has_changed = True
-                return True
-            # There may be no memory left, or a tensor of a kind that has no sum.
-            with contextlib.suppress(Exception):
-                if _is_held(parameter):
-                    sums.append(_sum(parameter))
-        # Without any, all were made in a step.
-        if not sums or len(sums) < len(self._before):
-            return None
-        if self._sums is None:
-            self._sums = sums
-            return None
-        self._has_changed = sums != self._sums
-        return self._has_changed
-
-
-def _sum(parameter: torch.Tensor) -> float:
-    import torch
-
-    return float(own_part(parameter).sum(dtype=torch.float64))

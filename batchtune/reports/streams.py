@@ -311,7 +311,7 @@ def _warnings(stream: StreamSweep) -> Iterator[str]:
     if row is not None and row.unproven:
         yield (
             f"{format_number(row.unproven)} of {format_number(row.batches)} batches of an epoch are not proven to fit. "
-            "Run `batchtune probe-oom` again with --force, then `batchtune sweep-stream`."
+            "`batchtune verify --stream` runs such batches."
         )
     if stream.current_fits is False:
         yield (

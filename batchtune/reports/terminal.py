@@ -21,7 +21,7 @@ _BRIEF_LINES = 20
 _MARK = "▶"
 # A longer word, such as a path in an error message, may be broken.
 _MOST_UNBROKEN = 20
-# Columns for a command; the purpose of a longer one follows it.
+# Columns for a command; the purpose of a longer one follows it, or stands below if the terminal is too narrow for both.
 _COMMAND = 42
 # Styles of the gate's verdicts, by their first cell.
 _OUTCOME_STYLES = {"holds": "green", "fails": "bold red", "error": "bold yellow"}
@@ -104,9 +104,12 @@ def _brief(page: Page, console: Console) -> list[RenderableType]:
         before.append(_bullets(others, "-"))
     after: list[RenderableType] = [""]
     for command, purpose in page.next_steps:  # unbroken, so that it can be copied
+        gap = "  "
+        if len(command) + len(gap) + len(purpose) > console.width:
+            gap = "\n    "
         line = Text.assemble(
             (command.ljust(_COMMAND), "bold"),
-            "  ",
+            gap,
             (purpose, "dim"),
             no_wrap=True,
             overflow="ignore",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,8 +15,10 @@ from batchtune.results.shared import (
     Count,
     Length,
     LengthsSummary,
+    Positive,
     Record,
     Result,
+    Share,
     Size,
     TargetLength,
     WorkloadRecord,
@@ -55,6 +57,25 @@ class Twin(Record, frozen=True, kw_only=True):
         return more / max(1, self.own_bytes)
 
 
+class OwnBatches(Record, frozen=True, kw_only=True):
+    """The batches of one epoch that a script's own batch sampler makes, as many on every rank as on the first.
+
+    Attributes:
+        sampler: The name of its class.
+        batches, padded_length: Of all ranks, for as many examples as the data has.
+        shapes: Of all batches, or of some that stand for them: evenly spaced in the order of their padded lengths.
+        mates_again, effective_buckets: As for a row of a sweep.
+    """
+
+    sampler: str
+    ranks: Size
+    batches: Size
+    padded_length: Positive
+    shapes: Annotated[list[BatchShape], msgspec.Meta(min_length=1)]
+    mates_again: Share
+    effective_buckets: Amount
+
+
 class Script(Record, frozen=True, kw_only=True):
     """What was learned of a training script and of its batches.
 
@@ -69,6 +90,7 @@ class Script(Record, frozen=True, kw_only=True):
         twins: Peaks of its own batches and of made ones; empty if they were compared earlier.
         packed: Whether its batches are packed: rows of sequences without padding.
         batch_size: Of its own batches, on each rank; None where they are not drawn at random, all of one size.
+        own_batches: What its own batch sampler makes, if the manifest's rows are its examples, in other cases.
     """
 
     batches: list[str]
@@ -82,6 +104,7 @@ class Script(Record, frozen=True, kw_only=True):
     twins: list[Twin] = msgspec.field(default_factory=list)
     packed: bool = False
     batch_size: Size | None = None
+    own_batches: OwnBatches | None = None
 
     @property
     def why_unproven(self) -> str | None:

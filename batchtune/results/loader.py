@@ -34,8 +34,6 @@ Argument: TypeAlias = bool | int | float | str | None
 """A value of an argument that loaders are compared by."""
 Arguments: TypeAlias = dict[str, Argument]
 
-MORE_THAN_NEEDED = 1.1
-"""A loader that delivers more than this, relative to what the step takes, has time to spare."""
 BUSY_IDLE = 0.01
 """A step that waits for at most this share of the time is kept busy."""
 

@@ -63,7 +63,8 @@ class Trial(Record, frozen=True, kw_only=True):
         worker: Number of the worker process in this run folder, from 1.
         confirmation: Whether the shape failed in turns with the others, after it had passed alone; or in a training.
         shuffled: Whether it failed so when a table was run in shuffled training.
-        rest_bytes: In use after the trial, once its batch was freed.
+        held_bytes: In use before the trial.
+        rest_bytes: In use after the trial, once its batch was freed; libraries may keep buffers of its size.
         outside_bytes: Device memory that the worker holds outside torch's allocator (context, workspaces).
         sm_clock_mhz, throttle_reasons: While the steps were timed; None where the device can't tell.
         steady_peak_bytes: As `peak_bytes`, without the first step: the first step of a process may need more.
@@ -98,6 +99,7 @@ class Trial(Record, frozen=True, kw_only=True):
     mean_step_seconds: StepSeconds | None = None
     worker: Count | None = None
     confirmation: bool = False
+    held_bytes: ByteChange | None = None
     rest_bytes: ByteChange | None = None
     outside_bytes: ByteChange | None = None
     sm_clock_mhz: Count | None = None

@@ -17,6 +17,7 @@ from batchtune.errors import OptionError, ProbeError, WorkloadError
 from batchtune.files import writing_whole
 from batchtune.lengths import spaced
 from batchtune.probe.devices import Meter
+from batchtune.probe.parameters import own_part, trained_parameters, training_gpu
 from batchtune.probe.rank import RankPlace, RankWorker
 from batchtune.probe.requests import (
     Describe,
@@ -26,15 +27,14 @@ from batchtune.probe.requests import (
     Ready,
     Run,
 )
-from batchtune.probe.worker import own_part, trained_parameters, training_gpu
 from batchtune.results import BatchShape, Script, Twin
 from batchtune.results.devices import WRONG_TWINS
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Learned
-from batchtune.scripts.own_lengths import own_table
+from batchtune.scripts.own_lengths import own_table, rows_in_order
 from batchtune.scripts.per_unit import digit_of
-from batchtune.scripts.script_loaders import random_batch_size
+from batchtune.scripts.script_loaders import random_batch_size, write_own_batches
 
 # To find which of the data set's numbers are lengths, one example in this many is measured.
 _EVERY = 4
@@ -54,6 +54,8 @@ class ScriptWorker(RankWorker):
 
     What decides how many batches its loop gets is decided by all ranks together, or the same on all.
     """
+
+    _is_in_order = True  # whether the manifest's rows are the examples, one by one
 
     def __init__(self, loop: Loop, place: RankPlace) -> None:
         super().__init__(place)
@@ -90,7 +92,7 @@ class ScriptWorker(RankWorker):
         goes_on = ran.trial.flushed or (ran.trial.caught and self._goes_on)
         if ran.trial.outcome == "ok" or goes_on:
             return ran
-        return replace(ran, renew=True)
+        return replace(ran, renew=True, unexplained=self._loop.is_unexplained)
 
     def _prepare(self, request: Prepare) -> Ready:
         """Learn what the script's batches are made of, and limit its memory."""
@@ -124,6 +126,11 @@ class ScriptWorker(RankWorker):
                 while len(own_batches) < _TWINS:
                     own_batch()
                 pairs = source.twins(own_batches[:_TWINS])
+            is_drawn = isinstance(source, Drawn) and self._is_in_order
+            if is_drawn and random_batch_size(feed.loader) is None:
+                # All ranks do so, as a sampler may need them all.
+                path = script.own_batches if self._place.rank == 0 else None
+                loop.call(lambda: write_own_batches(feed.loader, path))
         own_batches.clear()
         loop.call(feed.end_own)
         fed = Fed(loop, source, meter, accumulation, self._place.largest)
@@ -211,7 +218,11 @@ class ScriptWorker(RankWorker):
                 return None
             drawn = Drawn(loader.dataset, loader.collate_fn, **names)
             digit = digit_of(np.asarray(script.lengths))
-            return drawn if drawn.follows(script.rows, digit, options) else None
+            if drawn.follows(script.rows, digit, options):
+                return drawn
+            self._is_in_order = False
+            own = rows_in_order(loader.dataset, script.lengths, script.targets)
+            return drawn if drawn.follows(own, digit, options) else None
 
         def learned() -> Learned:
             if count is not None:

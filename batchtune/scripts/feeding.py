@@ -64,6 +64,8 @@ class Asked(NamedTuple):
 class Loop:
     """The training loop of this process, between the script's thread and the one that answers the probe."""
 
+    is_unexplained = False  # whether the script has ended, and raised nothing
+
     def __init__(self) -> None:
         self.steps = 0  # of any optimizer
         self.feed: Feed | None = None  # the training loop's
@@ -123,6 +125,7 @@ class Loop:
             caught = first_line(ending.__context__ or ending)
         if caught is not None and error_verdict(error) is None:
             error = MemoryError(f"caught by the script, which then ended: {caught}")
+        self.is_unexplained = isinstance(error, WorkloadError)
         self._untrace()
         self._events.put(Raised(error))
         threading.Event().wait()

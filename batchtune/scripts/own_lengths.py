@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from batchtune.errors import WorkloadError
 from batchtune.files import write_whole
-from batchtune.lengths import Unit
+from batchtune.lengths import FloatArray, RowLength, Unit, rows_of
 from batchtune.manifests.base import INPUTS, KNOWN_UNITS, TOKEN_LISTS, normalised
 from batchtune.manifests.formats.columnar import ROW, noted_table
-from batchtune.probe.requests import Describe, Described
+from batchtune.probe.requests import TEMPORARY, Describe, Described
 from batchtune.probe.supervisor import (
     LEADING_SECONDS,
     script_error,
@@ -28,7 +28,6 @@ from batchtune.results import OWN_LENGTHS_FILE
 from batchtune.run_folder import alone_in
 from batchtune.scripts.per_unit import digit_of, scale_by_rows
 from batchtune.scripts.relations import Unclear
-from batchtune.scripts.scratch import TEMPORARY
 from batchtune.units import format_seconds
 
 if TYPE_CHECKING:
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 # Attributes of data sets that hold one number for each example.
 _ATTRIBUTES = {"lengths": "length", "sizes": "length", "durations": "duration"}
 _KINDS = "iuf"
+# A manifest's lengths may be the data set's, rounded.
+_ROUNDED = 1e-4
 
 
 def keep_own_lengths(
@@ -57,10 +58,7 @@ def keep_own_lengths(
     path = folder / OWN_LENGTHS_FILE
     own = "The lengths are those of the script's own data set"
     if path.exists() and not force:
-        return (
-            path,
-            f"{own} in an earlier run, kept in {path}; --force reads them again.",
-        )
+        return path, f"{own}, as an earlier run kept them in {path}."
     with alone_in(folder):
         described = write_own_lengths(command, options, path, timeout_seconds, scratch)
     return path, f"{own} ({described}), kept in {path}."
@@ -151,6 +149,33 @@ def own_table(
             "lengths.parquet` makes one of audio, texts or shards. Or let the data set have an attribute `lengths`.",
         )
     return pyarrow.table(columns)
+
+
+def rows_in_order(
+    dataset: Any, lengths: Sequence[float], targets: Sequence[float] | None
+) -> tuple[RowLength, ...]:
+    """Return the rows of a data set whose own numbers are a manifest's lengths and targets, both ascending.
+
+    The manifest may have them in another order. Empty if no numbers are the same ones.
+    """
+    columns = [np.asarray(of, np.float64) for of in _columns(dataset).values()]
+
+    def found(values: Sequence[float]) -> FloatArray | None:
+        # Of very many, the manifest's are evenly spaced.
+        places = np.linspace(0, len(dataset) - 1, len(values)).astype(int)
+        for numbers in columns:
+            descending = np.sort(numbers)[::-1]
+            if np.allclose(descending[places], values[::-1], rtol=_ROUNDED, atol=0):
+                return numbers
+        return None
+
+    of_lengths = found(lengths)
+    of_targets = None
+    if targets is not None:
+        of_targets = found(targets)
+    if of_lengths is None or (targets is not None and of_targets is None):
+        return ()
+    return rows_of(of_lengths, of_targets)
 
 
 def _following(

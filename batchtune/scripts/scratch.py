@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from batchtune.errors import ProbeError, WorkloadError
-from batchtune.probe.requests import ScriptRequest
+from batchtune.probe.requests import TEMPORARY, ScriptRequest
 from batchtune.redaction import command_text
 from batchtune.scripts import landlock, mounts
 
@@ -39,8 +39,6 @@ _CACHES = (
     "$HF_HOME",
     "$TORCH_HOME",
 )
-TEMPORARY = "tmp"
-"""The folder for the script's temporary files, the same in all of its starts."""
 
 
 class Place(NamedTuple):

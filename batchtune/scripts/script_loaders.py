@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import random
 import statistics
+import time
+from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from operator import length_hint
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +35,8 @@ _EXAMINED = 20
 _LEAST_CORRELATION = 0.7
 # Among fewer sizes no order can be seen.
 _LEAST_DISTINCT = 5
+# Two epochs of a million examples, batched by a sampler in Python, take about 2 seconds.
+_COUNTING_SECONDS = 10.0
 
 
 def unlike(loader: Any, count: int) -> tuple[str, str] | None:
@@ -78,7 +84,7 @@ def random_batch_size(loader: Any) -> int | None:
     return int(batches.batch_size)
 
 
-@contextmanager
+@contextlib.contextmanager
 def restored_randomness() -> Iterator[None]:
     """Let the script draw the same random numbers as if nothing was read here."""
     import torch
@@ -91,6 +97,32 @@ def restored_randomness() -> Iterator[None]:
     finally:
         random.setstate(own)
         np.random.set_state(numpys)
+
+
+def write_own_batches(loader: Any, path: Path | None) -> None:
+    """Write which examples the batches of two epochs hold, as `epochs.own_batches` reads it; without a path nothing.
+
+    Nor if that takes long, or what the loader's batch sampler yields are no indices. No example is read.
+    """
+    until = time.monotonic() + _COUNTING_SECONDS
+    epochs = []
+    # A sampler is the user's code, and may not end.
+    with contextlib.suppress(Exception):
+        for epoch in range(2):
+            set_epoch = stated(loader.batch_sampler, "set_epoch")
+            if set_epoch is not None:
+                set_epoch(epoch)
+            examples = array("q")
+            batches = array("q")
+            for number, batch in enumerate(loader.batch_sampler):
+                examples.extend(map(operator.index, batch))
+                batches.extend([number] * len(batch))
+                if time.monotonic() > until:
+                    return
+            epochs.append(np.array([batches, examples]))
+        if path is not None:
+            name = type(loader.batch_sampler).__name__
+            np.savez(path, sampler=name, first=epochs[0], second=epochs[1])
 
 
 def unsafe(loader: Any, lengths: FloatArray) -> str | None:

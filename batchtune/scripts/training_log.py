@@ -19,7 +19,7 @@ import msgspec
 from batchtune.files import open_to_append, unwritable
 from batchtune.probe.devices import backend_for
 from batchtune.probe.devices.cuda import Peaks
-from batchtune.probe.worker import training_gpu
+from batchtune.probe.parameters import training_gpu
 from batchtune.results import BatchShape, TrainingStart, TrainingStep, meta_of
 
 _RESIDENT = re.compile(rb"^(VmHWM|RssFile|RssShmem):\s+(\d+) kB", re.MULTILINE)

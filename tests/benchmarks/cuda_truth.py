@@ -3,11 +3,11 @@
 `tune` probes, sweeps and proves. Then the truth: whole epochs of its sampler (at most `--steps` steps), each with
 another seed and in a fresh process under the limit that was probed. A row for each case: trials and OOMs a length of
 the probe, tables that the proof ran, then processes that ran out of memory, steps, and the highest reserved share of
-the limit. `--smallest` is one case that takes a few minutes, for CI. With `--brute-force`, the largest batch of the
-longest example by trying every size from the answer upwards, and the answer's share of it.
+the limit. With `--brute-force`, the largest batch of the longest example by trying every size from the answer upwards,
+and the answer's share of it. `--list` prints the cases, which are arguments; without any, all run.
 
 Runs on a GPU, or on the emulated device, whose memory is torch's own allocator's: the row then says `emulated`. Exits
-with 1 where a proven table runs out of memory, or where one is not proven.
+with 1 where a proven table runs out of memory, or where one is not proven. Packed rows are proven by the probe alone.
 """
 
 from __future__ import annotations
@@ -15,138 +15,267 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
+from benchmarks import recipe_list
+from public_lengths import code, sharegpt
+from real_lengths import librispeech_seconds
 
 import batchtune
-from batchtune.exports.run_configs import read_sampler_yaml
-from batchtune.lengths import Lengths
+from batchtune.exports.run_configs import read_any_sampler_yaml
+from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import BatchShape, Probe, Sweep
+from batchtune.results import BatchShape, PackedConfig, Probe, Sweep
 from batchtune.units import format_percent, parse_size
 from batchtune.verify.plan import VerifyPlan, VerifySettings, subject_of
 
 FIRST_SEED = 1000  # none that the proof has run
-EXPANDABLE = "expandable_segments:True"
+FOLDER = Path(__file__).parent
+FROM_THE_ANSWER = 0.9
+"""Where brute force begins, as a share of the answer."""
+EMPTY = "import sys, torch; held = torch.empty(1 << 30, device='cuda'); print(flush=True); sys.stdin.read()"
+"""A second process, which holds 4 GiB."""
+
+Loaded = tuple[FloatArray, FloatArray | None]
 
 
-def made_lengths(count: int, workload: str) -> Lengths:
-    """Tokens of 6 to 512 with a long tail; for a conformer a 16th of them, as seconds."""
-    drawn = np.exp(np.random.default_rng(1).normal(4.9, 0.8, count))
-    tokens = drawn.round().clip(6, 512)
-    if "conformer" in workload:
-        return Lengths.of(tokens / 16, unit="s")
-    return Lengths.of(tokens, unit="tokens")
+def tokens() -> Loaded:
+    """Tokens of 6 to 512 with a long tail."""
+    drawn = np.exp(np.random.default_rng(1).normal(4.9, 0.8, 60_000))
+    return drawn.round().clip(6, 512), None
+
+
+def seconds() -> Loaded:
+    """The same as 16ths of a second."""
+    return tokens()[0] / 16, None
+
+
+def transcribed() -> Loaded:
+    """LibriSpeech's dev-clean, seconds and characters."""
+    return recipe_list.transcribed_librispeech()
+
+
+def librispeech() -> Loaded:
+    """LibriSpeech's train-clean-100, seconds."""
+    return librispeech_seconds(), None
+
+
+def chats() -> Loaded:
+    """Tokens of ShareGPT, at most 4,096."""
+    found = sharegpt(recipe_list.shared_data())
+    return found.clip(2, 4096).astype(float), None
+
+
+def code_files() -> Loaded:
+    """Tokens of files of code, at most 8,192."""
+    found = code(recipe_list.shared_data()) // 4
+    return found.clip(4, 8192).astype(float), None
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained on which lengths; `beside` is a program that holds memory of the device meanwhile."""
+
+    workload: str
+    options: dict[str, Any] = field(default_factory=dict)
+    lengths: Callable[[], Loaded] = tokens
+    beside: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """Of the lengths."""
+        of_speech = (seconds, librispeech, transcribed)
+        return "s" if self.lengths in of_speech else "tokens"
+
+
+def lm(size: str, dtype: str, **more: Any) -> Case:
+    """Return a case of `builtin:transformer-lm`."""
+    lengths = more.pop("lengths", tokens)
+    options = {"size": size, "dtype": dtype, **more}
+    return Case("builtin:transformer-lm", options, lengths)
+
+
+def conformer(size: str, dtype: str, lengths: Callable[[], Loaded] = seconds) -> Case:
+    """Return a case of `builtin:conformer-ctc`."""
+    options = {"size": size, "dtype": dtype}
+    return Case("builtin:conformer-ctc", options, lengths)
+
+
+def recipe(name: str, lengths: Callable[[], Loaded], **options: Any) -> Case:
+    """Return a case of one of the recipes' models."""
+    return Case(f"{FOLDER / 'recipe_models.py'}:{name}", options, lengths)
+
+
+def surrounded(beside: str | None = None, **options: Any) -> Case:
+    """Return a case of the base language model in a process that holds more."""
+    workload = f"{FOLDER / 'cuda_workloads.py'}:Surrounded"
+    return Case(workload, options, beside=beside)
+
+
+CASES = {
+    "LM tiny bf16": lm("tiny", "bf16"),
+    "LM base bf16": lm("base", "bf16"),
+    "LM base fp32": lm("base", "fp32"),
+    "LM base bf16 checkpointed": lm("base", "bf16", checkpoint=True),
+    "LM base fp32 checkpointed": lm("base", "fp32", checkpoint=True),
+    "LM large bf16": lm("large", "bf16"),
+    "LM large fp32": lm("large", "fp32"),
+    "LM large bf16 checkpointed": lm("large", "bf16", checkpoint=True),
+    "conformer base bf16": conformer("base", "bf16"),
+    "conformer base fp32": conformer("base", "fp32"),
+    "conformer large bf16": conformer("large", "bf16"),
+    "conformer base LibriSpeech": conformer("base", "bf16", librispeech),
+    "LM base ShareGPT": lm("base", "bf16", lengths=chats),
+    "LM base code": lm("base", "bf16", lengths=code_files),
+    "LM base packed": lm("base", "bf16", lengths=chats, packed=True),
+    "encoder-decoder": recipe("EncoderDecoderTraining", transcribed, dim=512, layers=6),
+    "Llama": recipe("ChatTraining", chats, dim=2048, layers=16),
+    "40 MiB held": surrounded(held_mib=40),
+    "300 MiB held": surrounded(held_mib=300),
+    "second process": surrounded(beside=EMPTY),
+    "validation": surrounded(validates=True),
+    "accumulation": surrounded(accumulate=2),
+}
 
 
 @contextlib.contextmanager
-def allocator(name: str) -> Iterator[None]:
-    """Set the allocator in the environment, as users do."""
-    before = os.environ.pop("PYTORCH_ALLOC_CONF", None)
-    if name == "expandable":
-        os.environ["PYTORCH_ALLOC_CONF"] = EXPANDABLE
-    try:
+def running(program: str | None) -> Iterator[None]:
+    """Have a program run in another process, once it has printed a line; it ends with its input."""
+    if program is None:
         yield
-    finally:
-        os.environ.pop("PYTORCH_ALLOC_CONF", None)
-        if before is not None:
-            os.environ["PYTORCH_ALLOC_CONF"] = before
+        return
+    command = [sys.executable, "-c", program]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout is not None and process.stdin is not None
+        process.stdout.readline()
+        yield
+        process.stdin.close()
+
+
+def epoch_of(lengths: Lengths, folder: Path, seed: int) -> Iterator[BatchShape]:
+    """Yield the batches of a shuffled epoch of the recommended sampler."""
+    config = read_any_sampler_yaml(folder / "sampler.yaml")
+    if isinstance(config, PackedConfig):
+        held = lengths.runs.each(lengths.runs.values)
+        sampler = batchtune.PackedBatchSampler.from_config(
+            folder / "sampler.yaml", held, seed=seed
+        )
+        for batch in sampler:
+            yield BatchShape.packed(held[batch].astype(int).tolist())
+        return
+    plan = VerifyPlan(
+        lengths=lengths, config=config, settings=VerifySettings(seed=seed)
+    )
+    shuffled = itertools.islice(plan.shuffled_batches(), len(plan.first_epoch))
+    yield from (planned.shape for planned in shuffled)
 
 
 def epochs_that_fail(
-    lengths: Lengths, probe: Probe, folder: Path, seeds: int, most: int
+    lengths: Lengths, stepper: Supervisor, folder: Path, seeds: int, most: int
 ) -> tuple[int, int, int]:
     """How many processes ran out of memory, the steps of all, and the most bytes reserved."""
-    config = read_sampler_yaml(folder / "sampler.yaml")
-    subject = subject_of(lengths, probe, {}, folder)
     failed, steps, reserved = 0, 0, 0
-    with Supervisor(subject.settings, subject.limit_bytes, lengths=lengths) as stepper:
-        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-            settings = VerifySettings(seed=seed)
-            plan = VerifyPlan(lengths=lengths, config=config, settings=settings)
-            stepper.start()
-            epoch = min(most, len(plan.first_epoch))
-            for batch in itertools.islice(plan.shuffled_batches(), epoch):
-                trial = stepper.step(batch.shape).trial
-                steps += 1
-                reserved = max(reserved, trial.reserved_bytes or 0)
-                if trial.outcome != "ok":
-                    failed += 1
-                    break
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        stepper.start()
+        for shape in itertools.islice(epoch_of(lengths, folder, seed), most):
+            trial = stepper.step(shape).trial
+            steps += 1
+            reserved = max(reserved, trial.reserved_bytes or 0)
+            if trial.outcome != "ok":
+                failed += 1
+                break
     return failed, steps, reserved
 
 
-def share_of_brute_force(lengths: Lengths, probe: Probe, folder: Path) -> float:
+def share_of_brute_force(probe: Probe, measurer: Supervisor) -> float:
     """The largest batch of the longest example / the largest that passes alone, up to three failures in a row."""
     point = probe.frontier[-1]
-    subject = subject_of(lengths, probe, {}, folder)
-    largest, failed, size = 0, 0, int(point.batch_size * 0.9)
-    with Supervisor(subject.settings, subject.limit_bytes, lengths=lengths) as measurer:
-        while failed < 3:
-            ran = measurer.measure(BatchShape(size, point.length), 0)
-            failed += ran.trial.outcome != "ok"
-            if ran.trial.outcome == "ok":
-                largest, failed = size, 0
-            size += 1
+    largest, failed, size = 0, 0, int(point.batch_size * FROM_THE_ANSWER)
+    while failed < 3:
+        shape = BatchShape(size, point.length, point.target_length)
+        if measurer.measure(shape, 0).trial.outcome == "ok":
+            largest = size
+            failed = 0
+        else:
+            failed += 1
+        size += 1
     return point.batch_size / largest
 
 
-def run_case(arguments: argparse.Namespace, name: str, folder: Path) -> bool:
+def run_case(
+    name: str, allocator: str, arguments: argparse.Namespace, folder: Path
+) -> bool:
     """Tune, run the truth, and print its row; whether the table is proven and never ran out of memory."""
-    lengths = made_lengths(arguments.examples, arguments.workload)
+    case = CASES[name]
+    values, targets = case.lengths()
+    lengths = Lengths.of(values, targets, unit=case.unit)
     given: dict[str, Any] = {"memory_bytes": None}
     if arguments.memory is not None:
         given["memory_bytes"] = parse_size(arguments.memory)
     if arguments.minutes is not None:
         given["minutes"] = arguments.minutes
+    started = time.monotonic()
     tuned = batchtune.tune(
-        arguments.workload,
+        case.workload,
         lengths,
         run=folder,
         device="cuda",
-        options={"size": arguments.size, "dtype": arguments.dtype},
+        options=case.options,
+        allocator=allocator,
         **given,
     )
+    tuned_seconds = time.monotonic() - started
     assert isinstance(tuned.probe, Probe) and isinstance(tuned.sweep, Sweep)
     probe, proof = tuned.probe, tuned.sweep.proof
-    failed, steps, reserved = epochs_that_fail(
-        lengths, probe, folder, arguments.seeds, arguments.steps
-    )
-    measured = len({trial.length for trial in probe.trials})
+    asked = {"workload": case.workload, "options": case.options}
+    subject = subject_of(lengths, probe, asked, folder)
+    with Supervisor(subject.settings, subject.limit_bytes, lengths=lengths) as stepper:
+        failed, steps, reserved = epochs_that_fail(
+            lengths, stepper, folder, arguments.seeds, arguments.steps
+        )
+        share = None
+        if arguments.brute_force and probe.frontier:
+            share = share_of_brute_force(probe, stepper)
+    measured = len({(trial.length, trial.target_length) for trial in probe.trials})
     ooms = sum(trial.outcome == "oom" for trial in probe.trials)
+    is_packed = probe.packed is not None
+    holds = is_packed or (proof is not None and proof.holds)
     cells = {
         "device": "emulated" if "emulated" in probe.device.name.lower() else "real",
-        "model": f"{arguments.workload} {arguments.size} {arguments.dtype}",
+        "case": name,
         "memory": f"{probe.device.total_bytes / 2**30:.0f} GiB",
-        "allocator": name,
+        "allocator": str(probe.device.allocator),
         "trials a length": f"{len(probe.trials) / measured:.1f}",
         "OOMs a length": f"{ooms / measured:.2f}",
         "tables": str(None if proof is None else proof.tables),
-        "proven": str(proof is not None and proof.holds),
+        "proven": "by the probe" if is_packed else str(holds),
         "OOMs": f"{failed} of {arguments.seeds} processes, {steps} steps",
         "reserved": format_percent(reserved / probe.device.limit_bytes),
+        "tuned in": f"{tuned_seconds:.0f} s",
     }
-    if arguments.brute_force:
-        share = share_of_brute_force(lengths, probe, folder)
+    if share is not None:
         cells["of brute force"] = format_percent(share)
     print("; ".join(f"{column} {cell}" for column, cell in cells.items()), flush=True)
-    return failed == 0 and proof is not None and proof.holds
+    return failed == 0 and holds
 
 
 def main() -> int:
     """Run the cases of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", default="builtin:transformer-lm")
-    parser.add_argument("--size", default="base")
-    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--list", action="store_true", help="print the cases")
     parser.add_argument("--memory", help="a cap, such as 2GiB (default: the device's)")
-    parser.add_argument("--examples", type=int, default=60_000)
     parser.add_argument(
         "--allocator",
         choices=["native", "expandable"],
@@ -157,15 +286,20 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--brute-force", action="store_true")
-    parser.add_argument("--smallest", action="store_true")
     arguments = parser.parse_args()
-    if arguments.smallest:
-        arguments.size, arguments.seeds, arguments.steps = "tiny", 2, 100
-        arguments.examples, arguments.allocator = 20_000, ["native"]
+    if arguments.list:
+        print("\n".join(CASES))
+        return 0
+    if unknown := set(arguments.cases) - set(CASES):
+        parser.error(f"unknown case {min(unknown)!r}: --list prints them")
     holds = True
-    for name in arguments.allocator:
-        with tempfile.TemporaryDirectory() as folder, allocator(name):
-            holds &= run_case(arguments, name, Path(folder))
+    for name in arguments.cases or CASES:
+        for allocator in arguments.allocator:
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                running(CASES[name].beside),
+            ):
+                holds &= run_case(name, allocator, arguments, Path(folder))
     return 0 if holds else 1
 
 

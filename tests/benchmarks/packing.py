@@ -1,18 +1,17 @@
 """batchtune's packing next to the bounds that no packer can beat: `python tests/benchmarks/packing.py`.
 
-On the public token lengths of `public_lengths.py` (another folder: `--data`), in a random order, cut at the budget.
+On the public token lengths of `public_lengths.py`, in a random order, cut at the budget.
 
-- `steps`: global batches of `--global-batch` sequences for 8 ranks: micro-batches of all steps; the time of the slowest
+- `steps`: global batches of 512 sequences for 8 ranks: micro-batches of all steps; the time of the slowest
   rank, by the time law of `batchtune.packing.time_law.DENSE_7B`, / its bound, over the steps and in the worst one. No
   rank is quicker than the mean of all, or than the longest sequence.
-- `cap`: micro-batches until there are `--micro-batches`, and how many of them exceed the budget.
+- `cap`: micro-batches until there are a million, and how many of them exceed the budget.
 
 Prints a table of each.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,23 +28,19 @@ from batchtune.packing.time_law import DENSE_7B
 
 BUDGETS = (2048, 4096, 8192, 16_384)
 RANKS = 8
+GLOBAL_BATCH = 512
+MICRO_BATCHES = 1_000_000
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, default=folder())
-    parser.add_argument("--global-batch", type=int, default=512)
-    parser.add_argument("--micro-batches", type=int, default=1_000_000)
-    options = parser.parse_args()
-    if options.data is None:
-        parser.error("the public lengths are not here: give their folder with --data")
+    public = folder()
+    if public is None:
+        sys.exit("the public lengths are not here")
     random = np.random.default_rng(0)
-    data = {name: random.permutation(read(options.data)) for name, read in SETS.items()}
-    print_table("steps", list(of_steps(data, options.global_batch)))
-    print_table("cap", [cap(data, options.micro_batches)])
+    data = {name: random.permutation(read(public)) for name, read in SETS.items()}
+    print_table("steps", list(of_steps(data, GLOBAL_BATCH)))
+    print_table("cap", [cap(data, MICRO_BATCHES)])
 
 
 def of_steps(data: dict[str, IntArray], size: int) -> Iterator[dict[str, Any]]:

@@ -1,12 +1,11 @@
 """How fast JSON manifests are read, against Python's own json: `python tests/benchmarks/readers.py`.
 
-Makes a manifest of each kind with a million examples (`--count`), reads each with both, in turn, each time in a new
+Makes a manifest of each kind with a million examples, reads each with both, in turn, each time in a new
 process, and prints the medians of the processor time and their ratio, as JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -16,6 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+COUNT = 1_000_000
+REPEATS = 5
 _WORDS = "the of and to in that he was it his is with as had for her not but at on she be".split()
 _MEASURED = """
 import sys, time
@@ -84,25 +85,20 @@ def measured(imports: str, body: str, path: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for kind, write in (
             ("nemo", write_nemo),
             ("speechbrain-json", write_speechbrain),
         ):
             path = Path(folder, kind)
-            write(path, arguments.count)
+            write(path, COUNT)
             runs = [
                 (measured(*_KINDS[kind], path), measured(*_OURS, path))
-                for _ in range(arguments.repeats)
+                for _ in range(REPEATS)
             ]
             theirs, ours = map(statistics.median, zip(*runs, strict=True))
             result = {
                 "manifest": kind,
-                "examples": arguments.count,
                 "json_seconds": round(theirs, 3),
                 "batchtune_seconds": round(ours, 3),
                 "ratio": round(theirs / ours, 2),

@@ -100,7 +100,7 @@ def shared_data() -> Path:
     """Return the folder of the public lengths."""
     data = folder()
     if data is None:
-        raise NoLengths("its public lengths are not here: give them with --manifest")
+        raise NoLengths("its public lengths are not here")
     return data
 
 

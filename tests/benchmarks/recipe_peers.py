@@ -284,12 +284,6 @@ def lhotse_cuts(bench: Bench, order: Sequence[int]) -> list[Any]:
     ]
 
 
-def lhotse(bench: Bench, **options: Any) -> Epochs:
-    """Make the batches of Lhotse's own DynamicBucketingSampler."""
-    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
-    return lhotse_batches(cuts, **options)
-
-
 def lhotse_batches(cuts: Sequence[Any], **options: Any) -> Epochs:
     """Make the batches that Lhotse's sampler makes of cuts."""
     from lhotse import CutSet
@@ -319,8 +313,9 @@ def shipped_lhotse(
     def make(bench: Bench, share: float) -> tuple[Epochs, str]:
         duration = batch_duration * share
         buckets = max(2, round(num_buckets * share))
-        epochs = lhotse(
-            bench,
+        cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
+        epochs = lhotse_batches(
+            cuts,
             max_duration=duration,
             quadratic_duration=quadratic_duration,
             num_buckets=buckets,
@@ -355,14 +350,14 @@ def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
         estimate_duration_buckets,
     )
 
-    cuts = lhotse_cuts(bench, range(bench.lengths.size))
+    cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
     bins = estimate_duration_buckets(cuts, num_buckets=LHOTSE_BUCKETS)
     edges = [*bins, float(bench.lengths.max())]
     sizes = oomptimizer_sizes(bench, [(edge,) for edge in edges])
     constraint = FixedBucketBatchSizeConstraint(
         max_seq_len_buckets=edges, batch_sizes=sizes
     )
-    epochs = lhotse(bench, duration_bins=list(bins), constraint=constraint)
+    epochs = lhotse_batches(cuts, duration_bins=list(bins), constraint=constraint)
     return epochs, f"{len(edges)} buckets, sizes {sizes[-1]} to {sizes[0]}"
 
 

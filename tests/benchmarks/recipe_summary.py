@@ -396,12 +396,11 @@ def with_block(readme: str, text: str) -> str:
     return before + text + after
 
 
-def summarise(folder: Path, picture: bool) -> None:
+def summarise(folder: Path) -> None:
     """Print all tables and goals, write the README's block if it has the marks, and draw."""
     summaries = read_summaries(folder)
     for summary in summaries:
         print(details(summary), end="\n\n")
-    print(table(summaries), end="\n\n")
     for met, text in goals(summaries):
         print(f"{'met   ' if met else 'MISSED'}  {text}")
     readme = README.read_text(encoding="utf-8")
@@ -409,8 +408,7 @@ def summarise(folder: Path, picture: bool) -> None:
         write_whole(README, with_block(readme, block(summaries)))
     else:
         print(f"\nREADME.md has no {BEGIN}: its table is not written")
-    if picture:
-        print(draw(folder))
+    print(draw(folder))
 
 
 WIDTH, LEFT, RIGHT = 860, 235, 20

@@ -1,4 +1,4 @@
-"""Trainings as people run them, batched by everybody: `python tests/benchmarks/recipes.py [RECIPE...] [--picture]`.
+"""Trainings as people run them, batched by everybody: `python tests/benchmarks/recipes.py [RECIPE...]`.
 
 Seven small models train on real lengths, each under one memory limit for all contenders: what the recipe ships, the
 peers that apply, by their real libraries, and batchtune: as it recommends by default, with `--min-steps`, so that an
@@ -21,8 +21,8 @@ on until the standard errors are below 1%, 5 rounds at least and 10 at most, or 
 is over. Half of the share is for the searches: a contender whose search takes longer is left out, by name.
 
 DIR/RECIPE.json is written after each round. An interrupted benchmark goes on from there; `--work` keeps what was found
-before the rounds. `recipes.py summarise` prints the table and the goals, and writes the README's block from DIR;
-`--picture` draws the picture beside it.
+before the rounds. `recipes.py summarise` prints the table and the goals, writes the README's block from DIR, and draws
+the picture beside it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ from benchmarks.recipe_peers import (
 )
 from benchmarks.recipe_summary import (
     FEWEST_ROUNDS,
-    draw,
     errors_of,
     machine_name,
     summarise,
@@ -70,7 +69,6 @@ from batchtune.allocators import worker_variables
 from batchtune.errors import BatchtuneError
 from batchtune.files import write_whole
 from batchtune.lengths import FloatArray
-from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.devices import backends
 from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Sweep, read_result
 
@@ -93,6 +91,12 @@ HELD_OUT = 40
 HELD_OUT_BATCH = 4
 # A probe takes so much of what --memory gives; the limit is for everybody.
 MEMORY_FRACTION = Fraction(9, 10)
+
+
+WHY_LEFT_OUT: dict[type[Exception], str] = {
+    DoesNotFit: "nothing fits",
+    OutOfTime: "its search did not end in time",
+}
 
 
 class WorkerDied(Exception):
@@ -166,7 +170,7 @@ class RecipeBench:
         self.folder: Path = options.work / recipe.name
         self.run = self.folder / "run"
         self.limit_bytes = recipe.limit_mib << 20
-        lengths, targets = loaded(recipe, options.manifest)
+        lengths, targets = recipe.lengths()
         count = min(recipe.count, lengths.size - HELD_OUT)
         drawn = np.random.default_rng(0).permutation(lengths.size)[: count + HELD_OUT]
         self._all = lengths[drawn]
@@ -176,8 +180,6 @@ class RecipeBench:
         # Batches of an epoch as the recipe ships it, once they are known.
         self.shipped_steps = 0
         self._worker: Worker | None = None
-        # It starts while the one before works: many searches cost a worker for each OOM.
-        self._spare: Worker | None = None
 
     def __enter__(self) -> RecipeBench:
         return self
@@ -186,13 +188,7 @@ class RecipeBench:
         self.release()
 
     def release(self) -> None:
-        """End the workers of the searches."""
-        self._drop()
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
-
-    def _drop(self) -> None:
+        """End the worker of the searches."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -225,12 +221,11 @@ class RecipeBench:
     def _asked(self, request: str, **arguments: Any) -> dict[str, Any] | None:
         """Ask the worker of the searches; None if it died of it."""
         if self._worker is None:
-            self._worker = self._spare or self.new_worker()
-            self._spare = self.new_worker()
+            self._worker = self.new_worker()
         try:
             return self._worker.ask(request, **arguments)
         except WorkerDied:
-            self._drop()
+            self.release()
             return None
 
     def _counted(self, request: str, **arguments: Any) -> bool:
@@ -239,7 +234,7 @@ class RecipeBench:
         reply = self._asked(request, **arguments)
         fits = reply is not None and bool(reply["fits"])
         if reply is not None and reply["worn"]:
-            self._drop()
+            self.release()
         return fits
 
     def fits(self, batches: Batches) -> bool:
@@ -363,17 +358,6 @@ def stand_in_for_torchaudio(folder: Path) -> None:
     sys.path.insert(0, str(folder.resolve()))
 
 
-def loaded(
-    recipe: Recipe, manifest: str | None
-) -> tuple[FloatArray, FloatArray | None]:
-    """Return a recipe's lengths and target lengths: its own, or those of a manifest."""
-    if manifest is None:
-        return recipe.lengths()
-    lengths = load_lengths([manifest], ReadOptions())
-    values = np.random.default_rng(1).permutation(lengths.values)
-    return values, None
-
-
 def found_settings(
     bench: RecipeBench, contenders: Sequence[Contender], left_out: list[str]
 ) -> dict[str, dict[str, Any]]:
@@ -401,17 +385,10 @@ def found_settings(
             bench.shipped_steps = len(shipped["epochs"][0])
         try:
             epochs, setting = contender.find(bench)
-        except DoesNotFit:
+        except (DoesNotFit, OutOfTime, NothingRecommended) as reason:
             if contender.kind == "shipped":
                 raise
-            reasons[contender.name] = "nothing fits"
-        except OutOfTime:
-            if contender.kind == "shipped":
-                raise
-            reasons[contender.name] = "its search did not end in time"
-        except NothingRecommended as reason:
-            reasons[contender.name] = str(reason)
-        if contender.name in reasons:
+            reasons[contender.name] = WHY_LEFT_OUT.get(type(reason), str(reason))
             write_whole(path, json.dumps(found))
             continue
         if contender.uses_the_probe and found["tuning"]["unfinished"]:
@@ -466,7 +443,7 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
             "device": options.device,
             "limit_bytes": bench.limit_bytes,
             "training": {"name": recipe.training, **recipe.options},
-            "data": options.manifest or recipe.data,
+            "data": recipe.data,
             "examples": int(bench.lengths.size),
             "total_length": float(bench.lengths.sum()),
             "unit": recipe.unit,
@@ -485,7 +462,7 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
         if path.exists():
             results = continued(results, json.loads(path.read_text()), path)
         rounds = results["rounds"]
-        if is_known(results) or (options.quick and rounds):
+        if is_known(results):
             print(f"{recipe.name}: complete", flush=True)
             return
         seconds = 0.0
@@ -494,8 +471,6 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
             for worker in workers.values():
                 worker.wait()
             while not is_known(results):
-                if options.quick and rounds:
-                    break
                 if rounds and time.monotonic() + seconds > deadline:
                     print(
                         f"{recipe.name}: its minutes are over after {len(rounds)} rounds of at least {FEWEST_ROUNDS}",
@@ -615,15 +590,6 @@ def progress(recipe: Recipe, text: str) -> None:
     print(f"{recipe.name}: {text}", file=sys.stderr, flush=True)
 
 
-def on_device(recipe: Recipe, options: argparse.Namespace) -> Recipe:
-    """Return a recipe as it is trained on the device, with `--quick` as a try of the harness."""
-    if options.device.startswith("cuda"):
-        recipe = replace(recipe, **recipe.on_cuda)
-    if options.quick:
-        recipe = replace(recipe, count=recipe.count // 2)
-    return recipe
-
-
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -632,7 +598,11 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "recipes", nargs="*", metavar="RECIPE", help="default: all; or summarise"
+        "recipes",
+        nargs="*",
+        metavar="RECIPE",
+        choices=[*RECIPES, "summarise"],
+        help="default: all; or summarise",
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument(
@@ -650,99 +620,60 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "--work", type=Path, default=Path("recipes-work"), metavar="DIR",
         help="probes and found settings; default: recipes-work",
     )  # fmt: skip
-    parser.add_argument("--manifest", help="lengths, in place of a recipe's own")
-    parser.add_argument("--picture", action="store_true", help="draw the picture too")
-    parser.add_argument(
-        "--quick", action="store_true", help="half of the examples, one round"
-    )
-    options = parser.parse_args(argv)
-    if options.jobs < 1:
-        parser.error("--jobs must be at least 1")
-    if options.minutes <= 0:
-        parser.error("--minutes must be above 0")
-    if "summarise" in options.recipes and len(options.recipes) > 1:
-        parser.error("summarise takes no recipe: it summarises all in --out")
-    for name in options.recipes:
-        if name not in RECIPES and options.recipes != ["summarise"]:
-            parser.error(f"unknown recipe {name!r}: choose from {', '.join(RECIPES)}")
-    return options
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run recipes or summarise them; 1 if one could not be run."""
     options = parsed(argv)
-    if options.recipes == ["summarise"]:
-        try:
-            summarise(options.out, options.picture)
-        except BatchtuneError as error:
-            print(f"{error.message}. {error.hint or ''}", file=sys.stderr)
-            return 1
+    if "summarise" in options.recipes:
+        summarise(options.out)
         return 0
+    names = options.recipes or list(RECIPES)
+    if len(names) > 1:
+        return run_several(names, options)
     options.out.mkdir(parents=True, exist_ok=True)
     stand_in_for_torchaudio(options.work / "stand-ins")
-    names = options.recipes or list(RECIPES)
+    failed = why_it_failed(RECIPES[names[0]], options)
+    if failed is not None:
+        print(f"Left out: {names[0]}: {failed}", file=sys.stderr)
+    return int(failed is not None)
+
+
+def why_it_failed(recipe: Recipe, options: argparse.Namespace) -> str | None:
+    """Run a recipe; return why it could not be run."""
+    if options.device.startswith("cuda"):
+        recipe = replace(recipe, **recipe.on_cuda)
     try:
-        if options.jobs > 1 and len(names) > 1:
-            all_ran = run_at_a_time(names, options)
-        else:
-            all_ran = run_one_by_one(names, options)
-    except KeyboardInterrupt:
-        print("Interrupted: the rounds so far are kept", file=sys.stderr)
-        return 130
-    if options.picture:
-        print(draw(options.out))
-    return 0 if all_ran else 1
+        run_recipe(recipe, options, time.monotonic() + 60 * options.minutes)
+    except (DoesNotFit, WorkerDied):
+        return "a batch of one does not fit its limit"
+    except OutOfTime:
+        return "--minutes is too short to find what it ships"
+    except NoLengths as error:
+        return str(error)
+    except BatchtuneError as error:
+        return f"{error.message}. {error.hint or ''}"
+    except subprocess.CalledProcessError as error:
+        return f"batchtune ended with {error.returncode}"
+    return None
 
 
-def run_one_by_one(names: Sequence[str], options: argparse.Namespace) -> bool:
-    """Run recipes; return whether all could be run."""
-    deadline = time.monotonic() + 60 * options.minutes
-    failed = []
-    for place, name in enumerate(names):
-        share = share_of(deadline, len(names) - place)
-        recipe = on_device(RECIPES[name], options)
-        try:
-            run_recipe(recipe, options, time.monotonic() + share)
-        except (DoesNotFit, WorkerDied):
-            failed.append(f"{name}: a batch of one does not fit its limit")
-        except OutOfTime:
-            failed.append(f"{name}: --minutes is too short to find what it ships")
-        except NoLengths as error:
-            failed.append(f"{name}: {error}")
-        except BatchtuneError as error:
-            failed.append(f"{name}: {error.message}. {error.hint or ''}")
-        except subprocess.CalledProcessError as error:
-            failed.append(f"{name}: batchtune ended with {error.returncode}")
-    for text in failed:
-        print(f"Left out: {text}", file=sys.stderr)
-    return not failed
-
-
-def share_of(deadline: float, turns: int) -> float:
-    """Return the seconds of a recipe: more than an even share of what is left, as many need less."""
-    left = max(0.0, deadline - time.monotonic())
-    return min(left, MORE_THAN_EVEN * left / turns)
-
-
-def run_at_a_time(names: Sequence[str], options: argparse.Namespace) -> bool:
-    """Run recipes in processes of their own, `--jobs` at a time; return whether all could be run."""
+def run_several(names: Sequence[str], options: argparse.Namespace) -> int:
+    """Run recipes in processes of their own, `--jobs` at a time; 1 if one could not be run."""
     deadline = time.monotonic() + 60 * options.minutes
     words = ["--device", options.device, "--out", str(options.out), "--work", str(options.work)]  # fmt: skip
-    if options.manifest is not None:
-        words += ["--manifest", options.manifest]
-    if options.quick:
-        words.append("--quick")
 
-    def run(place: int) -> bool:
-        minutes = (
-            share_of(deadline, math.ceil((len(names) - place) / options.jobs)) / 60
-        )
+    def run(place: int) -> int:
+        left = max(0.0, deadline - time.monotonic())
+        turns = math.ceil((len(names) - place) / options.jobs)
+        minutes = min(left, MORE_THAN_EVEN * left / turns) / 60
         command = [sys.executable, __file__, names[place], *words]
-        return subprocess.run([*command, "--minutes", f"{minutes:.2f}"]).returncode == 0
+        return subprocess.run([*command, "--minutes", f"{minutes:.2f}"]).returncode
 
     with ThreadPoolExecutor(options.jobs) as pool:
         try:
-            return all(list(pool.map(run, range(len(names)))))
+            return max(pool.map(run, range(len(names))))
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise

@@ -1,10 +1,10 @@
 """An epoch's batches, against SpeechBrain's DynamicBatchSampler: `python tests/benchmarks/sampler_epoch.py`.
 
-SpeechBrain's `set_epoch` is measured at a million examples (`--theirs`) and extrapolated in proportion to as many as
-ours has (`--ours`, ten million). Both have the same lengths, boundaries and batch sizes, run in turns, each in a new
+SpeechBrain's `set_epoch` is measured at a million examples and extrapolated in proportion to as many as ours
+has, ten million. Both have the same lengths, boundaries and batch sizes, run in turns, each in a new
 process, and the medians count. Prints JSON:
 
-- `their_set_epoch_seconds`: measured, at `theirs` examples;
+- `their_set_epoch_seconds`: measured, at a million examples;
 - `our_setup_seconds`: making the sampler, once; `our_epoch_seconds`: one epoch's batches, until the first is handed
   out; `our_lists_seconds`: handing out all others, as lists;
 - `ratio_of_an_epoch`: theirs, extrapolated, to our epoch and lists together;
@@ -13,12 +13,14 @@ process, and the medians count. Prints JSON:
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 
+THEIRS = 1_000_000
+OURS = 10_000_000
+REPEATS = 3
 _COMMON = """
 import sys, time, types, json, logging
 import numpy as np
@@ -83,34 +85,25 @@ def measured(code: str, *arguments: object) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--theirs", type=int, default=1_000_000)
-    parser.add_argument("--ours", type=int, default=10_000_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
     theirs = []
     ours = []
-    for _ in range(arguments.repeats):
-        theirs.append(measured(_THEIRS, arguments.theirs))
-        ours.append(measured(_OURS, arguments.ours))
+    for _ in range(REPEATS):
+        theirs.append(measured(_THEIRS, THEIRS))
+        ours.append(measured(_OURS, OURS))
 
     def median(found: list[dict[str, float]], name: str) -> float:
         return statistics.median(one[name] for one in found)
 
     their_seconds = median(theirs, "set_epoch")
-    extrapolated = their_seconds * arguments.ours / arguments.theirs
+    extrapolated = their_seconds * OURS / THEIRS
     setup, epoch, lists = (median(ours, name) for name in ("setup", "epoch", "lists"))
     result = {
-        "theirs": arguments.theirs,
-        "ours": arguments.ours,
         "their_set_epoch_seconds": round(their_seconds, 3),
-        "their_extrapolated_seconds": round(extrapolated, 2),
         "our_setup_seconds": round(setup, 3),
         "our_epoch_seconds": round(epoch, 3),
         "our_lists_seconds": round(lists, 3),
         "ratio_of_an_epoch": round(extrapolated / (epoch + lists), 1),
-        "peak_bytes_per_example": round(median(ours, "peak") / arguments.ours, 1),
-        "our_batches": int(median(ours, "batches")),
+        "peak_bytes_per_example": round(median(ours, "peak") / OURS, 1),
     }
     print(json.dumps(result, indent=2))
 

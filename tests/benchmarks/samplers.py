@@ -9,7 +9,6 @@ Prints JSON: seconds and how many times as fast.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -29,6 +28,7 @@ from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import SweepSettings
 
 MAX_BATCH_LENGTH = 600.0
+COUNT = 1_000_000
 REPEATS = 10
 NUM_BUCKETS = range(10, 21)
 T = TypeVar("T")
@@ -36,20 +36,12 @@ T = TypeVar("T")
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--count", type=int, default=1_000_000, help="lengths of the sweep"
-    )
-    options = parser.parse_args()
     original = load_dynamic_batch_sampler()
     # Imports all there is to import.
     sweep(Lengths.of([1.0, 2.0]), MAX_BATCH_LENGTH, SweepSettings(), Costs())
-    values = np.random.default_rng(1).lognormal(2.3, 0.5, options.count)
+    values = np.random.default_rng(1).lognormal(2.3, 0.5, COUNT)
     rounded = np.maximum(values.round(2), 0.01)
     found = {
-        "count": options.count,
         "rounded": sweeps(original, rounded),
         "unrounded": sweeps(original, values),
     }

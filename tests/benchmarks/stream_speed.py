@@ -6,7 +6,6 @@ seconds as those of read speech; the tables allow 600 s a batch, as SpeechBrain'
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -23,6 +22,8 @@ from real_speechbrain import load_speechbrain
 from batchtune import BucketedStream
 from batchtune.epochs.table import batch_sizes_for
 
+COUNT = 60_000
+ROUNDS = 5
 MAX_BATCH_LENGTH = 600.0
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "bucket": (12, {}),
@@ -32,19 +33,13 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=60_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    values = np.clip(np.random.default_rng(0).normal(13, 4, options.count), 1.4, 24.5)
+    values = np.clip(np.random.default_rng(0).normal(13, 4, COUNT), 1.4, 24.5)
     print("| buffer | way | samples/s | times SpeechBrain |\n|--:|---|--:|--:|")
     for buffer_size in (1024, 4096):
         ways = {"SpeechBrain": speechbrain(values.tolist(), buffer_size)}
         ways |= {name: stream(values, buffer_size, *way) for name, way in WAYS.items()}
         best = dict.fromkeys(ways, float("inf"))
-        for _ in range(options.rounds):
+        for _ in range(ROUNDS):
             for name, run in ways.items():
                 start = time.process_time()
                 run()

@@ -8,7 +8,6 @@ soundfile, and 1.5 GB for the shards.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import sys
@@ -28,6 +27,8 @@ from make_shards import make_shards  # noqa: E402
 from batchtune.manifests.formats import FORMATS  # noqa: E402
 from batchtune.manifests.source import Source  # noqa: E402
 
+SHARDS = 10
+WAVS = 500
 ROUNDS = 5
 SECONDS = (2.0, 16.0)  # the shortest and longest wav
 
@@ -75,11 +76,11 @@ WAYS: dict[str, Way] = {
 }
 
 
-def compare(shards: list[Path], rounds: int) -> dict[str, float]:
+def compare(shards: list[Path]) -> dict[str, float]:
     """The best time of each way in seconds, taken in turn; all must give the same lengths."""
     expected = ours(shards)  # also fills the page cache
     best = dict.fromkeys(WAYS, float("inf"))
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for name, way in WAYS.items():
             started = time.perf_counter()
             lengths = way(shards)
@@ -91,16 +92,11 @@ def compare(shards: list[Path], rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Prints samples per second and how many times faster the headers are."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--shards", type=int, default=10)
-    parser.add_argument("--wavs", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        shards = make_shards(Path(folder), arguments.shards, arguments.wavs, SECONDS)
-        best = compare(shards, arguments.rounds)
-    samples = arguments.shards * arguments.wavs
+        shards = make_shards(Path(folder), SHARDS, WAVS, SECONDS)
+        best = compare(shards)
+    samples = SHARDS * WAVS
     for name, seconds in best.items():
         times = seconds / best["headers"]
         print(f"{name}: {samples / seconds:,.0f} samples/s, {times:.1f} times the time")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from batchtune import BucketBatchSampler
+from batchtune.epochs.layout import Dealing
 from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
+from batchtune.results import Row
 
 SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5
 
@@ -24,3 +30,22 @@ PROBED = Costs(
     step_seconds=step_seconds,
     device_name="made",
 )
+
+
+def epochs_of(
+    table: BucketTable | Row, values: FloatArray, dealing: Dealing, number: int
+) -> Iterator[list[list[list[int]]]]:
+    """The batches that each rank's sampler makes, epoch by epoch."""
+    samplers = [
+        BucketBatchSampler(
+            values,
+            bucket_boundaries=table.boundaries,
+            bucket_batch_sizes=table.batch_sizes,
+            rank=rank,
+            world_size=dealing.world_size,
+            same_bucket=dealing.same_bucket,
+        )
+        for rank in range(dealing.world_size)
+    ]
+    for _ in range(number):
+        yield [list(sampler) for sampler in samplers]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from report_records import made_row, made_sweep
 
 from batchtune.buckets.advice import recommend, trade_off
 from batchtune.results import Baseline, Row, Sizing
@@ -22,24 +23,11 @@ def row(
     again: float = 0.0,
     pool_size: int | None = None,
 ) -> Row:
-    return Row(
-        strategy=strategy,
+    boundaries = [float(n) for n in range(1, buckets + 1)]
+    made = made_row(strategy, boundaries, batches, 1.0, buckets, 1.0, timed=False)
+    return replace(
+        made,
         sizing=sizing,
-        num_buckets=buckets,
-        used_buckets=buckets,
-        boundaries=[float(n) for n in range(1, buckets + 1)],
-        batch_sizes=[1] * buckets,
-        batches=batches,
-        padded_length=1.0,
-        padding_ratio=0.0,
-        fill=1.0,
-        mean_batch_size=1.0,
-        largest_padded_length=1.0,
-        effective_buckets=1.0,
-        smallest_batch_size=1,
-        largest_batch_size=1,
-        batch_size_variation=0.0,
-        steps=batches,
         estimated_epoch_seconds=seconds,
         unproven=unproven,
         mates_again=again,
@@ -69,16 +57,13 @@ def pools(
 def fixed(
     batches: int, shuffled: float | None = None, by_length: float | None = None
 ) -> list[Baseline]:
+    random, by_lengths = (
+        replace(baseline, batches=batches, padded_length=1.0)
+        for baseline in made_sweep().baselines
+    )
     return [
-        Baseline(
-            name=name,
-            batch_size=24,
-            batches=batches,
-            padded_length=1.0,
-            padding_ratio=0.0,
-            estimated_epoch_seconds=seconds,
-        )
-        for name, seconds in (("fixed-random", shuffled), ("fixed-sorted", by_length))
+        replace(random, estimated_epoch_seconds=shuffled),
+        replace(by_lengths, estimated_epoch_seconds=by_length),
     ]
 
 

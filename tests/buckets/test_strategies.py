@@ -48,16 +48,6 @@ class TestEveryStrategy:
             )
             assert table.counts(problem.histogram).sum() == len(values)
 
-    def test_gives_several_counts_in_one_call_as_one_by_one(
-        self, strategy: str
-    ) -> None:
-        problem = problem_of(
-            np.random.default_rng(0).lognormal(2, 1, 500).tolist(), 300
-        )
-        together = STRATEGIES[strategy].boundaries(problem, [9, 3, 3])
-        alone = [STRATEGIES[strategy].boundaries(problem, [n])[0] for n in (9, 3, 3)]
-        assert [t.tolist() for t in together] == [a.tolist() for a in alone]
-
     def test_ends_at_the_longest_length_where_the_data_decide(
         self, strategy: str
     ) -> None:
@@ -93,12 +83,6 @@ def test_boundaries_are_those_of_the_strategys_definition(
     assert boundaries(strategy, values, num_buckets) == pytest.approx(ends)
 
 
-def test_speechbrain_adds_a_bucket_of_one_for_overlong_examples() -> None:
-    ends = boundaries("speechbrain", [1, 2, 30], 3, limit=10)
-    assert [*ends[2:]] == pytest.approx([10, 30])
-    assert batch_sizes_for(ends, 10).tolist()[-1] == 1
-
-
 @pytest.mark.parametrize(
     ("num_buckets", "cap"), [(10, 14), (15, 21), (20, 28), (60, 71), (200, 173)]
 )
@@ -108,8 +92,3 @@ def test_speechbrains_bucket_count_alone_caps_its_batch_size(
     for limit in (100, 600, 48_000):
         ends = boundaries("speechbrain", [1, 2, 9], num_buckets, limit)
         assert batch_sizes_for(ends, limit)[0] == cap
-
-
-def test_speechbrain_refuses_no_bucket() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        boundaries("speechbrain", [1, 2], 0)

@@ -2,19 +2,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from buckets.speech import PROBED, SPEECH, frontier, step_seconds
+from buckets.speech import PROBED, SPEECH, epochs_of, step_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_laws import LAWS, LawDevice, made_lengths
 from msgspec.structs import replace
+from report_records import forced_probe
 
-from batchtune import BucketBatchSampler
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import run_sweep, sweep
@@ -28,8 +28,6 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     FrontierPoint,
-    Row,
-    Script,
     Sweep,
     SweepSettings,
     encode,
@@ -72,11 +70,6 @@ def test_with_a_frontier_only_optimal_is_swept_both_ways() -> None:
         for row in swept(SPEECH, costs=PROBED, strategies=TABLES, num_buckets=(5,)).rows
     ]
     assert rows == [*((name, "length") for name in TABLES), ("optimal", "frontier")]
-
-
-def test_frontier_rows_take_the_largest_batch_that_fits() -> None:
-    row = swept(SPEECH, costs=PROBED, strategies=("optimal",), num_buckets=(5,)).rows[1]
-    assert row.batch_sizes == frontier(np.array(row.boundaries)).tolist()
 
 
 def test_a_sweep_stays_below_the_batch_size_that_was_probed() -> None:
@@ -200,29 +193,6 @@ def test_a_max_batch_length_that_is_no_length_is_refused(wrong: float) -> None:
         swept([1], wrong)
 
 
-def test_the_sweep_holds_its_settings_and_the_device() -> None:
-    result = swept(
-        [1, 2], costs=PROBED, strategies=("linear",), num_buckets=(2,), max_batch_size=4
-    )
-    assert result.device_name == "made"
-    assert result.settings == {
-        "strategies": ["linear"],
-        "num_buckets": [2],
-        "pool_sizes": [],
-        "max_batch_size": 4,
-        "seed": 7,
-        "multiple_of": None,
-        "world_size": 1,
-        "same_bucket": False,
-        "accumulate": 1,
-        "min_randomness": None,
-        "min_steps": None,
-        "keep": "nothing",
-        "micro_batches": None,
-        "equal_counts": False,
-    }
-
-
 def test_the_same_inputs_give_the_same_bytes() -> None:
     some = SPEECH[:500]
     assert encode(swept(some, costs=PROBED)) == encode(swept(some[::-1], costs=PROBED))
@@ -292,27 +262,9 @@ def test_sizes_beyond_the_longest_shrink_and_are_unproven() -> None:
     assert all(row.unproven for row in result.rows)
 
 
-def epochs_of(
-    row: Row, values: FloatArray, dealing: Dealing, number: int
-) -> Iterator[list[list[int]]]:
-    """The batches that all ranks' samplers make, epoch by epoch."""
-    samplers = [
-        BucketBatchSampler(
-            values,
-            bucket_boundaries=row.boundaries,
-            bucket_batch_sizes=row.batch_sizes,
-            rank=rank,
-            world_size=dealing.world_size,
-            same_bucket=dealing.same_bucket,
-        )
-        for rank in range(dealing.world_size)
-    ]
-    for _ in range(number):
-        yield [batch for sampler in samplers for batch in sampler]
-
-
 @pytest.mark.parametrize(
-    ("world_size", "same_bucket"), [(1, False), (8, False), (8, True), (64, True)]
+    ("world_size", "same_bucket"),
+    [(1, False), (2, False), (2, True), (8, False), (64, True)],
 )
 def test_a_row_says_what_the_samplers_of_all_ranks_run(
     world_size: int, same_bucket: bool
@@ -327,7 +279,8 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(
     )
     for row in sweep(Lengths.of(values), 150, chosen, NONE_KNOWN).rows:
         cells = []
-        for batches in epochs_of(row, values, dealing, 20):
+        for ranks in epochs_of(row, values, dealing, 20):
+            batches = list(itertools.chain(*ranks))
             sizes = [len(batch) for batch in batches]
             assert row.batches == len(batches)
             assert row.repeated_examples == sum(sizes) - len(
@@ -349,6 +302,30 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(
         )
         assert row.padding_ratio == pytest.approx(1 - values.sum() / row.padded_length)
         assert row.fill == pytest.approx(values.sum() / (row.batches * 150))
+
+
+@pytest.mark.parametrize(
+    "chosen", [{}, {"world_size": 16}, {"world_size": 16, "same_bucket": True}]
+)
+def test_the_buckets_and_the_histogram_hold_the_whole_epoch(
+    chosen: dict[str, Any],
+) -> None:
+    settings = SweepSettings(strategies=("quantile",), num_buckets=(7,), **chosen)
+    lengths = Lengths.of(SPEECH)
+    found = sweep(lengths, 150, settings, NONE_KNOWN)
+    row = found.rows[0]
+    assert found.recommended == 0
+    assert sum(use.examples for use in found.buckets) == lengths.count
+    assert sum(use.length for use in found.buckets) == pytest.approx(lengths.total)
+    assert sum(use.batches for use in found.buckets) == row.batches
+    padded = sum(use.padded_length for use in found.buckets)
+    assert padded == pytest.approx(row.padded_length)
+    bins = found.histogram
+    assert sum(one.count for one in bins) == lengths.count
+    assert all(before.to == after.from_ for before, after in itertools.pairwise(bins))
+    assert len(found.quantiles) == 1001 and found.quantiles == sorted(found.quantiles)
+    assert set(found.quantiles) <= set(SPEECH.tolist())
+    assert (found.quantiles[0], found.quantiles[-1]) == (SPEECH.min(), SPEECH.max())
 
 
 def test_the_current_config_is_a_row_beside_the_others() -> None:
@@ -413,15 +390,9 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path: Path) -> None:
     probed_with = ProbeSettings(workload="made", options={}, device="cuda")
     hooks = ProbeHooks(measurer=device)
     probe = run_probe(lengths, probed_with, tmp_path, hooks=hooks)
-    script = Script(
-        batches=["wave: [B, L]"],
-        loader="Speech, 2,000 examples",
-        per_unit=1.0,
-        target_per_unit=None,
-        accumulation=2,
-        look_ahead=0,
-        batch_size=8,
-    )
+    script = forced_probe().device.script
+    assert script is not None
+    script = replace(script, accumulation=2, batch_size=8, twins=[])
     of_script = replace(probe.device, script=script)
     write_result(tmp_path / PROBE_FILE, replace(probe, device=of_script))
     chosen = SweepSettings(strategies=("linear",), num_buckets=(10,))

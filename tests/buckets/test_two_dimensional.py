@@ -1,25 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import combinations, pairwise, product
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.buckets.optimal import optimal_table_2d
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray
+from batchtune.lengths import FloatArray
 
 Pair = tuple[float, float]
 
 
 def pairs_of(table: BucketTable) -> list[Pair]:
     return list(zip(*(edges.tolist() for edges in table.pairs), strict=True))
-
-
-# ---------------------------------------------------------------- the table
 
 
 def strictly(pairs: list[Pair], length: float, target: float) -> int | None:
@@ -30,16 +26,8 @@ def strictly(pairs: list[Pair], length: float, target: float) -> int | None:
     )
 
 
-# ---------------------------------------------------------------- the optimum
-
-
-def sizes_up_to(budget: float) -> Callable[[FloatArray, FloatArray], IntArray]:
-    return lambda of, by: np.maximum(1, budget // (of + by)).astype(np.int64)
-
-
 def costs_up_to(budget: float) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    sizes = sizes_up_to(budget)
-    return lambda of, by: 1 / sizes(of, by)
+    return lambda of, by: 1 / np.maximum(1, budget // (of + by))
 
 
 def looked_up(costs: FloatArray) -> Callable[[FloatArray, FloatArray], FloatArray]:
@@ -56,17 +44,9 @@ def cost_of(
     return float(np.sum(costs(*table.pairs)[table.assign(lengths, targets)]))
 
 
-def cuts(values: list[float], resolution: int) -> list[float]:
-    """Where the values may be cut: all of them, or quantiles where there are too many."""
-    if len(set(values)) <= resolution:
-        return sorted(set(values))
-    ordered = sorted(values)
-    return sorted(
-        {
-            ordered[-(-len(values) * part // resolution) - 1]
-            for part in range(1, resolution + 1)
-        }
-    )
+def table_of(pairs: list[Pair]) -> BucketTable:
+    boundaries, tops = np.array(pairs).T
+    return BucketTable(boundaries, np.ones(len(pairs), dtype=np.int64), tops)
 
 
 def subsets(values: list[float]) -> Iterator[tuple[float, ...]]:
@@ -74,66 +54,45 @@ def subsets(values: list[float]) -> Iterator[tuple[float, ...]]:
         yield from combinations(values, size)
 
 
-def least_by_brute_force(
-    lengths: FloatArray,
-    targets: FloatArray,
-    costs: Callable[..., FloatArray],
-    most: int,
-    resolution: int,
-) -> list[tuple[float, int]]:
-    """For each of 1, …, most buckets: the least cost over all tables, and the fewest buckets that give it."""
-
-    def of_bin(low: float, high: float) -> dict[int, float]:
-        """By number of sub-bins: the least cost of the lengths in (low, high]."""
-        inside = targets[(lengths > low) & (lengths <= high)]
-        found: dict[int, float] = {}
-        for inner in subsets(sorted(set(targets[targets < inside.max()].tolist()))):
-            tops = np.array([*inner, inside.max()])
-            each = costs(np.full(tops.size, high), tops)[np.searchsorted(tops, inside)]
-            found[tops.size] = min(found.get(tops.size, np.inf), float(each.sum()))
-        return found
-
-    ends = cuts(lengths.tolist(), resolution)
-    bins = {pair: of_bin(*pair) for pair in combinations([0.0, *ends], 2)}
-    best: dict[int, float] = {}
-    for inner in subsets(ends[:-1]):
-        totals = {0: 0.0}
-        for pair in zip([0.0, *inner], [*inner, ends[-1]], strict=True):
-            sums: dict[int, float] = {}
-            for (used, total), (more, cost) in (
-                (a, b) for a in totals.items() for b in bins[pair].items()
-            ):
-                sums[used + more] = min(sums.get(used + more, np.inf), total + cost)
-            totals = sums
-        for used, total in totals.items():
-            best[used] = min(best.get(used, np.inf), total)
-    return [
-        min((cost, used) for used, cost in best.items() if used <= limit)
-        for limit in range(1, most + 1)
-    ]
+def tables(lengths: FloatArray, targets: FloatArray) -> Iterator[list[Pair]]:
+    """All tables whose boundaries are lengths and targets that occur."""
+    for inner in subsets(sorted({*lengths.tolist()} - {lengths.max()})):
+        ends = [*inner, float(lengths.max())]
+        tops_of_bins = []
+        for low, high in pairwise([0.0, *ends]):
+            inside = targets[(lengths > low) & (lengths <= high)]
+            smaller = sorted({*targets[targets < inside.max()].tolist()})
+            tops_of_bins.append(
+                [(*tops, float(inside.max())) for tops in subsets(smaller)]
+            )
+        for chosen in product(*tops_of_bins):
+            yield [
+                (end, top)
+                for end, tops in zip(ends, chosen, strict=True)
+                for top in tops
+            ]
 
 
-def made_case(rng: np.random.Generator, distinct: int) -> tuple[FloatArray, FloatArray]:
+def made_case(rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     count = int(rng.integers(1, 14))
-    return rng.integers(1, distinct + 1, count).astype(float), rng.integers(
-        0, distinct, count
-    ).astype(float)
+    lengths = rng.integers(1, 4, count).astype(float)
+    return lengths, rng.integers(0, 4, count).astype(float)
 
 
-@pytest.mark.parametrize("resolution", [2, 3, 5])
-def test_no_table_costs_less_and_fewer_buckets_win_a_tie(resolution: int) -> None:
-    rng = np.random.default_rng(resolution)
-    for _ in range(100):
-        lengths, targets = made_case(rng, 5)
-        costs = looked_up(rng.integers(0, 9, (5, 5)).astype(float))
-        tables = optimal_table_2d(
-            lengths, targets, costs, range(1, 9), resolution=resolution
-        )
-        found = [
-            (cost_of(table, lengths, targets, costs), table.num_buckets)
-            for table in tables
-        ]
-        assert found == least_by_brute_force(lengths, targets, costs, 8, resolution)
+def test_no_table_costs_less_and_fewer_buckets_win_a_tie() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(30):
+        lengths, targets = made_case(rng)
+        costs = looked_up(rng.integers(0, 9, (3, 4)).astype(float))
+        least: dict[int, float] = {}
+        for pairs in tables(lengths, targets):
+            cost = cost_of(table_of(pairs), lengths, targets, costs)
+            least[len(pairs)] = min(cost, least.get(len(pairs), np.inf))
+        found = optimal_table_2d(lengths, targets, costs, range(1, 9))
+        for most, table in enumerate(found, 1):
+            best = min((cost, used) for used, cost in least.items() if used <= most)
+            cost = cost_of(table, lengths, targets, costs)
+            assert (cost, table.num_buckets) == best
 
 
 EXAMPLES = st.lists(

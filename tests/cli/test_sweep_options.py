@@ -22,15 +22,15 @@ dynamic_batch_sampler:
 def test_the_result_fits_on_a_screen_and_full_shows_all_tables(
     batchtune: Run, succeed: Run, manifest: Path
 ) -> None:
-    sweep = ["sweep-buckets", manifest, "--max-batch-length", 60]
+    sweep = ["sweep-buckets", manifest.name, "--max-batch-length", 60]
     sweep += ["--num-buckets", "2:6", "--force"]
     brief = batchtune(*sweep).stdout
     full = batchtune(*sweep, "--full").stdout
     assert len(brief.splitlines()) <= 20
     # The command that follows can be copied; a report made later does not know the manifest.
-    assert f"batchtune probe-oom {manifest} --workload W" in brief
+    assert f"batchtune probe-oom {manifest.name} --workload W" in brief
     brief, full = (
-        text.replace(f"{manifest} --workload W", "MANIFEST --workload W ")
+        text.replace(f"{manifest.name} --workload W", "MANIFEST --workload W ")
         for text in (brief, full)
     )
     assert "Bucket tables and pools compared" in full and "Bucket tables" not in brief

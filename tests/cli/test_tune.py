@@ -193,5 +193,5 @@ def test_lengths_that_were_kept_of_a_script_are_named(
     table = pyarrow.table({"length": [3, 2, 1]})
     pyarrow.parquet.write_table(table, tmp_path / "batchtune-run" / "lengths.parquet")
     ran = batchtune("probe-oom", "--num-lengths", 1, "--", "true")
-    assert "in an earlier run, kept in batchtune-run/lengths.parquet" in ran.stderr
+    assert "as an earlier run kept them in batchtune-run/lengths.parquet" in ran.stderr
     assert ran.returncode == 2  # before the program is started

@@ -48,6 +48,34 @@ def test_doctor_shows_the_devices(emulated_cuda: Machine) -> None:
     assert [gpu["name"] for gpu in found["gpus"]] == ["Emulated GPU"] * 2
 
 
+HALF_MADE = """
+import json, msgspec, sys
+from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import BatchShape
+settings = ProbeSettings(
+    workload=sys.argv[1], options={}, device="cuda", allocator="native",
+    memory_bytes=520 << 20, memory_fraction=1.0,
+)
+with Supervisor(settings) as supervisor:
+    supervisor.start()
+    rans = [supervisor.measure(BatchShape(size, 1.0), 0) for size in (300, 10)]
+print(json.dumps(msgspec.to_builtins([ran.trial for ran in rans])))
+"""
+
+
+def test_a_half_made_optimizer_state_costs_the_process(
+    emulated_cuda: Machine,
+) -> None:
+    """Its next step would fail with torch's own KeyError, with any batch."""
+    workload = f"{Path(__file__).with_name('filling_workload.py')}:Filling"
+    large, small = emulated_cuda.figures(HALF_MADE, workload)
+    assert large["outcome"] == "oom"
+    # Besides parameters, gradients and the batch, one state fits, and not the other.
+    assert "Tried to allocate 64.00 MiB" in large["error"]
+    assert (small["outcome"], small["worker"]) == ("ok", 2)
+
+
 CALIBRATED = """
 import json, sys
 sys.path.insert(0, "tests")

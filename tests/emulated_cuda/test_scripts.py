@@ -85,6 +85,33 @@ def test_recorded_peaks_are_those_of_the_training_gpu(
     assert len([peak for peak in plain if peak]) == 9
 
 
+def test_a_tuned_script_trains_without_running_out_of_memory(
+    emulated_cuda: Machine, tmp_path: Path
+) -> None:
+    """On a device that the recommended batches fill: none of them is recorded as out of memory."""
+    manifest = tmp_path / "lengths.jsonl"
+    lengths = [20 + 37 * index % 80 for index in range(12_000)]
+    lines = [json.dumps({"length": length}) for length in lengths]
+    manifest.write_text("\n".join(lines) + "\n")
+    run = tmp_path / "run"
+    data = (str(manifest), "--run", str(run), "--unit", "frames")
+    # It goes on after an error by itself, so that it is seldom started again.
+    script = ("--", sys.executable, str(SCRIPT), "cuda", "long", "catches")
+    few = ("--num-lengths", "2", "--max-lengths", "2", "--num-buckets", "2")
+    rough = ("--tolerance", "0.1")
+    emulated_cuda.batchtune("tune", *data, *few, *rough, *script)
+    swept = json.loads((run / "sweep.json").read_text())
+    assert swept["proof"]["reason"] is None
+    emulated_cuda.batchtune("run", *data[:-2], *script)
+    lines = (run / "training.jsonl").read_text().splitlines()
+    _, *steps = [json.loads(line) for line in lines if line]
+    recommended = swept["rows"][swept["recommended"]]
+    assert len(steps) == recommended["batches"] > 1
+    assert not [step for step in steps if "oom" in step]
+    filled = swept["proof"]["highest_reserved_bytes"] / swept["proof"]["limit_bytes"]
+    assert filled > 0.8
+
+
 @pytest.mark.parametrize("allocator", ["auto", "expandable"])
 def test_a_driver_without_expandable_segments(
     emulated_cuda: Machine, tmp_path: Path, allocator: str

@@ -1,4 +1,4 @@
-"""A training script: `python training_script.py DEVICE [resets] [catches]`."""
+"""A training script: `python training_script.py DEVICE [resets] [catches] [long]`."""
 
 import sys
 
@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 DEVICE, *HABITS = sys.argv[1:]
+EXAMPLES = 12_000 if "long" in HABITS else 40
 
 
 def train(model, optimizer, batch):
@@ -20,15 +21,18 @@ def main():
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(16, 256), torch.nn.Tanh()).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
-    examples = [torch.randn(20 + 37 * index % 80, 16) for index in range(40)]
+    examples = [torch.randn(20 + 37 * index % 80, 16) for index in range(EXAMPLES)]
     pad = torch.nn.utils.rnn.pad_sequence
     loader = DataLoader(examples, 4, collate_fn=lambda batch: pad(batch, True))
+    steps = 0
     for batch in loader:
         try:
             train(model, optimizer, batch)
         except torch.OutOfMemoryError:
             if "catches" not in HABITS:
                 raise
+        steps += 1
+    print(f"{steps} steps")
 
 
 main()

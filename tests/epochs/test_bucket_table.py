@@ -1,47 +1,8 @@
 from __future__ import annotations
 
-import numpy as np
-import pytest
-
 from batchtune.epochs.table import BucketTable, batch_sizes_for
-from batchtune.lengths import Lengths
 
 table_of = BucketTable.of
-
-
-def test_a_length_on_a_boundary_is_of_the_bucket_that_ends_there() -> None:
-    assert table_of([2, 4], [2, 1]).assign(np.array([1, 2, 2.5, 4, 5])).tolist() == [
-        0,
-        0,
-        1,
-        1,
-        2,
-    ]
-
-
-def test_the_edges_cut_the_distinct_lengths_as_assign_does() -> None:
-    histogram = Lengths.of([1, 2, 2, 3, 4, 9]).histogram
-    table = table_of([2, 2.5, 4, 9], [2, 2, 1, 1])
-    assert (
-        np.repeat(np.arange(4), np.diff(table.edges(histogram))).tolist()
-        == table.assign(histogram.lengths).tolist()
-    )
-
-
-def test_counts_are_of_examples_and_empty_buckets_count_none() -> None:
-    histogram = Lengths.of([1, 2, 2, 3, 4, 9]).histogram
-    assert table_of([2, 2.5, 4, 9, 10], [2, 2, 1, 1, 1]).counts(histogram).tolist() == [
-        3,
-        0,
-        2,
-        1,
-        0,
-    ]
-
-
-def test_counting_refuses_lengths_beyond_the_last_boundary() -> None:
-    with pytest.raises(ValueError, match="beyond the last boundary"):
-        table_of([2], [1]).counts(Lengths.of([3]).histogram)
 
 
 def test_a_longer_example_extends_the_table_by_batches_of_one() -> None:
@@ -56,10 +17,6 @@ def test_a_longer_example_extends_the_table_by_batches_of_one() -> None:
 
 def test_a_batch_size_is_what_fits_whole_and_at_least_one() -> None:
     assert batch_sizes_for([1, 3, 9.9, 10, 11], 10).tolist() == [10, 3, 1, 1, 1]
-
-
-def test_max_batch_size_caps_every_bucket() -> None:
-    assert batch_sizes_for([1, 3, 10], 10, 4).tolist() == [4, 3, 1]
 
 
 def test_a_quotient_beyond_all_integers_still_gives_a_batch_size() -> None:

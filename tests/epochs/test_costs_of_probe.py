@@ -13,26 +13,7 @@ from report_records import forced_probe, made_probe
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import Lengths
-from batchtune.results import CostModel, Models, Probe, RankDevice, SweepSettings
-
-WITH_TARGETS = CostModel(
-    floor=0.0,
-    constant=0.02,
-    linear=4e-4,
-    quadratic=0.0,
-    target_linear=1e-4,
-    relative_error=0.1,
-)
-
-
-def probe_of(model: CostModel | None, target_length: float | None = None) -> Probe:
-    probe = made_probe()
-    trials = [
-        msgspec.structs.replace(trial, target_length=target_length)
-        for trial in probe.trials
-    ]
-    models = Models(peak_bytes=probe.models.peak_bytes, step_seconds=model)
-    return msgspec.structs.replace(probe, trials=trials, models=models)
+from batchtune.results import Probe, RankDevice, SweepSettings
 
 
 def test_a_shape_with_steady_times_takes_as_long_as_it_took() -> None:
@@ -65,13 +46,17 @@ def test_batches_unlike_a_scripts_own_prove_no_size() -> None:
     assert of_packed.why_unproven is not None
 
 
-def test_a_probe_without_a_time_model_gives_no_times() -> None:
-    assert costs_of(probe_of(None)).step_seconds is None
-
-
-def test_a_model_far_from_its_measurements_gives_no_times() -> None:
-    poor = msgspec.structs.replace(WITH_TARGETS, relative_error=1.5)
-    assert costs_of(probe_of(poor, target_length=300.0)).step_seconds is None
+@pytest.mark.parametrize("error", [None, 1.5])
+def test_a_model_that_is_absent_or_far_off_gives_no_times(
+    error: float | None,
+) -> None:
+    probe = made_probe()
+    model = None
+    if error is not None:
+        model = msgspec.structs.replace(probe.models.step_seconds, relative_error=error)
+    models = msgspec.structs.replace(probe.models, step_seconds=model)
+    without = msgspec.structs.replace(probe, models=models)
+    assert costs_of(without).step_seconds is None
 
 
 def probe_with(sizes: dict[float, int], *, proven: bool = True) -> Probe:

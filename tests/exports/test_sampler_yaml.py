@@ -1,14 +1,13 @@
-"""`sampler.yaml`: written, read back, refused."""
+"""`sampler.yaml` and `stream.yaml`: written, read back, refused."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from exports.stream_runs import assert_snapshot, changed
+from exports.stream_runs import assert_snapshot, changed, made_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -19,16 +18,21 @@ from report_records import (
     proven_sweep,
     without_recommendation,
 )
+from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import (
     read_sampler_yaml,
+    read_stream_yaml,
     render_sampler_yaml,
+    render_stream_yaml,
     sampler_config,
+    stream_config,
 )
-from batchtune.results import SamplerConfig, SamplerEvidence
 
 CONFIG = sampler_config(made_sweep())
+STREAM = stream_config(made_stream())
+REFUSED = YAML(typ="safe").load(Path(__file__).with_name("refused_configs.yaml"))
 
 
 def written(folder: Path, text: str) -> Path:
@@ -39,6 +43,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_the_file_is_as_in_its_snapshot() -> None:
     assert_snapshot("sampler.yaml", render_sampler_yaml(CONFIG))
+    assert_snapshot("stream.yaml", render_stream_yaml(STREAM))
 
 
 def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
@@ -53,47 +58,48 @@ def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
 def test_a_sweep_without_recommendation_has_no_config() -> None:
     with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
         sampler_config(without_recommendation(made_sweep()))
+    nothing = replace(made_stream(), recommended=None, reason="no row fits")
+    with pytest.raises(ResultError, match="recommends nothing: no row fits"):
+        stream_config(nothing)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 positive = st.floats(1e-9, 1e12)
-ratios = st.floats(0, 1)
 
 
-@st.composite
-def configs(draw: st.DrawFn) -> SamplerConfig:
-    boundaries = sorted(draw(st.sets(positive, min_size=1, max_size=40)))
-    sizes = draw(
-        st.lists(
-            st.integers(1, 10**6), min_size=len(boundaries), max_size=len(boundaries)
-        )
-    )
-    return replace(
-        CONFIG,
-        unit=draw(st.none() | texts),
-        max_batch_length=draw(positive),
-        max_batch_size=max(sizes),
-        num_buckets=len(boundaries),
-        bucket_boundaries=boundaries,
-        bucket_batch_sizes=sizes,
-        seed=draw(st.integers(0, 2**63 - 1)),
-        evidence=SamplerEvidence(
-            fingerprint=draw(texts),
-            device=draw(st.none() | texts),
-            batches=draw(st.integers(0, 10**12)),
-            padding_ratio=draw(ratios),
-            estimated_epoch_seconds=draw(st.none() | positive),
-        ),
-    )
-
-
-@given(configs())
+@given(
+    st.lists(positive, min_size=1, max_size=40, unique=True).map(sorted),
+    st.none() | texts,
+    positive,
+    texts,
+)
 @settings(deadline=None, max_examples=25)
 def test_what_is_written_is_read_back_bit_for_bit(
-    tmp_path_factory: pytest.TempPathFactory, config: SamplerConfig
+    tmp_path_factory: pytest.TempPathFactory,
+    boundaries: list[float],
+    unit: Any,
+    seconds: float,
+    text: str,
 ) -> None:
     folder = tmp_path_factory.mktemp("sampler")
+    evidence = replace(CONFIG.evidence, device=text, estimated_epoch_seconds=seconds)
+    sizes = list(range(len(boundaries), 0, -1))
+    table = {"bucket_boundaries": boundaries, "bucket_batch_sizes": sizes}
+    config = replace(
+        CONFIG,
+        unit=unit,
+        max_batch_length=seconds,
+        seed=2**63 - 1,
+        max_batch_size=len(boundaries),
+        num_buckets=len(boundaries),
+        evidence=evidence,
+        **table,
+    )
     assert read_sampler_yaml(written(folder, render_sampler_yaml(config))) == config
+    pivot = {"algorithm": "pivot", "max_padding_ratio": 0.1, "batches_per_epoch": None}
+    stream = replace(STREAM, unit=unit, **pivot, **table)
+    path = written(folder, render_stream_yaml(stream))
+    assert read_stream_yaml(path) == stream
 
 
 HOSTILE_NAMES = [
@@ -134,9 +140,6 @@ def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too() -> None:
     assert "padding_ratio: 1.0e-05\n" in text
 
 
-POOLED = {"sampler": "pooled", "pool_size": 20_000, "batch_overhead": 12.5}
-
-
 def test_pools_are_read_back(tmp_path: Path) -> None:
     row = replace(
         made_sweep().rows[0], strategy="pooled", pool_size=20_000, batch_overhead=12.5
@@ -145,68 +148,6 @@ def test_pools_are_read_back(tmp_path: Path) -> None:
     text = render_sampler_yaml(config)
     assert text.endswith("sampler: pooled\npool_size: 20000\nbatch_overhead: 12.5\n")
     assert read_sampler_yaml(written(tmp_path, text)) == config
-
-
-def table_of_two(**fields: Any) -> dict[str, Any]:
-    return {
-        "num_buckets": 2,
-        "bucket_batch_sizes": [60, 30],
-        "max_batch_size": 60,
-        **fields,
-    }
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"format": "batchtune/sweep"}, "has the format 'batchtune/sweep'"),
-        ({"format": ...}, "has the format None"),
-        ({"version": 2}, "has version 2"),
-        ({"seed": -1}, "seed"),
-        ({"drop_lats": True}, "drop_lats"),
-        ({"batch_ordering": "sideways"}, r"\$\.batch_ordering"),
-        ({"bucket_batch_sizes": [1.5] * 13}, r"\$\.bucket_batch_sizes"),
-        ({"bucket_boundaries": []}, "boundaries must be"),
-        ({"bucket_boundaries": [1.0, 2.0]}, "13 .*for 2"),
-        ({"num_buckets": 12}, "num_buckets is 12, but the table's is 13"),
-        (
-            {"bucket_boundaries": [2.0, 1.0], **table_of_two()},
-            "boundaries must .*ascend",
-        ),
-        (
-            {"bucket_boundaries": [0.0, 2.0], **table_of_two()},
-            r"\$\.bucket_boundaries\[",
-        ),
-        (
-            {"bucket_boundaries": [1.0, float("inf")], **table_of_two()},
-            r"\$\.bucket_boundaries\[",
-        ),
-        (
-            {
-                "bucket_boundaries": [1.0, 2.0],
-                **table_of_two(bucket_batch_sizes=[60, 0]),
-            },
-            r"bucket_batch_sizes\[1\]",
-        ),
-        ({"max_batch_size": 5}, "max_batch_size is 5, but the table's is"),
-        ({"sampler": "other"}, r"Invalid enum value 'other' - at `\$\.sampler`"),
-        ({**POOLED, "pool_size": ...}, "sampler is pooled, but pool_size is None"),
-        ({**POOLED, "pool_size": 0}, r"\$\.pool_size"),
-        ({**POOLED, "pool_size": 2.5}, r"\$\.pool_size"),
-        ({**POOLED, "batch_overhead": -1.0}, r"\$\.batch_overhead"),
-        ({**POOLED, "sampler": "bucket"}, "sampler is bucket, but pool_size is 20000"),
-        (
-            {"batch_overhead": 3.0},
-            "batch_overhead belongs to the sampler pooled, but sampler is bucket",
-        ),
-    ],
-)
-def test_a_file_that_is_off_is_refused_with_the_field_named(
-    tmp_path: Path, fields: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ResultError, match=message) as caught:
-        read_sampler_yaml(changed(tmp_path / "sampler.yaml", CONFIG, **fields))
-    assert "sampler.yaml" in caught.value.message and caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -232,34 +173,12 @@ def test_what_is_no_sampler_file_is_refused_without_a_traceback(
         read_sampler_yaml(written(tmp_path, text))
 
 
-@pytest.mark.parametrize("bracket", "[{")
-def test_deep_brackets_are_refused_before_they_are_parsed(
-    tmp_path: Path, bracket: str
-) -> None:
-    with pytest.raises(ResultError, match="is nested too deeply"):
-        read_sampler_yaml(written(tmp_path, "a: [b]\n" * 300 + bracket * 1500))
-
-
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "sampler.yaml").write_bytes(b"\xff\xfe\x80")
-    with pytest.raises(ResultError, match="not UTF-8 text"):
-        read_sampler_yaml(tmp_path / "sampler.yaml")
-
-
 def test_a_missing_file_is_named_with_the_command_that_writes_it(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ResultError, match="does not exist") as caught:
         read_sampler_yaml(tmp_path / "sampler.yaml")
     assert "sweep-buckets" in str(caught.value.hint)
-
-
-def test_what_never_ends_is_refused(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe.yaml"
-    os.mkfifo(pipe)
-    for endless in (pipe, Path("/dev/zero")):
-        with pytest.raises(ResultError, match="not an ordinary file"):
-            read_sampler_yaml(endless)
 
 
 @pytest.mark.parametrize(
@@ -278,3 +197,44 @@ def test_a_bomb_is_no_work(tmp_path: Path, first: str, more: str, end: str) -> N
     with pytest.raises(ResultError) as caught:
         read_sampler_yaml(written(tmp_path, text + end))
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case["message"])
+def test_a_file_that_is_off_is_refused_with_the_field_named(
+    tmp_path: Path, case: dict[str, Any]
+) -> None:
+    path = tmp_path / case["file"]
+    fields = {**case.get("fields", {}), **dict.fromkeys(case.get("without", []), ...)}
+    of_stream = path.name == "stream.yaml"
+    changed(path, STREAM if of_stream else CONFIG, **fields)
+    with pytest.raises(ResultError, match=case["message"]) as caught:
+        if of_stream:
+            read_stream_yaml(path)
+        else:
+            read_sampler_yaml(path)
+    assert caught.value.message.startswith(str(path)) and caught.value.hint
+
+
+# Of a stream
+
+
+def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own() -> None:
+    made = made_stream(recommended="speechbrain")
+    found = stream_config(made, proven_probe())
+    assert (found.algorithm, found.batches_per_epoch, found.evidence.batches) == (
+        "pool",
+        320,
+        640,
+    )
+    assert found.evidence.allocator == "native"
+    assert found.evidence.margin_bytes == proven_probe().margin.bytes  # type: ignore[union-attr]
+    unproven = [
+        replace(row, unproven=int(row.algorithm == "pool")) for row in made.rows
+    ]
+    assert stream_config(replace(made, rows=unproven)).algorithm == "bucket"
+    alone = replace(made, rows=made.rows[-1:], recommended=0, recommended_speechbrain=0)
+    with pytest.raises(
+        ResultError,
+        match=r"batchtune\.BucketedStream can run no row of the sweep: it only runs the algorithm bucket",
+    ):
+        stream_config(alone)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from real_lengths import librispeech_seconds
 from real_speechbrain import load_speechbrain
-from report_records import made_sweep
 
 from batchtune import sampler_from_config
 from batchtune.buckets.sweep import sweep
@@ -65,19 +64,8 @@ def test_speechbrain_makes_the_rows_number_of_batches(
     result = sweep(Lengths.of(librispeech, unit="s"), 600, tried, Costs())
     block = loaded(render(result))["dynamic_batch_sampler"]
     assert block.get("max_batch_ex") == most
+    assert (block["shuffle"], block["batch_ordering"]) == (True, "random")
     assert batches(sampler, librispeech, block) == row_of(result).batches
-
-
-def test_the_block_has_the_recommended_table() -> None:
-    block = loaded(render(made_sweep()))["dynamic_batch_sampler"]
-    row = row_of(made_sweep())
-    assert list(block["bucket_boundaries"]) == row.boundaries
-    assert (block["max_batch_length"], block["shuffle"], block["batch_ordering"]) == (
-        600,
-        True,
-        "random",
-    )
-    assert "max_batch_ex" not in block
 
 
 @settings(deadline=None, max_examples=60)
@@ -101,24 +89,17 @@ def config(tmp_path: Path) -> Path:
 def for_train_py(config: Path) -> list[str]:
     """The lines for train.py."""
     result = sweep(
-        Lengths.of(POOLED, unit="s"), 60, SweepSettings(pool_sizes=(100,)), Costs()
+        Lengths.of(POOLED, unit="s"),
+        60,
+        SweepSettings(strategies=("optimal", "pooled"), pool_sizes=(100,)),
+        Costs(),
     )
-    table = min(
-        (row for row in result.rows if row.pool_size is None),
-        key=lambda row: row.batches,
-    )
-    pools = next(
-        index for index, row in enumerate(result.rows) if row.pool_size is not None
-    )
-    pooled = replace(
-        result, recommended=pools, recommended_table=result.rows.index(table)
-    )
+    (pools,) = (index for index, row in enumerate(result.rows) if row.pool_size)
+    pooled = replace(result, recommended=pools, recommended_table=0)
     config.write_text(render_sampler_yaml(sampler_config(pooled)), encoding="utf-8")
     text = EXPORT.render(Tuned(sweep=pooled, config=str(config)))
-    assert (
-        list(loaded(text)["dynamic_batch_sampler"]["bucket_boundaries"])
-        == table.boundaries
-    )
+    block = loaded(text)["dynamic_batch_sampler"]
+    assert list(block["bucket_boundaries"]) == result.rows[0].boundaries
     return [
         line[6:]
         for line in text[text.index("To run pools") :].splitlines()

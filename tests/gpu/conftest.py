@@ -11,8 +11,6 @@ import pytest
 from gpu.evidence import REPORT
 from without_device import module_without
 
-from batchtune.processes.worker import Nursery
-
 HERE = Path(__file__).parent
 
 # Test processes that run side by side have emulated devices each (tests/emulated_cuda).
@@ -59,9 +57,3 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     line = {"test": report.nodeid.partition("::")[2], "failed": report.failed}
     with open(os.environ[REPORT], "a") as file:
         file.write("\n" + json.dumps(line))  # a line that a kill cut short ends here
-
-
-@pytest.fixture
-def a_nursery_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For workers with other environment variables than those of the file's other tests."""
-    monkeypatch.setattr("batchtune.probe.supervisor.Nursery", Nursery)

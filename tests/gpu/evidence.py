@@ -13,7 +13,6 @@ minutes and starts bare, give DIR the files of earlier calls, and run the same c
     tests-NAME  tests/gpu/test_NAME_on_cuda.py
     frontier    tests/benchmarks/frontier.py: the frontier of a conformer of 104 million parameters under 16 GiB, by
                 batchtune and by the searches of NeMo and Lightning, and the truth by brute force
-    epochs      tests/benchmarks/epochs.py: epochs of four samplers, measured and predicted
     whole       the same as `truth` on the whole device
 
 Needs what batchtune needs, and pytest, hypothesis and pytest-timeout. The checkout need not be installed.
@@ -67,10 +66,11 @@ def benchmark(name: str, *arguments: str, minutes: float) -> Part:
 # The most telling first.
 PARTS = {
     "calibration": benchmark("calibration", minutes=3.5),
-    "truth": benchmark("cuda_truth", "--memory", "16GiB", "--brute-force", minutes=3.5),
+    "truth": benchmark(
+        "cuda_truth", "LM base bf16", "--memory", "16GiB", "--brute-force", minutes=3.5
+    ),
     "speech": benchmark(
-        *("cuda_truth", "--memory", "16GiB"),
-        *("--workload", "builtin:conformer-ctc"),
+        *("cuda_truth", "conformer base bf16", "--memory", "16GiB"),
         minutes=3.0,
     ),
     "recipes": benchmark(
@@ -78,15 +78,15 @@ PARTS = {
     ),
     "tests-probe": tests("probe", 3.0),
     "frontier": benchmark("frontier", "gpu", "--lengths", "6", minutes=4.5),
-    "epochs": benchmark(
-        "epochs",
-        *("--device", "cuda", "--memory", "16GiB"),
-        *("--workload", "builtin:transformer-lm"),
-        minutes=2.0,
-    ),
     "tests-truth": tests("truth", 3.0),
     "whole": benchmark(
-        "cuda_truth", "--seeds", "1", "--allocator", "expandable", minutes=2.5
+        "cuda_truth",
+        "LM base bf16",
+        "--seeds",
+        "1",
+        "--allocator",
+        "expandable",
+        minutes=2.5,
     ),
     "tests-ranks": tests("ranks", 2.0),
     "tests-packed": tests("packed", 0.5),

@@ -71,14 +71,6 @@ def test_a_batch_holds_no_more_examples_than_were_requested(
     assert facts_of(batch, 8).examples == examples
 
 
-def test_bytes_are_those_of_all_tensors() -> None:
-    batch = {
-        "x": torch.ones(4, 10, dtype=torch.float64),
-        "y": [np.ones(3, np.int16), "text"],
-    }
-    assert facts_of(batch).size_bytes == 4 * 10 * 8 + 3 * 2
-
-
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
@@ -90,21 +82,6 @@ def test_bytes_are_those_of_all_tensors() -> None:
 )
 def test_words(batch: Any, words: str) -> None:
     assert words_of(batch) == words
-
-
-def test_leaves_have_names() -> None:
-    nested = {
-        "audio": Padded(torch.ones(2, 3), torch.ones(2)),
-        "meta": [{"id": "a"}, {"id": "b"}],
-        5: None,
-    }
-    assert [name for name, _ in leaves(nested)] == [
-        "audio.data",
-        "audio.lengths",
-        "meta.0.id",
-        "meta.1.id",
-        "5",
-    ]
 
 
 DTYPES = [
@@ -139,9 +116,6 @@ def test_digests_of_other_values() -> None:
     assert digests_of({"id": ["a", "b"]}) != digests_of({"id": ["b", "a"]})
     assert digests_of(torch.ones(4, 4).T) == digests_of(torch.ones(4, 4))
     assert digests_of(torch.tensor(0.0)) != digests_of(torch.tensor(-0.0))
-    assert digests_of(np.array([("a", "b")], dtype=object)) == digests_of(
-        np.array([("a", "b")], dtype=object)
-    )
 
 
 def test_a_batch_is_moved_with_its_structure() -> None:

@@ -24,7 +24,6 @@ from batchtune.loaders.dali import DaliKind
 from batchtune.workloads.loading import load_function, user_traceback
 
 TARGETS = Path(__file__).parent / "dali_targets.py"
-EXAMPLE = Path(__file__).parents[2] / "examples" / "loaders" / "dali_loader.py"
 DYNAMIC = "nvidia.dali.experimental.dynamic"
 MODES = ("eager", "deferred", "sync_cpu", "sync_full")
 FILES = 11

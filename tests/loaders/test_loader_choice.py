@@ -54,12 +54,8 @@ class MadeRunner:
 
     def measure(self, arguments: Arguments, request: Take) -> Measurement:
         batch = self.seconds_of(arguments) * self.random.uniform(1, 1 + self.noise)
-        steps = [
-            step
-            for step, _ in zip(
-                (request.steps or [0.0]) * BATCHES, range(BATCHES), strict=False
-            )
-        ]
+        given = request.steps or [0.0]
+        steps = [given[number % len(given)] for number in range(BATCHES)]
         waits = [
             max(0.0, batch - (step if arguments["num_workers"] else 0.0))
             for step in steps

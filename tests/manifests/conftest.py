@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from batchtune.errors import ManifestError
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 
+CASES = Path(__file__).parent / "cases"
 Read = Callable[..., Lengths]
 Refusal = Callable[..., ManifestError]
 
@@ -46,3 +48,31 @@ def refusal(read: Read) -> Refusal:
 def cases(rows: dict[str, tuple[Any, ...]], names: str) -> pytest.MarkDecorator:
     """Run a test for each row, which is named by what it holds."""
     return pytest.mark.parametrize(names.split(), rows.values(), ids=rows)
+
+
+def by_transformers(folder: Path, rows: Iterable[tuple[Any, Any]]) -> list[int]:
+    """The tokens of each chat and its tools in a training with transformers, in descending order."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    rendered = [
+        tokenizer.apply_chat_template(chat, tools=tools, return_dict=False)
+        for chat, tools in rows
+    ]
+    return sorted(map(len, rendered), reverse=True)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A folder with a tokenizer of words that truncates, pads, and begins each text with a token of its own."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path / "model"
+    shutil.copytree(CASES / "tok", folder)
+    made = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.add_special_tokens(["<s>", "</s>"])
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    made.enable_truncation(1)
+    made.enable_padding(length=9)
+    made.save(str(folder / "tokenizer.json"))
+    return folder

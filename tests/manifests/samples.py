@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
 import tarfile
 import wave
@@ -167,3 +168,11 @@ SAMPLES: dict[str, Sample] = {
     ),
     "numbers": Sample(_lines("", "{v}\n"), ids=False, column="length"),
 }
+
+
+def damaged(content: bytes, draw: random.Random, words: Sequence[bytes]) -> bytes:
+    """Some bytes replaced by random ones, by a word or by nothing; or all from there on cut off."""
+    start = draw.randrange(len(content))
+    end = draw.choice((start, start + draw.randrange(1, 9), start + 200, len(content)))
+    put = draw.choice((b"", draw.choice(words), draw.randbytes(4)))
+    return content[:start] + put + content[end:]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from manifests.samples import damaged
 
 from batchtune.errors import ManifestError
 from batchtune.manifests.audio import (
@@ -141,42 +142,17 @@ def test_rf64_has_its_size_in_another_chunk(magic: bytes) -> None:
         assert length(data).num_samples == 1000
 
 
-def test_a_size_beyond_4_gib_is_believed() -> None:
-    size = 5_000_000_000
-    head = riff(
-        chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0)),
-        fmt(),
-        magic=b"RF64",
-        size=0xFFFFFFFF,
-    )
-    head += struct.pack("<4sI", b"data", 0xFFFFFFFF)
-    payload = Payload(len(head) + size, payload_of(head).read)
-    assert audio_length(payload) == AudioLength(size // 2, RATE)
-
-
 def test_an_open_size_extends_to_the_end() -> None:
-    for whole, samples in [
+    for whole, size in [
         (0, 0),
         (0xFFFFFFFF, 0xFFFFFFFF),
         (36, 0),
+        # As sox leaves it: whole blocks.
         (0x7FFFF024, 0x7FFFF000),
         (0xFFFFFFFF, 0),
     ]:
-        assert (
-            length(
-                riff(fmt(), chunk(b"data", bytes(2000), samples), size=whole)
-            ).num_samples
-            == 1000
-        )
-
-
-def test_sox_leaves_a_size_of_whole_blocks_open() -> None:
-    data = riff(
-        fmt(channels=3, align=6),
-        chunk(b"data", bytes(6000), 0x7FFFF000 // 6 * 6),
-        size=0x7FFFF024,
-    )
-    assert length(data).num_samples == 1000
+        data = riff(fmt(), chunk(b"data", bytes(2000), size), size=whole)
+        assert length(data).num_samples == 1000
 
 
 def test_an_empty_recording_has_no_samples() -> None:
@@ -305,35 +281,24 @@ def survives(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("form", "subtype"),
     [
-        *(
-            ("WAV", subtype)
-            for subtype in ("PCM_16", "ULAW", "IMA_ADPCM", "MS_ADPCM", "GSM610")
-        ),
-        *(
-            ("WAVEX", "FLOAT"),
-            ("RF64", "PCM_24"),
-            ("FLAC", "PCM_16"),
-            ("OGG", "VORBIS"),
-            ("OGG", "OPUS"),
-        ),
-        *(("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_16"), ("M4A", "")),
+        ("WAV", "PCM_16"),
+        ("WAV", "MS_ADPCM"),
+        ("WAVEX", "FLOAT"),
+        ("RF64", "PCM_24"),
+        ("FLAC", "PCM_16"),
+        ("OGG", "VORBIS"),
+        ("OGG", "OPUS"),
+        ("MP3", "MPEG_LAYER_III"),
+        ("AIFF", "PCM_16"),
+        ("M4A", ""),
     ],
 )
 def test_a_damaged_audio_file_is_read_or_refused(form: str, subtype: str) -> None:
     data = m4a(61_440, RATE) if form == "M4A" else written(form, subtype, count=400)
-    for end in [
-        *range(min(len(data), 128)),
-        *range(0, len(data), max(1, len(data) // 100)),
-    ]:
-        survives(data[:end])
     chance = random.Random(form)
-    for _ in range(200):
-        damaged = bytearray(data)
-        for _ in range(chance.choice((1, 1, 2, 8))):
-            damaged[chance.randrange(chance.choice((64, len(data))))] = chance.choice(
-                (0, 255, chance.randrange(256))
-            )
-        survives(bytes(damaged))
+    for _ in range(300):
+        content = damaged(data, chance, (b"\0", b"\xff")) or data
+        survives(damaged(content, chance, (b"\0", b"\xff")))
 
 
 # What is read from

@@ -93,18 +93,6 @@ def test_files_that_can_not_be_read_are_named_with_the_reason(
     assert folder({}, skip_invalid=True).values.tolist() == [0.5]
 
 
-def test_one_damaged_file_is_named_by_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.wav").write_bytes(wav(8000)[:-1])
-    with pytest.raises(ManifestError) as caught:
-        load_lengths("a.wav")
-    assert caught.value.message.startswith(
-        "a.wav: 1 of 1 row is invalid:\n  id 'a.wav': 'duration' can't be read"
-    )
-
-
 def test_audio_that_is_not_read_is_counted_as_such(folder: Folder) -> None:
     lengths = folder({"a.wav": wav(1), "b.au": b"", "c.CAF": b""})
     assert lengths.left_out == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from manifests.conftest import CASES, by_transformers
 from manifests.samples import wav
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths
 
-CASES = Path(__file__).parent / "cases"
 Content = str | bytes
 
 
@@ -46,42 +46,15 @@ KALDI = {
     "text": "a-1 hello\na-2 hello\nb-1 hello\n",
 }
 DROPPED = {"utt2dur": "a 2\nb 4\nc 8\nd 16\n", "text": "a one\nb two\nc three\n"}
-SHAREGPT = [
-    [
-        {"from": "human", "value": "hi you "},
-        {"from": "gpt", "value": "hello my friend!"},
-    ],
-    [{"from": "human", "value": "yes"}, {"from": "gpt", "value": "no wa"}],
-]
 IMAGE = said("user", [{"type": "image"}, {"type": "text", "text": "what is"}])
 TOKENS = [
     {"prompt_tokens": 10, "completion_tokens": 100},
     {"prompt_tokens": 20, "completion_tokens": 500},
 ]
-PAIRS = lines(
-    {"prompt": "w w", "chosen": "w w w", "rejected": "w w w w w w w w w w"},
-    {"prompt": "w w w w w", "chosen": "w w w w w w", "rejected": "w"},
-)
-CHAT_PAIRS = lines(
-    {"chosen": asked("w w", "w w w"), "rejected": asked("w w", "w " * 10)},
-    {"chosen": asked("w " * 5, "w " * 6), "rejected": asked("w " * 5, "w")},
-)
-# The prompt as a text as well, as UltraFeedback has it.
-PROMPTED_PAIRS = lines(
-    *(
-        {"prompt": row["chosen"][0]["content"], **row}
-        for row in map(json.loads, CHAT_PAIRS.splitlines())
-    )
-)
 CHATS = lines(
     {"prompt": asked("w w "), "completion": [said("assistant", "v v v ")]},
     {"prompt": asked("w w w w "), "completion": [said("assistant", "v ")]},
 )
-ALPACA = lines(
-    {"instruction": "do", "input": "", "output": "done"},
-    {"instruction": "do", "input": "it", "output": "no"},
-)
-NAN = '{"id": "a", "duration": 1, "wer": NaN}\n{"id": "NaN", "duration": 2, "x": [-Infinity]}\n'
 AUDIO = [
     {"audio": {"bytes": wav(size), "path": "a.wav"}, "text": "x"}
     for size in (800, 1600)
@@ -95,23 +68,10 @@ SPANS = "path,start,end,text\na.wav,1.0,3.5,x\na.wav,10,20,y\n"
     [
         (KALDI, {}, [30, 7.5, 5], "s"),
         (DROPPED, {"skip_invalid": True}, [8, 4, 2], "s"),
-        (lines({"conversations": SHAREGPT[0]}, {"conversations": SHAREGPT[1]}), {}, [23, 8], "characters"),
-        (ALPACA, {}, [6, 6], "characters"),
-        (PAIRS, {"measure": "words"}, [12, 11], "words"),
-        (PAIRS, {"length_key": "max(chosen, rejected)", "measure": "words"}, [10, 6], "words"),
-        (CHAT_PAIRS, {"measure": "words"}, [12, 11], "words"),
-        (PROMPTED_PAIRS, {"measure": "words"}, [12, 11], "words"),
-        (CHATS, {}, [10, 10], "characters"),
         (parquet(TOKENS), {"length_key": "prompt_tokens+completion_tokens"}, [520, 110], "tokens"),
         (parquet([{"x": {"y": asked("ab", "c")}}]), {"length_key": "x.y"}, [3], "characters"),
         (parquet([{"x": [asked("ab", "c")]}]), {"length_key": "x[0]"}, [3], "characters"),
-        (NAN, {}, [2, 1], "s"),
-        (json.dumps({"u1": {"length": 1.0, "wer": float("nan")}, "u2": {"length": 2.0}}), {}, [2, 1], "s"),
-        (json.dumps([{"duration": 3, "x": float("inf")}]), {}, [3], "s"),
         (parquet(AUDIO), {}, [0.1, 0.05], "s"),
-        (LJSPEECH, {"length_key": "2"}, [13, 5, 3], "characters"),
-        ("audio|text\na|one two\nb|x\n", {"length_key": "text"}, [7, 1], "characters"),
-        (SPANS, {"length_key": "end-start", "unit": "s"}, [10, 2.5], "s"),
     ],
     ids=str,
 )  # fmt: skip
@@ -191,16 +151,6 @@ def test_files_of_one_set_in_seconds_and_milliseconds_are_told(tmp_path: Path) -
 
 
 # As transformers renders them
-
-
-def by_transformers(folder: Path, rows: Sequence[tuple[Any, Any]]) -> list[int]:
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    rendered = [
-        tokenizer.apply_chat_template(chat, tools=tools, return_dict=False)
-        for chat, tools in rows
-    ]
-    return sorted(map(len, rendered), reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from manifests.conftest import Read, Refusal
+from manifests.conftest import Read, Refusal, by_transformers
 
 from batchtune.manifests import texts
 
@@ -29,10 +29,11 @@ CHATS: list[dict[str, Any]] = [
                 "content": None,
                 "tool_calls": [{"name": "sum", "arguments": {"a": 1}}],
             },
-            {"role": "tool", "content": "three <|end|>"},
+            {"role": "tool", "content": "three </s>"},
         ]
     },
 ]
+AS_CHATS = [(chat["messages"], None) for chat in CHATS]
 LINES = "".join(json.dumps(chat) + "\n" for chat in CHATS)
 TEMPLATE = """{{- bos_token }}
 {%- set ns = namespace(count=0) %}
@@ -49,94 +50,15 @@ TEMPLATE = """{{- bos_token }}
 """
 
 
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    """A folder with a tokenizer and a chat template, which adds a token of its own to a single text."""
-    tokenizers = pytest.importorskip("tokenizers")
-    folder = tmp_path / "model"
-    folder.mkdir()
-    words = [
-        "[UNK]",
-        "one",
-        "two",
-        "three",
-        "be",
-        "kind",
-        "<s>",
-        "<|end|>",
-        "<",
-        "|",
-        ">",
-        "user",
-        "assistant",
-    ]
-    made = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel(
-            {word: index for index, word in enumerate(words)}, unk_token="[UNK]"
-        )
-    )
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.add_special_tokens(["<s>", "<|end|>"])
-    made.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 6)]
-    )
-    made.save(str(folder / "tokenizer.json"))
-    write_config(folder, chat_template=TEMPLATE)
-    return folder
+@pytest.fixture(autouse=True)
+def with_template(tokenizer: Path) -> None:
+    write_config(tokenizer, chat_template=TEMPLATE)
 
 
 def write_config(folder: Path, **fields: object) -> None:
-    config = {
-        "bos_token": {"__type": "AddedToken", "content": "<s>"},
-        "eos_token": "<|end|>",
-        **fields,
-    }
+    bos = {"__type": "AddedToken", "content": "<s>"}
+    config = {"bos_token": bos, "eos_token": "</s>", **fields}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
-def by_transformers(folder: Path) -> list[int]:
-    """The number of tokens of each chat in a training with transformers, in descending order."""
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    rendered = [
-        theirs.apply_chat_template(chat["messages"], return_dict=False)
-        for chat in CHATS
-    ]
-    return sorted(map(len, rendered), reverse=True)
-
-
-def write_parquet(path: Path) -> Path:
-    pa.parquet.write_table(pa.Table.from_pylist(CHATS), path)
-    return path
-
-
-PARTS = [
-    {"type": "image", "url": "x"},
-    {"type": "text", "text": "abc"},
-    {"type": "text", "text": "de"},
-]
-IN_PARTS = {"messages": [{"role": "user", "content": PARTS}]}
-TOKENIZED = {**CHATS[0], "input_ids": [1, 2, 3]}
-DEEPER = [{"data": {"turns": chat["messages"]}} for chat in CHATS]
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "lengths", "unit"),
-    [
-        (CHATS, {}, [23, 12], "characters"),
-        (CHATS, {"measure": "words"}, [5, 3], "words"),
-        (CHATS, {"measure": "bytes"}, [23, 12], "bytes"),
-        ([IN_PARTS], {}, [5], "characters"),
-        (DEEPER, {"length_key": "data.turns"}, [23, 12], "characters"),
-        ([TOKENIZED], {}, [3], "tokens"),
-    ],
-    ids=["characters", "words", "bytes", "parts", "another key", "tokenized"],
-)
-def test_contents_are_measured_as_texts_are(
-    read: Read, rows: list[Any], options: dict, lengths: list[int], unit: str
-) -> None:
-    found = read("".join(json.dumps(row) + "\n" for row in rows), **options)
-    assert (found.values.tolist(), found.unit) == (lengths, unit)
 
 
 def test_a_note_says_how_chats_are_counted(read: Read) -> None:
@@ -144,15 +66,20 @@ def test_a_note_says_how_chats_are_counted(read: Read) -> None:
     assert said in read(LINES).notes[0]
 
 
-@pytest.mark.parametrize("kind", ["lines", "list", "parquet"])
+@pytest.mark.parametrize("as_parquet", [False, True])
 def test_a_chat_template_counts_as_in_training(
-    read: Read, tokenizer: Path, tmp_path: Path, kind: str
+    read: Read, tokenizer: Path, tmp_path: Path, as_parquet: bool
 ) -> None:
-    content: str | bytes = LINES if kind == "lines" else json.dumps(CHATS)
-    if kind == "parquet":
-        content = write_parquet(tmp_path / "chats.parquet").read_bytes()
+    content: str | bytes = LINES
+    if as_parquet:
+        path = tmp_path / "chats.parquet"
+        pa.parquet.write_table(pa.Table.from_pylist(CHATS), path)
+        content = path.read_bytes()
     found = read(content, tokenizer=str(tokenizer))
-    assert (found.values.tolist(), found.unit) == (by_transformers(tokenizer), "tokens")
+    assert (found.values.tolist(), found.unit) == (
+        by_transformers(tokenizer, AS_CHATS),
+        "tokens",
+    )
     assert (
         "as the chat template in" in found.notes[0]
         and "jinja2's sandbox" in found.notes[0]
@@ -162,7 +89,7 @@ def test_a_chat_template_counts_as_in_training(
 def test_a_template_may_lie_in_a_file_of_its_own(read: Read, tokenizer: Path) -> None:
     (tokenizer / "chat_template.jinja").write_text(TEMPLATE + "{{ ' one one' }}")
     found = read(LINES, tokenizer=str(tokenizer / "tokenizer.json"))
-    assert found.values.tolist() == by_transformers(tokenizer)
+    assert found.values.tolist() == by_transformers(tokenizer, AS_CHATS)
     assert "chat_template.jinja" in found.notes[0]
 
 
@@ -173,7 +100,7 @@ def test_of_several_templates_the_default_one_is_taken(
     templates = [{"name": "tool_use", "template": "one"}, default]
     write_config(tokenizer, chat_template=templates)
     found = read(LINES, tokenizer=str(tokenizer))
-    assert found.values.tolist() == by_transformers(tokenizer)
+    assert found.values.tolist() == by_transformers(tokenizer, AS_CHATS)
 
 
 def test_without_a_template_the_tokens_of_contents_are_counted(

@@ -89,11 +89,6 @@ def test_links_to_folders_are_followed_but_not_round_in_circles(tmp_path: Path) 
     assert expand(tmp_path / "data", None)[0].names == ("a.wav", "link/b.wav")
 
 
-def test_an_empty_name_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="is empty"):
-        expand("", None)
-
-
 @pytest.mark.parametrize(
     "spec",
     [
@@ -227,19 +222,6 @@ def test_invalid_rows_of_several_files_are_named_with_their_file(
     assert (
         f"{tmp_path}/b.csv, line 2, id 'y': 'duration' is '0' (zero)"
         in caught.value.message
-    )
-
-
-@pytest.mark.process
-def test_several_processes_read_many_files_alike(tmp_path: Path, monkeypatch) -> None:
-    for number in range(6):
-        (tmp_path / f"{number}.csv").write_text(
-            "id,duration\n" + "".join(f"{i},{i + number}\n" for i in range(1, 50))
-        )
-    alone = load_lengths(str(tmp_path / "*.csv"))
-    monkeypatch.setattr("batchtune.manifests.reading._WORTH_BYTES", 0)
-    assert (
-        load_lengths(str(tmp_path / "*.csv"), jobs=2).fingerprint == alone.fingerprint
     )
 
 

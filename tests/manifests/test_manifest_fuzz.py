@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from samples import SAMPLES
+from samples import SAMPLES, damaged
 
 from batchtune.errors import BatchtuneError
 from batchtune.manifests import ReadOptions, load_lengths
@@ -33,6 +33,10 @@ JUNK = (
     b"[" * 100_000,
     b'"' * 100_000,
     b"1 " * 60_000,
+    b'"' + b'\\"' * 20_000,
+    b'{"a":' * 5000,
+    b'ID,duration\na,"1\n',
+    b"\x1c",
 )
 
 # A damaged Parquet or Arrow file can do to batchtune what it does to pandas.
@@ -50,23 +54,12 @@ def check(path: Path, content: bytes, name: str, **options: object) -> None:
         load_lengths(path)
 
 
-def damaged(content: bytes, draw: random.Random) -> bytes:
-    """Some bytes replaced by random ones, by a word or by nothing; or all from there on cut off."""
-    start = draw.randrange(len(content))
-    end = draw.choice((start, start + draw.randrange(1, 9), start + 200, len(content)))
-    return (
-        content[:start]
-        + draw.choice((b"", draw.choice(WORDS), draw.randbytes(4)))
-        + content[end:]
-    )
-
-
 def test_any_damage_gives_lengths_or_one_message(name: str, tmp_path: Path) -> None:
     whole = SAMPLES[name].content(VALUES)
     draw = random.Random(name)
     for _ in range(40):
         target = draw.choice((None, SAMPLES[name].column))
-        content = damaged(damaged(whole, draw) or whole, draw)
+        content = damaged(damaged(whole, draw, WORDS) or whole, draw, WORDS)
         check(
             tmp_path / "manifest",
             content,

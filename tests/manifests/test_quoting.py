@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from samples import SAMPLES
 
-from batchtune.errors import BatchtuneError, ManifestError, UsageError, shortened
+from batchtune.errors import BatchtuneError, ManifestError, shortened
 
 LONG = 20_000
 MOST_CHARACTERS = 1500
@@ -35,15 +35,6 @@ def test_a_long_id_is_quoted_by_its_beginning(refusal, name: str) -> None:
     assert_short(refusal(content.replace(b"utt1", b"u" * LONG) if text else content))
 
 
-@KINDS
-def test_a_long_name_of_a_column_that_is_not_there_is_shortened(
-    read, name: str
-) -> None:
-    with pytest.raises((ManifestError, UsageError)) as caught:
-        read(SAMPLES[name].content(["1"]), length_key="k" * LONG)
-    assert_short(caught.value)
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -59,16 +50,6 @@ def test_a_long_name_of_a_column_that_is_not_there_is_shortened(
         + "\n"
         + ",".join(["1"] * 501)
         + "\n",
-    ],
-    ids=[
-        "JSON Lines",
-        "JSON list",
-        "JSON objects",
-        "table",
-        "twice",
-        "columns",
-        "columns twice",
-        "candidates",
     ],
 )
 def test_long_and_many_columns_are_listed_in_short(refusal, content: str) -> None:

@@ -73,17 +73,11 @@ def workers() -> list[psutil.Process]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("histogram", [False, True])
 def test_the_same_bytes_after_both_workers_are_killed(
-    shards: Path, cluster: None, tmp_path: Path
+    shards: Path, cluster: None, tmp_path: Path, histogram: bool
 ) -> None:
-    for histogram in (False, True):
-        assert_same_bytes(shards, tmp_path, histogram)
-
-
-def assert_same_bytes(shards: Path, tmp_path: Path, histogram: bool) -> None:
     options = ReadOptions(target_key="txt")
-    (tmp_path / "ray.parquet").unlink(missing_ok=True)
-    (tmp_path / "local.parquet").unlink(missing_ok=True)
     local = tmp_path / "local.parquet"
     scan(shards, options, local, histogram=histogram)
     killed: list[int] = []

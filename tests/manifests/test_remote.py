@@ -112,11 +112,18 @@ def test_an_interrupted_scan_goes_on_by_etags(
     assert [row["length"] for row in rows(output)] == [1.0, 0.3, 0.1]
 
 
-def test_a_small_shard_is_read_by_one_request(server: RangeServer) -> None:
-    members = [(f"utt{number}.wav", wav(100 + number)) for number in range(20)]
-    (server.folder / "small.tar").write_bytes(shard(members))
-    lengths = load_lengths(f"{server.url}/small.tar")
-    assert lengths.count == 20
+@pytest.mark.parametrize(
+    ("with_ranges", "samples"),
+    [(True, 100), (False, 16_000)],
+    ids=["a small shard", "a server that ignores ranges"],
+)
+def test_what_is_best_read_whole_is_read_by_one_request(
+    server: RangeServer, with_ranges: bool, samples: int
+) -> None:
+    server.with_ranges = with_ranges
+    members = [(f"utt{number}.wav", wav(samples + number)) for number in range(20)]
+    (server.folder / "a.tar").write_bytes(shard(members))
+    assert load_lengths(f"{server.url}/a.tar").count == 20
     assert [method for method, _ in server.requests] == ["HEAD", "GET"]
 
 
@@ -162,14 +169,6 @@ def test_audio_files_behind_urls(server: RangeServer) -> None:
     assert stream.values.tolist() == [0.1, 0.2, 0.3]
     (server.folder / "a1.wav").unlink()
     assert "a1.wav does not exist" in refusal(f"{server.url}/a{{0..2}}.wav").message
-
-
-def test_a_server_that_ignores_ranges_is_read_whole(server: RangeServer) -> None:
-    server.with_ranges = False
-    members = [(f"utt{number}.wav", wav(16_000 + number)) for number in range(20)]
-    (server.folder / "a.tar").write_bytes(shard(members))
-    assert load_lengths(f"{server.url}/a.tar").count == 20
-    assert [method for method, _ in server.requests] == ["HEAD", "GET"]
 
 
 @pytest.mark.parametrize("of_equal_size", [False, True])

@@ -139,12 +139,6 @@ def test_names_offsets_and_sizes_are_those_of_tarfile(
     assert indexed(path)[0] == by_tarfile(data)
 
 
-def test_headers_that_only_hold_a_time_are_passed_over(write) -> None:
-    data = archive(*[(entry(f"{i}.wav", b"12", mtime=1.25), b"12") for i in range(3)])
-    assert data.count(b"mtime=1.25") == 3
-    assert indexed(write(data))[0] == by_tarfile(data)
-
-
 @pytest.mark.parametrize("form", ["gnu", "pax"])
 def test_a_member_beyond_8_gib_is_passed_over(tmp_path: Path, form: str) -> None:
     size = 9 * 2**30 + 5
@@ -257,28 +251,14 @@ def test_payloads_are_read_at_any_place(
     write, compress: Callable[[bytes], bytes]
 ) -> None:
     chance = random.Random(5)
-    contents = {
-        f"{i}.wav": chance.randbytes(size)
-        for i, size in enumerate((0, 10, 5000, 70_000, 300_000, 9_000_000, 7))
-    }
+    sizes = (0, 10, 70_000, 9_000_000, 7)
+    contents = {f"{size}.wav": chance.randbytes(size) for size in sizes}
     with open_tar(Source(write(compress(files(contents))))) as tar:
         for file in tar.members():
-            size = file.size
-            payload, content = tar.payload(file), contents[file.name]
-            assert payload.size == len(content)
-            for start, length in (
-                (0, 100),
-                (size - 5, 100),
-                (0, size),
-                (size // 2, 10),
-                (size, 4),
-                (size + 9, 4),
-                (3, 70_000),
-            ):
-                if start >= 0:
-                    assert (
-                        payload.read(start, length) == content[start : start + length]
-                    )
+            payload = tar.payload(file)
+            content = contents[file.name]
+            for start in (0, file.size // 2, 3, file.size, file.size + 9):
+                assert payload.read(start, 70_000) == content[start : start + 70_000]
 
 
 def test_random_damage_gives_members_or_an_error(write) -> None:

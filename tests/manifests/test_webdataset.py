@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
 import re
-import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,12 +17,10 @@ from manifests.conftest import cases
 from samples import SAMPLE_RATE as RATE
 from samples import Member, shard, wav
 
-from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, load_lengths
 from batchtune.manifests.base import Unreadable
 from batchtune.manifests.formats.members import key_and_suffix
 from batchtune.manifests.source import Source
-from batchtune.manifests.tar import BLOCK
 
 FORMAT = FORMATS["webdataset"]
 
@@ -241,50 +237,6 @@ def test_nothing_is_written_whatever_the_names_are(
     assert {entry.name for entry in tmp_path.iterdir()} == {"inside", "shard.tar"}
     assert not list((tmp_path / "inside").iterdir())
     assert not os.path.exists("/tmp/batchtune-never.wav")
-
-
-def test_only_the_beginnings_of_the_audio_are_read(
-    write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write([(f"{number}.wav", wav(200_000)) for number in range(10)])
-    read_bytes = 0
-    original = os.pread
-
-    def counted(descriptor: int, size: int, offset: int) -> bytes:
-        nonlocal read_bytes
-        data = original(descriptor, size, offset)
-        read_bytes += len(data)
-        return data
-
-    monkeypatch.setattr(os, "pread", counted)
-    assert rows(path, "wav.num_samples")[1] == [200_000] * 10
-    assert read_bytes < 10 * 8192 + 16_384
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_a_truncated_shard_yields_the_whole_samples_before(
-    write, compress: Callable[[bytes], bytes]
-) -> None:
-    data = shard(speech(40))
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        ends = [
-            one.offset + BLOCK + one.size for one in tar if one.name.endswith(".json")
-        ]
-    for tenth in range(1, 10):
-        cut = len(data) * tenth // 10
-        path = write(compress(data[:cut]))
-        found: list[object] = []
-        with pytest.raises(ManifestError, match="breaks off") as caught:
-            for chunk in FORMAT(Source(path)).rows(["wav.num_samples"]):
-                found.extend(chunk.columns[0])
-        whole = sum(end <= cut for end in ends)
-        assert found == [(number + 1) * 1000 for number in range(len(found))]
-        # Nothing says of the last one that it has no more members.
-        assert len(found) in (
-            whole - 1,
-            whole,
-        )
-        assert caught.value.hint
 
 
 @settings(max_examples=100, deadline=None)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from batchtune import (
     BucketBatchSampler,
@@ -83,20 +82,6 @@ def test_ranks_have_equal_counts_and_share_the_sequences(
         assert not dropped or drop_last
 
 
-def test_micro_batches_of_one_step_take_about_as_long() -> None:
-    law = TimeLaw(seconds_per_token=1, seconds_per_squared_token=0.1)
-    for packer in ("even", "first-fit"):
-        ranks = ranks_of(4, packer=packer, time_law=law, pool_size=301)
-        seconds = np.array(
-            [
-                [law.of_sequences(LENGTHS[batch]).sum() for batch in rank]
-                for rank in ranks
-            ]
-        )
-        slowest = seconds.max(axis=0).sum()
-        assert slowest < 1.02 * seconds.mean(axis=0).sum()
-
-
 def test_each_epoch_has_other_micro_batches() -> None:
     sampler = packed(seed=3)
     epochs = [list(sampler) for _ in range(3)]
@@ -138,24 +123,6 @@ def test_a_loaded_state_goes_on_batch_for_batch(position: int | None) -> None:
 def test_the_state_of_another_sampler_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"its digest is .* of lengths and options"):
         packed(**options).load_state_dict(packed().state_dict())
-
-
-@pytest.mark.process
-def test_a_loader_with_workers_resumes_behind_what_it_delivered() -> None:
-    def loader_of(sampler: PackedBatchSampler) -> Any:
-        return DataLoader(
-            range(LENGTHS.size),  # type: ignore[arg-type]
-            batch_sampler=sampler,
-            collate_fn=list,
-            num_workers=2,
-        )
-
-    sampler = packed()
-    running = iter(loader_of(sampler))
-    before = [next(running) for _ in range(3)]
-    resumed = packed()
-    resumed.load_state_dict(sampler.state_dict())
-    assert before + list(loader_of(resumed)) == list(packed())
 
 
 def huge(path: Path) -> Path:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,6 +190,48 @@ class Scattered(LawDevice):
         if rest_bytes is None:
             return reply
         return altered(reply, rest_bytes=rest_bytes - self._less())
+
+
+class Buffering(LawDevice):
+    """A process keeps buffers of 60% of the largest batch that it has run, and may be replaced after each trial."""
+
+    def __init__(self, *arguments: Any, replaced: bool) -> None:
+        super().__init__(*arguments)
+        self._replaced = replaced
+        self._kept = {0: 0.0}  # by the worker
+
+    def run(self, shape: BatchShape, steps: int) -> Ran:
+        reply = super().run(shape, steps)
+        rest_bytes = reply.trial.rest_bytes
+        if rest_bytes is None:
+            return reply
+        kept = self._kept.get(self.worker, 0.0)
+        largest = max(kept, 0.6 * (self.bytes(shape) - rest_bytes))
+        self._kept[self.worker] = largest
+        if self._replaced:
+            self.lose_worker()
+        return altered(
+            reply,
+            held_bytes=int(rest_bytes + kept),
+            rest_bytes=int(rest_bytes + largest),
+        )
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("law", ["linear", "quadratic"])
+def test_what_processes_keep_of_their_batches_costs_no_trials(
+    law: str, replaced: bool
+) -> None:
+    lengths = made_lengths("speech", count=3000)
+    device = Buffering(LAWS[law], lengths, replaced=replaced)
+    probe = probe_law(device)
+    at_a_length = Counter(trial.length for trial in probe.trials)
+    assert max(at_a_length.values()) <= 6
+    assert len(probe.trials) <= 32 and ooms(probe.trials) <= 2
+    for point in probe.frontier:
+        assert device.fits(BatchShape(point.batch_size, point.length))
+        beyond = BatchShape(math.ceil(1.1 * point.batch_size), point.length)
+        assert point.closed_by == "data" or not device.fits(beyond)
 
 
 def long_tailed(count: int = 8_000) -> Lengths:

@@ -196,6 +196,26 @@ def test_first_steps_that_run_out_of_memory_make_no_length_creep() -> None:
     assert len(trials) <= 100
 
 
+def test_below_a_size_that_nearly_fitted_no_search_creeps() -> None:
+    """It takes the middle: whether that passes or fails, the length is closed."""
+    lengths = Lengths.of([10.0] * 2000)
+    search = search_of(lengths, SearchedDevice(quadratic_peak(), limit_bytes=1_000_000))
+    sizes = {1: 100_000, 8: 106_000, 1100: 950_000}
+    trials = [
+        made_trial(
+            BatchShape(size, 10.0),
+            peak_bytes=peak,
+            reserved_bytes=peak + 10_000,
+            rest_bytes=90_000,
+        )
+        for size, peak in sizes.items()
+    ]
+    trials.append(made_trial(BatchShape(1151, 10.0), "oom", flushed=True))
+    wanted = search.propose(trials)
+    assert wanted is not None
+    assert wanted.shape.batch_size == 1125
+
+
 def failed_in_alternation(point: FrontierPoint, index: int) -> Trial:
     shape = BatchShape(point.batch_size, point.length, point.target_length)
     error = "in alternation with the other shapes"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from batchtune.probe.worker import Training
+from batchtune.probe.parameters import Training, drop_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +59,16 @@ def test_a_model_that_was_replaced_is_neither_known_nor_kept() -> None:
     training = Training()
     del model
     assert training.has_changed() is None
+
+
+def test_gradients_are_dropped_but_not_those_in_a_buffer() -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    buffer = torch.zeros(8)
+    model.weight.grad = buffer.view(2, 4)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    drop_gradients()
+    assert model.bias.grad is None
+    assert model.weight.grad is not None
+    assert buffer.tolist() == [1.0] * 8

@@ -82,6 +82,21 @@ def supervised(nursery: MadeNursery) -> Supervisor:
     return supervisor
 
 
+@pytest.mark.parametrize("outcome", ["oom", "ok", "error"])
+def test_what_ends_a_script_without_a_word_is_watched_for_an_oom(outcome: str) -> None:
+    """Errors are noted in all steps of a second try: a script may swallow one after the first step."""
+    silent = replace(
+        ran(SHAPE, "error", error="it ended"), renew=True, unexplained=True
+    )
+    again = ran(SHAPE, outcome, error=outcome)
+    nursery = MadeNursery(silent, again)
+    with supervised(nursery) as supervisor:
+        found = supervisor.measure(SHAPE, 3).trial
+    expected = again.trial if outcome == "oom" else silent.trial
+    assert (found.outcome, found.error) == (expected.outcome, expected.error)
+    assert (found.index, nursery.started, nursery.answers) == (3, 2, [])
+
+
 @pytest.mark.parametrize("single", [False, True], ids=["trial", "single step"])
 @pytest.mark.parametrize(
     ("answer", "outcome", "error", "renewed"),

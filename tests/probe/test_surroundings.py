@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from batchtune.probe.devices import describe_environment
-from batchtune.probe.worker import gradient_bytes
+from batchtune.probe.parameters import gradient_bytes
 
 
 @pytest.fixture(autouse=True)

@@ -115,8 +115,8 @@ def test_without_a_recommendation_the_reason_is_given() -> None:
 
 def test_batches_that_are_not_proven_are_a_warning() -> None:
     assert warnings_of(stream=with_row(made_stream(), unproven=3))[0] == (
-        "3 of 632 batches of an epoch are not proven to fit. Run `batchtune probe-oom` again with --force, then "
-        "`batchtune sweep-stream`."
+        "3 of 632 batches of an epoch are not proven to fit. `batchtune verify "
+        "--stream` runs such batches."
     )
     assert "simulated epochs was run" not in said(with_row(made_stream(), unproven=3))
     other = made_stream(max_batch_length=700.0)

@@ -20,6 +20,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from batchtune.lengths import RowLength
+from batchtune.probe.parameters import Training
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.requests import (
     Describe,
@@ -34,7 +35,6 @@ from batchtune.probe.requests import (
 from batchtune.probe.session import Session
 from batchtune.probe.supervisor import script_error
 from batchtune.probe.verdicts import merged
-from batchtune.probe.worker import Training
 from batchtune.processes.worker import Failed, WorkerLost, judged_end
 from batchtune.results import BatchShape, ProbedWith, Script
 from batchtune.scripts import answering, feeding, interposing
@@ -145,6 +145,31 @@ def test_a_failure_is_that_of_its_batch(
     assert error in (failed.trial.error or "")
     if error.startswith("KeyError"):
         assert "raise error" in (failed.traceback or "")
+
+
+@pytest.mark.parametrize("noting", [False, True])
+def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(
+    monkeypatch: pytest.MonkeyPatch, noting: bool
+) -> None:
+    def train(loop: Loop, batches: Iterator[Any]) -> None:
+        large = 0
+        for (batch,) in batches:
+            large += batch[0] > FAILS_ABOVE
+            if large == 2:
+                try:
+                    raise OOM
+                except RuntimeError:
+                    break
+            loop.steps += 1
+
+    small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
+    loop = MadeScript(monkeypatch, train, small).measured()
+    worker = worker_of(loop)
+    worker._session = Session(fed_by(loop), MadeMeter())
+    ran = worker.answer(Run(shape=LARGE, noting=noting))
+    assert isinstance(ran, Ran)
+    assert ran.trial.outcome == ("oom" if noting else "error")
+    assert (ran.unexplained, ran.renew) == (not noting, True)
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -455,6 +480,10 @@ def test_rows_in_the_order_of_the_data_set_are_drawn(
 ) -> None:
     """Where steps are slow, fewer batches are compared."""
     monkeypatch.setattr(answering, "_TWIN_SECONDS", seconds)
+    written: list[Path | None] = []
+    monkeypatch.setattr(
+        answering, "write_own_batches", lambda _, path: written.append(path)
+    )
     loop = MadeScript(monkeypatch, train_on_all, loader_of(Lengths())).measured()
     rows = [length / 100 for length in Lengths().lengths]
     ready = prepared(monkeypatch, loop, rows=rows)
@@ -465,6 +494,36 @@ def test_rows_in_the_order_of_the_data_set_are_drawn(
         (4, 0.0)
     ] * twins
     assert all(twin.length in rows for twin in script.twins)
+    # They are not drawn at random, so its own batches are counted.
+    assert [path and path.name for path in written] == ["own-batches.npz"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_in_another_order_are_found_by_the_data_sets_own(
+    monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Without numbers of its own, what its batches are made of is learned."""
+    data: Any = Lengths()
+    if not known:
+        data = [data[index] for index in range(len(data))]
+    learned: list[Any] = []
+    from_examples = answering.Learned.from_examples
+
+    def learn(examples: Any, *arguments: Any, **names: Any) -> Any:
+        learned.append(examples)
+        return from_examples(examples, *arguments, **names)
+
+    monkeypatch.setattr(answering.Learned, "from_examples", learn)
+    written: list[Any] = []
+    monkeypatch.setattr(
+        answering, "write_own_batches", lambda *given: written.append(given)
+    )
+    loop = MadeScript(monkeypatch, train_on_all, loader_of(data)).measured()
+    rows = sorted(map(float, Lengths().lengths))
+    ready = prepared(monkeypatch, loop, rows=rows)
+    assert isinstance(ready, Ready) and ready.device.script is not None
+    assert ready.device.script.batches == ["batch: [B, L, 16] float32"]
+    assert (len(learned), written) == (not known, [])
 
 
 def test_a_data_set_without_numbers_is_measured(

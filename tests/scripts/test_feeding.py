@@ -121,6 +121,18 @@ def test_an_oom_is_known_that_mp_spawn_catches(ranks: int) -> None:
 
 
 @pytest.mark.slow
+def test_an_oom_swallowed_after_the_first_step_is_known() -> None:
+    with supervise_script("swallowed") as supervisor:
+        supervisor.start()
+        failed, after = (
+            supervisor.measure(shape, index).trial
+            for index, shape in enumerate((TOO_LARGE, SMALL))
+        )
+    assert (failed.outcome, failed.steps, after.outcome) == ("oom", 1, "ok")
+    assert (failed.worker, after.worker) == (2, 3)
+
+
+@pytest.mark.slow
 def test_after_a_script_was_killed_it_starts_anew() -> None:
     with supervise_script("killed") as supervisor:
         supervisor.start()

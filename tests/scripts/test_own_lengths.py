@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
@@ -14,7 +15,7 @@ from made_data import padded
 from batchtune.errors import WorkloadError
 from batchtune.manifests.reading import ReadOptions, load_lengths
 from batchtune.scripts.drawing import Drawn
-from batchtune.scripts.own_lengths import own_table
+from batchtune.scripts.own_lengths import own_table, rows_in_order
 
 
 class Examples:
@@ -164,3 +165,28 @@ def test_too_many_examples_to_measure_are_an_error() -> None:
     rows = [[5] * (3 + number) for number in range(300)]
     with pytest.raises(WorkloadError, match="to read all 300 examples would take"):
         measured(rows, padded, seconds=1e-6)
+
+
+@pytest.mark.parametrize("count", [400, 60_000])
+def test_rows_are_found_by_lengths_in_another_order(count: int) -> None:
+    """A manifest may have rounded them, and of very many some are compared."""
+    seconds = np.random.default_rng(3).uniform(1, 30, count)
+    targets = np.arange(count) % 90 + 1
+
+    class Data:
+        durations = seconds
+        sizes = targets
+
+        def __len__(self) -> int:
+            return count
+
+    rounded = seconds.round(4)
+    places = np.linspace(0, count - 1, min(count, 50_000)).astype(int)
+    manifest = np.sort(rounded)[::-1][places][::-1].tolist()
+    rows = rows_in_order(Data(), manifest, None)
+    assert rows and all(row.length == seconds[row.number] for row in rows)
+    both = rows_in_order(Data(), manifest, np.sort(targets).tolist())
+    assert all(row.target == targets[row.number] for row in both)
+    manifest[7] *= 1.01
+    assert rows_in_order(Data(), sorted(manifest), None) == ()
+    assert rows_in_order(Data(), rounded.tolist()[:9], [1.5] * 9) == ()

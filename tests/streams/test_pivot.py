@@ -66,46 +66,39 @@ def made_up(rng: np.random.Generator, most: int) -> tuple[list[float], dict[str,
     """Lengths, some of them 0, whole or not; keywords, in and out of all that makes sense."""
     count = int(rng.integers(0, most))
     # Few distinct ones, so that neighbours pad equally and rounding decides.
-    whole = rng.integers(
-        0 if rng.random() < 0.05 else 1, rng.choice([2, 5, 12, 30, 3000]), count
-    )
-    lengths = (
-        (whole / rng.choice([7, 10, 16000])).tolist()
-        if rng.random() < 0.5
-        else whole.tolist()
-    )
+    whole = rng.integers(rng.random() > 0.05, rng.choice([2, 5, 12, 30, 3000]), count)
+    lengths = (whole / rng.choice([1, 7, 10, 16000])).tolist()
     mean = sum(lengths) / count if count else 1.0
-
-    def one_of(*values: Any) -> Any:
-        return values[int(rng.integers(len(values)))]
-
-    in_means = {
-        "target_batch_numel": one_of(5, 20, 40, 5, 20, 40, one_of(-1, 0, 1, 1000)),
-        "max_batch_numel": one_of(None, 10, 30, 60, one_of(0, 2)),
-        "min_sample_len": one_of(None, None, None, 0.1, 0.5),
-        "max_sample_len": one_of(None, None, None, 0.7, 1.5),
+    values = {
+        "target_batch_numel": [5, 20, 40, 5, 20, 40, -1, 0, 1, 1000],
+        "max_batch_numel": [None, None, 10, 30, 60, 30, 0, 2],
+        "min_sample_len": [None, None, None, 0.1, 0.5],
+        "max_sample_len": [None, None, None, 0.7, 1.5],
+        "max_batch_size": [None, 50, None, 50, -1, 0, 1, 3],
+        "max_padding_ratio": [0.05, 0.1, 0.2, 0.25, 0.5, None, -0.1, 0.0, 0.9],
+        "buffersize": [
+            7,
+            30,
+            64,
+            1024,
+            count // 3,
+            count // 2,
+            count,
+            count + 1,
+            -1,
+            0,
+        ],
+        "drop_end": [False, True],
     }
-    keywords = {
-        name: None if factor is None else factor * mean
-        for name, factor in in_means.items()
-    }
-    keywords |= {
-        "max_batch_size": one_of(None, 50, None, 50, one_of(-1, 0, 1, 3)),
-        "max_padding_ratio": one_of(
-            0.05, 0.1, 0.2, 0.25, one_of(None, -0.1, 0.0, 0.5, 0.9)
-        ),
-        "buffersize": one_of(
-            *(7, 30, 64, 1024, count // 3, count // 2),
-            one_of(-1, 0, 1, 2, count, count + 1),
-        ),
-        "drop_end": bool(rng.integers(2)),
-    }
-    # As in a recipe: some are left at SpeechBrain's defaults.
-    return lengths, {
-        name: value
-        for name, value in keywords.items()
-        if name == OF_SAMPLER[0] or rng.random() < 0.8
-    }
+    keywords = {}
+    for name, choices in values.items():
+        value = choices[int(rng.integers(len(choices)))]
+        if value is not None and name.endswith(("numel", "len")):
+            value *= mean
+        # As in a recipe: some are left at SpeechBrain's defaults.
+        if name == OF_SAMPLER[0] or rng.random() < 0.8:
+            keywords[name] = value
+    return lengths, keywords
 
 
 def assert_batches_agree(function: Any, cases: int, most: int, seed: int) -> None:
@@ -125,16 +118,8 @@ def assert_batches_agree(function: Any, cases: int, most: int, seed: int) -> Non
     assert batched > cases
 
 
-@pytest.mark.parametrize(("cases", "most", "seed"), [(400, 100, 0), (12, 6000, 1)])
+@pytest.mark.parametrize(("cases", "most", "seed"), [(500, 100, 0), (12, 6000, 1)])
 def test_the_batches_are_those_of_speechbrain(
     real_dynamic_bucketed_batch: Any, cases: int, most: int, seed: int
 ) -> None:
     assert_batches_agree(real_dynamic_bucketed_batch, cases, most, seed)
-
-
-@pytest.mark.slow
-def test_many_batches_are_those_of_speechbrain(
-    real_dynamic_bucketed_batch: Any,
-) -> None:
-    assert_batches_agree(real_dynamic_bucketed_batch, 6000, 150, 2)
-    assert_batches_agree(real_dynamic_bucketed_batch, 100, 9000, 3)

@@ -118,6 +118,16 @@ def test_shuffling_is_webdatasets(count: int, buffer_size: int, seed: int) -> No
 # Advice
 
 
+@pytest.mark.parametrize(
+    ("count", "readers", "shards"),
+    [(2_853, 4, 16), (1_000, 8, 8), (100, 64, 100), (1, 4, 1)],
+)
+def test_no_more_shards_are_advised_than_help(
+    count: int, readers: int, shards: int
+) -> None:
+    assert advised_shards(count, None, readers).shards == shards
+
+
 @given(
     count=st.integers(1, 10**6),
     mean_bytes=st.none() | st.integers(1, 10**7),
@@ -135,26 +145,3 @@ def test_advised_shards_keep_every_worker_busy(
     assert (maxsize is None) == (total is None)
     possible = count > (readers - 1) * -(-count // readers)
     assert shards % readers == 0 or not possible
-
-
-@pytest.mark.parametrize(
-    ("count", "readers", "shards"),
-    [(2_853, 4, 16), (1_000, 8, 8), (100, 64, 100), (1, 4, 1)],
-)
-def test_shard_writer_writes_the_advised_shards(
-    count: int, readers: int, shards: int
-) -> None:
-    wds = pytest.importorskip("webdataset")
-    advice = advised_shards(count, None, readers)
-    written: list[str] = []
-
-    def opened(name: str) -> io.BytesIO:
-        written.append(name)
-        return io.BytesIO()
-
-    with wds.ShardWriter(
-        "%d", maxcount=advice.maxcount, opener=opened, verbose=0
-    ) as writer:
-        for number in range(count):
-            writer.write({"__key__": str(number), "txt": "a"})
-    assert len(written) == advice.shards == shards

@@ -119,18 +119,6 @@ def test_a_pivots_batch_keeps_the_padding_ratio(
     )
 
 
-@pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
-def test_epochs_differ_and_come_again(algorithm: str) -> None:
-    table = speech_table(8)
-    first = of_speech(algorithm, table, 300)
-    assert of_speech(algorithm, table, 300) == first
-    mates = [
-        {frozenset(batch) for batch in of_speech(algorithm, table, 300, epoch)}
-        for epoch in (0, 1)
-    ]
-    assert len(mates[0] & mates[1]) < len(first) / 10
-
-
 def test_seeds_of_epochs_ranks_and_workers_are_their_own() -> None:
     places = list(product((0, 1), repeat=4))
     assert len({stream_random(*place).random() for place in places}) == len(places)
@@ -204,13 +192,3 @@ def test_a_rare_bucket_has_its_turn(shuffle: bool) -> None:
     )
     (at,) = (number for number, batch in enumerate(lists(made)) if 100 in batch)
     assert 16 * 60 < made.read[at] <= 100 + 18 * 60
-
-
-@pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
-@pytest.mark.parametrize("lengths", [[], [5.0], [5.0] * 7, [1.0, 12.0]])
-def test_tiny_streams(algorithm: str, lengths: list[float]) -> None:
-    way = batching(algorithm, BucketTable.of([5, 12], [3, 2]), 1000)
-    batches = lists(stream_batches(np.array(lengths), way, stream_random(0, 0)))
-    assert sorted(chain(*batches)) == list(range(len(lengths)))
-    if lengths == [5.0] * 7 and algorithm != "pivot":
-        assert sorted(map(len, batches)) == [1, 3, 3]

@@ -122,17 +122,11 @@ def test_a_row_is_what_its_workers_make() -> None:
 def test_the_smallest_buffer_within_1_percent_is_recommended(both: StreamSweep) -> None:
     row = both.recommended_row
     assert row is not None
-    costs = [one.estimated_epoch_seconds or 0.0 for one in both.rows]
     buckets = [one for one in both.rows if one.algorithm == "bucket"]
     most = max(one.mates_again for one in buckets) * 1.05
-    random = [
-        (one, cost)
-        for one, cost in zip(both.rows, costs, strict=True)
-        if one.mates_again <= most
-    ]
-    near = [
-        one for one, cost in random if cost <= 1.02 * min(cost for _, cost in random)
-    ]
+    random = [one for one in both.rows if one.mates_again <= most]
+    least = min(one.estimated_epoch_seconds or 0.0 for one in random)
+    near = [one for one in random if (one.estimated_epoch_seconds or 0) <= 1.02 * least]
     assert row in near
     assert row.buffer_size == min(one.buffer_size for one in near)
     assert both.batches_per_rank == -(-row.batches // 2)

@@ -144,6 +144,10 @@ class Meter(ABC):
         """Give cached memory back to the device."""
         return
 
+    def free_workspaces(self) -> None:
+        """Free what libraries keep from their first call on: in training other tensors lie around it."""
+        return
+
     def healthy(self) -> bool:
         """Return whether the device still answers, after an error."""
         return True

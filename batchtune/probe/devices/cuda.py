@@ -362,6 +362,14 @@ class CudaMeter(Meter):
         with contextlib.suppress(RuntimeError):
             self._cuda.empty_cache()
 
+    def free_workspaces(self) -> None:
+        """Free what cuBLAS works in."""
+        import torch
+
+        with contextlib.suppress(AttributeError):  # an older torch
+            torch._C._cuda_clearCublasWorkspaces()
+        self.release()
+
     def healthy(self) -> bool:
         """Return whether the device can still compute: after a sticky error nothing can."""
         import torch

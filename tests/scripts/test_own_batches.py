@@ -1,0 +1,167 @@
+"""The batches of a script's own sampler: counted without reading an example, priced as a row of a sweep."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+)
+
+from batchtune.buckets.current import own_current
+from batchtune.buckets.sweep import sweep
+from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.own_batches import counted
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import OwnBatches, Script, SweepSettings
+from batchtune.scripts import script_loaders
+from batchtune.scripts.script_loaders import write_own_batches
+
+VALUES = np.array([1.0 + index * 7 % 97 for index in range(400)])
+TARGETS = np.array([float(index % 13) for index in range(400)])
+
+
+class Unread:
+    """A data set whose examples are not to be read."""
+
+    def __len__(self) -> int:
+        return VALUES.size
+
+
+class Buckets:
+    """Sorts examples, cuts them into batches of 16, shuffles the batches: the same ones in each epoch."""
+
+    def __init__(self) -> None:
+        order = np.argsort(VALUES, kind="stable").tolist()
+        self.batches = [order[first : first + 16] for first in range(0, 400, 16)]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        random.shuffle(self.batches)
+        return iter(self.batches)
+
+
+def own_batches(
+    path: Path, batch_sampler: Any, ranks: int = 1, targets: FloatArray | None = None
+) -> OwnBatches | None:
+    loader: Any = DataLoader(Unread(), batch_sampler=batch_sampler)  # type: ignore[arg-type]
+    write_own_batches(loader, path / "own.npz")
+    lengths = Lengths.of(VALUES, targets).with_rows(VALUES, targets)
+    return counted(path / "own.npz", lengths, ranks)
+
+
+def test_the_batches_of_a_sampler_are_counted(tmp_path: Path) -> None:
+    sampler = Buckets()
+    own = own_batches(tmp_path, sampler, targets=TARGETS)
+    assert own is not None
+    longest = [VALUES[batch].max() for batch in sampler.batches]
+    worst = [TARGETS[batch].max() for batch in sampler.batches]
+    assert (own.sampler, own.batches) == ("Buckets", 25)
+    assert own.padded_length == 16 * sum(longest)
+    shapes = sorted((shape.length, shape.target_length) for shape in own.shapes)
+    assert shapes == sorted(zip(longest, worst, strict=True))
+    assert own.mates_again == 1.0
+
+
+class Shards(DistributedSampler[Any]):
+    """Shuffles by its epoch, as scripts tell it."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(Unread(), 2, rank)  # type: ignore[arg-type]
+
+
+def test_the_batches_of_one_rank_stand_for_all(tmp_path: Path) -> None:
+    own = own_batches(tmp_path, BatchSampler(Shards(0), 10, False), ranks=2)
+    assert own is not None
+    assert (own.batches, own.ranks) == (40, 2)
+    # Of 399 others, 9 are an example's mates.
+    assert own.mates_again == pytest.approx(9 / 399, rel=0.5)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_batches_of_a_rank_by_accelerate_are_counted(
+    tmp_path: Path, split: bool
+) -> None:
+    shards = pytest.importorskip("accelerate.data_loader")
+    whole = BatchSampler(RandomSampler(Unread()), 8, drop_last=False)  # type: ignore[arg-type]
+    shard = shards.BatchSamplerShard(whole, 2, 0, split_batches=split)
+    own = own_batches(tmp_path, shard, ranks=2)
+    assert own is not None and own.batches == (100 if split else 50)
+    assert {shape.batch_size for shape in own.shapes} == {4 if split else 8}
+
+
+class Wrong:
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [[(index, 3)] for index in range(400)],
+        [[index] for index in range(300)],
+        itertools.repeat([0, 1]),
+        [],
+        None,
+    ],
+    ids=["no indices", "a part", "endless", "none", "an error"],
+)
+def test_other_batches_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any
+) -> None:
+    monkeypatch.setattr(script_loaders, "_COUNTING_SECONDS", 0.2)
+    assert own_batches(tmp_path, Wrong(batches)) is None
+
+
+def test_they_are_the_current_row_of_a_sweep(tmp_path: Path) -> None:
+    sampler = Buckets()
+    own = own_batches(tmp_path, sampler)
+    script = Script(
+        batches=["x: [B, L]"],
+        loader="Unread, 400 examples",
+        per_unit=1.0,
+        target_per_unit=None,
+        accumulation=2,
+        look_ahead=0,
+        own_batches=own,
+    )
+
+    def step_seconds(sizes: FloatArray, lengths: FloatArray, *_: Any) -> FloatArray:
+        return 0.01 + sizes * lengths * 1e-4
+
+    costs = Costs(step_seconds=step_seconds, accumulate=2)
+    chosen = SweepSettings(strategies=("linear",), num_buckets=(8,))
+    current = own_current(script)
+    assert current is not None
+    for limit, fits in ((16 * 97, True), (15 * 97, False)):
+        found = sweep(
+            Lengths.of(VALUES), limit, chosen, costs, current=own_current(script)
+        )
+        row = found.current
+        assert row is not None and found.current_fits is fits
+        assert (row.batches, row.steps, row.largest_batch_size) == (25, 13, 16)
+        padded = sum(16 * VALUES[batch].max() for batch in sampler.batches)
+        assert row.padded_length == padded
+        assert row.estimated_epoch_seconds == pytest.approx(0.25 + padded * 1e-4)
+        assert row.padding_ratio == pytest.approx(1 - VALUES.sum() / padded)
+    settings = found.current_settings
+    assert settings is not None
+    assert settings["describe"] == "batches by Buckets, counted over an epoch"
+
+
+def test_a_tensor_is_an_index_too(tmp_path: Path) -> None:
+    batches = [[torch.tensor(first), first + 1] for first in range(0, 400, 2)]
+    own = own_batches(tmp_path, Wrong(batches))
+    assert own is not None and own.batches == 200
