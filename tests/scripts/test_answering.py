@@ -165,7 +165,7 @@ def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(
     small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
     loop = MadeScript(monkeypatch, train, small).measured()
     worker = worker_of(loop)
-    worker._session = Session(fed_by(loop), MadeMeter())
+    worker._session = Session(fed_by(loop), StillMeter())
     ran = worker.answer(Run(shape=LARGE, noting=noting))
     assert isinstance(ran, Ran)
     assert ran.trial.outcome == ("oom" if noting else "error")
