@@ -16,8 +16,8 @@ DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 3000).clip(1, 60))
 
 
 def swept(current: str | None = "batch_size=4", **settings: object) -> Sweep:
-    settings["strategies"] = ("quantile",)
-    chosen = SweepSettings(num_buckets=(4,), **settings)  # type: ignore[arg-type]
+    settings["strategies"] = ("exponential",)
+    chosen = SweepSettings(num_buckets=(12,), **settings)  # type: ignore[arg-type]
     return sweep(DATA, 240, chosen, PROBED, current and read_current(current))  # type: ignore[arg-type]
 
 
