@@ -274,6 +274,10 @@ def keeps_steps(sweep: AnySweep) -> bool:
     return sweep.settings.get("keep") == "same" or sweep.min_steps is not None
 
 
+def _keeps_examples(row: AnyRow) -> bool:
+    return isinstance(row, Row) and row.keeps_examples
+
+
 def keeps_current(sweep: AnySweep, row: AnyRow, *, timed: bool) -> bool:
     """Return whether the user's own config fits and costs less than a row."""
     current = sweep.current
@@ -282,7 +286,8 @@ def keeps_current(sweep: AnySweep, row: AnyRow, *, timed: bool) -> bool:
     if timed and row.equal_to_best and current.equal_to_best:
         return False
     kept = keeps_steps(sweep)
-    if kept and not timed and not close_in_steps(current, row):
+    close = _keeps_examples(row) or close_in_steps(current, row)
+    if kept and not timed and not close:
         return False
     own, found = (
         cost_of(costed, timed=timed, steps_kept=kept) for costed in (current, row)
@@ -296,7 +301,8 @@ def _advantage(
     """Say how a row compares with another: `1.34 times faster than NAME`, `37.9% fewer batches than with NAME`."""
     seconds = row.estimated_epoch_seconds
     is_timed = timed and seconds and other.estimated_epoch_seconds
-    if not is_timed and steps_kept and close_in_steps(other, row):
+    close = _keeps_examples(row) or close_in_steps(other, row)
+    if not is_timed and steps_kept and close:
         change = 1 - row.padded_length / other.padded_length
         less = "less" if change >= 0 else "more"
         return f"{format_percent(abs(change))} {less} to compute, with padding, than with {name}"

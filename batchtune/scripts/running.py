@@ -85,7 +85,7 @@ class Given:
         self.sampler = self._around(())
         self._own_sampler: Any = None
         self._own_epoch: Any = None
-        self._since_step = 0
+        self._batches = 0  # that the training loader has given
 
     def _around(self, own: Any) -> Any:
         """Return the sampler of the run; one that keeps the examples of steps takes them from the script's `own`."""
@@ -142,29 +142,34 @@ class Given:
                 file=sys.stderr,
             )
             Path(self._options["scratch"], GIVEN_FILE).touch()
-        if self.accumulate is not None:
-            self._watch_first_step(self.accumulate)
+        # In a shorter epoch the second step may be the last one, which has fewer.
+        if self.accumulate is not None and len(self.sampler) > 2 * self.accumulate:
+            self._watch_accumulation(self.accumulate)
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a training loader, and count those since the last optimizer step."""
+        """Yield the batches of a training loader, and count them."""
         for batch in batches:
-            self._since_step += 1
+            self._batches += 1
             yield batch
 
-    def _watch_first_step(self, accumulate: int) -> None:
-        """End the script if its first optimizer step has another number of batches than `accumulate`.
+    def _watch_accumulation(self, accumulate: int) -> None:
+        """End the script if its second optimizer step comes another number of batches after the first one.
 
-        A multiple is none: mixed precision leaves out steps whose gradients are not finite.
+        Loops may fetch batches ahead. A multiple will do: mixed precision leaves out steps whose gradients overflow.
         """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        steps = itertools.count()
+        at_steps: list[int] = []
 
         def on_step(*_: Any) -> None:
-            if next(steps) == 0 and self._since_step % accumulate:
+            if len(at_steps) == 2:
+                return
+            at_steps.append(self._batches)
+            between = at_steps[-1] - at_steps[0]
+            if between % accumulate:
                 self._refuse(
-                    f"its optimizer steps after {self._since_step} batches, and {os.path.relpath(self._config)} cuts "
-                    f"each step into {accumulate}. Start it with a gradient accumulation of {accumulate}",
+                    f"its optimizer steps every {between} batches, and {os.path.relpath(self._config)} cuts each step "
+                    f"into {accumulate}. Start it with a gradient accumulation of {accumulate}",
                     "Or tune it as it is started now.",
                 )
 

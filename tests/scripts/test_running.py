@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -231,9 +232,11 @@ def test_each_epoch_is_of_the_recommended_batches(
     assert running.length(others, len, options) == 3
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
 def test_each_step_has_its_own_examples_in_other_micro_batches(
-    started: Started,
+    started: Started, ahead: int
 ) -> None:
+    """Also in a loop that fetches a batch ahead, as accelerate's loaders do."""
     options = started("same")
     data: Any = Rows(LENGTHS)
     loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=pad)
@@ -244,7 +247,11 @@ def test_each_step_has_its_own_examples_in_other_micro_batches(
     assert running.length(loader, len, options) == 15
     steps: list[list[float]] = [[]]
     padded = 0
-    for batch in running.wrap(loader, lambda: DataLoader.__iter__(loader), options):
+    given = running.wrap(loader, lambda: DataLoader.__iter__(loader), options)
+    fetched = [next(given) for _ in range(ahead)]
+    for batch in itertools.chain(given, fetched):
+        fetched.append(batch)
+        batch = fetched.pop(0)
         steps[-1] += batch[:, 0].tolist()
         padded += batch.numel()
         if len(steps[-1]) == 12:
