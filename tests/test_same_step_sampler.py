@@ -139,6 +139,15 @@ def test_a_config_makes_it_around_the_own_batch_sampler(tmp_path: Path) -> None:
         SameStepBatchSampler.from_config(damaged, own, lengths)
 
 
+def test_examples_that_move_to_the_next_step_are_told() -> None:
+    sampler = SameStepBatchSampler(
+        OWN["RandomSampler"](0, 1), LENGTHS, accumulate=2, **OPTIONS
+    )
+    with pytest.warns(UserWarning, match="do not fit into 2 micro-batches, and some"):
+        held = [index for batch in sampler for index in batch]
+    assert sorted(held) == list(range(COUNT))
+
+
 def test_wrong_arguments_are_named() -> None:
     own = OWN["RandomSampler"](0, 1)
     with pytest.raises(ValueError, match="accumulate"):

@@ -314,7 +314,7 @@ class StepBatcher(Batcher):
             dealing.world_size,
             self._batching.equal_counts,
         )
-        batches = [batch for step in cutter.epoch(steps) for batch in step]
+        batches = [batch for step, _ in cutter.epoch(steps) for batch in step]
         sizes = np.array([batch.size for batch in batches])
         limiting = self._batching.table.assign(
             np.array([self._lengths[batch].max() for batch in batches])

@@ -55,19 +55,21 @@ class StepCutter:
         order = dealt(values[ends - sizes] * sizes, ranks)
         return [batches[place] for place in order.tolist()], left
 
-    def epoch(self, steps: Iterable[tuple[Indices, int]]) -> Iterator[list[Indices]]:
+    def epoch(
+        self, steps: Iterable[tuple[Indices, int]]
+    ) -> Iterator[tuple[list[Indices], Indices]]:
         """Yield the micro-batches of each step, from its examples and how many micro-batches each rank runs.
 
-        Examples that don't fit into a step move to the next one; after the last one, more micro-batches follow.
+        And the examples that don't fit, which move to the next step; after the last one, more micro-batches follow.
         """
         left = np.empty(0, dtype=np.int64)
         each = 1
         for examples, each in steps:
             batches, left = self.cut(np.concatenate((left, examples)), each)
-            yield batches
+            yield batches, left
         while left.size:
             batches, left = self.cut(left, each)
-            yield batches
+            yield batches, left
 
     def _sizes(self, lengths: FloatArray, fits: IntArray, parts: int) -> IntArray:
         """Return the sizes of so many micro-batches: of all examples, or of as many as fit, the longest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.sampler.arguments import OnRanks, checked_ranks, flag
 from batchtune.sampler.base import tuned_lengths, warn_of_other_lengths
+from batchtune.units import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -151,7 +153,14 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         cutter = StepCutter(
             self._lengths, self._table, len(ranks.batches), self.equal_counts
         )
-        for batches in cutter.epoch(self._steps(ranks.batches)):
+        for batches, left in cutter.epoch(self._steps(ranks.batches)):
+            if left.size:
+                # The same each time, so that Python shows it once.
+                warnings.warn(
+                    f"a step's examples do not fit into {counted(self.accumulate, 'micro-batch')}, and some of them "
+                    "move to the next step: a larger `accumulate` keeps each in its own",
+                    stacklevel=2,
+                )
             for batch in batches[ranks.ours :: len(ranks.batches)]:
                 yield batch.tolist()
 

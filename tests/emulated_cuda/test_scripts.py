@@ -98,7 +98,7 @@ def test_a_tuned_script_trains_without_running_out_of_memory(
     # It goes on after an error by itself, so that it is seldom started again.
     script = ("--", sys.executable, str(SCRIPT), "cuda", "long", "catches")
     few = ("--num-lengths", "2", "--max-lengths", "2", "--num-buckets", "2")
-    rough = ("--tolerance", "0.1")
+    rough = ("--tolerance", "0.1", "--keep", "nothing")
     emulated_cuda.batchtune("tune", *data, *few, *rough, *script)
     swept = json.loads((run / "sweep.json").read_text())
     assert swept["proof"]["reason"] is None

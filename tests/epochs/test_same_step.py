@@ -71,7 +71,7 @@ def test_every_example_is_in_one_micro_batch_that_fits(
     taken = [
         (step, each) for step in np.split(examples, range(size, values.size, size))
     ]
-    cut = list(cutter.epoch(taken))
+    cut = [batches for batches, _ in cutter.epoch(taken)]
     assert all(len(batches) % ranks == 0 for batches in cut)
     held = np.concatenate([batch for batches in cut for batch in batches])
     # Of fewer examples than ranks some are dealt twice.
@@ -86,7 +86,8 @@ def test_every_example_is_in_one_micro_batch_that_fits(
 def test_examples_that_do_not_fit_move_to_the_next_step() -> None:
     values = np.array([40.0, 40, 40, 30, 5, 5, 5, 5])
     cutter = StepCutter(values, TABLE)
-    first, second = cutter.epoch([(np.arange(4), 1), (np.arange(4, 8), 2)])
+    (first, left), (second, _) = cutter.epoch([(np.arange(4), 1), (np.arange(4, 8), 2)])
+    assert left.tolist() == [2, 3]
     assert [batch.tolist() for batch in first] == [[0, 1]]
     assert sorted(np.concatenate(second).tolist()) == [2, 3, 4, 5, 6, 7]
 
