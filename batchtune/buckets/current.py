@@ -252,19 +252,26 @@ def read_current(text: str) -> Current:
     return read_settings(text, _TABLES)
 
 
+def fixed_batches(batch_size: int, source: str) -> Current:
+    """Return random batches of one size as a user's settings; `source` says where they stand."""
+    settings = FixedSize(batch_size=batch_size)
+    return Given(
+        settings=settings, names=frozenset(settings.__struct_fields__), source=source
+    )
+
+
 def own_current(script: Script) -> Current | None:
     """Return an unchanged script's own batches, if they are known: drawn at random, all of one size, or counted."""
-    settings: TableSettings
+    source = "as the script's DataLoader has it"
     if script.batch_size is not None:
-        settings = FixedSize(batch_size=script.batch_size)
-    elif script.own_batches is not None:
-        settings = CountedBatches(own=script.own_batches)
-    else:
+        return fixed_batches(script.batch_size, source)
+    if script.own_batches is None:
         return None
+    counted_batches = CountedBatches(own=script.own_batches)
     return Given(
-        settings=settings,
-        names=frozenset(settings.__struct_fields__),
-        source="as the script's DataLoader has it",
+        settings=counted_batches,
+        names=frozenset(counted_batches.__struct_fields__),
+        source=source,
     )
 
 

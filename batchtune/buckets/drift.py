@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
+from batchtune.buckets.current import Current, fixed_batches
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
@@ -51,19 +52,27 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
             "Read them with the same --length-key, or convert them with --length-scale and --unit.",
         )
     as_swept = _as_swept(costs, tuned, row)
-    if row.strategy not in STRATEGIES:
+    if row.strategy not in STRATEGIES and not row.keeps_examples:
         raise ResultError(
             f"the sweep is edited or damaged: unknown strategy {shortened(row.strategy)}",
             _AGAIN,
         )
+    swept_with = msgspec.convert(tuned.settings, SweepSettings)
+    own = None
+    if row.keeps_examples:
+        own = _own_of(row, swept_with)
+        swept_with = structs.replace(swept_with, micro_batches=row.accumulate)
     settings = structs.replace(
-        msgspec.convert(tuned.settings, SweepSettings),
-        strategies=(row.strategy,),
+        swept_with,
+        strategies=(row.strategy if own is None else "pooled",),
         num_buckets=(min(row.num_buckets, MOST_BUCKETS),),
         pool_sizes=() if row.pool_size is None else (row.pool_size,),
     )
     changed = lengths.fingerprint != tuned.lengths.fingerprint
     pricing = Pricing.of(lengths, tuned.max_batch_length, settings, as_swept)
+    if row.accumulate is not None:
+        in_steps = replace(pricing.dealing, accumulate=row.accumulate)
+        pricing = replace(pricing, dealing=in_steps)
     # Examples beyond its boundaries make batches of one.
     batching = Batching.of(row)
     extended = batching.table.extended_to(pricing.lengths.longest)
@@ -72,9 +81,13 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     ).row
     best = now
     if changed:
-        retuned = sweep(lengths, tuned.max_batch_length, settings, as_swept)
-        best = next(other for other in retuned.rows if other.sizing == row.sizing)
-    tuned_cost, best_cost = epoch_costs([now, best])
+        retuned = sweep(lengths, tuned.max_batch_length, settings, as_swept, own)
+        best = next(
+            other
+            for other in retuned.rows
+            if other.sizing == row.sizing and other.keeps_examples == row.keeps_examples
+        )
+    tuned_cost, best_cost = epoch_costs([now, best], steps_kept=row.keeps_examples)
     return Drift(
         lengths=lengths.summary(),
         changed=changed,
@@ -85,6 +98,13 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
         retuned_epoch_seconds=best.estimated_epoch_seconds,
         stale=max(0.0, tuned_cost / best_cost - 1),
     )
+
+
+def _own_of(row: Row, settings: SweepSettings) -> Current:
+    """Return the user's own batches, of whose steps a row keeps the examples."""
+    assert row.pool_size is not None
+    batches = (settings.world_size or 1) * (settings.accumulate or 1)
+    return fixed_batches(max(1, row.pool_size // batches), "the run")
 
 
 def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:

@@ -13,8 +13,9 @@ from batchtune.buckets.epoch_cost import Priced, Pricing
 from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import Dealing
-from batchtune.epochs.same_step import micro_batches, most_held
+from batchtune.epochs.same_step import equal_parts, micro_batches, most_held
 from batchtune.epochs.table import BucketTable, Limits
+from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
 from batchtune.results import Keep, SweepSettings
 
@@ -60,16 +61,40 @@ class OwnSteps:
 
 
 def kept(
-    settings: SweepSettings, current: Current | None, own: OwnSteps | None
+    settings: SweepSettings, current: Current | None, own: OwnSteps | None, count: int
 ) -> Keep:
-    """Return what the recommendation keeps as it is: what was asked for, or as much as is known of the training."""
-    if settings.keep is not None:
-        return settings.keep
+    """Return what the recommendation keeps as it is: what was asked for, or as much as is known of the training.
+
+    `count` are the examples of the data. Raises UsageError if options contradict each other.
+    """
+    keep = settings.keep or _by_default(settings, current, own, count)
+    if settings.min_steps is not None and keep != "steps":
+        raise UsageError(
+            f"--min-steps says how many steps to keep, and --keep {keep} does not keep a number of them",
+            "Leave out one of the two.",
+        )
+    asked = settings.micro_batches is not None or settings.equal_counts
+    if asked and keep != "same":
+        raise UsageError(
+            "--micro-batches and --equal-counts cut the examples of a step, which are not kept",
+            "Say what a step is with --current batch_size=N and --accumulate N, and add --keep same.",
+        )
+    if keep == "same" and own is not None and own.examples > count:
+        raise UsageError(
+            f"--keep same: a step has {own.examples:,} examples, and the data {count:,}",
+            "Keep the number of steps with --keep steps.",
+        )
+    return keep
+
+
+def _by_default(
+    settings: SweepSettings, current: Current | None, own: OwnSteps | None, count: int
+) -> Keep:
     if settings.min_steps is not None:
         return "steps"
     if current is None:
         return "nothing"
-    if own is not None and own.have_micro_batches:
+    if own is not None and own.have_micro_batches and own.examples <= count:
         return "same"
     return "steps"
 
@@ -91,10 +116,17 @@ def same_step_rows(
     )
     boundaries = STRATEGIES["pooled"].boundaries(problem, [1])[0]
     table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
-    fewest = _fewest(pricing.lengths, table, own, settings.seed)
+    fewest = _fewest(pricing.lengths, table, own, settings)
+    most = own.examples // own.dealing.world_size
     numbers = [max(own.dealing.accumulate, fewest), fewest]
     if settings.micro_batches is not None:
-        numbers.insert(0, max(settings.micro_batches, fewest))
+        if not fewest <= settings.micro_batches <= most:
+            raise UsageError(
+                f"--micro-batches {settings.micro_batches:,}: a rank's examples of a step make {fewest:,} to {most:,}, "
+                "by what fits and how many there are",
+                f"Give a number from {fewest:,} to {most:,}.",
+            )
+        numbers.insert(0, settings.micro_batches)
     for accumulate in dict.fromkeys(numbers):
         batching = Batching(
             table,
@@ -102,7 +134,7 @@ def same_step_rows(
             accumulate=accumulate,
             equal_counts=settings.equal_counts,
         )
-        dealing = replace(pricing.dealing, accumulate=accumulate)
+        dealing = replace(pricing.dealing, accumulate=accumulate, same_bucket=False)
         of_steps = replace(pricing, dealing=dealing)
         yield of_steps.of_epochs(
             SAME_STEP,
@@ -112,11 +144,13 @@ def same_step_rows(
         )
 
 
-def _fewest(lengths: Lengths, table: BucketTable, own: OwnSteps, seed: int) -> int:
+def _fewest(
+    lengths: Lengths, table: BucketTable, own: OwnSteps, settings: SweepSettings
+) -> int:
     """Return the fewest micro-batches of a rank that each of many random steps fits into."""
     values = lengths.values
     fits = table.batch_sizes[table.assign(values)]
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(settings.seed)
     size = min(own.examples, values.size)
     steps = (
         step
@@ -125,8 +159,12 @@ def _fewest(lengths: Lengths, table: BucketTable, own: OwnSteps, seed: int) -> i
             random.permutation(values.size), range(size, values.size, size)
         )
     )
-    most = 1
+    ranks = own.dealing.world_size
+    each = 1
     for step in islice(steps, _STEPS):
         ascending = np.sort(fits[step])
-        most = max(most, most_held(ascending).size)
-    return -(-most // own.dealing.world_size)
+        each = max(each, -(-most_held(ascending).size // ranks))
+        if settings.equal_counts:
+            while equal_parts(ascending, min(each * ranks, size)) is None:
+                each += 1
+    return each

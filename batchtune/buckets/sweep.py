@@ -254,7 +254,7 @@ def sweep(
         world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
     )
     own = OwnSteps.of(current, dealing)
-    keep = kept(settings, current, own)
+    keep = kept(settings, current, own, lengths.count)
     settings = structs.replace(settings, keep=keep)
     if keep != "nothing" and current is None and settings.min_steps is None:
         raise UsageError(
@@ -313,7 +313,7 @@ def sweep(
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
     recommended = row_at(rows, recommendation.row)
     warnings = [*cautions(lengths, limits, fitting, rows), *costs.warnings]
-    if recommended is not None:
+    if recommended is not None and not recommended.keeps_examples:
         warnings += too_few_examples(lengths, recommended)
     costs_of_rows = epoch_costs(rows, steps_kept=settings.min_steps is not None)
     swept = Sweep(

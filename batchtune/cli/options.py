@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 AnyLengths = TypeVar("AnyLengths")
 AnyValue = TypeVar("AnyValue")
 
+Kept = Literal["same", "steps", "nothing"]
 Task = Literal["causal-lm", "sequence-classification", "ctc", "speech-seq2seq"]
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 BUCKETS = "Bucket tables"
@@ -122,7 +123,7 @@ MinSteps = Annotated[
     int | None,
     option(
         "Keep at least so many optimizer steps in an epoch, such as your training has now: batches are made smaller "
-        "for it (default: batches are as large as fits).",
+        "for it (default: as --keep says).",
         "N",
         min=1,
     ),
@@ -674,12 +675,15 @@ class SweepOptions:
         "With --world-size: all ranks take batches of the same bucket at each step.",
         default=False,
     )
-    keep: str | None = setting(
-        "What stays as it is: same (the examples of each optimizer step, cut into other micro-batches), steps (their "
-        "number), or nothing (batches as large as fits). By default as much as your own batches (a script's, or "
-        "--current) say: same if a step has several, else steps; nothing if they are not known.",
-        "WHAT",
-    )
+    keep: Annotated[
+        Kept | None,
+        option(
+            "What stays as it is: same (the examples of each optimizer step, cut into other micro-batches), steps "
+            "(their number), or nothing (batches as large as fits). By default as much as your own batches (a "
+            "script's, or --current) say: same if a step has several, else steps; nothing if they are not known.",
+            "WHAT",
+        ),
+    ] = None
     micro_batches: int | None = setting(
         "With --keep same: cut each rank's share of a step into so many micro-batches, which is then the gradient "
         "accumulation to train with (default: as many as now).",

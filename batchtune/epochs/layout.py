@@ -257,7 +257,7 @@ def drawn(
     units = layout.starts.size // together
     order = np.arange(units)
     if layout.in_steps:
-        return order
+        return np.arange(layout.starts.size)
     if drawing.shuffle:
         drawing.stream(_BATCHES).shuffle(order)
     elif not layout.in_order:

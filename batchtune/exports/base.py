@@ -23,7 +23,7 @@ from batchtune.results import (
     Sweep,
     cost_of,
 )
-from batchtune.units import format_number, format_seconds
+from batchtune.units import counted, format_number, format_seconds
 
 AnyRow = TypeVar("AnyRow", Row, StreamRow)
 
@@ -179,6 +179,11 @@ def _choose(
         f"batchtune recommends {_described(recommended)}, which {framework} can't express: {why}. This is "
         f"{_described(row)}: {more:+.1%} {what}"
     )
+    if isinstance(row, Row) and recommended.keeps_examples:
+        remark += (
+            f". An epoch has {counted(row.steps, 'optimizer step')} with it, not {recommended.steps:,}, and of other "
+            "examples: `sweep-buckets --keep steps` finds a table that keeps their number"
+        )
     return Chosen(row, (remark,))
 
 

@@ -13,6 +13,7 @@ from batchtune.errors import shortened
 from batchtune.packing.batcher import PackedBatcher
 from batchtune.packing.packing import Budget
 from batchtune.packing.time_law import DENSE_7B, TimeLaw
+from batchtune.sampler.arguments import MOST_ACCUMULATED
 from batchtune.sampler.base import EpochBatchSampler, TableBatchSampler
 from batchtune.sampler.same_step import SameStepBatchSampler
 from batchtune.sampler.stream import BucketedStream
@@ -25,9 +26,6 @@ __all__ = [
     "SameStepBatchSampler",
     "sampler_from_config",
 ]
-
-# Far more than any training; each is held in memory.
-_MOST_ACCUMULATED = 100_000
 
 
 class BucketBatchSampler(TableBatchSampler):
@@ -217,7 +215,7 @@ class PackedBatchSampler(EpochBatchSampler):
         )
         self.pool_size = whole("pool_size", pool_size, 1)
         tokens = self.budget.checked(lengths)
-        accumulate = whole("accumulate", accumulate, 1, highest=_MOST_ACCUMULATED)
+        accumulate = whole("accumulate", accumulate, 1, highest=MOST_ACCUMULATED)
         super().__init__(
             tokens,
             PackedBatcher(tokens, self.budget, self.pool_size),

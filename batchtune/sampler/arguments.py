@@ -21,6 +21,8 @@ from batchtune.errors import shortened
 from batchtune.results import StreamConfig
 
 _MOST_RANKS = 1_000_000
+# Far more than any training; each is held in memory.
+MOST_ACCUMULATED = 100_000
 LARGEST_SEED = 2**128  # twice the bits of any that torch or NumPy draw
 
 # What is shorter is of length 0.

@@ -7,7 +7,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,12 @@ from batchtune.epochs.layout import Indices
 from batchtune.epochs.same_step import StepCutter, micro_batches
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.exports.run_configs import read_sampler_yaml
-from batchtune.sampler.arguments import OnRanks, checked_ranks, flag
+from batchtune.sampler.arguments import (
+    MOST_ACCUMULATED,
+    OnRanks,
+    checked_ranks,
+    flag,
+)
 from batchtune.sampler.base import tuned_lengths, warn_of_other_lengths
 from batchtune.units import counted
 
@@ -59,6 +64,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             that is a mean over the examples of each.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`
             when the sampler is first used.
+        overlong: Whether examples beyond the last boundary are an `error` or batches of a `single` example.
 
     Raises:
         ValueError: An argument breaks its rule; the message says which entry and what to do.
@@ -76,17 +82,20 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         equal_counts: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
+        overlong: Literal["error", "single"] = "error",
     ) -> None:
         self.batch_sampler = batch_sampler
-        self.own_accumulate = whole("own_accumulate", own_accumulate, 1)
-        self.accumulate = whole(
-            "accumulate", own_accumulate if accumulate is None else accumulate, 1
+        self.own_accumulate = whole(
+            "own_accumulate", own_accumulate, 1, highest=MOST_ACCUMULATED
         )
+        if accumulate is None:
+            accumulate = own_accumulate
+        self.accumulate = whole("accumulate", accumulate, 1, highest=MOST_ACCUMULATED)
         self.equal_counts = flag("equal_counts", equal_counts)
         self._ranks = checked_ranks(rank, world_size)
         self._lengths = checked_lengths(lengths)
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
-        self._table = holding_all(self._lengths, table, "error")
+        self._table = holding_all(self._lengths, table, overlong)
 
     @classmethod
     def from_config(
@@ -171,6 +180,11 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         rows = zip(*batches, strict=True)
         while own := list(itertools.islice(rows, self.own_accumulate)):
             examples = [index for row in own for batch in row for index in batch]
+            if max(examples) >= self._lengths.size:
+                raise ValueError(
+                    f"the batch sampler draws example {max(examples):,}, but there are {self._lengths.size:,} lengths: "
+                    "lengths[i] must be that of dataset[i]"
+                )
             yield np.array(examples), self.batches_for(len(own))
 
 

@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ from batchtune.scripts.script_loaders import (
     unlike,
     unsafe,
 )
+from batchtune.units import counted
 
 # In a folder for one start of the script: the lengths of its data set, in its order, as float64.
 LENGTHS_FILE = "lengths"
 # There, once a loader was given the batches.
 GIVEN_FILE = "given"
+# So many optimizer steps show how many batches each of them has.
+_FIRST_STEPS = 4
 # What torch's, accelerate's and batchtune's samplers that deal to ranks call their number.
 _RANKS = ("num_replicas", "num_processes", "world_size")
 
@@ -86,6 +90,7 @@ class Given:
         self._own_sampler: Any = None
         self._own_epoch: Any = None
         self._batches = 0  # that the training loader has given
+        self._is_watching = True  # after how many of them optimizers step
 
     def _around(self, own: Any) -> Any:
         """Return the sampler of the run; one that keeps the examples of steps takes them from the script's `own`."""
@@ -142,8 +147,7 @@ class Given:
                 file=sys.stderr,
             )
             Path(self._options["scratch"], GIVEN_FILE).touch()
-        # In a shorter epoch the second step may be the last one, which has fewer.
-        if self.accumulate is not None and len(self.sampler) > 2 * self.accumulate:
+        if self.accumulate is not None:
             self._watch_accumulation(self.accumulate)
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -153,23 +157,31 @@ class Given:
             yield batch
 
     def _watch_accumulation(self, accumulate: int) -> None:
-        """End the script if its second optimizer step comes another number of batches after the first one.
+        """End the script if its first optimizer steps come another number of batches apart than `accumulate`.
 
-        Loops may fetch batches ahead. A multiple will do: mixed precision leaves out steps whose gradients overflow.
+        Loops may fetch batches ahead. A few steps may be further apart: mixed precision leaves out those whose
+        gradients overflow.
         """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         at_steps: list[int] = []
 
         def on_step(*_: Any) -> None:
-            if len(at_steps) == 2:
+            if not self._is_watching or _given is not self:
                 return
             at_steps.append(self._batches)
-            between = at_steps[-1] - at_steps[0]
-            if between % accumulate:
+            between = [after - before for before, after in pairwise(at_steps)]
+            wrong = [apart for apart in between if apart % accumulate]
+            # The last step of an epoch may have fewer.
+            left = len(self.sampler) - self._batches
+            if len(at_steps) == _FIRST_STEPS or left < 2 * accumulate:
+                self._is_watching = False
+                if min(between, default=0) > accumulate:
+                    wrong = between
+            if wrong:
                 self._refuse(
-                    f"its optimizer steps every {between} batches, and {os.path.relpath(self._config)} cuts each step "
-                    f"into {accumulate}. Start it with a gradient accumulation of {accumulate}",
+                    f"its optimizer steps every {counted(min(wrong), 'batch')}, and {os.path.relpath(self._config)} "
+                    f"cuts each step into {accumulate}. Start it with a gradient accumulation of {accumulate}",
                     "Or tune it as it is started now.",
                 )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from buckets.test_min_steps import PROBED
 
 from batchtune.buckets.current import read_current
+from batchtune.buckets.drift import drift
 from batchtune.buckets.sweep import sweep
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
@@ -45,9 +48,6 @@ def test_fewer_micro_batches_only_where_they_are_asked_for() -> None:
     assert now.accumulate == 16 and fewest is not None and fewest < 16
     row = recommended(swept(accumulate=16, micro_batches=fewest + 1))
     assert row.accumulate == fewest + 1
-    # Fewer than every step fits into are not offered.
-    row = recommended(swept(accumulate=16, micro_batches=1))
-    assert row.accumulate == fewest
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -78,6 +78,42 @@ def test_the_number_of_steps_is_kept_where_each_has_one_batch() -> None:
 def test_nothing_is_kept_where_nothing_is_known_or_asked_for() -> None:
     assert swept(None).settings["keep"] == "nothing"
     assert recommended(swept(keep="nothing")).steps < 400
+
+
+def test_other_lengths_make_a_cut_stale_by_what_it_pads() -> None:
+    found = swept(accumulate=16)
+    assert drift(DATA, found, PROBED).stale == 0
+    other = Lengths.of(DATA.values[::2] * 0.9)
+    assert 0 <= drift(other, found, PROBED).stale < 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"micro_batches": 1}, "examples of a step make 3 to 64, by"),
+        ({"micro_batches": 65}, "examples of a step make 3 to 64, by"),
+        ({"micro_batches": 8, "keep": "steps"}, "which are not kept"),
+        ({"equal_counts": True, "keep": "nothing"}, "which are not kept"),
+        ({"keep": "same", "min_steps": 9}, "--keep same does not keep a number"),
+        ({"keep": "same", "current": "batch_size=400"}, "6,400 examples, and the data"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        swept(accumulate=16, **options)
+
+
+def test_the_fewest_of_equal_counts_fit_without_moving_examples() -> None:
+    rows = [
+        row
+        for row in swept(accumulate=16, equal_counts=True).rows
+        if row.keeps_examples
+    ]
+    for row in rows:
+        assert row.repeated_examples == 0
+        assert row.largest_batch_size <= -(-64 // row.accumulate)
 
 
 @pytest.mark.parametrize(

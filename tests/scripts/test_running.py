@@ -267,10 +267,18 @@ def test_each_step_has_its_own_examples_in_other_micro_batches(
 def test_a_script_that_steps_otherwise_is_told_its_accumulation(
     started: Started,
 ) -> None:
+    """A step of more batches, too, which may be without mixed precision's first steps."""
     data: Any = Rows(LENGTHS)
     loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=pad)
-    with pytest.raises(SystemExit, match="with a gradient accumulation of 3"):
-        trained_on(loader, started("same"))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    for own in (1, 6):
+        options = started("same")
+        given = running.wrap(loader, lambda: DataLoader.__iter__(loader), options)
+        with pytest.raises(SystemExit, match="with a gradient accumulation of 3"):
+            for number in range(1, 16):
+                next(given)
+                if number % own == 0:
+                    optimizer.step()
 
 
 @pytest.mark.parametrize(
