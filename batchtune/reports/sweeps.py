@@ -262,6 +262,9 @@ def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
     """Say what else there is where steps keep their examples: fewer micro-batches, or other steps."""
     if not row.keeps_examples:
         return
+    own = sweep.settings.get("accumulate")
+    if own != row.accumulate:
+        yield f"Train with a gradient accumulation of {row.accumulate} instead of {own}."
     if not row.equal_counts:
         yield (
             "The gradient of a step is the same if the loss weighs all tokens of the step alike, as Transformers' "

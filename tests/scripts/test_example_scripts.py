@@ -171,7 +171,8 @@ def test_it_is_probed_run_and_recorded_as_it_is(
     script = check_learned(tmp_path / "batchtune-run", tuned.per_unit)
     if name in ("speechbrain", "packed"):
         assert_shown_in_readme(script)
-    batchtune("sweep-buckets", *source, BUCKETS)
+    # Under these limits, the own batches of the longest examples do not fit.
+    batchtune("sweep-buckets", *source, BUCKETS, "--keep=nothing")
     said = batchtune("run", *source, "--", *command, tuned.shorter).stderr
     assert "gives the batches of" in said
     assert list((tmp_path / "runs").glob(tuned.checkpoint))
