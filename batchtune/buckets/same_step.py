@@ -54,7 +54,7 @@ class OwnSteps:
         return self.dealing.accumulate * self.dealing.world_size > 1
 
     def batches(self, count: int, accumulate: int) -> int:
-        """Return the micro-batches of an epoch of all ranks if each step is cut into so many on each rank."""
+        """Return the micro-batches of all ranks in an epoch whose steps are cut into `accumulate` on each rank."""
         ranks = self.dealing.world_size
         own = -(-count // (self.batch_size * ranks))
         return ranks * micro_batches(own, self.dealing.accumulate, accumulate)

@@ -685,7 +685,7 @@ class SweepOptions:
         ),
     ] = None
     micro_batches: int | None = setting(
-        "With --keep same: cut each rank's share of a step into so many micro-batches, which is then the gradient "
+        "With --keep same: cut each rank's share of a step into N micro-batches, which is then the gradient "
         "accumulation to train with (default: as many as now).",
         "N",
     )

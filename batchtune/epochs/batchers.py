@@ -53,8 +53,8 @@ class Batching:
     With `batch_overhead`, the cost of a batch on top of its padded length, in the unit of length, pools are cut so that
     the sum of both is least; without, each batch holds as many examples as fit.
 
-    With `accumulate`, each pool is an optimizer step of all ranks: its examples are cut into so many micro-batches for
-    each rank, with the least padding or, with `equal_counts`, of the same number of examples.
+    With `accumulate`, each pool is an optimizer step of all ranks: its examples are cut into this many micro-batches
+    for each rank, with the least padding or, with `equal_counts`, of the same number of examples.
     """
 
     table: BucketTable  # in pools, a batch holds at most the batch size of its longest example's bucket

@@ -72,7 +72,7 @@ class StepCutter:
             yield batches, left
 
     def _sizes(self, lengths: FloatArray, fits: IntArray, parts: int) -> IntArray:
-        """Return the sizes of so many micro-batches: of all examples, or of as many as fit, the longest first."""
+        """Return the sizes of `parts` micro-batches of all examples, or of those that fit, the longest first."""
         if self.equal_counts:
             sizes = equal_parts(fits, parts)
             if sizes is None:
@@ -83,7 +83,7 @@ class StepCutter:
 
 
 def micro_batches(own: int, own_accumulate: int, accumulate: int) -> int:
-    """Return a rank's micro-batches in place of so many of its `own`, if each step is cut into `accumulate`.
+    """Return how many micro-batches take the place of a rank's `own` batches, if a step is cut into `accumulate`.
 
     A last step of fewer than `own_accumulate` batches is cut into fewer micro-batches in proportion.
     """
@@ -107,7 +107,7 @@ def most_held(fits: IntArray, parts: int | None = None) -> IntArray:
 def least_padded(lengths: FloatArray, fits: IntArray, parts: int) -> IntArray | None:
     """Return the sizes of `parts` micro-batches, as many examples each as fit, whose padded lengths are least in sum.
 
-    None if the examples don't fit into so many, or are fewer than that. `lengths` descend; `fits` is as for
+    None if the examples don't fit into `parts`, or are fewer than that. `lengths` descend; `fits` is as for
     `most_held`.
     """
     count = lengths.size

@@ -33,7 +33,7 @@ from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 _EXAMPLES = 1 << 17
 _OF_A_RANK = 1 << 14
 _POOLS = 4
-# An optimizer step is cut by itself, which takes a millisecond: so many examples stand for all, in at least some steps.
+# Cutting an optimizer step takes a millisecond: this many examples stand for all, in at least some steps.
 _IN_STEPS = 1 << 13
 _LEAST_STEPS = 16
 # Simulate up to 8 epochs of few examples, until this many were batched; with a batch overhead that takes longer.

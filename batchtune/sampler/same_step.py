@@ -59,7 +59,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
         own_accumulate: How many of the batch sampler's batches make a step, on each rank.
         accumulate: The training's gradient accumulation with this sampler; None: as many as `own_accumulate`. If a
-            step's examples don't fit into so many micro-batches, the shortest of them move to the next step.
+            step's examples don't fit into that number, the shortest of them move to the next step.
         equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one, for a loss
             that is a mean over the examples of each.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`
@@ -150,7 +150,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         return self.batches_for(len(self.batch_sampler))
 
     def batches_for(self, own_batches: int, ranks: int = 1) -> int:
-        """Return the number of micro-batches in place of so many of the training's own, of so many ranks together."""
+        """Return how many micro-batches take the place of `own_batches`, on this many ranks together."""
         return micro_batches(
             own_batches, self.own_accumulate * ranks, self.accumulate * ranks
         )

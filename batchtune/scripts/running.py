@@ -34,7 +34,7 @@ from batchtune.units import counted
 LENGTHS_FILE = "lengths"
 # There, once a loader was given the batches.
 GIVEN_FILE = "given"
-# So many optimizer steps show how many batches each of them has.
+# The first optimizer steps show how many batches each of them has.
 _FIRST_STEPS = 4
 # What torch's, accelerate's and batchtune's samplers that deal to ranks call their number.
 _RANKS = ("num_replicas", "num_processes", "world_size")
