@@ -29,23 +29,26 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
 def test_the_probe_finds_what_a_brute_force_finds(
     tmp_path: Path, memory_gib: int
 ) -> None:
+    """But for the 1.5% of the limit that sizes leave free, as a cache uses some pages only in part."""
     probe = run_probe(LENGTHS, settings(memory_bytes=memory_gib * GIB), tmp_path)
+    usable_bytes = 0.985 * probe.device.limit_bytes
     with supervise(memory_bytes=memory_gib * GIB) as supervisor:
         supervisor.start()
         for point in probe.frontier:
             # Below and above the answer: memory grows with each example.
             cap = LENGTHS.histogram.count_up_to(point.length)
-            fits = [
-                size
-                for size in range(
-                    max(1, point.batch_size - 1), min(cap, point.batch_size + 3) + 1
-                )
-                if supervisor.measure(
-                    BatchShape(size, point.length), size
-                ).trial.outcome
-                == "ok"
+            sizes = range(
+                max(1, point.batch_size - 1), min(cap, point.batch_size + 3) + 1
+            )
+            trials = {
+                size: supervisor.measure(BatchShape(size, point.length), size).trial
+                for size in sizes
+            }
+            fits = [size for size in sizes if trials[size].outcome == "ok"]
+            leaves = [
+                size for size in fits if trials[size].reserved_bytes <= usable_bytes
             ]
-            assert max(fits) - 1 <= point.batch_size <= max(fits)
+            assert max(leaves) - 1 <= point.batch_size <= max(fits)
 
 
 def test_an_oom_caught_by_the_workload_still_counts(tmp_path: Path) -> None:
