@@ -20,7 +20,7 @@ from batchtune.lengths import Lengths
 from batchtune.results import Keep, SweepSettings
 
 SAME_STEP = "same-step"
-# So many steps are looked at for the fewest micro-batches that all of them fit into.
+# The fewest micro-batches are those that all of this many random steps fit into.
 _STEPS = 4096
 
 

@@ -12,7 +12,7 @@ from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
 from batchtune.lengths import IntArray, Lengths
 from batchtune.results import BatchShape, OwnBatches
 
-# Of more batches, so many stand for all.
+# Of more batches, this many stand for all.
 _MOST_SHAPES = 256
 # An epoch whose examples are more or less than those of the data by a larger share is no epoch of it.
 _OTHER_EXAMPLES = 0.05

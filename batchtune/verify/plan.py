@@ -6,7 +6,7 @@ import itertools
 import random
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -276,7 +276,12 @@ class VerifyPlan:
         """How the sampler makes batches; as in pools, those of a stream may hold examples of shorter buckets."""
         if isinstance(self.config, StreamConfig):
             return Batching(self.table, self.config.buffer_size)
-        return Batching.of(self.config)
+        batching = Batching.of(self.config)
+        if batching.accumulate is None or batching.pool_size is None:
+            return batching
+        # One rank runs its share of each step.
+        share = max(1, batching.pool_size // self.costs.world_size)
+        return replace(batching, pool_size=share)
 
     @cached_property
     def padded(self) -> Lengths:

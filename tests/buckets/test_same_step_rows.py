@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 from buckets.test_min_steps import PROBED
+from msgspec.structs import replace
+from report_records import proven_probe
 
 from batchtune.buckets.current import read_current
 from batchtune.buckets.drift import drift
 from batchtune.buckets.sweep import sweep
 from batchtune.errors import UsageError
+from batchtune.exports.run_configs import sampler_config
 from batchtune.lengths import Lengths
-from batchtune.results import Row, Sweep, SweepSettings
+from batchtune.results import Row, SamplerConfig, Sweep, SweepSettings
+from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 3000).clip(1, 60))
 
@@ -59,6 +63,20 @@ def test_ranks_share_the_examples_of_a_step(ranks: int) -> None:
     assert row.estimated_epoch_seconds is not None
     assert found.current.estimated_epoch_seconds is not None
     assert row.estimated_epoch_seconds < found.current.estimated_epoch_seconds
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_verification_runs_a_ranks_share_of_each_step(ranks: int) -> None:
+    probe = proven_probe()
+    probe = replace(probe, device=replace(probe.device, world_size=ranks))
+    config = sampler_config(swept(world_size=ranks, accumulate=4))
+    assert isinstance(config, SamplerConfig)
+    plan = VerifyPlan(
+        lengths=DATA, config=config, settings=VerifySettings(), probe=probe
+    )
+    # Of 16 examples, as one rank has them, whatever the number of ranks.
+    assert len(plan.first_epoch) == DATA.count // 4
+    assert plan.first_epoch.batch_sizes[:4].sum() == 16
 
 
 def test_equal_counts_pad_more_than_any_counts() -> None:
