@@ -9,12 +9,11 @@ import signal
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
-from made_once import MadeOnce
 
 pytest_plugins = ["tiers"]
 
@@ -59,9 +58,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def temporary_folder_of_this_process(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[None]:
+def temporary_folder_of_this_process(tmp_path_factory):
     """Gives this process, and all that it starts, a temporary folder of its own.
 
     The lock of a device lies there, and test processes that run side by side must not wait for each other.
@@ -74,7 +71,7 @@ def temporary_folder_of_this_process(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_waits_for_the_disk() -> Iterator[None]:
+def nothing_waits_for_the_disk():
     """No power is lost while tests run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
@@ -82,21 +79,21 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def little_to_collect() -> None:
+def little_to_collect():
     """What earlier modules imported stays, too: each trial calls the collector, which would look through it all."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def interrupts_reach_what_is_started() -> None:
+def interrupts_reach_what_is_started():
     """A shell starts background jobs with SIGINT ignored, and all that they start would ignore it too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
-def one_nursery() -> Iterator[None]:
+def one_nursery():
     """All workers of a module's probes in this process come from one nursery, which imports PyTorch once."""
     from shared_nursery import SHARED
 
@@ -106,7 +103,7 @@ def one_nursery() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+def made_once(tmp_path_factory):
     """`made_once(name, make)`: a folder that `make` has filled, once for all test processes; not to be written to."""
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -127,7 +124,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
 
 
 @pytest.fixture
-def torchaudio_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def torchaudio_or_none(monkeypatch):
     """An empty module in torchaudio's place where it does not load: transformers imports it if it is installed."""
     try:
         importlib.import_module("torchaudio")

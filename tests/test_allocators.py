@@ -8,7 +8,6 @@ import pytest
 
 from batchtune.allocators import (
     VARIABLES,
-    Choice,
     asked_for,
     in_force,
     other_settings,
@@ -41,14 +40,14 @@ NEW = "PYTORCH_ALLOC_CONF"
     ],
 )
 def test_settings_ask_for_an_allocator_and_for_other_things(
-    settings: str, allocator: str | None, others: str
-) -> None:
+    settings, allocator, others
+):
     assert asked_for(settings) == allocator
     assert other_settings(settings) == others
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_the_users_other_settings_are_kept(name: str) -> None:
+def test_the_users_other_settings_are_kept(name):
     value = "expandable_segments:True,max_split_size_mb:64"
     variables = worker_variables("auto", {name: "max_split_size_mb:64"})
     assert variables == {OLD: value, NEW: value}
@@ -63,9 +62,7 @@ def test_the_users_other_settings_are_kept(name: str) -> None:
         ("expandable", "backend:cudaMallocAsync", "cudaMallocAsync"),
     ],
 )
-def test_a_choice_against_the_users_variable_is_an_error(
-    name: str, choice: Choice, value: str, users: str
-) -> None:
+def test_a_choice_against_the_users_variable_is_an_error(name, choice, value, users):
     with pytest.raises(UsageError) as caught:
         worker_variables(choice, {name: value})
     assert caught.value.message == (
@@ -81,9 +78,7 @@ def test_a_choice_against_the_users_variable_is_an_error(
         ("native", "expandable_segments:False"),
     ],
 )
-def test_a_choice_that_the_users_variable_makes_too_is_none(
-    choice: Choice, value: str
-) -> None:
+def test_a_choice_that_the_users_variable_makes_too_is_none(choice, value):
     assert worker_variables(choice, {NEW: value}) == {}
 
 
@@ -106,16 +101,16 @@ def test_a_choice_that_the_users_variable_makes_too_is_none(
     ],
 )
 def test_training_needs_one_setting_that_its_torch_reads(
-    allocator: str, torch: str, others: str, setting: str
-) -> None:
+    allocator, torch, others, setting
+):
     assert setting_for(allocator, torch, {NEW: others}) == setting
 
 
-def test_a_process_is_told_the_variable_that_it_reads() -> None:
+def test_a_process_is_told_the_variable_that_it_reads():
     told = setting_for("expandable", "2.13.0", {OLD: "max_split_size_mb:64"})
     assert told == f"{OLD}=expandable_segments:True,max_split_size_mb:64"
 
 
-def test_another_backend_of_a_process_has_no_segments() -> None:
+def test_another_backend_of_a_process_has_no_segments():
     cuda = SimpleNamespace(get_allocator_backend=lambda: "cudaMallocAsync")
     assert in_force(cuda) == "cudaMallocAsync"

@@ -46,12 +46,12 @@ pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
 @pytest.fixture
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> RunResults:
+def tuned(tmp_path_factory):
     return batchtune.tune(
         KNOWN,
         np.array(VALUES),
@@ -64,7 +64,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> RunResults:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> RunResults:
+def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("api") / "swept"
     return batchtune.sweep(VALUES, max_batch_length=40, num_buckets=[3], run=folder)
 
@@ -76,7 +76,7 @@ def columns_of(kind: type[msgspec.Struct]) -> list[str]:
 # Results
 
 
-def test_results_are_the_records_of_the_files(tuned: RunResults) -> None:
+def test_results_are_the_records_of_the_files(tuned):
     assert tuned.probe == read_result(tuned.folder / "probe.json", Probe)
     assert tuned.sweep == read_result(tuned.folder / "sweep.json", Sweep)
     again = batchtune.read_run(str(tuned.folder))
@@ -84,7 +84,7 @@ def test_results_are_the_records_of_the_files(tuned: RunResults) -> None:
     assert load_run(tuned.folder).sweep == tuned.sweep
 
 
-def test_tables_have_a_row_per_entry_and_a_column_per_field(tuned: RunResults) -> None:
+def test_tables_have_a_row_per_entry_and_a_column_per_field(tuned):
     assert list(tuned.trials.columns) == columns_of(Trial)
     assert list(tuned.frontier.columns) == columns_of(FrontierPoint)
     assert list(tuned.rows.columns) == columns_of(Row)
@@ -97,7 +97,7 @@ def test_tables_have_a_row_per_entry_and_a_column_per_field(tuned: RunResults) -
     ]
 
 
-def test_the_probe_alone_then_the_sweep_in_its_folder(tuned: RunResults) -> None:
+def test_the_probe_alone_then_the_sweep_in_its_folder(tuned):
     given: dict[str, Any] = {
         "device": LAW,
         "num_lengths": 3,
@@ -110,20 +110,20 @@ def test_the_probe_alone_then_the_sweep_in_its_folder(tuned: RunResults) -> None
     assert again.sweep == tuned.sweep
 
 
-def test_a_notebook_shows_the_headline_and_the_tables(tuned: RunResults) -> None:
+def test_a_notebook_shows_the_headline_and_the_tables(tuned):
     html = tuned._repr_html_()
     assert repr(tuned) in html
     assert "<table" in html
     assert not re.search("<(script|style|html|link)", html)
 
 
-def test_strings_of_a_run_are_no_html(swept: RunResults) -> None:
+def test_strings_of_a_run_are_no_html(swept):
     evil = msgspec.structs.replace(swept.sweep, warnings=["<script>alert(1)</script>"])
     shown = RunResults(name="run", sweep=evil)._repr_html_()
     assert "<script>" not in shown and "&lt;script&gt;" in shown
 
 
-def test_what_a_run_lacks_is_an_error(swept: RunResults) -> None:
+def test_what_a_run_lacks_is_an_error(swept):
     for table in ("trials", "frontier"):
         with pytest.raises(ResultError, match=f"no {table}"):
             getattr(swept, table)
@@ -144,7 +144,7 @@ def lengths_in(data: Any, **reading: Any) -> LengthsSummary:
 
 
 @pytest.fixture
-def frame() -> pd.DataFrame:
+def frame():
     return pd.DataFrame(
         {"text": ["a"] * 3, "duration": [3.0, 1.0, 2.0], "chars": [30, 10, 20]}
     )
@@ -162,11 +162,11 @@ def frame() -> pd.DataFrame:
     ],
     ids=["list", "tuple", "numpy", "torch", "series", "lengths"],
 )
-def test_arrays_of_lengths(data: Any) -> None:
+def test_arrays_of_lengths(data):
     assert lengths_in(data).fingerprint == Lengths.of([3, 1, 2]).fingerprint
 
 
-def test_a_column_of_a_table(frame: pd.DataFrame) -> None:
+def test_a_column_of_a_table(frame):
     datasets = pytest.importorskip("datasets")
     dataset = datasets.Dataset.from_pandas(frame)
     wanted = Lengths.of([3, 1, 2], [30, 10, 20])
@@ -176,7 +176,7 @@ def test_a_column_of_a_table(frame: pd.DataFrame) -> None:
         assert lengths_in(table, length_key="chars", unit="bytes").unit == "bytes"
 
 
-def test_a_manifest_with_its_options(tmp_path: Path) -> None:
+def test_a_manifest_with_its_options(tmp_path):
     path = tmp_path / "lengths.csv"
     path.write_text("duration\n1\n2\n3\n")
     for manifest in (path, str(path)):
@@ -209,13 +209,13 @@ def assert_one_error(call: Callable[[], object], message: str) -> None:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_arguments_are_one_error(case: str) -> None:
+def test_wrong_arguments_are_one_error(case):
     data, arguments, message = WRONG[case]
     call = partial(batchtune.sweep, data, max_batch_length=10, **arguments)
     assert_one_error(call, message)
 
 
-def test_a_data_set_without_a_column_is_not_read(frame: pd.DataFrame) -> None:
+def test_a_data_set_without_a_column_is_not_read(frame):
     datasets = pytest.importorskip("datasets")
     dataset = datasets.Dataset.from_pandas(frame)
     for data in (dataset, datasets.DatasetDict(dev=dataset)):
@@ -230,13 +230,11 @@ def test_a_data_set_without_a_column_is_not_read(frame: pd.DataFrame) -> None:
         ({"memory_fraction": "most"}, "--memory-fraction: must be a number"),
     ],
 )
-def test_a_wrong_setting_of_the_probe_is_named(
-    setting: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_setting_of_the_probe_is_named(setting, message):
     assert_one_error(partial(batchtune.probe, KNOWN, [1.0], **setting), message)
 
 
-def test_sizes_may_have_units(tmp_path: Path) -> None:
+def test_sizes_may_have_units(tmp_path):
     probed = batchtune.probe(
         KNOWN, [1.0, 2.0], device=LAW, memory_bytes="500MiB", run=tmp_path
     )
@@ -246,7 +244,7 @@ def test_sizes_may_have_units(tmp_path: Path) -> None:
 # Workloads
 
 
-def test_a_class_in_a_file_is_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_in_a_file_is_a_workload(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.chdir(ROOT)
     from custom_workload import TinyTagger
@@ -258,17 +256,13 @@ def test_a_class_in_a_file_is_a_workload(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.process
-def test_a_list_is_the_command_of_a_training_script(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_list_is_the_command_of_a_training_script(monkeypatch):
     monkeypatch.setattr("batchtune.probe.supervisor.Nursery", lambda *_: OF_SCRIPTS)
     with pytest.raises(BatchtuneError, match="no-such-program"):
         batchtune.probe(["no-such-program", "--epochs", "2"], VALUES, device="cpu")
 
 
-def test_without_lengths_a_script_has_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_lengths_a_script_has_its_own(tmp_path, monkeypatch):
     asked: list[Any] = []
 
     def keep(folder: Path, command: Any, options: Any, *rest: Any, force: bool) -> Any:
@@ -290,9 +284,7 @@ def test_without_lengths_a_script_has_its_own(
 
 
 @pytest.mark.parametrize("module", ["a_notebook", "__main__"])
-def test_a_class_of_no_file_is_refused(
-    module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_of_no_file_is_refused(module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
     cell = vars(sys.modules[module])
     exec("class Step: ...", cell)
@@ -337,17 +329,13 @@ for imports in json.loads(sys.argv[1]):
 
 
 @pytest.mark.process
-def test_probe_is_a_function_in_all_import_orders() -> None:
+def test_probe_is_a_function_in_all_import_orders():
     command = [sys.executable, "-c", IN_ORDERS, json.dumps(ORDERS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_nothing_is_printed_and_notes_are_logged(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_nothing_is_printed_and_notes_are_logged(tmp_path, capsys, caplog):
     path = tmp_path / "lengths.csv"
     pd.DataFrame({"duration": VALUES}).to_csv(path)
     with caplog.at_level(logging.INFO, "batchtune"):
@@ -358,7 +346,7 @@ def test_nothing_is_printed_and_notes_are_logged(
     ]
 
 
-def test_signatures_name_all_settings_with_their_defaults() -> None:
+def test_signatures_name_all_settings_with_their_defaults():
     for function in (batchtune.probe, batchtune.tune, batchtune.sweep):
         parameters = inspect.signature(function).parameters
         assert parameters["num_buckets"].default == tuple(range(10, 21))
@@ -368,11 +356,7 @@ def test_signatures_name_all_settings_with_their_defaults() -> None:
 
 
 @pytest.mark.parametrize("in_notebook", [False, True])
-def test_a_notebook_shows_a_line_of_progress(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    in_notebook: bool,
-) -> None:
+def test_a_notebook_shows_a_line_of_progress(monkeypatch, capsys, in_notebook):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     if in_notebook:
         monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
@@ -383,7 +367,7 @@ def test_a_notebook_shows_a_line_of_progress(
     assert ("steps of the table done" in printed) == in_notebook
 
 
-def test_an_interrupt_has_no_traceback_of_the_probe() -> None:
+def test_an_interrupt_has_no_traceback_of_the_probe():
     def interrupt(line: str) -> None:
         raise KeyboardInterrupt
 
@@ -393,7 +377,7 @@ def test_an_interrupt_has_no_traceback_of_the_probe() -> None:
     assert raised.value.__context__ is None
 
 
-def test_errors_carry_their_hint_into_tracebacks() -> None:
+def test_errors_carry_their_hint_into_tracebacks():
     with pytest.raises(BatchtuneError) as caught:
         batchtune.sweep([1.0])
     assert caught.value.__notes__ == [caught.value.hint]  # type: ignore[attr-defined]
@@ -403,9 +387,7 @@ def test_errors_carry_their_hint_into_tracebacks() -> None:
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_page_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
     page = (ROOT / "examples" / "PYTHON.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")

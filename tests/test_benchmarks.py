@@ -15,7 +15,7 @@ BENCHMARKS = [
 
 
 @pytest.mark.slow
-def test_all_start() -> None:
+def test_all_start():
     # Their folder comes first, as it does for a script: no module of the tests may be hidden by a benchmark's name.
     code = """
 import runpy, sys

@@ -17,7 +17,6 @@ import pytest
 from cli.conftest import run_here
 from exports.stream_runs import PACKERS
 from loader_records import made_loader
-from made_once import MadeOnce
 from memory_laws import made_lengths
 from ruamel.yaml import YAML
 
@@ -83,7 +82,7 @@ VALUES = (
 
 
 @pytest.fixture(scope="session")
-def recorded(made_once: MadeOnce) -> Path:
+def recorded(made_once):
     """Two runs, of lengths and of pairs of them, with their manifests: all files as commands write them."""
 
     def make(folder: Path) -> None:
@@ -260,23 +259,19 @@ def hold_edited(recorded: Path, folder: Path, file: str, kind: str, seed: int) -
 
 
 @pytest.mark.parametrize(("file", "kind"), [*zip(FILES, itertools.cycle(KINDS))])
-def test_an_edited_file_gives_a_result_or_one_message(
-    recorded: Path, tmp_path: Path, file: str, kind: str
-) -> None:
+def test_an_edited_file_gives_a_result_or_one_message(recorded, tmp_path, file, kind):
     hold_edited(recorded, tmp_path, file, kind, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_edits_give_results_or_one_message_each(
-    recorded: Path, tmp_path: Path, kind: str
-) -> None:
+def test_many_edits_give_results_or_one_message_each(recorded, tmp_path, kind):
     for file, seed in itertools.product(FILES, range(1, 21)):
         hold_edited(recorded, tmp_path, file, kind, seed)
 
 
-def test_what_is_recorded_is_no_edit(recorded: Path, tmp_path: Path) -> None:
+def test_what_is_recorded_is_no_edit(recorded, tmp_path):
     summary = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
     for kind in KINDS:
         shutil.copytree(recorded / kind, tmp_path / kind)

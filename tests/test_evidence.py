@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from gpu import evidence
@@ -13,7 +12,7 @@ from gpu.evidence import PARTS, ROOT, Part
 FOLDER = ROOT / "tests" / "gpu"
 
 
-def test_the_first_parts_take_15_minutes_and_all_files_exist() -> None:
+def test_the_first_parts_take_15_minutes_and_all_files_exist():
     first = ["calibration", "truth", "speech", "recipes"]
     assert list(PARTS)[:4] == first
     assert sum(PARTS[name].minutes for name in first) <= 15
@@ -30,9 +29,7 @@ def test_the_first_parts_take_15_minutes_and_all_files_exist() -> None:
 
 
 @pytest.mark.process
-def test_the_next_call_runs_what_is_not_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_next_call_runs_what_is_not_complete(tmp_path, monkeypatch, capsys):
     """The first part ends well, the second in its second call, and the third never in time."""
     in_second = (
         "import pathlib, sys; path = pathlib.Path(sys.argv[1])\n"
@@ -60,7 +57,7 @@ def test_the_next_call_runs_what_is_not_complete(
         evidence.main(out)
 
 
-def test_of_tests_those_are_left_that_have_not_passed(tmp_path: Path) -> None:
+def test_of_tests_those_are_left_that_have_not_passed(tmp_path):
     report = tmp_path / "report.jsonl"
     assert passed_in(report) == set()
     lines = [{"test": "passed", "failed": False}, {"test": "failed", "failed": True}]

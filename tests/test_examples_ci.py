@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from cli.conftest import run_here
-from made_once import MadeOnce
 from ruamel.yaml import YAML
 from without_torch import UNINSTALLED, blocking
 
@@ -42,7 +41,7 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 @pytest.fixture
-def checkout(made_once: MadeOnce, tmp_path: Path) -> Path:
+def checkout(made_once, tmp_path):
     """A repository with the manifest and a run folder as the probe job commits it, and `batchtune` on the path."""
 
     def make(folder: Path) -> None:
@@ -93,7 +92,7 @@ def run_step(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout: Path) -> None:
+def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout):
     for step in JOBS["buckets"]["steps"]:
         if "run" in step and not step["name"].startswith("Install"):
             ran = run_step(checkout, step["run"])
@@ -123,13 +122,13 @@ def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout: Path) ->
     assert "padding_ratio" in (checkout / "summary.md").read_text()
 
 
-def test_every_command_of_every_job_is_one_with_these_options() -> None:
+def test_every_command_of_every_job_is_one_with_these_options():
     for _, step in RUNS:
         for name, *arguments in commands_of(step["run"]):
             # Raises where one is unknown.
             load_command(name).make_context(name, arguments)
 
 
-def test_no_script_has_anything_put_into_its_text() -> None:
+def test_no_script_has_anything_put_into_its_text():
     # What GitHub puts into a script's text could be anybody's commands; variables can't.
     assert [step["name"] for _, step in RUNS if "${{" in step["run"]] == []

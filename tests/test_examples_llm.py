@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[1] / "examples" / "llm"
 
 
 @pytest.fixture(scope="module")
-def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chats(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llm") / "chats"
     command = [
         sys.executable,
@@ -34,7 +34,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.process
-def test_chats_are_counted_as_transformers_renders_them(chats: Path) -> None:
+def test_chats_are_counted_as_transformers_renders_them(chats):
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(chats)
     lines = (chats / "chats.jsonl").read_text(encoding="utf-8").splitlines()
@@ -46,9 +46,7 @@ def test_chats_are_counted_as_transformers_renders_them(chats: Path) -> None:
     assert found.values.tolist() == sorted(map(len, rendered), reverse=True)
 
 
-def test_the_step_trains_a_model_from_the_hub(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_step_trains_a_model_from_the_hub(monkeypatch, tmp_path):
     transformers = pytest.importorskip("transformers")
     # The newest torchaudio does not load beside every torch; Transformers imports it where it is installed.
     monkeypatch.setitem(sys.modules, "torchaudio", types.ModuleType("torchaudio"))

@@ -85,7 +85,7 @@ def ran(arguments: list[str], folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_loaders_deliver_the_same_features(tmp_path: Path) -> None:
+def test_loaders_deliver_the_same_features(tmp_path):
     made = ran(
         [
             "make_audio.py",

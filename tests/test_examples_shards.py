@@ -24,7 +24,7 @@ MAKER = Path(__file__).parents[1] / "examples" / "shards" / "make_shards.py"
 
 
 @pytest.mark.process
-def test_lengths_are_those_that_webdataset_and_soundfile_decode(tmp_path: Path) -> None:
+def test_lengths_are_those_that_webdataset_and_soundfile_decode(tmp_path):
     command = [sys.executable, str(MAKER), "--shards", "3", "--wavs", "40"]
     subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, check=True)
     paths = sorted(map(str, tmp_path.iterdir()))

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "streams"
 
 
 @pytest.mark.slow
-def test_the_example_reads_what_it_predicts(tmp_path: Path) -> None:
+def test_the_example_reads_what_it_predicts(tmp_path):
     """An empty module takes torchaudio's place, which does not load beside every torch."""
     (tmp_path / "torchaudio.py").touch()
     path = os.pathsep.join([str(tmp_path), str(EXAMPLES.parents[1])])

@@ -108,7 +108,7 @@ def level_of(part: str) -> int:
     return next(number for number, parts in enumerate(LEVELS) if part in parts)
 
 
-def test_imports_run_downwards() -> None:
+def test_imports_run_downwards():
     for path in modules():
         part = part_of(path)
         others = {
@@ -127,7 +127,7 @@ def is_part(name: str) -> bool:
     return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
 
 
-def test_torch_and_rich_are_imported_only_where_they_belong() -> None:
+def test_torch_and_rich_are_imported_only_where_they_belong():
     for path in modules():
         part = part_of(path)
         roots = {
@@ -142,7 +142,7 @@ def test_torch_and_rich_are_imported_only_where_they_belong() -> None:
 
 
 @pytest.mark.process
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy():
     commands = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
     ran = in_one_process(commands, {})
     assert ran.returncode == 0, ran.stderr
@@ -155,7 +155,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.process
-def test_all_but_measuring_runs_without_torch(tmp_path: Path) -> None:
+def test_all_but_measuring_runs_without_torch(tmp_path):
     manifest, run = str(tmp_path / "lengths.csv"), str(tmp_path / "run")
     Path(manifest).write_text(
         "id,duration\n"
@@ -219,7 +219,7 @@ def in_one_process(
     )
 
 
-def test_public_names_are_there() -> None:
+def test_public_names_are_there():
     import batchtune
 
     assert all(getattr(batchtune, name) for name in batchtune.__all__)
@@ -229,7 +229,7 @@ def test_public_names_are_there() -> None:
 
 
 @pytest.mark.process
-def test_the_top_level_holds_what_was_agreed() -> None:
+def test_the_top_level_holds_what_was_agreed():
     agreed = {"batchtune", "tests", "examples", "pyproject.toml"}
     agreed |= {"README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"}
     tracked = subprocess.run(
@@ -241,7 +241,7 @@ def test_the_top_level_holds_what_was_agreed() -> None:
     assert {name for name in top if not name.startswith(".")} == agreed
 
 
-def test_names_of_tests_have_at_most_60_characters() -> None:
+def test_names_of_tests_have_at_most_60_characters():
     long_names = [
         re.findall(r"^ *def (test_\w{56,})", path.read_text(), re.MULTILINE)
         for path in (ROOT / "tests").rglob("test_*.py")
@@ -249,12 +249,12 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
     assert [names for names in long_names if names] == []
 
 
-def test_files_of_tests_have_names_of_their_own() -> None:
+def test_files_of_tests_have_names_of_their_own():
     """pytest imports each by its name alone."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_few_tests_start_processes_or_are_slow() -> None:
+def test_few_tests_start_processes_or_are_slow():
     for tier, most in tiers.MOST_TESTS.items():
         assert tiers.collected[tier] <= most, tier

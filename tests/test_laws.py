@@ -5,7 +5,6 @@ The benchmark `tests/benchmarks/laws.py` prints the figures of all laws on all d
 
 import math
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from memory_laws import (
     TARGET_LAWS,
     Law,
     LawDevice,
-    Need,
     made_lengths,
     ooms,
     probe_on,
@@ -90,12 +88,12 @@ def missed(figures: Figures) -> Figures | None:
     return figures
 
 
-def test_every_size_fits_and_little_is_lost() -> None:
+def test_every_size_fits_and_little_is_lost():
     lengths = made_lengths("speech", count=1000)
     assert not missed(measure(LAWS["batches in eights"], lengths, ("optimal",)))
 
 
-def test_sizes_for_two_lengths_fit_too() -> None:
+def test_sizes_for_two_lengths_fit_too():
     law, lengths = (
         TARGET_LAWS["length times target"],
         made_lengths("tokens", targets=True, count=120),
@@ -105,7 +103,7 @@ def test_sizes_for_two_lengths_fit_too() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_size_fits_on_every_law() -> None:
+def test_every_size_fits_on_every_law():
     failed = {}
     for (name, law, targets), data in zip(ALL, cycle(DATA)):
         if law.monotone:
@@ -115,7 +113,7 @@ def test_every_size_fits_on_every_law() -> None:
     assert {law: figures for law, figures in failed.items() if figures} == {}
 
 
-def test_memory_that_falls_with_the_length_is_reported() -> None:
+def test_memory_that_falls_with_the_length_is_reported():
     device = LawDevice(LAWS["falls with the length"], made_lengths("tokens", count=FEW))
     probe = probe_law(device)
     assert warns(probe, "Memory does not grow with the batch everywhere")
@@ -125,13 +123,13 @@ def test_memory_that_falls_with_the_length_is_reported() -> None:
         assert point.batch_size <= most
 
 
-def test_a_noisy_workload_keeps_its_spread_free_and_says_so() -> None:
+def test_a_noisy_workload_keeps_its_spread_free_and_says_so():
     probe = probe_law(LawDevice(LAWS["noise of 3%"], made_lengths("speech", count=FEW)))
     assert 0.02 < probe.margin.spread_bytes / probe.device.limit_bytes < 0.035
     assert warns(probe, "Peaks of equal batches differ")
 
 
-def test_equal_peaks_cost_a_margin_of_a_thousandth() -> None:
+def test_equal_peaks_cost_a_margin_of_a_thousandth():
     probe = probe_law(LawDevice(LAWS["quadratic"], made_lengths("speech", count=FEW)))
     assert probe.margin.bytes == int(0.001 * probe.device.limit_bytes)
     assert all(point.trial is not None for point in probe.frontier)
@@ -151,14 +149,14 @@ def probe_with_a_first_step(fitting: float, share: float) -> Probe:
     )
 
 
-def test_the_longest_that_ran_as_a_first_step_stays() -> None:
+def test_the_longest_that_ran_as_a_first_step_stays():
     # The margin for a first step with many examples would leave no room for the longest one.
     probe = probe_with_a_first_step(1.1, 0.004)
     assert probe.margin.first_step_bytes > 0.09 * LIMIT_BYTES
     assert (probe.frontier[-1].length, probe.frontier[-1].batch_size) == (82.5, 1)
 
 
-def test_turns_are_not_repeated_for_smaller_batches() -> None:
+def test_turns_are_not_repeated_for_smaller_batches():
     # The margin grows by what the first step of a process needs: sizes next to the limit give way to smaller ones.
     law = LAWS["linear"]
     device = LawDevice(
@@ -170,7 +168,7 @@ def test_turns_are_not_repeated_for_smaller_batches() -> None:
 
 
 @pytest.mark.parametrize("busy", [1.0, 2.5, 1 / 2.5])
-def test_a_workload_that_ignores_the_shape_is_refused(busy: float) -> None:
+def test_a_workload_that_ignores_the_shape_is_refused(busy):
     """Also on a busy machine, where equal steps take up to 2.5 times as long by turns."""
     law = Law(lambda b, u, t: 2.0)
     device = SameForAll(law, made_lengths("speech", count=FEW), busy=busy)
@@ -190,14 +188,12 @@ def test_a_workload_that_ignores_the_shape_is_refused(busy: float) -> None:
     ],
     ids=["no memory", "a floor of memory", "no time"],
 )
-def test_what_depends_on_the_shape_in_one_way_is_not_refused(
-    kind: type[LawDevice], need: Need
-) -> None:
+def test_what_depends_on_the_shape_in_one_way_is_not_refused(kind, need):
     probe = probe_law(kind(Law(need), made_lengths("speech", count=FEW)))
     assert probe.frontier[-1].closed_by == "data"
 
 
-def test_a_longest_example_without_a_margin_is_an_error() -> None:
+def test_a_longest_example_without_a_margin_is_an_error():
     law = Law(LAWS["linear"].need, noise=0.03)
     with pytest.raises(
         ProbeError, match=r"17\.04.*leaves less than 216 MiB of 7\.45 GiB"
@@ -206,7 +202,7 @@ def test_a_longest_example_without_a_margin_is_an_error() -> None:
     assert "--max-length 15.72" in raised.value.hint
 
 
-def test_a_search_ended_by_max_lengths_warns_and_can_continue(tmp_path: Path) -> None:
+def test_a_search_ended_by_max_lengths_warns_and_can_continue(tmp_path):
     device = LawDevice(LAWS["blocks of length"], made_lengths("speech", count=FEW))
     few = replace(MADE, num_lengths=4, max_lengths=5)
     first = probe_on(device, tmp_path, few)
@@ -217,7 +213,7 @@ def test_a_search_ended_by_max_lengths_warns_and_can_continue(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_leaps_at_two_sizes_are_no_multiples_if_peaks_grow(tmp_path: Path) -> None:
+def test_leaps_at_two_sizes_are_no_multiples_if_peaks_grow(tmp_path):
     # Memory leaps above 16 and above 32, but grows between them: 48 needs more than 33.
     device = LawDevice(
         LAWS["workspace by the octave"], made_lengths("tokens", count=3000)
@@ -255,7 +251,7 @@ class CachingDevice(LawDevice):
         return Ran(trial=trial, stage="step")
 
 
-def test_what_an_allocator_reserves_costs_few_trials() -> None:
+def test_what_an_allocator_reserves_costs_few_trials():
     device = CachingDevice(LAWS["affine"], made_lengths("sentences", count=3000))
     probe = probe_law(device)
     lengths = len({trial.length for trial in probe.trials})
@@ -281,13 +277,13 @@ SMOOTH = [
 
 
 @pytest.mark.parametrize(("law", "data"), SMOOTH)
-def test_few_trials_fail_where_failures_are_dear(law: str, data: str) -> None:
+def test_few_trials_fail_where_failures_are_dear(law, data):
     trials = searched(LawDevice(LAWS[law], made_lengths(data, count=FEW)))
     assert 3 * ooms(trials) <= len({trial.length for trial in trials})
     assert ooms(trials) <= 2 + (law != "a steep end")
 
 
-def test_estimated_times_are_those_of_steps_in_turns() -> None:
+def test_estimated_times_are_those_of_steps_in_turns():
     def estimated(slower: float) -> float:
         device = LawDevice(
             LAWS["quadratic"], made_lengths("speech", count=FEW), slower_in_turns=slower

@@ -16,7 +16,7 @@ STRANGERS = re.compile(
 )
 
 
-def test_nothing_names_the_strangers_distribution() -> None:
+def test_nothing_names_the_strangers_distribution():
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in FILES
@@ -26,7 +26,7 @@ def test_nothing_names_the_strangers_distribution() -> None:
     assert found == []
 
 
-def test_distribution_and_package_have_different_names() -> None:
+def test_distribution_and_package_have_different_names():
     project = (ROOT / "pyproject.toml").read_text()
     assert re.findall(r'^name = "(.*)"$', project, re.MULTILINE) == ["batchtune-cli"]
     assert 'batchtune = "batchtune.cli:main"' in project

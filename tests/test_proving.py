@@ -132,7 +132,7 @@ def fails_the_gate(folder: Path) -> bool:
     return exit_code(judge(parse_rules(["unproven > 0"]), inputs)) != 0
 
 
-def test_a_table_that_runs_is_proven(tmp_path: Path) -> None:
+def test_a_table_that_runs_is_proven(tmp_path):
     device = made()
     swept, _ = proven(device, tmp_path)
     proof = swept.proof
@@ -149,9 +149,7 @@ def test_a_table_that_runs_is_proven(tmp_path: Path) -> None:
     )
 
 
-def test_what_fails_is_lowered_and_all_is_proven_again(
-    tmp_path: Path,
-) -> None:
+def test_what_fails_is_lowered_and_all_is_proven_again(tmp_path):
     device = made(usable=0.93)
     notes: list[str] = []
     swept, verification = proven(device, tmp_path, on_note=notes.append)
@@ -177,9 +175,7 @@ def test_what_fails_is_lowered_and_all_is_proven_again(
     assert {trial.shape for trial in ruled_out} <= passed
 
 
-def test_where_nothing_holds_other_rows_are_tried(
-    tmp_path: Path,
-) -> None:
+def test_where_nothing_holds_other_rows_are_tried(tmp_path):
     swept, _ = proven(made(usable=0.0), tmp_path)
     assert swept.proof is not None and not swept.proof.holds
     assert swept.unproven == swept.recommended_row.sizes_in_use
@@ -189,9 +185,7 @@ def test_where_nothing_holds_other_rows_are_tried(
     assert evidence.unproven == swept.unproven
 
 
-def test_tables_have_twice_the_time_of_the_probe_with_its_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_have_twice_the_time_of_the_probe_with_its_starts(tmp_path, monkeypatch):
     clock = [0.0]
     made_time = SimpleNamespace(monotonic=lambda: clock[0])
     monkeypatch.setattr("batchtune.proving.time", made_time)
@@ -210,14 +204,14 @@ def test_tables_have_twice_the_time_of_the_probe_with_its_starts(
     assert deadlines == [1200.0]
 
 
-def test_without_time_it_is_written_and_unproven(tmp_path: Path) -> None:
+def test_without_time_it_is_written_and_unproven(tmp_path):
     swept, verification = proven(made(), tmp_path, deadline=time.monotonic() - 1)
     assert verification is None
     assert swept.proof.reason == "no time was left to run it"
     assert fails_the_gate(tmp_path)
 
 
-def test_a_proof_is_kept_while_the_sweep_is_the_same(tmp_path: Path) -> None:
+def test_a_proof_is_kept_while_the_sweep_is_the_same(tmp_path):
     swept, _ = proven(made(), tmp_path)
     written = (tmp_path / "sampler.yaml").read_bytes()
     again, verification = proven(made(usable=0.0), tmp_path)
@@ -226,9 +220,7 @@ def test_a_proof_is_kept_while_the_sweep_is_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "sampler.yaml").read_bytes() == written
 
 
-def test_memory_that_others_have_taken_rules_nothing_out(
-    tmp_path: Path,
-) -> None:
+def test_memory_that_others_have_taken_rules_nothing_out(tmp_path):
     class Filled(FragmentedDevice):
         def start(self) -> Device:
             if self.released:
@@ -242,9 +234,7 @@ def test_memory_that_others_have_taken_rules_nothing_out(
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_verify_marks_what_it_ran_unless_the_config_was_edited(
-    tmp_path: Path, edited: bool
-) -> None:
+def test_verify_marks_what_it_ran_unless_the_config_was_edited(tmp_path, edited):
     steps = prover(made(), tmp_path)
     probe = steps.probe(None, False)
     steps.sweep(frozenset())

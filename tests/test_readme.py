@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("*.md"))]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
-def test_every_known_column_is_listed_under_its_unit() -> None:
+def test_every_known_column_is_listed_under_its_unit():
     for unit in {unit for unit in KNOWN_UNITS.values() if unit}:
         line = next(
             line for line in TEXT.splitlines() if line.startswith(f"| {unit} |")
@@ -26,12 +26,12 @@ def test_every_known_column_is_listed_under_its_unit() -> None:
         }
 
 
-def test_every_format_strategy_and_built_in_workload_is_named() -> None:
+def test_every_format_strategy_and_built_in_workload_is_named():
     for name in (*FORMATS, *STRATEGIES, *(f"builtin:{name}" for name in BUILTINS)):
         assert f"`{name}`" in TEXT
 
 
-def test_every_file_that_it_points_to_is_there() -> None:
+def test_every_file_that_it_points_to_is_there():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert target.startswith("https://") or (page.parent / target).exists(), (

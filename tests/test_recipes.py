@@ -1,7 +1,6 @@
 """The benchmark of recipes: what it makes of its rounds, and that the README's table is what the kept rounds say."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from benchmarks import recipes
@@ -18,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "tests" / "benchmarks" / "results"
 
 
-def test_the_table_of_the_readme_is_what_the_kept_rounds_say() -> None:
+def test_the_table_of_the_readme_is_what_the_kept_rounds_say():
     readme = README.read_text(encoding="utf-8")
     if BEGIN not in readme:
         assert not list(KEPT.glob("*.json")), "`recipes.py summarise` was not run"
@@ -27,5 +26,5 @@ def test_the_table_of_the_readme_is_what_the_kept_rounds_say() -> None:
 
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES.values(), ids=lambda one: one.name)
-def test_unchanged_scripts_contend_in_every_recipe(recipe: Any) -> None:
+def test_unchanged_scripts_contend_in_every_recipe(recipe):
     assert SCRIPT.name in [contender.name for contender in recipe.contenders]

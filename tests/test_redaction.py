@@ -39,7 +39,7 @@ TOKEN = "hf_AbCdEfGhIjKlMnOpQrSt"
         "train.py eyJhbGciOiJIUzI1NiJ9.eyJSECRET.SECRET",
     ],
 )
-def test_a_secret_is_not_in_a_recorded_command(line: str) -> None:
+def test_a_secret_is_not_in_a_recorded_command(line):
     words = shlex.split(line)
     public = redacted_command(words)
     assert "SECRET" not in " ".join(public).replace("AWS_SECRET", "")
@@ -63,12 +63,12 @@ def test_a_secret_is_not_in_a_recorded_command(line: str) -> None:
         "torchrun --nproc-per-node 2 --rdzv-endpoint host:29500 train.py",
     ],
 )
-def test_other_words_stay_as_they_are(line: str) -> None:
+def test_other_words_stay_as_they_are(line):
     words = shlex.split(line)
     assert redacted_command(words) == words
 
 
-def test_no_file_of_a_run_and_no_report_holds_the_token(tmp_path: Path) -> None:
+def test_no_file_of_a_run_and_no_report_holds_the_token(tmp_path):
     words = ["python", "train.py", "--hf-token", TOKEN]
     settings = ProbeSettings(
         workload=command_text(words), command=words, options={"api_key": "MySecret"}

@@ -73,7 +73,7 @@ def examples_of_steps(batches: list[list[list[int]]], accumulate: int) -> list[A
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", OWN)
-def test_each_step_has_the_examples_that_it_has_without(name: str, ranks: int) -> None:
+def test_each_step_has_the_examples_that_it_has_without(name, ranks):
     if name == "RandomSampler" and ranks > 1:
         pytest.skip("it is not dealt to ranks")
     own = []
@@ -95,7 +95,7 @@ def test_each_step_has_the_examples_that_it_has_without(name: str, ranks: int) -
     assert padded[1] < 0.8 * padded[0]
 
 
-def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler() -> None:
+def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler():
     shards: list[Any] = [OWN["SeedableRandomSampler"](0, 1) for _ in range(2)]
     wide = {**OPTIONS, "bucket_batch_sizes": [64, 32, 16]}
     sampler = SameStepBatchSampler(shards[0], LENGTHS, accumulate=2, **wide)
@@ -106,7 +106,7 @@ def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler() -> None:
         assert examples_of_steps([cut], 2) == own
 
 
-def test_a_random_sampler_of_each_rank_keeps_its_own_examples() -> None:
+def test_a_random_sampler_of_each_rank_keeps_its_own_examples():
     sampler = SameStepBatchSampler(
         OWN["RandomSampler"](0, 1), LENGTHS, rank=1, world_size=2, **OPTIONS
     )
@@ -124,7 +124,7 @@ def config_file(folder: Path, **fields: Any) -> Path:
     return path
 
 
-def test_a_config_makes_it_around_the_own_batch_sampler(tmp_path: Path) -> None:
+def test_a_config_makes_it_around_the_own_batch_sampler(tmp_path):
     path = config_file(tmp_path)
     lengths = np.full(COUNT, 3.0)
     own = OWN["RandomSampler"](0, 1)
@@ -139,7 +139,7 @@ def test_a_config_makes_it_around_the_own_batch_sampler(tmp_path: Path) -> None:
         SameStepBatchSampler.from_config(damaged, own, lengths)
 
 
-def test_examples_that_move_to_the_next_step_are_told() -> None:
+def test_examples_that_move_to_the_next_step_are_told():
     sampler = SameStepBatchSampler(
         OWN["RandomSampler"](0, 1), LENGTHS, accumulate=2, **OPTIONS
     )
@@ -148,7 +148,7 @@ def test_examples_that_move_to_the_next_step_are_told() -> None:
     assert sorted(held) == list(range(COUNT))
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_are_named():
     own = OWN["RandomSampler"](0, 1)
     with pytest.raises(ValueError, match="accumulate"):
         SameStepBatchSampler(own, LENGTHS, accumulate=0, **OPTIONS)

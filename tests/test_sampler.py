@@ -45,7 +45,7 @@ Make = Callable[..., BucketBatchSampler | PooledBatchSampler]
 @pytest.fixture(
     scope="module", params=[in_buckets, in_pools], ids=["in buckets", "in pools"]
 )
-def made(request: pytest.FixtureRequest) -> Any:
+def made(request):
     """Makes a sampler of each kind."""
     return request.param
 
@@ -108,7 +108,7 @@ def examples(batches: list[list[int]]) -> list[int]:
         ),
     ],
 )
-def test_a_bad_argument_is_told(options: dict[str, Any], message: str) -> None:
+def test_a_bad_argument_is_told(options, message):
     of_pools = not options.keys().isdisjoint(("pool_size", "batch_overhead"))
     make = in_pools if of_pools else in_buckets
     with pytest.raises(ValueError, match=message):
@@ -139,12 +139,12 @@ def test_a_bad_argument_is_told(options: dict[str, Any], message: str) -> None:
         ),
     ],
 )
-def test_bad_lengths_are_told(made: Make, lengths: Any, message: str) -> None:
+def test_bad_lengths_are_told(made, lengths, message):
     with pytest.raises(ValueError, match=message):
         made(lengths)
 
 
-def test_overlong_examples_are_told(made: Make) -> None:
+def test_overlong_examples_are_told(made):
     with pytest.raises(
         ValueError,
         match=r"example 1 has the length 31.*30.0; 2 of 3 examples.*overlong=\"single\"",
@@ -152,7 +152,7 @@ def test_overlong_examples_are_told(made: Make) -> None:
         made([3, 31, 45])
 
 
-def test_overlong_examples_may_be_batches_of_one(made: Make) -> None:
+def test_overlong_examples_may_be_batches_of_one(made):
     batches = list(made([3, 31, 3, 45], overlong="single"))
     assert sorted(map(sorted, batches)) == [[0, 2], [1], [3]]
 
@@ -171,14 +171,8 @@ def test_overlong_examples_may_be_batches_of_one(made: Make) -> None:
 @settings(deadline=None, max_examples=50)
 @pytest.mark.filterwarnings("ignore:drop_last leaves out all")
 def test_len_matches_iteration_and_ranks_share_the_examples(
-    made: Make,
-    lengths: list[int],
-    world_size: int,
-    shuffle: bool,
-    drop_last: bool,
-    same_bucket: bool,
-    batch_ordering: str,
-) -> None:
+    made, lengths, world_size, shuffle, drop_last, same_bucket, batch_ordering
+):
     ranks = [
         made(
             lengths,
@@ -201,7 +195,7 @@ def test_len_matches_iteration_and_ranks_share_the_examples(
     assert len(set(found)) == len(lengths) - dropped
 
 
-def test_each_iteration_is_the_next_epoch(made: Make) -> None:
+def test_each_iteration_is_the_next_epoch(made):
     sampler = made(seed=3)
     epochs = [list(sampler) for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2]
@@ -213,7 +207,7 @@ def test_each_iteration_is_the_next_epoch(made: Make) -> None:
         assert list(made(seed=3, epoch=epoch)) == batches
 
 
-def test_set_epoch_during_an_iteration_is_for_the_next(made: Make) -> None:
+def test_set_epoch_during_an_iteration_is_for_the_next(made):
     sampler = made()
     running = iter(sampler)
     first = [next(running)]
@@ -225,15 +219,15 @@ def test_set_epoch_during_an_iteration_is_for_the_next(made: Make) -> None:
 @pytest.mark.parametrize(
     "lengths", [LENGTHS.tolist(), LENGTHS.astype(np.int32), torch.tensor(LENGTHS)]
 )
-def test_lengths_may_be_any_array(made: Make, lengths: Any) -> None:
+def test_lengths_may_be_any_array(made, lengths):
     assert list(made(lengths)) == list(made())
 
 
-def test_it_can_be_pickled(made: Make) -> None:
+def test_it_can_be_pickled(made):
     assert list(pickle.loads(pickle.dumps(made()))) == list(made())
 
 
-def test_an_epoch_without_a_batch_warns(made: Make) -> None:
+def test_an_epoch_without_a_batch_warns(made):
     sampler = made([3.0], drop_last=True)
     with pytest.warns(
         UserWarning,
@@ -249,9 +243,7 @@ def test_an_epoch_without_a_batch_warns(made: Make) -> None:
 
 @pytest.mark.parametrize("batch_ordering", ["random", "ascending"])
 @pytest.mark.parametrize("position", [0, 1, 7, None])
-def test_a_loaded_state_goes_on_batch_for_batch(
-    made: Make, position: int | None, batch_ordering: str
-) -> None:
+def test_a_loaded_state_goes_on_batch_for_batch(made, position, batch_ordering):
     sampler = made(epoch=2, batch_ordering=batch_ordering)
     batches, taken = (
         list(made(epoch=2, batch_ordering=batch_ordering)),
@@ -265,7 +257,7 @@ def test_a_loaded_state_goes_on_batch_for_batch(
     assert list(resumed) == list(made(epoch=3, batch_ordering=batch_ordering))
 
 
-def test_only_set_epoch_of_another_epoch_leaves_the_place(made: Make) -> None:
+def test_only_set_epoch_of_another_epoch_leaves_the_place(made):
     sampler, resumed = made(), made()
     next(iter(sampler))
     for epoch, batches in ((0, list(made())[1:]), (4, list(made(epoch=4)))):
@@ -285,9 +277,7 @@ def test_only_set_epoch_of_another_epoch_leaves_the_place(made: Make) -> None:
         ({"rank": 0, "world_size": 2}, "its world_size is 1, not 2"),
     ],
 )
-def test_the_state_of_another_sampler_is_refused(
-    made: Make, options: dict[str, Any], message: str
-) -> None:
+def test_the_state_of_another_sampler_is_refused(made, options, message):
     with pytest.raises(ValueError, match=message):
         made(**options).load_state_dict(made().state_dict())
 
@@ -295,14 +285,12 @@ def test_the_state_of_another_sampler_is_refused(
 @pytest.mark.parametrize(
     "other", [in_pools(pool_size=29), in_pools(batch_overhead=1.0), in_buckets()]
 )
-def test_the_state_of_other_pools_is_refused(
-    other: BucketBatchSampler | PooledBatchSampler,
-) -> None:
+def test_the_state_of_other_pools_is_refused(other):
     with pytest.raises(ValueError, match="its digest is"):
         in_pools().load_state_dict(other.state_dict())
 
 
-def test_a_damaged_state_is_refused(made: Make) -> None:
+def test_a_damaged_state_is_refused(made):
     state = made().state_dict()
     with pytest.raises(
         ValueError, match=r"not a state of a .*: it has digest, epoch, position"
@@ -352,12 +340,12 @@ LEAVE = pytest.mark.parametrize(
 )
 
 
-def test_a_data_loader_gives_the_same_epochs() -> None:
+def test_a_data_loader_gives_the_same_epochs():
     assert_same_epochs({})
 
 
 @LEAVE
-def test_a_plain_loader_resumes_behind_what_it_delivered(leave: bool) -> None:
+def test_a_plain_loader_resumes_behind_what_it_delivered(leave):
     count = len(in_buckets())
     for taken in (1, 2, count - 1, count):
         assert_resumes({}, taken, leave)
@@ -365,7 +353,7 @@ def test_a_plain_loader_resumes_behind_what_it_delivered(leave: bool) -> None:
 
 @pytest.mark.process
 @LEAVE
-def test_a_loader_with_workers_resumes_behind_what_it_delivered(leave: bool) -> None:
+def test_a_loader_with_workers_resumes_behind_what_it_delivered(leave):
     assert_resumes({"num_workers": 2}, 2, leave)
     assert_resumes({"num_workers": 2}, len(in_buckets()), leave)
 
@@ -378,14 +366,14 @@ def test_a_loader_with_workers_resumes_behind_what_it_delivered(leave: bool) -> 
         pytest.param({"num_workers": 1, "prefetch_factor": 20}, id="far ahead"),
     ],
 )
-def test_epochs_and_resuming_with_any_workers(options: dict[str, Any]) -> None:
+def test_epochs_and_resuming_with_any_workers(options):
     assert_same_epochs(options)
     for taken in (2, len(in_buckets())):
         assert_resumes(options, taken, leave=False)
         assert_resumes(options, taken, leave=True)
 
 
-def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made: Make) -> None:
+def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made):
     sampler, resumed = made(), made()
     running = iter(sampler)
     for _ in range(6):
@@ -426,7 +414,7 @@ def config_of(lengths: Lengths) -> SamplerConfig:
 
 
 @pytest.fixture
-def config(made: Make, tmp_path: Path) -> Path:
+def config(made, tmp_path):
     """The `sampler.yaml` of what `made` makes, with another seed."""
     config = config_of(Lengths.of(LENGTHS))
     if made is in_pools:
@@ -445,7 +433,7 @@ def manifest(path: Path, scale: int = 1) -> Path:
     return path
 
 
-def test_arguments_go_before_the_config(made: Make, config: Path) -> None:
+def test_arguments_go_before_the_config(made, config):
     sampler = sampler_from_config(
         str(config), LENGTHS, seed=2, batch_ordering="descending", epoch=3
     )
@@ -468,8 +456,8 @@ IN_MS: list[Any] = [
     ],
 )
 def test_a_config_makes_the_sampler_that_it_describes(
-    made: Make, config: Path, tmp_path: Path, source: str, options: dict[str, Any]
-) -> None:
+    made, config, tmp_path, source, options
+):
     sources: dict[str, Any] = {
         "array": LENGTHS,
         "manifest in s": manifest(tmp_path / "s.csv"),
@@ -481,9 +469,7 @@ def test_a_config_makes_the_sampler_that_it_describes(
 
 
 @pytest.mark.parametrize("length", [None, "abc", [1, 2]])
-def test_a_length_of_that_returns_no_number_is_an_error(
-    config: Path, length: Any
-) -> None:
+def test_a_length_of_that_returns_no_number_is_an_error(config, length):
     lengths = [3, 4, length]
     with pytest.raises(
         ValueError,
@@ -492,7 +478,7 @@ def test_a_length_of_that_returns_no_number_is_an_error(
         sampler_from_config(config, range(3), length_of=lambda index: lengths[index])
 
 
-def test_a_config_is_run_by_its_own_class(made: Make, config: Path) -> None:
+def test_a_config_is_run_by_its_own_class(made, config):
     ours, other = BucketBatchSampler, PooledBatchSampler
     if made is in_pools:
         ours, other = other, ours
@@ -505,7 +491,7 @@ def test_a_config_is_run_by_its_own_class(made: Make, config: Path) -> None:
         other.from_config(config, LENGTHS)
 
 
-def test_other_lengths_than_those_tuned_on_are_a_warning(config: Path) -> None:
+def test_other_lengths_than_those_tuned_on_are_a_warning(config):
     for make in (
         sampler_from_config,
         type(sampler_from_config(config, LENGTHS)).from_config,
@@ -538,8 +524,8 @@ def measured_with(config: Path, allocator: str | None) -> Any:
 
 @pytest.mark.parametrize("grows", [False, True])
 def test_another_allocator_than_was_measured_is_a_warning_once(
-    config: Path, monkeypatch: pytest.MonkeyPatch, grows: bool
-) -> None:
+    config, monkeypatch, grows
+):
     sampler = measured_with(config, "native" if grows else "expandable")
     cuda_runs(monkeypatch, grows, grows)
     words = {False: "without expandable segments", True: "with expandable segments"}
@@ -553,9 +539,7 @@ def test_another_allocator_than_was_measured_is_a_warning_once(
     )
 
 
-def test_the_measured_allocator_is_no_warning(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_measured_allocator_is_no_warning(config, monkeypatch):
     sampler = measured_with(config, "expandable")
     list(sampler)  # before this process uses CUDA
     cuda_runs(monkeypatch)
@@ -566,7 +550,7 @@ def test_the_measured_allocator_is_no_warning(
     list(measured_with(config, None))
 
 
-def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
+def test_target_lengths_belong_to_what_was_tuned_on(tmp_path):
     targets = np.arange(1.0, LENGTHS.size + 1)
     path = tmp_path / "sampler.yaml"
     path.write_text(
@@ -595,17 +579,13 @@ LEFT_OUT = "entry i of the lengths would no longer be that of example i"
     ],
 )
 def test_options_under_which_a_manifest_can_not_be_used(
-    config: Path,
-    tmp_path: Path,
-    options: dict[str, Any],
-    error: type[Exception],
-    message: str,
-) -> None:
+    config, tmp_path, options, error, message
+):
     with pytest.raises(error, match=message):
         sampler_from_config(config, manifest(tmp_path / "lengths.csv"), **options)
 
 
-def test_options_of_a_manifest_need_one(config: Path) -> None:
+def test_options_of_a_manifest_need_one(config):
     message = "length_key: these are for the path of a manifest"
     with pytest.raises(TypeError, match=message):
         sampler_from_config(config, LENGTHS, length_key="duration")

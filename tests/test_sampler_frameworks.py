@@ -37,7 +37,7 @@ made = Made()
 
 
 @pytest.fixture(params=[None, 20], ids=["in buckets", "in pools"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def kind(request, monkeypatch):
     """Runs a test with both kinds of samplers."""
     monkeypatch.setattr(made, "pool_size", request.param)
 
@@ -49,7 +49,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.param((20, 1), id="in pools with a worker", marks=pytest.mark.process),
     ]
 )
-def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def workers(request, monkeypatch):
     """Runs a test with both kinds of samplers, and with a worker: the number of workers."""
     pool_size, workers = request.param
     monkeypatch.setattr(made, "pool_size", pool_size)
@@ -102,18 +102,18 @@ def assert_goes_on(options: dict[str, Any], taken: int | None) -> None:
 
 @pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("taken", [0, 6, None])
-def test_a_stateful_loader_goes_on_in_mid_epoch(taken: int | None) -> None:
+def test_a_stateful_loader_goes_on_in_mid_epoch(taken):
     assert_goes_on({}, taken)
 
 
 @pytest.mark.process
-def test_a_stateful_loader_with_workers_goes_on_in_mid_epoch() -> None:
+def test_a_stateful_loader_with_workers_goes_on_in_mid_epoch():
     assert_goes_on(TWO, 6)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kind")
-def test_a_stateful_loader_with_any_workers_goes_on_in_mid_epoch() -> None:
+def test_a_stateful_loader_with_any_workers_goes_on_in_mid_epoch():
     for options in (TWO, PERSISTENT, SNAPSHOTS):
         assert_goes_on(options, 6)
     assert_goes_on(TWO, 0)
@@ -128,9 +128,7 @@ def test_a_stateful_loader_with_any_workers_goes_on_in_mid_epoch() -> None:
     ],
     ids=["0 workers", "2 workers", "2 persistent workers"],
 )
-def test_a_stateful_loader_goes_on_after_an_abandoned_epoch(
-    options: dict[str, Any],
-) -> None:
+def test_a_stateful_loader_goes_on_after_an_abandoned_epoch(options):
     loader = stateful(**options)
     next(iter(loader))
     running = iter(loader)
@@ -187,7 +185,7 @@ def lambda_callback(**hooks: Any) -> Any:
     return LambdaCallback(**hooks)
 
 
-def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path: Path) -> None:
+def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path):
     first = trainer(tmp_path, max_epochs=1)
     first.fit(lightning_module(), DataLoader(Examples(), batch_sampler=made()))
     first.save_checkpoint(tmp_path / "one.ckpt")
@@ -200,9 +198,7 @@ def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path: Path) -> Non
     assert module.seen == [epoch(1)]
 
 
-def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(
-    tmp_path: Path, workers: int
-) -> None:
+def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path, workers):
     module = lightning_module()
     steps = len(made()) + 4
 
@@ -222,9 +218,7 @@ def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(
     assert module.seen == [epoch(1)[4:], epoch(2)]
 
 
-def test_lightning_with_a_plain_loader_keeps_the_samplers_place(
-    tmp_path: Path, workers: int
-) -> None:
+def test_lightning_with_a_plain_loader_keeps_the_samplers_place(tmp_path, workers):
     sampler, module, states = made(), lightning_module(), []
     keep = lambda_callback(
         on_train_batch_end=lambda *_: states.append(sampler.state_dict())
@@ -239,7 +233,7 @@ def test_lightning_with_a_plain_loader_keeps_the_samplers_place(
 # accelerate
 
 
-def test_accelerate_resumes_in_mid_epoch(tmp_path: Path, workers: int) -> None:
+def test_accelerate_resumes_in_mid_epoch(tmp_path, workers):
     accelerate = pytest.importorskip("accelerate")
     pytest.importorskip("torchdata.stateful_dataloader")
 
@@ -265,7 +259,7 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path: Path, workers: int) -> None:
     ]
 
 
-def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers: int) -> None:
+def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers):
     accelerate = pytest.importorskip("accelerate")
     sampler = made()
     loader = accelerate.Accelerator(cpu=True).prepare(
@@ -280,7 +274,7 @@ def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers: int) -> 
 
 
 @pytest.mark.usefixtures("kind")
-def test_accelerate_deals_the_batches_of_one_rank_to_processes() -> None:
+def test_accelerate_deals_the_batches_of_one_rank_to_processes():
     data_loader = pytest.importorskip("accelerate.data_loader")
     ranks = [
         data_loader.prepare_data_loader(
@@ -331,12 +325,12 @@ def wrapped(sampler: Any) -> Any:
     [sharded, skipped_then_sharded, dispatched, wrapped],
     ids=lambda f: f.__name__,
 )
-def test_dealing_twice_is_an_error(deal: Any) -> None:
+def test_dealing_twice_is_an_error(deal):
     with pytest.raises(RuntimeError, match="has already dealt them to 2"):
         next(iter(deal(made(rank=0, world_size=2))))
 
 
-def test_dealing_a_stream_twice_is_an_error() -> None:
+def test_dealing_a_stream_twice_is_an_error():
     shards = pytest.importorskip("accelerate.data_loader")
     stream = BucketedStream(
         LENGTHS.tolist(), length_of=float, rank=0, world_size=2, split=True, **TABLE
@@ -383,7 +377,7 @@ def transformers_trainer(tmp_path: Path, **options: Any) -> Any:
 
 @pytest.mark.usefixtures("kind", "torchaudio_or_none")
 @pytest.mark.parametrize("position", [0, 4])
-def test_transformers_resumes(tmp_path: Path, position: int) -> None:
+def test_transformers_resumes(tmp_path, position):
     steps = len(made()) + position
     first = transformers_trainer(
         tmp_path, num_train_epochs=3, save_strategy="steps", save_steps=steps
@@ -398,7 +392,7 @@ def test_transformers_resumes(tmp_path: Path, position: int) -> None:
 
 
 @pytest.mark.usefixtures("kind")
-def test_ranks_are_those_of_the_process_group() -> None:
+def test_ranks_are_those_of_the_process_group():
     first = list(made(rank=0, world_size=2))
     sampler = made()  # before the process group, as frameworks let users do
     torch.distributed.init_process_group(

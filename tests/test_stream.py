@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Iterator
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,9 +37,7 @@ def of_lengths(*lengths: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_batches_are_those_that_the_sweep_counts(
-    algorithm: Any, shuffle: bool
-) -> None:
+def test_the_batches_are_those_that_the_sweep_counts(algorithm, shuffle):
     lengths = np.array([example["length"] for example in EXAMPLES], dtype=np.float64)
     way = StreamBatching(
         algorithm=algorithm,
@@ -63,7 +60,7 @@ def test_the_batches_are_those_that_the_sweep_counts(
         assert list(found) == counted
 
 
-def test_no_more_than_the_buffer_is_read_ahead() -> None:
+def test_no_more_than_the_buffer_is_read_ahead():
     read = 0
 
     def counting() -> Iterator[Any]:
@@ -79,9 +76,7 @@ def test_no_more_than_the_buffer_is_read_ahead() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_batch_leaves_when_the_bytes_are_exceeded(
-    algorithm: Any, shuffle: bool
-) -> None:
+def test_a_batch_leaves_when_the_bytes_are_exceeded(algorithm, shuffle):
     held = most = 0
 
     def bytes_of(example: dict[str, Any]) -> int:
@@ -104,7 +99,7 @@ def test_a_batch_leaves_when_the_bytes_are_exceeded(
     assert 2000 < most <= 2000 + 300
 
 
-def test_each_pass_is_the_next_epoch_unless_it_is_set() -> None:
+def test_each_pass_is_the_next_epoch_unless_it_is_set():
     one = stream()
     first, second = list(one), list(one)
     assert first != second and one.epoch == 2
@@ -112,7 +107,7 @@ def test_each_pass_is_the_next_epoch_unless_it_is_set() -> None:
     assert list(one) == second == list(stream(epoch=1))
 
 
-def test_a_source_gets_the_epoch() -> None:
+def test_a_source_gets_the_epoch():
     class Source(list[Any]):
         epochs: list[int] = []  # noqa: RUF012  # of this test alone
 
@@ -133,7 +128,7 @@ def test_a_source_gets_the_epoch() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("nominal", [None, 300])
-def test_a_plain_loop_resumes_in_mid_epoch(algorithm: Any, nominal: int | None) -> None:
+def test_a_plain_loop_resumes_in_mid_epoch(algorithm, nominal):
     def made() -> BucketedStream:
         return stream(algorithm=algorithm, batches_per_epoch=nominal)
 
@@ -162,7 +157,7 @@ def test_a_plain_loop_resumes_in_mid_epoch(algorithm: Any, nominal: int | None) 
     )
 
 
-def test_a_state_after_the_epoch_begins_the_next() -> None:
+def test_a_state_after_the_epoch_begins_the_next():
     one, other = stream(), stream()
     list(one)
     other.load_state_dict(one.state_dict())
@@ -175,7 +170,7 @@ def test_a_state_after_the_epoch_begins_the_next() -> None:
 
 
 @pytest.mark.parametrize("change", ["other order", "shorter"])
-def test_resuming_on_other_examples_is_an_error(change: str) -> None:
+def test_resuming_on_other_examples_is_an_error(change):
     one = stream()
     list(islice(iter(one), 40))
     other = stream(EXAMPLES[::-1] if change == "other order" else EXAMPLES[:80])
@@ -186,7 +181,7 @@ def test_resuming_on_other_examples_is_an_error(change: str) -> None:
         list(other)
 
 
-def test_a_state_of_another_stream_is_refused() -> None:
+def test_a_state_of_another_stream_is_refused():
     state = stream().state_dict()
     for other, said in [
         (stream(buffer_size=41), "its options is"),
@@ -203,7 +198,7 @@ def test_a_state_of_another_stream_is_refused() -> None:
 
 
 @pytest.mark.parametrize("source", [EXAMPLES, lambda epoch: iter(EXAMPLES)])
-def test_a_nominal_epoch_reads_the_source_again(source: Any) -> None:
+def test_a_nominal_epoch_reads_the_source_again(source):
     one = stream(source, batches_per_epoch=400)
     batches = list(one)
     assert len(batches) == len(one) == 400
@@ -213,7 +208,7 @@ def test_a_nominal_epoch_reads_the_source_again(source: Any) -> None:
         len(stream())
 
 
-def test_ranks_have_equally_many_batches_of_their_own_examples() -> None:
+def test_ranks_have_equally_many_batches_of_their_own_examples():
     ranks = [
         list(stream(rank=rank, world_size=3, split=True, batches_per_epoch=50))
         for rank in range(3)
@@ -223,7 +218,7 @@ def test_ranks_have_equally_many_batches_of_their_own_examples() -> None:
         assert {number % 3 for number in chain(*batches)} == {rank}
 
 
-def test_a_stage_makes_batches_of_what_it_is_called_with() -> None:
+def test_a_stage_makes_batches_of_what_it_is_called_with():
     stage = stream(None)
     assert list(stage(iter(EXAMPLES))) == list(stream())
     assert list(stage(iter(EXAMPLES))) == list(stream(epoch=1))
@@ -232,7 +227,7 @@ def test_a_stage_makes_batches_of_what_it_is_called_with() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_overlong_examples(algorithm: Any) -> None:
+def test_overlong_examples(algorithm):
     examples = of_lengths(3, 31, 4, 99, 5, 30)
     with pytest.raises(
         ValueError,
@@ -251,7 +246,7 @@ def test_overlong_examples(algorithm: Any) -> None:
     assert dropping.dropped_examples == 2
 
 
-def test_shorter_examples_are_dropped_if_asked_to() -> None:
+def test_shorter_examples_are_dropped_if_asked_to():
     examples = of_lengths(3, 0, 4, 2, 5, 30)
     dropping = stream(examples, min_length=3)
     with pytest.warns(
@@ -267,7 +262,7 @@ def test_shorter_examples_are_dropped_if_asked_to() -> None:
             stream(min_length=least)
 
 
-def test_a_source_that_can_not_go_on_is_an_error() -> None:
+def test_a_source_that_can_not_go_on_is_an_error():
     assert list(stream([])) == []
     for source in ([], of_lengths(*[31] * 100), iter(EXAMPLES)):
         with pytest.raises(
@@ -280,9 +275,7 @@ def test_a_source_that_can_not_go_on_is_an_error() -> None:
         list(once)
 
 
-def test_a_stream_yaml_makes_a_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_yaml_makes_a_stream(tmp_path, monkeypatch):
     config = structs.replace(
         stream_config(made_stream(recommended="pivot")),
         buffer_size=30,

@@ -49,7 +49,7 @@ def lengths_of(*values: Any) -> dict[str, Any]:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*were dropped")
-def test_numpys_numbers_are_numbers(options: dict[str, Any]) -> None:
+def test_numpys_numbers_are_numbers(options):
     plain = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in options.items()
@@ -97,7 +97,7 @@ def test_numpys_numbers_are_numbers(options: dict[str, Any]) -> None:
     ],
     ids=lambda options: str(next(iter(options))),
 )
-def test_an_odd_argument_is_one_short_error(options: dict[str, Any]) -> None:
+def test_an_odd_argument_is_one_short_error(options):
     with pytest.raises(ValueError, **ERRORS):
         stream(**options)
 
@@ -119,18 +119,18 @@ def test_an_odd_argument_is_one_short_error(options: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_an_odd_length_or_size_is_one_short_error(options: dict[str, Any]) -> None:
+def test_an_odd_length_or_size_is_one_short_error(options):
     with pytest.raises(ValueError, **ERRORS):
         list(stream(**options))
 
 
 @pytest.mark.parametrize("value", ["5", b"5", 10**400, None])
-def test_a_truncated_length_is_checked_as_others_are(value: Any) -> None:
+def test_a_truncated_length_is_checked_as_others_are(value):
     with pytest.raises(ValueError, match=r"length_of must return a number"):
         list(stream(length_of=partial(truncated, lambda example: value, 15.0)))
 
 
-def test_lengths_as_tensors_and_numpy_numbers_are_read() -> None:
+def test_lengths_as_tensors_and_numpy_numbers_are_read():
     values = [np.float32(3), np.int64(3), torch.tensor(3), 3, 3.0]
     assert sorted(chain(*stream(**lengths_of(*values)))) == [0, 1, 2, 3, 4]
 
@@ -155,7 +155,7 @@ STATES = [
 @pytest.mark.parametrize(
     "changed", STATES, ids=lambda changed: str(next(iter(changed)))
 )
-def test_an_odd_state_is_one_short_error(changed: dict[str, Any]) -> None:
+def test_an_odd_state_is_one_short_error(changed):
     one = stream()
     next(iter(one))
     with pytest.raises(ValueError, **ERRORS):
@@ -163,6 +163,6 @@ def test_an_odd_state_is_one_short_error(changed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("epoch", [2**63, -1, NAN, LONG, None])
-def test_an_odd_epoch_is_one_short_error(epoch: Any) -> None:
+def test_an_odd_epoch_is_one_short_error(epoch):
     with pytest.raises(ValueError, **ERRORS):
         stream().set_epoch(epoch)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cli.conftest import run_here
-from made_once import MadeOnce
 from manifests.samples import shard
 from msgspec import structs
 
@@ -27,7 +26,7 @@ Shape = list[float]
 
 
 @pytest.fixture(scope="session")
-def swept(made_once: MadeOnce) -> Path:
+def swept(made_once):
     """A folder with 12 shards of arrays with 1 to 30 rows, and the run folder of their sweep."""
 
     def make(folder: Path) -> None:
@@ -137,8 +136,8 @@ def simulated(swept: Path, run: Path) -> list[Shape]:
 @pytest.mark.process
 @pytest.mark.parametrize(("workers", "shuffle_buffer"), [(1, 30), (2, 0)])
 def test_workers_deliver_the_simulated_batches_in_turn(
-    swept: Path, tmp_path: Path, workers: int, shuffle_buffer: int
-) -> None:
+    swept, tmp_path, workers, shuffle_buffer
+):
     sharding = {"workers": workers, "shuffle_buffer": shuffle_buffer}
     for algorithm in ("bucket", "pool", "pivot"):
         run = copied(swept, tmp_path / algorithm, algorithm, **sharding)
@@ -156,9 +155,7 @@ def test_workers_deliver_the_simulated_batches_in_turn(
 
 
 @pytest.mark.process
-def test_ranks_get_the_simulated_batches(
-    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_get_the_simulated_batches(swept, tmp_path, monkeypatch):
     run, of_rank = (
         copied(swept, tmp_path, "bucket", world_size=2, workers=1, shuffle_buffer=0),
         [],

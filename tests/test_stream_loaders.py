@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Any
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
-def no_worker_stays() -> Iterator[None]:
+def no_worker_stays():
     yield
     end_loader_workers()
 
@@ -43,7 +43,7 @@ def seen(batches: Iterable[list[str]]) -> list[str]:
 
 
 @pytest.mark.process
-def test_workers_share_a_source_and_count_epochs() -> None:
+def test_workers_share_a_source_and_count_epochs():
     made = stream(split=True)
     loader = loaded(made)
     first, second = list(loader), list(loader)
@@ -54,13 +54,13 @@ def test_workers_share_a_source_and_count_epochs() -> None:
 
 
 @pytest.mark.process
-def test_a_nominal_epoch_is_dealt_to_workers() -> None:
+def test_a_nominal_epoch_is_dealt_to_workers():
     loader = loaded(stream(split=True, batches_per_epoch=77))
     assert len(loader) == len(list(loader)) == 77
 
 
 @pytest.mark.process
-def test_a_plain_loaders_state_warns() -> None:
+def test_a_plain_loaders_state_warns():
     made = stream(split=True)
     list(made)
     next(iter(loaded(made)))
@@ -77,7 +77,7 @@ def test_a_plain_loaders_state_warns() -> None:
         pytest.param("spawn", marks=pytest.mark.slow),
     ],
 )
-def test_persistent_workers_see_the_epoch(context: str) -> None:
+def test_persistent_workers_see_the_epoch(context):
     expected = [list(loaded(stream(split=True, epoch=epoch))) for epoch in (0, 1, 5)]
     made = stream(split=True)
     loader = loaded(made, persistent_workers=True, multiprocessing_context=context)
@@ -88,9 +88,7 @@ def test_persistent_workers_see_the_epoch(context: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nominal", [None, 120])
-def test_a_stateful_loader_resumes_in_mid_epoch(
-    nominal: int | None,
-) -> None:
+def test_a_stateful_loader_resumes_in_mid_epoch(nominal):
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     def loader(persistent: bool) -> Any:
@@ -117,7 +115,7 @@ def test_a_stateful_loader_resumes_in_mid_epoch(
 
 
 @pytest.mark.process
-def test_a_plain_loops_state_is_not_for_workers() -> None:
+def test_a_plain_loops_state_is_not_for_workers():
     one, other = stream(), stream()
     next(iter(one))
     other.load_state_dict(one.state_dict())
@@ -134,7 +132,7 @@ def of_shards(shards: list[int]) -> Iterable[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_hugging_face_streams_resume_in_workers() -> None:
+def test_hugging_face_streams_resume_in_workers():
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     datasets = pytest.importorskip("datasets")

@@ -30,7 +30,7 @@ def trial(**changes: Any) -> Trial:
     )
 
 
-def test_a_device_left_alone_gives_no_warning() -> None:
+def test_a_device_left_alone_gives_no_warning():
     quiet = {
         "outside_bytes": GIB,
         "sm_clock_mhz": 1980,
@@ -54,9 +54,7 @@ def test_a_device_left_alone_gives_no_warning() -> None:
         ),
     ],
 )
-def test_other_processes_are_named_with_their_memory(
-    processes: list[tuple[int, int | None]], who: str | None
-) -> None:
+def test_other_processes_are_named_with_their_memory(processes, who):
     found = [DeviceProcess(pid=pid, used_bytes=used) for pid, used in processes]
     assert busy_with(found) == who
     told = trust_warnings(device(processes=found, other_processes=len(found)), [])
@@ -65,7 +63,7 @@ def test_other_processes_are_named_with_their_memory(
     )
 
 
-def test_a_throttled_clock_is_reported_with_its_reasons() -> None:
+def test_a_throttled_clock_is_reported_with_its_reasons():
     trials = [
         trial(throttle_reasons=["power cap", "thermal slowdown by the driver"]),
         trial(throttle_reasons=["power cap"]),
@@ -79,9 +77,7 @@ def test_a_throttled_clock_is_reported_with_its_reasons() -> None:
 @pytest.mark.parametrize(
     ("others", "threads", "told"), [(0.2, 2, False), (0.8, 2, True), (0.8, 1, False)]
 )
-def test_programs_that_take_processors_give_a_warning(
-    others: float, threads: int, told: bool
-) -> None:
+def test_programs_that_take_processors_give_a_warning(others, threads, told):
     cpu = device(
         kind="cpu", processors=2, settings={"threads": threads}, other_processors=2.0
     )
@@ -92,7 +88,7 @@ def test_programs_that_take_processors_give_a_warning(
     assert "while the workload was built" in trust_warnings(cpu, [])[0]
 
 
-def test_another_probe_on_the_cpu_gives_a_warning() -> None:
+def test_another_probe_on_the_cpu_gives_a_warning():
     cpu = device(
         kind="cpu", processors=2, processes=[DeviceProcess(pid=7, used_bytes=None)]
     )
@@ -102,9 +98,7 @@ def test_another_probe_on_the_cpu_gives_a_warning() -> None:
 
 
 @pytest.mark.parametrize(("disturbed", "told"), [(1, False), (2, True)])
-def test_scattered_times_in_over_a_quarter_of_trials_warn(
-    disturbed: int, told: bool
-) -> None:
+def test_scattered_times_in_over_a_quarter_of_trials_warn(disturbed, told):
     spreads = [0.26 * 0.25] * disturbed + [0.14 * 0.25] * (4 - disturbed)
     found = trust_warnings(
         device(),
@@ -120,9 +114,7 @@ def test_scattered_times_in_over_a_quarter_of_trials_warn(
     ("grown", "remedy"),
     [(13 * GIB, None), (13 * GIB + 1, "1025MiB"), (15 * GIB, f"{3 * 1024}MiB")],
 )
-def test_memory_outside_the_allocator_that_grows_names_a_reserve(
-    grown: int, remedy: str | None
-) -> None:
+def test_memory_outside_the_allocator_that_grows_names_a_reserve(grown, remedy):
     # 126 GiB limit and 1 GiB reserve of 140 GiB that were free.
     watched = device(free_bytes=140 * GIB, limit_bytes=126 * GIB, reserve_bytes=GIB)
     found = trust_warnings(
@@ -133,7 +125,7 @@ def test_memory_outside_the_allocator_that_grows_names_a_reserve(
     )
 
 
-def test_a_cpu_limit_beyond_free_memory_gives_a_warning() -> None:
+def test_a_cpu_limit_beyond_free_memory_gives_a_warning():
     cpu = device(kind="cpu", processors=2, limit_bytes=20 * GIB, free_bytes=10 * GIB)
     assert trust_warnings(cpu, [])[0].startswith(
         "The limit is 20 GiB, but only 10 GiB of memory were free"
@@ -149,9 +141,7 @@ def test_a_cpu_limit_beyond_free_memory_gives_a_warning() -> None:
         ({"cudnn_benchmark": True}, True),
     ],
 )
-def test_settings_that_distort_give_a_warning(
-    settings: dict[str, Any], told: bool
-) -> None:
+def test_settings_that_distort_give_a_warning(settings, told):
     assert len(settings_warnings(settings)) == told
     assert trust_warnings(device(settings=settings), []) == settings_warnings(settings)
 
@@ -177,9 +167,7 @@ def test_settings_that_distort_give_a_warning(
         ({"driver": None}, {"driver": "570"}, []),
     ],
 )
-def test_a_setting_that_changed_in_between_is_reported(
-    before: dict[str, Any], now: dict[str, Any], starts: list[str]
-) -> None:
+def test_a_setting_that_changed_in_between_is_reported(before, now, starts):
     told = settings_differences(device(**before), device(**now))
     assert [text.partition(":")[0] for text in told] == [
         start.partition(":")[0] for start in starts

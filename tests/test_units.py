@@ -30,7 +30,7 @@ from batchtune.units import (
         (" 1kB ", 1000),
     ],
 )
-def test_a_size_is_read_with_its_unit(text: str, size_bytes: int) -> None:
+def test_a_size_is_read_with_its_unit(text, size_bytes):
     assert parse_size(text) == size_bytes
 
 
@@ -38,13 +38,13 @@ def test_a_size_is_read_with_its_unit(text: str, size_bytes: int) -> None:
     "text",
     ["", "0.5", "-1GiB", "2 XB", "2iB", "1e3", "1\u212a", "9" * 308 + "TiB"],
 )
-def test_what_is_no_size_is_a_usage_error_that_names_it(text: str) -> None:
+def test_what_is_no_size_is_a_usage_error_that_names_it(text):
     with pytest.raises(UsageError, match=re.escape(repr(text)[:70])):
         parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["1", "16", "500000"])
-def test_a_small_size_needs_a_unit(text: str) -> None:
+def test_a_small_size_needs_a_unit(text):
     with pytest.raises(UsageError, match=f"{text}' needs a unit") as caught:
         parse_size(text)
     assert f"{text}GiB" in str(caught.value.hint)
@@ -64,16 +64,14 @@ def test_a_small_size_needs_a_unit(text: str) -> None:
         (-1536, "-1.5 KiB"),
     ],
 )
-def test_a_size_is_shown_with_three_digits_in_a_fitting_unit(
-    size_bytes: float, text: str
-) -> None:
+def test_a_size_is_shown_with_three_digits_in_a_fitting_unit(size_bytes, text):
     assert format_size(size_bytes) == text
 
 
 @given(st.integers(0, 2**60))
 @settings(deadline=None)
 @example(1152)
-def test_a_shown_size_is_within_half_a_percent_or_a_byte(size_bytes: int) -> None:
+def test_a_shown_size_is_within_half_a_percent_or_a_byte(size_bytes):
     shown = parse_size(format_size(size_bytes).replace(",", "")) if size_bytes else 0
     assert abs(shown - size_bytes) <= max(1.0, 0.005 * size_bytes)
 
@@ -88,9 +86,7 @@ def test_a_shown_size_is_within_half_a_percent_or_a_byte(size_bytes: int) -> Non
         (-12_345.6, "-12,346"),
     ],
 )
-def test_a_number_is_shown_with_four_digits_or_in_groups(
-    value: float, text: str
-) -> None:
+def test_a_number_is_shown_with_four_digits_or_in_groups(value, text):
     assert format_number(value) == text
 
 
@@ -109,14 +105,12 @@ def test_a_number_is_shown_with_four_digits_or_in_groups(
         (4_500_000, "1,250 h 00 min"),
     ],
 )
-def test_a_time_span_is_shown_in_the_unit_of_its_rounded_value(
-    seconds: float, text: str
-) -> None:
+def test_a_time_span_is_shown_in_the_unit_of_its_rounded_value(seconds, text):
     assert format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 cells"), (1, "1 cell"), (28539, "28,539 cells")]
 )
-def test_a_count_agrees_with_its_noun(count: int, text: str) -> None:
+def test_a_count_agrees_with_its_noun(count, text):
     assert counted(count, "cell") == text

@@ -10,7 +10,7 @@ from batchtune.buckets.current import read_current
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.table import Limits
-from batchtune.lengths import Lengths, Unit
+from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
 SPEECH = Lengths.of(np.linspace(1, 20, 500), unit="s")
@@ -35,9 +35,7 @@ def warnings_of(current: str) -> list[str]:
         ),
     ],
 )
-def test_overlong_examples_are_reported_with_each_frameworks_way(
-    values: list[float], subject: str
-) -> None:
+def test_overlong_examples_are_reported_with_each_frameworks_way(values, subject):
     limits = Limits(max_batch_length=20)
     (told,) = cautions(Lengths.of(values, unit="s"), limits, limits, [])
     assert told.startswith(f"{subject}: where it sets the batch size")
@@ -47,7 +45,7 @@ def test_overlong_examples_are_reported_with_each_frameworks_way(
     )
 
 
-def test_lhotse_lets_an_overlong_example_exceed_its_limit() -> None:
+def test_lhotse_lets_an_overlong_example_exceed_its_limit():
     sampling = pytest.importorskip("lhotse.dataset.sampling")
     cut = pytest.importorskip("lhotse.testing.dummies").dummy_cut
     cuts = [
@@ -85,7 +83,7 @@ def test_lhotse_lets_an_overlong_example_exceed_its_limit() -> None:
         ),
     ],
 )
-def test_the_traps_of_current_settings_are_reported(settings: str, told: str) -> None:
+def test_the_traps_of_current_settings_are_reported(settings, told):
     (warning,) = warnings_of(settings)
     assert warning.startswith(told)
 
@@ -99,7 +97,7 @@ def test_the_traps_of_current_settings_are_reported(settings: str, told: str) ->
         "bucket_boundaries=30,bucket_batch_sizes=8",
     ],
 )
-def test_sound_settings_are_not_warned_of(settings: str) -> None:
+def test_sound_settings_are_not_warned_of(settings):
     assert warnings_of(settings) == []
 
 
@@ -113,15 +111,13 @@ def test_sound_settings_are_not_warned_of(settings: str) -> None:
         (1000, "tokens", None),
     ],
 )
-def test_lengths_expected_in_seconds_get_a_conversion_hint(
-    times: float, unit: Unit | None, told: str | None
-) -> None:
+def test_lengths_expected_in_seconds_get_a_conversion_hint(times, unit, told):
     hint = workload_unit_hint(Lengths.of(times * SECONDS, unit=unit), "train.py:MyStep")
     assert (hint is None) == (told is None)
     assert told is None or told in (hint or "")
 
 
-def test_a_built_in_workload_knows_the_unit() -> None:
+def test_a_built_in_workload_knows_the_unit():
     assert (
         workload_unit_hint(
             Lengths.of(1000 * SECONDS, unit="ms"), "builtin:conformer-ctc"
@@ -143,15 +139,13 @@ def test_a_built_in_workload_knows_the_unit() -> None:
         (1, "s", 20, None),
     ],
 )
-def test_a_limit_below_the_median_may_be_in_another_unit(
-    times: float, unit: Unit | None, limit: float, told: str | None
-) -> None:
+def test_a_limit_below_the_median_may_be_in_another_unit(times, unit, limit, told):
     hint = limit_unit_hint(Lengths.of(times * SECONDS, unit=unit), limit)
     assert (hint is None) == (told is None)
     assert told is None or told in (hint or "")
 
 
-def test_a_sweep_says_first_that_the_unit_may_be_wrong() -> None:
+def test_a_sweep_says_first_that_the_unit_may_be_wrong():
     found = sweep(
         Lengths.of(1000 * SECONDS, unit="ms"),
         600.0,

@@ -38,7 +38,7 @@ def table_of(text: str) -> BucketTable:
 
 
 class TestWrittenOut:
-    def test_speechbrains_settings_give_its_table(self) -> None:
+    def test_speechbrains_settings_give_its_table(self):
         current = read_current(
             "max_batch_length=600, num_buckets=200,max_batch_ex=64,shuffle=true"
         )
@@ -73,21 +73,19 @@ class TestWrittenOut:
         ],
         ids=["colons", "boundaries before their number", "fixed", "table"],
     )
-    def test_settings_make_a_table(
-        self, text: str, boundaries: list[float], sizes: list[int]
-    ) -> None:
+    def test_settings_make_a_table(self, text, boundaries, sizes):
         found = table_of(text)
         assert found.boundaries.tolist() == boundaries
         assert found.batch_sizes.tolist() == sizes
 
-    def test_a_table_of_ones_own_holds_all_lengths(self) -> None:
+    def test_a_table_of_ones_own_holds_all_lengths(self):
         current = read_current(TABLE)
         assert current.settings.describe("s") == "batchtune's sampler, 3 buckets"
         said = r"longest example \(61 s\) is beyond the last boundary 60 s"
         with pytest.raises(UsageError, match=said):
             current_batching(current, Lengths.of([61.0], unit="s"))
 
-    def test_pools_are_read_with_the_overhead_of_a_batch(self) -> None:
+    def test_pools_are_read_with_the_overhead_of_a_batch(self):
         batching = current_batching(
             read_current(f"{TABLE},pool_size=500,batch_overhead=1.5"), LENGTHS
         )
@@ -144,9 +142,7 @@ class TestWrittenOut:
             ),
         ],
     )
-    def test_what_is_wrong_gives_one_message_that_names_it(
-        self, text: str, message: str
-    ) -> None:
+    def test_what_is_wrong_gives_one_message_that_names_it(self, text, message):
         with pytest.raises(UsageError) as caught:
             read_current(text)
         assert message in caught.value.message
@@ -168,7 +164,7 @@ class TestWrittenOut:
             ),
         ],
     )
-    def test_what_makes_no_table_is_refused(self, text: str, message: str) -> None:
+    def test_what_makes_no_table_is_refused(self, text, message):
         with pytest.raises(
             UsageError,
             match=f"--current: the settings make no bucket table: .*{message}",
@@ -177,7 +173,7 @@ class TestWrittenOut:
 
 
 class TestSpeechBrainFiles:
-    def test_the_training_block_is_taken_and_its_references_resolved(self) -> None:
+    def test_the_training_block_is_taken_and_its_references_resolved(self):
         current = read_current(str(CONFIGS / "recipe.yaml"))
         assert record_of(current) == {
             "max_batch_length": 500,
@@ -192,11 +188,11 @@ class TestSpeechBrainFiles:
             "dynamic_batch_sampler_train",
         )
 
-    def test_another_block_can_be_named(self) -> None:
+    def test_another_block_can_be_named(self):
         current = read_current(f"{CONFIGS / 'recipe.yaml'}:dynamic_batch_sampler_valid")
         assert record_of(current)["max_batch_length"] == 100
 
-    def test_a_recipe_without_dynamic_batching_has_none(self, tmp_path: Path) -> None:
+    def test_a_recipe_without_dynamic_batching_has_none(self, tmp_path):
         text = (
             (CONFIGS / "recipe.yaml")
             .read_text()
@@ -208,11 +204,11 @@ class TestSpeechBrainFiles:
             of_file(tmp_path, text)
         assert "batch_size" in (caught.value.hint or "")
 
-    def test_the_names_of_old_recipes_are_understood(self) -> None:
+    def test_the_names_of_old_recipes_are_understood(self):
         record = record_of(read_current(str(CONFIGS / "old_recipe.yaml")))
         assert (record["max_batch_length"], record["shuffle"]) == (30_000, True)
 
-    def test_several_blocks_are_listed_with_how_to_choose(self, tmp_path: Path) -> None:
+    def test_several_blocks_are_listed_with_how_to_choose(self, tmp_path):
         text = "first: {max_batch_length: 5, num_buckets: 3}\nin: {second: {max_batch_length: 6, num_buckets: 3}}\n"
         with pytest.raises(
             ResultError, match=r"2 blocks of batching settings: first, in\.second"
@@ -221,7 +217,7 @@ class TestSpeechBrainFiles:
         assert caught.value.hint == "Say which one: --current train.yaml:first."
         assert record_of(of_file(tmp_path, text, ":in.second"))["max_batch_length"] == 6
 
-    def test_a_block_behind_several_aliases_is_one(self, tmp_path: Path) -> None:
+    def test_a_block_behind_several_aliases_is_one(self, tmp_path):
         text = "train: &it {max_batch_length: 5, num_buckets: 3}\nmore: *it\nagain: {deeper: *it}\n"
         assert of_file(tmp_path, text).key_path == "train"
 
@@ -243,8 +239,8 @@ class TestSpeechBrainFiles:
         ],
     )
     def test_a_block_that_does_not_hold_its_settings_is_refused(
-        self, tmp_path: Path, text: str, message: str
-    ) -> None:
+        self, tmp_path, text, message
+    ):
         with pytest.raises(ResultError, match=message):
             of_file(tmp_path, text)
 
@@ -258,9 +254,7 @@ class TestSpeechBrainFiles:
             ("1.e+1", 10),
         ],
     )
-    def test_references_and_products(
-        self, tmp_path: Path, formula: str, value: float
-    ) -> None:
+    def test_references_and_products(self, tmp_path, formula, value):
         rest = "a: 6\nb: 4\nin: {x: 2.5}\n"
         text = f"{rest}train:\n  num_buckets: 3\n  max_batch_length: {formula}\n"
         assert record_of(of_file(tmp_path, text))["max_batch_length"] == value
@@ -294,9 +288,7 @@ class TestSpeechBrainFiles:
             ("[1, 2]", "max_batch_length: must be a number, got `array`"),
         ],
     )
-    def test_a_value_that_cant_be_read_is_refused(
-        self, tmp_path: Path, value: str, message: str
-    ) -> None:
+    def test_a_value_that_cant_be_read_is_refused(self, tmp_path, value, message):
         text = "one: 1\nproduct: !ref <one> * 2\nround: !ref <round>\n"
         text += f"train:\n  num_buckets: 3\n  max_batch_length: {value}\nlater: !ref <one> + 1\n"
         with pytest.raises(ResultError, match=message) as caught:
@@ -322,15 +314,13 @@ class TestFiles:
             (b"a: 1\n!" + b"!" * 200_000, "line of more than 100,000 characters"),
         ],
     )
-    def test_a_file_that_is_no_configuration_is_told(
-        self, tmp_path: Path, content: bytes, message: str
-    ) -> None:
+    def test_a_file_that_is_no_configuration_is_told(self, tmp_path, content, message):
         path = tmp_path / "train.yaml"
         path.write_bytes(content)
         with pytest.raises(ResultError, match=message):
             read_current(str(path))
 
-    def test_nothing_from_a_file_can_steer_the_terminal(self, tmp_path: Path) -> None:
+    def test_nothing_from_a_file_can_steer_the_terminal(self, tmp_path):
         for text in (
             'a: {"\\e[31mred": {max_batch_length: 0, num_buckets: 3}}',
             'a: {max_batch_length: !ref "<\\e[2J>", num_buckets: 3}',
@@ -341,20 +331,20 @@ class TestFiles:
                 of_file(tmp_path, text)
             assert f"{caught.value.message}{caught.value.hint}".isprintable()
 
-    def test_a_path_with_a_key_path_that_is_not_there(self) -> None:
+    def test_a_path_with_a_key_path_that_is_not_there(self):
         for path in ("a.b", "encoder"):
             with pytest.raises(
                 ResultError, match=f"has no known batching settings at '{path}'"
             ):
                 read_current(f"{CONFIGS / 'recipe.yaml'}:{path}")
 
-    def test_a_text_that_no_file_can_be_called_is_refused(self) -> None:
+    def test_a_text_that_no_file_can_be_called_is_refused(self):
         for text in ("x" * 100_000, "a\0b", ":" * 1000, "\ud800"):
             with pytest.raises(UsageError):
                 read_current(text)
 
     @pytest.mark.parametrize("opening", ["lists", "mappings", "merges", "references"])
-    def test_a_bomb_of_aliases_is_no_work(self, tmp_path: Path, opening: str) -> None:
+    def test_a_bomb_of_aliases_is_no_work(self, tmp_path, opening):
         bombs = {
             "lists": ("a0: &a0 [1, 1]\n", "a{n}: &a{n} [{all}]\n"),
             "mappings": (
@@ -398,7 +388,7 @@ WORDS = (
 @pytest.mark.parametrize(
     "path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_any_damage_gives_settings_or_one_message(path: Path, tmp_path: Path) -> None:
+def test_any_damage_gives_settings_or_one_message(path, tmp_path):
     draw = random.Random(path.name)
     whole = path.read_bytes()
     copy = tmp_path / "damaged.yaml"

@@ -60,7 +60,7 @@ TUNED = made(SPEECH)
 
 
 @pytest.mark.parametrize("index", [0, 3, 5])
-def test_the_same_lengths_cost_what_the_sweep_says(index: int) -> None:
+def test_the_same_lengths_cost_what_the_sweep_says(index):
     tuned = with_recommended(made(SPEECH, costs=MEASURED), index)
     row = tuned.rows[index]
     found = of(SPEECH, tuned, MEASURED)
@@ -75,7 +75,7 @@ def test_the_same_lengths_cost_what_the_sweep_says(index: int) -> None:
     assert (found.changed, found.stale) == (False, 0.0)
 
 
-def test_what_is_beyond_the_table_makes_batches_of_one() -> None:
+def test_what_is_beyond_the_table_makes_batches_of_one():
     with_outliers = np.concatenate([SPEECH, [31.0] * 40])
     found = of(with_outliers, TUNED)
     assert found.beyond == 40
@@ -84,15 +84,13 @@ def test_what_is_beyond_the_table_makes_batches_of_one() -> None:
 
 @given(some_lengths, some_lengths)
 @settings(deadline=None, max_examples=30)
-def test_a_table_tuned_anew_by_the_remainders_is_never_worse(
-    ours: list[float], theirs: list[float]
-) -> None:
+def test_a_table_tuned_anew_by_the_remainders_is_never_worse(ours, theirs):
     found = of(ours, made(theirs))
     assert found.retuned_batches <= found.batches
     assert found.stale == pytest.approx(found.batches / found.retuned_batches - 1)
 
 
-def test_where_times_are_known_staleness_is_in_time() -> None:
+def test_where_times_are_known_staleness_is_in_time():
     found = of(SPEECH * 1.4, made(SPEECH, costs=MEASURED), MEASURED)
     assert found.epoch_seconds is not None and found.retuned_epoch_seconds is not None
     assert found.stale == max(
@@ -100,7 +98,7 @@ def test_where_times_are_known_staleness_is_in_time() -> None:
     )
 
 
-def test_the_settings_of_the_sweep_hold_for_the_table_tuned_anew() -> None:
+def test_the_settings_of_the_sweep_hold_for_the_table_tuned_anew():
     settings = SweepSettings(
         strategies=("linear",),
         num_buckets=(6,),
@@ -118,7 +116,7 @@ def test_the_settings_of_the_sweep_hold_for_the_table_tuned_anew() -> None:
     )
 
 
-def test_a_limit_below_the_probes_holds_for_the_table_tuned_anew() -> None:
+def test_a_limit_below_the_probes_holds_for_the_table_tuned_anew():
     def capped(lengths: FloatArray) -> IntArray:
         return np.minimum(
             frontier(lengths), np.maximum(1, (600.0 / lengths).astype(np.int64))
@@ -131,7 +129,7 @@ def test_a_limit_below_the_probes_holds_for_the_table_tuned_anew() -> None:
     assert of(other, tuned, MEASURED).retuned_batches == anew.rows[-1].batches
 
 
-def test_beyond_the_probe_a_new_table_takes_only_proven_sizes() -> None:
+def test_beyond_the_probe_a_new_table_takes_only_proven_sizes():
     def further(lengths: FloatArray) -> IntArray:
         """What must fit where memory grows with the square of the length."""
         stretched = np.maximum(lengths / SPEECH.max(), 1.0)
@@ -147,22 +145,22 @@ def test_beyond_the_probe_a_new_table_takes_only_proven_sizes() -> None:
     assert found.retuned_batches > found.lengths.total / 900
 
 
-def test_a_sweep_that_recommends_nothing_has_nothing_to_hold_to() -> None:
+def test_a_sweep_that_recommends_nothing_has_nothing_to_hold_to():
     with pytest.raises(ResultError, match="recommends no table"):
         of(SPEECH, replace(TUNED, recommended=None))
 
 
-def test_lengths_of_another_unit_are_refused() -> None:
+def test_lengths_of_another_unit_are_refused():
     with pytest.raises(ResultError, match="the manifest is in frames, the run in s"):
         drift(Lengths.of(SPEECH, unit="frames"), TUNED, Costs())
 
 
-def test_a_probe_that_is_gone_is_told() -> None:
+def test_a_probe_that_is_gone_is_told():
     with pytest.raises(ResultError, match=r"no probe\.json"):
         of(SPEECH, made(SPEECH, costs=MEASURED))
 
 
-def test_a_strategy_that_is_none_is_told() -> None:
+def test_a_strategy_that_is_none_is_told():
     rows = [replace(row, strategy="magic") for row in TUNED.rows]
     with pytest.raises(ResultError, match="unknown strategy 'magic'"):
         of(SPEECH * 1.1, replace(TUNED, rows=rows))

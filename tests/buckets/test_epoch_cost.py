@@ -13,7 +13,7 @@ def cost_of(seconds: float, errors: FloatArray | None) -> EpochTime:
     return EpochTime(seconds=seconds, errors=errors)
 
 
-def test_made_step_times_have_no_error() -> None:
+def test_made_step_times_have_no_error():
     shapes = np.array([2.0, 1.0])
     errors = time_errors(
         lambda sizes, lengths: np.ones(sizes.size), shapes, shapes, None, shapes, 2.0
@@ -23,7 +23,7 @@ def test_made_step_times_have_no_error() -> None:
     assert equal_to_best([cost_of(2.0, errors)] * 2) == [None, None]
 
 
-def test_errors_in_common_cancel_where_own_ones_do_not() -> None:
+def test_errors_in_common_cancel_where_own_ones_do_not():
     sigmas = np.array([0.1, 0.01])
     best = cost_of(100.0, np.array([100.0, 0.0]) * sigmas)
     alike = cost_of(103.0, np.array([103.0, 0.0]) * sigmas)
@@ -33,7 +33,7 @@ def test_errors_in_common_cancel_where_own_ones_do_not() -> None:
     assert equal_to_best([alike, best, apart]) == [False, True, True]
 
 
-def test_two_standard_errors_are_still_equal() -> None:
+def test_two_standard_errors_are_still_equal():
     times = [
         cost_of(seconds, np.array([error]))
         for seconds, error in ((8.0, 2.0), (9.0, 2.5), (9.5, 2.5))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from buckets.speech import PROBED, SPEECH
@@ -33,13 +31,8 @@ DATA = Lengths.of(SPEECH[:600], unit="s")
     multiple_of=st.sampled_from([None, 8.0]),
 )
 def test_no_row_has_fewer_steps(
-    lengths: list[int],
-    min_steps: int,
-    ranks: int,
-    accumulate: int,
-    max_batch_size: int | None,
-    multiple_of: float | None,
-) -> None:
+    lengths, min_steps, ranks, accumulate, max_batch_size, multiple_of
+):
     chosen = SweepSettings(
         num_buckets=(2, 5),
         pool_sizes=(20, "all"),
@@ -63,7 +56,7 @@ def swept(min_steps: int | None) -> SweepSettings:
     return SweepSettings(num_buckets=(4, 8), min_steps=min_steps)
 
 
-def test_batches_stay_as_large_as_they_may() -> None:
+def test_batches_stay_as_large_as_they_may():
     usual = sweep(DATA, 300, swept(None), PROBED)
     fewest = min(row.steps for row in usual.rows)
     assert sweep(DATA, 300, swept(fewest // 2), PROBED).rows == usual.rows
@@ -73,7 +66,7 @@ def test_batches_stay_as_large_as_they_may() -> None:
     assert 80 <= kept.steps <= 80 + 2 * 8
 
 
-def test_current_settings_still_fit_and_the_reason_says_why() -> None:
+def test_current_settings_still_fit_and_the_reason_says_why():
     current = read_current("batch_size=12")
     usual = sweep(DATA, 300, swept(None), PROBED, current)
     kept = sweep(DATA, 300, swept(50), PROBED, current)
@@ -84,7 +77,7 @@ def test_current_settings_still_fit_and_the_reason_says_why() -> None:
     assert usual.min_steps == usual.current.steps
 
 
-def test_padding_decides_where_no_time_is_known() -> None:
+def test_padding_decides_where_no_time_is_known():
     current = read_current("batch_size=10")
     found = sweep(DATA, 500, swept(60), Costs(), current)
     row = found.recommended_row
@@ -96,13 +89,13 @@ def test_padding_decides_where_no_time_is_known() -> None:
     assert found.lower_bound.batches >= 60
 
 
-def test_multiples_do_not_make_batches_smaller_than_needed() -> None:
+def test_multiples_do_not_make_batches_smaller_than_needed():
     chosen = SweepSettings(num_buckets=(4,), multiple_of=8.0, min_steps=80)
     found = sweep(DATA, 300, chosen, Costs())
     assert min(row.steps for row in found.rows) <= 90
 
 
-def test_the_token_budget_is_lowered(tmp_path: Path) -> None:
+def test_the_token_budget_is_lowered(tmp_path):
     tokens = np.random.default_rng(1).integers(10, 200, 500)
     data = Lengths.of(tokens.astype(float), unit="tokens")
     packing = Packing(max_tokens=8192)
@@ -114,7 +107,7 @@ def test_the_token_budget_is_lowered(tmp_path: Path) -> None:
         run_sweep(data, swept(490), tmp_path, packing=packing)
 
 
-def test_a_stream_keeps_them_too() -> None:
+def test_a_stream_keeps_them_too():
     stream = StreamLengths(
         lengths=DATA,
         values=SPEECH[:600],

@@ -94,9 +94,7 @@ def least_by_brute_force(
     steps=st.booleans(),
 )
 @settings(deadline=None, max_examples=20)
-def test_no_other_table_costs_less_whatever_the_sizes(
-    counts: list[int], seed: int, seconds: Seconds | None, steps: bool
-) -> None:
+def test_no_other_table_costs_less_whatever_the_sizes(counts, seed, seconds, steps):
     rng = np.random.default_rng(seed)
     ends = np.cumsum(rng.integers(1, 9, len(counts))).astype(np.float64)
     sizes = (
@@ -118,7 +116,7 @@ def test_no_other_table_costs_less_whatever_the_sizes(
         assert len(row.boundaries) <= row.num_buckets
 
 
-def test_few_ends_stand_for_thousands_of_lengths() -> None:
+def test_few_ends_stand_for_thousands_of_lengths():
     lengths = Lengths.of(
         np.exp(np.random.default_rng(3).normal(0.55, 1.15, 60_000))
         .clip(0.1, 82.5)
@@ -132,7 +130,7 @@ def test_few_ends_stand_for_thousands_of_lengths() -> None:
         assert row.estimated_epoch_seconds == pytest.approx(finer, rel=0.0015)
 
 
-def test_few_ends_give_as_few_batches_as_all() -> None:
+def test_few_ends_give_as_few_batches_as_all():
     samples = (np.random.default_rng(7).gamma(6, 2, 15_000) * 16_000).round()
     rows = optimal_rows(
         Lengths.of(samples), (2, 5, 10, 20), Costs(), max_batch_length=4000 * 16_000

@@ -44,7 +44,7 @@ def row_of(
 
 
 @pytest.mark.parametrize("pool_size", [60, 400, 1500])
-def test_figures_are_means_of_the_first_epochs(pool_size: int) -> None:
+def test_figures_are_means_of_the_first_epochs(pool_size):
     row = row_of(SPEECH, pool_size)
     batching = Batching(
         BucketTable.of(row.boundaries, row.batch_sizes), pool_size, row.batch_overhead
@@ -77,9 +77,7 @@ LONG_TAILED = (
 
 
 @pytest.mark.parametrize(("count", "examples"), [(500, 1 << 17), (1500, 750)])
-def test_mates_meet_again_as_often_as_in_real_epochs(
-    count: int, examples: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mates_meet_again_as_often_as_in_real_epochs(count, examples, monkeypatch):
     lengths = Lengths.of(LONG_TAILED[:count])
     boundaries = np.unique(lengths.values)
     batching = Batching(
@@ -104,7 +102,7 @@ def test_mates_meet_again_as_often_as_in_real_epochs(
     assert np.mean(estimates) == pytest.approx(np.mean(real), rel=0.015)
 
 
-def test_every_rank_has_as_many_batches_and_waits() -> None:
+def test_every_rank_has_as_many_batches_and_waits():
     independent = row_of(SPEECH, 400, world_size=4)
     same = row_of(SPEECH, 400, world_size=4, same_bucket=True)
     for row in (independent, same):
@@ -122,7 +120,7 @@ def test_every_rank_has_as_many_batches_and_waits() -> None:
     assert same.estimated_epoch_seconds == same.ranks.same_bucket_epoch_seconds
 
 
-def test_small_pools_are_cut_for_the_least_time() -> None:
+def test_small_pools_are_cut_for_the_least_time():
     small, large = swept(SPEECH, 60, 1500).rows
     # 0.02 s of 0.001 s for each second of speech.
     assert small.batch_overhead == pytest.approx(20, rel=0.01)
@@ -147,14 +145,14 @@ def test_small_pools_are_cut_for_the_least_time() -> None:
     assert row_of(SPEECH, 60, costs=Costs()).batch_overhead is None
 
 
-def test_sizes_are_the_largest_known_to_fit() -> None:
+def test_sizes_are_the_largest_known_to_fit():
     row = row_of(SPEECH, 400, costs=Costs(frontier=frontier))
     assert row.sizing == "frontier"
     assert row.batch_sizes == frontier(np.array(row.boundaries)).tolist()
     assert row.num_buckets == len(set(row.batch_sizes)) == len(row.batch_sizes)
 
 
-def test_pools_go_from_a_thousand_to_all_unless_asked_for() -> None:
+def test_pools_go_from_a_thousand_to_all_unless_asked_for():
     many = swept(Lengths.of(np.linspace(1, 20, 12_000)), costs=Costs()).rows
     # 5,900 would be three pools, as 4,100 are.
     assert [row.pool_size for row in many] == [
@@ -177,19 +175,19 @@ def test_pools_go_from_a_thousand_to_all_unless_asked_for() -> None:
     ("text", "sizes"),
     [("20000", (20_000,)), ("1000, 50", (1000, 50)), ("all,7", ("all", 7))],
 )
-def test_pool_sizes_are_read(text: str, sizes: tuple[int | str, ...]) -> None:
+def test_pool_sizes_are_read(text, sizes):
     assert parse_sizes(text, "--pool-size") == sizes
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "-5", "1e3", "1.5", "many", "10,", "5:9", "9" * 40]
 )
-def test_a_pool_size_that_is_no_number_of_examples_is_refused(text: str) -> None:
+def test_a_pool_size_that_is_no_number_of_examples_is_refused(text):
     with pytest.raises(UsageError, match="--pool-size must be a number of examples"):
         parse_sizes(text, "--pool-size")
 
 
-def test_other_lengths_are_compared_in_pools_of_one_size() -> None:
+def test_other_lengths_are_compared_in_pools_of_one_size():
     random = np.random.default_rng(8)
     wide = Lengths.of(random.integers(1, 3000, 3000), unit="tokens")
     tuned = sweep(

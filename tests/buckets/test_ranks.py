@@ -52,7 +52,7 @@ def really_dealt(table: BucketTable, dealing: Dealing) -> float:
 
 
 @pytest.mark.parametrize("same_bucket", [False, True])
-def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket: bool) -> None:
+def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket):
     boundaries = np.quantile(PROMPTS, np.arange(1, 11) / 10)
     table = BucketTable(boundaries, batch_sizes_for(boundaries, 16_000))
     dealing = Dealing(world_size=8, same_bucket=same_bucket)
@@ -63,7 +63,7 @@ def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket: bool) -> Non
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_batches_that_all_take_as_long_never_wait(accumulate: int) -> None:
+def test_batches_that_all_take_as_long_never_wait(accumulate):
     dealing = Dealing(world_size=8, accumulate=accumulate)
     table = BucketTable.of([5], [10])
     ranks = estimated(Lengths.of([5.0] * 240), table, dealing).ranks

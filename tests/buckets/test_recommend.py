@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,14 +85,12 @@ def fixed(
         ([row(628, 1, unproven=1), row(2300, 12, unproven=0)], 0),
     ],
 )
-def test_the_fewest_buckets_among_the_best_tables_win(
-    rows: list[Row], chosen: int | None
-) -> None:
+def test_the_fewest_buckets_among_the_best_tables_win(rows, chosen):
     found = recommend(rows, fixed(2000))
     assert (found.row, found.portable) == (chosen, chosen)
 
 
-def test_times_alone_decide_where_all_are_known() -> None:
+def test_times_alone_decide_where_all_are_known():
     # More batches than with the fixed batch size, in a third of its time.
     assert recommend([row(2600, 12, 30.0)], fixed(2000, 92.0, 80.0)).row == 0
     found = recommend([row(900, 12, 95.0)], fixed(2000, 92.0, 80.0))
@@ -102,7 +98,7 @@ def test_times_alone_decide_where_all_are_known() -> None:
     assert found.reason.startswith("no row takes less time than a fixed batch size")
 
 
-def test_the_row_closest_to_the_kept_steps_is_recommended() -> None:
+def test_the_row_closest_to_the_kept_steps_is_recommended():
     ones = replace(row(7025, 10, strategy="linear"), padded_length=0.9)
     close = row(2581, 12)
     assert recommend([ones, close], fixed(3513), steps_kept=True).row == 1
@@ -112,9 +108,7 @@ def test_the_row_closest_to_the_kept_steps_is_recommended() -> None:
 
 
 @pytest.mark.parametrize(("again", "chosen"), [(0.04, 1), (0.78, None)])
-def test_pools_are_as_random_as_a_table_that_is_not_recommended(
-    again: float, chosen: int | None
-) -> None:
+def test_pools_are_as_random_as_a_table_that_is_not_recommended(again, chosen):
     rows = [row(2000, 10, again=0.05), pools(1500, 5000, again)]
     assert recommend(rows, fixed(2000)).row == chosen
 
@@ -151,7 +145,7 @@ def test_pools_are_as_random_as_a_table_that_is_not_recommended(
         ),
     ],
 )
-def test_the_reason_is_a_sentence_for_people(rows: list[Row], reason: str) -> None:
+def test_the_reason_is_a_sentence_for_people(rows, reason):
     assert recommend(rows, fixed(1190, 900.0, 690.0)).reason == reason
 
 
@@ -173,9 +167,7 @@ def beaten(row: tuple[float, float], rows: list[tuple[float, float]]) -> bool:
 
 @given(ROWS)
 @settings(deadline=None, max_examples=100)
-def test_the_curve_holds_each_unbeaten_point_once_by_brute_force(
-    rows: list[tuple[float, float]],
-) -> None:
+def test_the_curve_holds_each_unbeaten_point_once_by_brute_force(rows):
     unbeaten = sorted({row for row in rows if not beaten(row, rows)})
     assert [rows[index] for index in trade_off(*columns(rows))] == unbeaten
 
@@ -197,14 +189,12 @@ TABLE = row(1000, 12, 100.0, again=0.05)
         ),  # as many batches as with a fixed batch size
     ],
 )
-def test_pools_are_recommended_if_faster_and_as_random(
-    found: Row, expected: int
-) -> None:
+def test_pools_are_recommended_if_faster_and_as_random(found, expected):
     chosen = recommend([TABLE, found], fixed(2000))
     assert (chosen.row, chosen.portable) == (expected, 0)
 
 
-def test_of_pools_as_fast_as_the_fastest_the_most_random_win() -> None:
+def test_of_pools_as_fast_as_the_fastest_the_most_random_win():
     rows = [
         pools(900, 1000, 0.01, 95.0),
         pools(850, 5000, 0.03, 90.5),
@@ -215,7 +205,7 @@ def test_of_pools_as_fast_as_the_fastest_the_most_random_win() -> None:
     assert (chosen.row, chosen.portable) == (1, 3)
 
 
-def test_pools_need_no_more_randomness_than_is_asked_for() -> None:
+def test_pools_need_no_more_randomness_than_is_asked_for():
     rows = [TABLE, pools(900, 5000, 0.2, 90.0), pools(800, 9000, 0.5, 80.0)]
     assert recommend(rows, fixed(2000)).row == 0
     assert recommend(rows, fixed(2000), min_randomness=0.8).row == 1
@@ -231,7 +221,7 @@ def test_pools_need_no_more_randomness_than_is_asked_for() -> None:
     )
 
 
-def test_with_few_shapes_no_pools_are_recommended() -> None:
+def test_with_few_shapes_no_pools_are_recommended():
     assert (
         recommend(
             [TABLE, pools(900, 5000, 0.01, 50.0)], fixed(2000), few_shapes=True
@@ -256,9 +246,7 @@ def test_with_few_shapes_no_pools_are_recommended() -> None:
         ),
     ],
 )
-def test_the_reason_says_why_nothing_is_recommended(
-    rows: list[Row], options: dict[str, Any], reason: str
-) -> None:
+def test_the_reason_says_why_nothing_is_recommended(rows, options, reason):
     found = recommend(rows, fixed(1190), **options)
     assert found.row is None
     assert reason in found.reason

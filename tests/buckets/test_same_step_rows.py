@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from buckets.test_min_steps import PROBED
@@ -34,7 +32,7 @@ def recommended(found: Sweep) -> Row:
     return row
 
 
-def test_steps_of_several_micro_batches_keep_their_examples() -> None:
+def test_steps_of_several_micro_batches_keep_their_examples():
     found = swept(accumulate=16)
     row = recommended(found)
     assert found.current is not None
@@ -46,7 +44,7 @@ def test_steps_of_several_micro_batches_keep_their_examples() -> None:
     assert found.learning_rate is None and found.recommended_table is None
 
 
-def test_fewer_micro_batches_only_where_they_are_asked_for() -> None:
+def test_fewer_micro_batches_only_where_they_are_asked_for():
     now, least = (row for row in swept(accumulate=16).rows if row.keeps_examples)
     fewest = least.accumulate
     assert now.accumulate == 16 and fewest is not None and fewest < 16
@@ -55,7 +53,7 @@ def test_fewer_micro_batches_only_where_they_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_ranks_share_the_examples_of_a_step(ranks: int) -> None:
+def test_ranks_share_the_examples_of_a_step(ranks):
     found = swept(world_size=ranks, accumulate=8 // ranks)
     row = recommended(found)
     assert (row.pool_size, row.accumulate) == (32, 8 // ranks)
@@ -66,7 +64,7 @@ def test_ranks_share_the_examples_of_a_step(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_verification_runs_a_ranks_share_of_each_step(ranks: int) -> None:
+def test_a_verification_runs_a_ranks_share_of_each_step(ranks):
     probe = proven_probe()
     probe = replace(probe, device=replace(probe.device, world_size=ranks))
     config = sampler_config(swept(world_size=ranks, accumulate=4))
@@ -79,26 +77,26 @@ def test_a_verification_runs_a_ranks_share_of_each_step(ranks: int) -> None:
     assert plan.first_epoch.batch_sizes[:4].sum() == 16
 
 
-def test_equal_counts_pad_more_than_any_counts() -> None:
+def test_equal_counts_pad_more_than_any_counts():
     any_counts = recommended(swept(accumulate=16))
     equal = recommended(swept(accumulate=16, equal_counts=True))
     assert equal.smallest_batch_size == equal.largest_batch_size == 4
     assert equal.padded_length > any_counts.padded_length
 
 
-def test_the_number_of_steps_is_kept_where_each_has_one_batch() -> None:
+def test_the_number_of_steps_is_kept_where_each_has_one_batch():
     found = swept()
     assert found.current is not None
     assert found.settings["keep"] == "steps"
     assert found.min_steps == found.current.steps <= recommended(found).steps
 
 
-def test_nothing_is_kept_where_nothing_is_known_or_asked_for() -> None:
+def test_nothing_is_kept_where_nothing_is_known_or_asked_for():
     assert swept(None).settings["keep"] == "nothing"
     assert recommended(swept(keep="nothing")).steps < 400
 
 
-def test_other_lengths_make_a_cut_stale_by_what_it_pads() -> None:
+def test_other_lengths_make_a_cut_stale_by_what_it_pads():
     found = swept(accumulate=16)
     assert drift(DATA, found, PROBED).stale == 0
     other = Lengths.of(DATA.values[::2] * 0.9)
@@ -116,14 +114,12 @@ def test_other_lengths_make_a_cut_stale_by_what_it_pads() -> None:
         ({"keep": "same", "current": "batch_size=400"}, "6,400 examples, and the data"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(
-    options: dict[str, Any], why: str
-) -> None:
+def test_options_that_contradict_each_other_are_refused(options, why):
     with pytest.raises(UsageError, match=why):
         swept(accumulate=16, **options)
 
 
-def test_the_fewest_of_equal_counts_fit_without_moving_examples() -> None:
+def test_the_fewest_of_equal_counts_fit_without_moving_examples():
     rows = [
         row
         for row in swept(accumulate=16, equal_counts=True).rows
@@ -142,8 +138,6 @@ def test_the_fewest_of_equal_counts_fit_without_moving_examples() -> None:
         ("max_batch_length=60,num_buckets=4", "same", "which examples a step has"),
     ],
 )
-def test_what_is_not_known_can_t_be_kept(
-    current: str | None, keep: str, why: str
-) -> None:
+def test_what_is_not_known_can_t_be_kept(current, keep, why):
     with pytest.raises(UsageError, match=why):
         swept(current, keep=keep)

@@ -33,12 +33,8 @@ class TestEveryStrategy:
     )
     @settings(deadline=None, max_examples=25)
     def test_tables_put_every_example_in_exactly_one_bucket(
-        self,
-        strategy: str,
-        values: list[float],
-        max_batch_length: float,
-        num_buckets: list[int],
-    ) -> None:
+        self, strategy, values, max_batch_length, num_buckets
+    ):
         problem = problem_of(values, max_batch_length)
         tables = STRATEGIES[strategy].boundaries(problem, num_buckets)
         assert len(tables) == len(num_buckets)
@@ -48,9 +44,7 @@ class TestEveryStrategy:
             )
             assert table.counts(problem.histogram).sum() == len(values)
 
-    def test_ends_at_the_longest_length_where_the_data_decide(
-        self, strategy: str
-    ) -> None:
+    def test_ends_at_the_longest_length_where_the_data_decide(self, strategy):
         values = np.random.default_rng(1).lognormal(2, 1, 500).tolist()
         (boundaries,) = STRATEGIES[strategy].boundaries(
             problem_of(values, max(values) / 2), [5]
@@ -78,17 +72,15 @@ def boundaries(
     ],
 )
 def test_boundaries_are_those_of_the_strategys_definition(
-    strategy: str, values: list[float], num_buckets: int, ends: list[float]
-) -> None:
+    strategy, values, num_buckets, ends
+):
     assert boundaries(strategy, values, num_buckets) == pytest.approx(ends)
 
 
 @pytest.mark.parametrize(
     ("num_buckets", "cap"), [(10, 14), (15, 21), (20, 28), (60, 71), (200, 173)]
 )
-def test_speechbrains_bucket_count_alone_caps_its_batch_size(
-    num_buckets: int, cap: int
-) -> None:
+def test_speechbrains_bucket_count_alone_caps_its_batch_size(num_buckets, cap):
     for limit in (100, 600, 48_000):
         ends = boundaries("speechbrain", [1, 2, 9], num_buckets, limit)
         assert batch_sizes_for(ends, limit)[0] == cap

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -56,7 +54,7 @@ def swept(
     return sweep(Lengths.of(values, unit="s"), max_batch_length, chosen, costs)
 
 
-def test_there_is_a_row_for_every_strategy_and_bucket_count() -> None:
+def test_there_is_a_row_for_every_strategy_and_bucket_count():
     rows = [
         (row.strategy, row.num_buckets, row.sizing)
         for row in swept(SPEECH, strategies=TABLES).rows
@@ -64,7 +62,7 @@ def test_there_is_a_row_for_every_strategy_and_bucket_count() -> None:
     assert rows == [(name, n, "length") for name in TABLES for n in (3, 8)]
 
 
-def test_with_a_frontier_only_optimal_is_swept_both_ways() -> None:
+def test_with_a_frontier_only_optimal_is_swept_both_ways():
     rows = [
         (row.strategy, row.sizing)
         for row in swept(SPEECH, costs=PROBED, strategies=TABLES, num_buckets=(5,)).rows
@@ -72,7 +70,7 @@ def test_with_a_frontier_only_optimal_is_swept_both_ways() -> None:
     assert rows == [*((name, "length") for name in TABLES), ("optimal", "frontier")]
 
 
-def test_a_sweep_stays_below_the_batch_size_that_was_probed() -> None:
+def test_a_sweep_stays_below_the_batch_size_that_was_probed():
     costs = dataclasses.replace(PROBED, max_batch_size=9)
     for asked, most in ((None, 9), (5, 5)):
         result = swept(SPEECH, costs=costs, max_batch_size=asked)
@@ -81,7 +79,7 @@ def test_a_sweep_stays_below_the_batch_size_that_was_probed() -> None:
         assert max(baseline.batch_size for baseline in result.baselines) == most
 
 
-def test_the_estimated_time_is_that_of_every_batch() -> None:
+def test_the_estimated_time_is_that_of_every_batch():
     constant = Costs(
         step_seconds=lambda sizes, lengths: np.full(
             np.broadcast(sizes, lengths).shape, 0.5
@@ -97,14 +95,12 @@ OF_TWO = Costs(frontier=lambda lengths: np.full(lengths.shape, 2))
 
 
 @pytest.mark.parametrize(("costs", "size"), [(NONE_KNOWN, 3), (OF_TWO, 2)])
-def test_the_fixed_batch_size_is_the_largest_for_the_longest(
-    costs: Costs, size: int
-) -> None:
+def test_the_fixed_batch_size_is_the_largest_for_the_longest(costs, size):
     baselines = swept([1, 2, 30], 100, costs).baselines
     assert [baseline.batch_size for baseline in baselines] == [size] * 3
 
 
-def test_the_sorted_baseline_cuts_the_descending_lengths() -> None:
+def test_the_sorted_baseline_cuts_the_descending_lengths():
     baseline = swept([1, 2, 3, 4, 10], 20).baselines[1]
     assert (baseline.name, baseline.batches, baseline.padded_length) == (
         "fixed-sorted",
@@ -113,7 +109,7 @@ def test_the_sorted_baseline_cuts_the_descending_lengths() -> None:
     )
 
 
-def test_the_random_baseline_is_the_mean_over_all_orders() -> None:
+def test_the_random_baseline_is_the_mean_over_all_orders():
     values = [1, 2, 3, 4, 10]
     mean = np.mean(
         [
@@ -129,7 +125,7 @@ def test_the_random_baseline_is_the_mean_over_all_orders() -> None:
     )
 
 
-def test_the_bound_is_exact_if_the_total_fills_whole_batches() -> None:
+def test_the_bound_is_exact_if_the_total_fills_whole_batches():
     assert swept([0.1] * 30, 0.3).lower_bound.batches == 10
 
 
@@ -141,11 +137,8 @@ def test_the_bound_is_exact_if_the_total_fills_whole_batches() -> None:
 )
 @settings(deadline=None, max_examples=25)
 def test_no_row_and_no_baseline_beats_the_bound(
-    values: list[float],
-    max_batch_length: float,
-    fits: list[int] | None,
-    max_batch_size: int | None,
-) -> None:
+    values, max_batch_length, fits, max_batch_size
+):
     def uneven(lengths: FloatArray) -> IntArray:
         return np.array(fits)[np.minimum(5, lengths // 10).astype(int)]
 
@@ -175,7 +168,7 @@ EDGES = {
 
 
 @pytest.mark.parametrize("values", EDGES.values(), ids=EDGES)
-def test_small_data_sets_give_finite_results(values: list[float]) -> None:
+def test_small_data_sets_give_finite_results(values):
     for costs, max_batch_length in itertools.product(
         (NONE_KNOWN, PROBED), (1e-3, 20, 1e6)
     ):
@@ -186,19 +179,19 @@ def test_small_data_sets_give_finite_results(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, float("nan"), float("inf")])
-def test_a_max_batch_length_that_is_no_length_is_refused(wrong: float) -> None:
+def test_a_max_batch_length_that_is_no_length_is_refused(wrong):
     with pytest.raises(
         UsageError, match="max_batch_length must be positive and finite"
     ):
         swept([1], wrong)
 
 
-def test_the_same_inputs_give_the_same_bytes() -> None:
+def test_the_same_inputs_give_the_same_bytes():
     some = SPEECH[:500]
     assert encode(swept(some, costs=PROBED)) == encode(swept(some[::-1], costs=PROBED))
 
 
-def test_a_cap_by_speechbrains_bucket_count_is_reported_once() -> None:
+def test_a_cap_by_speechbrains_bucket_count_is_reported_once():
     result = swept(
         [10.0] * 50 + [20.0],
         600,
@@ -212,7 +205,7 @@ def test_a_cap_by_speechbrains_bucket_count_is_reported_once() -> None:
     ]
 
 
-def test_every_strategy_rounds_boundaries_up_to_multiples() -> None:
+def test_every_strategy_rounds_boundaries_up_to_multiples():
     chosen = SweepSettings(num_buckets=(3, 8), multiple_of=0.5)
     lengths = Lengths.of(SPEECH, unit="s")
     result = sweep(lengths, 300, chosen, PROBED)
@@ -226,7 +219,7 @@ def test_every_strategy_rounds_boundaries_up_to_multiples() -> None:
             ]
 
 
-def test_sizes_beyond_the_longest_shrink_and_are_unproven() -> None:
+def test_sizes_beyond_the_longest_shrink_and_are_unproven():
     frontier = Frontier.of(
         [
             FrontierPoint(
@@ -266,9 +259,7 @@ def test_sizes_beyond_the_longest_shrink_and_are_unproven() -> None:
     ("world_size", "same_bucket"),
     [(1, False), (2, False), (2, True), (8, False), (64, True)],
 )
-def test_a_row_says_what_the_samplers_of_all_ranks_run(
-    world_size: int, same_bucket: bool
-) -> None:
+def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size, same_bucket):
     dealing = Dealing(world_size=world_size, same_bucket=same_bucket)
     values = SPEECH
     chosen = SweepSettings(
@@ -307,9 +298,7 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(
 @pytest.mark.parametrize(
     "chosen", [{}, {"world_size": 16}, {"world_size": 16, "same_bucket": True}]
 )
-def test_the_buckets_and_the_histogram_hold_the_whole_epoch(
-    chosen: dict[str, Any],
-) -> None:
+def test_the_buckets_and_the_histogram_hold_the_whole_epoch(chosen):
     settings = SweepSettings(strategies=("quantile",), num_buckets=(7,), **chosen)
     lengths = Lengths.of(SPEECH)
     found = sweep(lengths, 150, settings, NONE_KNOWN)
@@ -328,7 +317,7 @@ def test_the_buckets_and_the_histogram_hold_the_whole_epoch(
     assert (found.quantiles[0], found.quantiles[-1]) == (SPEECH.min(), SPEECH.max())
 
 
-def test_the_current_config_is_a_row_beside_the_others() -> None:
+def test_the_current_config_is_a_row_beside_the_others():
     current = read_current("max_batch_length=300,num_buckets=8")
     settings = SweepSettings(num_buckets=(8,), keep="nothing")
     result = sweep(Lengths.of(SPEECH), 300, settings, PROBED, current)
@@ -349,7 +338,7 @@ def test_the_current_config_is_a_row_beside_the_others() -> None:
     assert result.learning_rate.from_batch_size == result.current.mean_batch_size
 
 
-def test_the_learning_rate_starts_from_the_fixed_batch_size() -> None:
+def test_the_learning_rate_starts_from_the_fixed_batch_size():
     found = swept(SPEECH)
     hint = found.learning_rate
     row = found.recommended_row
@@ -365,7 +354,7 @@ def test_the_learning_rate_starts_from_the_fixed_batch_size() -> None:
     )
 
 
-def test_joint_tables_are_compared_if_memory_depends_on_targets() -> None:
+def test_joint_tables_are_compared_if_memory_depends_on_targets():
     random = np.random.default_rng(8)
     lengths = Lengths.of(SPEECH, random.exponential(20, SPEECH.size).round())
     costs = Costs(
@@ -383,7 +372,7 @@ def test_joint_tables_are_compared_if_memory_depends_on_targets() -> None:
         assert len(row.buckets) == len(row.batch_sizes) <= row.num_buckets
 
 
-def test_a_script_is_compared_with_its_own_batch_size(tmp_path: Path) -> None:
+def test_a_script_is_compared_with_its_own_batch_size(tmp_path):
     """Unless the user gives other settings."""
     lengths = made_lengths("speech", count=2000)
     device = LawDevice(LAWS["linear"], lengths)

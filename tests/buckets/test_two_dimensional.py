@@ -79,7 +79,7 @@ def made_case(rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     return lengths, rng.integers(0, 4, count).astype(float)
 
 
-def test_no_table_costs_less_and_fewer_buckets_win_a_tie() -> None:
+def test_no_table_costs_less_and_fewer_buckets_win_a_tie():
     rng = np.random.default_rng(2)
     for _ in range(30):
         lengths, targets = made_case(rng)
@@ -109,8 +109,8 @@ RESOLUTIONS = st.sampled_from([1, 2, 7, 64])
 )
 @settings(deadline=None, max_examples=25)
 def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
-    examples: FloatArray, resolution: int, budget: int, most: int
-) -> None:
+    examples, resolution, budget, most
+):
     lengths, targets = examples
     (table,) = optimal_table_2d(
         lengths, targets, costs_up_to(budget), [most], resolution=resolution

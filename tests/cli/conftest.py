@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_once import MadeOnce
 from shared_nursery import OF_LOADERS, SHARED
 from typer.testing import CliRunner
 
@@ -51,7 +50,7 @@ ANY_TIME = ["--time-tolerance", "1000"]
 
 
 @pytest.fixture
-def batchtune(tmp_path: Path) -> Run:
+def batchtune(tmp_path):
     """`batchtune("sweep-buckets", ...)` in an empty folder, without the caller's settings.
 
     In this process, which saves Python's start; in one of its own if options of `subprocess.run` are given. It has to
@@ -75,7 +74,7 @@ def batchtune(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def succeed(batchtune: Run) -> Run:
+def succeed(batchtune):
     """As `batchtune`, for a command that has to end with 0."""
 
     return partial(batchtune, code=0)
@@ -150,7 +149,7 @@ def run_in(
 
 
 @pytest.fixture(scope="session")
-def verified(made_once: MadeOnce) -> Path:
+def verified(made_once):
     """A folder with a manifest, the run folder of `tune --verify --json`, and its stdout; not to be written to."""
 
     def make(folder: Path) -> None:
@@ -164,7 +163,7 @@ def verified(made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan(monkeypatch):
     """`plan(fault)`: what devices made by a law do instead of the law, from now on."""
 
     def plan(fault: Fault) -> None:
@@ -195,7 +194,7 @@ def command(*arguments: object) -> list[str]:
 
 
 @pytest.fixture
-def manifest(tmp_path: Path) -> Path:
+def manifest(tmp_path):
     """36 examples of 5, 10 and 20 s."""
     return write_manifest(tmp_path / "lengths.csv")
 

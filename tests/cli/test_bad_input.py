@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.conftest import LAW, Plan, Run, command, contents, result_in
+from cli.conftest import LAW, command, contents, result_in
 from made_trials import ran as reply_of
 
 from batchtune.cli.app import COMMANDS, load_command
@@ -55,9 +55,7 @@ def assert_one_message(
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_bad_manifest_is_one_message_and_no_file(
-    batchtune: Run, tmp_path: Path, name: str
-) -> None:
+def test_a_bad_manifest_is_one_message_and_no_file(batchtune, tmp_path, name):
     make, pattern = MANIFESTS[name]
     make(tmp_path / "manifest")
     ran = batchtune("sweep-buckets", "manifest", *LIMIT)
@@ -78,9 +76,7 @@ def test_a_bad_manifest_is_one_message_and_no_file(
     ],
     ids=["name", "path", "column", "number", "choice", "option"],
 )
-def test_long_arguments_are_quoted_in_short(
-    batchtune: Run, tmp_path: Path, arguments: list[str], code: int
-) -> None:
+def test_long_arguments_are_quoted_in_short(batchtune, tmp_path, arguments, code):
     (tmp_path / "manifest").write_text(ROWS)
     ran = batchtune("sweep-buckets", *arguments, *LIMIT)
     assert_one_message(ran, code, ".")
@@ -118,9 +114,7 @@ def test_long_arguments_are_quoted_in_short(
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_exit_code_2(
-    batchtune: Run, manifest: Path, arguments: list[str], pattern: str
-) -> None:
+def test_wrong_usage_is_exit_code_2(batchtune, manifest, arguments, pattern):
     ran = batchtune("sweep-buckets", manifest, *LIMIT, *arguments)
     assert_one_message(ran, 2, pattern)
     assert not (manifest.parent / "batchtune-run" / "sweep.json").exists()
@@ -140,14 +134,12 @@ def test_wrong_usage_is_exit_code_2(
     ],
     ids=" ".join,
 )
-def test_a_meaningless_probe_is_exit_code_2(
-    batchtune: Run, manifest: Path, arguments: list[str], pattern: str
-) -> None:
+def test_a_meaningless_probe_is_exit_code_2(batchtune, manifest, arguments, pattern):
     assert_one_message(batchtune("probe-oom", manifest, *arguments), 2, pattern)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_number_option_says_what_is_not_a_number(name: str) -> None:
+def test_a_number_option_says_what_is_not_a_number(name):
     lists = {"num_buckets", "pool_size", "buffer_size", "length_scale"}
     command = load_command(name)
     for option in command.params:
@@ -157,7 +149,7 @@ def test_a_number_option_says_what_is_not_a_number(name: str) -> None:
                 command.make_context(name, [option.opts[0], "x"])
 
 
-def test_wait_needs_no_number() -> None:
+def test_wait_needs_no_number():
     for words, seconds in (
         (["--wait", "m.csv"], math.inf),
         (["--wait", "5", "m.csv"], 5.0),
@@ -167,16 +159,12 @@ def test_wait_needs_no_number() -> None:
         assert (parsed["wait"], parsed["manifest"]) == (seconds, ["m.csv"])
 
 
-def test_without_a_unit_the_workload_must_be_named(
-    batchtune: Run, tmp_path: Path
-) -> None:
+def test_without_a_unit_the_workload_must_be_named(batchtune, tmp_path):
     (tmp_path / "m.csv").write_text("id,length\na,15\nb,25\n")
     assert_one_message(batchtune("probe-oom", "m.csv"), 2, "--workload.*--unit")
 
 
-def test_a_workload_that_fails_is_its_own_error(
-    batchtune: Run, manifest: Path, tmp_path: Path, plan: Plan
-) -> None:
+def test_a_workload_that_fails_is_its_own_error(batchtune, manifest, tmp_path, plan):
     def broken(shape: BatchShape, number: int) -> Ran:
         line = "    torch.ones(2, 3) @ torch.ones(2, 3)"
         return reply_of(shape, "error", line, error="RuntimeError: mat1 and mat2")
@@ -190,8 +178,8 @@ def test_a_workload_that_fails_is_its_own_error(
 
 
 def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
-    batchtune: Run, succeed: Run, manifest: Path, tmp_path: Path
-) -> None:
+    batchtune, succeed, manifest, tmp_path
+):
     succeed("sweep-buckets", manifest, *LIMIT)
     before = contents(tmp_path / "batchtune-run")
     (tmp_path / "other.csv").write_text(ROWS)
@@ -202,9 +190,7 @@ def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
     assert result_in(tmp_path)["lengths"]["count"] == 3
 
 
-def test_a_full_disk_leaves_no_half_written_file(
-    batchtune: Run, manifest: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_leaves_no_half_written_file(batchtune, manifest, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
@@ -216,9 +202,7 @@ def test_a_full_disk_leaves_no_half_written_file(
 
 
 @pytest.mark.process
-def test_a_result_that_cant_be_printed_is_an_error(
-    succeed: Run, manifest: Path, tmp_path: Path
-) -> None:
+def test_a_result_that_cant_be_printed_is_an_error(succeed, manifest, tmp_path):
     succeed("sweep-buckets", manifest, *LIMIT)
     with open("/dev/full", "w") as full_disk:
         full = subprocess.run(

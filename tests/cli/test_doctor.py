@@ -44,7 +44,7 @@ def doctor(
 
 
 @pytest.mark.process
-def test_distorting_settings_are_warned_of_and_a_probe_is_shown(batchtune: Run) -> None:
+def test_distorting_settings_are_warned_of_and_a_probe_is_shown(batchtune):
     with lock_device("cpu", "the CPU"):
         found = doctor(batchtune, {"CUDA_LAUNCH_BLOCKING": "1"})
     assert found["torch"]["problem"] is None
@@ -65,8 +65,8 @@ def test_distorting_settings_are_warned_of_and_a_probe_is_shown(batchtune: Run) 
     ids=["a segmentation fault", "a hang"],
 )
 def test_a_broken_torch_is_a_problem_and_the_rest_is_shown(
-    batchtune: Run, tmp_path: Path, torch: str, told: str
-) -> None:
+    batchtune, tmp_path, torch, told
+):
     found = doctor(
         batchtune,
         put_first(tmp_path / "first", torch=torch),
@@ -84,9 +84,7 @@ MADE_GPU = MadeGpu(
 
 
 @pytest.mark.process
-def test_it_is_readable_with_a_gpu_that_torch_does_not_see(
-    batchtune: Run, tmp_path: Path
-) -> None:
+def test_it_is_readable_with_a_gpu_that_torch_does_not_see(batchtune, tmp_path):
     made = MadeNvml([MADE_GPU]).environment()
     ran = batchtune("doctor", env=put_first(tmp_path / "first", torch=NO_TORCH) | made)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -118,9 +116,7 @@ def test_it_is_readable_with_a_gpu_that_torch_does_not_see(
         (None, None, None),
     ],
 )
-def test_the_allocator_of_a_gpu_is_shown(
-    works: bool | None, variable: str | None, shown: str | None
-) -> None:
+def test_the_allocator_of_a_gpu_is_shown(works, variable, shown):
     gpu = DoctorGpu(
         **{
             **dict.fromkeys(DoctorGpu.__struct_fields__),
@@ -152,7 +148,7 @@ def test_the_allocator_of_a_gpu_is_shown(
 
 
 @pytest.mark.process
-def test_what_nvml_refuses_to_answer_is_said(batchtune: Run, tmp_path: Path) -> None:
+def test_what_nvml_refuses_to_answer_is_said(batchtune, tmp_path):
     denied = MadeGpu(fails={"nvmlDeviceGetMemoryInfo": NO_PERMISSION})
     made = MadeNvml([denied]).environment()
     ran = batchtune("doctor", env=put_first(tmp_path / "first", torch=NO_TORCH) | made)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from cli.conftest import Run
 from exports.stream_runs import made_stream
 from report_records import made_sweep
 
@@ -16,7 +14,7 @@ from batchtune.results import SAMPLER_FILE, STREAM_FILE, SWEEP_FILE, write_resul
 
 
 @pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
+def run_folder(tmp_path):
     folder = tmp_path / "batchtune-run"
     folder.mkdir()
     write_result(folder / SWEEP_FILE, made_sweep())
@@ -32,7 +30,7 @@ def run_folder(tmp_path: Path) -> Path:
     [([], "batchtune_espnet.yaml"), (["-o", "x.yaml"], "x.yaml")],
     ids=["stdout", "file"],
 )
-def test_as_json(succeed: Run, tmp_path: Path, output: list[str], file: str) -> None:
+def test_as_json(succeed, tmp_path, output, file):
     ran = succeed("export", "--to", "espnet", "--json", *output)
     document = json.loads(ran.stdout)
     assert list(document) == ["meta", "framework", "title", "file", "content"]
@@ -43,7 +41,7 @@ def test_as_json(succeed: Run, tmp_path: Path, output: list[str], file: str) -> 
     assert (tmp_path / "x.yaml").exists() == bool(output)
 
 
-def test_the_frameworks_are_listed(batchtune: Run) -> None:
+def test_the_frameworks_are_listed(batchtune):
     lines = batchtune("export", "--list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(FRAMEWORKS)
     assert [
@@ -62,14 +60,14 @@ def test_the_frameworks_are_listed(batchtune: Run) -> None:
     ],
 )
 @pytest.mark.usefixtures("run_folder")
-def test_wrong_usage(batchtune: Run, arguments: list[str], message: str) -> None:
+def test_wrong_usage(batchtune, arguments, message):
     ran = batchtune("export", *arguments)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert message in ran.stderr
 
 
 @pytest.fixture
-def stream_folder(tmp_path: Path) -> Path:
+def stream_folder(tmp_path):
     folder = tmp_path / "batchtune-run"
     folder.mkdir()
     write_result(folder / STREAM_FILE, made_stream())
@@ -77,7 +75,7 @@ def stream_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("stream_folder")
-def test_a_run_of_a_stream_is_exported(batchtune: Run) -> None:
+def test_a_run_of_a_stream_is_exported(batchtune):
     ran = batchtune("export", "--to", "webdataset")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == export_of("webdataset").render(Tuned(stream=made_stream()))

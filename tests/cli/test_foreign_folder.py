@@ -67,7 +67,7 @@ def make():
 
 
 @pytest.fixture
-def foreign(tmp_path: Path) -> Path:
+def foreign(tmp_path):
     """A folder in which modules of many names leave a mark, and a manifest."""
     folder = tmp_path / "foreign"
     folder.mkdir()
@@ -101,14 +101,14 @@ def run(
     return ran
 
 
-def test_reading_runs_nothing_of_the_working_folder(foreign: Path) -> None:
+def test_reading_runs_nothing_of_the_working_folder(foreign):
     for words in (["scan", "lengths.csv", "-o", "lengths.parquet"], ["doctor"]):
         ran = run(foreign, *words)
         assert ran.returncode == 0, ran.stderr
     assert "does not work here" not in ran.stdout
 
 
-def test_as_a_module_it_runs_no_library_of_the_folder(foreign: Path) -> None:
+def test_as_a_module_it_runs_no_library_of_the_folder(foreign):
     for name in {*NAMES} & sys.stdlib_module_names:  # Python itself runs these
         (foreign / f"{name}.py").unlink()
     sweep = ("sweep-buckets", "lengths.csv", "--max-batch-length", 60)
@@ -121,9 +121,7 @@ def where(_: int) -> list[str]:
     return sys.path
 
 
-def test_a_pool_runs_nothing_of_the_working_folder(
-    foreign: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_runs_nothing_of_the_working_folder(foreign, monkeypatch):
     monkeypatch.chdir(foreign)
     monkeypatch.setattr(
         resource_tracker, "_resource_tracker", resource_tracker.ResourceTracker()
@@ -135,7 +133,7 @@ def test_a_pool_runs_nothing_of_the_working_folder(
 
 
 @pytest.mark.slow
-def test_a_builtin_workload_runs_nothing_of_the_folder(foreign: Path) -> None:
+def test_a_builtin_workload_runs_nothing_of_the_folder(foreign):
     probe = (
         "probe-oom",
         "lengths.csv",
@@ -151,7 +149,7 @@ def test_a_builtin_workload_runs_nothing_of_the_folder(foreign: Path) -> None:
 
 
 @pytest.mark.slow  # measures
-def test_a_loader_from_elsewhere_runs_nothing_of_the_folder(foreign: Path) -> None:
+def test_a_loader_from_elsewhere_runs_nothing_of_the_folder(foreign):
     elsewhere = foreign.parent / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "loaders.py").write_text(LOADER)

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run
 
 from batchtune.errors import ResultError
 from batchtune.results import BatchShape, Probe, Trial, read_result
@@ -16,7 +15,7 @@ SWEEP = ["--max-batch-length", 60, "--num-buckets", 2, "--quiet"]
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Path:
+def outside(tmp_path):
     """A file of the user's own."""
     path = tmp_path / "own"
     path.write_text("mine\n")
@@ -24,9 +23,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["sweep.json", "sampler.yaml"])
-def test_what_is_written_takes_the_place_of_a_link(
-    succeed: Run, manifest: Path, outside: Path, name: str
-) -> None:
+def test_what_is_written_takes_the_place_of_a_link(succeed, manifest, outside, name):
     run = outside.parent / "run"
     succeed("sweep-buckets", manifest, "--run", run, *SWEEP)
     (run / name).replace(outside)  # a link to a sound file: nothing else is wrong
@@ -37,9 +34,7 @@ def test_what_is_written_takes_the_place_of_a_link(
     assert outside.read_bytes() == before != (run / name).read_bytes()
 
 
-def test_no_trial_is_added_to_what_a_link_leads_to(
-    tmp_path: Path, outside: Path
-) -> None:
+def test_no_trial_is_added_to_what_a_link_leads_to(tmp_path, outside):
     journal = tmp_path / "trials.jsonl"
     journal.symlink_to(outside)
     with pytest.raises(ResultError, match="is a link"):
@@ -49,7 +44,7 @@ def test_no_trial_is_added_to_what_a_link_leads_to(
     assert outside.read_text() == "mine\n"
 
 
-def test_a_pipe_a_device_and_a_huge_file_are_refused(tmp_path: Path) -> None:
+def test_a_pipe_a_device_and_a_huge_file_are_refused(tmp_path):
     path = tmp_path / "probe.json"
     os.mkfifo(path)
     with pytest.raises(ResultError, match="not an ordinary file"):
@@ -65,7 +60,7 @@ def test_a_pipe_a_device_and_a_huge_file_are_refused(tmp_path: Path) -> None:
         read_result(path, Probe)
 
 
-def test_what_nests_without_end_is_one_message(tmp_path: Path) -> None:
+def test_what_nests_without_end_is_one_message(tmp_path):
     path = tmp_path / "probe.json"
     path.write_text(
         '{"meta": {"format": "batchtune/probe", "version": 1, "batchtune": "1"}, "x": '
@@ -76,8 +71,8 @@ def test_what_nests_without_end_is_one_message(tmp_path: Path) -> None:
 
 
 def test_a_pipe_as_target_file_of_a_run_is_refused(
-    batchtune: Run, succeed: Run, manifest: Path, tmp_path: Path
-) -> None:
+    batchtune, succeed, manifest, tmp_path
+):
     targets = tmp_path / "targets"
     targets.write_text("".join(f"{number}\n" for number in range(1, 37)))
     given = ["--target-file", "targets", "--measure", "words"]
@@ -89,7 +84,7 @@ def test_a_pipe_as_target_file_of_a_run_is_refused(
 
 
 @pytest.fixture
-def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def read_only(tmp_path, monkeypatch):
     """A run folder in which nothing can be written."""
     run = tmp_path / "batchtune-run"
     run.mkdir()
@@ -112,9 +107,7 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tune-loader", "absent.py:make"),
     ],
 )
-def test_a_read_only_run_folder_is_named_before_any_work(
-    batchtune: Run, read_only: Path, command: tuple[str]
-) -> None:
+def test_a_read_only_run_folder_is_named_before_any_work(batchtune, read_only, command):
     ran = batchtune(*command, code=1)
     assert (
         "batchtune-run can't be written to: the folder, or its disk, is read-only"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
-from cli.conftest import Run, flat, write_lengths
+from cli.conftest import flat, write_lengths
 
 from batchtune.cli.app import COMMANDS, load_command
 
@@ -19,7 +18,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_is_a_manual_page(name: str) -> None:
+def test_the_help_is_a_manual_page(name):
     command = load_command(name)
     text = command.make_context(name, [], resilient_parsing=True).get_help()
     assert command.help.strip().splitlines()[0] == COMMANDS[name].summary
@@ -32,7 +31,7 @@ def test_the_help_is_a_manual_page(name: str) -> None:
     ] == []
 
 
-def test_options_of_a_project_can_be_set_elsewhere() -> None:
+def test_options_of_a_project_can_be_set_elsewhere():
     of_one_line = {
         "force",
         "quiet",
@@ -57,7 +56,7 @@ def test_options_of_a_project_can_be_set_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(("name", "line"), EXAMPLES)
-def test_an_example_has_options_that_exist(name: str, line: str) -> None:
+def test_an_example_has_options_that_exist(name, line):
     assert len(line) <= 108  # on a usual terminal
     words = shlex.split(re.split(r" [|>] (?!\d)", line)[0])
     assert words[:2] == ["batchtune", name]
@@ -73,9 +72,7 @@ def test_an_example_has_options_that_exist(name: str, line: str) -> None:
         if name in ("sweep-buckets", "schema") and "--from-training" not in line
     ],
 )
-def test_an_example_that_needs_no_device_runs(
-    succeed: Run, tmp_path: Path, line: str
-) -> None:
+def test_an_example_that_needs_no_device_runs(succeed, tmp_path, line):
     write_lengths(tmp_path / "train.csv", [1 + number % 23 for number in range(200)])
     words = shlex.split(line.partition(" | ")[0])
     if words[1] == "sweep-buckets":
@@ -83,9 +80,7 @@ def test_an_example_that_needs_no_device_runs(
     succeed(*words[1:])
 
 
-def test_the_main_help_lists_commands_settings_and_exit_codes(
-    batchtune: Run, succeed: Run
-) -> None:
+def test_the_main_help_lists_commands_settings_and_exit_codes(batchtune, succeed):
     shown = succeed("--help")
     listed = flat(shown.stdout)
     assert all(
@@ -105,9 +100,7 @@ def test_the_main_help_lists_commands_settings_and_exit_codes(
         (["schema", "sweep.json"], "'sweep'"),
     ],
 )
-def test_a_misspelt_word_gets_a_suggestion(
-    batchtune: Run, tmp_path: Path, words: list[str], meant: str
-) -> None:
+def test_a_misspelt_word_gets_a_suggestion(batchtune, tmp_path, words, meant):
     (tmp_path / "m.csv").write_text("id,duration\na,1.5\n")
     (tmp_path / "batchtune-run").mkdir()
     ran = batchtune(*words)
@@ -115,7 +108,7 @@ def test_a_misspelt_word_gets_a_suggestion(
     assert meant in ran.stderr
 
 
-def test_bash_completes_commands_and_options(batchtune: Run) -> None:
+def test_bash_completes_commands_and_options(batchtune):
     for line, offered in (
         ("batchtune ", set(COMMANDS)),
         ("batchtune sweep-buckets --num", {"--num-buckets"}),
@@ -129,7 +122,7 @@ def test_bash_completes_commands_and_options(batchtune: Run) -> None:
         assert set(batchtune(env=env).stdout.split()) == offered
 
 
-def test_a_manifest_is_not_required_with_a_command(batchtune: Run) -> None:
+def test_a_manifest_is_not_required_with_a_command(batchtune):
     for command in ("tune", "probe-oom", "run"):
         said = flat(batchtune(command, "--help").stdout)
         assert "[required without -- COMMAND]" in said

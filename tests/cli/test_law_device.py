@@ -1,18 +1,15 @@
 """Commands on a device made by a law, which needs no process, and what their results say of it."""
 
 import json
-from pathlib import Path
 
-from cli.conftest import Run, flat
+from cli.conftest import flat
 
 from batchtune.probe.devices.law import NAME
 
 LAW = "law:constant=100MB,linear=1MiB,limit=460MiB"
 
 
-def test_all_results_of_a_law_say_what_they_are(
-    batchtune: Run, succeed: Run, manifest: Path
-) -> None:
+def test_all_results_of_a_law_say_what_they_are(batchtune, succeed, manifest):
     ran = succeed("tune", manifest, "--device", LAW, "--verify", "--json")
     assert "Nothing is run: the device is made by a law." in ran.stderr
     run = manifest.parent / "batchtune-run"
@@ -25,9 +22,7 @@ def test_all_results_of_a_law_say_what_they_are(
     assert NAME in shown.stdout
 
 
-def test_a_run_of_a_law_is_verified_on_the_same_law(
-    batchtune: Run, succeed: Run, manifest: Path
-) -> None:
+def test_a_run_of_a_law_is_verified_on_the_same_law(batchtune, succeed, manifest):
     succeed("tune", manifest, "--device", LAW)
     succeed("verify", manifest)
     leaks = batchtune("verify", manifest, "--device", f"{LAW},leak=1MB", code=3)

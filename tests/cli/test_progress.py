@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any, cast
 
-import pytest
-from cli.conftest import Run
 from msgspec.structs import replace
 from report_records import made_probe, made_trial
 
@@ -52,9 +50,7 @@ class Clock:
         return self.now > self.seconds
 
 
-def test_a_log_is_never_silent_for_30_s(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_is_never_silent_for_30_s(monkeypatch, capsys):
     clock = Clock(seconds=300)
     monkeypatch.setattr("time.monotonic", clock.monotonic)
     bar = Progress("Building the workload", started=0.0)
@@ -70,15 +66,13 @@ def test_a_log_is_never_silent_for_30_s(
     assert len(lines) == 11
 
 
-def test_the_confirmation_names_n_of_m() -> None:
+def test_the_confirmation_names_n_of_m():
     with worker_bar("s", WORKLOAD, quiet=True) as shown:
         shown.probing(progress_of(confirming=True, done=4, total=17))
     assert shown.bar.doing == "Confirming in turns, step 5 of 17: 12 × 24.5 s"
 
 
-def test_what_the_user_set_and_what_changes_is_explained(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_the_user_set_and_what_changes_is_explained(capsys):
     limited = replace(WORKLOAD, memory_bytes=1 << 30, memory_fraction=0.9)
     with worker_bar("s", limited, quiet=False) as bar:
         for total in (12, 12, 16):
@@ -88,7 +82,7 @@ def test_what_the_user_set_and_what_changes_is_explained(
     assert shown.count("4 more lengths to measure: the bucket tables gain") == 1
 
 
-def test_a_script_s_first_batches_have_the_setups_time_limit() -> None:
+def test_a_script_s_first_batches_have_the_setups_time_limit():
     script = replace(WORKLOAD, command=["train.py"], setup_timeout_seconds=90.0)
     with worker_bar("s", script, quiet=True) as shown:
         assert shown.bar.doing == (
@@ -96,9 +90,7 @@ def test_a_script_s_first_batches_have_the_setups_time_limit() -> None:
         )
 
 
-def test_a_terminal_shows_each_trial_and_the_time_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_terminal_shows_each_trial_and_the_time_left(monkeypatch):
     ours, theirs = pty.openpty()
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -121,9 +113,7 @@ def test_a_terminal_shows_each_trial_and_the_time_left(
     assert "trying 12 × 24.5 s, about 1 min 30 s left" in text
 
 
-def test_memory_kept_free_lowers_the_limit_and_is_noted(
-    succeed: Run, tmp_path: Any
-) -> None:
+def test_memory_kept_free_lowers_the_limit_and_is_noted(succeed, tmp_path):
     # Every batch fits: nothing is searched for.
     (tmp_path / "few.csv").write_text("id,duration\na,1\nb,2\n")
     memory = ["--device", LAW, "--memory", "1GiB", "--memory-fraction", "0.5"]

@@ -1,9 +1,7 @@
 """Several ranks on the command line: what is refused, and with which command instead."""
 
-from pathlib import Path
-
 import pytest
-from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, Run, flat, write_manifest
+from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, flat, write_manifest
 from made_devices import made_device
 from msgspec import structs
 
@@ -15,7 +13,6 @@ from batchtune.reports.measured import describe_device
 from batchtune.results import (
     TRIALS_FILE,
     BatchShape,
-    Device,
     Probe,
     RankDevice,
     Sweep,
@@ -60,15 +57,13 @@ WORDS = ["probe-oom", "train.csv", "--workload", "train.py:My Step"]
         ),
     ],
 )
-def test_a_rank_is_refused_with_the_right_command(
-    environment: dict[str, str], where: str, right: str
-) -> None:
+def test_a_rank_is_refused_with_the_right_command(environment, where, right):
     with pytest.raises(UsageError, match=where) as refused:
         refuse_to_be_a_rank(environment, WORDS)
     assert (refused.value.hint or "").endswith(right)
 
 
-def test_the_command_of_a_script_stays_as_it_is() -> None:
+def test_the_command_of_a_script_stays_as_it_is():
     words = ["tune", "--", "torchrun", "--nproc-per-node", "2", "train.py"]
     with pytest.raises(UsageError) as refused:
         refuse_to_be_a_rank(TORCHRUN, words)
@@ -86,19 +81,17 @@ def test_the_command_of_a_script_stays_as_it_is() -> None:
         {"SLURM_NTASKS_PER_NODE": "8", "SLURM_STEP_TASKS_PER_NODE": "1"},
     ],
 )
-def test_a_process_that_is_alone_on_its_machine_is_not_refused(
-    environment: dict[str, str],
-) -> None:
+def test_a_process_that_is_alone_on_its_machine_is_not_refused(environment):
     refuse_to_be_a_rank(environment, WORDS)
 
 
 @pytest.mark.parametrize("command", ["probe-oom", "tune", "verify"])
-def test_inside_torchrun_the_usage_is_wrong(batchtune: Run, command: str) -> None:
+def test_inside_torchrun_the_usage_is_wrong(batchtune, command):
     ran = batchtune(command, "lengths.csv", env=TORCHRUN, code=2)
     assert "inside torchrun" in ran.stderr
 
 
-def test_auto_needs_a_gpu() -> None:
+def test_auto_needs_a_gpu():
     with pytest.raises(UsageError, match="there is none to use here") as refused:
         parse_nproc("auto", "cpu")
     assert "--nproc-per-node 2" in (refused.value.hint or "")
@@ -137,9 +130,7 @@ def test_auto_needs_a_gpu() -> None:
         (["--nnodes", "0"], "0 is not at least 1"),
     ],
 )
-def test_wrong_usage_says_what_is_right(
-    batchtune: Run, tmp_path: Path, options: list[str], message: str
-) -> None:
+def test_wrong_usage_says_what_is_right(batchtune, tmp_path, options, message):
     write_manifest(tmp_path / "lengths.csv")
     workload = [] if "--" in options else ["--workload", KNOWN]
     ran = batchtune("probe-oom", "lengths.csv", *workload, *options, code=2)
@@ -183,13 +174,7 @@ ON_TWO = made_device(world_size=2, ranks=[made_rank(0), made_rank(1)])
     ],
     ids=["ranks", "simulated", "machines"],
 )
-def test_a_run_of_other_ranks_is_not_continued(
-    tmp_path: Path,
-    ran: ProbeSettings,
-    device: Device,
-    asked: ProbeSettings,
-    message: str,
-) -> None:
+def test_a_run_of_other_ranks_is_not_continued(tmp_path, ran, device, asked, message):
     lengths = Lengths.of([1.0, 2.0])
     begin_run(lengths, ran, tmp_path, device, force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
@@ -198,7 +183,7 @@ def test_a_run_of_other_ranks_is_not_continued(
         open_run(lengths, asked, tmp_path)
 
 
-def test_settings_know_their_ranks() -> None:
+def test_settings_know_their_ranks():
     assert "nproc_per_node" not in ALONE.recorded()
     assert (TWO_RANKS.world_size, TWO_NODES.world_size) == (2, 4)
     assert not SIMULATED.failures_are_dear
@@ -206,9 +191,7 @@ def test_settings_know_their_ranks() -> None:
 
 
 @pytest.mark.slow
-def test_every_output_says_that_ranks_were_simulated(
-    succeed: Run, tmp_path: Path
-) -> None:
+def test_every_output_says_that_ranks_were_simulated(succeed, tmp_path):
     write_manifest(tmp_path / "lengths.csv")
     tuned = succeed(
         *("tune", "lengths.csv", *TUNE_STEADY, "--simulate-world-size", "2"),
@@ -241,7 +224,7 @@ def test_every_output_says_that_ranks_were_simulated(
         assert "2 ranks (simulated)" in flat(written), arguments
 
 
-def test_srun_says_which_node_this_is(batchtune: Run) -> None:
+def test_srun_says_which_node_this_is(batchtune):
     options = [*NODES[2:], "--rdzv-endpoint", "127.0.0.1:9", "--setup-timeout", "0.1"]
     ran = batchtune(
         "verify", "lengths.csv", *options, env={"SLURM_NODEID": "1"}, code=1

@@ -1,10 +1,8 @@
 """The command line on real lengths, with the figures that are promised."""
 
 import json
-from pathlib import Path
 
 import pytest
-from cli.conftest import Run
 from real_lengths import COMMON_VOICE, LIBRISPEECH
 
 
@@ -33,16 +31,8 @@ from real_lengths import COMMON_VOICE, LIBRISPEECH
     ids=["LibriSpeech", "Common Voice"],
 )
 def test_batch_counts_on_real_lengths(
-    succeed: Run,
-    tmp_path: Path,
-    source: Path,
-    options: list[str],
-    limit: int,
-    speechbrain: dict[int, int],
-    fixed: int,
-    optimal: dict[int, int],
-    bound: int,
-) -> None:
+    succeed, tmp_path, source, options, limit, speechbrain, fixed, optimal, bound
+):
     swept = [
         "--num-buckets",
         "10,15,20",

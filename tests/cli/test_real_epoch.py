@@ -38,7 +38,7 @@ def said_by(folder: Path, *arguments: object) -> str:
     return ran.stdout
 
 
-def test_after_tune_alone_an_epoch_runs_without_oom(tmp_path: Path) -> None:
+def test_after_tune_alone_an_epoch_runs_without_oom(tmp_path):
     manifest = write_lengths(tmp_path / "lengths.csv", speech_lengths())
     said_by(tmp_path, "tune", manifest, *WORKLOAD, *MEMORY)
     said_by(tmp_path, "report", "--fail-if", "unproven > 0")

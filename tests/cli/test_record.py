@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run
 
 from batchtune.results import BatchShape, read_training
 
@@ -31,16 +30,14 @@ sys.exit(5)
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> str:
+def script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     return str(path)
 
 
 @pytest.mark.process
-def test_a_script_runs_as_it_is_and_is_recorded(
-    batchtune: Run, tmp_path: Path, script: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_runs_as_it_is_and_is_recorded(batchtune, tmp_path, script, capfd):
     ran = batchtune(
         *("record", "--per-unit", "2", "--run", "mine", "--", "python", script, "--x")
     )
@@ -57,9 +54,7 @@ def test_a_script_runs_as_it_is_and_is_recorded(
 
 
 @pytest.mark.process
-def test_a_command_without_training_is_told_apart(
-    succeed: Run, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_without_training_is_told_apart(succeed, capfd):
     ran = succeed("record", "--", "python", "-c", "print(1)")
     assert capfd.readouterr().out == "1\n"
     assert "nothing was recorded" in ran.stderr
@@ -77,8 +72,6 @@ def test_a_command_without_training_is_told_apart(
         ),
     ],
 )
-def test_a_command_that_is_none_is_an_error(
-    batchtune: Run, words: list[str], message: str
-) -> None:
+def test_a_command_that_is_none_is_an_error(batchtune, words, message):
     ran = batchtune("record", *words, code=2)
     assert message in ran.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ TOLD = "Options taken from the run in batchtune-run: --max-length 30."
 
 
 @pytest.fixture
-def swept(succeed: Run, tmp_path: Path) -> Path:
+def swept(succeed, tmp_path):
     """A run of the 60 examples of at most 30 s of 70; the manifest is train.csv."""
     short = [2 + index % 28 for index in range(60)]
     write_lengths(tmp_path / "train.csv", [*short, *range(31, 81, 5)])
@@ -28,7 +27,7 @@ def again(batchtune: Run, *options: object) -> Any:
 
 
 @pytest.mark.usefixtures("swept")
-def test_a_sweep_takes_the_limit_from_the_run_and_says_so(batchtune: Run) -> None:
+def test_a_sweep_takes_the_limit_from_the_run_and_says_so(batchtune):
     ran = again(batchtune)
     assert ran.returncode == 0, ran.stderr
     assert (
@@ -42,7 +41,7 @@ def test_a_sweep_takes_the_limit_from_the_run_and_says_so(batchtune: Run) -> Non
 
 @pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("command", ["sweep-buckets", "verify"])
-def test_another_limit_is_refused(batchtune: Run, command: str) -> None:
+def test_another_limit_is_refused(batchtune, command):
     ran = (
         again(batchtune, "--max-length", 40)
         if command == "sweep-buckets"
@@ -54,7 +53,7 @@ def test_another_limit_is_refused(batchtune: Run, command: str) -> None:
 
 
 @pytest.mark.usefixtures("swept")
-def test_a_report_reads_new_lengths_as_the_runs_unless_told(batchtune: Run) -> None:
+def test_a_report_reads_new_lengths_as_the_runs_unless_told(batchtune):
     report = ("report", "--manifest", "train.csv", "--fail-if")
     same = batchtune(*report, "changed == true")
     assert (same.returncode, TOLD in same.stderr) == (0, True)
@@ -62,13 +61,13 @@ def test_a_report_reads_new_lengths_as_the_runs_unless_told(batchtune: Run) -> N
 
 
 @pytest.mark.usefixtures("swept")
-def test_starting_over_forgets(batchtune: Run) -> None:
+def test_starting_over_forgets(batchtune):
     ran = again(batchtune, "--force")
     assert (ran.returncode, "Options taken from" in ran.stderr) == (0, False)
     assert ran.stderr.startswith("70 lengths")
 
 
-def test_what_the_file_says_is_checked(batchtune: Run, swept: Path) -> None:
+def test_what_the_file_says_is_checked(batchtune, swept):
     sweep = json.loads((swept / "sweep.json").read_text())
     sweep["lengths"]["reading"] = {"length_scale": "1e999999999"}
     (swept / "sweep.json").write_text(json.dumps(sweep))

@@ -4,11 +4,10 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from cli.conftest import Run, contents, run_here, write_lengths
+from cli.conftest import contents, run_here, write_lengths
 
 Ran = subprocess.CompletedProcess[str]
 SWEEP = ("--max-batch-length", 60, "--num-buckets", "2:4")
@@ -17,7 +16,7 @@ HOLDS, FAILS, UNKNOWN = "padding_ratio > 90%", "batches > 1", "verify.holds == f
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def swept(tmp_path_factory):
     """A run folder with a sweep, and the manifest beside it."""
     folder = tmp_path_factory.mktemp("swept")
     manifest = write_lengths(folder / "train.csv", SECONDS)
@@ -27,7 +26,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def not_on_github(monkeypatch: pytest.MonkeyPatch) -> None:
+def not_on_github(monkeypatch):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
 
@@ -53,8 +52,8 @@ def assert_usage(ran: Ran, words: str) -> None:
     ],
 )
 def test_the_exit_code_says_what_became_of_the_rules(
-    batchtune: Run, swept: Path, tmp_path: Path, rules: list[str], code: int
-) -> None:
+    batchtune, swept, tmp_path, rules, code
+):
     ran = batchtune(
         "report", swept, *given(rules), "--junit-xml", "sub/gate.xml", code=code
     )
@@ -67,9 +66,7 @@ def test_the_exit_code_says_what_became_of_the_rules(
     assert len(told) == len(rules) - rules.count(HOLDS)
 
 
-def test_rules_are_taken_from_the_environment(
-    batchtune: Run, succeed: Run, swept: Path
-) -> None:
+def test_rules_are_taken_from_the_environment(batchtune, succeed, swept):
     env = {"BATCHTUNE_FAIL_IF": f"{HOLDS}; {FAILS}\n fill < 0"}
     ran = batchtune("report", swept, "--format", "json", env=env)
     assert [verdict["rule"] for verdict in json.loads(ran.stdout)["verdicts"]] == [
@@ -81,9 +78,7 @@ def test_rules_are_taken_from_the_environment(
     succeed("report", swept, "--fail-if", HOLDS, env=env)
 
 
-def test_new_lengths_are_held_to_the_run(
-    batchtune: Run, swept: Path, tmp_path: Path
-) -> None:
+def test_new_lengths_are_held_to_the_run(batchtune, swept, tmp_path):
     write_lengths(tmp_path / "new.csv", [1500 * length for length in SECONDS])
     rules = given(["stale > 2%", "beyond > 0", "changed == true"])
     reading = ["--length-scale", "1/1000", "--manifest-format", "table", "--unit", "s"]
@@ -92,9 +87,7 @@ def test_new_lengths_are_held_to_the_run(
     assert len(re.findall("^Fails:", ran.stderr, re.MULTILINE)) == 3
 
 
-def test_a_quiet_report_prints_nothing_but_itself(
-    batchtune: Run, swept: Path, tmp_path: Path
-) -> None:
+def test_a_quiet_report_prints_nothing_but_itself(batchtune, swept, tmp_path):
     write_lengths(tmp_path / "new.csv", [2 * length for length in SECONDS])
     loud = batchtune("report", swept, "--manifest", "new.csv")
     quiet = batchtune("report", swept, "--manifest", "new.csv", "-q")
@@ -103,9 +96,7 @@ def test_a_quiet_report_prints_nothing_but_itself(
     assert not quiet.stderr
 
 
-def test_a_run_is_compared_with_a_baseline(
-    batchtune: Run, succeed: Run, swept: Path, tmp_path: Path
-) -> None:
+def test_a_run_is_compared_with_a_baseline(batchtune, succeed, swept, tmp_path):
     gate = ("--baseline", swept, "--fail-if", "batches worse 0%")
     succeed("report", swept, *gate)
     write_lengths(tmp_path / "shorter.csv", [length / 2 for length in SECONDS])
@@ -120,8 +111,8 @@ def test_a_run_is_compared_with_a_baseline(
     ("run", "words"), [("gone", "does not exist"), ("damaged", "`$.rows[1].batches`")]
 )
 def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
-    batchtune: Run, swept: Path, tmp_path: Path, run: str, words: str
-) -> None:
+    batchtune, swept, tmp_path, run, words
+):
     damaged = shutil.copytree(swept, tmp_path / "damaged") / "sweep.json"
     sweep = json.loads(damaged.read_text())
     sweep["rows"][1]["batches"] = -1
@@ -148,15 +139,13 @@ def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
     ],
 )
 def test_options_that_make_no_sense_together_are_wrong_usage(
-    batchtune: Run, swept: Path, tmp_path: Path, options: list[str], words: str
-) -> None:
+    batchtune, swept, tmp_path, options, words
+):
     assert_usage(batchtune("report", swept, *options), words)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_github_gets_a_summary_and_annotations(
-    batchtune: Run, swept: Path, tmp_path: Path
-) -> None:
+def test_github_gets_a_summary_and_annotations(batchtune, swept, tmp_path):
     (tmp_path / "summary.md").write_text("before\n", encoding="utf-8")
     env = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
     rules = given([FAILS, "padding_ratio <= 90%"])
@@ -171,15 +160,13 @@ def test_github_gets_a_summary_and_annotations(
 
 
 @pytest.mark.parametrize("env", [{}, {"GITHUB_STEP_SUMMARY": ""}])
-def test_elsewhere_than_on_github_its_option_is_wrong_usage(
-    batchtune: Run, swept: Path, env: dict[str, str]
-) -> None:
+def test_elsewhere_than_on_github_its_option_is_wrong_usage(batchtune, swept, env):
     assert_usage(batchtune("report", swept, "--github", env=env), "GITHUB_STEP_SUMMARY")
 
 
 def test_what_was_read_and_what_a_run_needs_is_not_overwritten(
-    batchtune: Run, swept: Path, tmp_path: Path
-) -> None:
+    batchtune, swept, tmp_path
+):
     run = shutil.copytree(swept, tmp_path / "mine")
     manifest = write_lengths(tmp_path / "new.csv", SECONDS)
     sweep = run / "sweep.json"
@@ -198,8 +185,6 @@ def test_what_was_read_and_what_a_run_needs_is_not_overwritten(
         assert (contents(run), manifest.read_bytes()) == before
 
 
-def test_an_environment_that_holds_no_rule_is_no_open_gate(
-    batchtune: Run, swept: Path
-) -> None:
+def test_an_environment_that_holds_no_rule_is_no_open_gate(batchtune, swept):
     ran = batchtune("report", swept, env={"BATCHTUNE_FAIL_IF": " ; "})
     assert (ran.returncode, "is not a rule" in ran.stderr) == (2, True)

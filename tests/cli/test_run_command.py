@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
@@ -28,15 +26,13 @@ from batchtune.cli.app import app
         ),
     ],
 )
-def test_a_command_in_the_wrong_place_or_form_is_told_so(
-    words: str, message: str
-) -> None:
+def test_a_command_in_the_wrong_place_or_form_is_told_so(words, message):
     ran = CliRunner().invoke(app, words.split())
     assert ran.exit_code == 2
     assert message in " ".join(ran.output.split())
 
 
-def test_the_run_folder_is_an_option_too(tmp_path: Path) -> None:
+def test_the_run_folder_is_an_option_too(tmp_path):
     named = CliRunner().invoke(app, ["report", "--run", str(tmp_path / "run")])
     assert "Run folder" in named.output and "does not exist" in named.output
     placed = CliRunner().invoke(app, ["report", str(tmp_path / "run")])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from cli.conftest import Run, command
+from cli.conftest import command
 from manifests.samples import shard, wav
 from typer.testing import CliRunner
 
@@ -30,7 +30,7 @@ def write_shard(path: Path, first: int, count: int = 3) -> None:
 
 
 @pytest.fixture
-def shards(tmp_path: Path) -> Path:
+def shards(tmp_path):
     """Four shards of three wavs of 0.1 s, 0.2 s, … 1.2 s each."""
     folder = tmp_path / "shards"
     folder.mkdir()
@@ -43,9 +43,7 @@ def rows(path: Path) -> list[dict[str, object]]:
     return pyarrow.parquet.read_table(path).to_pylist()
 
 
-def test_the_lengths_of_shards_are_written_longest_first(
-    succeed: Run, shards: Path, tmp_path: Path
-) -> None:
+def test_the_lengths_of_shards_are_written_longest_first(succeed, shards, tmp_path):
     ran = succeed(
         "scan",
         f"{shards}/train-{{0..3}}.tar",
@@ -69,9 +67,7 @@ def test_the_lengths_of_shards_are_written_longest_first(
     assert not (tmp_path / "lengths.parquet.parts").exists()
 
 
-def test_what_was_written_is_a_manifest_with_unit_and_targets(
-    batchtune: Run, shards: Path
-) -> None:
+def test_what_was_written_is_a_manifest_with_unit_and_targets(batchtune, shards):
     batchtune("scan", shards, "--target-key", "txt", "-o", "lengths.parquet")
     direct = json.loads(
         batchtune("scan", shards, "--target-key", "txt", "--json").stdout
@@ -85,8 +81,8 @@ def test_what_was_written_is_a_manifest_with_unit_and_targets(
 
 
 def test_a_broken_shard_is_named_and_only_it_is_read_again(
-    batchtune: Run, succeed: Run, shards: Path, tmp_path: Path
-) -> None:
+    batchtune, succeed, shards, tmp_path
+):
     whole = (shards / "train-2.tar").read_bytes()
     (shards / "train-2.tar").write_bytes(whole[: len(whole) // 3])
     ran = batchtune("scan", shards, "-o", "lengths.parquet", code=1)
@@ -102,9 +98,7 @@ def test_a_broken_shard_is_named_and_only_it_is_read_again(
 
 
 @pytest.mark.slow
-def test_an_interrupted_scan_leaves_no_process_and_goes_on(
-    succeed: Run, tmp_path: Path
-) -> None:
+def test_an_interrupted_scan_leaves_no_process_and_goes_on(succeed, tmp_path):
     (tmp_path / "shards").mkdir()
     whole = tmp_path / "whole.tar"
     write_shard(whole, 0, 12)
@@ -137,12 +131,8 @@ def test_an_interrupted_scan_leaves_no_process_and_goes_on(
 
 
 def test_interrupted_while_it_writes_it_says_what_is_kept(
-    batchtune: Run,
-    succeed: Run,
-    shards: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    batchtune, succeed, shards, tmp_path, monkeypatch
+):
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
@@ -158,27 +148,25 @@ def test_interrupted_while_it_writes_it_says_what_is_kept(
     assert len(rows(tmp_path / "lengths.parquet")) == 12
 
 
-def test_a_dash_writes_parquet_to_stdout(manifest: Path) -> None:
+def test_a_dash_writes_parquet_to_stdout(manifest):
     ran = CliRunner().invoke(app, ["scan", str(manifest), "-o", "-"])
     assert pyarrow.parquet.read_table(io.BytesIO(ran.stdout_bytes)).num_rows == 36
     assert "36 lengths" in ran.stderr
 
 
-def test_a_folder_that_is_a_file_is_one_message(batchtune: Run, manifest: Path) -> None:
+def test_a_folder_that_is_a_file_is_one_message(batchtune, manifest):
     ran = batchtune("scan", manifest, "-o", "absent/../lengths.csv/x.parquet", code=1)
     assert "Error:" in ran.stderr and "Traceback" not in ran.stderr
 
 
-def test_a_file_that_is_no_parquet_is_not_overwritten(
-    batchtune: Run, manifest: Path
-) -> None:
+def test_a_file_that_is_no_parquet_is_not_overwritten(batchtune, manifest):
     before = manifest.read_bytes()
     ran = batchtune("scan", manifest, "-o", manifest.name, code=2)
     assert "exists and is not a Parquet file" in ran.stderr
     assert manifest.read_bytes() == before
 
 
-def test_names_can_do_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) -> None:
+def test_names_can_do_nothing_to_the_terminal(batchtune, tmp_path):
     (tmp_path / "red\x1b[31m\x07.csv").write_text("id,\x1b[32mcolumn\na,1\n")
     ran = batchtune("scan", "red\x1b[31m\x07.csv", code=1)
     assert "\x1b" not in ran.stderr
@@ -186,7 +174,7 @@ def test_names_can_do_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) ->
     assert "red\\x1b[31m" in ran.stderr
 
 
-def test_a_histogram_is_a_manifest_of_the_commands(succeed: Run, shards: Path) -> None:
+def test_a_histogram_is_a_manifest_of_the_commands(succeed, shards):
     ran = succeed("scan", shards, "--histogram", "-o", "histogram.parquet")
     assert "holds the histogram of 12 lengths" in ran.stderr
     succeed("sweep-buckets", "histogram.parquet", "--max-batch-length", 5)
@@ -204,9 +192,7 @@ def test_a_histogram_is_a_manifest_of_the_commands(succeed: Run, shards: Path) -
         (["-o", "new.csv"], "scan writes Parquet, but new.csv is the name of another"),
     ],
 )
-def test_options_that_say_nothing_are_refused(
-    batchtune: Run, shards: Path, arguments: list[str], message: str
-) -> None:
+def test_options_that_say_nothing_are_refused(batchtune, shards, arguments, message):
     ran = batchtune("scan", shards, *arguments, code=2)
     assert message in ran.stderr
     assert [path.name for path in shards.parent.iterdir()] == ["shards"]

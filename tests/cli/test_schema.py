@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import Run, run_here
+from cli.conftest import run_here
 from jsonschema import Draft202012Validator
-from made_once import MadeOnce
 from report_records import made_sweep
 from ruamel.yaml import YAML
 from streamed_records import made_stream, whole_stream
 
-from batchtune.results import StreamSweep, encode
+from batchtune.results import encode
 from batchtune.schemas import SCHEMAS, schema_of
 
 SNAPSHOTS = Path(__file__).parent / "schemas"
@@ -45,7 +44,7 @@ def errors(name: str, document: Any) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def written(made_once: MadeOnce, verified: Path) -> Path:
+def written(made_once, verified):
     """A folder with what commands write: a run folder, and what they print with --json; not to be written to."""
 
     def make(folder: Path) -> None:
@@ -87,19 +86,19 @@ def documents(written: Path) -> Iterator[tuple[str, str, Any]]:
         )
 
 
-def test_all_that_commands_write_and_print_holds_to_its_schema(written: Path) -> None:
+def test_all_that_commands_write_and_print_holds_to_its_schema(written):
     found = {
         where: errors(name, document) for where, name, document in documents(written)
     }
     assert {where: wrong for where, wrong in found.items() if wrong} == {}
 
 
-def test_the_schemas_cover_every_file_of_a_run_folder(written: Path) -> None:
+def test_the_schemas_cover_every_file_of_a_run_folder(written):
     files = {path.name for path in (written / "batchtune-run").iterdir()}
     assert files <= {one.file.partition(",")[0] for one in SCHEMAS.values()}
 
 
-def test_what_is_damaged_does_not_hold(written: Path) -> None:
+def test_what_is_damaged_does_not_hold(written):
     for name, document in {
         name: document for _, name, document in documents(written)
     }.items():
@@ -113,7 +112,7 @@ def test_what_is_damaged_does_not_hold(written: Path) -> None:
 @pytest.mark.parametrize(
     "stream", [made_stream(timed=False), whole_stream()], ids=["made", "whole"]
 )
-def test_a_stream_holds_to_its_schema(stream: StreamSweep) -> None:
+def test_a_stream_holds_to_its_schema(stream):
     document = json.loads(encode(stream))
     assert errors("stream", document) == []
     assert errors(
@@ -121,7 +120,7 @@ def test_a_stream_holds_to_its_schema(stream: StreamSweep) -> None:
     )
 
 
-def test_another_format_or_a_newer_version_does_not_hold() -> None:
+def test_another_format_or_a_newer_version_does_not_hold():
     document = json.loads(encode(made_sweep()))
     assert errors("sweep", document) == []
     assert errors("probe", document)
@@ -131,7 +130,7 @@ def test_another_format_or_a_newer_version_does_not_hold() -> None:
     assert errors("sweep", {**document, "meta": {**document["meta"], "version": 99}})
 
 
-def test_the_schemas_are_as_in_their_snapshots() -> None:
+def test_the_schemas_are_as_in_their_snapshots():
     texts = {
         f"{name}.schema.json": json.dumps(schema_of(name), indent=2, ensure_ascii=False)
         for name in SCHEMAS
@@ -145,12 +144,12 @@ def test_the_schemas_are_as_in_their_snapshots() -> None:
     } == texts
 
 
-def test_a_schema_is_one_of_2020_12() -> None:
+def test_a_schema_is_one_of_2020_12():
     for name in SCHEMAS:
         Draft202012Validator.check_schema(schema_of(name))
 
 
-def test_schemas_are_listed_printed_and_written(batchtune: Run, tmp_path: Path) -> None:
+def test_schemas_are_listed_printed_and_written(batchtune, tmp_path):
     assert [
         line.split()[0] for line in batchtune("schema").stdout.splitlines()
     ] == list(SCHEMAS)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run, result_in
+from cli.conftest import result_in
 
 
 def counts(tmp_path: Path) -> set[int]:
@@ -16,22 +16,14 @@ def counts(tmp_path: Path) -> set[int]:
     [((), {6, 7}), (("--num-buckets", 2), {2})],
     ids=["environment", "flag"],
 )
-def test_flags_override_the_environment(
-    succeed: Run,
-    manifest: Path,
-    tmp_path: Path,
-    options: tuple[object, ...],
-    expected: set[int],
-) -> None:
+def test_flags_override_the_environment(succeed, manifest, tmp_path, options, expected):
     env = {"BATCHTUNE_NUM_BUCKETS": "6,7", "BATCHTUNE_STRATEGY": "linear"}
     given = ("--max-batch-length", 60, *options)
     succeed("sweep-buckets", manifest, *given, env=env)
     assert counts(tmp_path) == expected
 
 
-def test_what_comes_from_the_environment_is_said(
-    batchtune: Run, manifest: Path
-) -> None:
+def test_what_comes_from_the_environment_is_said(batchtune, manifest):
     ran = batchtune("sweep-buckets", manifest, env={"BATCHTUNE_UNIT": "sec"}, code=2)
     assert "Settings: unit sec from BATCHTUNE_UNIT\n" in ran.stderr
     ran = batchtune(
@@ -40,9 +32,7 @@ def test_what_comes_from_the_environment_is_said(
     assert "'many' is not a whole number (from BATCHTUNE_NUM_LENGTHS)" in ran.stderr
 
 
-def test_quiet_hides_what_comes_from_the_environment(
-    batchtune: Run, succeed: Run, manifest: Path
-) -> None:
+def test_quiet_hides_what_comes_from_the_environment(batchtune, succeed, manifest):
     env = {"BATCHTUNE_NUM_BUCKETS": "2", "BATCHTUNE_MAX_BATCH_LENGTH": "60"}
     ran = batchtune("sweep-buckets", manifest, env=env)
     assert "num-buckets 2 from BATCHTUNE_NUM_BUCKETS" in ran.stderr
@@ -50,9 +40,7 @@ def test_quiet_hides_what_comes_from_the_environment(
     assert "BATCHTUNE_" not in ran.stderr
 
 
-def test_a_manifests_format_is_not_taken_for_a_reports(
-    batchtune: Run, succeed: Run, manifest: Path
-) -> None:
+def test_a_manifests_format_is_not_taken_for_a_reports(batchtune, succeed, manifest):
     env = {"BATCHTUNE_MANIFEST_FORMAT": "table", "BATCHTUNE_MAX_BATCH_LENGTH": "60"}
     succeed("sweep-buckets", manifest, env=env)
     assert batchtune("report", env=env).stdout.startswith("Set ")

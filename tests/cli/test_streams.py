@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 from cli.conftest import command, run_here, write_manifest
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swept")
     manifest = write_manifest(folder / "lengths.csv")
     options = ("--max-batch-length", 60, "--run", folder / "run")
@@ -27,7 +26,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_failing_gate_ends_with_3_whoever_reads(swept: Path) -> None:
+def test_a_failing_gate_ends_with_3_whoever_reads(swept):
     gate = shlex.join(command("report", swept, "--fail-if", "batches > 0"))
     script = f"{gate} --format html | true"
     ran = subprocess.run([*BASH, script], capture_output=True, text=True, check=False)
@@ -38,9 +37,7 @@ def test_a_failing_gate_ends_with_3_whoever_reads(swept: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"), [(["report", "nowhere"], 1), (["report", "--help"], 0)]
 )
-def test_errors_and_help_end_as_with_a_reader(
-    arguments: list[str], code: int, tmp_path: Path
-) -> None:
+def test_errors_and_help_end_as_with_a_reader(arguments, code, tmp_path):
     for redirected in ("2>&1 | true", ">&- 2>&-"):
         script = f"{shlex.join(command(*arguments))} {redirected}"
         ran = subprocess.run(
@@ -49,7 +46,7 @@ def test_errors_and_help_end_as_with_a_reader(
         assert ran.returncode == code
 
 
-def test_errors_never_get_into_the_result_where_stderr_is_closed(swept: Path) -> None:
+def test_errors_never_get_into_the_result_where_stderr_is_closed(swept):
     gate = shlex.join(command("report", swept, "--json", "--fail-if", "batches > 0"))
     ran = subprocess.run(
         [*BASH, f"{gate} 2>&-"], capture_output=True, text=True, check=False

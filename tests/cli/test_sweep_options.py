@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from cli.conftest import Run, flat, result_in
+from cli.conftest import flat, result_in
 
 RECIPE = """\
 seed: 1234
@@ -20,8 +18,8 @@ dynamic_batch_sampler:
 
 
 def test_the_result_fits_on_a_screen_and_full_shows_all_tables(
-    batchtune: Run, succeed: Run, manifest: Path
-) -> None:
+    batchtune, succeed, manifest
+):
     sweep = ["sweep-buckets", manifest.name, "--max-batch-length", 60]
     sweep += ["--num-buckets", "2:6", "--force"]
     brief = batchtune(*sweep).stdout
@@ -41,7 +39,7 @@ def test_the_result_fits_on_a_screen_and_full_shows_all_tables(
     assert batchtune("report", *to_stdout).stdout == full
 
 
-def test_everything_at_once(succeed: Run, manifest: Path, tmp_path: Path) -> None:
+def test_everything_at_once(succeed, manifest, tmp_path):
     (tmp_path / "train.yaml").write_text(RECIPE)
     options = ["--max-batch-length", 60, "--num-buckets", "2:6"]
     options += ["--current", "train.yaml", "--multiple-of", 0.5, "--world-size", 4]
@@ -58,9 +56,7 @@ def test_everything_at_once(succeed: Run, manifest: Path, tmp_path: Path) -> Non
         assert halves == pytest.approx([round(half) for half in halves])
 
 
-def test_the_report_says_how_to_keep_ones_optimizer_steps(
-    succeed: Run, manifest: Path, tmp_path: Path
-) -> None:
+def test_the_report_says_how_to_keep_ones_optimizer_steps(succeed, manifest, tmp_path):
     sweep = ["sweep-buckets", manifest, "--max-batch-length", 60, "--full"]
     sweep += ["--current", "batch_size=2"]
     usual = succeed(*sweep, "--keep", "nothing")

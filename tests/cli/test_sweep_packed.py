@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cli.conftest import Run, flat, result_in, write_lengths
+from cli.conftest import flat, result_in, write_lengths
 from msgspec.structs import replace
 from packed_records import TIME_MODEL, packed_probe
 from ruamel.yaml import YAML
@@ -25,12 +24,12 @@ Swept = Callable[..., tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     return write_lengths(tmp_path / "text.csv", LENGTHS, "length")
 
 
 @pytest.fixture
-def sweep(succeed: Run, text: Path, tmp_path: Path) -> Swept:
+def sweep(succeed, text, tmp_path):
     """`sweep(*options)`: what a sweep of the text prints, in one line, and its sweep.json."""
 
     def sweep(*options: object) -> tuple[str, dict[str, Any]]:
@@ -46,8 +45,8 @@ def recommended(packing: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_packers_are_compared_and_the_config_runs(
-    batchtune: Run, succeed: Run, text: Path, tmp_path: Path, sweep: Swept
-) -> None:
+    batchtune, succeed, text, tmp_path, sweep
+):
     output, swept = sweep("--max-tokens", 2048, "--world-size", 2)
     packing = swept["packing"]
     packers = [row["packer"] for row in packing["rows"]]
@@ -73,11 +72,11 @@ def test_packers_are_compared_and_the_config_runs(
     assert "describes packed micro-batches" in verified.stderr
 
 
-def test_without_a_token_budget_nothing_is_packed(sweep: Swept) -> None:
+def test_without_a_token_budget_nothing_is_packed(sweep):
     assert "packing" not in sweep("--max-batch-length", 2048)[1]
 
 
-def test_cut_sequences_are_counted(sweep: Swept) -> None:
+def test_cut_sequences_are_counted(sweep):
     output, swept = sweep("--max-tokens", 600, "--cut-at", 500)
     row = swept["packing"]["rows"][0]
     assert row["cut_sequences"] == np.count_nonzero(LENGTHS > 500)
@@ -136,13 +135,8 @@ def test_cut_sequences_are_counted(sweep: Swept) -> None:
     ],
 )
 def test_what_can_not_be_packed_is_one_clear_error(
-    batchtune: Run,
-    tmp_path: Path,
-    lengths: list[float],
-    options: tuple[Any, ...],
-    problem: str,
-    hint: str,
-) -> None:
+    batchtune, tmp_path, lengths, options, problem, hint
+):
     manifest = write_lengths(tmp_path / "few.csv", lengths, "length")
     ran = batchtune("sweep-buckets", manifest, *FAST, *options)
     assert ran.returncode != 0 and "Traceback" not in ran.stderr
@@ -155,7 +149,7 @@ class TestOfAProbe:
     """Budget, time law and proofs of a probe of packed batches."""
 
     @pytest.fixture
-    def write_probe(self, tmp_path: Path) -> Callable[..., Probe]:
+    def write_probe(self, tmp_path):
         """Writes the probe.json of `packed_probe` for the manifest."""
         folder = tmp_path / "batchtune-run"
         folder.mkdir()
@@ -168,13 +162,13 @@ class TestOfAProbe:
         return write_probe
 
     @pytest.fixture
-    def probe(self, write_probe: Callable[..., Probe]) -> Probe:
+    def probe(self, write_probe):
         return write_probe()
 
     @pytest.mark.usefixtures("probe")
     def test_budget_and_times_are_measured_and_written_to_the_config(
-        self, succeed: Run, tmp_path: Path, sweep: Swept
-    ) -> None:
+        self, succeed, tmp_path, sweep
+    ):
         output, swept = sweep("--world-size", 2)
         packing = swept["packing"]
         row = recommended(packing)
@@ -220,14 +214,8 @@ class TestOfAProbe:
         ],
     )
     def test_what_is_not_proven_is_counted_with_a_remedy(
-        self,
-        batchtune: Run,
-        sweep: Swept,
-        write_probe: Callable[..., Probe],
-        fields: dict[str, Any],
-        options: tuple[Any, ...],
-        warning: str,
-    ) -> None:
+        self, batchtune, sweep, write_probe, fields, options, warning
+    ):
         write_probe(**fields)
         output, swept = sweep(*options)
         assert recommended(swept["packing"])["unproven"] > 0
@@ -235,16 +223,14 @@ class TestOfAProbe:
         assert batchtune("report", "--fail-if", "packed.unproven > 0").returncode == 3
 
     @pytest.mark.usefixtures("probe")
-    def test_a_smaller_budget_is_taken_without_a_warning(self, sweep: Swept) -> None:
+    def test_a_smaller_budget_is_taken_without_a_warning(self, sweep):
         packing = sweep("--max-tokens", 1024)[1]["packing"]
         assert packing["max_tokens"] == 1024 and packing["warnings"] == []
 
     @pytest.mark.parametrize(
         "changes", [{"relative_error": 1.5}, {"token": 0.0, "relative_error": 0.02}]
     )
-    def test_a_law_that_tells_nothing_is_not_taken(
-        self, sweep: Swept, write_probe: Callable[..., Probe], changes: dict[str, float]
-    ) -> None:
+    def test_a_law_that_tells_nothing_is_not_taken(self, sweep, write_probe, changes):
         model = replace(TIME_MODEL, squared_token=0.0, sequence=0.0, **changes)
         write_probe(step_seconds=model)
         packing = sweep()[1]["packing"]
@@ -252,9 +238,7 @@ class TestOfAProbe:
         assert packing["rows"][0]["estimated_epoch_seconds"] is None
 
     @pytest.mark.usefixtures("probe")
-    def test_packed_rows_alone(
-        self, batchtune: Run, succeed: Run, text: Path, tmp_path: Path
-    ) -> None:
+    def test_packed_rows_alone(self, batchtune, succeed, text, tmp_path):
         ran = succeed("sweep-buckets", text, *ALONE)
         swept = result_in(tmp_path)
         assert swept["rows"] == [] and len(swept["packing"]["rows"]) == 3
@@ -265,9 +249,7 @@ class TestOfAProbe:
         assert "those of packed ones begin with packed., such as" in judged.stderr
 
     @pytest.mark.usefixtures("probe")
-    def test_learning_is_compared_with_the_users_padded_batches(
-        self, sweep: Swept
-    ) -> None:
+    def test_learning_is_compared_with_the_users_padded_batches(self, sweep):
         output, swept = sweep("--current", "batch_size=4")
         packing = swept["packing"]
         assert packing["padded_steps"] == 150
@@ -280,9 +262,7 @@ class TestOfAProbe:
         assert said in output
 
     @pytest.mark.usefixtures("probe")
-    def test_another_run_is_the_baseline(
-        self, batchtune: Run, succeed: Run, text: Path
-    ) -> None:
+    def test_another_run_is_the_baseline(self, batchtune, succeed, text):
         succeed("sweep-buckets", text, *ALONE)
         succeed("sweep-buckets", text, *ALONE, "--max-tokens", 1024, "--run", "smaller")
         padded = ("--max-batch-length", 2048, "--run", "padded")
@@ -294,9 +274,7 @@ class TestOfAProbe:
         assert "the baseline: packers were not compared" in unknown.stdout
 
     @pytest.mark.usefixtures("probe")
-    def test_other_commands_want_padded_batches(
-        self, batchtune: Run, text: Path
-    ) -> None:
+    def test_other_commands_want_padded_batches(self, batchtune, text):
         ran = batchtune("sweep-stream", text, "--unit", "tokens", code=1)
         assert "is about packed batches, not padded ones" in ran.stderr
         ran = batchtune("verify", text, code=1)

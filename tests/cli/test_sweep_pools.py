@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.conftest import Run, result_in, write_lengths
+from cli.conftest import result_in, write_lengths
 
 POOLED = ["--max-batch-length", 300, "--strategy", "pooled"]
 
 
 @pytest.fixture
-def speech(tmp_path: Path) -> Path:
+def speech(tmp_path):
     """A data set that is large enough for pools to be worth it."""
     values = np.random.default_rng(3).gamma(5, 2, 3000) + 0.5
     return write_lengths(tmp_path / "speech.csv", values.round(2))
@@ -22,9 +22,7 @@ def sizes(tmp_path: Path) -> list[int]:
     return [row["pool_size"] for row in result_in(tmp_path)["rows"]]
 
 
-def test_pool_sizes_come_from_flag_or_environment(
-    succeed: Run, speech: Path, tmp_path: Path
-) -> None:
+def test_pool_sizes_come_from_flag_or_environment(succeed, speech, tmp_path):
     env = {"BATCHTUNE_POOL_SIZE": "1000,all"}
     succeed("sweep-buckets", speech, *POOLED, env=env)
     assert sizes(tmp_path) == [1000, 3000]
@@ -33,9 +31,7 @@ def test_pool_sizes_come_from_flag_or_environment(
     assert sizes(tmp_path) == [20, 3000]
 
 
-def test_pools_are_current_settings_like_tables(
-    batchtune: Run, succeed: Run, speech: Path, tmp_path: Path
-) -> None:
+def test_pools_are_current_settings_like_tables(batchtune, succeed, speech, tmp_path):
     sweep = ("sweep-buckets", speech, *POOLED)
     succeed(*sweep, "--pool-size", 700)
     (row,) = result_in(tmp_path)["rows"]

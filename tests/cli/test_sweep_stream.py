@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from cli.conftest import Run, result_in
+from cli.conftest import result_in
 from manifests.samples import shard
 from msgspec.structs import replace
 from report_records import made_probe
@@ -35,7 +35,7 @@ def write_shards(folder: Path, count: int = 4, samples: int = 100) -> list[Path]
     return paths
 
 
-def test_shards_are_tuned_and_both_files_written(succeed: Run, tmp_path: Path) -> None:
+def test_shards_are_tuned_and_both_files_written(succeed, tmp_path):
     write_shards(tmp_path)
     ran = succeed(
         "sweep-stream",
@@ -63,7 +63,7 @@ def test_shards_are_tuned_and_both_files_written(succeed: Run, tmp_path: Path) -
     assert config["batches_per_epoch"] == found["batches_per_rank"]
 
 
-def test_the_same_stream_gives_the_same_bytes(succeed: Run, tmp_path: Path) -> None:
+def test_the_same_stream_gives_the_same_bytes(succeed, tmp_path):
     write_shards(tmp_path)
     seen = []
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_the_same_stream_gives_the_same_bytes(succeed: Run, tmp_path: Path) -> N
     assert seen[0] == seen[1]
 
 
-def test_current_settings_in_samples_are_a_row(succeed: Run, tmp_path: Path) -> None:
+def test_current_settings_in_samples_are_a_row(succeed, tmp_path):
     write_shards(tmp_path)
     now = "target_batch_numel=16000*45,max_batch_numel=16000*60,sample_rate=16000,buffersize=64"
     succeed("sweep-stream", "train-{000..003}.tar", *SMALL, "--current", now)
@@ -90,9 +90,7 @@ def test_current_settings_in_samples_are_a_row(succeed: Run, tmp_path: Path) -> 
     assert found["current_settings"]["source"] == "--current"
 
 
-def test_a_damaged_shard_is_an_error_or_counted(
-    batchtune: Run, succeed: Run, tmp_path: Path
-) -> None:
+def test_a_damaged_shard_is_an_error_or_counted(batchtune, succeed, tmp_path):
     damaged = write_shards(tmp_path)[2]
     damaged.write_bytes(damaged.read_bytes()[:50_500])
     ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, code=1)
@@ -102,9 +100,7 @@ def test_a_damaged_shard_is_an_error_or_counted(
     assert result_in(tmp_path, "stream")["shards"]["broken"] == 1
 
 
-def test_a_stream_is_for_the_ranks_that_were_probed(
-    succeed: Run, tmp_path: Path
-) -> None:
+def test_a_stream_is_for_the_ranks_that_were_probed(succeed, tmp_path):
     shards = write_shards(tmp_path)
     lengths: Lengths = load_lengths([str(path) for path in shards])
     made = made_probe()

@@ -13,8 +13,6 @@ from cli.conftest import (
     FAULTY,
     KNOWN,
     LAW,
-    Plan,
-    Run,
     command,
     contents,
     interrupted_at,
@@ -22,7 +20,6 @@ from cli.conftest import (
     run_here_in,
     write_manifest,
 )
-from made_once import MadeOnce
 
 from batchtune import sampler_from_config
 from batchtune.exports.run_configs import read_sampler_yaml
@@ -38,7 +35,7 @@ WORKLOAD = [
 
 
 @pytest.fixture(scope="session")
-def tuned(made_once: MadeOnce) -> Path:
+def tuned(made_once):
     """A folder with the manifest, and what a tune left in batchtune-run; not to be written to."""
 
     def make(folder: Path) -> None:
@@ -50,16 +47,14 @@ def tuned(made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture
-def run(tuned: Path, tmp_path: Path, manifest: Path) -> Path:
+def run(tuned, tmp_path, manifest):
     """A copy of its run folder, in the folder where `batchtune` runs."""
     shutil.copytree(tuned / "batchtune-run", tmp_path / "batchtune-run")
     return tmp_path / "batchtune-run"
 
 
 @pytest.mark.process
-def test_tune_makes_a_config_that_a_dataloader_runs(
-    succeed: Run, manifest: Path, tmp_path: Path
-) -> None:
+def test_tune_makes_a_config_that_a_dataloader_runs(succeed, manifest, tmp_path):
     import torch
 
     succeed("tune", manifest, *WORKLOAD)
@@ -92,13 +87,8 @@ def test_tune_makes_a_config_that_a_dataloader_runs(
 
 
 def test_interrupted_and_started_again_it_repeats_no_trial(
-    batchtune: Run,
-    succeed: Run,
-    manifest: Path,
-    tmp_path: Path,
-    tuned: Path,
-    plan: Plan,
-) -> None:
+    batchtune, succeed, manifest, tmp_path, tuned, plan
+):
     arguments = ["probe-oom", manifest, "--device", LAW, "--run", "cut"]
     journal = tmp_path / "cut" / "trials.jsonl"
     plan(interrupted_at(3))
@@ -121,9 +111,7 @@ def test_interrupted_and_started_again_it_repeats_no_trial(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_terminated_it_leaves_no_child_of_the_workload(
-    number: signal.Signals, manifest: Path, tmp_path: Path
-) -> None:
+def test_terminated_it_leaves_no_child_of_the_workload(number, manifest, tmp_path):
     process = subprocess.Popen(
         command(
             "probe-oom",
@@ -152,9 +140,7 @@ def test_terminated_it_leaves_no_child_of_the_workload(
         time.sleep(0.02)
 
 
-def test_a_second_probe_in_the_same_folder_is_refused(
-    batchtune: Run, manifest: Path, run: Path
-) -> None:
+def test_a_second_probe_in_the_same_folder_is_refused(batchtune, manifest, run):
     before = contents(run)
     with alone_in(run):
         ran = batchtune("probe-oom", manifest, "--device", LAW, "--force")
@@ -163,9 +149,7 @@ def test_a_second_probe_in_the_same_folder_is_refused(
     assert contents(run) == before
 
 
-def test_a_workload_that_cant_be_built_costs_no_earlier_run(
-    batchtune: Run, manifest: Path, run: Path
-) -> None:
+def test_a_workload_that_cant_be_built_costs_no_earlier_run(batchtune, manifest, run):
     before = contents(run)
     too_large = LAW.replace("constant=100MiB", "constant=500MiB")
     ran = batchtune("tune", manifest, "--device", too_large, "--force", code=1)
@@ -186,9 +170,7 @@ def alive(process: int) -> bool:
         return False
 
 
-def test_lengths_that_were_kept_of_a_script_are_named(
-    batchtune: Run, tmp_path: Path
-) -> None:
+def test_lengths_that_were_kept_of_a_script_are_named(batchtune, tmp_path):
     (tmp_path / "batchtune-run").mkdir()
     table = pyarrow.table({"length": [3, 2, 1]})
     pyarrow.parquet.write_table(table, tmp_path / "batchtune-run" / "lengths.parquet")

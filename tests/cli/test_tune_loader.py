@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
-from cli.conftest import Run, flat, result_in
+from cli.conftest import flat, result_in
 from ruamel.yaml import YAML
 
 pytestmark = pytest.mark.skipif(
@@ -89,15 +88,13 @@ ALONE = ["--sweep", "num_workers=0", *PLAIN]
 
 
 @pytest.fixture
-def tuning(batchtune: Run, tmp_path: Path) -> Run:
+def tuning(batchtune, tmp_path):
     (tmp_path / "loaders.py").write_text(LOADERS)
     return batchtune
 
 
 @pytest.mark.slow
-def test_the_fewest_workers_that_keep_up_are_recommended(
-    tuning: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fewest_workers_that_keep_up_are_recommended(tuning, tmp_path, monkeypatch):
     monkeypatch.setattr("batchtune.loaders.tuner._PACED_BATCHES", 60)
     swept = [*PLAIN, "--sweep", "num_workers=0,1", "--sweep", "prefetch_factor=2"]
     ran = tuning("tune-loader", "loaders.py:make", "--step-ms", "30", *swept, *QUICK)
@@ -122,9 +119,7 @@ def test_the_fewest_workers_that_keep_up_are_recommended(
 
 
 @pytest.mark.slow
-def test_settings_that_fail_are_named_and_the_rest_goes_on(
-    tuning: Run, tmp_path: Path
-) -> None:
+def test_settings_that_fail_are_named_and_the_rest_goes_on(tuning, tmp_path):
     swept = [*PLAIN, "--sweep", "num_workers=1", "--sweep", "prefetch_factor=2"]
     faults = ["--sweep", "fault=none,raises,hangs,dies"]
     ran = tuning(
@@ -143,9 +138,7 @@ def test_settings_that_fail_are_named_and_the_rest_goes_on(
 
 
 @pytest.mark.process
-def test_workers_that_repeat_each_other_are_no_gain(
-    tuning: Run, tmp_path: Path
-) -> None:
+def test_workers_that_repeat_each_other_are_no_gain(tuning, tmp_path):
     swept = [
         *PLAIN,
         "--sweep",
@@ -180,7 +173,7 @@ def test_workers_that_repeat_each_other_are_no_gain(
 
 
 @pytest.mark.process
-def test_two_epochs_from_one_seed_are_compared(tuning: Run, tmp_path: Path) -> None:
+def test_two_epochs_from_one_seed_are_compared(tuning, tmp_path):
     alike = tuning(
         "tune-loader", "loaders.py:noisy", *ALONE, *QUICK, "--check-reproducible"
     )
@@ -208,7 +201,7 @@ UNUSABLE: list[tuple[list[str], int, str]] = [
 
 
 @pytest.mark.process
-def test_a_target_that_cant_be_used_is_explained(tuning: Run) -> None:
+def test_a_target_that_cant_be_used_is_explained(tuning):
     for arguments, code, expected in UNUSABLE:
         ran = tuning("tune-loader", *arguments)
         assert (ran.returncode, expected in ran.stderr) == (code, True), arguments
@@ -229,9 +222,7 @@ def test_a_target_that_cant_be_used_is_explained(tuning: Run) -> None:
         (["--set", "ms=1e400"], "larger than any float"),
     ],
 )
-def test_wrong_options_are_refused(
-    tuning: Run, arguments: list[str], expected: str
-) -> None:
+def test_wrong_options_are_refused(tuning, arguments, expected):
     ran = tuning("tune-loader", "loaders.py:make", *arguments)
     assert ran.returncode == 2
     assert expected in ran.stderr

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-from cli.conftest import Run, write_lengths
+from cli.conftest import write_lengths
 
 from batchtune import PackedBatchSampler, sampler_from_config
 from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Sweep, read_result
@@ -14,9 +12,7 @@ LENGTHS = np.random.default_rng(0).lognormal(4, 0.7, 400).clip(8, 300).astype(in
 LAW = "law:packed=1,constant=50MB,linear=120kB,limit=460MiB,seconds_linear=1e-5"
 
 
-def test_tune_of_a_training_that_packs(
-    batchtune: Run, succeed: Run, tmp_path: Path
-) -> None:
+def test_tune_of_a_training_that_packs(batchtune, succeed, tmp_path):
     manifest = write_lengths(tmp_path / "text.csv", LENGTHS, "length")
     options = ["--device", LAW, "--unit", "tokens", "--num-buckets", "3", "--verify"]
     ran = succeed("tune", manifest, *options)

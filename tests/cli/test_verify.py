@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
-from cli.conftest import Plan, Run, flat, interrupted_at, result_in, write_lengths
+from cli.conftest import flat, interrupted_at, result_in, write_lengths
 from made_trials import ran as reply_of
 from msgspec.structs import replace
 
@@ -17,7 +16,7 @@ from batchtune.results import BatchShape
 
 
 @pytest.fixture
-def run(verified: Path, tmp_path: Path) -> Path:
+def run(verified, tmp_path):
     """A copy of its run folder, in the folder where `batchtune` runs."""
     shutil.copy(verified / "lengths.csv", tmp_path)
     shutil.copytree(verified / "batchtune-run", tmp_path / "batchtune-run")
@@ -25,7 +24,7 @@ def run(verified: Path, tmp_path: Path) -> Path:
     return tmp_path / "batchtune-run"
 
 
-def test_tune_verifies_at_the_end_and_says_so(verified: Path) -> None:
+def test_tune_verifies_at_the_end_and_says_so(verified):
     found = result_in(verified, "verify")
     assert (found["holds"], found["meta"]["format"]) == (True, "batchtune/verify")
     assert found["steps"] == found["epoch_batches"]
@@ -35,9 +34,7 @@ def test_tune_verifies_at_the_end_and_says_so(verified: Path) -> None:
     )
 
 
-def test_all_but_own_code_is_taken_from_the_run(
-    succeed: Run, run: Path, tmp_path: Path
-) -> None:
+def test_all_but_own_code_is_taken_from_the_run(succeed, run, tmp_path):
     run = run.rename(tmp_path / "elsewhere")
     own = ["--workload", "train.py:Step"]
     ran = succeed("verify", "elsewhere", "lengths.csv", *own, "--steps", 14, "--json")
@@ -53,7 +50,7 @@ def test_all_but_own_code_is_taken_from_the_run(
     assert "Warning" not in ran.stderr
 
 
-def test_too_large_batches_end_with_3(batchtune: Run, run: Path) -> None:
+def test_too_large_batches_end_with_3(batchtune, run):
     config = read_sampler_yaml(run / "sampler.yaml")
     first, *rest = config.bucket_batch_sizes
     sizes = {"bucket_batch_sizes": [2 * first, *rest], "max_batch_size": 2 * first}
@@ -64,9 +61,7 @@ def test_too_large_batches_end_with_3(batchtune: Run, run: Path) -> None:
     assert "ran out of memory" in ran.stdout
 
 
-def test_a_command_that_the_record_names_is_not_run(
-    batchtune: Run, run: Path, tmp_path: Path
-) -> None:
+def test_a_command_that_the_record_names_is_not_run(batchtune, run, tmp_path):
     probe = json.loads((run / "probe.json").read_text())
     probe["workload"] = {
         "spec": "subprocess:run",
@@ -78,9 +73,7 @@ def test_a_command_that_the_record_names_is_not_run(
     assert not (tmp_path / "X").exists()
 
 
-def test_the_workloads_own_error_ends_with_1_and_its_traceback(
-    batchtune: Run, run: Path, plan: Plan
-) -> None:
+def test_the_workloads_own_error_ends_with_1_and_its_traceback(batchtune, run, plan):
     def broken(shape: BatchShape, number: int) -> Ran:
         return reply_of(shape, "error", traceback="raise IndexError", error="token 7")
 
@@ -103,17 +96,13 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(
     ],
     ids=["no manifest", "two lengths", "no steps", "no seed", "no tolerance"],
 )
-def test_what_has_no_meaning_is_a_usage_error(
-    batchtune: Run, run: Path, arguments: list[str], said: str
-) -> None:
+def test_what_has_no_meaning_is_a_usage_error(batchtune, run, arguments, said):
     ran = batchtune("verify", *arguments, code=2)
     assert said in ran.stderr
 
 
 @pytest.mark.parametrize("words", [("verify",), ("run", "--", "true")])
-def test_where_nothing_is_recommended_the_reason_is_given(
-    batchtune: Run, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_where_nothing_is_recommended_the_reason_is_given(batchtune, tmp_path, words):
     command, *rest = words
     write_lengths(tmp_path / "equal.csv", [10] * 50, "length")
     batchtune("sweep-buckets", "equal.csv", "--max-batch-length", 100)
@@ -125,7 +114,7 @@ def test_where_nothing_is_recommended_the_reason_is_given(
     assert "Keep your current batches" in ran.stderr
 
 
-def test_interrupted_it_writes_nothing(batchtune: Run, run: Path, plan: Plan) -> None:
+def test_interrupted_it_writes_nothing(batchtune, run, plan):
     plan(interrupted_at(5))
     ran = batchtune("verify", "lengths.csv", code=130)
     assert "Interrupted." in ran.stderr

@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run, flat, run_here_in
-from made_once import MadeOnce
+from cli.conftest import flat, run_here_in
 
 from batchtune.exports.run_configs import read_stream_yaml
 
@@ -16,7 +15,7 @@ STEPS = ["--steps", 14]
 
 
 @pytest.fixture(scope="session")
-def swept(verified: Path, made_once: MadeOnce) -> Path:
+def swept(verified, made_once):
     """The folder of `verified`, with a sweep of its stream in the run folder."""
 
     def make(folder: Path) -> None:
@@ -39,14 +38,14 @@ def swept(verified: Path, made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture
-def run(swept: Path, tmp_path: Path) -> Path:
+def run(swept, tmp_path):
     """A copy of its run folder, in the folder where `batchtune` runs."""
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     (tmp_path / "batchtune-run" / "verify.json").unlink()
     return tmp_path / "batchtune-run"
 
 
-def test_a_stream_alone_needs_no_option(succeed: Run, run: Path) -> None:
+def test_a_stream_alone_needs_no_option(succeed, run):
     (run / "sampler.yaml").unlink()
     ran = succeed("verify", "lengths.csv", *STEPS)
     assert (
@@ -71,9 +70,7 @@ def test_a_stream_alone_needs_no_option(succeed: Run, run: Path) -> None:
     )
 
 
-def test_other_lengths_or_shards_are_refused(
-    batchtune: Run, run: Path, tmp_path: Path
-) -> None:
+def test_other_lengths_or_shards_are_refused(batchtune, run, tmp_path):
     shorter = batchtune("verify", "--stream", "lengths.csv", *STEPS, "--max-length", 10)
     assert (shorter.returncode, "is of other lengths" in shorter.stderr) == (1, True)
     header, *rows = (tmp_path / "lengths.csv").read_text().splitlines()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from emulated_cuda.build import compile_into, what_is_missing
 from emulated_cuda.machine import Machine
-from made_once import MadeOnce
 from without_device import module_without
 
 MISSING = what_is_missing()
@@ -22,7 +21,7 @@ def pytest_pycollect_makemodule(
 
 
 @pytest.fixture
-def emulated_cuda(made_once: MadeOnce, tmp_path: Path) -> Machine:
+def emulated_cuda(made_once, tmp_path):
     """Runs a program on emulated devices that no other test uses."""
     built = made_once("emulated-cuda", compile_into)
     return Machine(built, tmp_path / "state")

@@ -8,7 +8,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
 from __future__ import annotations
 
 import pytest
-from emulated_cuda.machine import CONTEXT, MIB, Machine
+from emulated_cuda.machine import CONTEXT, MIB
 
 pytestmark = pytest.mark.process
 NATIVE = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
@@ -57,9 +57,7 @@ print(json.dumps([torch.cuda.memory_reserved(), stats["num_alloc_retries"], stat
 """
 
 
-def test_requests_are_rounded_and_segments_sized_as_documented(
-    emulated_cuda: Machine,
-) -> None:
+def test_requests_are_rounded_and_segments_sized_as_documented(emulated_cuda):
     expected = {
         1: (512, 2 * MIB),
         513: (1024, 2 * MIB),
@@ -87,9 +85,7 @@ def in_blocks(limit: int, page: int) -> tuple[int, int]:
 
 
 @each_allocator
-def test_a_full_device_is_out_of_memory(
-    emulated_cuda: Machine, settings: dict[str, str], page: int
-) -> None:
+def test_a_full_device_is_out_of_memory(emulated_cuda, settings, page):
     blocks, reserved, message = emulated_cuda.figures(UNTIL_FULL, "1", "64", **settings)
     assert (blocks, reserved) == in_blocks(2048 * MIB - CONTEXT, page)
     assert message.startswith("CUDA out of memory. Tried to allocate 64.00 MiB.")
@@ -97,19 +93,17 @@ def test_a_full_device_is_out_of_memory(
 
 
 @each_allocator
-def test_the_limit_of_a_process_is_held(
-    emulated_cuda: Machine, settings: dict[str, str], page: int
-) -> None:
+def test_the_limit_of_a_process_is_held(emulated_cuda, settings, page):
     figures = emulated_cuda.figures(UNTIL_FULL, "0.25", "64", **settings)
     blocks, reserved, message = figures
     assert (blocks, reserved) == in_blocks(512 * MIB, page)
     assert "512.00 MiB allowed" in message
 
 
-def test_native_segments_are_freed_and_requested_again(emulated_cuda: Machine) -> None:
+def test_native_segments_are_freed_and_requested_again(emulated_cuda):
     # 20 segments of 64 MiB are cached; none can hold 1 GiB, and next to them the device has no room for it.
     assert emulated_cuda.figures(REUSE, **NATIVE) == [1024 * MIB, 1, 0]
 
 
-def test_expandable_segments_merge_what_is_freed(emulated_cuda: Machine) -> None:
+def test_expandable_segments_merge_what_is_freed(emulated_cuda):
     assert emulated_cuda.figures(REUSE, **EXPANDABLE) == [20 * 64 * MIB, 0, 0]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from emulated_cuda.machine import Machine
 
 pytestmark = pytest.mark.process
 LENGTHS = np.repeat([64.0, 512.0], [3000, 300])
@@ -29,7 +27,7 @@ print(json.dumps([device.allocator, device.allocator_problem]))
 """
 
 
-def test_a_run_keeps_to_its_allocator(emulated_cuda: Machine, tmp_path: Path) -> None:
+def test_a_run_keeps_to_its_allocator(emulated_cuda, tmp_path):
     manifest = tmp_path / "lengths.csv"
     manifest.write_text("length\n" + "\n".join(map(str, LENGTHS.astype(int))) + "\n")
     run = tmp_path / "run"
@@ -58,9 +56,7 @@ def test_a_run_keeps_to_its_allocator(emulated_cuda: Machine, tmp_path: Path) ->
         assert message in " ".join(refused.stderr.split())
 
 
-def test_a_driver_without_expandable_segments_is_used_natively(
-    emulated_cuda: Machine,
-) -> None:
+def test_a_driver_without_expandable_segments_is_used_natively(emulated_cuda):
     both = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     settings = dict.fromkeys(both, "expandable_segments:True")
     allocator, problem = emulated_cuda.figures(REFUSED, **settings)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from emulated_cuda.machine import MIB, ROOT, Machine
+from emulated_cuda.machine import MIB, ROOT
 
 pytestmark = pytest.mark.process
 EMULATED = ROOT / "tests" / "benchmarks" / "emulated_steps.json"
@@ -14,7 +14,7 @@ WORKLOAD = ("--workload", "builtin:transformer-lm", "--set", "size=tiny")
 
 
 @pytest.fixture
-def manifest(tmp_path: Path) -> str:
+def manifest(tmp_path):
     """Lengths of 2,400 examples."""
     path = tmp_path / "lengths.jsonl"
     lines = [json.dumps({"length": 64 + 64 * (number % 4)}) for number in range(2400)]
@@ -22,9 +22,7 @@ def manifest(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_table_is_probed_swept_and_verified(
-    emulated_cuda: Machine, manifest: str, tmp_path: Path
-) -> None:
+def test_a_table_is_probed_swept_and_verified(emulated_cuda, manifest, tmp_path):
     run = str(tmp_path / "run")
     lengths = (manifest, "--length-key", "length", "--unit", "tokens", "--run", run)
     emulated_cuda.batchtune("probe-oom", *lengths, *WORKLOAD, "--device", "cuda")
@@ -43,7 +41,7 @@ def test_a_table_is_probed_swept_and_verified(
     assert shortest["batch_size"] > longest["batch_size"] > 10
 
 
-def test_doctor_shows_the_devices(emulated_cuda: Machine) -> None:
+def test_doctor_shows_the_devices(emulated_cuda):
     found = json.loads(emulated_cuda.batchtune("doctor", "--json", devices=2))
     assert [gpu["name"] for gpu in found["gpus"]] == ["Emulated GPU"] * 2
 
@@ -64,9 +62,7 @@ print(json.dumps(msgspec.to_builtins([ran.trial for ran in rans])))
 """
 
 
-def test_a_half_made_optimizer_state_costs_the_process(
-    emulated_cuda: Machine,
-) -> None:
+def test_a_half_made_optimizer_state_costs_the_process(emulated_cuda):
     """Its next step would fail with torch's own KeyError, with any batch."""
     workload = f"{Path(__file__).with_name('filling_workload.py')}:Filling"
     large, small = emulated_cuda.figures(HALF_MADE, workload)
@@ -87,8 +83,6 @@ print(json.dumps(calibration.steps_of(case, allocator, "cuda", "16GiB")))
 
 
 @pytest.mark.parametrize("case", ["LM base bf16 native", "LM base fp32 expandable"])
-def test_the_calibration_of_a_gpu_compares_it_with_this(
-    emulated_cuda: Machine, case: str
-) -> None:
+def test_the_calibration_of_a_gpu_compares_it_with_this(emulated_cuda, case):
     reference = json.loads(EMULATED.read_text())[case]
     assert emulated_cuda.figures(CALIBRATED, case, memory="140GiB") == reference

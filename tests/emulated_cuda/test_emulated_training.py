@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from emulated_cuda.machine import MIB, Machine
+from emulated_cuda.machine import MIB
 
 pytestmark = pytest.mark.process
 
@@ -60,9 +58,7 @@ print(json.dumps([peak(batch_size) for batch_size in (512, 1024, 1536)]))
 """
 
 
-def test_a_step_of_a_transformer_takes_what_its_tensors_take(
-    emulated_cuda: Machine,
-) -> None:
+def test_a_step_of_a_transformer_takes_what_its_tensors_take(emulated_cuda):
     figures = emulated_cuda.figures(MODEL + STEPS)
     assert figures["model"] == figures["tensors"]
     assert figures["gradients"] == figures["tensors"]
@@ -71,9 +67,7 @@ def test_a_step_of_a_transformer_takes_what_its_tensors_take(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_peak_grows_by_the_same_for_each_example(
-    emulated_cuda: Machine, dtype: str
-) -> None:
+def test_the_peak_grows_by_the_same_for_each_example(emulated_cuda, dtype):
     small, middle, large = emulated_cuda.figures(MODEL + PEAKS, dtype, memory="8GiB")
     assert middle - small > 256 * MIB
     assert large - middle == pytest.approx(middle - small, rel=0.01)
@@ -95,9 +89,7 @@ print(json.dumps({
 """
 
 
-def test_what_was_copied_is_there_and_what_was_computed_is_zero(
-    emulated_cuda: Machine,
-) -> None:
+def test_what_was_copied_is_there_and_what_was_computed_is_zero(emulated_cuda):
     counted = [0.0, 1.0, 2.0, 3.0, 4.0]
     assert emulated_cuda.figures(VALUES) == {
         "copied": counted,
@@ -129,9 +121,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_ddp_trains_on_two_devices_over_nccl(
-    emulated_cuda: Machine, tmp_path: Path
-) -> None:
+def test_ddp_trains_on_two_devices_over_nccl(emulated_cuda, tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(MODEL + RANK)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

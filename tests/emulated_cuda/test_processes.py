@@ -56,9 +56,7 @@ def holder(
             process.kill()
 
 
-def test_each_device_has_memory_that_its_processes_share(
-    emulated_cuda: Machine,
-) -> None:
+def test_each_device_has_memory_that_its_processes_share(emulated_cuda):
     with holder(emulated_cuda, 1024 * MIB, "cuda:1"):
         first, second = emulated_cuda.figures(FREE, devices=2)
     assert first == [2048 * MIB - CONTEXT, 2048 * MIB]
@@ -66,13 +64,13 @@ def test_each_device_has_memory_that_its_processes_share(
     assert second == [1024 * MIB - 2 * CONTEXT, 2048 * MIB]
 
 
-def test_what_a_killed_process_held_is_free(emulated_cuda: Machine) -> None:
+def test_what_a_killed_process_held_is_free(emulated_cuda):
     with holder(emulated_cuda, 1024 * MIB, "cuda:0"):
         pass
     assert emulated_cuda.figures(FREE) == [[2048 * MIB - CONTEXT, 2048 * MIB]]
 
 
-def test_nvml_tells_of_the_same_devices(emulated_cuda: Machine) -> None:
+def test_nvml_tells_of_the_same_devices(emulated_cuda):
     with holder(emulated_cuda, 64 * MIB, "cuda:1") as pid:
         first, second = emulated_cuda.figures(NVML, devices=2)
     used = 64 * MIB + CONTEXT
@@ -85,9 +83,7 @@ def test_nvml_tells_of_the_same_devices(emulated_cuda: Machine) -> None:
     assert second["processes"] == [[pid, used]]
 
 
-def test_a_machine_without_nvml_has_its_devices_all_the_same(
-    emulated_cuda: Machine,
-) -> None:
+def test_a_machine_without_nvml_has_its_devices_all_the_same(emulated_cuda):
     without = {"EMULATED_CUDA_NVML": "0"}
     assert "Driver Not Loaded" in emulated_cuda("-c", NVML, **without).stderr
     assert emulated_cuda.figures(FREE, **without) == [

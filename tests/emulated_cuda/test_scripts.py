@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated_cuda.machine import CONTEXT, MIB, Machine
+from emulated_cuda.machine import CONTEXT, MIB
 
 pytestmark = pytest.mark.process
 SCRIPT = Path(__file__).with_name("training_script.py")
@@ -35,7 +35,7 @@ print(json.dumps(msgspec.to_builtins([device, [ran.trial for ran in rans]])))
 
 
 @pytest.fixture
-def probed(emulated_cuda: Machine, tmp_path: Path) -> Any:
+def probed(emulated_cuda, tmp_path):
     """The device of a script, and a small and a large trial, then a large and a small step."""
 
     def run(device: str, *habits: str) -> Any:
@@ -57,9 +57,7 @@ def probed(emulated_cuda: Machine, tmp_path: Path) -> Any:
     ],
     ids=["another GPU", "resets peaks", "catches errors"],
 )
-def test_a_script_is_measured_whatever_it_does(
-    probed: Any, device: str, habits: tuple[str, ...], workers: list[int]
-) -> None:
+def test_a_script_is_measured_whatever_it_does(probed, device, habits, workers):
     used, trials = probed(device, *habits)
     assert int(used["uuid"][-1]) == int(device[-1]) + 1
     assert used["limit_bytes"] == 256 * MIB
@@ -69,9 +67,7 @@ def test_a_script_is_measured_whatever_it_does(
     assert trials[0]["peak_bytes"] == 150028288
 
 
-def test_recorded_peaks_are_those_of_the_training_gpu(
-    emulated_cuda: Machine, tmp_path: Path
-) -> None:
+def test_recorded_peaks_are_those_of_the_training_gpu(emulated_cuda, tmp_path):
     peaks = {}
     for habits in (("cuda:0",), ("cuda:1", "resets")):
         run = tmp_path / habits[0]
@@ -85,9 +81,7 @@ def test_recorded_peaks_are_those_of_the_training_gpu(
     assert len([peak for peak in plain if peak]) == 9
 
 
-def test_a_tuned_script_trains_without_running_out_of_memory(
-    emulated_cuda: Machine, tmp_path: Path
-) -> None:
+def test_a_tuned_script_trains_without_running_out_of_memory(emulated_cuda, tmp_path):
     """On a device that the recommended batches fill: none of them is recorded as out of memory."""
     manifest = tmp_path / "lengths.jsonl"
     lengths = [20 + 37 * index % 80 for index in range(12_000)]
@@ -113,9 +107,7 @@ def test_a_tuned_script_trains_without_running_out_of_memory(
 
 
 @pytest.mark.parametrize("allocator", ["auto", "expandable"])
-def test_a_driver_without_expandable_segments(
-    emulated_cuda: Machine, tmp_path: Path, allocator: str
-) -> None:
+def test_a_driver_without_expandable_segments(emulated_cuda, tmp_path, allocator):
     command = (str(256 * MIB), allocator, str(SCRIPT), "cuda:0")
     settings = {"EMULATED_CUDA_MAPS_MEMORY": "0", "TMPDIR": str(tmp_path)}
     ran = emulated_cuda("-c", PROBED, *command, **settings)

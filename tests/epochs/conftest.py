@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 import pytest
 from real_speechbrain import load_dynamic_batch_sampler, load_speechbrain
 
 
 @pytest.fixture(scope="session")
-def real_dynamic_batch_sampler() -> Any:
+def real_dynamic_batch_sampler():
     """The class of SpeechBrain itself."""
     if importlib.util.find_spec("speechbrain") is None:
         pytest.skip("speechbrain is not installed")
@@ -16,7 +15,7 @@ def real_dynamic_batch_sampler() -> Any:
 
 
 @pytest.fixture(scope="session")
-def real_dynamic_bucketed_batch() -> Any:
+def real_dynamic_bucketed_batch():
     """The function of SpeechBrain itself."""
     if importlib.util.find_spec("speechbrain") is None:
         pytest.skip("speechbrain is not installed")

@@ -129,7 +129,7 @@ def errors(model: CostModel, shapes: Shapes, cost: Cost) -> FloatArray:
     ("name", "count"),
     [*product(OF_LENGTHS | OF_TARGETS, [15, 30]), *product(FLOORED, [24, 30])],
 )
-def test_a_law_is_found_from_the_shapes_of_a_probe(name: str, count: int) -> None:
+def test_a_law_is_found_from_the_shapes_of_a_probe(name, count):
     law = law_of(name)
     shapes = probed(cost_of(law), count)
     model = fitted(
@@ -144,7 +144,7 @@ def test_a_law_is_found_from_the_shapes_of_a_probe(name: str, count: int) -> Non
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", NOISY)
-def test_noise_moves_a_law_by_about_as_much(name: str, seed: int) -> None:
+def test_noise_moves_a_law_by_about_as_much(name, seed):
     law = law_of(name)
     shapes = probed(cost_of(law), 30, seed)
     noise = np.random.default_rng(seed).normal(1, 0.002, 30)
@@ -170,7 +170,7 @@ def the_longer_of_both(
     return BASE + sizes * 2e6 * np.maximum(lengths, 3 * targets)
 
 
-def test_a_law_the_form_cannot_express_shows_in_the_errors() -> None:
+def test_a_law_the_form_cannot_express_shows_in_the_errors():
     shapes = probed(the_longer_of_both, 30)
     model = fitted(*shapes[:2], the_longer_of_both(*shapes), shapes[2])
     error = np.abs(errors(model, shapes, the_longer_of_both))
@@ -180,7 +180,7 @@ def test_a_law_the_form_cannot_express_shows_in_the_errors() -> None:
     assert model.relative_error > 0.01
 
 
-def test_targets_proportional_to_the_length_add_nothing() -> None:
+def test_targets_proportional_to_the_length_add_nothing():
     sizes, lengths, _ = drawn(12)
     targets = np.round(lengths * 0.2)
     model = fitted(
@@ -190,7 +190,7 @@ def test_targets_proportional_to_the_length_add_nothing() -> None:
     assert model.linear == pytest.approx(1e4 + 500 * 0.2, rel=0.01)
 
 
-def test_of_a_single_length_its_targets_count_as_much_as_lengths() -> None:
+def test_of_a_single_length_its_targets_count_as_much_as_lengths():
     model = fitted(
         np.array([1.0, 2, 5]),
         np.full(3, 8000.0),
@@ -211,13 +211,7 @@ def test_of_a_single_length_its_targets_count_as_much_as_lengths() -> None:
         ([1, 2, 4], [10, 10, 10], [100, 99, 98], 99, 0),
     ],
 )
-def test_few_measurements_give_a_line(
-    sizes: list[float],
-    lengths: list[float],
-    costs: list[float],
-    constant: float,
-    linear: float,
-) -> None:
+def test_few_measurements_give_a_line(sizes, lengths, costs, constant, linear):
     model = fitted(sizes, lengths, costs)
     assert (model.constant, model.linear) == pytest.approx((constant, linear), rel=0.01)
     assert (model.example, model.quadratic, model.floor) == (0, 0, 0)
@@ -233,9 +227,7 @@ def test_few_measurements_give_a_line(
         ([], [], []),
     ],
 )
-def test_measurements_that_tell_nothing_give_no_model(
-    sizes: list[float], lengths: list[float], costs: list[float]
-) -> None:
+def test_measurements_that_tell_nothing_give_no_model(sizes, lengths, costs):
     assert fit_cost(sizes, lengths, costs) is None
 
 
@@ -253,9 +245,7 @@ MEASUREMENTS = st.lists(
 
 @given(MEASUREMENTS, st.booleans())
 @settings(deadline=None, max_examples=40)
-def test_whatever_was_measured_no_coefficient_is_negative(
-    rows: list[tuple[int, float, float, float]], with_targets: bool
-) -> None:
+def test_whatever_was_measured_no_coefficient_is_negative(rows, with_targets):
     sizes, lengths, targets, costs = zip(*rows, strict=True)
     model = fit_cost(sizes, lengths, costs, targets if with_targets else None)
     if model is None:
@@ -271,9 +261,7 @@ def test_whatever_was_measured_no_coefficient_is_negative(
     st.sampled_from([1 / 16000, 1000.0]),
 )
 @settings(deadline=None, max_examples=30)
-def test_neither_the_order_nor_the_unit_matters(
-    order: list[int], name: str, unit: float
-) -> None:
+def test_neither_the_order_nor_the_unit_matters(order, name, unit):
     cost = cost_of(law_of(name))
     shapes = probed(cost, 15)
     sizes, lengths, costs, targets = (
@@ -286,7 +274,7 @@ def test_neither_the_order_nor_the_unit_matters(
 
 
 @pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
-def test_real_peaks_and_times_are_met(name: str) -> None:
+def test_real_peaks_and_times_are_met(name):
     columns = dict(
         zip(MEASURED["columns"], zip(*MEASURED[name], strict=True), strict=True)
     )

@@ -16,7 +16,7 @@ from batchtune.lengths import Lengths
 from batchtune.results import Probe, RankDevice, SweepSettings
 
 
-def test_a_shape_with_steady_times_takes_as_long_as_it_took() -> None:
+def test_a_shape_with_steady_times_takes_as_long_as_it_took():
     made = made_probe()
     steady = [
         msgspec.structs.replace(trial, steps=5, step_seconds_spread=0.0)
@@ -33,7 +33,7 @@ def test_a_shape_with_steady_times_takes_as_long_as_it_took() -> None:
         )
 
 
-def test_batches_unlike_a_scripts_own_prove_no_size() -> None:
+def test_batches_unlike_a_scripts_own_prove_no_size():
     costs = costs_of(forced_probe())
     assert costs.proven is not None and costs.proven_by is not None
     assert not costs.proven(np.array([1.0, 20.0])).any()
@@ -47,9 +47,7 @@ def test_batches_unlike_a_scripts_own_prove_no_size() -> None:
 
 
 @pytest.mark.parametrize("error", [None, 1.5])
-def test_a_model_that_is_absent_or_far_off_gives_no_times(
-    error: float | None,
-) -> None:
+def test_a_model_that_is_absent_or_far_off_gives_no_times(error):
     probe = made_probe()
     model = None
     if error is not None:
@@ -79,22 +77,20 @@ def probe_with(sizes: dict[float, int], *, proven: bool = True) -> Probe:
     ("longest", "size", "trial"),
     [(1.0, 60, 100), (1.5, 60, 101), (2.0, 61, None), (4.1, 1, None)],
 )
-def test_a_batch_is_proven_by_the_first_trial_that_is_no_smaller(
-    longest: float, size: int, trial: int | None
-) -> None:
+def test_a_batch_is_proven_by_the_first_trial_that_is_no_smaller(longest, size, trial):
     probe = probe_with({1.0: 90, 2.0: 60, 4.0: 30})
     proven_by = costs_of(probe).proven_by
     assert proven_by is not None
     assert proven_by(longest, size) == trial
 
 
-def test_an_interrupted_probe_proves_nothing() -> None:
+def test_an_interrupted_probe_proves_nothing():
     proven_by = costs_of(probe_with({1.0: 90, 2.0: 60}, proven=False)).proven_by
     assert proven_by is not None
     assert proven_by(1.0, 1) is None
 
 
-def test_a_sweep_without_a_proven_row_warns() -> None:
+def test_a_sweep_without_a_proven_row_warns():
     probe = probe_with({1.0: 90, 2.0: 60})
     lengths = Lengths.of([1.0] * 300 + [2.0] * 300 + [9.0])
 
@@ -116,8 +112,8 @@ def test_a_sweep_without_a_proven_row_warns() -> None:
 )
 @settings(deadline=None, max_examples=25)
 def test_a_row_counts_buckets_without_a_trial_as_unproven(
-    measured: list[tuple[int, int]], values: list[int], num_buckets: int
-) -> None:
+    measured, values, num_buckets
+):
     probe = probe_with(
         {float(length): size for length, size in sorted(dict(measured).items())}
     )
@@ -143,9 +139,7 @@ def test_a_row_counts_buckets_without_a_trial_as_unproven(
 
 
 @pytest.mark.parametrize(("given_ranks", "ranks"), [(None, 4), (1, 1), (2, 2)])
-def test_a_sweep_is_for_the_ranks_that_were_probed(
-    given_ranks: int | None, ranks: int
-) -> None:
+def test_a_sweep_is_for_the_ranks_that_were_probed(given_ranks, ranks):
     made = made_probe()
     of_ranks = [
         RankDevice(

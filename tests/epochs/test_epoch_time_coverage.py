@@ -201,9 +201,7 @@ LAWS = [smooth, tiled, switching]
         ),
     ],
 )
-def test_the_estimate_is_the_expectation_to_within_its_error(
-    make: Callable[[np.random.Generator, float], Law], named: str
-) -> None:
+def test_the_estimate_is_the_expectation_to_within_its_error(make, named):
     runs = [run(make, NOISES[named], seed) for seed in range(RUNS)]
     off = np.array([one.estimated for one in runs])
     error = np.array([one.error for one in runs])
@@ -227,7 +225,7 @@ def at_least(share: float) -> float:
 
 
 @pytest.mark.parametrize("named", ["15% noise", "5% slow"])
-def test_the_fastest_of_many_tables_is_not_fast_by_chance(named: str) -> None:
+def test_the_fastest_of_many_tables_is_not_fast_by_chance(named):
     off = np.array([least_of_all(named, seed) for seed in range(30)])
     assert abs(off.mean()) <= max(0.01, off.std() / np.sqrt(30))
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,14 +35,12 @@ from batchtune.epochs.layout import (
     shapes_of,
 )
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 
 
 @given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
 @settings(deadline=None, max_examples=100)
-def test_every_example_is_in_one_batch_or_counted(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
-) -> None:
+def test_every_example_is_in_one_batch_or_counted(lengths, batching, dealing, drawing):
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
     found = Counter(example for rank in ranks for batch in rank for example in batch)
     dropped = dropped_examples(cut.layout, drawn(cut, drawing, lengths))
@@ -58,8 +55,8 @@ def test_every_example_is_in_one_batch_or_counted(
 @given(LENGTHS, IN_BUCKETS, RANKS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
 def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
-    lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
-) -> None:
+    lengths, batching, world_size, drawing
+):
     dealing = Dealing(world_size=world_size, same_bucket=True)
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
     for step in zip(*ranks, strict=True):
@@ -85,8 +82,8 @@ def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
 @given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
 @settings(deadline=None, max_examples=50)
 def test_a_batch_holds_no_more_than_fit_with_its_longest(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
-) -> None:
+    lengths, batching, dealing, drawing
+):
     sizes, longest = batching.largest_batches(Lengths.of(lengths).histogram)
     most = dict(
         zip(batching.table.assign(longest).tolist(), sizes.tolist(), strict=True)
@@ -104,12 +101,8 @@ def test_a_batch_holds_no_more_than_fit_with_its_longest(
 )
 @settings(deadline=None, max_examples=25)
 def test_sorted_batches_are_sorted_by_their_longest(
-    lengths: FloatArray,
-    batching: Batching,
-    dealing: Dealing,
-    drawing: Drawing,
-    ordering: Any,
-) -> None:
+    lengths, batching, dealing, drawing, ordering
+):
     ranks = batches_of_all_ranks(
         lengths, batching, dealing, replace(drawing, ordering=ordering)
     )[1]
@@ -124,9 +117,7 @@ def test_sorted_batches_are_sorted_by_their_longest(
 
 @given(LENGTHS, IN_BUCKETS)
 @settings(deadline=None, max_examples=25)
-def test_without_shuffle_batches_follow_the_streaming_order(
-    lengths: FloatArray, batching: Batching
-) -> None:
+def test_without_shuffle_batches_follow_the_streaming_order(lengths, batching):
     held: list[list[int]] = [[], [], []]
     streamed = []
     for example, bucket in enumerate(np.searchsorted(BOUNDARIES, lengths)):
@@ -149,12 +140,8 @@ def test_without_shuffle_batches_follow_the_streaming_order(
 )
 @settings(deadline=None, max_examples=50)
 def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
-    lengths: FloatArray,
-    batching: Batching,
-    drawn_targets: list[int],
-    dealing: Dealing,
-    drawing: Drawing,
-) -> None:
+    lengths, batching, drawn_targets, dealing, drawing
+):
     targets = np.array(drawn_targets[: lengths.size], dtype=np.float64)
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
     shapes = shapes_of(cut, drawing, lengths, targets)
@@ -180,15 +167,15 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
     ],
 )
 def test_batches_are_split_until_all_ranks_have_as_many(
-    counts: list[int], batch_sizes: list[int], dealing: Dealing, made: list[int]
-) -> None:
+    counts, batch_sizes, dealing, made
+):
     layout = lay_out(np.array(counts), np.array(batch_sizes), dealing)
     assert layout.batch_sizes.tolist() == made
     assert layout.repeated_examples == sum(made) - sum(counts)
 
 
 @pytest.mark.parametrize("pool_size", [None, 20])
-def test_each_epoch_and_each_seed_has_another_shuffle(pool_size: int | None) -> None:
+def test_each_epoch_and_each_seed_has_another_shuffle(pool_size):
     batching = Batching(BucketTable(BOUNDARIES, np.array([4, 3, 2])), pool_size)
     lengths = np.arange(40) % 17 + 1.0
     drawings = [
@@ -202,7 +189,7 @@ def test_each_epoch_and_each_seed_has_another_shuffle(pool_size: int | None) -> 
 
 
 @pytest.mark.process
-def test_another_process_makes_the_same_batches() -> None:
+def test_another_process_makes_the_same_batches():
     code = (
         "import numpy as np; from batchtune.epochs import batchers as b, layout as l, table as t\n"
         "table = t.BucketTable(np.array([9.0, 60.0]), np.array([5, 3]))\n"

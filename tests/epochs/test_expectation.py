@@ -10,7 +10,7 @@ from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
 
 
-def test_a_million_examples_lose_no_precision_that_matters() -> None:
+def test_a_million_examples_lose_no_precision_that_matters():
     values = np.random.default_rng(0).integers(1, 1000, 1_000_000).astype(float)
     batches = expected_batches(
         Lengths.of(values).histogram, BucketTable.of([1000], [37])

@@ -41,15 +41,13 @@ ROWS = st.lists(
 
 @given(ROWS)
 @settings(deadline=None, max_examples=30)
-def test_no_length_gets_more_than_a_shorter_one_was_seen_to_hold(
-    rows: list[tuple[int, int]],
-) -> None:
+def test_no_length_gets_more_than_a_shorter_one_was_seen_to_hold(rows):
     frontier = Frontier.of([point(length, size) for length, size in rows])
     for (shorter, few), (longer, _) in itertools.combinations(rows, 2):
         assert (frontier([shorter, longer]) <= few).all()
 
 
-def test_beyond_the_longest_measured_length_nothing_is_proven() -> None:
+def test_beyond_the_longest_measured_length_nothing_is_proven():
     frontier = Frontier.of([point(5, 9), point(10, 4)])
     assert frontier([10, 11]).tolist() == [4, 1]
     assert frontier.proven([10, 11]).tolist() == [4, 0]
@@ -57,9 +55,7 @@ def test_beyond_the_longest_measured_length_nothing_is_proven() -> None:
 
 
 @pytest.mark.parametrize("closed_by", ["data", "time"])
-def test_a_length_that_memory_did_not_limit_lowers_no_other(
-    closed_by: ClosedBy,
-) -> None:
+def test_a_length_that_memory_did_not_limit_lowers_no_other(closed_by):
     frontier = Frontier.of([point(1, 2, closed_by=closed_by), point(10, 90)])
     assert frontier([1, 5, 10]).tolist() == [90, 90, 90]
 
@@ -73,9 +69,7 @@ def test_a_length_that_memory_did_not_limit_lowers_no_other(
         ((60, 60), 60, 600),
     ],
 )
-def test_max_batch_length_is_the_largest_that_fits(
-    sizes: tuple[int, int], cap: int | None, limit: float
-) -> None:
+def test_max_batch_length_is_the_largest_that_fits(sizes, cap, limit):
     # One more would be 21 of length 7, 11 of length 5, and 61 of length 5, but for a cap, which is no memory limit.
     values = [5.0] * 100 + [10.0] * 100
     if sizes == (40, 20):

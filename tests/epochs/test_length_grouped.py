@@ -24,7 +24,7 @@ def by_transformers(lengths: list[float], batch_size: int, seed: int) -> list[in
     )
 
 
-def test_the_baseline_costs_what_transformers_batches_cost() -> None:
+def test_the_baseline_costs_what_transformers_batches_cost():
     values = np.random.default_rng(1).lognormal(5, 1, 4000).round() + 1
     lengths = Lengths.of(values, unit="tokens")
     limit = 8 * lengths.longest

@@ -66,9 +66,7 @@ def least_cost(lengths: FloatArray, batching: Batching, overhead: float) -> floa
 
 @given(LENGTHS, SIZES, st.integers(1, 80), DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_without_rests_all_batches_are_full(
-    lengths: FloatArray, sizes: list[int], pool_size: int, drawing: Drawing
-) -> None:
+def test_without_rests_all_batches_are_full(lengths, sizes, pool_size, drawing):
     batching = batching_of(sizes, pool_size, 10.0)
     whole = {pool.size for pool in pool_slices(lengths, batching)}
     for batch in batches_of_all_ranks(
@@ -80,8 +78,8 @@ def test_without_rests_all_batches_are_full(
 @given(LENGTHS, IN_POOLS, RANKS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
 def test_ranks_have_neighbours_of_a_pool_with_same_bucket(
-    lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
-) -> None:
+    lengths, batching, world_size, drawing
+):
     dealing = Dealing(world_size=world_size, same_bucket=True)
     for step in zip(
         *batches_of_all_ranks(lengths, batching, dealing, drawing)[1], strict=True
@@ -96,9 +94,7 @@ def test_ranks_have_neighbours_of_a_pool_with_same_bucket(
 
 @given(LENGTHS, SIZES, st.integers(1, 80))
 @settings(deadline=None, max_examples=40)
-def test_a_pool_is_filled_batch_by_batch_from_the_longest(
-    lengths: FloatArray, sizes: list[int], pool_size: int
-) -> None:
+def test_a_pool_is_filled_batch_by_batch_from_the_longest(lengths, sizes, pool_size):
     batching = batching_of(sizes, pool_size)
     slices = pool_slices(np.arange(lengths.size), batching)
     for examples, pool in zip(slices, pools_of(lengths, batching), strict=True):
@@ -111,9 +107,7 @@ def test_a_pool_is_filled_batch_by_batch_from_the_longest(
 
 @given(LENGTHS, SIZES, st.integers(1, 80), st.floats(0, 100))
 @settings(deadline=None, max_examples=40)
-def test_with_an_overhead_no_other_cut_costs_less(
-    lengths: FloatArray, sizes: list[int], pool_size: int, overhead: float
-) -> None:
+def test_with_an_overhead_no_other_cut_costs_less(lengths, sizes, pool_size, overhead):
     batching = batching_of(sizes, pool_size, overhead)
     for part, pool in zip(
         pool_slices(lengths, batching), pools_of(lengths, batching), strict=True
@@ -122,7 +116,7 @@ def test_with_an_overhead_no_other_cut_costs_less(
         assert cost == pytest.approx(least_cost(part, batching, overhead))
 
 
-def test_large_batches_are_cut_nearly_as_cheaply_as_can_be() -> None:
+def test_large_batches_are_cut_nearly_as_cheaply_as_can_be():
     lengths = np.random.default_rng(0).gamma(4, 2, 3000).clip(0.5, 30)
     batching = batching_of([700, 500, 300], 3000, 150.0)
     (pool,) = pools_of(lengths, batching)
@@ -133,9 +127,7 @@ def test_large_batches_are_cut_nearly_as_cheaply_as_can_be() -> None:
 @pytest.mark.parametrize(
     ("pool_size", "sizes"), [(10, [9, 8, 8]), (25, [25]), (10**12, [25])]
 )
-def test_pools_are_of_one_size_and_no_larger_than_asked_for(
-    pool_size: int, sizes: list[int]
-) -> None:
+def test_pools_are_of_one_size_and_no_larger_than_asked_for(pool_size, sizes):
     cut = (
         batching_of([1, 1, 1], pool_size)
         .batcher(np.arange(1.0, 26.0))

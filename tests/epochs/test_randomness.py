@@ -47,7 +47,7 @@ def epochs_of(
         Dealing(drop_last=True),
     ],
 )
-def test_expectations_of_tables_are_what_epochs_show(dealing: Dealing) -> None:
+def test_expectations_of_tables_are_what_epochs_show(dealing):
     expected = of_table(SPEECH, TABLE, dealing)
     cuts = epochs_of(SPEECH.values, Batching(TABLE), 120, dealing)
     seen = [mates_in_cuts(list(two), SPEECH.values) for two in pairwise(cuts)]
@@ -66,7 +66,7 @@ def test_expectations_of_tables_are_what_epochs_show(dealing: Dealing) -> None:
     )
 
 
-def test_random_batches_of_one_size_meet_as_chance_has_it() -> None:
+def test_random_batches_of_one_size_meet_as_chance_has_it():
     one_bucket = BucketTable(np.array([30.0]), np.array([12]))
     found = of_table(SPEECH, one_bucket)
     assert found.again == pytest.approx(11 / 599)
@@ -77,7 +77,7 @@ def test_random_batches_of_one_size_meet_as_chance_has_it() -> None:
 
 
 @pytest.mark.parametrize("pool_size", [None, 100])
-def test_mates_of_equal_lengths_have_no_correlation(pool_size: int | None) -> None:
+def test_mates_of_equal_lengths_have_no_correlation(pool_size):
     lengths = Lengths.of([4.0] * 300)
     assert of_table(lengths, TABLE).correlation is None
     cuts = epochs_of(lengths.values, Batching(TABLE, pool_size), 2)
@@ -94,9 +94,7 @@ ONES = BucketTable(TABLE.boundaries, np.ones(3, dtype=np.int64))
     [(SPEECH, ONES), (Lengths.of([4.0]), TABLE)],
     ids=["ones", "one"],
 )
-def test_batches_of_one_have_no_mates(
-    lengths: Lengths, table: BucketTable, pool_size: int | None
-) -> None:
+def test_batches_of_one_have_no_mates(lengths, table, pool_size):
     cuts = epochs_of(lengths.values, Batching(table, pool_size), 2)
     assert (
         of_table(lengths, table)

@@ -1,7 +1,5 @@
 """Tests of the costs that a recorded training measured, and of its out-of-memory errors as trials of the next probe."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from memory_laws import LAWS, LawDevice, made_lengths
@@ -34,7 +32,7 @@ def training(count: int = 2000) -> list[TrainingStep]:
     return steps
 
 
-def test_times_are_those_of_the_steps_but_for_a_stalled_one(tmp_path: Path) -> None:
+def test_times_are_those_of_the_steps_but_for_a_stalled_one(tmp_path):
     stalled = step((8, 10.0), seconds=60.0)
     path = write(tmp_path, [START, *training(), stalled])
     costs, _ = costs_of_training(path, LENGTHS)
@@ -47,9 +45,7 @@ def test_times_are_those_of_the_steps_but_for_a_stalled_one(tmp_path: Path) -> N
     assert costs.device_name == "made"
 
 
-def test_batches_are_no_longer_than_the_largest_that_ran(
-    tmp_path: Path,
-) -> None:
+def test_batches_are_no_longer_than_the_largest_that_ran(tmp_path):
     oom = step((20, 30), oom="CUDA out of memory")
     path = write(tmp_path, [START, step((99, 30)), START, step((4, 20)), oom])
     costs, largest = costs_of_training(path, LENGTHS)
@@ -58,32 +54,32 @@ def test_batches_are_no_longer_than_the_largest_that_ran(
     assert not costs.proven(np.array([5.0])).any()
 
 
-def test_accumulated_batches_share_the_time_by_their_size() -> None:
+def test_accumulated_batches_share_the_time_by_their_size():
     (trial,) = trials_of([step((2, 10), (1, 20), seconds=0.6)], LENGTHS)
     assert (trial.batch_size, trial.length) == (2, 10)
     assert trial.step_seconds == pytest.approx(0.3)
 
 
-def test_lengths_in_another_unit_are_an_error(tmp_path: Path) -> None:
+def test_lengths_in_another_unit_are_an_error(tmp_path):
     path = write(tmp_path, [START, step((2, 16000))])
     with pytest.raises(ResultError, match="up to") as raised:
         costs_of_training(path, LENGTHS)
     assert "--per-unit" in (raised.value.hint or "")
 
 
-def test_a_recording_without_times_is_an_error(tmp_path: Path) -> None:
+def test_a_recording_without_times_is_an_error(tmp_path):
     path = write(tmp_path, [START, step((2, 10), seconds=None)])
     with pytest.raises(ResultError, match="no step with a time"):
         costs_of_training(path, LENGTHS)
 
 
-def test_a_training_that_was_not_recorded_is_told_how(tmp_path: Path) -> None:
+def test_a_training_that_was_not_recorded_is_told_how(tmp_path):
     with pytest.raises(ResultError, match="does not exist") as raised:
         costs_of_training(tmp_path / "training.jsonl", LENGTHS)
     assert raised.value.hint == "`batchtune record -- COMMAND` writes it."
 
 
-def test_an_oom_counts_as_a_trial_of_the_lengths() -> None:
+def test_an_oom_counts_as_a_trial_of_the_lengths():
     ooms = [
         step((8, 20), (2, 30), oom="the largest of those at hand"),
         step((3, 32), oom="padded beyond the longest"),
@@ -99,7 +95,7 @@ def test_an_oom_counts_as_a_trial_of_the_lengths() -> None:
     ]
 
 
-def test_the_next_probe_stays_below_a_recorded_oom(tmp_path: Path) -> None:
+def test_the_next_probe_stays_below_a_recorded_oom(tmp_path):
     lengths = made_lengths("speech", count=300)
 
     def probe() -> Probe:

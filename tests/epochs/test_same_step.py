@@ -33,9 +33,7 @@ def steps(draw: st.DrawFn) -> tuple[FloatArray, IntArray, int]:
 
 
 @given(steps())
-def test_the_padding_is_the_least_of_all_cuts(
-    step: tuple[FloatArray, IntArray, int],
-) -> None:
+def test_the_padding_is_the_least_of_all_cuts(step):
     lengths, fits, parts = step
     costs = []
     for places in combinations(range(1, lengths.size), parts - 1):
@@ -63,8 +61,8 @@ def test_the_padding_is_the_least_of_all_cuts(
     equal_counts=st.booleans(),
 )
 def test_every_example_is_in_one_micro_batch_that_fits(
-    lengths: list[int], size: int, each: int, ranks: int, equal_counts: bool
-) -> None:
+    lengths, size, each, ranks, equal_counts
+):
     values = np.array(lengths, dtype=np.float64)
     cutter = StepCutter(values, TABLE, ranks, equal_counts)
     examples = np.arange(values.size)
@@ -83,7 +81,7 @@ def test_every_example_is_in_one_micro_batch_that_fits(
             assert batch.size <= TABLE.batch_sizes[TABLE.assign(np.array([longest]))[0]]
 
 
-def test_examples_that_do_not_fit_move_to_the_next_step() -> None:
+def test_examples_that_do_not_fit_move_to_the_next_step():
     values = np.array([40.0, 40, 40, 30, 5, 5, 5, 5])
     cutter = StepCutter(values, TABLE)
     (first, left), (second, _) = cutter.epoch([(np.arange(4), 1), (np.arange(4, 8), 2)])
@@ -92,13 +90,13 @@ def test_examples_that_do_not_fit_move_to_the_next_step() -> None:
     assert sorted(np.concatenate(second).tolist()) == [2, 3, 4, 5, 6, 7]
 
 
-def test_micro_batches_of_equal_counts() -> None:
+def test_micro_batches_of_equal_counts():
     assert equal_parts(np.array([4] * 10), 3).tolist() == [3, 3, 4]  # type: ignore[union-attr]
     assert equal_parts(np.array([3] * 10), 3) is None
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_ranks_run_side_by_side_what_costs_alike(ranks: int) -> None:
+def test_ranks_run_side_by_side_what_costs_alike(ranks):
     values = np.random.default_rng(0).uniform(1, 40, 512)
     cutter = StepCutter(values, TABLE, ranks)
     batches, left = cutter.cut(np.arange(512), 200 // ranks)

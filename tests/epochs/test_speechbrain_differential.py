@@ -15,9 +15,7 @@ VALUES = st.lists(st.floats(0.01, 100), min_size=1, max_size=80)
 BOUNDARIES = st.sets(st.integers(1, 100), min_size=1, max_size=12).map(sorted)
 
 
-def test_the_boundaries_are_those_of_speechbrain_to_the_bit(
-    real_dynamic_batch_sampler: Any,
-) -> None:
+def test_the_boundaries_are_those_of_speechbrain_to_the_bit(real_dynamic_batch_sampler):
     for num_buckets, limit in product(
         [1, 2, 3, 10, 15, 20, 60, 200], [0.5, 10, 600, 1234.56, 16_000_000]
     ):
@@ -37,12 +35,8 @@ def test_the_boundaries_are_those_of_speechbrain_to_the_bit(
 )
 @settings(deadline=None, max_examples=50)
 def test_batch_sizes_and_batch_count_match_speechbrain(
-    real_dynamic_batch_sampler: Any,
-    values: list[float],
-    buckets: dict[str, Any],
-    max_batch_length: float,
-    max_batch_ex: int | None,
-) -> None:
+    real_dynamic_batch_sampler, values, buckets, max_batch_length, max_batch_ex
+):
     real = real_dynamic_batch_sampler(
         range(len(values)),
         max_batch_length,
@@ -61,8 +55,8 @@ def assert_alike(real: Any, values: list[float], limit: float, **options: Any) -
 
 
 def test_lengths_on_boundaries_fall_into_speechbrains_buckets(
-    real_dynamic_batch_sampler: Any,
-) -> None:
+    real_dynamic_batch_sampler,
+):
     ends = speechbrain_boundaries(12, 600)
     values = (
         np.concatenate((ends, np.nextafter(ends, 0), np.nextafter(ends, np.inf)))

@@ -52,9 +52,7 @@ def correction(times: StepTimes, size: float, length: float) -> float:
 
 @given(TRIALS, st.integers(1, 2000), st.floats(0.01, 1e5))
 @settings(deadline=None, max_examples=40)
-def test_measured_shapes_are_met_and_others_within_the_misses(
-    rows: list[tuple[int, float, float]], size: int, length: float
-) -> None:
+def test_measured_shapes_are_met_and_others_within_the_misses(rows, size, length):
     trials = off_by(*rows)
     times = StepTimes.of(trials, LINEAR)
     assume(not times.sigmas.any())  # else nearly equal shapes differ: that is noise
@@ -70,7 +68,7 @@ def test_measured_shapes_are_met_and_others_within_the_misses(
     )
 
 
-def test_estimates_follow_near_measurements_else_the_model() -> None:
+def test_estimates_follow_near_measurements_else_the_model():
     times = StepTimes.of(off_by((10, 20.0, 1.5)), LINEAR)
     corrections = [
         correction(times, 10, 20 * away) for away in (1, 1.05, 1.5, 2, 4, 50)
@@ -93,7 +91,7 @@ def slow_now_and_then(size: int, mean_to_median: float, *, timed_steps: int) -> 
     )
 
 
-def test_times_are_scaled_by_the_weighted_mean_over_median() -> None:
+def test_times_are_scaled_by_the_weighted_mean_over_median():
     times = fitted(
         [
             slow_now_and_then(4, 1.4, timed_steps=10),
@@ -133,14 +131,12 @@ def test_times_are_scaled_by_the_weighted_mean_over_median() -> None:
         "failed or not timed: the model",
     ],
 )
-def test_a_measured_shape_takes_its_expected_time(
-    trials: list[Trial], seconds: list[float]
-) -> None:
+def test_a_measured_shape_takes_its_expected_time(trials, seconds):
     times = StepTimes.of(trials, LINEAR)
     assert times(np.array([4, 40])[: len(seconds)], 10.0) == pytest.approx(seconds)
 
 
-def test_targets_count_where_the_time_depends_on_them() -> None:
+def test_targets_count_where_the_time_depends_on_them():
     trials = [timed_trial(10, 20, 0.5, target=5), timed_trial(10, 20, 2.5, target=50)]
     times = StepTimes.of(trials, WITH_TARGETS)
     assert times(10, 20, np.array([5, 50])) == pytest.approx([0.5, 2.5])
@@ -151,21 +147,21 @@ def test_targets_count_where_the_time_depends_on_them() -> None:
     ) == pytest.approx([0.5, 0.5])
 
 
-def test_of_very_many_shapes_each_is_corrected() -> None:
+def test_of_very_many_shapes_each_is_corrected():
     times = StepTimes.of(off_by((10, 20.0, 1.5)), LINEAR)
     together = times(np.full((2, 5000), 10.0), 20.0)
     assert together == pytest.approx(np.full((2, 5000), 1.5 * 0.21))
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3], ids=["certain", "uncertain"])
-def test_a_time_counts_the_less_the_more_its_steps_differ(spread: float) -> None:
+def test_a_time_counts_the_less_the_more_its_steps_differ(spread):
     trials = [timed_trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
     off = timed_trial(20, 10.0, 0.21 * 2, spread=spread * 0.42)
     error = float(predict(fitted([*trials, off]).model, 32, 10) / 0.33 - 1)
     assert (error < 0.1) == (spread > 0)
 
 
-def test_a_time_counts_less_where_nearly_equal_shapes_differ() -> None:
+def test_a_time_counts_less_where_nearly_equal_shapes_differ():
     """A machine that is slow for a whole trial does not show in the steps of that trial."""
     lengths = [10.0, 20.0, 40.0, 160.0, 320.0]
     rows = [(50, 80.0, 0.7), *((50, length, 1.0) for length in lengths)]
@@ -176,5 +172,5 @@ def test_a_time_counts_less_where_nearly_equal_shapes_differ() -> None:
     assert correction(doubted, 50, 80.0) > 0.95
 
 
-def test_without_a_timed_trial_there_is_no_model() -> None:
+def test_without_a_timed_trial_there_is_no_model():
     assert StepTimes.fit([timed_trial(4, 10, None, outcome="oom")]) is None

@@ -51,7 +51,7 @@ def estimated_seconds(dealing: Dealing) -> float:
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_an_epochs_estimate_is_what_its_real_batches_take(drop_last: bool) -> None:
+def test_an_epochs_estimate_is_what_its_real_batches_take(drop_last):
     real = []
     for seed in range(10):
         batches = batches_of_one_epoch(seed)
@@ -63,7 +63,7 @@ def test_an_epochs_estimate_is_what_its_real_batches_take(drop_last: bool) -> No
     assert estimate == pytest.approx(np.mean(real), rel=0.02)
 
 
-def test_every_time_of_a_sweep_knows_of_the_targets() -> None:
+def test_every_time_of_a_sweep_knows_of_the_targets():
     def of_lengths(
         sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None
     ) -> FloatArray:

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 import pytest
 from real_speechbrain import load_dynamic_batch_sampler
 
 
 @pytest.fixture(scope="session")
-def sampler() -> Any:
+def sampler():
     """SpeechBrain's own class."""
     if importlib.util.find_spec("speechbrain") is None:
         pytest.skip("speechbrain is not installed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,12 +55,12 @@ def cut(lengths: IntArray | FloatArray, bins: int) -> list[tuple[int, float]]:
 
 
 @pytest.fixture(scope="module")
-def samples() -> IntArray:
+def samples():
     return librispeech_samples()[::4]
 
 
 @pytest.fixture(scope="module")
-def librispeech(samples: IntArray) -> Sweep:
+def librispeech(samples):
     return swept(samples / RATE, "s", MAX_BATCH_SECONDS)
 
 
@@ -76,9 +75,7 @@ def librispeech(samples: IntArray) -> Sweep:
     scale=st.sampled_from([1, RATE]),
     cap=st.none() | st.integers(1, 40),
 )
-def test_no_batch_exceeds_max_batch_length(
-    lengths: list[int], times: int, share: float, scale: int, cap: int | None
-) -> None:
+def test_no_batch_exceeds_max_batch_length(lengths, times, share, scale, cap):
     values = np.repeat(lengths, times)
     limit = int(share * values.max())
     found = Lengths.of(values / scale, unit="s")
@@ -104,7 +101,7 @@ def test_no_batch_exceeds_max_batch_length(
         assert max(-(-size // 3) * length for size, length in batches) <= limit
 
 
-def test_batch_bins_is_the_largest_where_every_length_is_known() -> None:
+def test_batch_bins_is_the_largest_where_every_length_is_known():
     # Fewer lengths than quantiles, so that each is one: neighbours 10 and 12, 6 × 10 = 60 examples allowed by 60 / 10.
     made = swept([10.0] * 30 + [12.0] * 30, "tokens", 60.0)
     bins = batch_bins(made)
@@ -118,7 +115,7 @@ def test_batch_bins_is_the_largest_where_every_length_is_known() -> None:
     )
 
 
-def test_what_exceeds_the_limit_by_itself_is_named() -> None:
+def test_what_exceeds_the_limit_by_itself_is_named():
     assert "The longest example, 40 s, exceeds it by itself" in rendered(
         swept([1.0, 2.0, 40.0], "s", 20.0)
     )
@@ -134,9 +131,7 @@ def test_what_exceeds_the_limit_by_itself_is_named() -> None:
         (None, "length", 1),
     ],
 )
-def test_the_unit_decides_the_batch_type_and_the_scale(
-    unit: str | None, batch_type: str, scale: int
-) -> None:
+def test_the_unit_decides_the_batch_type_and_the_scale(unit, batch_type, scale):
     made = swept([10.0] * 30 + [12.0] * 30, unit, 60.0)
     assert fragment(rendered(made)) == {
         "batch_type": batch_type,
@@ -147,9 +142,7 @@ def test_the_unit_decides_the_batch_type_and_the_scale(
 # The real samplers, where ESPnet is installed (without its dependencies but typeguard it is enough).
 
 
-def test_the_real_sampler_on_librispeech(
-    tmp_path: Path, samples: IntArray, librispeech: Sweep
-) -> None:
+def test_the_real_sampler_on_librispeech(tmp_path, samples, librispeech):
     pytest.importorskip("espnet2.samplers.num_elements_batch_sampler")
     build = importlib.import_module(
         "espnet2.samplers.build_batch_sampler"

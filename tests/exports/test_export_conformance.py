@@ -119,14 +119,12 @@ def content(name: str, text: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def sweeps() -> dict[str, Sweep]:
+def sweeps():
     return {name: made() for name, made in SWEEPS.items()}
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_every_sweep_is_exported_or_refused_because_of_its_unit(
-    name: str, sweeps: dict[str, Sweep]
-) -> None:
+def test_every_sweep_is_exported_or_refused_because_of_its_unit(name, sweeps):
     for found in sweeps.values():
         try:
             text = export_of(name).render(
@@ -144,7 +142,7 @@ def test_every_sweep_is_exported_or_refused_because_of_its_unit(
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_the_same_run_gives_the_same_bytes_on_any_machine(name: str) -> None:
+def test_the_same_run_gives_the_same_bytes_on_any_machine(name):
     text, again = (
         export_of(name).render(
             tuned(for_export(name, whole_sweep()), probe=made_probe())
@@ -163,9 +161,7 @@ def test_the_same_run_gives_the_same_bytes_on_any_machine(name: str) -> None:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
-def test_the_setting_of_the_allocator_is_named_for_training(
-    name: str, allocator: str
-) -> None:
+def test_the_setting_of_the_allocator_is_named_for_training(name, allocator):
     probe = made_probe()
     device = replace(probe.device, allocator=allocator)
     probe = replace(probe, device=device)
@@ -202,7 +198,7 @@ def hostile(name: str, text: str) -> Tuned:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_hostile_string_stays_in_its_comment(name: str) -> None:
+def test_a_hostile_string_stays_in_its_comment(name):
     harmless = content(name, export_of(name).render(hostile(name, "harmless")))
     for kind, text in HOSTILE.items():
         rendered = export_of(name).render(hostile(name, text))
@@ -211,7 +207,7 @@ def test_a_hostile_string_stays_in_its_comment(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_hostile_path_stays_a_path(name: str) -> None:
+def test_a_hostile_path_stays_a_path(name):
     harmless = export_of(name).render(
         tuned(for_export(name, made_sweep()), config="harmless")
     )
@@ -231,13 +227,13 @@ def test_a_hostile_path_stays_a_path(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_what_can_not_be_expressed_is_said(name: str) -> None:
+def test_what_can_not_be_expressed_is_said(name):
     text = prose(export_of(name).render(tuned(frontier_sweep(), probe=made_probe())))
     assert ("can't express" in text) == (name in FROM_MAX_BATCH_LENGTH)
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> None:
+def test_pools_run_in_our_sampler_and_others_get_the_best_table(name):
     text = prose(export_of(name).render(tuned(pooled_sweep(), probe=made_probe())))
     assert ("pools of 20,000 examples: 615 batches an epoch" in text) == (name in OURS)
     assert (
@@ -249,7 +245,7 @@ def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> No
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name: str) -> None:
+def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name):
     pooled = pooled_sweep()
     alone = replace(
         pooled, rows=pooled.rows[-1:], recommended=0, recommended_table=None
@@ -265,7 +261,7 @@ def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_sizes_that_are_not_proven_are_named(name: str) -> None:
+def test_sizes_that_are_not_proven_are_named(name):
     partly = replace(partly_proven_sweep(), max_batch_length=600.0)
     text = prose(export_of(name).render(tuned(partly, probe=proven_probe())))
     assert (
@@ -278,7 +274,7 @@ def test_sizes_that_are_not_proven_are_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["espnet", "fairseq"])
-def test_a_limit_above_what_was_measured_is_named(name: str) -> None:
+def test_a_limit_above_what_was_measured_is_named(name):
     above = prose(
         export_of(name).render(tuned(partly_proven_sweep(), probe=proven_probe()))
     )
@@ -291,7 +287,7 @@ def test_a_limit_above_what_was_measured_is_named(name: str) -> None:
     )
 
 
-def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
+def test_a_table_that_is_proven_goes_before_a_faster_one():
     made = frontier_sweep()
     rows = [replace(row, unproven=int(row.strategy != "linear")) for row in made.rows]
     text = prose(export_of("speechbrain").render(tuned(replace(made, rows=rows))))
@@ -299,7 +295,7 @@ def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
 
 
 @pytest.mark.parametrize("name", PACKERS)
-def test_a_token_budget_is_exported_and_needed(name: str) -> None:
+def test_a_token_budget_is_exported_and_needed(name):
     assert str(MAX_TOKENS) in export_of(name).render(
         tuned(with_packing(made_sweep(), cut_at=100))
     )
@@ -309,7 +305,7 @@ def test_a_token_budget_is_exported_and_needed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_packing_runs_in_our_sampler_alone(name: str) -> None:
+def test_packing_runs_in_our_sampler_alone(name):
     text = export_of(name).render(tuned(with_packing(made_sweep())))
     check(name, text)
     assert ("even packing: 640 micro-batches an epoch" in prose(text)) == (name in OURS)
@@ -320,19 +316,19 @@ def test_packing_runs_in_our_sampler_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FRAMEWORKS if name not in PACKERS])
-def test_nothing_recommended_is_an_error(name: str) -> None:
+def test_nothing_recommended_is_an_error(name):
     with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
         export_of(name).render(tuned(without_recommendation(made_sweep())))
 
 
-def test_each_has_its_name_and_a_file_of_its_own() -> None:
+def test_each_has_its_name_and_a_file_of_its_own():
     exports = [export_of(name) for name in FRAMEWORKS]
     assert [export.name for export in exports] == list(FRAMEWORKS)
     assert len({export.file for export in exports}) == len(exports)
 
 
 @pytest.mark.process
-def test_no_framework_is_imported() -> None:
+def test_no_framework_is_imported():
     code = (
         "import sys; from batchtune.exports import FRAMEWORKS, export_of\n"
         "for name in FRAMEWORKS: export_of(name)\n"

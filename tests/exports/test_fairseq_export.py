@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
-from batchtune.lengths import IntArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.results import Sweep, SweepSettings
 
 RATE = 16_000
@@ -39,11 +39,11 @@ def flags(text: str) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def samples() -> IntArray:
+def samples():
     return librispeech_samples()
 
 
-def test_the_flags() -> None:
+def test_the_flags():
     assert flags(rendered(made_sweep())) == {
         "max-tokens": 9_600_000,
         "batch-size": 425,
@@ -52,7 +52,7 @@ def test_the_flags() -> None:
     }
 
 
-def test_the_form_for_hydra_says_the_same() -> None:
+def test_the_form_for_hydra_says_the_same():
     lines = rendered(made_sweep()).split("fairseq-hydra-train:\n")[1].splitlines()
     document = YAML(typ="safe", pure=True).load(
         "\n".join(line.removeprefix("#") for line in lines)
@@ -75,22 +75,22 @@ def test_the_form_for_hydra_says_the_same() -> None:
         ("tokens", "max-source-positions", 26),
     ],
 )
-def test_no_example_is_cropped_or_dropped(unit: str, name: str, longest: int) -> None:
+def test_no_example_is_cropped_or_dropped(unit, name, longest):
     assert flags(rendered(made_sweep(unit=unit)))[name] == longest
 
 
-def test_the_users_largest_batch_size_is_kept() -> None:
+def test_the_users_largest_batch_size_is_kept():
     made = replace(made_sweep(), settings={"max_batch_size": 64})
     assert flags(rendered(made))["batch-size"] == 64
 
 
-def test_it_says_where_fairseq_stops() -> None:
+def test_it_says_where_fairseq_stops():
     assert "the longest here, 24.52 s, does not" in prose(rendered(made_sweep()))
     short = replace(made_sweep(), max_batch_length=20.0)
     assert "fairseq WILL stop" in prose(rendered(short))
 
 
-def test_the_real_batches_on_librispeech(samples: IntArray) -> None:
+def test_the_real_batches_on_librispeech(samples):
     fast: Any = pytest.importorskip("fairseq.data.data_utils_fast")
     seconds = Lengths.of(samples / RATE, unit="s")
     chosen = SweepSettings(strategies=("optimal",), num_buckets=(13,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
-from batchtune.lengths import FloatArray, Lengths
-from batchtune.results import Sweep, SweepSettings
+from batchtune.lengths import Lengths
+from batchtune.results import SweepSettings
 
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -51,12 +50,12 @@ def loss_of(model: Tiny, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def lengths() -> FloatArray:
+def lengths():
     return np.random.default_rng(0).integers(1, 40, 900).astype(np.float64)
 
 
 @pytest.fixture(scope="module", params=["optimal", "pooled"])
-def made(request: pytest.FixtureRequest, lengths: FloatArray) -> Sweep:
+def made(request, lengths):
     pool_sizes = (300,) if request.param == "pooled" else ()
     settings = SweepSettings(
         strategies=(request.param,), num_buckets=(13,), pool_sizes=pool_sizes
@@ -65,14 +64,14 @@ def made(request: pytest.FixtureRequest, lengths: FloatArray) -> Sweep:
 
 
 @pytest.fixture(scope="module")
-def config(made: Sweep, tmp_path_factory: pytest.TempPathFactory) -> str:
+def config(made, tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "sampler.yaml"
     path.write_text(render_sampler_yaml(sampler_config(made)), encoding="utf-8")
     return str(path)
 
 
 @pytest.fixture
-def run(made: Sweep, config: str) -> Callable[[str], dict[str, Any]]:
+def run(made, config):
     """The snippet for a framework, executed: its names."""
 
     def of_framework(framework: str) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def run(made: Sweep, config: str) -> Callable[[str], dict[str, Any]]:
 
 
 @pytest.fixture
-def hold(config: str, lengths: FloatArray) -> Callable[[list[list[int]]], None]:
+def hold(config, lengths):
     """Checks batches of two epochs: the sampler's own, as many as the sampler says, every example once."""
 
     def check(seen: list[list[int]]) -> None:
@@ -102,9 +101,7 @@ Hold = Callable[[list[list[int]]], None]
 
 
 @pytest.mark.parametrize("framework", ["pytorch", "accelerate"])
-def test_a_loop_of_ones_own(
-    run: Snippet, hold: Hold, lengths: FloatArray, framework: str
-) -> None:
+def test_a_loop_of_ones_own(run, hold, lengths, framework):
     if framework == "accelerate":
         pytest.importorskip("accelerate")
     names = run(framework)
@@ -118,9 +115,7 @@ def test_a_loop_of_ones_own(
     hold(model.seen)
 
 
-def test_lightning(
-    run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path
-) -> None:
+def test_lightning(run, hold, lengths, tmp_path):
     lightning = pytest.importorskip("lightning")
     names, tiny = run("lightning"), Tiny()
 
@@ -152,9 +147,7 @@ def test_lightning(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("torchaudio_or_none")
-def test_transformers(
-    run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path
-) -> None:
+def test_transformers(run, hold, lengths, tmp_path):
     transformers = pytest.importorskip("transformers")
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path),

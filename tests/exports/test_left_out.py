@@ -6,7 +6,6 @@ import dataclasses
 import re
 from importlib.util import find_spec
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,12 +64,12 @@ def rendered(name: str, result: Sweep | None = None, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_how_many_and_why_is_said(name: str) -> None:
+def test_how_many_and_why_is_said(name):
     said = "Left out at tuning: 100 examples, longer than --max-length 30; 5 examples, shorter than --min-length 1."
     assert said in prose(rendered(name))
 
 
-def test_without_limits_nothing_is_left_out() -> None:
+def test_without_limits_nothing_is_left_out():
     for name in FRAMEWORKS:
         text = rendered(name, made_sweep())
         assert "Left out" not in text and "within_limits" not in text
@@ -79,7 +78,7 @@ def test_without_limits_nothing_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 1000)])
-def test_nemo_has_settings_for_it(unit: str, scale: float) -> None:
+def test_nemo_has_settings_for_it(unit, scale):
     settings = YAML(typ="safe").load(rendered("nemo", swept(unit, scale)))["model"][
         "train_ds"
     ]
@@ -88,14 +87,14 @@ def test_nemo_has_settings_for_it(unit: str, scale: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lhotse_filters_its_cuts() -> None:
+def test_lhotse_filters_its_cuts():
     cuts = pytest.importorskip("lhotse").CutSet.from_cuts(cuts_of(ALL))
     sampler = executed(rendered("lhotse"))["make_sampler"](cuts)
     seen = [cut.duration for batch in sampler for cut in batch]
     assert sorted(seen) == sorted(KEPT.tolist())
 
 
-def test_speechbrains_line_keeps_what_was_tuned_with() -> None:
+def test_speechbrains_line_keeps_what_was_tuned_with():
     text = rendered("speechbrain")
     (line,) = re.findall(r"^#     (train_data = .*)$", text, re.MULTILINE)
     assert "100 examples, longer than --max-length 30" in prose(text)
@@ -109,7 +108,7 @@ def test_speechbrains_line_keeps_what_was_tuned_with() -> None:
     assert len(names["train_data"]) == KEPT.size
 
 
-def test_espnets_recipes_get_seconds() -> None:
+def test_espnets_recipes_get_seconds():
     for unit, scale in (("s", 1), ("samples", 16_000)):
         assert "--min_wav_duration 1 --max_wav_duration 30" in prose(
             rendered("espnet", swept(unit, scale))
@@ -119,7 +118,7 @@ def test_espnets_recipes_get_seconds() -> None:
     )
 
 
-def test_fairseq_gets_its_own_options() -> None:
+def test_fairseq_gets_its_own_options():
     audio, text = rendered("fairseq"), rendered("fairseq", swept("tokens"))
     assert " --max-sample-size 480000 --min-sample-size 16000\n" in audio
     assert "Take the lines with more than 480000 samples out of train.tsv" in prose(
@@ -134,9 +133,7 @@ def test_fairseq_gets_its_own_options() -> None:
 
 
 @pytest.mark.parametrize("name", ["pytorch", "accelerate", "lightning", "transformers"])
-def test_the_snippets_of_our_sampler_have_a_function_for_it(
-    name: str, tmp_path: Path
-) -> None:
+def test_the_snippets_of_our_sampler_have_a_function_for_it(name, tmp_path):
     config = tmp_path / "sampler.yaml"
     config.write_text(render_sampler_yaml(sampler_config(swept())), encoding="utf-8")
     text = rendered(name, config=str(config))
@@ -165,12 +162,12 @@ def truncated() -> Sweep:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_every_export_says_what_was_truncated(name: str) -> None:
+def test_every_export_says_what_was_truncated(name):
     said = "Truncated at tuning: 100 examples, longer than 30 s (--truncate)."
     assert said in prose(rendered(name, truncated()))
 
 
-def test_our_samplers_count_longer_examples_as_truncated(tmp_path: Path) -> None:
+def test_our_samplers_count_longer_examples_as_truncated(tmp_path):
     table = tmp_path / "sampler.yaml"
     table.write_text(render_sampler_yaml(sampler_config(truncated())), encoding="utf-8")
     stream = tmp_path / "stream.yaml"
@@ -188,7 +185,7 @@ def test_our_samplers_count_longer_examples_as_truncated(tmp_path: Path) -> None
         assert max(len(batch) for batch in batches if ALL[batch].max() > 30) == 10
 
 
-def test_padding_to_multiples_is_told() -> None:
+def test_padding_to_multiples_is_told():
     made = made_sweep()
     made = replace(made, settings={**made.settings, "multiple_of": 0.5})
     for name in set(FRAMEWORKS) - set(PACKERS):

@@ -25,12 +25,12 @@ EXPORT = export_of("lhotse")
 
 
 @pytest.fixture(scope="module")
-def librispeech() -> np.ndarray:
+def librispeech():
     return librispeech_seconds()[::4]
 
 
 @pytest.fixture(scope="module")
-def swept(librispeech: np.ndarray) -> Sweep:
+def swept(librispeech):
     chosen = SweepSettings(strategies=("optimal",), num_buckets=(13,))
     return sweep(Lengths.of(librispeech, unit="s"), 600, chosen, Costs())
 
@@ -55,9 +55,7 @@ def with_row(
     return replace(made_sweep(), rows=[row], recommended=0, lengths=lengths)
 
 
-def test_lhotse_makes_as_many_batches_as_the_row_of_real_lengths(
-    librispeech: np.ndarray, swept: Sweep
-) -> None:
+def test_lhotse_makes_as_many_batches_as_the_row_of_real_lengths(librispeech, swept):
     row = row_of(swept)
     found = batches(render(swept), librispeech)
     assert len(found) == row.batches
@@ -69,7 +67,7 @@ def test_lhotse_makes_as_many_batches_as_the_row_of_real_lengths(
         )
 
 
-def test_the_least_buffer_is_enough(librispeech: np.ndarray, swept: Sweep) -> None:
+def test_the_least_buffer_is_enough(librispeech, swept):
     row = row_of(swept)
     found = batches(
         render(swept),
@@ -83,14 +81,14 @@ def test_the_least_buffer_is_enough(librispeech: np.ndarray, swept: Sweep) -> No
     assert len(found) == int(np.sum(-(-counts // np.array(row.batch_sizes))))
 
 
-def test_milliseconds_become_seconds() -> None:
+def test_milliseconds_become_seconds():
     pytest.importorskip("lhotse")
     assert executed(render(with_row([1500.0, 24525.0], [9, 2], "ms")))[
         "BOUNDARIES"
     ] == [1.5, 24.525]
 
 
-def test_a_table_that_ends_before_the_longest_example_is_refused() -> None:
+def test_a_table_that_ends_before_the_longest_example_is_refused():
     result = with_row([1.0, 2.0], [3, 2])
     lengths = replace(result.lengths, max=2.5)
     with pytest.raises(

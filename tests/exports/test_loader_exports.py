@@ -55,7 +55,7 @@ def exported(name: str, loader: LoaderTuning | None) -> str:
 # loader.yaml
 
 
-def test_loader_yaml_reads_back_the_same_and_has_the_same_bytes() -> None:
+def test_loader_yaml_reads_back_the_same_and_has_the_same_bytes():
     text = render_loader_yaml(ALL)
     assert text == render_loader_yaml(ALL)
     document = YAML(typ="safe").load(text)
@@ -69,7 +69,7 @@ def test_loader_yaml_reads_back_the_same_and_has_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize("loader", [made_dali(), made_iterable()])
-def test_loader_yaml_of_other_kinds(loader: LoaderTuning) -> None:
+def test_loader_yaml_of_other_kinds(loader):
     document = YAML(typ="safe").load(render_loader_yaml(loader))
     row = loader.recommended_row
     assert (
@@ -79,7 +79,7 @@ def test_loader_yaml_of_other_kinds(loader: LoaderTuning) -> None:
     )
 
 
-def test_what_recommends_nothing_has_no_yaml() -> None:
+def test_what_recommends_nothing_has_no_yaml():
     with pytest.raises(
         ResultError,
         match="No setting of the loader is recommended: Nothing is recommended",
@@ -96,7 +96,7 @@ def test_what_recommends_nothing_has_no_yaml() -> None:
         "\u202eA\U000e0041",
     ],
 )
-def test_strings_of_strangers_stay_strings_in_yaml(text: str) -> None:
+def test_strings_of_strangers_stay_strings_in_yaml(text):
     loader = recommending({text: text, "num_workers": 2})
     written = render_loader_yaml(
         replace(loader, target=replace(loader.target, spec=text))
@@ -111,14 +111,12 @@ def test_strings_of_strangers_stay_strings_in_yaml(text: str) -> None:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("loader", [made_dali(), made_iterable(), all_failed()])
-def test_other_kinds_and_failures_change_no_export(
-    name: str, loader: LoaderTuning
-) -> None:
+def test_other_kinds_and_failures_change_no_export(name, loader):
     assert exported(name, loader) == exported(name, None)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_every_export_names_the_workers_and_what_was_measured(name: str) -> None:
+def test_every_export_names_the_workers_and_what_was_measured(name):
     text = exported(name, ALL)
     check(name, text)
     same = content(name, text) == content(name, exported(name, None))
@@ -130,7 +128,7 @@ def test_every_export_names_the_workers_and_what_was_measured(name: str) -> None
 
 
 @pytest.mark.parametrize("name", IN_PYTHON)
-def test_a_dataloader_gets_all_arguments(name: str) -> None:
+def test_a_dataloader_gets_all_arguments(name):
     text = exported(name, ALL)
     assigned = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
     (loader,) = [
@@ -140,7 +138,7 @@ def test_a_dataloader_gets_all_arguments(name: str) -> None:
     assert "**LOADER" in text
 
 
-def test_the_code_makes_a_dataloader_with_these_arguments() -> None:
+def test_the_code_makes_a_dataloader_with_these_arguments():
     names: dict[str, Any] = {}
     code = exported("pytorch", recommending({"num_workers": 2, **BESIDE})).split(
         "\n\n\ndef train("
@@ -161,9 +159,7 @@ def test_the_code_makes_a_dataloader_with_these_arguments() -> None:
         ("speechbrain", {"num_workers": 6}),
     ],
 )
-def test_configs_hold_what_they_can_and_name_the_rest(
-    name: str, settings: dict[str, Any]
-) -> None:
+def test_configs_hold_what_they_can_and_name_the_rest(name, settings):
     text = exported(name, ALL)
     document = content(name, text)
     if name.startswith("nemo"):
@@ -172,12 +168,12 @@ def test_configs_hold_what_they_can_and_name_the_rest(
     assert "Also recommended, and not set here: prefetch_factor=4, " in prose(text)
 
 
-def test_fairseq_gets_a_flag() -> None:
+def test_fairseq_gets_a_flag():
     text = exported("fairseq", ALL)
     assert " --num-workers 6 " in text and "#     num_workers: 6\n" in text
 
 
-def test_arguments_of_the_users_own_function_are_named() -> None:
+def test_arguments_of_the_users_own_function_are_named():
     text = exported("pytorch", recommending({"num_workers": 2, "crop": 3}))
     assert "Also recommended, and not set here: crop=3." in prose(text)
 
@@ -187,7 +183,7 @@ def test_arguments_of_the_users_own_function_are_named() -> None:
     "text",
     ["\n__import__('os').abort()", '"""\nimport os', "\u2028import os", "\x1b[31m"],
 )
-def test_strings_of_strangers_stay_in_comments(name: str, text: str) -> None:
+def test_strings_of_strangers_stay_in_comments(name, text):
     hostile = hostile_loader(text)
     check(name, exported(name, hostile))
     assert content(name, exported(name, hostile)) == content(

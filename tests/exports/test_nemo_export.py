@@ -10,7 +10,6 @@ import sys
 import types
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ SHARDS = 4
 
 
 @pytest.fixture(scope="module")
-def nemo() -> Iterator[Any]:
+def nemo():
     """NeMo's own data loading, which few machines have."""
     if importlib.util.find_spec("nemo") is None:
         pytest.skip("nemo is not installed")
@@ -135,9 +134,7 @@ def write_cuts(path: Path, examples: list[tuple[float, int]]) -> Path:
     return path
 
 
-def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(
-    nemo: Any, tmp_path: Path
-) -> None:
+def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(nemo, tmp_path):
     path = write_cuts(
         tmp_path / "cuts.jsonl",
         [(length, 1) for length in (1.5, 24.525, 24.6, 3.582, 3.583)],
@@ -149,9 +146,7 @@ def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(
     ]
 
 
-def test_nemo_takes_the_first_bin_that_holds_both_lengths(
-    nemo: Any, tmp_path: Path
-) -> None:
+def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo, tmp_path):
     text = render(replace(made_sweep(), two_dimensional=[TWO]))
     examples = [
         (3.0, 10),
@@ -167,7 +162,7 @@ def test_nemo_takes_the_first_bin_that_holds_both_lengths(
     assert found == [[3.0, 3.0, 3.0], [3.1, 3.1], [3.2], [8.0]]
 
 
-def test_the_fragment_has_the_table_and_disables_other_limits() -> None:
+def test_the_fragment_has_the_table_and_disables_other_limits():
     settings = train_ds(render(made_sweep()))
     row = row_of(made_sweep())
     assert (settings["bucket_duration_bins"], settings["bucket_batch_size"]) == (
@@ -186,13 +181,13 @@ def test_the_fragment_has_the_table_and_disables_other_limits() -> None:
     ) == (None, None, 24.525)
 
 
-def test_the_buffer_is_never_too_small_for_the_batch_sizes() -> None:
+def test_the_buffer_is_never_too_small_for_the_batch_sizes():
     row = replace(row_of(made_sweep()), batch_sizes=[2000] * 13)
     settings = train_ds(render(replace(made_sweep(), rows=[row], recommended=0)))
     assert settings["bucket_buffer_size"] == 13 * 1999 + 1
 
 
-def test_a_batch_never_exceeds_the_proven_size_of_its_bucket() -> None:
+def test_a_batch_never_exceeds_the_proven_size_of_its_bucket():
     sweep = proven_sweep()
     few = [replace(sweep.buckets[0], examples=9), *sweep.buckets[1:]]
     sizes = train_ds(render(replace(sweep, buckets=few)))["bucket_batch_size"]
@@ -207,9 +202,7 @@ def test_a_batch_never_exceeds_the_proven_size_of_its_bucket() -> None:
         (None, "Whether these batches fit was not measured."),
     ],
 )
-def test_the_best_table_over_both_lengths_stands_in_comments(
-    unproven: int | None, said: str
-) -> None:
+def test_the_best_table_over_both_lengths_stands_in_comments(unproven, said):
     slow = replace(TWO, estimated_epoch_seconds=300.0, batch_sizes=[1, 1, 1])
     rows = [slow, replace(TWO, unproven=unproven)]
     text = render(replace(made_sweep(), two_dimensional=rows))
@@ -254,7 +247,7 @@ def swept_stream() -> StreamSweep:
 
 
 @pytest.fixture
-def tarred(tmp_path: Path) -> dict[str, Any]:
+def tarred(tmp_path):
     """The fragment for tar files as NeMo's convert_to_tarred_audio_dataset.py writes them."""
     for name in ("audio", "manifests"):
         (tmp_path / name).mkdir()
@@ -286,9 +279,7 @@ def tarred(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
-def test_nemos_batches_of_tar_files_have_the_recommended_sizes(
-    nemo: Any, tarred: dict[str, Any], workers: int
-) -> None:
+def test_nemos_batches_of_tar_files_have_the_recommended_sizes(nemo, tarred, workers):
     loader = nemo.get_lhotse_dataloader_from_config(
         {**tarred, "num_workers": workers}, 0, 2, Seen()
     )
@@ -310,7 +301,7 @@ def test_nemos_batches_of_tar_files_have_the_recommended_sizes(
     assert set(used) == set(range(len(tarred["bucket_batch_size"])))
 
 
-def test_the_fragment_has_tarred_data_and_a_nominal_epoch() -> None:
+def test_the_fragment_has_tarred_data_and_a_nominal_epoch():
     text = export_of("nemo-tarred").render(Tuned(stream=made_stream()))
     found = YAML(typ="safe", pure=True).load(text)
     assert found["trainer"] == {

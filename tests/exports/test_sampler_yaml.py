@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -41,12 +40,12 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_file_is_as_in_its_snapshot() -> None:
+def test_the_file_is_as_in_its_snapshot():
     assert_snapshot("sampler.yaml", render_sampler_yaml(CONFIG))
     assert_snapshot("stream.yaml", render_stream_yaml(STREAM))
 
 
-def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
+def test_the_evidence_counts_unproven_buckets_and_the_margin():
     evidence = sampler_config(partly_proven_sweep(), proven_probe()).evidence
     assert (evidence.unproven, evidence.margin_bytes) == (4, 400 * 1024**2)
     assert (CONFIG.evidence.unproven, CONFIG.evidence.margin_bytes) == (None, None)
@@ -55,7 +54,7 @@ def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
     assert sampler_config(sweep, proven_probe()).evidence.unproven == 13
 
 
-def test_a_sweep_without_recommendation_has_no_config() -> None:
+def test_a_sweep_without_recommendation_has_no_config():
     with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
         sampler_config(without_recommendation(made_sweep()))
     nothing = replace(made_stream(), recommended=None, reason="no row fits")
@@ -75,12 +74,8 @@ positive = st.floats(1e-9, 1e12)
 )
 @settings(deadline=None, max_examples=25)
 def test_what_is_written_is_read_back_bit_for_bit(
-    tmp_path_factory: pytest.TempPathFactory,
-    boundaries: list[float],
-    unit: Any,
-    seconds: float,
-    text: str,
-) -> None:
+    tmp_path_factory, boundaries, unit, seconds, text
+):
     folder = tmp_path_factory.mktemp("sampler")
     evidence = replace(CONFIG.evidence, device=text, estimated_epoch_seconds=seconds)
     sizes = list(range(len(boundaries), 0, -1))
@@ -126,7 +121,7 @@ HOSTILE_NAMES = [
 ]
 
 
-def test_a_hostile_device_name_stays_a_string(tmp_path: Path) -> None:
+def test_a_hostile_device_name_stays_a_string(tmp_path):
     for name in HOSTILE_NAMES:
         config = replace(CONFIG, evidence=replace(CONFIG.evidence, device=name))
         text = render_sampler_yaml(config)
@@ -134,13 +129,13 @@ def test_a_hostile_device_name_stays_a_string(tmp_path: Path) -> None:
         assert yaml.safe_load(text)["evidence"]["device"] == name
 
 
-def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too() -> None:
+def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too():
     evidence = replace(CONFIG.evidence, padding_ratio=1e-05)
     text = render_sampler_yaml(replace(CONFIG, evidence=evidence))
     assert "padding_ratio: 1.0e-05\n" in text
 
 
-def test_pools_are_read_back(tmp_path: Path) -> None:
+def test_pools_are_read_back(tmp_path):
     row = replace(
         made_sweep().rows[0], strategy="pooled", pool_size=20_000, batch_overhead=12.5
     )
@@ -166,16 +161,12 @@ def test_pools_are_read_back(tmp_path: Path) -> None:
         "\x00",
     ],
 )
-def test_what_is_no_sampler_file_is_refused_without_a_traceback(
-    tmp_path: Path, text: str
-) -> None:
+def test_what_is_no_sampler_file_is_refused_without_a_traceback(tmp_path, text):
     with pytest.raises(ResultError, match=r"sampler\.yaml"):
         read_sampler_yaml(written(tmp_path, text))
 
 
-def test_a_missing_file_is_named_with_the_command_that_writes_it(
-    tmp_path: Path,
-) -> None:
+def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path):
     with pytest.raises(ResultError, match="does not exist") as caught:
         read_sampler_yaml(tmp_path / "sampler.yaml")
     assert "sweep-buckets" in str(caught.value.hint)
@@ -189,7 +180,7 @@ def test_a_missing_file_is_named_with_the_command_that_writes_it(
     ],
     ids=["merges", "lists"],
 )
-def test_a_bomb_is_no_work(tmp_path: Path, first: str, more: str, end: str) -> None:
+def test_a_bomb_is_no_work(tmp_path, first, more, end):
     text = first
     for n in range(1, 24):
         before = ", ".join([f"*a{n - 1}"] * 9)
@@ -200,9 +191,7 @@ def test_a_bomb_is_no_work(tmp_path: Path, first: str, more: str, end: str) -> N
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case["message"])
-def test_a_file_that_is_off_is_refused_with_the_field_named(
-    tmp_path: Path, case: dict[str, Any]
-) -> None:
+def test_a_file_that_is_off_is_refused_with_the_field_named(tmp_path, case):
     path = tmp_path / case["file"]
     fields = {**case.get("fields", {}), **dict.fromkeys(case.get("without", []), ...)}
     of_stream = path.name == "stream.yaml"
@@ -218,7 +207,7 @@ def test_a_file_that_is_off_is_refused_with_the_field_named(
 # Of a stream
 
 
-def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own() -> None:
+def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own():
     made = made_stream(recommended="speechbrain")
     found = stream_config(made, proven_probe())
     assert (found.algorithm, found.batches_per_epoch, found.evidence.batches) == (

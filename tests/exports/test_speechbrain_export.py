@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ EXPORT = export_of("speechbrain")
 
 
 @pytest.fixture(scope="module")
-def librispeech() -> np.ndarray:
+def librispeech():
     return librispeech_seconds()
 
 
@@ -53,9 +52,7 @@ def batches(
 
 
 @pytest.mark.parametrize("most", [None, 40])
-def test_speechbrain_makes_the_rows_number_of_batches(
-    sampler: Any, librispeech: np.ndarray, most: int | None
-) -> None:
+def test_speechbrain_makes_the_rows_number_of_batches(sampler, librispeech, most):
     # The optimal boundaries make use of the cap so that it need not be written.
     strategy = "optimal" if most is None else "quantile"
     tried = SweepSettings(
@@ -70,7 +67,7 @@ def test_speechbrain_makes_the_rows_number_of_batches(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(min_value=1e-7, max_value=1e18), min_size=1, max_size=12))
-def test_numbers_survive_hyperpyyaml_exactly(values: list[float]) -> None:
+def test_numbers_survive_hyperpyyaml_exactly(values):
     found = loaded(f"a: {{b: {flow_list(values)}, c: {number(values[0])}}}\n")["a"]
     assert (list(found["b"]), found["c"]) == (values, values[0])
 
@@ -81,12 +78,12 @@ POOLED = np.random.default_rng(0).integers(1, 31, 300).astype(np.float64)
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     return tmp_path / "sampler.yaml"
 
 
 @pytest.fixture
-def for_train_py(config: Path) -> list[str]:
+def for_train_py(config):
     """The lines for train.py."""
     result = sweep(
         Lengths.of(POOLED, unit="s"),
@@ -114,9 +111,7 @@ def examples() -> dict[str, dict[str, float]]:
     }
 
 
-def test_speechbrains_loader_runs_the_pools(
-    sampler: Any, config: Path, for_train_py: list[str]
-) -> None:
+def test_speechbrains_loader_runs_the_pools(sampler, config, for_train_py):
     _, dataset, dataloader, _ = load_speechbrain()
     names: dict[str, Any] = {
         "train_data": dataset.DynamicItemDataset(examples(), output_keys=["number"])

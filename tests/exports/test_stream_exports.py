@@ -7,7 +7,6 @@ import shutil
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from itertools import chain, islice
@@ -61,7 +60,7 @@ def swept(*, batches: int = 12, **settings: Any) -> StreamSweep:
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+def shards(tmp_path_factory):
     """Real shards; a sample is as long as its place in SAMPLES says."""
     webdataset = pytest.importorskip("webdataset")
     folder = tmp_path_factory.mktemp("shards")
@@ -79,14 +78,14 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def closed() -> Iterator[None]:
+def closed():
     """Closes shards that a nominal epoch leaves open, as their warnings would show up in another test."""
     yield
     gc.collect()
 
 
 @pytest.fixture
-def config(tmp_path: Path, closed: None) -> str:
+def config(tmp_path, closed):
     path = tmp_path / "stream.yaml"
     path.write_text(render_stream_yaml(stream_config(swept())), encoding="utf-8")
     return str(path)
@@ -118,7 +117,7 @@ def fits(batch: list[int], found: StreamSweep) -> bool:
 
 
 @pytest.fixture
-def speechbrain(monkeypatch: pytest.MonkeyPatch, closed: None) -> None:
+def speechbrain(monkeypatch, closed):
     """What the snippet imports of SpeechBrain."""
     if find_spec("speechbrain") is None:
         pytest.skip("speechbrain is not installed")
@@ -137,7 +136,7 @@ def ids(batches: Any) -> list[list[int]]:
 
 @pytest.mark.usefixtures("speechbrain")
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
-def test_speechbrains_loader_makes_tuned_batches(shards: str, workers: int) -> None:
+def test_speechbrains_loader_makes_tuned_batches(shards, workers):
     names = snippet("speechbrain-stream", swept())
     assert (names["TARGET_BATCH_NUMEL"], names["MAX_BATCH_NUMEL"]) == (3600, 4000)
     loader = names["train_loader"](shards, num_workers=workers)
@@ -161,7 +160,7 @@ def test_speechbrains_loader_makes_tuned_batches(shards: str, workers: int) -> N
         (None, "600"),
     ],
 )
-def test_numels_count_what_speechbrain_counts(unit: str | None, written: str) -> None:
+def test_numels_count_what_speechbrain_counts(unit, written):
     text = export_of("speechbrain-stream").render(Tuned(stream=made_stream(unit=unit)))
     assert f"\nMAX_BATCH_NUMEL = {written}\n" in text
     assert ("SAMPLE_RATE = 16000" in text) == (unit in ("s", "ms"))
@@ -189,9 +188,7 @@ def with_strangers(shards: str, folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("speechbrain")
-def test_speechbrain_goes_on_after_examples_not_seen_before(
-    shards: str, tmp_path: Path
-) -> None:
+def test_speechbrain_goes_on_after_examples_not_seen_before(shards, tmp_path):
     loader = snippet("speechbrain-stream", swept())["train_loader"](
         with_strangers(shards, tmp_path), num_workers=0
     )
@@ -200,9 +197,7 @@ def test_speechbrain_goes_on_after_examples_not_seen_before(
     )
 
 
-def test_webdataset_goes_on_after_examples_not_seen_before(
-    shards: str, config: str, tmp_path: Path
-) -> None:
+def test_webdataset_goes_on_after_examples_not_seen_before(shards, config, tmp_path):
     strangers = with_strangers(shards, tmp_path)
     loader = snippet("webdataset", swept(), stream_config=config)["train_loader"](
         strangers, length_of, keys, num_workers=0
@@ -214,7 +209,7 @@ def test_webdataset_goes_on_after_examples_not_seen_before(
 
 
 @pytest.mark.process
-def test_webdataset_gives_nominal_epochs(shards: str, config: str) -> None:
+def test_webdataset_gives_nominal_epochs(shards, config):
     loader = snippet("webdataset", swept(), stream_config=config)["train_loader"](
         shards, length_of, keys, num_workers=2
     )
@@ -225,7 +220,7 @@ def test_webdataset_gives_nominal_epochs(shards: str, config: str) -> None:
 
 
 @pytest.mark.process
-def test_hugging_face_streams_are_dealt_and_shuffled(config: str) -> None:
+def test_hugging_face_streams_are_dealt_and_shuffled(config):
     datasets = pytest.importorskip("datasets")
 
     rows = {"place": range(SAMPLES.size), "samples": SAMPLES}
@@ -269,12 +264,12 @@ def write_shar(folder: Path, samples: list[int]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shar(tmp_path_factory):
     return write_shar(tmp_path_factory.mktemp("shar"), SAMPLES.tolist())
 
 
 @pytest.mark.process
-def test_lhotse_shar_gives_nominal_epochs(shar: Path) -> None:
+def test_lhotse_shar_gives_nominal_epochs(shar):
     names = snippet("lhotse-shar", swept())
     epochs = names["epochs"](names["train_loader"](shar, Places(), num_workers=2))
     found = [list(next(epochs)) for _ in range(6)]
@@ -286,7 +281,7 @@ def test_lhotse_shar_gives_nominal_epochs(shar: Path) -> None:
 
 
 @pytest.mark.process
-def test_lhotse_shar_goes_on_after_a_longer_cut(tmp_path: Path) -> None:
+def test_lhotse_shar_goes_on_after_a_longer_cut(tmp_path):
     shar = write_shar(tmp_path, [*SAMPLES.tolist(), 500])
     names = snippet("lhotse-shar", swept())
     epochs = names["epochs"](names["train_loader"](shar, Places(), num_workers=2))
@@ -295,7 +290,7 @@ def test_lhotse_shar_goes_on_after_a_longer_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_lhotse_shar_reads_each_ranks_own_shards(shar: Path) -> None:
+def test_lhotse_shar_reads_each_ranks_own_shards(shar):
     names = snippet("lhotse-shar", swept(shuffle_shards=0, shuffle_buffer=0))
     loaders = [
         names["train_loader"](shar, Places(), rank=rank, world_size=2, num_workers=1)
@@ -332,9 +327,7 @@ def test_lhotse_shar_reads_each_ranks_own_shards(shar: Path) -> None:
         ("nemo-tarred", "bucket", None),
     ],
 )
-def test_the_best_row_that_the_framework_runs_is_written(
-    name: str, algorithm: str, row: str | None
-) -> None:
+def test_the_best_row_that_the_framework_runs_is_written(name, algorithm, row):
     found = made_stream(recommended=algorithm)
     text = prose(export_of(name).render(Tuned(stream=found)))
     assert (row is None) == ("batchtune recommends" not in text)

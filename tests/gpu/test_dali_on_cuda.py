@@ -23,7 +23,7 @@ FILES = 11
 
 
 @pytest.fixture(scope="module")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> str:
+def clips(tmp_path_factory):
     """Wavs of 0.1 to 0.6 s, 16 kHz."""
     folder = tmp_path_factory.mktemp("clips")
     for number in range(FILES):
@@ -42,7 +42,7 @@ def where(loader: OpenLoader) -> Iterator[tuple[str, int | None]]:
         yield batch["power"].device.device_type, batch["stream"]
 
 
-def test_each_reader_thread_has_a_stream_of_its_own(clips: str) -> None:
+def test_each_reader_thread_has_a_stream_of_its_own(clips):
     for threads in (0, 1, 2):
         found = list(where(opened("where", clips, reader_threads=threads)))
         assert {device for device, _ in found} == {"gpu"}

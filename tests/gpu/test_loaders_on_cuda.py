@@ -42,7 +42,7 @@ def epoch(nursery: Nursery, device: str, arguments: Arguments) -> tuple[Opened, 
 
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_batches_arrive_as_they_were_made(pinned: bool, context: str) -> None:
+def test_batches_arrive_as_they_were_made(pinned, context):
     arguments: Arguments = {
         "num_workers": 2,
         "pin_memory": pinned,

@@ -12,7 +12,7 @@ LENGTHS = [300, 17, 128, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_kernel_attends_within_each_sequence(dtype: torch.dtype) -> None:
+def test_the_kernel_attends_within_each_sequence(dtype):
     made = torch.randn(3, 1, 4, sum(LENGTHS), 64, device=CUDA)
     spans = Spans.of(LENGTHS, CUDA)
     exact = attend_within(*made, spans)
@@ -24,7 +24,7 @@ def test_the_kernel_attends_within_each_sequence(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_a_packed_step_trains(dtype: str) -> None:
+def test_a_packed_step_trains(dtype):
     workload = load_workload(
         "builtin:transformer-lm", {"size": "tiny", "packed": True, "dtype": dtype}
     )

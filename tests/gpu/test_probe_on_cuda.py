@@ -1,7 +1,5 @@
 """The probe on a CUDA device, under the allocator's own limit."""
 
-from pathlib import Path
-
 import pytest
 from gpu.on_cuda import GIB, settings, supervise
 
@@ -13,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("one_nursery")
 LENGTHS = Lengths.of([10.0, 20.0, 40.0] * 30)
 
 
-def test_the_limit_is_real_and_the_worker_lives_on() -> None:
+def test_the_limit_is_real_and_the_worker_lives_on():
     with supervise("Known") as supervisor:
         supervisor.start()
         trials = [
@@ -26,9 +24,7 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
 
 
 @pytest.mark.parametrize("memory_gib", [1, 3])
-def test_the_probe_finds_what_a_brute_force_finds(
-    tmp_path: Path, memory_gib: int
-) -> None:
+def test_the_probe_finds_what_a_brute_force_finds(tmp_path, memory_gib):
     """But for the 1.5% of the limit that sizes leave free, as a cache uses some pages only in part."""
     probe = run_probe(LENGTHS, settings(memory_bytes=memory_gib * GIB), tmp_path)
     usable_bytes = 0.985 * probe.device.limit_bytes
@@ -51,7 +47,7 @@ def test_the_probe_finds_what_a_brute_force_finds(
             assert max(leaves) - 1 <= point.batch_size <= max(fits)
 
 
-def test_an_oom_caught_by_the_workload_still_counts(tmp_path: Path) -> None:
+def test_an_oom_caught_by_the_workload_still_counts(tmp_path):
     with supervise("CatchesItself") as supervisor:
         supervisor.start()
         fits, too_large = (
@@ -72,7 +68,7 @@ def test_an_oom_caught_by_the_workload_still_counts(tmp_path: Path) -> None:
     ("dtype", "checkpoint"), [("fp32", False), ("bf16", True), ("fp16", False)]
 )
 @pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
-def test_the_built_in_workloads_train(name: str, dtype: str, checkpoint: bool) -> None:
+def test_the_built_in_workloads_train(name, dtype, checkpoint):
     options = {"size": "tiny", "dtype": dtype, "checkpoint": checkpoint}
     with supervise(f"builtin:{name}", options, memory_bytes=8 * GIB) as supervisor:
         supervisor.start()

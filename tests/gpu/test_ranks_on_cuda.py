@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from gpu.on_cuda import settings
@@ -18,7 +16,7 @@ SMALL = {"size": "tiny"}
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_are_probed_over_nccl(parallel: str, ranks: int, tmp_path: Path) -> None:
+def test_ranks_are_probed_over_nccl(parallel, ranks, tmp_path):
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
     probe = run_probe(

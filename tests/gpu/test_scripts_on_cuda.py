@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
 from gpu.on_cuda import MIB
 
 from batchtune.lengths import Lengths
@@ -15,9 +14,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "small_script.py"
 LENGTHS = Lengths.of([20 + 37 * index % 80 for index in range(40)], unit="frames")
 
 
-def test_a_script_is_measured_and_limited_on_its_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_is_measured_and_limited_on_its_device(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = ProbeSettings(
         workload="a script",

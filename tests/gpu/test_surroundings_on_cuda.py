@@ -19,7 +19,7 @@ needs_nvml = pytest.mark.skipif(not all_gpus()[0], reason="NVML tells of no GPU 
 
 
 @needs_nvml
-def test_the_drivers_facts_are_there_and_sane() -> None:
+def test_the_drivers_facts_are_there_and_sane():
     with supervise() as supervisor:
         device = supervisor.start()
         trial = supervisor.measure(BatchShape(8, 64.0), 0).trial
@@ -36,9 +36,7 @@ def test_the_drivers_facts_are_there_and_sane() -> None:
 @pytest.mark.parametrize(
     ("reserve", "ddp"), [(300 * MIB, False), (0, True), (300 * MIB, True)]
 )
-def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(
-    reserve: int, ddp: bool
-) -> None:
+def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(reserve, ddp):
     with supervise(reserve_bytes=reserve, ddp=ddp) as supervisor:
         device = supervisor.start()
         largest = device.limit_bytes // MIB - 256  # cuBLAS alone may take 64
@@ -65,7 +63,7 @@ print(json.dumps([first.id, again.id, before, after, os.getpid() in users]))
 """
 
 
-def test_a_device_is_identified_without_using_its_memory() -> None:
+def test_a_device_is_identified_without_using_its_memory():
     ran = subprocess.run(
         [sys.executable, "-c", IDENTIFY], capture_output=True, text=True, check=True
     )

@@ -24,9 +24,7 @@ LENGTHS = Lengths.of([2.0, 4.0, 8.0] * 200)
     [(True, False), (True, True), (False, True)],
     ids=["compiled", "compiled bf16", "eager bf16"],
 )
-def test_the_frontier_of_a_compiled_or_eager_model_fits(
-    tmp_path: Path, compile: bool, bf16: bool
-) -> None:
+def test_the_frontier_of_a_compiled_or_eager_model_fits(tmp_path, compile, bf16):
     if compile:
         pytest.importorskip("triton")
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):

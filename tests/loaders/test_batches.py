@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ class Thing:
         ({}, None, None),
     ],
 )
-def test_facts(batch: Any, examples: int | None, total: float | None) -> None:
+def test_facts(batch, examples, total):
     facts = facts_of(batch)
     assert (facts.examples, facts.total_length) == (examples, total)
 
@@ -65,9 +65,7 @@ def test_facts(batch: Any, examples: int | None, total: float | None) -> None:
     ("batch", "examples"),
     [(torch.ones(700, 80), 8), (torch.ones(5, 70), 5), ("text", 8)],
 )
-def test_a_batch_holds_no_more_examples_than_were_requested(
-    batch: Any, examples: int
-) -> None:
+def test_a_batch_holds_no_more_examples_than_were_requested(batch, examples):
     assert facts_of(batch, 8).examples == examples
 
 
@@ -80,7 +78,7 @@ def test_a_batch_holds_no_more_examples_than_were_requested(
         ({"loss": torch.tensor(1.0)}, "a number (loss)"),
     ],
 )
-def test_words(batch: Any, words: str) -> None:
+def test_words(batch, words):
     assert words_of(batch) == words
 
 
@@ -99,9 +97,7 @@ DTYPES = [
     st.sampled_from(DTYPES),
     st.data(),
 )
-def test_digests_are_equal_only_if_all_bits_are(
-    values: list[int], dtype: torch.dtype, data: st.DataObject
-) -> None:
+def test_digests_are_equal_only_if_all_bits_are(values, dtype, data):
     one = torch.tensor(values).to(dtype)
     assert digests_of({"x": one}) == digests_of({"x": one.clone()})
     other = one.clone()
@@ -112,13 +108,13 @@ def test_digests_are_equal_only_if_all_bits_are(
     assert digests_of(one) != digests_of(one.to(torch.complex128))
 
 
-def test_digests_of_other_values() -> None:
+def test_digests_of_other_values():
     assert digests_of({"id": ["a", "b"]}) != digests_of({"id": ["b", "a"]})
     assert digests_of(torch.ones(4, 4).T) == digests_of(torch.ones(4, 4))
     assert digests_of(torch.tensor(0.0)) != digests_of(torch.tensor(-0.0))
 
 
-def test_a_batch_is_moved_with_its_structure() -> None:
+def test_a_batch_is_moved_with_its_structure():
     batch = {"pair": Padded(torch.ones(2), torch.ones(2)), "list": [torch.ones(1), "a"]}
     there = moved(batch, "meta", non_blocking=True)
     assert isinstance(there["pair"], Padded)

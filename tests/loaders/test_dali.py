@@ -8,7 +8,6 @@ import random
 import sys
 import wave
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ needs_dali = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def wavs(tmp_path_factory: pytest.TempPathFactory) -> str:
+def wavs(tmp_path_factory):
     """Wavs of different lengths, 1 kHz."""
     folder, chance = tmp_path_factory.mktemp("wavs"), random.Random(0)
     for number in range(FILES):
@@ -47,7 +46,7 @@ def wavs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def opened(wavs: str) -> Iterator[Callable[..., OpenLoader]]:
+def opened(wavs):
     """`opened(name, options, **arguments)`: a loader of a target, in all threads again when the test ends."""
 
     def open_loader(
@@ -95,7 +94,7 @@ def digests(loader: OpenLoader, batches: int | None = None) -> list[dict[str, st
 
 
 @needs_dali
-def test_functions_that_use_the_dynamic_mode_are_recognised(tmp_path: Path) -> None:
+def test_functions_that_use_the_dynamic_mode_are_recognised(tmp_path):
     imports = {"torch": False, f"{DYNAMIC} as ndd": True, "nvidia.dali.fn": False}
     for number, (name, is_recognised) in enumerate(imports.items()):
         (tmp_path / f"made{number}.py").write_text(f"def make():\n    import {name}\n")
@@ -106,7 +105,7 @@ def test_functions_that_use_the_dynamic_mode_are_recognised(tmp_path: Path) -> N
     assert DaliKind().recognises(target_of("mels", {"folder": ""}))
 
 
-def test_functions_with_shards_are_read_by_two_threads() -> None:
+def test_functions_with_shards_are_read_by_two_threads():
     axes = DaliKind().axes(
         16, accelerator=False, takes=frozenset({"shard_id", "num_shards"})
     )
@@ -136,8 +135,8 @@ def test_functions_with_shards_are_read_by_two_threads() -> None:
     pad=st.booleans(),
 )
 def test_each_example_counts_once_in_an_epoch(
-    wavs: str, files: int, batch_size: int, threads: int, stick: bool, pad: bool
-) -> None:
+    wavs, files, batch_size, threads, stick, pad
+):
     threads = min(threads, files)
     options = {
         "folder": wavs,
@@ -165,7 +164,7 @@ def test_each_example_counts_once_in_an_epoch(
 
 
 @needs_dali
-def test_lengths_are_those_of_each_example(opened: Callable[..., OpenLoader]) -> None:
+def test_lengths_are_those_of_each_example(opened):
     loader = opened("mels")
     for batch in loader.epoch():
         facts = loader.facts(batch)
@@ -177,9 +176,7 @@ def test_lengths_are_those_of_each_example(opened: Callable[..., OpenLoader]) ->
 
 
 @needs_dali
-def test_equal_seeds_give_equal_batches_in_all_modes(
-    opened: Callable[..., OpenLoader],
-) -> None:
+def test_equal_seeds_give_equal_batches_in_all_modes(opened):
     for threads in (0, 2):
         found = [
             digests(
@@ -203,9 +200,7 @@ def test_equal_seeds_give_equal_batches_in_all_modes(
 
 
 @needs_dali
-def test_an_epoch_can_be_broken_off_and_begun_again(
-    opened: Callable[..., OpenLoader],
-) -> None:
+def test_an_epoch_can_be_broken_off_and_begun_again(opened):
     for threads in (0, 1, 2):
         loader = opened("mels", reader_threads=threads, queue_depth=1)
         assert len(digests(loader, 1)) == 1
@@ -218,9 +213,7 @@ def test_an_epoch_can_be_broken_off_and_begun_again(
 @needs_dali
 @pytest.mark.parametrize("mode", ["eager", "deferred", "sync_cpu"])
 @pytest.mark.parametrize("threads", [0, 2])
-def test_an_operators_error_names_the_line_of_the_user(
-    opened: Callable[..., OpenLoader], mode: str, threads: int
-) -> None:
+def test_an_operators_error_names_the_line_of_the_user(opened, mode, threads):
     loader = opened("fails", eval_mode=mode, reader_threads=threads)
     for _ in range(2):  # it can be begun again
         with pytest.raises(
@@ -234,9 +227,7 @@ def test_an_operators_error_names_the_line_of_the_user(
 
 @needs_dali
 @pytest.mark.parametrize("mode", ["eager", "deferred"])
-def test_an_error_that_passed_through_operators_is_dalis(
-    opened: Callable[..., OpenLoader], tmp_path: Path, mode: str
-) -> None:
+def test_an_error_that_passed_through_operators_is_dalis(opened, tmp_path, mode):
     for number in range(2):
         (tmp_path / f"{number}.wav").write_bytes(b"no audio" * 20)
     with pytest.raises(RuntimeError, match="Format not recognised"):
@@ -244,7 +235,7 @@ def test_an_error_that_passed_through_operators_is_dalis(
 
 
 @needs_dali
-def test_bad_arguments_are_named(opened: Callable[..., OpenLoader], wavs: str) -> None:
+def test_bad_arguments_are_named(opened, wavs):
     with pytest.raises(
         ValueError, match="number of threads per CPU core must not exceed 100"
     ):
@@ -260,9 +251,7 @@ def test_bad_arguments_are_named(opened: Callable[..., OpenLoader], wavs: str) -
         list(opened("mels", {"folder": wavs}, reader_threads=FILES + 1).epoch())
 
 
-def test_without_dali_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_dali_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "late.py").write_text(
         f"def make():\n    import {DYNAMIC} as ndd\n    yield ndd\n"
     )

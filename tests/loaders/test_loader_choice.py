@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,9 +78,7 @@ def by_workers(arguments: Arguments) -> float:
 
 
 @pytest.fixture
-def tuned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., LoaderTuning]:
+def tuned(tmp_path, monkeypatch):
     def tune(noise: float = 0.0, seed: int = 0, **given: Any) -> LoaderTuning:
         runner = MadeRunner(noise, seed, by_workers)
         monkeypatch.setattr(loader_tuner, "LoaderRunner", runner)
@@ -97,9 +94,7 @@ def tuned(
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
-def test_no_row_is_faster_than_the_recommended_one(
-    tuned: Any, noise: float, seed: int
-) -> None:
+def test_no_row_is_faster_than_the_recommended_one(tuned, noise, seed):
     sweep = {
         "num_workers": [0, 1, 2, 3, 4, 6],
         "prefetch_factor": [2, 4],
@@ -122,9 +117,7 @@ def test_no_row_is_faster_than_the_recommended_one(
 
 
 @pytest.mark.parametrize(("step", "bottleneck"), [(0.02, False), (0.005, True)])
-def test_a_setting_that_delivers_enough_is_no_bottleneck(
-    tuned: Any, step: float, bottleneck: bool
-) -> None:
+def test_a_setting_that_delivers_enough_is_no_bottleneck(tuned, step, bottleneck):
     found = tuned(sweep={"num_workers": [0]}, step_ms=1000 * step)
     assert found.recommended_row.gpu_idle > BUSY_IDLE
     assert (
@@ -137,9 +130,7 @@ def test_a_setting_that_delivers_enough_is_no_bottleneck(
     assert "the step waits for data" in headline
 
 
-def test_what_reproducing_takes_is_said_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_reproducing_takes_is_said_before(tmp_path, monkeypatch):
     said: list[LoaderProgress] = []
     monkeypatch.setattr(loader_tuner, "LoaderRunner", MadeRunner(0.0, 0, by_workers))
     settings = LoaderSettings(
@@ -150,7 +141,7 @@ def test_what_reproducing_takes_is_said_before(
     assert progress.seconds == 120
 
 
-def test_of_dali_reader_threads_are_too_few() -> None:
+def test_of_dali_reader_threads_are_too_few():
     made = made_dali()
     rows = [replace(row, gpu_idle=0.2, batches_per_second=100.0) for row in made.rows]
     demand = Demand(source="step-ms", per="batch", step_seconds=0.1)
@@ -159,9 +150,7 @@ def test_of_dali_reader_threads_are_too_few() -> None:
     assert "reader threads" in said and "worker" not in said
 
 
-def test_interrupted_it_keeps_what_it_has_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_it_keeps_what_it_has_measured(tmp_path, monkeypatch):
     def interrupted(arguments: Arguments) -> float:
         if arguments["num_workers"] == 2:
             raise KeyboardInterrupt

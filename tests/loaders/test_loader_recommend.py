@@ -54,9 +54,7 @@ def row(
         ([], None, []),
     ],
 )
-def test_the_fewest_workers_of_the_best_come_first(
-    rows: list[LoaderRow], demand: Demand | None, order: list[int]
-) -> None:
+def test_the_fewest_workers_of_the_best_come_first(rows, demand, order):
     assert [row.workers for row in ranked(rows, demand)] == order
 
 
@@ -73,7 +71,7 @@ def measurement(waits: list[float], workers: int, step: float = 0.0) -> Measurem
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_rates_leave_out_the_start_of_an_epoch(workers: int) -> None:
+def test_rates_leave_out_the_start_of_an_epoch(workers):
     # All workers begin at once: their first batches come together after a start of 2 s, then one every 0.1 s.
     waits = [2.0, *[0.0] * max(0, workers - 1), *[0.1] * 40]
     found = row_of(TorchKind(), [measurement(waits, workers)] * 2)
@@ -102,7 +100,5 @@ def test_rates_leave_out_the_start_of_an_epoch(workers: int) -> None:
         ("aabb", 2, False),  # too few
     ],
 )
-def test_workers_repeat_each_other_if_all_batches_say_so(
-    batches: str, workers: int, repeated: bool
-) -> None:
+def test_workers_repeat_each_other_if_all_batches_say_so(batches, workers, repeated):
     assert repeated_batches([{"0": batch} for batch in batches], workers) is repeated

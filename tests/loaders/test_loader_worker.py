@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ class ProcessAsker(Asker):
 
 
 @pytest.fixture
-def asker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asker]:
+def asker(monkeypatch):
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     yield Asker()
     torch.set_num_threads(1)
@@ -114,9 +113,7 @@ def asker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asker]:
         ),
     ],
 )
-def test_a_dict_of_arguments_delivers_each_example_once(
-    asker: Asker, sweep: list[Arguments]
-) -> None:
+def test_a_dict_of_arguments_delivers_each_example_once(asker, sweep):
     for swept in sweep:
         taken = asker.epoch("arguments", swept)
         assert taken.complete and examples(taken) == [8] * 5
@@ -134,7 +131,7 @@ def test_a_dict_of_arguments_delivers_each_example_once(
     assert taken.digests != asker.epoch("arguments", swept, seed=2).digests
 
 
-def test_a_class_that_cant_be_made_anew_is_named(asker: Asker) -> None:
+def test_a_class_that_cant_be_made_anew_is_named(asker):
     assert (
         "FolderLoader can't be made from the arguments"
         in asker.failure("own_class", TWO).message
@@ -149,9 +146,7 @@ def test_a_class_that_cant_be_made_anew_is_named(asker: Asker) -> None:
         ("generator", 0, 5),
     ],
 )
-def test_iterables_deliver_their_own_batches_each_epoch(
-    asker: Asker, name: str, workers: int, batches: int
-) -> None:
+def test_iterables_deliver_their_own_batches_each_epoch(asker, name, workers, batches):
     asker.open(name, {"num_workers": workers} if workers else {})
     for _ in range(2):
         taken = asker.take()
@@ -160,7 +155,7 @@ def test_iterables_deliver_their_own_batches_each_epoch(
 
 
 @pytest.mark.process
-def test_a_web_loader_starts_its_workers_itself(asker: Asker, tmp_path: Path) -> None:
+def test_a_web_loader_starts_its_workers_itself(asker, tmp_path):
     folder = {"folder": str(tmp_path)}
     assert examples(asker.epoch("web_loader", TWO, options=folder)) == [5] * 4
 
@@ -169,7 +164,7 @@ def test_a_web_loader_starts_its_workers_itself(asker: Asker, tmp_path: Path) ->
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> str:
+def config(tmp_path):
     made = made_config([12.0, 14.0], [7, 4], unit="s", seed=11)
     (tmp_path / "sampler.yaml").write_text(render_sampler_yaml(made), encoding="utf-8")
     return str(tmp_path / "sampler.yaml")
@@ -178,9 +173,7 @@ def config(tmp_path: Path) -> str:
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*was tuned on:UserWarning")
 @pytest.mark.parametrize("in_order", [True, False])
-def test_lengths_give_the_recommended_batches_and_exact_shapes(
-    asker: Asker, config: str, in_order: bool
-) -> None:
+def test_lengths_give_the_recommended_batches_and_exact_shapes(asker, config, in_order):
     opened = asker.open("with_lengths", {**TWO, "in_order": in_order}, config=config)
     assert isinstance(opened, Opened) and opened.exact and opened.batches == 8
     taken = asker.take()
@@ -202,9 +195,7 @@ def test_lengths_give_the_recommended_batches_and_exact_shapes(
         ({"count": 39}, True, "39 `lengths` for a data set of 40 examples"),
     ],
 )
-def test_lengths_that_cant_be_used(
-    asker: Asker, config: str, options: dict[str, int], has_run: bool, message: str
-) -> None:
+def test_lengths_that_cant_be_used(asker, config, options, has_run, message):
     failure = asker.failure(
         "with_lengths", options=options, config=config if has_run else None
     )
@@ -215,7 +206,7 @@ def test_lengths_that_cant_be_used(
 
 
 @pytest.mark.process
-def test_a_part_of_an_epoch_ends_where_it_was_asked_to(asker: Asker) -> None:
+def test_a_part_of_an_epoch_ends_where_it_was_asked_to(asker):
     asker.open("arguments", {**TWO, "persistent_workers": True})
     for _ in range(2):  # the second epoch begins anew
         taken = asker.take(batches=3)
@@ -223,7 +214,7 @@ def test_a_part_of_an_epoch_ends_where_it_was_asked_to(asker: Asker) -> None:
         assert examples(taken) == [8] * 3
 
 
-def test_the_consumer_is_busy_for_each_step(asker: Asker) -> None:
+def test_the_consumer_is_busy_for_each_step(asker):
     asker.open("arguments")
     taken = asker.take(steps=[0.02, 0.05])
     assert isinstance(taken, Taken)
@@ -233,7 +224,7 @@ def test_the_consumer_is_busy_for_each_step(asker: Asker) -> None:
     )
 
 
-def test_examples_that_collate_fn_leaves_out_do_not_count(asker: Asker) -> None:
+def test_examples_that_collate_fn_leaves_out_do_not_count(asker):
     assert examples(asker.epoch("thinned")) == [4] * 5
 
 
@@ -241,7 +232,7 @@ def test_examples_that_collate_fn_leaves_out_do_not_count(asker: Asker) -> None:
 
 
 @pytest.mark.parametrize("workers", [{}, WITH_WORKERS])
-def test_an_item_that_raises_shows_its_line(asker: Asker, workers: Arguments) -> None:
+def test_an_item_that_raises_shows_its_line(asker, workers):
     failure = asker.failure("arguments", workers, options={"bad": 17})
     assert failure.outcome == "error"
     assert failure.message == "ValueError: no such clip"
@@ -250,7 +241,7 @@ def test_an_item_that_raises_shows_its_line(asker: Asker, workers: Arguments) ->
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_named_as_torch_does() -> None:
+def test_a_worker_that_dies_is_named_as_torch_does():
     with contextlib.closing(ProcessAsker()) as asker:
         for what in ("exit", "SIGKILL", "SIGSEGV"):
             failure = asker.failure("arguments", TWO, options={"bad": 17, "what": what})
@@ -259,7 +250,7 @@ def test_a_worker_that_dies_is_named_as_torch_does() -> None:
             asker.nursery.end_worker()
 
 
-def test_a_bus_error_means_too_little_shared_memory() -> None:
+def test_a_bus_error_means_too_little_shared_memory():
     # As torch 2.13 writes it.
     signal = RuntimeError(
         "DataLoader worker (pid 17) is killed by signal: Bus error. It is possible that dataloader's workers are out "
@@ -274,9 +265,7 @@ def test_a_bus_error_means_too_little_shared_memory() -> None:
 
 
 @pytest.mark.parametrize("workers", [{}, WITH_WORKERS])
-def test_the_probes_messages_mean_out_of_memory(
-    asker: Asker, workers: Arguments
-) -> None:
+def test_the_probes_messages_mean_out_of_memory(asker, workers):
     for what in ("memory", "device memory"):
         failure = asker.failure("arguments", workers, options={"bad": 17, "what": what})
         assert failure.outcome == "oom" and failure.hint, what
@@ -285,7 +274,7 @@ def test_the_probes_messages_mean_out_of_memory(
 
 
 @pytest.mark.process
-def test_a_worker_that_hangs_shows_where() -> None:
+def test_a_worker_that_hangs_shows_where():
     with contextlib.closing(ProcessAsker()) as asker:
         asker.open("arguments", {}, options={"bad": 17, "what": "hang"})
         with pytest.raises(WorkerLost) as lost:
@@ -298,16 +287,14 @@ def test_a_worker_that_hangs_shows_where() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")
-def test_what_cant_be_pickled_under_spawn_has_a_hint(asker: Asker) -> None:
+def test_what_cant_be_pickled_under_spawn_has_a_hint(asker):
     failure = asker.failure("with_lock", {**TWO, "multiprocessing_context": "spawn"})
     assert "cannot pickle" in failure.message
     assert failure.outcome == "error" and failure.hint and "picklable" in failure.hint
 
 
 @pytest.mark.parametrize("options", [{"count": 0}, {"count": 3, "drop_last": True}])
-def test_an_epoch_without_batches_is_empty(
-    asker: Asker, options: dict[str, Any]
-) -> None:
+def test_an_epoch_without_batches_is_empty(asker, options):
     failure = asker.failure(
         "arguments" if "drop_last" in options else "Clips", options=options
     )
@@ -328,11 +315,11 @@ def test_an_epoch_without_batches_is_empty(
         ("missing_dali", "No module named 'nvidia"),
     ],
 )
-def test_what_is_no_loader_is_named(asker: Asker, name: str, message: str) -> None:
+def test_what_is_no_loader_is_named(asker, name, message):
     assert message in asker.failure(name).message
 
 
-def test_a_gpu_that_is_not_there(asker: Asker) -> None:
+def test_a_gpu_that_is_not_there(asker):
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there may be one")
     assert (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,19 +26,17 @@ TORCH = kind_of("torch")
         (9, [0, 1, 2, 4, 8, 9]),
     ],
 )
-def test_workers_double_up_to_the_processors(
-    processors: int, workers: list[int]
-) -> None:
+def test_workers_double_up_to_the_processors(processors, workers):
     axes = TORCH.axes(processors, accelerator=False, takes=NOTHING)
     assert list(axes["num_workers"]) == workers
 
 
-def test_memory_is_pinned_only_for_a_gpu() -> None:
+def test_memory_is_pinned_only_for_a_gpu():
     assert "pin_memory" not in TORCH.axes(2, accelerator=False, takes=NOTHING)
     assert TORCH.axes(2, accelerator=True, takes=NOTHING)["pin_memory"] == [False, True]
 
 
-def test_an_iterable_is_swept_only_by_what_its_function_takes() -> None:
+def test_an_iterable_is_swept_only_by_what_its_function_takes():
     takes = frozenset({"num_workers", "folder"})
     assert kind_of("iterable").axes(2, accelerator=True, takes=takes) == {
         "num_workers": [0, 1, 2]
@@ -47,7 +44,7 @@ def test_an_iterable_is_swept_only_by_what_its_function_takes() -> None:
 
 
 @given(st.integers(2, 20))
-def test_settings_that_are_the_same_are_left_out(processors: int) -> None:
+def test_settings_that_are_the_same_are_left_out(processors):
     settings = TORCH.settings(TORCH.axes(processors, accelerator=False, takes=NOTHING))
     assert len({tuple(arguments.items()) for arguments in settings}) == len(settings)
     counts = Counter(arguments["num_workers"] for arguments in settings)
@@ -72,8 +69,6 @@ def test_settings_that_are_the_same_are_left_out(processors: int) -> None:
         ),
     ],
 )
-def test_values_are_checked_before_measuring(
-    kind: str, swept: dict[str, Any], message: str
-) -> None:
+def test_values_are_checked_before_measuring(kind, swept, message):
     with pytest.raises(UsageError, match=message):
         swept_axes(kind_of(kind), {}, swept, [])

@@ -19,7 +19,7 @@ Refusal = Callable[..., ManifestError]
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Read:
+def read(tmp_path):
     """Writes a manifest and reads it: read(content, name="manifest", **options)."""
 
     def run(content: str | bytes, name: str = "manifest", **options: object) -> Lengths:
@@ -31,7 +31,7 @@ def read(tmp_path: Path) -> Read:
 
 
 @pytest.fixture
-def refusal(read: Read) -> Refusal:
+def refusal(read):
     """The ManifestError that reading a manifest must end with."""
 
     def run(
@@ -62,7 +62,7 @@ def by_transformers(folder: Path, rows: Iterable[tuple[Any, Any]]) -> list[int]:
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
+def tokenizer(tmp_path):
     """A folder with a tokenizer of words that truncates, pads, and begins each text with a token of its own."""
     tokenizers = pytest.importorskip("tokenizers")
     folder = tmp_path / "model"

@@ -8,7 +8,6 @@ import os
 import random
 import struct
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,7 +87,7 @@ DATA = chunk(b"data", bytes(2000))
 
 
 @pytest.mark.parametrize("form", ["WAV", "WAVEX", "RF64"])
-def test_wav_of_any_encoding_has_its_samples(form: str) -> None:
+def test_wav_of_any_encoding_has_its_samples(form):
     for subtype in (
         "PCM_U8",
         "PCM_16",
@@ -106,7 +105,7 @@ def test_wav_of_any_encoding_has_its_samples(form: str) -> None:
 
 
 @pytest.mark.parametrize("subtype", ["IMA_ADPCM", "MS_ADPCM", "GSM610", "G721_32"])
-def test_adpcm_has_the_samples_of_its_fact_chunk(subtype: str) -> None:
+def test_adpcm_has_the_samples_of_its_fact_chunk(subtype):
     data = written("WAV", subtype, count=20_000)
     fact = struct.unpack_from("<I", data, data.index(b"fact") + 8)[0]
     assert 20_000 <= fact < 20_600  # filled up to a block
@@ -124,12 +123,12 @@ def test_adpcm_has_the_samples_of_its_fact_chunk(subtype: str) -> None:
         [fmt(), *[chunk(b"cue ", b"")] * 400, DATA],
     ],
 )
-def test_other_chunks_do_not_matter(chunks: list[bytes]) -> None:
+def test_other_chunks_do_not_matter(chunks):
     assert length(riff(*chunks)) == AudioLength(1000, RATE)
 
 
 @pytest.mark.parametrize("magic", [b"RF64", b"BW64"])
-def test_rf64_has_its_size_in_another_chunk(magic: bytes) -> None:
+def test_rf64_has_its_size_in_another_chunk(magic):
     for size in [2000, 0xFFFFFFFFFFFFFFFF]:
         ds64 = chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0))
         data = riff(
@@ -142,7 +141,7 @@ def test_rf64_has_its_size_in_another_chunk(magic: bytes) -> None:
         assert length(data).num_samples == 1000
 
 
-def test_an_open_size_extends_to_the_end() -> None:
+def test_an_open_size_extends_to_the_end():
     for whole, size in [
         (0, 0),
         (0xFFFFFFFF, 0xFFFFFFFF),
@@ -155,7 +154,7 @@ def test_an_open_size_extends_to_the_end() -> None:
         assert length(data).num_samples == 1000
 
 
-def test_an_empty_recording_has_no_samples() -> None:
+def test_an_empty_recording_has_no_samples():
     assert length(riff(fmt(), chunk(b"data", b""))) == AudioLength(0, RATE)
     assert (
         length(riff(fmt(), chunk(b"data", b""), chunk(b"LIST", bytes(100)))).num_samples
@@ -163,7 +162,7 @@ def test_an_empty_recording_has_no_samples() -> None:
     )
 
 
-def test_fewer_samples_than_the_header_says_are_an_error() -> None:
+def test_fewer_samples_than_the_header_says_are_an_error():
     for removed in (1, 2, 1000, 1999, 2000):
         assert reason(riff(fmt(), DATA)[:-removed]) == "truncated WAV", removed
     with pytest.raises(
@@ -186,7 +185,7 @@ def test_fewer_samples_than_the_header_says_are_an_error() -> None:
         (bytes(1000), "no audio header"),
     ],
 )
-def test_what_is_not_audio_or_damaged_says_so(data: bytes, said: str) -> None:
+def test_what_is_not_audio_or_damaged_says_so(data, said):
     assert reason(data) == said
 
 
@@ -202,12 +201,12 @@ def test_what_is_not_audio_or_damaged_says_so(data: bytes, said: str) -> None:
         ("AIFF", "PCM_16"),
     ],
 )
-def test_other_audio_has_the_samples_that_were_written(form: str, subtype: str) -> None:
+def test_other_audio_has_the_samples_that_were_written(form, subtype):
     for channels in (1, 2):
         assert length(written(form, subtype, channels)) == AudioLength(COUNT, RATE)
 
 
-def test_opus_counts_the_samples_that_it_decodes_to() -> None:
+def test_opus_counts_the_samples_that_it_decodes_to():
     assert length(written("OGG", "OPUS", count=RATE)) == AudioLength(48_000, 48_000)
 
 
@@ -231,19 +230,19 @@ def m4a(duration: int, rate: int) -> bytes:
     )
 
 
-def test_m4a_has_the_duration_of_its_audio_track() -> None:
+def test_m4a_has_the_duration_of_its_audio_track():
     assert length(m4a(61_440, RATE)) == AudioLength(61_440, RATE)
 
 
 @pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
-def test_mp3_without_a_tag_is_an_estimate(mode: str) -> None:
+def test_mp3_without_a_tag_is_an_estimate(mode):
     data = written("MP3", count=32_000, bitrate_mode=mode)
     assert length(data) == AudioLength(32_000, RATE)
     first = data.index(b"\xff\xf3", 4)  # the frame after that with the tag
     assert length(data[first:]).is_estimate
 
 
-def test_a_flac_without_a_length_is_unreadable() -> None:
+def test_a_flac_without_a_length_is_unreadable():
     data = bytearray(written("FLAC"))
     data[21] &= 0xF0
     data[22:26] = bytes(4)
@@ -254,13 +253,11 @@ def test_a_flac_without_a_length_is_unreadable() -> None:
     "data",
     [b"\xff\xd8\xff\xe0" + bytes(5000), b"\xff" * 100_000, b"fLaC\x04" + bytes(100)],
 )
-def test_what_only_begins_like_audio_is_not(data: bytes) -> None:
+def test_what_only_begins_like_audio_is_not(data):
     assert reason(data) in ("damaged, or not audio", "no audio header", "no MP3 header")
 
 
-def test_without_mutagen_the_error_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_mutagen_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "mutagen", None)
     with pytest.raises(ManifestError) as caught:
         length(b"OggS" + bytes(100))
@@ -293,7 +290,7 @@ def survives(data: bytes) -> None:
         ("M4A", ""),
     ],
 )
-def test_a_damaged_audio_file_is_read_or_refused(form: str, subtype: str) -> None:
+def test_a_damaged_audio_file_is_read_or_refused(form, subtype):
     data = m4a(61_440, RATE) if form == "M4A" else written(form, subtype, count=400)
     chance = random.Random(form)
     for _ in range(300):
@@ -304,9 +301,7 @@ def test_a_damaged_audio_file_is_read_or_refused(form: str, subtype: str) -> Non
 # What is read from
 
 
-def test_an_error_of_the_disk_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_disk_is_reported(tmp_path, monkeypatch):
     def read_first_bytes(descriptor: int, size: int, offset: int) -> bytes:
         if offset > 0:
             raise OSError(errno.EIO, "Input/output error")

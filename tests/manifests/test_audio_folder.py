@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ Folder = Callable[..., Lengths]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path):
     """Writes files into a folder and reads it: folder({"a.wav": …}, **options)."""
 
     def load(files: dict[str, bytes | str], **options: object) -> Lengths:
@@ -31,7 +30,7 @@ def folder(tmp_path: Path) -> Folder:
     return load
 
 
-def test_each_audio_file_is_an_example(folder: Folder) -> None:
+def test_each_audio_file_is_an_example(folder):
     files = {
         "a.wav": wav(8000),
         "b.WAV": wav(16_000),
@@ -52,7 +51,7 @@ def test_each_audio_file_is_an_example(folder: Folder) -> None:
     ]
 
 
-def test_formats_and_rates_may_be_mixed(folder: Folder, tmp_path: Path) -> None:
+def test_formats_and_rates_may_be_mixed(folder, tmp_path):
     soundfile = pytest.importorskip("soundfile")
     (tmp_path / "audio").mkdir()
     for name, rate in (
@@ -65,7 +64,7 @@ def test_formats_and_rates_may_be_mixed(folder: Folder, tmp_path: Path) -> None:
     assert folder({}).values.tolist() == [2.0] * 4
 
 
-def test_estimated_lengths_are_counted_in_a_note(folder: Folder) -> None:
+def test_estimated_lengths_are_counted_in_a_note(folder):
     pytest.importorskip("mutagen")
     # MPEG 1, layer III, 128 kbit/s, 44.1 kHz: 1152 samples.
     frame = bytes.fromhex("fffb90c4") + bytes(413)
@@ -78,9 +77,7 @@ def test_estimated_lengths_are_counted_in_a_note(folder: Folder) -> None:
     )
 
 
-def test_files_that_can_not_be_read_are_named_with_the_reason(
-    folder: Folder, tmp_path: Path
-) -> None:
+def test_files_that_can_not_be_read_are_named_with_the_reason(folder, tmp_path):
     (tmp_path / "audio").mkdir()
     os.mkfifo(tmp_path / "audio" / "d.wav")
     with pytest.raises(ManifestError) as caught:
@@ -93,7 +90,7 @@ def test_files_that_can_not_be_read_are_named_with_the_reason(
     assert folder({}, skip_invalid=True).values.tolist() == [0.5]
 
 
-def test_audio_that_is_not_read_is_counted_as_such(folder: Folder) -> None:
+def test_audio_that_is_not_read_is_counted_as_such(folder):
     lengths = folder({"a.wav": wav(1), "b.au": b"", "c.CAF": b""})
     assert lengths.left_out == {
         "audio in a format that is not read: convert it to WAV or FLAC": 2

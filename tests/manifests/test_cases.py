@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +74,7 @@ SPANS = "path,start,end,text\na.wav,1.0,3.5,x\na.wav,10,20,y\n"
     ],
     ids=str,
 )  # fmt: skip
-def test_the_lengths_are_right(
-    tmp_path: Path,
-    files: Content | dict[str, str],
-    options: dict[str, Any],
-    lengths: list[float],
-    unit: str,
-) -> None:
+def test_the_lengths_are_right(tmp_path, files, options, lengths, unit):
     found = load_lengths(written(tmp_path, files), ReadOptions(**options))
     assert (found.values.tolist(), found.unit) == (lengths, unit)
 
@@ -113,14 +106,12 @@ def written(folder: Path, files: Content | dict[str, str]) -> Path:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_to_do_is_said(
-    tmp_path: Path, files: Content | dict[str, str], message: str
-) -> None:
+def test_what_to_do_is_said(tmp_path, files, message):
     with pytest.raises(ManifestError, match=f"(?s){message}"):
         load_lengths(written(tmp_path, files))
 
 
-def test_a_segment_that_ends_before_it_begins_is_invalid(tmp_path: Path) -> None:
+def test_a_segment_that_ends_before_it_begins_is_invalid(tmp_path):
     path = written(tmp_path, "start,end\n3,1\n")
     with pytest.raises(ManifestError, match=r"'end-start' is -2\.0 \(negative\)"):
         load_lengths(path, ReadOptions(length_key="end-start", unit="s"))
@@ -134,12 +125,12 @@ def test_a_segment_that_ends_before_it_begins_is_invalid(tmp_path: Path) -> None
         (lines({"messages": [said("user", [{"type": "text", "text": "x"}])]}), False),
     ],
 )
-def test_images_in_chats_are_told(tmp_path: Path, content: str, is_told: bool) -> None:
+def test_images_in_chats_are_told(tmp_path, content, is_told):
     notes = load_lengths(written(tmp_path, content)).notes
     assert any("hold images" in note for note in notes) == is_told
 
 
-def test_files_of_one_set_in_seconds_and_milliseconds_are_told(tmp_path: Path) -> None:
+def test_files_of_one_set_in_seconds_and_milliseconds_are_told(tmp_path):
     paths = []
     for name, scale in (("a", 1), ("b", 1000), ("c", 3)):
         path = tmp_path / f"{name}.jsonl"
@@ -162,9 +153,7 @@ def test_files_of_one_set_in_seconds_and_milliseconds_are_told(tmp_path: Path) -
     ],
     ids=["objects", "JSON", "list of JSON"],
 )
-def test_tools_count_as_the_template_renders_them(
-    tmp_path: Path, as_stored: Callable[[Any], Any]
-) -> None:
+def test_tools_count_as_the_template_renders_them(tmp_path, as_stored):
     text = (CASES / "tools.jsonl").read_text()
     rows = list(map(json.loads, text.splitlines()))
     rows.append({"messages": rows[0]["messages"], "tools": []})
@@ -176,7 +165,7 @@ def test_tools_count_as_the_template_renders_them(
 
 
 @pytest.mark.parametrize("tokenizer", ["strict", "default_system"])
-def test_prompt_and_completion_are_one_chat(tmp_path: Path, tokenizer: str) -> None:
+def test_prompt_and_completion_are_one_chat(tmp_path, tokenizer):
     folder = CASES / tokenizer
     path = written(tmp_path, CHATS)
     found = load_lengths(path, ReadOptions(tokenizer=str(folder)))
@@ -217,16 +206,14 @@ INDEXES = {
 
 
 @pytest.mark.parametrize("name", INDEXES)
-def test_sizes_stand_in_the_header(tmp_path: Path, name: str) -> None:
+def test_sizes_stand_in_the_header(tmp_path, name):
     content, unit = INDEXES[name]
     found = load_lengths(written(tmp_path, content))
     assert (found.values.tolist(), found.unit) == ([12, 3, 1], unit)
 
 
 @pytest.mark.parametrize("name", INDEXES)
-def test_a_header_that_breaks_off_or_lies_is_one_message(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_header_that_breaks_off_or_lies_is_one_message(tmp_path, name):
     content, _ = INDEXES[name]
     for damaged in (content[:13], content[:30], content[:8], huge(content)):
         path = written(tmp_path, damaged)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from manifests.conftest import Read, Refusal, by_transformers
+from manifests.conftest import by_transformers
 
 from batchtune.manifests import texts
 
@@ -51,7 +51,7 @@ TEMPLATE = """{{- bos_token }}
 
 
 @pytest.fixture(autouse=True)
-def with_template(tokenizer: Path) -> None:
+def with_template(tokenizer):
     write_config(tokenizer, chat_template=TEMPLATE)
 
 
@@ -61,15 +61,13 @@ def write_config(folder: Path, **fields: object) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def test_a_note_says_how_chats_are_counted(read: Read) -> None:
+def test_a_note_says_how_chats_are_counted(read):
     said = "'messages' holds chats: the characters of their contents are counted"
     assert said in read(LINES).notes[0]
 
 
 @pytest.mark.parametrize("as_parquet", [False, True])
-def test_a_chat_template_counts_as_in_training(
-    read: Read, tokenizer: Path, tmp_path: Path, as_parquet: bool
-) -> None:
+def test_a_chat_template_counts_as_in_training(read, tokenizer, tmp_path, as_parquet):
     content: str | bytes = LINES
     if as_parquet:
         path = tmp_path / "chats.parquet"
@@ -86,16 +84,14 @@ def test_a_chat_template_counts_as_in_training(
     )
 
 
-def test_a_template_may_lie_in_a_file_of_its_own(read: Read, tokenizer: Path) -> None:
+def test_a_template_may_lie_in_a_file_of_its_own(read, tokenizer):
     (tokenizer / "chat_template.jinja").write_text(TEMPLATE + "{{ ' one one' }}")
     found = read(LINES, tokenizer=str(tokenizer / "tokenizer.json"))
     assert found.values.tolist() == by_transformers(tokenizer, AS_CHATS)
     assert "chat_template.jinja" in found.notes[0]
 
 
-def test_of_several_templates_the_default_one_is_taken(
-    read: Read, tokenizer: Path
-) -> None:
+def test_of_several_templates_the_default_one_is_taken(read, tokenizer):
     default = {"name": "default", "template": TEMPLATE}
     templates = [{"name": "tool_use", "template": "one"}, default]
     write_config(tokenizer, chat_template=templates)
@@ -103,9 +99,7 @@ def test_of_several_templates_the_default_one_is_taken(
     assert found.values.tolist() == by_transformers(tokenizer, AS_CHATS)
 
 
-def test_without_a_template_the_tokens_of_contents_are_counted(
-    read: Read, tokenizer: Path
-) -> None:
+def test_without_a_template_the_tokens_of_contents_are_counted(read, tokenizer):
     write_config(tokenizer)
     found = read(LINES, tokenizer=str(tokenizer))
     assert found.values.tolist() == [5, 3]
@@ -120,14 +114,12 @@ def test_without_a_template_the_tokens_of_contents_are_counted(
         ([{"role": "user", "content": ""}], "zero"),
     ],
 )
-def test_what_is_no_chat_is_named(
-    refusal: Refusal, messages: object, said: str
-) -> None:
+def test_what_is_no_chat_is_named(refusal, messages, said):
     error = refusal(LINES + json.dumps({"messages": messages}) + "\n")
     assert "line 3: 'messages' " in error.message and said in error.message
 
 
-def test_what_a_template_refuses_is_named(refusal: Refusal, tokenizer: Path) -> None:
+def test_what_a_template_refuses_is_named(refusal, tokenizer):
     write_config(
         tokenizer, chat_template="{{ raise_exception('roles must alternate') }}"
     )
@@ -149,9 +141,7 @@ def test_what_a_template_refuses_is_named(refusal: Refusal, tokenizer: Path) -> 
         "{{ messages.append(1) }}",
     ],
 )
-def test_a_template_can_not_leave_its_sandbox(
-    refusal: Refusal, tokenizer: Path, template: str
-) -> None:
+def test_a_template_can_not_leave_its_sandbox(refusal, tokenizer, template):
     write_config(tokenizer, chat_template=template)
     assert (
         "refused by the chat template"
@@ -159,9 +149,7 @@ def test_a_template_can_not_leave_its_sandbox(
     )
 
 
-def test_a_template_that_never_ends_is_one_error(
-    refusal: Refusal, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_never_ends_is_one_error(refusal, tokenizer, monkeypatch):
     monkeypatch.setattr(texts, "_LONGEST_SECONDS", 0.1)
     loops = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
     write_config(tokenizer, chat_template=loops)
@@ -170,8 +158,6 @@ def test_a_template_that_never_ends_is_one_error(
 
 
 @pytest.mark.parametrize("content", ["{", '{"chat_template": "{% if %}"}'])
-def test_a_damaged_template_is_one_error(
-    refusal: Refusal, tokenizer: Path, content: str
-) -> None:
+def test_a_damaged_template_is_one_error(refusal, tokenizer, content):
     (tokenizer / "tokenizer_config.json").write_text(content)
     assert "tokenizer_config.json" in refusal(LINES, tokenizer=str(tokenizer)).message

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path):
     """Writes a table, or columns, and opens the file: write({"duration": [1.5]}, "arrow file")."""
 
     def run(columns: Any, kind: str = "parquet", **options: Any) -> Format:
@@ -73,14 +72,12 @@ def values(reader: Format, key: str) -> list[object]:
     ],
     ids=lambda value: str(value.type)[:20] if isinstance(value, pyarrow.Array) else "",
 )
-def test_values_of_any_type_are_read(
-    write: Write, column: pyarrow.Array, expected: list[object], kind: str
-) -> None:
+def test_values_of_any_type_are_read(write, column, expected, kind):
     assert values(write({"x": column}, kind), "x") == expected
 
 
 @pytest.mark.parametrize("value", [b"RIFF", datetime.date(2024, 1, 1)])
-def test_what_is_no_length_is_an_invalid_row(write: Write, value: object) -> None:
+def test_what_is_no_length_is_an_invalid_row(write, value):
     path = write({"id": ["a"], "x": [value]}).source.path
     with pytest.raises(
         ManifestError,
@@ -90,7 +87,7 @@ def test_what_is_no_length_is_an_invalid_row(write: Write, value: object) -> Non
 
 
 @kinds
-def test_what_stands_in_nested_columns_is_found(write: Write, kind: str) -> None:
+def test_what_stands_in_nested_columns_is_found(write, kind):
     rows = [
         {
             "info": {"audio": {"seconds": 1.5}},
@@ -113,14 +110,14 @@ def test_what_stands_in_nested_columns_is_found(write: Write, kind: str) -> None
         assert values(reader, key) == expected, key
 
 
-def test_a_dot_in_a_name_is_a_name(write: Write) -> None:
+def test_a_dot_in_a_name_is_a_name(write):
     assert values(
         write({"audio.duration": [2.5], "audio": [{"rate": 1}]}), "audio.duration"
     ) == [2.5]
 
 
 @kinds
-def test_two_columns_of_one_name_can_not_be_told_apart(write: Write, kind: str) -> None:
+def test_two_columns_of_one_name_can_not_be_told_apart(write, kind):
     table = pyarrow.Table.from_arrays(
         [pyarrow.array([1]), pyarrow.array([2])], names=["n", "n"]
     )
@@ -129,7 +126,7 @@ def test_two_columns_of_one_name_can_not_be_told_apart(write: Write, kind: str) 
 
 
 @pytest.mark.parametrize("column", ["id", "x"])
-def test_a_row_is_named_by_its_id_or_its_number(write: Write, column: str) -> None:
+def test_a_row_is_named_by_its_id_or_its_number(write, column):
     path = write({column: ["a", "b"], "duration": [1, -1]}).source.path
     with pytest.raises(
         ManifestError,
@@ -138,7 +135,7 @@ def test_a_row_is_named_by_its_id_or_its_number(write: Write, column: str) -> No
         load_lengths(path)
 
 
-def test_arrow_is_told_by_the_head_of_a_long_schema(write: Write) -> None:
+def test_arrow_is_told_by_the_head_of_a_long_schema(write):
     many = pyarrow.table(
         [pyarrow.array([1])] * 3000,
         names=[f"a long name, number {number}" for number in range(3000)],
@@ -148,18 +145,18 @@ def test_arrow_is_told_by_the_head_of_a_long_schema(write: Write) -> None:
 
 
 @kinds
-def test_a_file_that_breaks_off_is_refused(write: Write, kind: str) -> None:
+def test_a_file_that_breaks_off_is_refused(write, kind):
     path = write({"duration": np.arange(1.0, 1001.0)}, kind).source.path
     path.write_bytes(path.read_bytes()[:-3000])
     with pytest.raises(ManifestError, match="can't be read as"):
         load_lengths(path, ReadOptions(format=kind.split()[0]))
 
 
-def test_an_encrypted_file_is_refused(refusal: Callable[..., ManifestError]) -> None:
+def test_an_encrypted_file_is_refused(refusal):
     assert "can't be read as Parquet" in refusal(b"PARE" + bytes(100) + b"PARE").message
 
 
-def test_a_checksum_tells_damage(write: Write) -> None:
+def test_a_checksum_tells_damage(write):
     plain = {
         "use_dictionary": False,
         "compression": "none",

@@ -23,7 +23,7 @@ ROWS = [
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Callable[..., Path]:
+def saved(tmp_path):
     """Rows saved by datasets: saved(num_shards=3)."""
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
@@ -40,7 +40,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_saved_durations_are_read(saved: Callable[..., Path], shards: int) -> None:
+def test_saved_durations_are_read(saved, shards):
     path = saved(num_shards=shards)
     (path / "cache-1.arrow").touch()
     assert len(expand(path, None)) == shards
@@ -49,7 +49,7 @@ def test_saved_durations_are_read(saved: Callable[..., Path], shards: int) -> No
     assert lengths.values.tolist() == [number + 0.5 for number in reversed(range(20))]
 
 
-def test_saved_splits_are_named(tmp_path: Path) -> None:
+def test_saved_splits_are_named(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     dataset = datasets.Dataset.from_list(ROWS)

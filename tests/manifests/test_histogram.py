@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -23,7 +22,7 @@ from batchtune.manifests.reading import load_ordered_lengths
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     """5,000 examples of few lengths, with targets, in no order."""
     random = np.random.default_rng(0)
     lengths = random.lognormal(2, 0.7, 5000).round(1) + 0.1
@@ -41,13 +40,13 @@ OF_TABLE = ReadOptions(length_key="duration", target_key="tokens")
 
 
 @pytest.fixture
-def histogram(table: Path, tmp_path: Path) -> Path:
+def histogram(table, tmp_path):
     path = tmp_path / "histogram.parquet"
     scan(table, OF_TABLE, path, histogram=True)
     return path
 
 
-def test_it_gives_what_the_examples_give(table: Path, histogram: Path) -> None:
+def test_it_gives_what_the_examples_give(table, histogram):
     listed = load_lengths(table, OF_TABLE)
     counted = load_lengths(histogram)
     assert pyarrow.parquet.read_table(histogram).column_names == [
@@ -66,7 +65,7 @@ def test_it_gives_what_the_examples_give(table: Path, histogram: Path) -> None:
     assert sweeps[0].rows == sweeps[1].rows
 
 
-def test_limits_leave_out_as_many(table: Path, histogram: Path) -> None:
+def test_limits_leave_out_as_many(table, histogram):
     limits = {"min_length": 2.0, "max_length": 30.0, "truncate": 20.0}
     options = {"length_key": "duration", "target_key": "tokens"}
     listed = load_lengths(table, ReadOptions(**options, **limits))
@@ -77,7 +76,7 @@ def test_limits_leave_out_as_many(table: Path, histogram: Path) -> None:
     assert counted.fingerprint == listed.fingerprint
 
 
-def test_that_of_shards_is_that_of_all_their_examples(tmp_path: Path) -> None:
+def test_that_of_shards_is_that_of_all_their_examples(tmp_path):
     for number in range(3):
         members = [(f"utt{i}.wav", wav(1600 * (1 + i % 4))) for i in range(9)]
         (tmp_path / f"{number}.tar").write_bytes(shard(members))
@@ -93,7 +92,7 @@ def test_that_of_shards_is_that_of_all_their_examples(tmp_path: Path) -> None:
     assert load_lengths(output).unit == "s"
 
 
-def test_ten_billion_examples_are_swept(tmp_path: Path) -> None:
+def test_ten_billion_examples_are_swept(tmp_path):
     lengths = np.arange(10, 3001, 10) / 100
     counts = np.full(lengths.size, 33_333_333)
     counts[0] += 10_000_000_000 - int(counts.sum())
@@ -114,9 +113,7 @@ def test_ten_billion_examples_are_swept(tmp_path: Path) -> None:
         _ = read.values
 
 
-def test_where_each_example_is_needed_it_is_refused(
-    histogram: Path, tmp_path: Path
-) -> None:
+def test_where_each_example_is_needed_it_is_refused(histogram, tmp_path):
     with pytest.raises(ManifestError, match="is a histogram: it counts"):
         load_stream(histogram)
     with pytest.raises(ManifestError, match="is a histogram: it counts"):
@@ -129,7 +126,7 @@ def test_where_each_example_is_needed_it_is_refused(
         load_lengths(histogram, ReadOptions(target_file=str(targets)))
 
 
-def test_an_edited_histogram_has_another_fingerprint(histogram: Path) -> None:
+def test_an_edited_histogram_has_another_fingerprint(histogram):
     table = pyarrow.parquet.read_table(histogram)
     edited = table.slice(1)
     pyarrow.parquet.write_table(edited, histogram)
@@ -143,7 +140,7 @@ def test_an_edited_histogram_has_another_fingerprint(histogram: Path) -> None:
         load_lengths(histogram)
 
 
-def test_fingerprints_do_not_depend_on_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprints_do_not_depend_on_pieces(monkeypatch):
     lengths = [3.0, 1.0, 3.0, 2.0, 3.0, 1.0, 7.0]
     targets = [1.0, 2.0, 1.0, 0.0, 4.0, 2.0, 3.0]
     whole = Lengths.of(lengths, targets).fingerprint

@@ -41,30 +41,28 @@ def named(folder: Path, spec: str, wanted: str | None = None) -> list[str]:
         ("m_{x}.json", ["m_{x}.json"]),
     ],
 )
-def test_braces_are_expanded_as_shells_and_nemo_do(
-    tmp_path: Path, spec: str, names: list[str]
-) -> None:
+def test_braces_are_expanded_as_shells_and_nemo_do(tmp_path, spec, names):
     assert named(tmp_path, spec) == names
 
 
-def test_a_pattern_means_all_that_match_in_order(tmp_path: Path) -> None:
+def test_a_pattern_means_all_that_match_in_order(tmp_path):
     write(tmp_path, "m_1.json", "m_0.json", "n_0.json", "deep/m_2.json")
     assert named(tmp_path, "m_*.json") == ["m_0.json", "m_1.json"]
     assert named(tmp_path, "**/m_*.json") == ["deep/m_2.json", "m_0.json", "m_1.json"]
 
 
-def test_a_pattern_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
+def test_a_pattern_that_matches_nothing_is_an_error(tmp_path):
     with pytest.raises(ManifestError, match="nothing matches"):
         expand(f"{tmp_path}/m_*.json", None)
 
 
-def test_what_exists_is_taken_as_it_is_whatever_its_name(tmp_path: Path) -> None:
+def test_what_exists_is_taken_as_it_is_whatever_its_name(tmp_path):
     names = ["a{0..2}.json", "b*.json", "c,d.json", "[e].json"]
     write(tmp_path, *names)
     assert [named(tmp_path, name) for name in names] == [[name] for name in names]
 
 
-def test_a_list_is_separated_by_commas(tmp_path: Path) -> None:
+def test_a_list_is_separated_by_commas(tmp_path):
     specs = f"{tmp_path}/a.json,{tmp_path}/m_{{0,1}}.json"
     assert [one.path.name for one in expand(specs, None)] == [
         "a.json",
@@ -73,7 +71,7 @@ def test_a_list_is_separated_by_commas(tmp_path: Path) -> None:
     ]
 
 
-def test_the_same_file_in_other_words_is_the_same_file(tmp_path: Path) -> None:
+def test_the_same_file_in_other_words_is_the_same_file(tmp_path):
     write(tmp_path, "a.json")
     (tmp_path / "link.json").symlink_to(tmp_path / "a.json")
     with pytest.raises(ManifestError, match=r"a\.json is named more than once"):
@@ -82,7 +80,7 @@ def test_the_same_file_in_other_words_is_the_same_file(tmp_path: Path) -> None:
         expand([tmp_path / "a.json", str(tmp_path / "*.json")], None)
 
 
-def test_links_to_folders_are_followed_but_not_round_in_circles(tmp_path: Path) -> None:
+def test_links_to_folders_are_followed_but_not_round_in_circles(tmp_path):
     write(tmp_path, "data/a.wav", "elsewhere/b.wav")
     (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data" / "loop").symlink_to(tmp_path / "data")
@@ -98,7 +96,7 @@ def test_links_to_folders_are_followed_but_not_round_in_circles(tmp_path: Path) 
         "_OP_0..99999999_CL_",
     ],
 )
-def test_absurdly_many_files_are_an_error(spec: str) -> None:
+def test_absurdly_many_files_are_an_error(spec):
     with pytest.raises(ManifestError, match="means"):
         expand(spec, None)
 
@@ -109,7 +107,7 @@ def test_absurdly_many_files_are_an_error(spec: str) -> None:
 @example("a{b,")
 @example("0,\0")
 @example(",")
-def test_any_words_mean_sources_or_a_user_error(spec: str) -> None:
+def test_any_words_mean_sources_or_a_user_error(spec):
     try:
         assert expand(spec, None)
     except ManifestError as error:
@@ -129,20 +127,18 @@ def test_any_words_mean_sources_or_a_user_error(spec: str) -> None:
         (["x.jsonl", "y.jsonl.gz", "z.txt"], ["x.jsonl", "y.jsonl.gz"]),
     ],
 )
-def test_a_folder_means_the_data_in_it(
-    tmp_path: Path, names: list[str], found: list[str]
-) -> None:
+def test_a_folder_means_the_data_in_it(tmp_path, names, found):
     write(tmp_path, *names)
     assert named(tmp_path, "") == found
 
 
-def test_audio_files_of_a_folder_are_one_source(tmp_path: Path) -> None:
+def test_audio_files_of_a_folder_are_one_source(tmp_path):
     write(tmp_path, "b.wav", "a.flac", "a.txt", "deep/c.ogg", ".hidden.wav")
     (source,) = expand(tmp_path, None)
     assert (source.path, source.names) == (tmp_path, ("a.flac", "b.wav", "deep/c.ogg"))
 
 
-def test_a_large_folder_is_read_in_parts_by_name(tmp_path: Path, monkeypatch) -> None:
+def test_a_large_folder_is_read_in_parts_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr("batchtune.manifests.inputs._FILES_AT_ONCE", 2)
     write(tmp_path, "a.wav", "a.txt", "b.wav", "c.wav")
     assert [one.names for one in expand(tmp_path, None)] == [
@@ -151,20 +147,18 @@ def test_a_large_folder_is_read_in_parts_by_name(tmp_path: Path, monkeypatch) ->
     ]
 
 
-def test_a_mixed_folder_is_an_error_that_names_its_formats(tmp_path: Path) -> None:
+def test_a_mixed_folder_is_an_error_that_names_its_formats(tmp_path):
     write(tmp_path, "a.wav", "b.wav", "c.tar")
     with pytest.raises(ManifestError, match="2 files of audio, 1 file of webdataset"):
         expand(tmp_path, None)
 
 
-def test_a_named_format_says_what_is_meant_in_a_folder(tmp_path: Path) -> None:
+def test_a_named_format_says_what_is_meant_in_a_folder(tmp_path):
     write(tmp_path, "a.wav", "c.tar", "utt2dur")
     assert named(tmp_path, "", "webdataset") == ["c.tar"]
 
 
-def test_standard_input_is_read_through_a_dash(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_standard_input_is_read_through_a_dash(monkeypatch, tmp_path):
     path = tmp_path / "stdin"
     path.write_bytes(b'{"duration": 2}\n{"duration": 3}\n')
     with path.open() as stream:
@@ -172,9 +166,7 @@ def test_standard_input_is_read_through_a_dash(
         assert load_lengths("-").values.tolist() == [3.0, 2.0]
 
 
-def test_empty_standard_input_is_said_to_be_empty(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_empty_standard_input_is_said_to_be_empty(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     with pytest.raises(ManifestError, match="standard input is empty"):
         load_lengths("-")
@@ -183,16 +175,14 @@ def test_empty_standard_input_is_said_to_be_empty(
 @pytest.mark.parametrize(
     ("name", "content"), [("b.csv", "id,dur\na,1\n"), ("utt2num_frames", "a 100\n")]
 )
-def test_what_is_read_together_has_the_column_of_the_first(
-    tmp_path: Path, name: str, content: str
-) -> None:
+def test_what_is_read_together_has_the_column_of_the_first(tmp_path, name, content):
     (tmp_path / "a.csv").write_text("id,duration\na,1\n")
     (tmp_path / name).write_text(content)
     with pytest.raises(ManifestError, match=f"{name} has no column 'duration'"):
         load_lengths([tmp_path / "a.csv", tmp_path / name])
 
 
-def test_of_several_files_all_that_are_broken_are_named(tmp_path: Path) -> None:
+def test_of_several_files_all_that_are_broken_are_named(tmp_path):
     write(tmp_path, "a.json", "d.json")
     (tmp_path / "b.json").write_text('{"duration": 2}\n{"dur')
     (tmp_path / "c.json").write_text("")
@@ -203,7 +193,7 @@ def test_of_several_files_all_that_are_broken_are_named(tmp_path: Path) -> None:
     assert "c.json is empty" in caught.value.message
 
 
-def test_broken_files_are_skipped_on_request_and_reported(tmp_path: Path) -> None:
+def test_broken_files_are_skipped_on_request_and_reported(tmp_path):
     write(tmp_path, "a.json")
     (tmp_path / "b.json").write_text('{"duration": 2}\n{"dur')
     lengths = load_lengths(str(tmp_path / "*.json"), ReadOptions(skip_invalid=True))
@@ -211,9 +201,7 @@ def test_broken_files_are_skipped_on_request_and_reported(tmp_path: Path) -> Non
     assert any("b.json, line 2" in note for note in lengths.notes)
 
 
-def test_invalid_rows_of_several_files_are_named_with_their_file(
-    tmp_path: Path,
-) -> None:
+def test_invalid_rows_of_several_files_are_named_with_their_file(tmp_path):
     (tmp_path / "a.csv").write_text("id,duration\nx,1\n")
     (tmp_path / "b.csv").write_text("id,duration\ny,0\n")
     with pytest.raises(ManifestError) as caught:
@@ -227,7 +215,7 @@ def test_invalid_rows_of_several_files_are_named_with_their_file(
 
 @pytest.mark.parametrize("spec", [".", "*.jsonl"], ids=["folder", "pattern"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_pipe_among_files_is_refused(tmp_path: Path, spec: str, kind: str) -> None:
+def test_a_pipe_among_files_is_refused(tmp_path, spec, kind):
     write(tmp_path, "a.jsonl")
     if kind == "pipe":
         os.mkfifo(tmp_path / "b.jsonl")

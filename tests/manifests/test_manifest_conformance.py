@@ -55,27 +55,27 @@ some_formats = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def sample(name: str) -> Sample:
+def sample(name):
     return SAMPLES[name]
 
 
 @pytest.fixture
-def write(sample: Sample) -> Writer:
+def write(sample):
     return sample.content
 
 
 @pytest.fixture
-def named(name: str) -> dict[str, str]:
+def named(name):
     """What must be said of a manifest of the format: its name, where that is not told from the content."""
     return {} if SAMPLES[name].detected else {"format": name}
 
 
-def test_every_member_of_the_registry_is_held_to_this_suite() -> None:
+def test_every_member_of_the_registry_is_held_to_this_suite():
     assert set(SAMPLES) == set(FORMATS) - {"audio"}  # a folder, not a file
 
 
 @detected_formats
-def test_the_format_is_detected_from_the_content(name: str, write: Writer) -> None:
+def test_the_format_is_detected_from_the_content(name, write):
     long = write(["1"] * 300)
     cut_off = long[: min(source.HEAD_BYTES, len(long) * 2 // 3)]
     for head in (Head(write(VALUES), complete=True), Head(cut_off, complete=False)):
@@ -84,8 +84,8 @@ def test_the_format_is_detected_from_the_content(name: str, write: Writer) -> No
 
 @all_formats
 def test_the_lengths_are_read_whether_the_format_is_named_or_not(
-    read, write: Writer, named: dict[str, str], name: str
-) -> None:
+    read, write, named, name
+):
     assert read(write(VALUES), **named).values.tolist() == LENGTHS
     assert read(write(VALUES), format=name).values.tolist() == LENGTHS
 
@@ -93,9 +93,7 @@ def test_the_lengths_are_read_whether_the_format_is_named_or_not(
 @pytest.mark.parametrize(
     "name", [name for name, sample in SAMPLES.items() if sample.ids]
 )
-def test_the_rows_have_their_ids(
-    tmp_path: Path, write: Writer, sample: Sample, name: str
-) -> None:
+def test_the_rows_have_their_ids(tmp_path, write, sample, name):
     (tmp_path / "manifest").write_bytes(write(VALUES))
     rows = FORMATS[name](Source(tmp_path / "manifest")).rows([sample.column])
     assert [identity for chunk in rows for identity in chunk.ids()] == [
@@ -107,17 +105,13 @@ def test_the_rows_have_their_ids(
 
 
 @all_formats
-def test_compression_is_told_by_the_content_not_by_the_name(
-    read, write: Writer, named: dict[str, str]
-) -> None:
+def test_compression_is_told_by_the_content_not_by_the_name(read, write, named):
     assert read(gzip.compress(write(VALUES)), **named).values.tolist() == LENGTHS
     assert read(write(VALUES), "manifest.gz", **named).values.tolist() == LENGTHS
 
 
 @text_formats
-def test_byte_order_marks_and_blank_lines_are_skipped(
-    read, write: Writer, named: dict[str, str]
-) -> None:
+def test_byte_order_marks_and_blank_lines_are_skipped(read, write, named):
     content = write(VALUES)
     for variant in (
         b"\xef\xbb\xbf" + content,
@@ -130,7 +124,7 @@ def test_byte_order_marks_and_blank_lines_are_skipped(
 
 
 @all_formats
-def test_a_pipe_is_read(write: Writer, named: dict[str, str]) -> None:
+def test_a_pipe_is_read(write, named):
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as stream:
         stream.write(write(VALUES))
@@ -146,7 +140,7 @@ def test_a_pipe_is_read(write: Writer, named: dict[str, str]) -> None:
 
 
 @some_formats
-def test_the_length_scale_is_exact(read, write: Writer, named: dict[str, str]) -> None:
+def test_the_length_scale_is_exact(read, write, named):
     samples = [24376, 26832, 8144, 15232]
     lengths = read(
         write([str(value) for value in samples]),
@@ -157,9 +151,7 @@ def test_the_length_scale_is_exact(read, write: Writer, named: dict[str, str]) -
 
 
 @line_formats
-def test_invalid_lengths_have_their_reasons(
-    read, write: Writer, named: dict[str, str]
-) -> None:
+def test_invalid_lengths_have_their_reasons(read, write, named):
     left_out = read(write(["1", *INVALID]), skip_invalid=True, **named).left_out
     assert left_out == Counter(
         f"invalid length ({reason})" for reason in INVALID.values()
@@ -167,17 +159,15 @@ def test_invalid_lengths_have_their_reasons(
 
 
 @_those(lambda sample: sample.ids)
-def test_an_empty_length_is_invalid(
-    refusal, write: Writer, named: dict[str, str]
-) -> None:
+def test_an_empty_length_is_invalid(refusal, write, named):
     message = refusal(write(["1", "", "3"]), **named).message
     assert "(empty)" in message or "missing" in message or "instead of" in message
 
 
 @free_formats
 def test_five_invalid_lengths_are_named_and_all_are_counted(
-    refusal, write: Writer, sample: Sample, named: dict[str, str]
-) -> None:
+    refusal, write, sample, named
+):
     error = refusal(write(["1", *["0"] * 1200]), **named)
     message = error.message
     assert "--skip-invalid" in error.hint
@@ -188,9 +178,7 @@ def test_five_invalid_lengths_are_named_and_all_are_counted(
 
 
 @some_formats
-def test_it_is_an_error_when_all_rows_are_skipped(
-    refusal, write: Writer, named: dict[str, str]
-) -> None:
+def test_it_is_an_error_when_all_rows_are_skipped(refusal, write, named):
     assert (
         "none of its 2 examples is left"
         in refusal(write(["0", "-1"]), skip_invalid=True, **named).message
@@ -202,9 +190,7 @@ def test_it_is_an_error_when_all_rows_are_skipped(
 
 
 @some_formats
-def test_limits_are_inclusive_after_scaling_and_counted(
-    read, write: Writer, named: dict[str, str]
-) -> None:
+def test_limits_are_inclusive_after_scaling_and_counted(read, write, named):
     options = {
         "length_scale": "1/2",
         "min_length": 1.0,
@@ -220,23 +206,19 @@ def test_limits_are_inclusive_after_scaling_and_counted(
 
 
 @all_formats
-def test_a_file_without_rows_holds_no_examples(
-    refusal, write: Writer, name: str
-) -> None:
+def test_a_file_without_rows_holds_no_examples(refusal, write, name):
     message = refusal(write([]), format=name).message
     assert "no examples" in message or "is empty" in message
 
 
 @text_formats
-def test_an_empty_file_is_said_to_be_empty(refusal, name: str) -> None:
+def test_an_empty_file_is_said_to_be_empty(refusal, name):
     for content in ("", "\n \n\n", "\t"):
         assert "is empty" in refusal(content, format=name).message
 
 
 @line_formats
-def test_wrong_encoding_is_named_with_line_and_byte(
-    refusal, write: Writer, sample: Sample, named: dict[str, str]
-) -> None:
+def test_wrong_encoding_is_named_with_line_and_byte(refusal, write, sample, named):
     content = (
         write(VALUES).replace(b"utt2", b"\xe9")
         if sample.ids
@@ -250,7 +232,7 @@ def test_wrong_encoding_is_named_with_line_and_byte(
     )
 
 
-def test_utf16_is_named(refusal) -> None:
+def test_utf16_is_named(refusal):
     assert (
         "UTF-16"
         in refusal(SAMPLES["nemo"].content(VALUES).decode().encode("utf-16")).message
@@ -258,15 +240,13 @@ def test_utf16_is_named(refusal) -> None:
 
 
 @some_formats
-def test_an_empty_folder_is_an_error(tmp_path: Path, name: str) -> None:
+def test_an_empty_folder_is_an_error(tmp_path, name):
     with pytest.raises(ManifestError, match="contains no"):
         load_lengths(tmp_path, ReadOptions(format=name))
 
 
 @some_formats
-def test_an_unreadable_file_is_an_error(
-    tmp_path: Path, write: Writer, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path, write, name, monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -279,12 +259,8 @@ def test_an_unreadable_file_is_an_error(
 
 @line_formats
 def test_an_invalid_length_is_named_with_id_line_and_reason(
-    refusal,
-    write: Writer,
-    sample: Sample,
-    named: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    refusal, write, sample, named, monkeypatch
+):
     monkeypatch.setattr(source, "BLOCK_BYTES", 100)
     message = refusal(write(["1"] * 300 + ["abc", "1"]), **named).message
     assert "1 of 302 rows is invalid" in message
@@ -295,9 +271,7 @@ def test_an_invalid_length_is_named_with_id_line_and_reason(
 
 
 @all_formats
-def test_nothing_is_lost_across_blocks(
-    read, write: Writer, named: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_lost_across_blocks(read, write, named, monkeypatch):
     monkeypatch.setattr(source, "BLOCK_BYTES", 100)
     values = [f"{i}" for i in range(1, 500)]
     assert read(write(values), **named).values.tolist() == [
@@ -310,9 +284,7 @@ def test_nothing_is_lost_across_blocks(
 @given(
     values=st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=1, max_size=20)
 )
-def test_every_float_survives(
-    values: list[float], name: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_float_survives(values, name, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / f"floats-{name}"
     path.write_bytes(SAMPLES[name].content([repr(value) for value in values]))
     assert np.array_equal(

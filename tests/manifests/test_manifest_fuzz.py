@@ -54,7 +54,7 @@ def check(path: Path, content: bytes, name: str, **options: object) -> None:
         load_lengths(path)
 
 
-def test_any_damage_gives_lengths_or_one_message(name: str, tmp_path: Path) -> None:
+def test_any_damage_gives_lengths_or_one_message(name, tmp_path):
     whole = SAMPLES[name].content(VALUES)
     draw = random.Random(name)
     for _ in range(40):
@@ -69,9 +69,7 @@ def test_any_damage_gives_lengths_or_one_message(name: str, tmp_path: Path) -> N
         )
 
 
-def test_a_very_long_line_gives_lengths_or_one_message(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_very_long_line_gives_lengths_or_one_message(name, tmp_path):
     content = SAMPLES[name].content(VALUES)
     for junk in JUNK:
         check(tmp_path / "manifest", content + junk, name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -36,25 +35,21 @@ def killed_parts(tasks: list[reading.Task]) -> list[Part]:
 
 
 @pytest.fixture
-def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def manifests(tmp_path, monkeypatch):
     for name in "abc":
         (tmp_path / f"{name}.csv").write_text("id,duration\nx,1\ny,2\n")
     monkeypatch.setattr(reading, "_WORTH_BYTES", 0)
     return str(tmp_path / "*.csv")
 
 
-def test_a_source_that_kills_every_process_is_one_error(
-    manifests: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_kills_every_process_is_one_error(manifests, monkeypatch):
     monkeypatch.setattr(reading, "read_together", killed_parts)
     with pytest.raises(ManifestError, match="a process that read was killed") as caught:
         load_lengths(manifests, jobs=2)
     assert "memory" in caught.value.message
 
 
-def test_busy_processes_are_not_waited_for(
-    manifests: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busy_processes_are_not_waited_for(manifests, monkeypatch):
     monkeypatch.setattr(reading, "read_together", parts_never_read)
     _, tasks = reading.planned(manifests, ReadOptions())
 

@@ -22,14 +22,14 @@ def assert_short(error: BatchtuneError) -> None:
 
 
 @KINDS
-def test_a_long_value_is_quoted_by_its_beginning(refusal, name: str) -> None:
+def test_a_long_value_is_quoted_by_its_beginning(refusal, name):
     error = refusal(SAMPLES[name].content(["1", "z" * LONG, "2"]), format=name)
     assert_short(error)
     assert "zzzzz" in error.message
 
 
 @KINDS
-def test_a_long_id_is_quoted_by_its_beginning(refusal, name: str) -> None:
+def test_a_long_id_is_quoted_by_its_beginning(refusal, name):
     text = SAMPLES[name].text
     content = SAMPLES[name].content(["1", "-1", "2"])
     assert_short(refusal(content.replace(b"utt1", b"u" * LONG) if text else content))
@@ -52,14 +52,14 @@ def test_a_long_id_is_quoted_by_its_beginning(refusal, name: str) -> None:
         + "\n",
     ],
 )
-def test_long_and_many_columns_are_listed_in_short(refusal, content: str) -> None:
+def test_long_and_many_columns_are_listed_in_short(refusal, content):
     for key in ("k" * LONG, "k " * LONG):
         error = refusal(content.replace("KEY", key))
         assert len(error.message) <= 3 * MOST_CHARACTERS
         assert len(error.hint or "") <= MOST_CHARACTERS
 
 
-def test_a_path_is_named_whole_unless_it_is_endless() -> None:
+def test_a_path_is_named_whole_unless_it_is_endless():
     path = "/".join(["folder"] * 40)
     assert path in ManifestError(f"{path} does not exist").message
     endless = Path("/".join(["d" * 200] * 19), "name.csv")
@@ -68,5 +68,5 @@ def test_a_path_is_named_whole_unless_it_is_endless() -> None:
     assert "name.csv does not exist" in message
 
 
-def test_a_number_that_python_refuses_to_write_can_be_quoted() -> None:
+def test_a_number_that_python_refuses_to_write_can_be_quoted():
     assert shortened(10**5000) == "a number of thousands of digits"

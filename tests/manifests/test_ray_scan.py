@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ from batchtune.manifests.storage import Traffic
 
 
 @pytest.fixture
-def shards(tmp_path: Path) -> Path:
+def shards(tmp_path):
     return written(tmp_path / "shards", 48)
 
 
@@ -36,7 +35,7 @@ def written(folder: Path, num_shards: int) -> Path:
 
 
 @pytest.fixture
-def cluster() -> Iterator[None]:
+def cluster():
     """Two CPUs of this machine."""
     ray = pytest.importorskip("ray")
     # The paths of its sockets must be short.
@@ -75,8 +74,8 @@ def workers() -> list[psutil.Process]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("histogram", [False, True])
 def test_the_same_bytes_after_both_workers_are_killed(
-    shards: Path, cluster: None, tmp_path: Path, histogram: bool
-) -> None:
+    shards, cluster, tmp_path, histogram
+):
     options = ReadOptions(target_key="txt")
     local = tmp_path / "local.parquet"
     scan(shards, options, local, histogram=histogram)
@@ -94,9 +93,7 @@ def test_the_same_bytes_after_both_workers_are_killed(
     assert on_ray.read_bytes() == local.read_bytes()
 
 
-def test_a_missing_ray_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_ray_is_named(tmp_path, monkeypatch):
     shards = written(tmp_path / "shards", 1)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
@@ -108,7 +105,7 @@ def test_a_missing_ray_is_named(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_an_address_without_a_cluster_is_said(tmp_path: Path) -> None:
+def test_an_address_without_a_cluster_is_said(tmp_path):
     pytest.importorskip("ray")
     shards = written(tmp_path / "shards", 1)
     with pytest.raises(

@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manifests.conftest import Read
 
 from batchtune.errors import UsageError
 from batchtune.manifests import ReadOptions, parse_scale
@@ -25,7 +24,7 @@ from batchtune.manifests import ReadOptions, parse_scale
         (".25", Fraction(1, 4)),
     ],
 )
-def test_a_scale_is_read_exactly(text: str, scale: Fraction) -> None:
+def test_a_scale_is_read_exactly(text, scale):
     assert parse_scale(text) == scale
 
 
@@ -44,7 +43,7 @@ def test_a_scale_is_read_exactly(text: str, scale: Fraction) -> None:
         "1,5",
     ],
 )
-def test_what_is_no_positive_number_is_a_usage_error(text: str) -> None:
+def test_what_is_no_positive_number_is_a_usage_error(text):
     with pytest.raises(UsageError) as caught:
         parse_scale(text)
     assert caught.value.hint
@@ -54,20 +53,20 @@ def test_what_is_no_positive_number_is_a_usage_error(text: str) -> None:
 @given(
     st.fractions(min_value=Fraction(1, 10**9), max_value=10**9, max_denominator=10**9)
 )
-def test_a_written_fraction_is_read_back(scale: Fraction) -> None:
+def test_a_written_fraction_is_read_back(scale):
     assert parse_scale(str(scale)) == scale
 
 
 @settings(deadline=None)
 @given(st.text(max_size=20))
-def test_any_text_gives_a_positive_scale_or_a_usage_error(text: str) -> None:
+def test_any_text_gives_a_positive_scale_or_a_usage_error(text):
     try:
         assert parse_scale(text) > 0
     except UsageError:
         pass
 
 
-def test_limits_that_exclude_each_other_are_a_usage_error() -> None:
+def test_limits_that_exclude_each_other_are_a_usage_error():
     with pytest.raises(
         UsageError,
         match="no example has a length from --min-length 3 to --max-length 2",
@@ -75,14 +74,14 @@ def test_limits_that_exclude_each_other_are_a_usage_error() -> None:
         ReadOptions(min_length=3, max_length=2)
 
 
-def test_truncated_examples_count_as_long_as_they_are_cut(read: Read) -> None:
+def test_truncated_examples_count_as_long_as_they_are_cut(read):
     found = read("id,duration\na,3\nb,5\nc,9\nd,40\n", truncate=5.0, max_length=30.0)
     assert found.values.tolist() == [5, 5, 3]
     assert (found.truncated, found.left_out) == (1, {"longer than --max-length 30": 1})
     assert found.summary().truncated == 1
 
 
-def test_targets_are_not_truncated(read: Read) -> None:
+def test_targets_are_not_truncated(read):
     found = read(
         "id,duration,num_words\na,3,8\nb,9,7\n", truncate=5.0, target_key="num_words"
     )

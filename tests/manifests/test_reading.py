@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from manifests.conftest import CASES, Read, Refusal
+from manifests.conftest import CASES
 from ruamel.yaml import YAML
 
 from batchtune.errors import UsageError
@@ -30,7 +29,7 @@ def in_all(said: str | list[str], text: str | None) -> bool:
 
 
 @cases_of("read.yaml")
-def test_lengths_are_read(read: Read, case: dict[str, Any]) -> None:
+def test_lengths_are_read(read, case):
     name = case.get("file", "manifest")
     found = read(case["content"], name, **case.get("options", {}))
     assert found.values.tolist() == case["lengths"]
@@ -43,7 +42,7 @@ def test_lengths_are_read(read: Read, case: dict[str, Any]) -> None:
 
 
 @cases_of("refused.yaml")
-def test_what_is_off_is_named(refusal: Refusal, case: dict[str, Any]) -> None:
+def test_what_is_off_is_named(refusal, case):
     name = case.get("file", "manifest")
     error = refusal(case["content"], name, **case.get("options", {}))
     assert in_all(case.get("message", ""), error.message)
@@ -65,9 +64,7 @@ NULLS = '{"extra": null}\n' * 1100 + '{"extra": {"duration": 7}}\n'
     ],
     ids=["a long line", "a long item", "first rows without the path"],
 )
-def test_what_comes_late_is_read(
-    read: Read, content: str, options: dict[str, Any], length: float
-) -> None:
+def test_what_comes_late_is_read(read, content, options, length):
     assert read(content, **options).values.tolist() == [length]
 
 
@@ -86,9 +83,7 @@ def test_what_comes_late_is_read(
     ],
     ids=["objects", "lists", "a number after many texts", "a zip", "a FLAC"],
 )
-def test_what_comes_late_or_is_binary_is_named(
-    refusal: Refusal, content: str | bytes, options: dict[str, Any], said: str
-) -> None:
+def test_what_comes_late_or_is_binary_is_named(refusal, content, options, said):
     assert said in refusal(content, **options).message
 
 
@@ -112,14 +107,12 @@ def test_what_comes_late_or_is_binary_is_named(
         ),
     ],
 )
-def test_options_that_do_not_go_with_it_are_usage_errors(
-    read: Read, content: str, options: dict[str, Any], said: str
-) -> None:
+def test_options_that_do_not_go_with_it_are_usage_errors(read, content, options, said):
     with pytest.raises(UsageError, match=said):
         read(content, **options)
 
 
-def test_a_misspelt_format_is_corrected(read: Read) -> None:
+def test_a_misspelt_format_is_corrected(read):
     with pytest.raises(UsageError) as caught:
         read("a 3\n", format="kaldix")
     assert "Did you mean 'kaldi'?" in str(caught.value.hint)
@@ -129,21 +122,19 @@ def test_a_misspelt_format_is_corrected(read: Read) -> None:
 
 
 @pytest.mark.parametrize("content", [b"plain prose\n", b"3\n", b"", b"{}"])
-def test_text_is_never_told_from_the_content(content: bytes) -> None:
+def test_text_is_never_told_from_the_content(content):
     assert not FORMATS["text"].fits(Head(content, complete=True))
 
 
 @pytest.mark.parametrize(
     "content", ["duration\n3\n4\n", "3 4\n5 6\n", "3,4\n", "a\n3\n", "3\na\nb\nc\n"]
 )
-def test_other_lines_are_no_list_of_numbers(content: str) -> None:
+def test_other_lines_are_no_list_of_numbers(content):
     assert not FORMATS["numbers"].fits(Head(content.encode(), complete=True))
 
 
 @pytest.mark.parametrize("is_list", [False, True])
-def test_cuts_of_lhotse_have_their_durations_and_texts(
-    read: Read, is_list: bool
-) -> None:
+def test_cuts_of_lhotse_have_their_durations_and_texts(read, is_list):
     cut = {
         "id": "a",
         "start": 0,
@@ -161,11 +152,11 @@ def test_cuts_of_lhotse_have_their_durations_and_texts(
 # Columns and units
 
 
-def test_no_note_says_which_column_was_named(read: Read) -> None:
+def test_no_note_says_which_column_was_named(read):
     assert read("path,duration\na,3\n", length_key="duration").notes == ()
 
 
-def test_a_row_with_invalid_length_and_target_counts_once(read: Read) -> None:
+def test_a_row_with_invalid_length_and_target_counts_once(read):
     rows = "duration,words\n0,x\n5,9\n4,x\n3,8\n2,7\n"
     assert read(rows, target_key="words", skip_invalid=True).left_out == {
         "invalid length (zero)": 1,
@@ -188,9 +179,7 @@ def test_a_row_with_invalid_length_and_target_counts_once(read: Read) -> None:
         ("frames", "1/100", None),
     ],
 )
-def test_a_scale_gives_a_unit_only_where_there_is_no_doubt(
-    read: Read, column: str, scale: str, unit: str | None
-) -> None:
+def test_a_scale_gives_a_unit_only_where_there_is_no_doubt(read, column, scale, unit):
     lengths = read(f"path,{column}\na,5000\n", length_scale=scale)
     assert lengths.unit == unit
     told = any("name it with --unit" in note for note in lengths.notes)
@@ -202,7 +191,7 @@ def test_a_scale_gives_a_unit_only_where_there_is_no_doubt(
 TEXTS = '{"text": "one two"}\n{"text": "three"}\n'
 
 
-def test_a_note_says_that_characters_are_counted_and_what_else(read: Read) -> None:
+def test_a_note_says_that_characters_are_counted_and_what_else(read):
     (note, *_) = read(TEXTS, length_key="text").notes
     assert "'text' holds text: its characters are counted" in note
     assert "--measure words" in note
@@ -215,7 +204,7 @@ TOKENIZED = {
 }
 
 
-def test_a_sum_can_be_read_from_several_files(tmp_path: Path) -> None:
+def test_a_sum_can_be_read_from_several_files(tmp_path):
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("prompt,answer\n3,4\n")
     options = ReadOptions(length_key="prompt+answer")
@@ -235,21 +224,19 @@ def test_a_sum_can_be_read_from_several_files(tmp_path: Path) -> None:
         {"target_file": "a", "target_key": "b"},
     ],
 )
-def test_options_that_have_no_meaning_are_usage_errors(options: dict) -> None:
+def test_options_that_have_no_meaning_are_usage_errors(options):
     with pytest.raises(UsageError):
         ReadOptions(**options)
 
 
-def test_tokens_are_counted_without_truncation_and_padding(
-    read: Read, tokenizer: Path
-) -> None:
+def test_tokens_are_counted_without_truncation_and_padding(read, tokenizer):
     found = read(TEXTS, length_key="text", tokenizer=str(tokenizer / "tokenizer.json"))
     # Each with the token that begins a text.
     assert (found.values.tolist(), found.unit) == ([3, 2], "tokens")
 
 
 @pytest.mark.parametrize("as_folder", [False, True])
-def test_a_tokenized_data_set_needs_no_options(tmp_path: Path, as_folder: bool) -> None:
+def test_a_tokenized_data_set_needs_no_options(tmp_path, as_folder):
     path = tmp_path / "tokenized"
     if as_folder:
         datasets = pytest.importorskip("datasets")
@@ -263,7 +250,7 @@ def test_a_tokenized_data_set_needs_no_options(tmp_path: Path, as_folder: bool) 
     assert found.targets.tolist() == [2, 1]
 
 
-def test_a_tokenizer_that_is_none_is_an_error(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_none_is_an_error(refusal, tmp_path):
     pytest.importorskip("tokenizers")
     (tmp_path / "broken.json").write_text("{}")
     for name, said in (("broken", "is not a tokenizer"), ("absent", "does not exist")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from real_lengths import COMMON_VOICE, LIBRISPEECH, librispeech_seconds
@@ -13,7 +12,7 @@ from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 
 
-def test_librispeech_has_its_known_count_and_total() -> None:
+def test_librispeech_has_its_known_count_and_total():
     lengths = load_lengths(LIBRISPEECH, ReadOptions(length_scale="1/16000"))
     assert (lengths.count, lengths.shortest, lengths.longest, lengths.unit) == (
         28539,
@@ -25,7 +24,7 @@ def test_librispeech_has_its_known_count_and_total() -> None:
     assert math.ceil(lengths.total / 600) == 604  # the bound of batches of 600 s
 
 
-def test_common_voice_is_in_milliseconds() -> None:
+def test_common_voice_is_in_milliseconds():
     lengths = load_lengths(COMMON_VOICE)
     assert (lengths.count, lengths.shortest, lengths.longest, lengths.unit) == (
         58741,
@@ -36,7 +35,7 @@ def test_common_voice_is_in_milliseconds() -> None:
     assert lengths.total == 234762780
 
 
-def test_the_same_lengths_have_one_fingerprint_in_every_format(tmp_path: Path) -> None:
+def test_the_same_lengths_have_one_fingerprint_in_every_format(tmp_path):
     seconds = librispeech_seconds()[:2000]
     fingerprint = Lengths.of(seconds, unit="s").fingerprint
     texts = [repr(length) for length in seconds.tolist()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from batchtune.manifests import ReadOptions
@@ -23,7 +21,7 @@ EVERYTHING = ReadOptions(
 )
 
 
-def test_all_options_are_remembered() -> None:
+def test_all_options_are_remembered():
     assert ReadOptions().completed(EVERYTHING.record()) == EVERYTHING
 
 
@@ -39,9 +37,7 @@ def test_all_options_are_remembered() -> None:
         ),
     ],
 )
-def test_what_does_not_go_with_a_given_option_is_not_taken(
-    given: dict[str, Any], not_taken: dict[str, Any]
-) -> None:
+def test_what_does_not_go_with_a_given_option_is_not_taken(given, not_taken):
     found = ReadOptions(**given).completed(EVERYTHING.record())
     assert {name: getattr(found, name) for name in not_taken} == not_taken
     assert found.max_length == 30.0

@@ -6,7 +6,6 @@ import gzip
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from manifests.range_server import RangeServer, serving
+from manifests.range_server import serving
 from manifests.samples import long_shard, shard, wav
 
 from batchtune.errors import ManifestError
@@ -31,14 +30,14 @@ _MOST_BYTES_A_SAMPLE = 3 * 1024
 
 
 @pytest.fixture(autouse=True)
-def own_connections() -> Iterator[None]:
+def own_connections():
     """Each test opens its own connections."""
     yield
     _filesystem.cache_clear()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RangeServer]:
+def server(tmp_path):
     folder = tmp_path / "served"
     folder.mkdir()
     with serving(folder) as files:
@@ -46,7 +45,7 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(monkeypatch):
     """What other processes would read is read here."""
 
     def read_here(work: Any, tasks: Any, jobs: int, take: Any, on_wait: Any) -> None:
@@ -69,7 +68,7 @@ def refusal(manifest: str, **options: object) -> ManifestError:
 
 
 @pytest.mark.process
-def test_few_bytes_of_shards_are_fetched_over_http(tmp_path: Path) -> None:
+def test_few_bytes_of_shards_are_fetched_over_http(tmp_path):
     # Two as old tar has them, two with pax headers; 22 MB.
     long_shards = tmp_path / "long"
     long_shards.mkdir()
@@ -90,9 +89,7 @@ def test_few_bytes_of_shards_are_fetched_over_http(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_an_interrupted_scan_goes_on_by_etags(
-    server: RangeServer, tmp_path: Path
-) -> None:
+def test_an_interrupted_scan_goes_on_by_etags(server, tmp_path):
     for number in range(3):
         content = shard([(f"utt{number}.wav", wav(1600 * (number + 1)))])
         (server.folder / f"{number}.tar").write_bytes(content)
@@ -117,9 +114,7 @@ def test_an_interrupted_scan_goes_on_by_etags(
     [(True, 100), (False, 16_000)],
     ids=["a small shard", "a server that ignores ranges"],
 )
-def test_what_is_best_read_whole_is_read_by_one_request(
-    server: RangeServer, with_ranges: bool, samples: int
-) -> None:
+def test_what_is_best_read_whole_is_read_by_one_request(server, with_ranges, samples):
     server.with_ranges = with_ranges
     members = [(f"utt{number}.wav", wav(samples + number)) for number in range(20)]
     (server.folder / "a.tar").write_bytes(shard(members))
@@ -127,7 +122,7 @@ def test_what_is_best_read_whole_is_read_by_one_request(
     assert [method for method, _ in server.requests] == ["HEAD", "GET"]
 
 
-def test_parquet_is_read_by_its_footer(server: RangeServer) -> None:
+def test_parquet_is_read_by_its_footer(server):
     audio = [os.urandom(1000) for _ in range(4000)]
     table = pyarrow.table({"duration": np.arange(1.0, 4001), "audio": audio})
     pyarrow.parquet.write_table(table, server.folder / "long.parquet")
@@ -137,7 +132,7 @@ def test_parquet_is_read_by_its_footer(server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_manifests_are_streamed(server: RangeServer, compressed: bool) -> None:
+def test_manifests_are_streamed(server, compressed):
     lines = [f"utt{number},{1 + number % 97}\n" for number in range(100_000)]
     content = ("id,duration\n" + "".join(lines)).encode()
     if compressed:
@@ -149,7 +144,7 @@ def test_manifests_are_streamed(server: RangeServer, compressed: bool) -> None:
     assert server.sent < 2 * len(content) + 2**21
 
 
-def test_an_arrow_file_behind_a_url(server: RangeServer) -> None:
+def test_an_arrow_file_behind_a_url(server):
     table = pyarrow.table({"duration": [1.5, 2.5, 0.5]})
     for name, new in [
         ("file", pyarrow.ipc.new_file),
@@ -162,7 +157,7 @@ def test_an_arrow_file_behind_a_url(server: RangeServer) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_audio_files_behind_urls(server: RangeServer) -> None:
+def test_audio_files_behind_urls(server):
     for number in range(3):
         (server.folder / f"a{number}.wav").write_bytes(wav(1600 * (number + 1)))
     stream = load_stream(f"{server.url}/a{{0..2}}.wav")
@@ -172,9 +167,7 @@ def test_audio_files_behind_urls(server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("of_equal_size", [False, True])
-def test_an_object_that_changes_while_it_is_read(
-    server: RangeServer, of_equal_size: bool
-) -> None:
+def test_an_object_that_changes_while_it_is_read(server, of_equal_size):
     members = [(f"utt{number}.wav", wav(100_000)) for number in range(20)]
     path = server.folder / "a.tar"
     path.write_bytes(shard(members))
@@ -197,7 +190,7 @@ def _unused_port() -> int:
     return port
 
 
-def test_what_can_not_be_read_is_said(server: RangeServer) -> None:
+def test_what_can_not_be_read_is_said(server):
     (server.folder / "a.csv").write_text("id,duration\na,1\n")
     missing = refusal(f"{server.url}/none.csv")
     assert missing.message == f"{server.url}/none.csv does not exist"
@@ -214,7 +207,7 @@ def test_what_can_not_be_read_is_said(server: RangeServer) -> None:
     assert "Protocol not known" in refusal("nosuch://bucket/a.csv").message
 
 
-def test_no_error_shows_a_password_or_a_signature(server: RangeServer) -> None:
+def test_no_error_shows_a_password_or_a_signature(server):
     place = server.url.removeprefix("http://")
     query = "X-Amz-Date=2024&X-Amz-Signature=secret"
     signed = f"http://me:secret@{place}/a.csv?{query}"
@@ -225,9 +218,7 @@ def test_no_error_shows_a_password_or_a_signature(server: RangeServer) -> None:
     assert unknown.message.startswith(f"{shown} has no column 'frames'")
 
 
-def test_no_table_holds_a_password_or_a_signature(
-    server: RangeServer, tmp_path: Path
-) -> None:
+def test_no_table_holds_a_password_or_a_signature(server, tmp_path):
     place = server.url.removeprefix("http://")
     (server.folder / "a.csv?sig=secret").write_text("id,duration\na,1\n")
     signed = [f"http://me:secret@{place}/{name}.csv?sig=secret" for name in "ab"]
@@ -244,7 +235,7 @@ def test_no_table_holds_a_password_or_a_signature(
     assert len(set(sources)) == 2
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch):
     _filesystem.cache_clear()
     monkeypatch.setitem(sys.modules, "fsspec", None)
     error = refusal("s3://bucket/a.csv")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 from manifests.samples import long_shard
 
@@ -23,7 +19,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[object]:
+def s3():
     """A client of a server with an empty bucket."""
     # What it imports takes half a second, which a run without this fixture need not spend.
     pytest.importorskip("s3fs")
@@ -53,9 +49,7 @@ def forget_credentials() -> None:
 
 
 @pytest.mark.parametrize("manifest", ["s3://bucket/train", "s3://bucket/train/*.tar"])
-def test_few_bytes_of_shards_are_fetched(
-    s3: Any, tmp_path: Path, manifest: str
-) -> None:
+def test_few_bytes_of_shards_are_fetched(s3, tmp_path, manifest):
     for number in range(4):
         path = tmp_path / f"{number}.tar"
         path.write_bytes(long_shard(number, 25))
@@ -73,7 +67,7 @@ def test_few_bytes_of_shards_are_fetched(
     assert 0 < fetched[-1].size <= 100 * 3 * 1024
 
 
-def test_a_bucket_or_object_that_is_missing_is_said(s3: object) -> None:
+def test_a_bucket_or_object_that_is_missing_is_said(s3):
     with pytest.raises(ManifestError, match="no such bucket"):
         load_lengths("s3://no-such-bucket/a.csv")
     with pytest.raises(ManifestError, match=r"none\.csv does not exist"):
@@ -82,9 +76,7 @@ def test_a_bucket_or_object_that_is_missing_is_said(s3: object) -> None:
         load_lengths("s3://bucket/none-*.csv")
 
 
-def test_missing_credentials_are_said(
-    s3: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_credentials_are_said(s3, monkeypatch, tmp_path):
     forget_credentials()
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")

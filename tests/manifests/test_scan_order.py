@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas
@@ -17,7 +16,7 @@ LENGTHS = [5, 9, 2, 9, 7, 1]
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> list[Path]:
+def sources(tmp_path):
     """Two tables that form one data set, with targets."""
     paths = []
     for number, lengths in enumerate((LENGTHS[:2], LENGTHS[2:])):
@@ -34,7 +33,7 @@ def scanned(sources: list[Path], **options: float) -> Path:
     return path
 
 
-def test_the_order_of_the_data_set_is_put_back(sources: list[Path]) -> None:
+def test_the_order_of_the_data_set_is_put_back(sources):
     table = scanned(sources)
     assert pandas.read_parquet(table)["length"].tolist() == sorted(LENGTHS)[::-1]
     for found in (load_stream(table), load_ordered_lengths(table)):
@@ -45,7 +44,7 @@ def test_the_order_of_the_data_set_is_put_back(sources: list[Path]) -> None:
     assert list(load_lengths(table).rows) == rows
 
 
-def test_scanned_tables_can_be_scanned_again(sources: list[Path]) -> None:
+def test_scanned_tables_can_be_scanned_again(sources):
     first = scanned(sources, min_length=2)
     again = first.with_name("again.parquet")
     scan(first, ReadOptions(), again)
@@ -56,7 +55,7 @@ def test_scanned_tables_can_be_scanned_again(sources: list[Path]) -> None:
         )
 
 
-def test_what_scan_left_out_is_missing_for_a_sampler(sources: list[Path]) -> None:
+def test_what_scan_left_out_is_missing_for_a_sampler(sources):
     table = scanned(sources, max_length=8)
     assert load_stream(table).values.tolist() == [5, 2, 7, 1]
     with pytest.raises(ManifestError, match="lacks examples of its data set"):
@@ -74,11 +73,7 @@ def test_what_scan_left_out_is_missing_for_a_sampler(sources: list[Path]) -> Non
         ),
     ],
 )
-def test_a_table_without_its_order_is_refused(
-    sources: list[Path],
-    change: Callable[[pyarrow.Table], pyarrow.Table],
-    message: str,
-) -> None:
+def test_a_table_without_its_order_is_refused(sources, change, message):
     table = scanned(sources)
     pyarrow.parquet.write_table(change(pyarrow.parquet.read_table(table)), table)
     with pytest.raises(ManifestError, match=message):

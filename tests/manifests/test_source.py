@@ -7,7 +7,6 @@ import gzip
 import lzma
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -39,31 +38,25 @@ compressions = pytest.mark.parametrize(
 
 
 @compressions
-def test_several_compressed_streams_in_one_file_are_one_text(
-    read, compress: Callable[[bytes], bytes]
-) -> None:
+def test_several_compressed_streams_in_one_file_are_one_text(read, compress):
     assert read(compress(LINES) + compress(LINES)).count == 6000
 
 
 @compressions
 @pytest.mark.parametrize("tenths", (1, 5, 9))
-def test_what_is_cut_off_is_said_to_break_off(
-    refusal, compress: Callable[[bytes], bytes], tenths: int
-) -> None:
+def test_what_is_cut_off_is_said_to_break_off(refusal, compress, tenths):
     data = compress(LINES)
     assert "breaks off" in refusal(data[: len(data) * tenths // 10]).message
 
 
-def test_a_wrong_checksum_of_gzip_is_damage(refusal) -> None:
+def test_a_wrong_checksum_of_gzip_is_damage(refusal):
     data = bytearray(gzip.compress(LINES))
     data[-6] ^= 0xFF
     assert "is damaged" in refusal(bytes(data)).message
 
 
 @compressions
-def test_a_bomb_does_no_harm(
-    refusal, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bomb_does_no_harm(refusal, compress, monkeypatch):
     monkeypatch.setattr(source, "_TRUSTED_BYTES", 1_000_000)
     assert (
         "expands more than 500-fold"
@@ -74,9 +67,7 @@ def test_a_bomb_does_no_harm(
 @pytest.mark.parametrize(
     "name", [name for name, one in SAMPLES.items() if one.text and "json" not in name]
 )
-def test_a_line_that_no_example_has_is_one_error(
-    refusal, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_no_example_has_is_one_error(refusal, name, monkeypatch):
     monkeypatch.setattr(source, "_LARGEST_LINE_BYTES", 2 * source.BLOCK_BYTES)
     content = SAMPLES[name].content(["1", "2"])
     error = refusal(content + b"x" * 4 * source.BLOCK_BYTES, format=name)
@@ -86,8 +77,8 @@ def test_a_line_that_no_example_has_is_one_error(
 
 @pytest.mark.parametrize("name", ["speechbrain-json", "json-list"])
 def test_a_json_text_that_the_machine_cant_hold_is_one_error(
-    refusal, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    refusal, name, monkeypatch
+):
     monkeypatch.setattr(source, "total_memory", lambda: 1000)
     content = b" " * 1000 + SAMPLES[name].content(["1", "2", "-1"])
     assert (
@@ -96,9 +87,7 @@ def test_a_json_text_that_the_machine_cant_hold_is_one_error(
     )
 
 
-def test_a_process_that_gets_no_memory_is_one_error(
-    refusal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_gets_no_memory_is_one_error(refusal, monkeypatch):
     def no_memory(self: Source) -> bytes:
         raise MemoryError
 
@@ -107,7 +96,7 @@ def test_a_process_that_gets_no_memory_is_one_error(
     assert "may not take as much memory" in error.message
 
 
-def test_a_device_is_no_manifest() -> None:
+def test_a_device_is_no_manifest():
     with pytest.raises(ManifestError, match="is a device"):
         load_lengths("/dev/zero")
 
@@ -125,11 +114,11 @@ def pipe(data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_pipe_of_many_lines_is_read_whole(compress: Callable[[bytes], bytes]) -> None:
+def test_a_pipe_of_many_lines_is_read_whole(compress):
     assert load_lengths(pipe(compress(LINES))).count == 3000
 
 
-def test_a_target_file_may_be_a_pipe(tmp_path: Path) -> None:
+def test_a_target_file_may_be_a_pipe(tmp_path):
     (tmp_path / "train.tsv").write_text(
         "/data\n" + "".join(f"{number}\t100\n" for number in range(3000))
     )

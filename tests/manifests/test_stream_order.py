@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ def write_shard(path: Path, samples: dict[str, float]) -> Path:
     return path
 
 
-def test_shards_are_read_in_their_order(tmp_path: Path) -> None:
+def test_shards_are_read_in_their_order(tmp_path):
     first = write_shard(tmp_path / "a-0.tar", {"x": 3, "y": 1})
     second = write_shard(tmp_path / "a-1.tar", {"z": 2, "x": 5})
     found = load_stream([str(second), str(first)])
@@ -41,7 +40,7 @@ def test_shards_are_read_in_their_order(tmp_path: Path) -> None:
     )
 
 
-def test_a_manifest_is_no_shard_but_several_are(tmp_path: Path) -> None:
+def test_a_manifest_is_no_shard_but_several_are(tmp_path):
     for name, rows in (("a", "1,4\n2,3\n"), ("b", "3,7\n")):
         (tmp_path / f"{name}.csv").write_text(f"id,duration\n{rows}")
     assert load_stream(tmp_path / "a.csv").shards == []
@@ -54,9 +53,7 @@ def test_a_manifest_is_no_shard_but_several_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_whole_samples_of_a_shard_that_breaks_off_are_counted(
-    tmp_path: Path, compress: Callable[[bytes], bytes]
-) -> None:
+def test_whole_samples_of_a_shard_that_breaks_off_are_counted(tmp_path, compress):
     whole = write_shard(tmp_path / "a-0.tar", {"x": 3, "y": 1})
     lengths = {f"k{number}": number + 1 for number in range(100)}
     cut = write_shard(tmp_path / "a-1.tar", lengths)
@@ -72,7 +69,7 @@ def test_whole_samples_of_a_shard_that_breaks_off_are_counted(
     assert found.values.tolist() == [3, 1, *range(1, count + 1)]
 
 
-def test_lengths_that_are_left_out_are_in_no_shard(tmp_path: Path) -> None:
+def test_lengths_that_are_left_out_are_in_no_shard(tmp_path):
     shards = [
         write_shard(tmp_path / f"a-{at}.tar", {"x": 3, "y": 1 + at}) for at in range(2)
     ]

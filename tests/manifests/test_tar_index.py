@@ -8,7 +8,6 @@ import os
 import random
 import tarfile
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,7 +107,7 @@ def by_tarfile(data: bytes) -> Found:
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[[bytes], Path]:
+def write(tmp_path):
     def run(data: bytes) -> Path:
         (tmp_path / "shard.tar").write_bytes(data)
         return tmp_path / "shard.tar"
@@ -123,11 +122,8 @@ def write(tmp_path: Path) -> Callable[[bytes], Path]:
     form=st.sampled_from(list(FORMATS)),
 )
 def test_names_offsets_and_sizes_are_those_of_tarfile(
-    contents: dict[str, int],
-    form: str,
-    compress: Callable[[bytes], bytes],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+    contents, form, compress, tmp_path_factory
+):
     path = tmp_path_factory.getbasetemp() / f"any-{compress.__name__}.tar"
     try:
         data = files(
@@ -140,7 +136,7 @@ def test_names_offsets_and_sizes_are_those_of_tarfile(
 
 
 @pytest.mark.parametrize("form", ["gnu", "pax"])
-def test_a_member_beyond_8_gib_is_passed_over(tmp_path: Path, form: str) -> None:
+def test_a_member_beyond_8_gib_is_passed_over(tmp_path, form):
     size = 9 * 2**30 + 5
     start = entry("large.wav", size=size).tobuf(FORMATS[form])
     path = tmp_path / "large.tar"
@@ -156,7 +152,7 @@ def test_a_member_beyond_8_gib_is_passed_over(tmp_path: Path, form: str) -> None
     ]
 
 
-def test_any_byte_of_a_header_that_is_wrong_is_noticed(write) -> None:
+def test_any_byte_of_a_header_that_is_wrong_is_noticed(write):
     data = files({"a.wav": b"1", "b.wav": b"2"})
     for offset in (offset for offset in range(1024, 1536) if offset != 1024 + 155):
         damaged = bytearray(data)
@@ -167,7 +163,7 @@ def test_any_byte_of_a_header_that_is_wrong_is_noticed(write) -> None:
         assert "is damaged at byte 1,024" in error.message
 
 
-def test_links_are_counted_and_not_followed(write) -> None:
+def test_links_are_counted_and_not_followed(write):
     links = header(b"s.wav", kind=b"2", rest={157: b"/etc/passwd"})
     # The size of the file that it is a link to.
     links += header(b"h.wav", octal(5000), b"1")
@@ -176,7 +172,7 @@ def test_links_are_counted_and_not_followed(write) -> None:
     assert tar.left_out == {"a link, a device or a member of unknown type": 2}
 
 
-def test_a_pax_sparse_member_is_told_and_has_its_real_name(write) -> None:
+def test_a_pax_sparse_member_is_told_and_has_its_real_name(write):
     said = {
         "GNU.sparse.major": "1",
         "GNU.sparse.minor": "0",
@@ -196,7 +192,7 @@ def test_a_pax_sparse_member_is_told_and_has_its_real_name(write) -> None:
     assert found[1][1] == by_tarfile(data)[1][1]
 
 
-def test_a_member_that_is_cut_is_named_with_its_bytes(write) -> None:
+def test_a_member_that_is_cut_is_named_with_its_bytes(write):
     data = files({"a.wav": b"1" * 600, "b.wav": b"2" * 5000})
     error = until_error(write(data[:3000]))[1]
     assert error is not None
@@ -208,9 +204,7 @@ def test_a_member_that_is_cut_is_named_with_its_bytes(write) -> None:
 
 @pytest.mark.parametrize("size", [b"7" * 11 + b"\0", b"\x80" + b"\xff" * 11])
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_size_that_lies_is_an_error_and_takes_no_memory(
-    write, size: bytes, compress: Callable[[bytes], bytes]
-) -> None:
+def test_a_size_that_lies_is_an_error_and_takes_no_memory(write, size, compress):
     for kind in (b"0", b"\0", b"7", b"V", b"S"):
         path = write(compress(header(b"a.wav", size, kind) + bytes(4000)))
         tracemalloc.start()
@@ -223,7 +217,7 @@ def test_a_size_that_lies_is_an_error_and_takes_no_memory(
 
 
 @pytest.mark.parametrize("end", [b"", bytes(1024)])
-def test_an_extended_header_without_its_member_is_an_error(write, end: bytes) -> None:
+def test_an_extended_header_without_its_member_is_an_error(write, end):
     record = b"14 path=a.wav\n"
     error = until_error(
         write(header(b"x", octal(len(record)), b"x") + padded(record) + end)
@@ -232,9 +226,7 @@ def test_an_extended_header_without_its_member_is_an_error(write, end: bytes) ->
     assert "is damaged at byte 0" in error.message
 
 
-def test_a_hole_behind_the_end_is_not_read(
-    write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hole_behind_the_end_is_not_read(write, monkeypatch):
     path = write(files({"a.wav": b"1"}))
     os.truncate(path, 30 << 30)
     pread = os.pread
@@ -247,9 +239,7 @@ def test_a_hole_behind_the_end_is_not_read(
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_payloads_are_read_at_any_place(
-    write, compress: Callable[[bytes], bytes]
-) -> None:
+def test_payloads_are_read_at_any_place(write, compress):
     chance = random.Random(5)
     sizes = (0, 10, 70_000, 9_000_000, 7)
     contents = {f"{size}.wav": chance.randbytes(size) for size in sizes}
@@ -261,7 +251,7 @@ def test_payloads_are_read_at_any_place(
                 assert payload.read(start, 70_000) == content[start : start + 70_000]
 
 
-def test_random_damage_gives_members_or_an_error(write) -> None:
+def test_random_damage_gives_members_or_an_error(write):
     """Bytes of headers are changed, and their checksums made right again."""
     chance = random.Random(11)
     contents = {

@@ -42,8 +42,8 @@ WORDS = {"measure": "words"}
     ],
 )
 def test_lines_are_aligned_and_it_is_told_what_they_are(
-    tmp_path: Path, targets: str, name: str, options: dict, lengths: list, counts: str
-) -> None:
+    tmp_path, targets, name, options, lengths, counts
+):
     found = load(tmp_path, WAV2VEC, targets, name, **options)
     assert pairs(found) == dict(zip((100, 200, 300), lengths, strict=True))
     said = f"Target lengths are the {counts} in "
@@ -54,9 +54,7 @@ def test_lines_are_aligned_and_it_is_told_what_they_are(
     ("targets", "message"),
     [("1\n2\n", "has more examples"), ("1\n2\n3\n4\n", "has fewer examples")],
 )
-def test_as_many_lines_as_examples_are_needed(
-    tmp_path: Path, targets: str, message: str
-) -> None:
+def test_as_many_lines_as_examples_are_needed(tmp_path, targets, message):
     with pytest.raises(ManifestError, match=message):
         load(tmp_path, WAV2VEC, targets)
 
@@ -72,18 +70,18 @@ def test_as_many_lines_as_examples_are_needed(
     ids=["numbers", "shapes", "texts", "words"],
 )
 def test_files_of_kaldi_and_espnet_are_joined_by_id(
-    tmp_path: Path, targets: str, options: dict, lengths: list
-) -> None:
+    tmp_path, targets, options, lengths
+):
     found = pairs(load(tmp_path, KALDI, targets, **options))
     assert found == dict(zip((1.5, 2.5, 3.5), lengths, strict=True))
 
 
-def test_an_example_without_a_target_is_invalid_and_named(tmp_path: Path) -> None:
+def test_an_example_without_a_target_is_invalid_and_named(tmp_path):
     with pytest.raises(ManifestError, match=r"line 2, id 'b': '.*targets' is missing"):
         load(tmp_path, KALDI, "a 7\nc 9\n")
 
 
-def test_both_lengths_of_an_espnet_folder(tmp_path: Path) -> None:
+def test_both_lengths_of_an_espnet_folder(tmp_path):
     (tmp_path / "speech_shape").write_text("a 100,80\nb 200,80\n")
     (tmp_path / "text_shape.char").write_text("b 20,31\na 10,31\n")
     found = load_lengths(
@@ -93,7 +91,7 @@ def test_both_lengths_of_an_espnet_folder(tmp_path: Path) -> None:
     assert found.unit == "frames"
 
 
-def test_each_of_several_manifests_has_its_target_file(tmp_path: Path) -> None:
+def test_each_of_several_manifests_has_its_target_file(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.tsv").write_text(f"/data\n{name}\t{ord(name)}\n")
         (tmp_path / f"{name}.ltr").write_text("X " * ord(name) + "\n")

@@ -129,9 +129,7 @@ def error_never_ends(handler: BaseHTTPRequestHandler) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_no_more_is_read_than_was_asked_for(
-    answer: Answer, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_is_read_than_was_asked_for(answer, message, monkeypatch):
     monkeypatch.setattr(web, "_LARGEST_WHOLE", MOST)
     with server_of(answer) as (url, broke_off):
         with pytest.raises(ManifestError, match=message):
@@ -140,7 +138,7 @@ def test_no_more_is_read_than_was_asked_for(
             assert broke_off.wait(60)
 
 
-def test_a_listing_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_never_ends_is_refused(monkeypatch):
     monkeypatch.setattr(web, "_LARGEST_PAGE", MOST)
     with (
         server_of(whole_never_ends) as (url, broke_off),
@@ -150,9 +148,7 @@ def test_a_listing_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert broke_off.wait(60)
 
 
-def test_a_server_that_never_answers_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_that_never_answers_is_given_up(monkeypatch):
     # Its size is asked for first, in two ways.
     assert web._SILENT_SECONDS * max(2, 1 + storage._ATTEMPTS) <= 60
     monkeypatch.setattr(web, "_SILENT_SECONDS", 0.1)

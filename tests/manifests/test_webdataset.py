@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +63,7 @@ def rows(
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
+def write(tmp_path):
     def run(members: Sequence[Member] | bytes, name: str = "shard.tar") -> Path:
         path = tmp_path / name
         path.write_bytes(members if isinstance(members, bytes) else shard(members))
@@ -72,7 +72,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return run
 
 
-def test_the_seconds_of_the_audio_are_the_lengths(read) -> None:
+def test_the_seconds_of_the_audio_are_the_lengths(read):
     lengths = read(shard(speech(3)), target_key="txt")
     assert lengths.targets.tolist() == [15.0, 10.0, 5.0]
     assert lengths.values.tolist() == [3000 / RATE, 2000 / RATE, 1000 / RATE]
@@ -104,7 +104,7 @@ READ = {
 
 
 @cases(READ, "members lengths unit")
-def test_the_length_is_found_without_options(read, members, lengths, unit) -> None:
+def test_the_length_is_found_without_options(read, members, lengths, unit):
     found = read(shard(members))
     assert (found.values.tolist(), found.unit) == (lengths, unit)
 
@@ -135,18 +135,18 @@ REFUSED = {
 
 
 @cases(REFUSED, "members message hint")
-def test_a_sample_without_one_length_is_named(refusal, members, message, hint) -> None:
+def test_a_sample_without_one_length_is_named(refusal, members, message, hint):
     error = refusal(shard(members))
     assert re.search(message, error.message, re.DOTALL)
     assert hint in error.hint
 
 
-def test_members_without_a_suffix_are_counted(read) -> None:
+def test_members_without_a_suffix_are_counted(read):
     left_out = read(shard([("README", b"x"), *speech(1)])).left_out
     assert left_out == {"a member without a suffix": 1}
 
 
-def test_the_columns_are_listed_with_what_they_hold(write) -> None:
+def test_the_columns_are_listed_with_what_they_hold(write):
     members = [
         *speech(1),
         ("utt0.jpg", b"\xff\xd8\xff\0"),
@@ -168,7 +168,7 @@ def test_the_columns_are_listed_with_what_they_hold(write) -> None:
     }
 
 
-def test_the_first_dimension_of_an_array_is_the_length(write) -> None:
+def test_the_first_dimension_of_an_array_is_the_length(write):
     path = write(
         [
             ("a.npy", npy(7, 80)),
@@ -184,7 +184,7 @@ def test_the_first_dimension_of_an_array_is_the_length(write) -> None:
     )
 
 
-def test_a_damaged_wav_is_named_and_can_be_left_out(read, refusal) -> None:
+def test_a_damaged_wav_is_named_and_can_be_left_out(read, refusal):
     content = shard([*speech(2), ("bad.wav", b"RIFF nothing else"), ("empty.wav", b"")])
     message = refusal(content).message
     assert "2 of 4 rows are invalid" in message
@@ -209,9 +209,7 @@ def test_a_damaged_wav_is_named_and_can_be_left_out(read, refusal) -> None:
         (b"", "malformed JSON"),
     ],
 )
-def test_json_without_a_valid_length_is_named_with_its_reason(
-    refusal, content: bytes, seen: str
-) -> None:
+def test_json_without_a_valid_length_is_named_with_its_reason(refusal, content, seen):
     message = refusal(
         shard([*speech(2), ("bad.json", content)]), length_key="json.duration"
     ).message
@@ -220,9 +218,7 @@ def test_json_without_a_valid_length_is_named_with_its_reason(
     assert seen in message
 
 
-def test_nothing_is_written_whatever_the_names_are(
-    write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_written_whatever_the_names_are(write, tmp_path, monkeypatch):
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
     names = [
@@ -243,7 +239,7 @@ def test_nothing_is_written_whatever_the_names_are(
 @given(name=st.text(st.sampled_from("ab./\n_A"), max_size=9))
 @example(name="a/.b")
 @example(name="a\nb/c.d/.e")
-def test_a_name_is_taken_apart_as_webdataset_does(name: str) -> None:
+def test_a_name_is_taken_apart_as_webdataset_does(name):
     key, suffix = pytest.importorskip("webdataset.tariterators").base_plus_ext(name)
     assert key_and_suffix(name) == (key, (suffix or "").lower())
 
@@ -260,9 +256,7 @@ def test_a_name_is_taken_apart_as_webdataset_does(name: str) -> None:
         max_size=12,
     )
 )
-def test_members_are_grouped_as_webdataset_does(
-    names: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_members_are_grouped_as_webdataset_does(names, tmp_path_factory):
     tariterators = pytest.importorskip("webdataset.tariterators")
     data = shard([(name, f"{number}".encode()) for number, name in enumerate(names)])
     path = tmp_path_factory.getbasetemp() / "grouped.tar"

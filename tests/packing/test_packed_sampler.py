@@ -49,14 +49,8 @@ def ranks_of(world_size: int, **options: Any) -> list[PackedBatchSampler]:
 @settings(deadline=None, max_examples=60)
 @pytest.mark.filterwarnings("ignore:drop_last leaves out all")
 def test_ranks_have_equal_counts_and_share_the_sequences(
-    lengths: list[int],
-    world_size: int,
-    accumulate: int,
-    shuffle: bool,
-    drop_last: bool,
-    packer: str,
-    pool_size: int,
-) -> None:
+    lengths, world_size, accumulate, shuffle, drop_last, packer, pool_size
+):
     ranks = ranks_of(
         world_size,
         lengths=lengths,
@@ -82,7 +76,7 @@ def test_ranks_have_equal_counts_and_share_the_sequences(
         assert not dropped or drop_last
 
 
-def test_each_epoch_has_other_micro_batches() -> None:
+def test_each_epoch_has_other_micro_batches():
     sampler = packed(seed=3)
     epochs = [list(sampler) for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2]
@@ -94,7 +88,7 @@ def test_each_epoch_has_other_micro_batches() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 1, 7, None])
-def test_a_loaded_state_goes_on_batch_for_batch(position: int | None) -> None:
+def test_a_loaded_state_goes_on_batch_for_batch(position):
     options = {"rank": 1, "world_size": 2, "accumulate": 2}
     sampler = packed(epoch=2, **options)
     batches = list(packed(epoch=2, **options))
@@ -120,7 +114,7 @@ def test_a_loaded_state_goes_on_batch_for_batch(position: int | None) -> None:
         {"lengths": LENGTHS[::-1]},
     ],
 )
-def test_the_state_of_another_sampler_is_refused(options: dict[str, Any]) -> None:
+def test_the_state_of_another_sampler_is_refused(options):
     with pytest.raises(ValueError, match=r"its digest is .* of lengths and options"):
         packed(**options).load_state_dict(packed().state_dict())
 
@@ -135,20 +129,20 @@ def huge(path: Path) -> Path:
     return copy
 
 
-def test_longer_sequences_are_named_or_count_as_cut() -> None:
+def test_longer_sequences_are_named_or_count_as_cut():
     lengths = [*LENGTHS, 100]
     with pytest.raises(ValueError, match=r"1 of 302 sequences .* with index 301"):
         packed(lengths)
     assert [301] in list(packed(lengths, cut_at=CAP))
 
 
-def test_an_epoch_without_a_micro_batch_warns() -> None:
+def test_an_epoch_without_a_micro_batch_warns():
     sampler = packed([3], drop_last=True, rank=0, world_size=2)
     with pytest.warns(UserWarning, match=r"leaves out all 1 .* or lower max_tokens"):
         assert list(sampler) == []
 
 
-def test_a_config_makes_the_sampler(tmp_path: Path) -> None:
+def test_a_config_makes_the_sampler(tmp_path):
     path = tmp_path / "sampler.yaml"
     swept = sweep(
         LENGTHS,
@@ -184,7 +178,7 @@ def test_a_config_makes_the_sampler(tmp_path: Path) -> None:
         ("max_tokens: 100", "max_token: 100"),
     ],
 )
-def test_a_damaged_config_is_named(tmp_path: Path, old: str, new: str) -> None:
+def test_a_damaged_config_is_named(tmp_path, old, new):
     options: dict[str, Any] = {"num_buckets": [5], "strategies": ["quantile"]}
     sweep(LENGTHS, run=tmp_path, max_tokens=100, cut_at=30, **options)
     path = tmp_path / "sampler.yaml"

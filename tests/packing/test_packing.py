@@ -77,8 +77,8 @@ def lengths_in(batches: list[list[int]], lengths: list[int]) -> list[list[int]]:
 @given(lengths=LENGTHS, world_size=st.integers(1, 5), accumulate=st.integers(1, 3))
 @settings(deadline=None)
 def test_no_batch_exceeds_the_cap_and_ranks_have_equally_many(
-    packer: str, lengths: list[int], world_size: int, accumulate: int
-) -> None:
+    packer, lengths, world_size, accumulate
+):
     multiple = world_size * accumulate
     dealing = {"world_size": world_size, "accumulate": accumulate}
     try:
@@ -96,7 +96,7 @@ def test_no_batch_exceeds_the_cap_and_ranks_have_equally_many(
 
 @given(LENGTHS)
 @settings(deadline=None)
-def test_first_fit_and_best_fit_are_those_by_definition(lengths: list[int]) -> None:
+def test_first_fit_and_best_fit_are_those_by_definition(lengths):
     descending = sorted(lengths, reverse=True)
     tokens = np.array(descending)
     for packer, defined in (
@@ -111,14 +111,14 @@ def test_first_fit_and_best_fit_are_those_by_definition(lengths: list[int]) -> N
 
 @given(LENGTHS)
 @settings(deadline=None)
-def test_even_takes_1_percent_more_than_the_bound_at_most(lengths: list[int]) -> None:
+def test_even_takes_1_percent_more_than_the_bound_at_most(lengths):
     bound = -(-sum(lengths) // CAP)
     by_first_fit = len(batchtune.pack(lengths, CAP, packer="first-fit"))
     assert len(batchtune.pack(lengths, CAP)) <= max(by_first_fit, int(1.01 * bound))
 
 
 @pytest.mark.parametrize("max_tokens", [8192, 131_072])
-def test_even_evens_out_the_time_of_many_micro_batches(max_tokens: int) -> None:
+def test_even_evens_out_the_time_of_many_micro_batches(max_tokens):
     made = np.random.default_rng(0)
     lengths = np.clip(made.lognormal(6, 1, 20_000), 1, max_tokens).astype(int)
     bound = -(-int(lengths.sum()) // max_tokens)
@@ -132,7 +132,7 @@ def test_even_evens_out_the_time_of_many_micro_batches(max_tokens: int) -> None:
     assert spreads["even"] < 0.8 * min(spreads["first-fit"], spreads["best-fit"])
 
 
-def test_few_micro_batches_of_many_sequences_are_even() -> None:
+def test_few_micro_batches_of_many_sequences_are_even():
     lengths = np.random.default_rng(0).integers(1, 100, 50_000)
     max_tokens = int(lengths.sum() * 0.51)
     totals = [
@@ -146,9 +146,7 @@ def test_few_micro_batches_of_many_sequences_are_even() -> None:
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 8))
 @settings(deadline=None)
-def test_ranks_are_as_even_as_by_karmarkar_karp(
-    seconds: list[int], world_size: int
-) -> None:
+def test_ranks_are_as_even_as_by_karmarkar_karp(seconds, world_size):
     seconds = seconds[: len(seconds) // world_size * world_size]
     if not seconds:
         return
@@ -161,7 +159,7 @@ def test_ranks_are_as_even_as_by_karmarkar_karp(
     assert of_ranks.max() <= slowest
 
 
-def test_many_micro_batches_are_dealt_evenly_too() -> None:
+def test_many_micro_batches_are_dealt_evenly_too():
     seconds = np.random.default_rng(0).lognormal(0, 0.5, 80_000)
     of_ranks = seconds[dealt(seconds, 16)].reshape(-1, 16).sum(axis=0)
     assert of_ranks.max() < 1.001 * of_ranks.mean()
@@ -169,7 +167,7 @@ def test_many_micro_batches_are_dealt_evenly_too() -> None:
 
 @pytest.mark.parametrize("max_tokens", [2048, 8192, 65_536])
 @pytest.mark.parametrize("count", [64, 512])
-def test_ranks_finish_together_whatever_the_budget(count: int, max_tokens: int) -> None:
+def test_ranks_finish_together_whatever_the_budget(count, max_tokens):
     for seed in range(5):
         made = np.random.default_rng(seed)
         lengths = np.clip(made.lognormal(6.5, 1, count), 1, max_tokens).astype(int)
@@ -204,7 +202,7 @@ def row_of_lists(
     )
 
 
-def test_figures_are_those_of_the_micro_batches() -> None:
+def test_figures_are_those_of_the_micro_batches():
     lengths = [30, 10, 50, 20, 5, 5]
     budget = Budget(max_tokens=40, cut_at=40, time_law=LAW)
     packed = packed_lists([[0, 1], [2], [3, 4], [5]])
@@ -224,7 +222,7 @@ def test_figures_are_those_of_the_micro_batches() -> None:
     assert row.slowest_rank == pytest.approx(epoch_seconds / (sum(seconds) / 2))
 
 
-def test_figures_count_what_exceeds_the_cap() -> None:
+def test_figures_count_what_exceeds_the_cap():
     budget = Budget(max_tokens=40)
     packed = packed_lists([[0, 1], [2]])
     row = row_of_lists(packed, [30, 11, 40], budget, Dealing())
@@ -233,7 +231,7 @@ def test_figures_count_what_exceeds_the_cap() -> None:
     assert row.estimated_epoch_seconds is None
 
 
-def test_micro_batches_that_no_proof_contains_are_unproven() -> None:
+def test_micro_batches_that_no_proof_contains_are_unproven():
     budget = Budget(max_tokens=40)
     packed = packed_lists([[0], [1, 2, 3], [4, 5, 6, 7, 8]])
     lengths = [40, 20, 10, 10, 16, 6, 6, 6, 6]
@@ -257,7 +255,7 @@ def test_micro_batches_that_no_proof_contains_are_unproven() -> None:
         assert row.unproven == unproven
 
 
-def test_mates_meet_again_less_often_in_smaller_pools_than_one() -> None:
+def test_mates_meet_again_less_often_in_smaller_pools_than_one():
     lengths = np.random.default_rng(0).integers(1, 41, 2000)
     budget = Budget(max_tokens=CAP)
     again = {}
@@ -305,9 +303,7 @@ def test_mates_meet_again_less_often_in_smaller_pools_than_one() -> None:
         ),
     ],
 )
-def test_bad_arguments_are_told(
-    lengths: Any, options: dict[str, Any], message: str
-) -> None:
+def test_bad_arguments_are_told(lengths, options, message):
     with pytest.raises(ValueError, match=message):
         batchtune.pack(lengths, **{"max_tokens": CAP, **options})
 
@@ -321,12 +317,12 @@ def test_bad_arguments_are_told(
         ({"seconds_per_token": 0, "seconds_per_batch": 1}, "needs a positive"),
     ],
 )
-def test_a_bad_time_law_is_told(coefficients: dict[str, Any], message: str) -> None:
+def test_a_bad_time_law_is_told(coefficients, message):
     with pytest.raises(ValueError, match=message):
         TimeLaw(**coefficients)
 
 
 @pytest.mark.process
-def test_packing_needs_no_torch() -> None:
+def test_packing_needs_no_torch():
     code = "import sys, batchtune; batchtune.pack([1, 2], 2); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -37,7 +35,7 @@ LENGTHS = Lengths.of([1.0, 2.0])
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> MadeCuda:
+def cuda(monkeypatch):
     return MadeCuda(MadeGpu()).install(monkeypatch)
 
 
@@ -65,13 +63,8 @@ def opened(
     ],
 )
 def test_the_device_records_the_allocator_that_is_in_force(
-    cuda: MadeCuda,
-    monkeypatch: pytest.MonkeyPatch,
-    allocator: Choice,
-    settings: str,
-    expected: str,
-    others: str,
-) -> None:
+    cuda, monkeypatch, allocator, settings, expected, others
+):
     user = {"PYTORCH_ALLOC_CONF": settings} if settings else {}
     device = opened(monkeypatch, allocator, user).device
     assert (device.allocator, device.allocator_settings) == (expected, others)
@@ -79,9 +72,7 @@ def test_the_device_records_the_allocator_that_is_in_force(
     assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & {*_torch_settings()}
 
 
-def test_another_backend_is_recorded_by_its_name(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_backend_is_recorded_by_its_name(cuda, monkeypatch):
     cuda.backend = "cudaMallocAsync"
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
     device = opened(monkeypatch, "auto", settings).device
@@ -104,8 +95,8 @@ without_expandable_segments = pytest.mark.parametrize(
 
 @without_expandable_segments
 def test_without_expandable_segments_auto_is_native_and_says_why(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], reason: str
-) -> None:
+    cuda, monkeypatch, made, reason
+):
     for name, value in made.items():
         setattr(cuda, name, value)
     problem = f"expandable segments don't work: {reason}"
@@ -124,8 +115,8 @@ def test_without_expandable_segments_auto_is_native_and_says_why(
 
 @without_expandable_segments
 def test_expandable_segments_that_do_not_work_are_an_error(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], reason: str
-) -> None:
+    cuda, monkeypatch, made, reason
+):
     for name, value in made.items():
         setattr(cuda, name, value)
     message = f"expandable is impossible here: expandable segments don't work: {reason}"
@@ -133,9 +124,7 @@ def test_expandable_segments_that_do_not_work_are_an_error(
         opened(monkeypatch, "expandable")
 
 
-def test_what_a_driver_refuses_for_other_reasons_stays_an_error(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_driver_refuses_for_other_reasons_stays_an_error(cuda, monkeypatch):
     def refuse(device: torch.device) -> None:
         raise RuntimeError("CUDA error: all CUDA-capable devices are busy")
 
@@ -144,9 +133,7 @@ def test_what_a_driver_refuses_for_other_reasons_stays_an_error(
         opened(monkeypatch, "auto")
 
 
-def test_a_workload_that_changes_the_allocator_is_noticed(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workload_that_changes_the_allocator_is_noticed(cuda, monkeypatch):
     meter = opened(monkeypatch, "auto")
     cuda.turned_off = True
     meter.settle(0, 0)
@@ -162,9 +149,7 @@ def test_a_workload_that_changes_the_allocator_is_noticed(
 
 
 @pytest.mark.parametrize("kind", [{}, {"script": True}, {"ranks": True}])
-def test_the_workers_environment_holds_the_choice(
-    monkeypatch: pytest.MonkeyPatch, kind: dict[str, bool]
-) -> None:
+def test_the_workers_environment_holds_the_choice(monkeypatch, kind):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     _, _, environment, _ = worker_program(**kind, allocator="auto")
     wanted = "expandable_segments:True,max_split_size_mb:64"
@@ -194,8 +179,8 @@ def on(allocator: str | None) -> Device:
     ],
 )
 def test_a_run_goes_on_only_with_the_allocator_that_it_has(
-    tmp_path: Path, began: Choice, found: str | None, now: Choice, goes_on: bool
-) -> None:
+    tmp_path, began, found, now, goes_on
+):
     begin_run(LENGTHS, settings(began), tmp_path, on(found), force=False)
     append_trial(tmp_path / TRIALS_FILE, Trial.of(BatchShape(1, 1.0), "ok"))
     if not goes_on:
@@ -231,9 +216,7 @@ def test_a_run_goes_on_only_with_the_allocator_that_it_has(
         ),
     ],
 )
-def test_another_allocator_than_was_measured_is_refused(
-    measured: str, now: str, message: str, remedy: str
-) -> None:
+def test_another_allocator_than_was_measured_is_refused(measured, now, message, remedy):
     with pytest.raises(ResultError) as caught:
         refuse_other_allocator("it", measured, on(now))
     assert caught.value.message.startswith(message)
@@ -241,16 +224,14 @@ def test_another_allocator_than_was_measured_is_refused(
 
 
 @pytest.mark.parametrize("allocator", ["native", "expandable", "cudaMallocAsync"])
-def test_expandable_segments_are_advised_only_where_they_are_off(
-    allocator: str,
-) -> None:
+def test_expandable_segments_are_advised_only_where_they_are_off(allocator):
     turns = Turns(steps=[made_trial(BatchShape(1, 1.0), alloc_retries=1)] * 5)
     (warning,) = about_turns(turns, on(allocator))
     assert "emptied its cache 5 times" in warning
     assert ("--allocator expandable" in warning) == (allocator == "native")
 
 
-def test_torchs_own_advice_is_not_recorded() -> None:
+def test_torchs_own_advice_is_not_recorded():
     error = torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 2 MiB. 1 MiB is reserved by PyTorch but unallocated. If reserved but "
         "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
@@ -261,7 +242,7 @@ def test_torchs_own_advice_is_not_recorded() -> None:
     )
 
 
-def test_other_settings_of_the_allocator_are_compared() -> None:
+def test_other_settings_of_the_allocator_are_compared():
     before = on("expandable")
     now = msgspec.structs.replace(before, allocator_settings="max_split_size_mb:64")
     (difference,) = settings_differences(before, now)

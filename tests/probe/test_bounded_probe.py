@@ -62,7 +62,7 @@ class Timed(LawDevice):
 
 
 @pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+def timed(monkeypatch):
     device = Timed(LAWS["blocks of length"], made_lengths("speech", count=300))
     monkeypatch.setattr("batchtune.probe.probing.time.monotonic", lambda: device.now)
     return device
@@ -72,9 +72,7 @@ def probe_timed(device: Timed, folder: Path, minutes: float | None = None) -> Pr
     return probe_on(device, folder, replace(LIMITED, minutes=minutes))
 
 
-def test_minutes_end_a_probe_with_what_is_proven_by_then(
-    timed: Timed, tmp_path: Path
-) -> None:
+def test_minutes_end_a_probe_with_what_is_proven_by_then(timed, tmp_path):
     probe = probe_timed(timed, tmp_path, minutes=0.3)
     assert timed.now <= 18
     assert probe.unfinished
@@ -98,8 +96,8 @@ def test_minutes_end_a_probe_with_what_is_proven_by_then(
 
 @pytest.mark.parametrize("minutes", [0.3, 0.35, 0.4, 0.45])
 def test_what_the_turns_refute_is_replaced_within_minutes(
-    minutes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    minutes, tmp_path, monkeypatch
+):
     class Unsteady(Timed):
         """Takes less memory in turns for all but the longest: the margin that this asks for is larger than before."""
 
@@ -125,9 +123,7 @@ def test_what_the_turns_refute_is_replaced_within_minutes(
     assert longest.batch_size >= 0.65 * largest
 
 
-def test_minutes_that_end_before_any_trial_are_an_error(
-    timed: Timed, tmp_path: Path
-) -> None:
+def test_minutes_that_end_before_any_trial_are_an_error(timed, tmp_path):
     timed.start_seconds = 10.0
     with pytest.raises(
         ProbeError, match="--minutes ended before the first trial: a start takes 10 s"
@@ -136,9 +132,7 @@ def test_minutes_that_end_before_any_trial_are_an_error(
     assert "at least --minutes 2, to tune 3" in (raised.value.hint or "")
 
 
-def test_minutes_that_end_early_warn_of_an_ignored_shape(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minutes_that_end_early_warn_of_an_ignored_shape(tmp_path, monkeypatch):
     device = Timed(
         Law(lambda size, length, target: 1.0), made_lengths("speech", count=300)
     )
@@ -148,7 +142,7 @@ def test_minutes_that_end_early_warn_of_an_ignored_shape(
     assert warns(probe, "ignore its `shape`")
 
 
-def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path: Path) -> None:
+def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path):
     lengths = made_lengths("speech", count=300)
     too_large = LawDevice(Law(lambda size, length, target: 1000.0), lengths)
     with pytest.raises(ProbeError, match="too small"):
@@ -162,9 +156,7 @@ def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path: Path) -> No
         probe_on(fitting, tmp_path, LIMITED)
 
 
-def test_an_interruption_overwrites_nothing_that_is_proven(
-    timed: Timed, tmp_path: Path
-) -> None:
+def test_an_interruption_overwrites_nothing_that_is_proven(timed, tmp_path):
     proven = probe_timed(timed, tmp_path, minutes=0.3)
     timed.most = timed.now + 2
     with pytest.raises(KeyboardInterrupt):
@@ -219,9 +211,7 @@ class Buffering(LawDevice):
 
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize("law", ["linear", "quadratic"])
-def test_what_processes_keep_of_their_batches_costs_no_trials(
-    law: str, replaced: bool
-) -> None:
+def test_what_processes_keep_of_their_batches_costs_no_trials(law, replaced):
     lengths = made_lengths("speech", count=3000)
     device = Buffering(LAWS[law], lengths, replaced=replaced)
     probe = probe_law(device)
@@ -245,7 +235,7 @@ def long_tailed(count: int = 8_000) -> Lengths:
     return Lengths.of(values)
 
 
-def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
+def test_scattered_times_cost_no_trials_on_a_long_tail():
     lengths = long_tailed()
     for device in (
         LawDevice(LAWS["quadratic"], lengths),
@@ -263,7 +253,7 @@ def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
         )
 
 
-def test_the_time_left_is_known_in_the_confirmation(tmp_path: Path) -> None:
+def test_the_time_left_is_known_in_the_confirmation(tmp_path):
     device = LawDevice(LAWS["linear"], made_lengths("speech", count=300))
     said: list[ProbeProgress] = []
     probe_on(device, tmp_path, on_progress=said.append)
@@ -272,7 +262,7 @@ def test_the_time_left_is_known_in_the_confirmation(tmp_path: Path) -> None:
     assert left == sorted(left, reverse=True)
 
 
-def test_what_more_lengths_would_save_is_said() -> None:
+def test_what_more_lengths_would_save_is_said():
     probe = probe_law(
         LawDevice(
             LAWS["another kernel for long ones"], made_lengths("tokens", count=3000)

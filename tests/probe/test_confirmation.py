@@ -39,7 +39,7 @@ def turns_of(stepper: NotedDevice) -> Turns:
     return confirm(stepper, SHAPES, rounds=2, on_step=lambda shape: True)
 
 
-def test_shapes_run_in_turns_in_a_fresh_worker() -> None:
+def test_shapes_run_in_turns_in_a_fresh_worker():
     stepper = stepper_of()
     turns = turns_of(stepper)
     assert [(step.worker, step.shape) for step in stepper.steps] == [
@@ -48,7 +48,7 @@ def test_shapes_run_in_turns_in_a_fresh_worker() -> None:
     assert (len(turns.passed), turns.failures, turns.confirmed) == (6, [], set(SHAPES))
 
 
-def test_shapes_run_again_if_a_cache_is_kept_or_peaks_differ() -> None:
+def test_shapes_run_again_if_a_cache_is_kept_or_peaks_differ():
     trials = [
         made_trial(LONG, peak_bytes=1),
         made_trial(SHORT, peak_bytes=1, peak_spread_bytes=1),
@@ -58,7 +58,7 @@ def test_shapes_run_again_if_a_cache_is_kept_or_peaks_differ() -> None:
     assert rounds_of([*trials, made_trial(MIDDLE, peak_spread_bytes=100)], 10_000) == 3
 
 
-def test_what_did_not_run_in_time_is_not_confirmed() -> None:
+def test_what_did_not_run_in_time_is_not_confirmed():
     left = [True, True]
     turns = confirm(
         stepper_of(), SHAPES, rounds=1, on_step=lambda shape: bool(left) and left.pop()
@@ -66,7 +66,7 @@ def test_what_did_not_run_in_time_is_not_confirmed() -> None:
     assert turns.confirmed == {LONG, SHORT}
 
 
-def test_an_oom_in_the_first_step_does_not_end_the_turns() -> None:
+def test_an_oom_in_the_first_step_does_not_end_the_turns():
     turns = confirm(
         stepper_of({LONG: [ran(LONG, "oom")]}),
         SHAPES,
@@ -78,7 +78,7 @@ def test_an_oom_in_the_first_step_does_not_end_the_turns() -> None:
     assert turns.confirmed == {SHORT, MIDDLE}
 
 
-def test_the_others_go_on_in_the_same_worker_after_a_failure() -> None:
+def test_the_others_go_on_in_the_same_worker_after_a_failure():
     stepper = stepper_of(
         {SHORT: [ran(SHORT, "oom")], MIDDLE: [None, ran(MIDDLE, "oom")]}
     )
@@ -94,7 +94,7 @@ def test_the_others_go_on_in_the_same_worker_after_a_failure() -> None:
     assert stepper.worker == 1
 
 
-def test_an_error_of_the_workloads_own_ends_the_turns() -> None:
+def test_an_error_of_the_workloads_own_ends_the_turns():
     stepper = stepper_of({LONG: [ran(LONG, "error", error="IndexError")]})
     assert [failure.trial.outcome for failure in turns_of(stepper).failures] == [
         "error"
@@ -102,12 +102,12 @@ def test_an_error_of_the_workloads_own_ends_the_turns() -> None:
     assert len(stepper.steps) == 1
 
 
-def test_a_pass_after_emptying_the_cache_fits_and_is_counted() -> None:
+def test_a_pass_after_emptying_the_cache_fits_and_is_counted():
     turns = turns_of(stepper_of({MIDDLE: [ran(MIDDLE, "ok", alloc_retries=2)]}))
     assert (turns.failures, turns.alloc_retries) == ([], 2)
 
 
-def test_after_one_dead_worker_the_turns_are_repeated() -> None:
+def test_after_one_dead_worker_the_turns_are_repeated():
     stepper = stepper_of(
         {MIDDLE: [ran(MIDDLE, "crash", error="was killed by SIGKILL")]}
     )
@@ -116,7 +116,7 @@ def test_after_one_dead_worker_the_turns_are_repeated() -> None:
     assert stepper.shapes[3:] == SHAPES * 2
 
 
-def test_a_shape_that_kills_the_worker_twice_fails() -> None:
+def test_a_shape_that_kills_the_worker_twice_fails():
     crash = ran(MIDDLE, "crash", error="was killed by SIGSEGV")
     turns = turns_of(stepper_of({MIDDLE: [crash, crash]}))
     assert [
@@ -128,14 +128,12 @@ def test_a_shape_that_kills_the_worker_twice_fails() -> None:
     ("reserved", "growth"),
     [((50, 80, 90, 90, 97, 92), 7), ((100, 80, 90, 90, 95, 92), 0)],
 )
-def test_cache_growth_counts_after_each_shape_ran_once(
-    reserved: tuple[int, ...], growth: int
-) -> None:
+def test_cache_growth_counts_after_each_shape_ran_once(reserved, growth):
     record = turns_of(stepper_of(reserved=reserved)).record([])
     assert record.reserved_growth_bytes == growth
 
 
-def test_a_worker_replaced_mid_turns_has_a_first_step_too() -> None:
+def test_a_worker_replaced_mid_turns_has_a_first_step_too():
     stepper = stepper_of()
 
     def replaced_at_the_fourth(reply: Ran, number: int) -> Ran:
@@ -150,7 +148,7 @@ def test_a_worker_replaced_mid_turns_has_a_first_step_too() -> None:
     assert peaks.margin.first_step_bytes == 50
 
 
-def test_what_a_first_step_lacked_is_what_the_allocator_had_left() -> None:
+def test_what_a_first_step_lacked_is_what_the_allocator_had_left():
     large, small = BatchShape(9, 16.0), BatchShape(8, 16.0)
     trials = [
         made_trial(shape, peak_bytes=peak, reserved_bytes=reserved, worker=1)
@@ -170,9 +168,7 @@ def test_what_a_first_step_lacked_is_what_the_allocator_had_left() -> None:
 @pytest.mark.parametrize(
     ("size", "reserved", "is_left"), [(8, 990, False), (1, 990, True), (8, None, True)]
 )
-def test_a_cache_holds_memory_that_no_batch_can_use(
-    size: int, reserved: int | None, is_left: bool
-) -> None:
+def test_a_cache_holds_memory_that_no_batch_can_use(size, reserved, is_left):
     """Unless the batch is a single example: no smaller one can take its place."""
     shape = BatchShape(size, 16.0)
     trials = [

@@ -5,7 +5,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +13,14 @@ from batchtune.probe.devices import LOCKS_FOLDER, lock_device
 
 
 @pytest.fixture
-def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def locks(tmp_path, monkeypatch):
     """The folder of the locks, below a temporary folder of its own."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / LOCKS_FOLDER
 
 
 @pytest.mark.process
-def test_a_holder_that_was_killed_holds_nothing(locks: Path) -> None:
+def test_a_holder_that_was_killed_holds_nothing(locks):
     code = (
         "import sys, tempfile, time; tempfile.tempdir = sys.argv[1]\n"
         "from batchtune.probe.devices import lock_device\n"
@@ -41,7 +40,7 @@ def test_a_holder_that_was_killed_holds_nothing(locks: Path) -> None:
 
 
 @pytest.mark.process
-def test_no_process_that_is_started_holds_it(locks: Path) -> None:
+def test_no_process_that_is_started_holds_it(locks):
     with lock_device("cpu", "CPU"):
         child = subprocess.Popen(["sleep", "1000"], close_fds=False)
     try:
@@ -52,7 +51,7 @@ def test_no_process_that_is_started_holds_it(locks: Path) -> None:
         child.wait()
 
 
-def test_all_users_may_take_it_whatever_the_umask(locks: Path) -> None:
+def test_all_users_may_take_it_whatever_the_umask(locks):
     before = os.umask(0o077)
     try:
         with lock_device("cpu", "CPU"):
@@ -63,12 +62,12 @@ def test_all_users_may_take_it_whatever_the_umask(locks: Path) -> None:
     assert stat.S_IMODE((locks / "cpu.lock").stat().st_mode) == 0o666
 
 
-def test_an_id_can_not_lead_out_of_the_folder(locks: Path) -> None:
+def test_an_id_can_not_lead_out_of_the_folder(locks):
     with lock_device("../../etc/passwd", "a device"):
         assert [path.name for path in locks.iterdir()] == [".._.._etc_passwd.lock"]
 
 
-def test_a_folder_that_is_a_link_is_not_followed(locks: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_a_link_is_not_followed(locks, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     locks.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ProbeError, match="can't be used"):
@@ -77,9 +76,7 @@ def test_a_folder_that_is_a_link_is_not_followed(locks: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["a link", "a second name", "a pipe", "a folder"])
-def test_a_file_that_is_no_plain_file_is_left_alone(
-    locks: Path, tmp_path: Path, kind: str
-) -> None:
+def test_a_file_that_is_no_plain_file_is_left_alone(locks, tmp_path, kind):
     locks.mkdir()
     (tmp_path / "precious").write_text("precious")
     lock = locks / "cpu.lock"

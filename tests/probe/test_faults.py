@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(autouse=True)
-def no_process_stays() -> Iterator[None]:
+def no_process_stays():
     yield
     assert not ours()
 
@@ -42,7 +41,7 @@ FAULTS = {
 }
 
 
-def test_each_fault_is_one_result_of_a_probe_that_goes_on() -> None:
+def test_each_fault_is_one_result_of_a_probe_that_goes_on():
     """One worker lives on under a real limit after each lack of memory; after each other fault a new one starts."""
     with supervise("Faulty") as supervisor:
         device = supervisor.start()
@@ -69,7 +68,7 @@ def test_each_fault_is_one_result_of_a_probe_that_goes_on() -> None:
 
 
 @pytest.mark.parametrize("workload", ["TwoLosses", "KeepsItsFeatures"])
-def test_a_failure_leaves_no_memory_to_later_trials(workload: str) -> None:
+def test_a_failure_leaves_no_memory_to_later_trials(workload):
     with supervise(workload) as supervisor:
         supervisor.start()
         before, failed, after = (
@@ -79,7 +78,7 @@ def test_a_failure_leaves_no_memory_to_later_trials(workload: str) -> None:
     assert abs(after.peak_bytes - before.peak_bytes) < 6 << 20
 
 
-def test_without_a_byte_left_the_worker_reports_oom_and_lives_on() -> None:
+def test_without_a_byte_left_the_worker_reports_oom_and_lives_on():
     with supervise("TakesEveryByte", memory_bytes=450 << 20) as supervisor:
         supervisor.start()
         trials = [
@@ -90,7 +89,7 @@ def test_without_a_byte_left_the_worker_reports_oom_and_lives_on() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_setup_that_lowers_the_memory_limit_is_named(fails: bool) -> None:
+def test_a_setup_that_lowers_the_memory_limit_is_named(fails):
     named = pytest.raises(
         WorkloadError,
         match="the workload lowers the limit RLIMIT_AS of its process to 64 MiB",
@@ -99,7 +98,7 @@ def test_a_setup_that_lowers_the_memory_limit_is_named(fails: bool) -> None:
         supervisor.start()
 
 
-def test_a_step_that_lowers_the_memory_limit_is_named() -> None:
+def test_a_step_that_lowers_the_memory_limit_is_named():
     with supervise("LowersLimit", where="step", fails=True) as supervisor:
         trial = supervisor.measure(ONE, 0).trial
     assert trial.outcome == "error"
@@ -108,9 +107,7 @@ def test_a_step_that_lowers_the_memory_limit_is_named() -> None:
     )
 
 
-def test_what_the_workload_started_ends_with_its_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_workload_started_ends_with_its_worker(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with supervise("StartsDaemons") as supervisor:
         supervisor.start()
@@ -124,7 +121,7 @@ def test_what_the_workload_started_ends_with_its_worker(
         assert not ours()
 
 
-def test_nothing_stays_if_the_supervisor_is_killed_in_mid_trial(tmp_path: Path) -> None:
+def test_nothing_stays_if_the_supervisor_is_killed_in_mid_trial(tmp_path):
     code = (
         f"import sys; sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}\n"
         "from worker_processes import supervise\n"
@@ -140,7 +137,7 @@ def test_nothing_stays_if_the_supervisor_is_killed_in_mid_trial(tmp_path: Path) 
     assert gone(supervisor.pid)
 
 
-def test_a_killed_nursery_takes_all_with_it_and_is_started_again() -> None:
+def test_a_killed_nursery_takes_all_with_it_and_is_started_again():
     with supervise("KillsItsParent") as supervisor:
         killed = supervisor.measure(ONE, 0).trial
         assert not ours()

@@ -1,7 +1,6 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,9 +88,7 @@ def assert_true(
     ids=["speech", "tokens", "many"],
 )
 @pytest.mark.parametrize("peak", SMOOTH.values(), ids=SMOOTH)
-def test_a_smooth_memory_needs_few_trials_and_few_ooms(
-    lengths: Lengths, limit_bytes: int, peak: Callable[..., float]
-) -> None:
+def test_a_smooth_memory_needs_few_trials_and_few_ooms(lengths, limit_bytes, peak):
     try:
         points, trials = run(lengths, SearchedDevice(peak, limit_bytes))
     except TooLong:
@@ -100,7 +97,7 @@ def test_a_smooth_memory_needs_few_trials_and_few_ooms(
     assert sum(trial.outcome == "oom" for trial in trials) <= 4
 
 
-def test_without_known_peaks_other_lengths_bound_the_search() -> None:
+def test_without_known_peaks_other_lengths_bound_the_search():
     device = SearchedDevice(
         quadratic_peak(), limit_bytes=8_000_000_000, tells_peak=False
     )
@@ -126,12 +123,8 @@ def assert_within_bound(lengths: Lengths, trials: list[Trial], most: int) -> Non
 )
 @settings(deadline=None, max_examples=300)
 def test_on_any_device_it_ends_within_bisections_bound(
-    values: list[int],
-    table: list[float],
-    tolerance: float,
-    tells_peak: bool,
-    ranks: int | None,
-) -> None:
+    values, table, tolerance, tells_peak, ranks
+):
     """Where ranks have to start anew after a failure, failures have a bound of their own."""
     lengths = Lengths.of(values)
 
@@ -154,7 +147,7 @@ def test_on_any_device_it_ends_within_bisections_bound(
         assert proof.batch_size >= point.batch_size and proof.length >= point.length
 
 
-def test_no_trial_has_more_examples_than_asked_for() -> None:
+def test_no_trial_has_more_examples_than_asked_for():
     points, trials = run(
         SPEECH,
         of_8_gb(),
@@ -164,7 +157,7 @@ def test_no_trial_has_more_examples_than_asked_for() -> None:
     assert points[-1].closed_by == "data"
 
 
-def test_a_failure_in_turns_shrinks_the_batch_in_growing_steps() -> None:
+def test_a_failure_in_turns_shrinks_the_batch_in_growing_steps():
     device = of_8_gb()
     points, trials = run(SPEECH, device)
     given_up = []
@@ -182,7 +175,7 @@ def test_a_failure_in_turns_shrinks_the_batch_in_growing_steps() -> None:
     assert sum(steps) < 40
 
 
-def test_first_steps_that_run_out_of_memory_make_no_length_creep() -> None:
+def test_first_steps_that_run_out_of_memory_make_no_length_creep():
     """Each widens the margin, which reopens lengths that have had their trials."""
     device = of_8_gb()
     search = search_of(SPEECH, device)
@@ -196,7 +189,7 @@ def test_first_steps_that_run_out_of_memory_make_no_length_creep() -> None:
     assert len(trials) <= 100
 
 
-def test_below_a_size_that_nearly_fitted_no_search_creeps() -> None:
+def test_below_a_size_that_nearly_fitted_no_search_creeps():
     """It takes the middle: whether that passes or fails, the length is closed."""
     lengths = Lengths.of([10.0] * 2000)
     search = search_of(lengths, SearchedDevice(quadratic_peak(), limit_bytes=1_000_000))
@@ -222,7 +215,7 @@ def failed_in_alternation(point: FrontierPoint, index: int) -> Trial:
     return made_trial(shape, "oom", index=index, error=error, confirmation=True)
 
 
-def test_a_failure_below_a_pass_is_retried_in_a_fresh_worker() -> None:
+def test_a_failure_below_a_pass_is_retried_in_a_fresh_worker():
     device = of_8_gb()
     undisturbed, _ = run(SPEECH, device)
     shape = 1, SPEECH.shortest
@@ -235,7 +228,7 @@ def test_a_failure_below_a_pass_is_retried_in_a_fresh_worker() -> None:
     assert search_of(SPEECH, device).known(trials).falls() == []
 
 
-def test_one_crash_does_not_count_against_the_shape() -> None:
+def test_one_crash_does_not_count_against_the_shape():
     device = of_8_gb()
     undisturbed, _ = run(SPEECH, device)
     point = undisturbed[4]
@@ -248,7 +241,7 @@ def test_one_crash_does_not_count_against_the_shape() -> None:
     assert Counter(trial.outcome for trial in trials)["crash"] == 1
 
 
-def test_a_shape_that_crashes_twice_bounds_the_frontier() -> None:
+def test_a_shape_that_crashes_twice_bounds_the_frontier():
     device = of_8_gb()
     undisturbed, _ = run(SPEECH, device)
     longest = undisturbed[-1]
@@ -274,9 +267,7 @@ OOM = "OutOfMemoryError: CUDA out of memory."
         (OOM, None, "is too small"),
     ],
 )
-def test_an_error_while_memory_was_free_is_reported_as_such(
-    error: str, peak_mib: int | None, told: str
-) -> None:
+def test_an_error_while_memory_was_free_is_reported_as_such(error, peak_mib, told):
     peak = None if peak_mib is None else peak_mib << 20
     shape = BatchShape(1, SPEECH.longest)
     trial = Trial.of(shape, "oom", error=error, failed_peak_bytes=peak)
@@ -286,7 +277,7 @@ def test_an_error_while_memory_was_free_is_reported_as_such(
     assert ("although memory was free" in too_long.message) == ("free" in told)
 
 
-def test_a_continued_search_ignores_the_workloads_own_errors() -> None:
+def test_a_continued_search_ignores_the_workloads_own_errors():
     device = of_8_gb()
     _, undisturbed = run(SPEECH, device)
     first = undisturbed[0]
@@ -308,13 +299,8 @@ def test_a_continued_search_ignores_the_workloads_own_errors() -> None:
 )
 @settings(deadline=None, max_examples=40)
 def test_it_finds_the_truth_however_often_it_is_interrupted(
-    values: list[int],
-    constant: float,
-    linear: float,
-    quadratic: float,
-    limit_bytes: int,
-    cut: int,
-) -> None:
+    values, constant, linear, quadratic, limit_bytes, cut
+):
     lengths = Lengths.of(values)
     device = SearchedDevice(quadratic_peak(constant, linear, quadratic), limit_bytes)
     try:
@@ -356,8 +342,8 @@ MIB = 1 << 20
     ],
 )
 def test_batches_are_alike_within_what_a_heap_varies_by(
-    ratio: int, more_bytes: int, more_time: float, expected: bool
-) -> None:
+    ratio, more_bytes, more_time, expected
+):
     small = BatchShape(1, 10.0)
     large = BatchShape(ratio, 10.0)
     known: Any = SimpleNamespace(

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,7 +23,7 @@ SMALL, FAULT = (BatchShape(size, 100.0) for size in (2, 3))
 
 
 @pytest.fixture(autouse=True)
-def no_process_stays() -> Iterator[None]:
+def no_process_stays():
     yield
     assert not ours()
 
@@ -51,7 +50,7 @@ def supervise(workload: str = "Shared", **options: object) -> Supervisor:
 
 
 @pytest.mark.process
-def test_two_ranks_are_one_worker() -> None:
+def test_two_ranks_are_one_worker():
     with supervise(ballast_rank=1, ballast_mib=60) as supervisor:
         device = supervisor.start()
         fits, too_large = (
@@ -73,7 +72,7 @@ def test_two_ranks_are_one_worker() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_nothing_stays_if_all_above_is_killed(tmp_path: Path) -> None:
+def test_nothing_stays_if_all_above_is_killed(tmp_path):
     """The supervisor is stopped meanwhile, so it can't end what the nursery leaves behind."""
     folders = [str(folder) for folder in Path(__file__).parents[:2]]
     code = (
@@ -97,9 +96,7 @@ def test_nothing_stays_if_all_above_is_killed(tmp_path: Path) -> None:
     assert gone(supervisor.pid)
 
 
-def test_a_rank_sees_no_variables_of_another_launcher(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_sees_no_variables_of_another_launcher(monkeypatch):
     """torchrun sets RANK and the like itself."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("HOME", "/me")

@@ -1,5 +1,4 @@
 import os
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,14 +15,14 @@ TRIALS = [
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Path:
+def journal(tmp_path):
     path = tmp_path / "run" / "trials.jsonl"
     for trial in TRIALS:
         append_trial(path, trial)
     return path
 
 
-def test_a_cut_journal_continues_after_its_whole_lines(tmp_path: Path) -> None:
+def test_a_cut_journal_continues_after_its_whole_lines(tmp_path):
     # Letters of several bytes: a cut may go through one.
     told = msgspec.structs.replace(
         TRIALS[1], outcome="oom", error="mémoire épuisée · 記憶體不足"
@@ -43,23 +42,21 @@ def test_a_cut_journal_continues_after_its_whole_lines(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
 
 
-def test_a_damaged_line_in_the_middle_is_named(journal: Path) -> None:
+def test_a_damaged_line_in_the_middle_is_named(journal):
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(lines[0] + b'{"index": 1, "batch_size": "many"}\n' + lines[2])
     with pytest.raises(ResultError, match="line 2"):
         read_trials(journal)
 
 
-def test_a_line_that_was_taken_out_is_noticed(journal: Path) -> None:
+def test_a_line_that_was_taken_out_is_noticed(journal):
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(lines[0] + lines[2])
     with pytest.raises(ResultError, match="line 2"):
         read_trials(journal)
 
 
-def test_a_full_disk_is_told_and_what_was_written_stays(
-    journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_and_what_was_written_stays(journal, monkeypatch):
     full = os.open("/dev/full", os.O_WRONLY)
     monkeypatch.setattr("batchtune.run_folder.open_to_append", lambda path: full)
     with pytest.raises(ResultError, match="No space left on device") as caught:

@@ -19,7 +19,7 @@ def device(value: str = LAW, limit_bytes: int | None = None) -> MadeDevice:
     return MadeDevice.of(settings, limit_bytes, 0)
 
 
-def test_memory_and_time_follow_the_coefficients() -> None:
+def test_memory_and_time_follow_the_coefficients():
     trial = device().measure(SHAPE, 3).trial
     assert (trial.index, trial.outcome) == (3, "ok")
     assert trial.peak_bytes == 1e9 + 40 * 2e6 + 400 * 5e3
@@ -35,14 +35,12 @@ def test_memory_and_time_follow_the_coefficients() -> None:
     ],
     ids=["packed", "with targets"],
 )
-def test_all_tokens_count_and_targets_by_their_longest(
-    shape: BatchShape, expected: float
-) -> None:
+def test_all_tokens_count_and_targets_by_their_longest(shape, expected):
     law = Coefficients(constant=1, linear=2, quadratic=3, target=10)
     assert law.bytes_of(shape) == expected
 
 
-def test_what_exceeds_the_limit_runs_out_of_memory() -> None:
+def test_what_exceeds_the_limit_runs_out_of_memory():
     assert device().step(BatchShape(3000, 1.0)).trial.outcome == "ok"
     assert device().step(BatchShape(4000, 1.0)).trial.outcome == "oom"
     assert (
@@ -50,7 +48,7 @@ def test_what_exceeds_the_limit_runs_out_of_memory() -> None:
     )
 
 
-def test_noise_spreads_the_peaks_by_as_much_as_it_says() -> None:
+def test_noise_spreads_the_peaks_by_as_much_as_it_says():
     trial = device(f"{LAW},noise=0.03").measure(SHAPE, 0).trial
     without = Coefficients.parse(LAW).bytes_of(SHAPE)
     assert without < trial.peak_bytes <= 1.015 * without
@@ -78,7 +76,7 @@ def test_noise_spreads_the_peaks_by_as_much_as_it_says() -> None:
         ("law:noise=1,noise=2", "the coefficient noise is given twice", ""),
     ],
 )
-def test_a_wrong_coefficient_is_named(value: str, message: str, hint: str) -> None:
+def test_a_wrong_coefficient_is_named(value, message, hint):
     with pytest.raises(UsageError) as raised:
         ProbeSettings(workload="law", options={}, device=value)
     assert message in raised.value.message
@@ -94,12 +92,12 @@ def test_a_wrong_coefficient_is_named(value: str, message: str, hint: str) -> No
     ],
     ids=str,
 )
-def test_a_law_takes_neither_scripts_nor_ranks(options: dict[str, object]) -> None:
+def test_a_law_takes_neither_scripts_nor_ranks(options):
     with pytest.raises(UsageError, match=r"--device law:…"):
         ProbeSettings(workload="law", options={}, device=LAW, **options)  # type: ignore[arg-type]
 
 
-def test_no_device_is_made_by_a_law_unless_asked() -> None:
+def test_no_device_is_made_by_a_law_unless_asked():
     assert "law" not in DEVICE_FORMS
     assert not is_device(LAW)
     assert all("law" not in type(backend).__module__ for backend in backends())

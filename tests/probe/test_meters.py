@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from batchtune.results import DeviceProcess, ProbedWith
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> MadeCuda:
+def cuda(monkeypatch):
     return MadeCuda(MadeGpu()).install(monkeypatch)
 
 
@@ -66,9 +65,7 @@ def settled(
     ],
     ids=["cap", "fraction", "others", "continued"],
 )
-def test_the_limit_is_what_is_asked_for_and_free(
-    cuda: MadeCuda, others: int, given: dict[str, Any], limit: int
-) -> None:
+def test_the_limit_is_what_is_asked_for_and_free(cuda, others, given, limit):
     cuda.others = others
     cuda.show()
     device = settled(**given).device
@@ -78,9 +75,7 @@ def test_the_limit_is_what_is_asked_for_and_free(
 
 @pytest.mark.parametrize("memory", [None, 10 * GIB], ids=["whole device", "cap"])
 @pytest.mark.parametrize("fraction", [1.0, 0.9])
-def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(
-    cuda: MadeCuda, memory: int | None, fraction: float
-) -> None:
+def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(cuda, memory, fraction):
     before = settled(memory, fraction).device.limit_bytes
     cuda.outside = 0
     cuda.show()
@@ -90,7 +85,7 @@ def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(
     assert cuda.limit() == device.limit_bytes
 
 
-def test_a_limit_no_longer_free_is_refused_before_the_setup(cuda: MadeCuda) -> None:
+def test_a_limit_no_longer_free_is_refused_before_the_setup(cuda):
     cuda.others = 75 * GIB
     with pytest.raises(
         ProbeError,
@@ -99,7 +94,7 @@ def test_a_limit_no_longer_free_is_refused_before_the_setup(cuda: MadeCuda) -> N
         open_meter("cuda", None, 1.0, 10 * GIB)
 
 
-def test_no_memory_left_for_batches_is_reported_with_its_users(cuda: MadeCuda) -> None:
+def test_no_memory_left_for_batches_is_reported_with_its_users(cuda):
     meter = open_meter("cuda", 8 * GIB, 1.0, None)
     cuda.reserved = cuda.allocated = 5 * GIB
     with pytest.raises(ProbeError) as caught:
@@ -109,9 +104,7 @@ def test_no_memory_left_for_batches_is_reported_with_its_users(cuda: MadeCuda) -
     )
 
 
-def test_a_device_that_can_not_be_used_is_told(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_can_not_be_used_is_told(cuda, monkeypatch):
     def refuse(device: object) -> None:
         raise RuntimeError(
             "CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"
@@ -124,7 +117,7 @@ def test_a_device_that_can_not_be_used_is_told(
         open_meter("cuda", None, 1.0, None)
 
 
-def test_the_device_is_described_by_the_driver(cuda: MadeCuda) -> None:
+def test_the_device_is_described_by_the_driver(cuda):
     cuda.others = 2 * GIB
     cuda.show()
     device = settled().device
@@ -139,9 +132,7 @@ def test_the_device_is_described_by_the_driver(cuda: MadeCuda) -> None:
     assert settled().switches()["cudnn_benchmark"] is False
 
 
-def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(monkeypatch):
     MadeCuda(MadeGpu(), others=30 * GIB).install(monkeypatch, [])
     meter = settled()
     device = meter.device
@@ -163,9 +154,7 @@ def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(
 @pytest.mark.parametrize(
     "own_pid", [os.getpid(), None], ids=["by its own figure", "by what is free"]
 )
-def test_memory_outside_the_allocator_is_followed_as_it_grows(
-    monkeypatch: pytest.MonkeyPatch, own_pid: int | None
-) -> None:
+def test_memory_outside_the_allocator_is_followed_as_it_grows(monkeypatch, own_pid):
     made = MadeCuda(MadeGpu(), others=2 * GIB, own_pid=own_pid).install(monkeypatch)
     meter = settled()
     made.reserved = 9 * GIB
@@ -173,15 +162,13 @@ def test_memory_outside_the_allocator_is_followed_as_it_grows(
     assert meter.surroundings()["outside_bytes"] == 1000 * MIB
 
 
-def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(monkeypatch):
     MadeCuda(MadeGpu(total=160 * GIB), own_pid=None).install(monkeypatch)
     device = settled().device
     assert (device.free_bytes, device.outside_bytes) == (None, None)
 
 
-def test_the_clock_and_why_it_is_held_down_are_told(cuda: MadeCuda) -> None:
+def test_the_clock_and_why_it_is_held_down_are_told(cuda):
     meter = settled()
     cuda.gpu.clock, cuda.gpu.reasons = 900, 0x20
     cuda.show()
@@ -195,21 +182,19 @@ def test_the_clock_and_why_it_is_held_down_are_told(cuda: MadeCuda) -> None:
     )
 
 
-def test_a_gpu_is_identified_by_its_uuid_and_is_not_used_for_it(cuda: MadeCuda) -> None:
+def test_a_gpu_is_identified_by_its_uuid_and_is_not_used_for_it(cuda):
     found = identify("auto")
     assert (found.id, found.name, cuda.outside) == ("GPU-aaaaaaaa", "Made GPU", 0)
 
 
-def test_cuda_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_a_gpu_is_told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ProbeError, match="sees no CUDA device here"):
         identify("cuda")
     assert identify("auto").id == "cpu"
 
 
-def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(monkeypatch):
     first, second = (
         MadeGpu(),
         MadeGpu(uuid="GPU-bbbbbbbb", pci="0000:66:00.0", clock=1980),
@@ -228,9 +213,7 @@ def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(
     assert meter.surroundings()["sm_clock_mhz"] == 1980
 
 
-def test_the_gpu_is_chosen_before_the_workload_is_imported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_gpu_is_chosen_before_the_workload_is_imported(monkeypatch, tmp_path):
     made = MadeCuda(
         MadeGpu(uuid="GPU-bbbbbbbb"), uuids=("aaaaaaaa", "bbbbbbbb")
     ).install(monkeypatch)
@@ -261,7 +244,7 @@ class Workload:
 """
 
 
-def test_a_gpu_that_is_lost_leaves_facts_unknown_and_no_error(cuda: MadeCuda) -> None:
+def test_a_gpu_that_is_lost_leaves_facts_unknown_and_no_error(cuda):
     meter = settled()
     asked = (
         "MemoryInfo",
@@ -288,9 +271,7 @@ def test_a_gpu_that_is_lost_leaves_facts_unknown_and_no_error(cuda: MadeCuda) ->
     "name", ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"]
 )
 @pytest.mark.parametrize("value", ["1", "0", ""])
-def test_an_allocator_that_is_off_is_refused(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_an_allocator_that_is_off_is_refused(cuda, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(
         ProbeError, match=f"{name} is set: PyTorch then allocates past its allocator"
@@ -300,9 +281,7 @@ def test_an_allocator_that_is_off_is_refused(
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_a_lower_limit_in_the_allocators_settings_holds(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_lower_limit_in_the_allocators_settings_holds(cuda, monkeypatch, name):
     monkeypatch.setenv(
         name, "expandable_segments:True,per_process_memory_fraction:0.25"
     )
@@ -315,7 +294,7 @@ def test_a_lower_limit_in_the_allocators_settings_holds(
 
 
 @pytest.mark.parametrize("when", ["import", "setup"])
-def test_a_lower_limit_that_the_workload_sets_holds(cuda: MadeCuda, when: str) -> None:
+def test_a_lower_limit_that_the_workload_sets_holds(cuda, when):
     meter = open_meter("cuda", None, 0.9, None)
     if when == "import":
         torch.cuda.set_per_process_memory_fraction(0.5)
@@ -327,9 +306,7 @@ def test_a_lower_limit_that_the_workload_sets_holds(cuda: MadeCuda, when: str) -
     assert meter.switches()["per_process_memory_fraction"] == 0.5
 
 
-def test_a_continued_limit_above_the_users_own_is_refused(
-    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_continued_limit_above_the_users_own_is_refused(cuda, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.25")
     with pytest.raises(
         ProbeError,
@@ -371,7 +348,7 @@ for case in json.loads(sys.argv[1]):
 
 
 @pytest.mark.process
-def test_on_the_cpu_the_limit_is_lowered_and_real() -> None:
+def test_on_the_cpu_the_limit_is_lowered_and_real():
     cases = [
         [2 * GIB, None, 300 * MIB, 200 * MIB],
         [2 * GIB, GIB, 300 * MIB, 0],  # continued
@@ -431,7 +408,7 @@ print(meter.in_use() - before)
 
 
 @pytest.mark.slow
-def test_on_the_cpu_a_worker_holds_what_training_holds() -> None:
+def test_on_the_cpu_a_worker_holds_what_training_holds():
     environment = {**os.environ, **backend_for("cpu").WORKER_ENVIRONMENT}
     held = {}
     for place in ("worker", "training"):
@@ -473,14 +450,14 @@ def new_memory(mib: int, *, touched: bool) -> Iterator[None]:
     yield
 
 
-def test_on_the_cpu_the_peak_is_of_data_and_not_of_files(tmp_path: Path) -> None:
+def test_on_the_cpu_the_peak_is_of_data_and_not_of_files(tmp_path):
     library = tmp_path / "library"
     library.write_bytes(bytes(64 * MIB))
     assert abs(peak_mib(pages_of_a_file(library))) < 8
     assert abs(peak_mib(new_memory(64, touched=True)) - 64) < 8
 
 
-def test_on_the_cpu_memory_that_nothing_touches_counts() -> None:
+def test_on_the_cpu_memory_that_nothing_touches_counts():
     """As it does against the limit: an LSTM's step takes scratch memory of which it uses a part."""
     sizes = [96, 64, 96]  # a smaller peak after a larger one shows too
     assert [peak_mib(new_memory(size, touched=False)) for size in sizes] == sizes

@@ -5,7 +5,6 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -104,7 +103,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(monkeypatch):
     MADE.clear()
     monkeypatch.setattr(agent_module, "Nursery", MadeNursery)
     made = Cluster()
@@ -113,7 +112,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     made.threads.shutdown()
 
 
-def test_agents_start_and_end_their_ranks(cluster: Cluster) -> None:
+def test_agents_start_and_end_their_ranks(cluster):
     agent = cluster.agent(1)
     with cluster.nodes as nodes:
         nodes.gather(20.0)
@@ -131,7 +130,7 @@ def test_agents_start_and_end_their_ranks(cluster: Cluster) -> None:
     assert asked[0].allocator == "native"
 
 
-def test_agents_are_told_why_node_0_fails(cluster: Cluster) -> None:
+def test_agents_are_told_why_node_0_fails(cluster):
     agent = cluster.agent(1)
     with pytest.raises(UsageError), cluster.nodes as nodes:
         nodes.gather(20.0)
@@ -143,7 +142,7 @@ def test_agents_are_told_why_node_0_fails(cluster: Cluster) -> None:
     assert MADE[0].done[-2:] == ["end", "close"]
 
 
-def test_an_agent_ends_its_ranks_if_node_0_is_gone(cluster: Cluster) -> None:
+def test_an_agent_ends_its_ranks_if_node_0_is_gone(cluster):
     agent = cluster.agent(1)
     cluster.nodes.gather(20.0)
     cluster.nodes.start("auto")
@@ -153,7 +152,7 @@ def test_an_agent_ends_its_ranks_if_node_0_is_gone(cluster: Cluster) -> None:
     assert MADE[0].done[-2:] == ["end", "close"]
 
 
-def test_nodes_that_differ_are_refused_on_both_sides(cluster: Cluster) -> None:
+def test_nodes_that_differ_are_refused_on_both_sides(cluster):
     agent = cluster.agent(1, PyTorch="2.12.1")
     with (
         pytest.raises(ProbeError) as refused,
@@ -169,7 +168,7 @@ def test_nodes_that_differ_are_refused_on_both_sides(cluster: Cluster) -> None:
     assert str(told.value) == f"node 0 has ended: {message}"
 
 
-def test_two_nodes_of_one_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_of_one_rank_are_refused(monkeypatch):
     monkeypatch.setattr(agent_module, "Nursery", MadeNursery)
     cluster = Cluster(3)
     agents = [cluster.agent(1) for _ in range(2)]
@@ -182,7 +181,7 @@ def test_two_nodes_of_one_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     cluster.threads.shutdown()
 
 
-def test_strangers_are_turned_away(cluster: Cluster) -> None:
+def test_strangers_are_turned_away(cluster):
     strangers = [
         cluster.stranger(says)
         for says in (
@@ -206,7 +205,7 @@ def test_strangers_are_turned_away(cluster: Cluster) -> None:
         stranger.close()
 
 
-def test_a_node_that_never_comes_is_named(cluster: Cluster) -> None:
+def test_a_node_that_never_comes_is_named(cluster):
     with pytest.raises(ProbeError) as missing:
         cluster.nodes.gather(0.0)
     port = cluster.port
@@ -215,7 +214,7 @@ def test_a_node_that_never_comes_is_named(cluster: Cluster) -> None:
     assert f"TCP ports {port} to {port + 2} of 127.0.0.1" in missing.value.hint
 
 
-def test_a_node_that_goes_is_named(cluster: Cluster) -> None:
+def test_a_node_that_goes_is_named(cluster):
     channel = cluster.stranger(encode(greeting_of(1)) + b"\n")
     nodes = cluster.nodes
     nodes.gather(20.0)
@@ -227,7 +226,7 @@ def test_a_node_that_goes_is_named(cluster: Cluster) -> None:
             act()
 
 
-def test_a_node_may_start_again_while_others_are_awaited(cluster: Cluster) -> None:
+def test_a_node_may_start_again_while_others_are_awaited(cluster):
     cluster.stranger(encode(greeting_of(1)) + b"\n").close()
     agent = cluster.agent(1)
     with cluster.nodes as nodes:
@@ -236,7 +235,7 @@ def test_a_node_may_start_again_while_others_are_awaited(cluster: Cluster) -> No
     agent.result(20.0)
 
 
-def test_what_is_not_node_0_is_told() -> None:
+def test_what_is_not_node_0_is_told():
     port = free_ports()
     with (
         socket.create_server(("127.0.0.1", port + 1)) as listener,
@@ -253,7 +252,7 @@ def test_what_is_not_node_0_is_told() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
-def test_a_port_in_use_is_named(offset: int) -> None:
+def test_a_port_in_use_is_named(offset):
     port = free_ports()
     with (
         socket.create_server(("127.0.0.1", port + offset)),
@@ -262,7 +261,7 @@ def test_a_port_in_use_is_named(offset: int) -> None:
         Nodes(launch_of(0, 2, port), greeting_of(0))
 
 
-def test_ranks_of_several_machines_need_them() -> None:
+def test_ranks_of_several_machines_need_them():
     with pytest.raises(UsageError, match="ranks on 2 machines were probed"):
         Supervisor(replace(settings(), nproc_per_node=1, nnodes=2))
 
@@ -278,9 +277,7 @@ serve_node_0(launch_of(1, 2, {port}), greeting_of(1), 60.0)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_rank_may_fail_on_another_node_but_no_node_may_be_lost(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_may_fail_on_another_node_but_no_node_may_be_lost(tmp_path):
     """A rank there is killed, and all ranks start anew on both nodes; then the agent is, in the middle of a trial."""
     folders = [str(folder) for folder in Path(__file__).parents[:2]]
     port = free_ports()
@@ -367,7 +364,7 @@ def probing(*further: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_two_nodes_find_what_two_ranks_find(tmp_path: Path) -> None:
+def test_two_nodes_find_what_two_ranks_find(tmp_path):
     write_lengths(tmp_path / "node0")
     verify = ["--verify", "--verify-steps", "3", "--time-tolerance", "1000"]
     node_0, node_1 = two_nodes(tmp_path, probing("--nproc-per-node", "1", *verify))
@@ -399,7 +396,7 @@ def test_two_nodes_find_what_two_ranks_find(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_nodes_with_other_options_are_refused(tmp_path: Path) -> None:
+def test_nodes_with_other_options_are_refused(tmp_path):
     write_lengths(tmp_path / "node0")
     command = probing("--nproc-per-node", "1")
     ended = two_nodes(tmp_path, command, "--memory", "300MiB")

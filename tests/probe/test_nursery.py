@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from worker_processes import names_of, supervise
@@ -26,9 +25,7 @@ torch._C._cuda_isInBadFork = lambda: os.getpid() != importer
 """
 
 
-def test_a_worker_that_cant_use_cuda_after_a_fork_starts_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_cant_use_cuda_after_a_fork_starts_alone(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(SPOILT)
     monkeypatch.setenv(
         "PYTHONPATH",

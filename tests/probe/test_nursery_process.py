@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,7 @@ def send_start(control: socket.socket, workers: socket.socket, output: int = 2) 
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(tmp_path, monkeypatch):
     """`start("exit 3")`: a nursery whose worker is a shell in an empty folder, and our end of its control socket."""
     monkeypatch.chdir(tmp_path)
     started: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
@@ -96,7 +96,7 @@ def ends(pid: int) -> bool:
     return False
 
 
-def test_a_worker_that_can_not_be_started_is_told(start: Start) -> None:
+def test_a_worker_that_can_not_be_started_is_told(start):
     reading, writing = os.pipe()
     with os.fdopen(reading) as lines:
         _, control = start("", program="/nothing", output=writing)
@@ -105,7 +105,7 @@ def test_a_worker_that_can_not_be_started_is_told(start: Start) -> None:
         assert "FileNotFoundError" in lines.read()
 
 
-def test_what_starts_more_and_more_processes_is_ended(start: Start) -> None:
+def test_what_starts_more_and_more_processes_is_ended(start):
     _, control = start(
         DAEMON
         + "(while :; do setsid sleep 1000 & sleep 0.005; done) & sleep 0.1; exit 4"
@@ -114,7 +114,7 @@ def test_what_starts_more_and_more_processes_is_ended(start: Start) -> None:
     assert ends(daemon())
 
 
-def test_ctrl_c_is_the_supervisors(start: Start) -> None:
+def test_ctrl_c_is_the_supervisors(start):
     process, control = start(
         DAEMON + "while [ ! -e stop ]; do sleep 0.01; done; exit 5"
     )
@@ -124,9 +124,7 @@ def test_ctrl_c_is_the_supervisors(start: Start) -> None:
     assert exit_code(control) == 5
 
 
-def test_the_supervisors_end_is_seen_despite_an_open_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_supervisors_end_is_seen_despite_an_open_socket(tmp_path, monkeypatch):
     """Such a child has the socket by fork alone, without an exec that would close it."""
     monkeypatch.chdir(tmp_path)
     code = f"""
@@ -156,7 +154,7 @@ time.sleep(1000)
         supervisor.stdout.close()
 
 
-def test_the_worker_gets_no_descriptor_but_its_channel(start: Start) -> None:
+def test_the_worker_gets_no_descriptor_but_its_channel(start):
     reading, writing = os.pipe()
     with os.fdopen(reading) as lines:
         _, control = start("ls /proc/$$/fd", output=writing)

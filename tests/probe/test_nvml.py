@@ -30,9 +30,7 @@ def facts_of(monkeypatch: pytest.MonkeyPatch, gpu: MadeGpu) -> DoctorGpu:
     return found.facts()
 
 
-def test_a_gpu_that_answers_is_described_in_full(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_that_answers_is_described_in_full(monkeypatch):
     gpu = MadeGpu(
         compute=[(30, 5 * GIB)], graphics=[(7, 9 << 20)], mig=False, reasons=0x4
     )
@@ -71,9 +69,7 @@ FACT_OF_CALL = {
     "code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, LOST]
 )
 @pytest.mark.parametrize("call", FACT_OF_CALL)
-def test_a_call_that_fails_costs_its_own_fact_alone(
-    monkeypatch: pytest.MonkeyPatch, call: str, code: int
-) -> None:
+def test_a_call_that_fails_costs_its_own_fact_alone(monkeypatch, call, code):
     whole = asdict(facts_of(monkeypatch, MadeGpu(mig=False)))
     found = asdict(facts_of(monkeypatch, MadeGpu(mig=False, fails={call: code})))
     reason = {NO_PERMISSION: "Insufficient Permissions", LOST: "GPU is lost"}.get(code)
@@ -87,9 +83,7 @@ def test_a_call_that_fails_costs_its_own_fact_alone(
     }
 
 
-def test_a_lost_gpu_leaves_the_others_and_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lost_gpu_leaves_the_others_and_is_told(monkeypatch):
     MadeNvml(
         [MadeGpu(uuid="GPU-x", fails={"handle": LOST}), MadeGpu(uuid="GPU-y")]
     ).install(monkeypatch)
@@ -98,14 +92,14 @@ def test_a_lost_gpu_leaves_the_others_and_is_told(
     assert find_gpu("GPU-x", "0000:01:00.0") is None
 
 
-def test_gpus_that_may_not_be_counted_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_may_not_be_counted_are_told(monkeypatch):
     MadeNvml([MadeGpu()], fails={"nvmlDeviceGetCount_v2": NO_PERMISSION}).install(
         monkeypatch
     )
     assert all_gpus() == ([], "Insufficient Permissions")
 
 
-def test_throttle_reasons_in_words() -> None:
+def test_throttle_reasons_in_words():
     words = {
         0x0: [],
         0x1 | 0x2: [],
@@ -120,9 +114,7 @@ def test_throttle_reasons_in_words() -> None:
 
 
 @pytest.mark.parametrize("uuid", ["GPU-aaaaaaaa", "aaaaaaaa"])
-def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(
-    monkeypatch: pytest.MonkeyPatch, uuid: str
-) -> None:
+def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(monkeypatch, uuid):
     MadeNvml([MadeGpu(uuid="GPU-x"), MadeGpu()]).install(monkeypatch)
     found = find_gpu(uuid, None)
     assert found.uuid() == "GPU-aaaaaaaa"
@@ -153,20 +145,14 @@ def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(
     ],
 )
 def test_an_instance_is_found_and_never_taken_for_the_whole_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-    instances: list[str],
-    asked: str,
-    visible: str | None,
-    expected: str | None,
-) -> None:
+    monkeypatch, instances, asked, visible, expected
+):
     MadeNvml([divided_gpu(*instances)]).install(monkeypatch)
     found = find_gpu(asked, None, visible)
     assert (found.uuid() if found else None) == expected
 
 
-def test_an_instance_has_its_own_memory_and_the_whole_gpus_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_instance_has_its_own_memory_and_the_whole_gpus_clock(monkeypatch):
     MadeNvml([divided_gpu("MIG-1")]).install(monkeypatch)
     found = find_gpu("MIG-1", None)
     facts = found.facts()
@@ -178,9 +164,7 @@ def test_an_instance_has_its_own_memory_and_the_whole_gpus_clock(
     )
 
 
-def test_all_gpus_are_listed_divided_ones_by_their_instances(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_gpus_are_listed_divided_ones_by_their_instances(monkeypatch):
     MadeNvml(
         [MadeGpu(uuid="GPU-x"), divided_gpu("MIG-1", "MIG-2"), MadeGpu(uuid="GPU-y")]
     ).install(monkeypatch)
@@ -191,9 +175,7 @@ def test_all_gpus_are_listed_divided_ones_by_their_instances(
     )
 
 
-def test_no_driver_is_no_error_and_its_reason_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_driver_is_no_error_and_its_reason_is_told(monkeypatch):
     MadeNvml([MadeGpu()], fails={"nvmlInitWithFlags": DRIVER_NOT_LOADED}).install(
         monkeypatch
     )
@@ -201,7 +183,7 @@ def test_no_driver_is_no_error_and_its_reason_is_told(
     assert all_gpus() == ([], "Driver Not Loaded")
 
 
-def test_every_call_is_one_of_the_packages_own() -> None:
+def test_every_call_is_one_of_the_packages_own():
     import pynvml
 
     calls = set(

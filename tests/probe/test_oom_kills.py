@@ -7,13 +7,11 @@ import pytest
 from batchtune.processes.worker import judged_end, oom_kills
 
 
-def test_this_machine_has_a_count() -> None:
+def test_this_machine_has_a_count():
     assert oom_kills() is not None
 
 
-def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(monkeypatch):
     cases = {
         (3, 3): False,
         (3, 4): True,
@@ -44,7 +42,5 @@ def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(
         (-200, "", "crash", "was killed by signal 200"),
     ],
 )
-def test_an_end_is_judged_by_exit_code_and_last_words(
-    code: int, output: str, outcome: str, how: str
-) -> None:
+def test_an_end_is_judged_by_exit_code_and_last_words(code, output, outcome, how):
     assert judged_end(code, output, oom_kills()) == (outcome, how)

@@ -184,19 +184,17 @@ NEITHER = {
     [(OOM, "oom"), (DISGUISED, "disguised"), (NEITHER, None)],
     ids=["oom", "disguised", "none"],
 )
-def test_a_lack_of_memory_is_told_from_its_message(
-    messages: dict[str, str], verdict: str | None
-) -> None:
+def test_a_lack_of_memory_is_told_from_its_message(messages, verdict):
     assert {
         name: message_verdict(text) for name, text in messages.items()
     } == dict.fromkeys(messages, verdict)
 
 
-def test_torchs_own_exception_needs_no_message() -> None:
+def test_torchs_own_exception_needs_no_message():
     assert error_verdict(torch.OutOfMemoryError("unheard of")) == "oom"
 
 
-def test_of_the_systems_errors_only_a_lack_of_memory_is_one() -> None:
+def test_of_the_systems_errors_only_a_lack_of_memory_is_one():
     verdicts = {
         errno.ENOMEM: "oom",
         errno.ENOENT: None,
@@ -228,13 +226,11 @@ def test_of_the_systems_errors_only_a_lack_of_memory_is_one() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_of_another_kind_is_none_whatever_it_names(
-    error: BaseException,
-) -> None:
+def test_an_error_of_another_kind_is_none_whatever_it_names(error):
     assert error_verdict(error) is None
 
 
-def test_a_lack_of_memory_of_the_system_is_one_in_a_worker_too() -> None:
+def test_a_lack_of_memory_of_the_system_is_one_in_a_worker_too():
     passed_on = "Caught OSError in DataLoader worker process 0.\nOSError: [Errno 12] Cannot allocate memory"
     assert error_verdict(OSError(passed_on)) == "oom"
 
@@ -270,13 +266,11 @@ def raised(kind: str) -> BaseException:
         ("from None", None),
     ],
 )
-def test_what_an_error_was_raised_from_is_looked_at(
-    kind: str, verdict: str | None
-) -> None:
+def test_what_an_error_was_raised_from_is_looked_at(kind, verdict):
     assert error_verdict(raised(kind)) == verdict
 
 
-def test_causes_that_run_in_a_circle_end() -> None:
+def test_causes_that_run_in_a_circle_end():
     first, second = RuntimeError("a"), RuntimeError("b")
     first.__cause__, second.__cause__ = second, first
     first.__context__, second.__context__ = second, first

@@ -30,7 +30,7 @@ on_the_cpu = pytest.mark.usefixtures("one_nursery")
 
 @pytest.mark.process
 @on_the_cpu
-def test_the_budget_is_what_a_brute_force_finds(tmp_path: Path) -> None:
+def test_the_budget_is_what_a_brute_force_finds(tmp_path):
     probe = run_probe(LENGTHS, SETTINGS, tmp_path)
     assert read_result(tmp_path / PROBE_FILE, Probe) == probe
     packed = probe.packed

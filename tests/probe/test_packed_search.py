@@ -103,13 +103,8 @@ def assert_never_too_large(device: PackedDevice, probe: Probe) -> int:
     dear=st.booleans(),
 )
 def test_even_memory_is_found_within_two_per_cent(
-    token: float,
-    squared: float,
-    sequence: float,
-    noise: float,
-    lengths: Lengths,
-    dear: bool,
-) -> None:
+    token, squared, sequence, noise, lengths, dear
+):
     def memory(shape: BatchShape) -> float:
         return (
             token * shape.tokens
@@ -127,15 +122,13 @@ def test_even_memory_is_found_within_two_per_cent(
 
 @pytest.mark.parametrize(("noise", "dear"), [(0.0, False), (0.01, True)])
 @pytest.mark.parametrize("name", ROUGH)
-def test_uneven_memory_never_gives_too_large_a_budget(
-    name: str, noise: float, dear: bool
-) -> None:
+def test_uneven_memory_never_gives_too_large_a_budget(name, noise, dear):
     device, probe = probed(ROUGH[name], noise=noise, dear=dear)
     truth = assert_never_too_large(device, probe)
     assert probe.packed.max_tokens >= (0.96 if name in EVEN else 0.4) * truth
 
 
-def test_few_trials_fail_and_the_laws_are_fitted() -> None:
+def test_few_trials_fail_and_the_laws_are_fitted():
     _, probe = probed(
         lambda shape: 5e4 * shape.tokens + 30 * shape.squared_tokens + 3e6
     )
@@ -149,7 +142,7 @@ def test_few_trials_fail_and_the_laws_are_fitted() -> None:
     assert probe.max_batch_length == probe.packed.max_tokens
 
 
-def test_a_mask_over_the_row_is_warned_of() -> None:
+def test_a_mask_over_the_row_is_warned_of():
     _, probe = probed(ROUGH["mask"])
     assert warns(probe, "square of all tokens")
     _, probe = probed(linear)
@@ -157,7 +150,7 @@ def test_a_mask_over_the_row_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("changed", [{}, {"max_tokens": 9_000}])
-def test_what_the_data_can_fill_ends_the_search(changed: dict[str, int]) -> None:
+def test_what_the_data_can_fill_ends_the_search(changed):
     lengths = Lengths.of([2048.0] * 4 + [100.0] * 30)
     _, probe = probed(linear, lengths=lengths, **changed)
     assert probe.packed.max_tokens == changed.get("max_tokens", 4 * 2048 + 3000)
@@ -165,14 +158,14 @@ def test_what_the_data_can_fill_ends_the_search(changed: dict[str, int]) -> None
     assert probe.packed.oom_tokens is None
 
 
-def test_equal_sequences_are_a_budget() -> None:
+def test_equal_sequences_are_a_budget():
     device, probe = probed(linear, lengths=Lengths.of([1000.0] * 500))
     assert_never_too_large(device, probe)
     # Where parts of the row come together, two sequences are cut.
     assert 2 <= len(probe.packed.proofs) < len(COMPOSITIONS)
 
 
-def test_a_single_sequence_is_a_budget() -> None:
+def test_a_single_sequence_is_a_budget():
     _, probe = probed(linear, lengths=Lengths.of([1000.0]))
     assert probe.packed.max_tokens == 1000
 
@@ -180,7 +173,7 @@ def test_a_single_sequence_is_a_budget() -> None:
 # Compositions
 
 
-def test_a_fit_passes_through_exact_measurements() -> None:
+def test_a_fit_passes_through_exact_measurements():
     shapes = [
         BatchShape.packed(row)
         for row in ([9], [9, 9], [1] * 18, [5, 5, 5], [40], [2] * 50)
@@ -199,13 +192,13 @@ def test_a_fit_passes_through_exact_measurements() -> None:
 # What goes wrong
 
 
-def test_a_workload_that_pads_is_told() -> None:
+def test_a_workload_that_pads_is_told():
     with pytest.raises(WorkloadError, match="its memory is that of padded") as caught:
         probed(lambda shape: 1e5 * shape.batch_size * shape.length)
     assert "leave out packed = True" in caught.value.hint
 
 
-def test_a_workload_that_ignores_the_batch_is_told() -> None:
+def test_a_workload_that_ignores_the_batch_is_told():
     class Ignores(PackedDevice):
         def seconds(self, shape: BatchShape) -> float:
             return 0.1
@@ -219,7 +212,7 @@ def test_a_workload_that_ignores_the_batch_is_told() -> None:
     assert "into one row" in caught.value.hint
 
 
-def test_sequences_that_are_too_long_are_counted() -> None:
+def test_sequences_that_are_too_long_are_counted():
     message = r"examples exceed 1\d\d\d, the longest that fits"
     with pytest.raises(ProbeError, match=message) as caught:
         probed(lambda shape: 5e6 * shape.tokens)
@@ -227,7 +220,7 @@ def test_sequences_that_are_too_long_are_counted() -> None:
     assert "--truncate 1" in caught.value.hint
 
 
-def test_a_longest_sequence_that_fits_alone_may_be_no_budget() -> None:
+def test_a_longest_sequence_that_fits_alone_may_be_no_budget():
     with pytest.raises(ProbeError, match="no token budget fits") as caught:
         probed(lambda shape: 1e5 * shape.tokens + 2e8 * shape.batch_size)
     assert "--min-length" in caught.value.hint
@@ -244,9 +237,7 @@ BAD_INPUT: list[tuple[Lengths, dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("lengths", "changed", "message"), BAD_INPUT)
-def test_what_can_not_be_packed_is_an_error(
-    lengths: Lengths, changed: dict[str, object], message: str, tmp_path: Path
-) -> None:
+def test_what_can_not_be_packed_is_an_error(lengths, changed, message, tmp_path):
     device = PackedDevice(lengths=lengths, packed=lengths is not PADDED)
     with pytest.raises(UsageError, match=message):
         probe_packed(device, tmp_path / "run", **changed)
@@ -254,7 +245,7 @@ def test_what_can_not_be_packed_is_an_error(
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_trials_of_the_other_kind_are_refused(packed: bool, tmp_path: Path) -> None:
+def test_trials_of_the_other_kind_are_refused(packed, tmp_path):
     probe_packed(PackedDevice(packed=packed), tmp_path)
     with pytest.raises(ResultError, match="holds a probe of p"):
         probe_packed(PackedDevice(packed=not packed), tmp_path)
@@ -286,9 +277,7 @@ class Unsteady(PackedDevice):
 
 
 @pytest.mark.parametrize("most", [1, 4, 9])
-def test_an_interrupted_probe_goes_on_as_if_it_had_not_been(
-    most: int, tmp_path: Path
-) -> None:
+def test_an_interrupted_probe_goes_on_as_if_it_had_not_been(most, tmp_path):
     whole = probe_packed(PackedDevice(), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         probe_packed(Unsteady(most=most), tmp_path / "run")
@@ -304,9 +293,7 @@ def test_an_interrupted_probe_goes_on_as_if_it_had_not_been(
     assert not goes_on.unfinished
 
 
-def test_minutes_end_a_packed_probe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minutes_end_a_packed_probe(tmp_path, monkeypatch):
     device = Unsteady()
     monkeypatch.setattr(
         "batchtune.probe.probing.time.monotonic", lambda: 10.0 * device.count
@@ -318,7 +305,7 @@ def test_minutes_end_a_packed_probe(
     assert not probe_packed(device, tmp_path).unfinished
 
 
-def test_a_crash_is_tried_again_before_it_is_believed(tmp_path: Path) -> None:
+def test_a_crash_is_tried_again_before_it_is_believed(tmp_path):
     crashed: list[BatchShape] = []
 
     def crash_once(reply: Ran) -> Ran:
@@ -335,7 +322,7 @@ def test_a_crash_is_tried_again_before_it_is_believed(tmp_path: Path) -> None:
     assert probe.packed.max_tokens >= 68_000
 
 
-def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path: Path) -> None:
+def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path):
     class Fragments(PackedDevice):
         def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
             reply = super().step(shape, release=release)
@@ -383,8 +370,8 @@ def holds_more_after_many_sequences(reply: Ran, kept: float) -> Ran:
     ],
 )
 def test_a_process_that_comes_to_hold_more_costs_only_that(
-    answer: Callable[[Ran], Ran], dear: bool, least: float, tmp_path: Path
-) -> None:
+    answer, dear, least, tmp_path
+):
     device = Unsteady(answer=answer)
     probe = probe_packed(device, tmp_path, dear=dear)
     truth = device.largest_budget(int(device.lengths.total))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from batchtune.probe.parameters import Training, drop_gradients
 
 
 @pytest.fixture(autouse=True)
-def nothing_of_other_tests_is_trained() -> None:
+def nothing_of_other_tests_is_trained():
     """Drop the models and optimizers of other tests."""
     gc.collect()
 
@@ -44,9 +43,7 @@ def without_an_optimizer_step(model: torch.nn.Linear) -> None:
         (without_an_optimizer_step, [None, False, False]),
     ],
 )
-def test_a_change_is_seen_however_it_is_written(
-    step: Callable[[torch.nn.Linear], None], expected: list[bool | None]
-) -> None:
+def test_a_change_is_seen_however_it_is_written(step, expected):
     model = torch.nn.Linear(4, 2)
     training = Training()
     for has_changed in expected:
@@ -54,14 +51,14 @@ def test_a_change_is_seen_however_it_is_written(
         assert training.has_changed() is has_changed
 
 
-def test_a_model_that_was_replaced_is_neither_known_nor_kept() -> None:
+def test_a_model_that_was_replaced_is_neither_known_nor_kept():
     model = torch.nn.Linear(4, 2)
     training = Training()
     del model
     assert training.has_changed() is None
 
 
-def test_gradients_are_dropped_but_not_those_in_a_buffer() -> None:
+def test_gradients_are_dropped_but_not_those_in_a_buffer():
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     buffer = torch.zeros(8)

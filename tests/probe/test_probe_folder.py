@@ -42,15 +42,13 @@ def padded(fitting: float = 7.0, lengths: Lengths = LENGTHS) -> LawDevice:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """The folder of a finished probe."""
     probed(padded(), tmp_path / "run")
     return tmp_path / "run"
 
 
-def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(
-    run: Path, tmp_path: Path
-) -> None:
+def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(run, tmp_path):
     """With each number of whole lines, and half of the next one: no trial is run twice, and the answer is the same."""
     whole = (run / TRIALS_FILE).read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -80,8 +78,8 @@ def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(
     ],
 )
 def test_a_folder_of_something_else_is_left_alone_unless_forced(
-    run: Path, lengths: Lengths, changed: dict[str, Any], message: str
-) -> None:
+    run, lengths, changed, message
+):
     other = replace(SETTINGS, **changed)
     before = (run / PROBE_FILE).read_bytes()
     with pytest.raises(ResultError, match=message):
@@ -91,13 +89,13 @@ def test_a_folder_of_something_else_is_left_alone_unless_forced(
     assert forced.lengths == lengths.summary()
 
 
-def test_too_little_memory_for_anything_is_told(tmp_path: Path) -> None:
+def test_too_little_memory_for_anything_is_told(tmp_path):
     with pytest.raises(ProbeError, match="even a batch of one of the shortest example"):
         probed(padded(fitting=0.1), tmp_path)
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path: Path) -> None:
+def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path):
     notes: list[str] = []
     left: list[float | None] = []
     with pytest.raises(ProbeError, match=r"12 of 36 examples exceed 10") as caught:
@@ -147,9 +145,7 @@ def failing(
 @pytest.mark.parametrize(
     ("outcome", "error"), [("crash", CRASHED), ("timeout", HUNG), ("oom", DISGUISED)]
 )
-def test_what_fails_with_any_batch_is_the_workloads_own(
-    tmp_path: Path, outcome: Outcome, error: str
-) -> None:
+def test_what_fails_with_any_batch_is_the_workloads_own(tmp_path, outcome, error):
     with pytest.raises(WorkloadError) as raised:
         probed(failing([1.0, 2.0], outcome, error), tmp_path)
     assert error in raised.value.message
@@ -157,21 +153,21 @@ def test_what_fails_with_any_batch_is_the_workloads_own(
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-def test_an_oom_with_free_memory_is_shown_in_its_own_words(tmp_path: Path) -> None:
+def test_an_oom_with_free_memory_is_shown_in_its_own_words(tmp_path):
     error = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
     told = rf"even a batch of one .* exceeds it \({error}\)"
     with pytest.raises(ProbeError, match=told):
         probed(failing([1.0, 2.0], "oom", error), tmp_path)
 
 
-def test_a_disguised_oom_counts_if_a_smaller_batch_passes(tmp_path: Path) -> None:
+def test_a_disguised_oom_counts_if_a_smaller_batch_passes(tmp_path):
     probe = probed(failing([1.0] * 30, "oom", DISGUISED, above=4), tmp_path)
     assert [(point.batch_size, point.closed_by) for point in probe.frontier] == [
         (4, "oom")
     ]
 
 
-def test_a_workload_that_catches_a_lack_of_memory_is_warned_of(tmp_path: Path) -> None:
+def test_a_workload_that_catches_a_lack_of_memory_is_warned_of(tmp_path):
     device = failing([1.0] * 8, "oom", CAUGHT, above=4, caught=True)
     probe = probed(device, tmp_path)
     assert probe.frontier[0].batch_size == 4

@@ -28,7 +28,7 @@ UNTRAINED = "The workload's step changes no parameter"
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_nursery")]
 
 
-def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path) -> None:
+def test_the_probe_finds_what_a_brute_force_finds(tmp_path):
     probe = run_probe(LENGTHS, SETTINGS, tmp_path)
     assert probe.device.limit_bytes == 400 * MIB
     assert [point.length for point in probe.frontier] == [5.0, 10.0, 20.0]
@@ -45,7 +45,7 @@ def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path) -> None:
             assert "ok" not in outcomes[2:]
 
 
-def test_a_step_that_changes_no_parameter_is_warned_of(tmp_path: Path) -> None:
+def test_a_step_that_changes_no_parameter_is_warned_of(tmp_path):
     settings = ProbeSettings(
         workload=f"{PROBE_TESTS / 'faulty_workload.py'}:TrainsNothing",
         options={},

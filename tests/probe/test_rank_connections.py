@@ -4,7 +4,7 @@ import re
 import select
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -89,7 +89,7 @@ class Led:
 
 
 @pytest.fixture
-def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
+def led(monkeypatch):
     monkeypatch.setattr(ranks_module, "_GRACE_SECONDS", 0.3)
     monkeypatch.setattr(ranks_module, "_CAUGHT_SECONDS", 0.3)
     monkeypatch.setattr(ranks_module, "_STACK_SECONDS", 0.1)
@@ -143,7 +143,7 @@ def stack(*frames: str) -> str:
     return "\n".join([first, *lines, f"{OUTERMOST_FRAME}60 in <module>\n"])
 
 
-def test_all_ranks_take_the_decision_of_any(led: Led) -> None:
+def test_all_ranks_take_the_decision_of_any(led):
     votes = {0: [False, False, True], 1: [False, True, False]}
 
     def act(rank: MadeRank) -> list[bool]:
@@ -170,9 +170,7 @@ def test_all_ranks_take_the_decision_of_any(led: Led) -> None:
     ],
     ids=["fails", "has caught an error", "ends", "says nonsense"],
 )
-def test_a_rank_that_goes_wrong_ends_the_others_wait(
-    led: Led, first: Act, second: Act, cause: str, words: str | None
-) -> None:
+def test_a_rank_that_goes_wrong_ends_the_others_wait(led, first, second, cause, words):
     replies = led.gather(first, second)
     assert causes(replies) == {1: cause}
     if words is not None:
@@ -180,9 +178,7 @@ def test_a_rank_that_goes_wrong_ends_the_others_wait(
 
 
 @pytest.mark.process
-def test_a_rank_whose_process_ends_is_judged_by_how(
-    led: Led, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_whose_process_ends_is_judged_by_how(led, monkeypatch):
     monkeypatch.setattr(ranks_module, "_ENDING_SECONDS", 10.0)
     process = subprocess.Popen(["sh", "-c", "kill -KILL $$"])
     led.ranks._hellos[1] = replace(led.ranks._hellos[1], pid=process.pid)
@@ -192,7 +188,7 @@ def test_a_rank_whose_process_ends_is_judged_by_how(
     assert message(replies[1]) == "its process was killed by SIGKILL: last words"
 
 
-def test_a_rank_of_another_node_just_ends(led: Led) -> None:
+def test_a_rank_of_another_node_just_ends(led):
     led.ranks._hellos[1] = replace(led.ranks._hellos[1], node_rank=1, host="b")
     replies = led.gather(nothing, closing)
     assert causes(replies) == {1: "crash"}
@@ -207,14 +203,14 @@ HAS_LEFT = stack('"/lib/socket.py", line 706 in readinto', OURS)
 
 
 @pytest.mark.parametrize(("first", "hanging"), [(WAITS, [1]), (WORKS, [0, 1])])
-def test_ranks_that_hang_say_where(led: Led, first: str, hanging: list[int]) -> None:
+def test_ranks_that_hang_say_where(led, first, hanging):
     """A rank that is in one of torch's functions waits for one that is not."""
     replies = led.gather(printing(first), printing(WORKS), seconds=0.5)
     assert causes(replies) == dict.fromkeys(hanging, "timeout")
     assert message(replies[1]).startswith("no answer within 0.5 s; it hangs at ")
 
 
-def test_a_rank_that_left_its_step_does_not_hang(led: Led) -> None:
+def test_a_rank_that_left_its_step_does_not_hang(led):
     replies = led.gather(printing(WAITS), printing(HAS_LEFT), seconds=0.5)
     assert causes(replies) == {1: "timeout"}
     assert message(replies[1]).endswith(
@@ -222,7 +218,7 @@ def test_a_rank_that_left_its_step_does_not_hang(led: Led) -> None:
     )
 
 
-def test_ranks_that_never_come_are_not_waited_for() -> None:
+def test_ranks_that_never_come_are_not_waited_for():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ranks = Ranks(listener, TOKEN, 2, str, None)
         assert not ranks.accept(20.0, lambda: True)
@@ -230,7 +226,7 @@ def test_ranks_that_never_come_are_not_waited_for() -> None:
         assert ranks.missing == [0, 1]
 
 
-def test_the_first_rank_says_how_many_there_are() -> None:
+def test_the_first_rank_says_how_many_there_are():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ranks = Ranks(listener, TOKEN, None, str, None)
         made = [MadeRank(listener.getsockname()[1], rank) for rank in (1, 0)]
@@ -241,7 +237,7 @@ def test_the_first_rank_says_how_many_there_are() -> None:
         rank.close()
 
 
-def test_a_rank_that_fails_before_all_came_ends_the_wait() -> None:
+def test_a_rank_that_fails_before_all_came_ends_the_wait():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ranks = Ranks(listener, TOKEN, None, str, None)
         made = MadeRank(listener.getsockname()[1], 1)

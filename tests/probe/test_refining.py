@@ -11,7 +11,7 @@ from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings
 
 
-def test_the_length_before_a_gap_is_measured_where_it_limits_all() -> None:
+def test_the_length_before_a_gap_is_measured_where_it_limits_all():
     """One example of 246, none between 173 and it: unmeasured, as few of 173 count as fitting as of 246."""
     most = np.random.default_rng(0).gamma(40.0, 3.5, 3000).clip(20, 172).round()
     lengths = Lengths.of([*most, *[172.0] * 20, 172.5, 173.0, 246.0])

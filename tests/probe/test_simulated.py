@@ -19,7 +19,7 @@ def simulated(real: ProbeSettings, world_size: int) -> ProbeSettings:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("one_nursery")
-def test_ddp_is_refused_with_what_to_do() -> None:
+def test_ddp_is_refused_with_what_to_do():
     with (
         Supervisor(simulated(settings(), 8), lengths=LENGTHS) as supervisor,
         pytest.raises(WorkloadError, match="DistributedDataParallel") as refused,
@@ -28,7 +28,7 @@ def test_ddp_is_refused_with_what_to_do() -> None:
     assert "--set parallel=fsdp2" in refused.value.hint
 
 
-def test_room_for_nccl_is_kept_on_gpus() -> None:
+def test_room_for_nccl_is_kept_on_gpus():
     ranks = ProbedWith(simulate_world_size=64)
     assert reserve_of(ranks, "cuda") == NCCL_BYTES
     assert reserve_of(ranks, "cpu") == 0
@@ -49,9 +49,7 @@ def peaks(probed_with: ProbeSettings) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_simulated_rank_takes_the_memory_of_a_real_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_simulated_rank_takes_the_memory_of_a_real_one(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as torchrun's ranks have
     real = settings(
         "builtin:transformer-lm",

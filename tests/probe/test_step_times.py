@@ -16,7 +16,7 @@ def timed(*seconds: float, brief: bool = False) -> int:
     return len(taken)
 
 
-def test_shorter_and_unsteady_steps_are_timed_more_often() -> None:
+def test_shorter_and_unsteady_steps_are_timed_more_often():
     cases: dict[tuple[float, ...], int] = {
         (10.0,): 1,  # very long: one
         (9.0,): 3,
@@ -29,6 +29,6 @@ def test_shorter_and_unsteady_steps_are_timed_more_often() -> None:
 
 
 @given(st.lists(st.floats(1e-6, 100.0), min_size=2, max_size=20))
-def test_the_interquartile_range_is_numpys(seconds: list[float]) -> None:
+def test_the_interquartile_range_is_numpys(seconds):
     first, third = np.percentile(seconds, [25, 75])
     assert interquartile_range(seconds) == pytest.approx(third - first, abs=1e-9)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -83,7 +82,7 @@ def supervised(nursery: MadeNursery) -> Supervisor:
 
 
 @pytest.mark.parametrize("outcome", ["oom", "ok", "error"])
-def test_what_ends_a_script_without_a_word_is_watched_for_an_oom(outcome: str) -> None:
+def test_what_ends_a_script_without_a_word_is_watched_for_an_oom(outcome):
     """Errors are noted in all steps of a second try: a script may swallow one after the first step."""
     silent = replace(
         ran(SHAPE, "error", error="it ended"), renew=True, unexplained=True
@@ -130,12 +129,8 @@ def test_what_ends_a_script_without_a_word_is_watched_for_an_oom(outcome: str) -
     ],
 )
 def test_a_failure_is_an_answer_and_costs_the_worker_if_it_must(
-    answer: Ran | WorkerLost,
-    single: bool,
-    outcome: str,
-    error: str | None,
-    renewed: bool,
-) -> None:
+    answer, single, outcome, error, renewed
+):
     nursery = MadeNursery(answer, ran(SHAPE))
     with supervised(nursery) as supervisor:
         supervisor.start()
@@ -209,12 +204,7 @@ def test_a_failure_is_an_answer_and_costs_the_worker_if_it_must(
         ),
     ],
 )
-def test_a_worker_that_is_not_ready_is_one_message(
-    reply: Failed | WorkerLost,
-    kind: type[BatchtuneError],
-    message: str,
-    hint: str | None,
-) -> None:
+def test_a_worker_that_is_not_ready_is_one_message(reply, kind, message, hint):
     nursery = MadeNursery()
     nursery.ready = reply
     with pytest.raises(BatchtuneError) as caught, supervised(nursery) as supervisor:
@@ -230,19 +220,17 @@ def test_a_worker_that_is_not_ready_is_one_message(
 
 
 @pytest.fixture
-def nursery() -> MadeNursery:
+def nursery():
     return MadeNursery(ran(SHAPE))
 
 
 @pytest.fixture
-def supervisor(nursery: MadeNursery) -> Iterator[Supervisor]:
+def supervisor(nursery):
     with supervised(nursery) as made:
         yield made
 
 
-def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(
-    nursery: MadeNursery, supervisor: Supervisor
-) -> None:
+def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(nursery, supervisor):
     nursery.device = GPU
     with lock_device(GPU.id, GPU.name):
         with pytest.raises(
@@ -259,9 +247,7 @@ def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(
     lock_device(GPU.id, GPU.name).close()
 
 
-def test_a_gpu_in_use_can_be_waited_for(
-    nursery: MadeNursery, supervisor: Supervisor
-) -> None:
+def test_a_gpu_in_use_can_be_waited_for(nursery, supervisor):
     notes: list[str] = []
     lock = lock_device(GPU.id, GPU.name)
 
@@ -278,7 +264,7 @@ def test_a_gpu_in_use_can_be_waited_for(
     ]
 
 
-def test_a_second_probe_on_the_cpu_knows_of_the_first(supervisor: Supervisor) -> None:
+def test_a_second_probe_on_the_cpu_knows_of_the_first(supervisor):
     with lock_device(CPU.id, CPU.name):
         other = DeviceProcess(pid=os.getpid(), used_bytes=None)
         assert supervisor.start().processes == [other]
@@ -301,7 +287,7 @@ class MadeWorker(Nursery):
 
 
 @pytest.fixture
-def worker() -> Iterator[MadeWorker]:
+def worker():
     made = MadeWorker()
     yield made
     made.far.close()
@@ -321,9 +307,7 @@ RUN = Run(shape=SHAPE)
     ],
     ids=["forges", "repeats"],
 )
-def test_what_a_workload_writes_to_the_channel_is_a_crash(
-    worker: MadeWorker, unasked: bytes, words: bytes
-) -> None:
+def test_what_a_workload_writes_to_the_channel_is_a_crash(worker, unasked, words):
     def answer() -> None:
         assert worker.far.recv(1 << 16) == encode(RUN) + b"\n"
         worker.far.sendall(words)

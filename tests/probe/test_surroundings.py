@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from batchtune.probe.parameters import gradient_bytes
 
 
 @pytest.fixture(autouse=True)
-def nothing_of_other_tests_is_trained() -> Iterator[None]:
+def nothing_of_other_tests_is_trained():
     """Other tests' models may still be alive: their parameters require no gradient meanwhile, and count for nothing."""
     gc.collect()
     live = [
@@ -29,28 +28,28 @@ def nothing_of_other_tests_is_trained() -> Iterator[None]:
         parameter.requires_grad_(True)
 
 
-def test_the_gradients_of_what_an_optimizer_trains_are_counted() -> None:
+def test_the_gradients_of_what_an_optimizer_trains_are_counted():
     model = torch.nn.Linear(100, 10)
     optimizer = torch.optim.AdamW(model.parameters())
     assert gradient_bytes() == (100 * 10 + 10) * 4
     del optimizer
 
 
-def test_a_model_without_an_optimizer_does_not_count() -> None:
+def test_a_model_without_an_optimizer_does_not_count():
     trained, teacher = torch.nn.Linear(100, 10, bias=False), torch.nn.Linear(100, 100)
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     assert gradient_bytes() == 4000
     del optimizer, teacher
 
 
-def test_without_an_optimizer_every_gradient_counts() -> None:
+def test_without_an_optimizer_every_gradient_counts():
     model = torch.nn.Linear(100, 10, bias=False)
     frozen = torch.nn.Linear(100, 10, bias=False).requires_grad_(False)
     assert gradient_bytes() == 4000
     del model, frozen
 
 
-def test_objects_that_must_not_be_touched_are_not() -> None:
+def test_objects_that_must_not_be_touched_are_not():
     class Touchy:
         @property
         def __class__(self) -> type:  # type: ignore[override]  # what isinstance would ask
@@ -61,9 +60,7 @@ def test_objects_that_must_not_be_touched_are_not() -> None:
     held.clear()
 
 
-def test_variables_are_recorded_where_they_are_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_are_recorded_where_they_are_set(monkeypatch):
     variables = {
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "CUDA_LAUNCH_BLOCKING": "",

@@ -37,7 +37,7 @@ def failed(outcome: Any, message: str, **facts: Any) -> Failed:
     return Failed(outcome=outcome, message=message, **facts)
 
 
-def test_the_worst_of_all_ranks_counts() -> None:
+def test_the_worst_of_all_ranks_counts():
     first = ran(
         step_seconds=0.2,
         peak_bytes=100,
@@ -89,9 +89,7 @@ FAULTS: dict[str, tuple[Reply, str, bool]] = {
     ],
     ids=["waiting", "passed", "lost", "all kinds"],
 )
-def test_a_fault_of_one_rank_is_the_result_of_all(
-    others: dict[int, Reply], fault: str
-) -> None:
+def test_a_fault_of_one_rank_is_the_result_of_all(others, fault):
     """A lost connection follows from another rank's fault, if the other one did not only fail to answer."""
     own, outcome, is_oom = FAULTS[fault]
     lost = [rank for rank, reply in others.items() if reply.trial.outcome != "ok"]  # type: ignore[union-attr]
@@ -109,7 +107,7 @@ def test_a_fault_of_one_rank_is_the_result_of_all(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_all_ranks_is_the_first_ones(fault: str) -> None:
+def test_a_fault_of_all_ranks_is_the_first_ones(fault):
     own, outcome, is_oom = FAULTS[fault]
     reply = merged(dict.fromkeys([1, 0, 2], own), RUN, 3)
     trial = reply.trial
@@ -130,19 +128,19 @@ def test_a_fault_of_all_ranks_is_the_first_ones(fault: str) -> None:
     ],
 )
 def test_of_several_faults_the_one_that_explains_others_counts(
-    replies: list[Reply], outcome: str, rank: int, error: str
-) -> None:
+    replies, outcome, rank, error
+):
     reply = merged(dict(enumerate(replies)), RUN, 2)
     assert (reply.trial.outcome, reply.trial.rank) == (outcome, rank)
     assert reply.trial.error == f"rank {rank}: {error}"
 
 
-def test_an_oom_in_disguise_is_still_one_with_the_ranks_name() -> None:
+def test_an_oom_in_disguise_is_still_one_with_the_ranks_name():
     reply = merged({1: ran("oom", DISGUISED)}, RUN, 2)
     assert message_verdict(reply.trial.error) == "disguised"
 
 
-def test_where_a_ranks_error_was_raised_is_kept() -> None:
+def test_where_a_ranks_error_was_raised_is_kept():
     own = replace(ran("error", OWN), stage="make_batch", traceback="train.py, line 3")
     reply = merged({0: ran("error", GLOO), 1: own}, RUN, 2)
     assert (reply.stage, reply.traceback) == ("make_batch", "train.py, line 3")
@@ -161,7 +159,7 @@ def device(rank: int, limit_bytes: int, **facts: Any) -> Device:
     return made_device(**given)
 
 
-def test_the_device_is_what_every_rank_has() -> None:
+def test_the_device_is_what_every_rank_has():
     replies = {
         1: Ready(device=device(1, 700, free_bytes=800, outside_bytes=90)),
         0: Ready(device=device(0, 900, free_bytes=950, outside_bytes=80)),
@@ -189,8 +187,6 @@ def test_the_device_is_what_every_rank_has() -> None:
         ([failed("error", OWN, stage="import")] * 2, "error", "import", OWN),
     ],
 )
-def test_ranks_that_are_not_ready_fail_as_one(
-    replies: list[Reply], outcome: str, stage: str, message: str
-) -> None:
+def test_ranks_that_are_not_ready_fail_as_one(replies, outcome, stage, message):
     reply = merged(dict(enumerate(replies)), PREPARE, 2)
     assert (reply.outcome, reply.stage, reply.message) == (outcome, stage, message)

@@ -174,9 +174,7 @@ RAISED = {
 @pytest.mark.parametrize("sound", [True, False], ids=["", "sticky"])
 @pytest.mark.parametrize("step", [0, 1, 2, 4], ids=lambda step: f"step {step}")
 @pytest.mark.parametrize("fault", RAISED, ids=lambda fault: fault.__name__)
-def test_what_is_raised_is_judged_alike_wherever_it_is(
-    fault: Callable[[], None], step: int, sound: bool
-) -> None:
+def test_what_is_raised_is_judged_alike_wherever_it_is(fault, step, sound):
     """In making the batch (0), in the warm-up, or in a timed step; `sticky`: nothing works any more afterwards."""
 
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
@@ -211,9 +209,7 @@ def test_what_is_raised_is_judged_alike_wherever_it_is(
         (fail_without_words, "Wordless"),
     ],
 )
-def test_whatever_a_step_raises_can_be_reported(
-    fault: Callable[[], None], error: str
-) -> None:
+def test_whatever_a_step_raises_can_be_reported(fault, error):
     measured = session(failing(fault, 4)).measure(SHAPE)
     assert measured.trial.outcome == "error"
     assert measured.trial.error.startswith(error)
@@ -222,7 +218,7 @@ def test_whatever_a_step_raises_can_be_reported(
 
 
 @pytest.mark.parametrize("step", [1, 2, 4])
-def test_an_oom_caught_by_the_workload_counts_wherever_it_is(step: int) -> None:
+def test_an_oom_caught_by_the_workload_counts_wherever_it_is(step):
     measured = session(catching(step)).measure(SHAPE)
     assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)
     assert not measured.renew
@@ -232,7 +228,7 @@ def test_an_oom_caught_by_the_workload_counts_wherever_it_is(step: int) -> None:
     assert "test_worker_session.py, line" in error
 
 
-def test_a_leak_is_reported_as_one() -> None:
+def test_a_leak_is_reported_as_one():
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.used += 4 * MIB
 
@@ -245,9 +241,7 @@ def test_a_leak_is_reported_as_one() -> None:
     assert (measured.stage, measured.renew) == ("step", True)
 
 
-def test_a_step_of_varying_time_is_repeated_with_its_spread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_of_varying_time_is_repeated_with_its_spread(monkeypatch):
     now = 0.0
 
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
@@ -260,18 +254,18 @@ def test_a_step_of_varying_time_is_repeated_with_its_spread(
     assert trial.step_seconds_spread > 0.05 * trial.step_seconds
 
 
-def test_a_caught_allocator_error_is_an_oom() -> None:
+def test_a_caught_allocator_error_is_an_oom():
     measured = session(raises_in_the_allocator).measure(SHAPE)
     assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)
     assert "the allocator ran out of memory" in measured.trial.error
 
 
-def test_a_single_step_may_hold_an_error_that_a_library_caught() -> None:
+def test_a_single_step_may_hold_an_error_that_a_library_caught():
     assert session(raises_in_the_allocator).step(SHAPE).trial.outcome == "ok"
     assert session(catching()).step(SHAPE).trial.outcome == "oom"
 
 
-def test_the_clock_is_read_once_while_a_timed_step_is_queued() -> None:
+def test_the_clock_is_read_once_while_a_timed_step_is_queued():
     steps: list[int] = []
     made = session(lambda meter, batch, number: steps.append(len(meter.clocks)))
     made.measure(SHAPE)
@@ -279,7 +273,7 @@ def test_the_clock_is_read_once_while_a_timed_step_is_queued() -> None:
     assert steps[:3] == [0, 0, 1]
 
 
-def test_a_flush_in_the_warm_up_ends_the_try_at_once() -> None:
+def test_a_flush_in_the_warm_up_ends_the_try_at_once():
     made = session(flushing(1, 2))
     trial = made.measure(SHAPE).trial
     assert made._workload.steps == 2  # type: ignore[attr-defined]
@@ -301,7 +295,7 @@ def compiled_step(
     return act
 
 
-def test_a_step_that_compiles_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_compiles_is_not_timed(monkeypatch):
     import torch
     from torch._dynamo.utils import counters
 
@@ -325,9 +319,7 @@ def test_a_step_that_compiles_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
     assert made.step(BatchShape(5, 3.0)).trial.step_seconds == 1.0
 
 
-def test_the_recompile_limit_is_recorded_and_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_recompile_limit_is_recorded_and_reported(monkeypatch):
     from torch._dynamo.utils import counters
 
     monkeypatch.setitem(counters, "unimplemented", Counter())
@@ -342,7 +334,7 @@ def test_the_recompile_limit_is_recorded_and_reported(
 
 
 @pytest.mark.parametrize(("kept", "renew"), [(0, False), (1, False), (50, True)])
-def test_memory_that_a_failure_keeps_costs_the_worker(kept: int, renew: bool) -> None:
+def test_memory_that_a_failure_keeps_costs_the_worker(kept, renew):
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.used += 30 * MIB * (number == 1)  # such as the optimizer's state
         if batch.batch_size > 4:
@@ -355,18 +347,18 @@ def test_memory_that_a_failure_keeps_costs_the_worker(kept: int, renew: bool) ->
     assert (failed.trial.outcome, failed.renew) == ("oom", renew)
 
 
-def test_a_pass_by_flushing_the_cache_is_rerun_from_an_empty_one() -> None:
+def test_a_pass_by_flushing_the_cache_is_rerun_from_an_empty_one():
     trial = session(flushing(1)).measure(SHAPE).trial
     assert (trial.outcome, trial.alloc_retries) == ("ok", 0)
 
 
-def test_a_trial_that_always_flushes_the_cache_is_out_of_memory() -> None:
+def test_a_trial_that_always_flushes_the_cache_is_out_of_memory():
     trial = session(flushing()).measure(SHAPE).trial
     assert trial.outcome == "oom"
     assert "emptied its cache" in trial.error
 
 
-def test_a_single_step_counts_flushes_and_is_not_run_again() -> None:
+def test_a_single_step_counts_flushes_and_is_not_run_again():
     made = session(flushing(times=2))
     trial = made.step(SHAPE).trial
     assert (trial.outcome, trial.alloc_retries) == ("ok", 2)
@@ -391,9 +383,7 @@ def growing_in_brief_trials(meter: MadeMeter, shape: BatchShape, step: int) -> N
         (growing_in_brief_trials, [4, 4, 4, 2, 2]),
     ],
 )
-def test_after_steady_trials_a_long_step_is_timed_once(
-    act: Act, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_steady_trials_a_long_step_is_timed_once(act, steps, monkeypatch):
     clock = itertools.count(step=0.2)  # seconds; read before and after each step
     monkeypatch.setattr(attempt_module.time, "perf_counter", lambda: next(clock))
     made = session(act)
@@ -414,7 +404,7 @@ class Agreed:
         return next(self.others, False) or wanted
 
 
-def test_ranks_run_as_many_steps_as_any_of_them_needs() -> None:
+def test_ranks_run_as_many_steps_as_any_of_them_needs():
     def steps(*others: bool) -> int:
         # Steps take no time here, so 30 are timed, after the warm-up.
         trial = session(nothing, Agreed(*others)).measure(SHAPE).trial
@@ -433,7 +423,7 @@ def test_ranks_run_as_many_steps_as_any_of_them_needs() -> None:
     assert steps(*[False] * 62, True) == 31
 
 
-def test_a_rank_that_fails_does_not_vote() -> None:
+def test_a_rank_that_fails_does_not_vote():
     others = Agreed()
     measured = session(failing(out_of_memory, 3), others).measure(SHAPE)
     assert measured.trial.outcome == "oom"
@@ -441,14 +431,14 @@ def test_a_rank_that_fails_does_not_vote() -> None:
     assert others.votes == [False, False, True]
 
 
-def test_only_the_rank_that_leaks_says_so() -> None:
+def test_only_the_rank_that_leaks_says_so():
     # After the flush and 30 steps, another rank sees a leak, and watches it to the end.
     others = Agreed(*[False] * 61, *[True] * 21)
     trial = session(nothing, others).measure(SHAPE).trial
     assert (trial.outcome, trial.steps) == ("ok", 31 + 10)
 
 
-def test_an_error_caught_on_this_rank_is_told_to_the_others() -> None:
+def test_an_error_caught_on_this_rank_is_told_to_the_others():
     others = Agreed()
     measured = session(catching(), others).measure(SHAPE)
     assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)

@@ -136,7 +136,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_run_is_shown_with_what_matters_most(name: str) -> None:
+def test_every_run_is_shown_with_what_matters_most(name):
     for run, results in RUNS.items():
         text = render(name, results)
         assert text.endswith("\n") and not text.endswith("\n\n"), run
@@ -146,12 +146,12 @@ def test_every_run_is_shown_with_what_matters_most(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "expandable" in name])
-def test_what_training_needs_is_among_the_first_lines(name: str) -> None:
+def test_what_training_needs_is_among_the_first_lines(name):
     assert sum(line.startswith(TRAIN_WITH) for line in build_page(RUNS[name]).lead) == 1
 
 
 @pytest.mark.process
-def test_reports_start_without_the_libraries_that_render_them() -> None:
+def test_reports_start_without_the_libraries_that_render_them():
     slow = {"torch", "jinja2", "rich", "pandas", "ruamel.yaml"}
     code = f"import sys, batchtune.reports; print(sorted({slow} & set(sys.modules)))"
     done = subprocess.run(

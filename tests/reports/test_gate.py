@@ -55,13 +55,11 @@ def outcome(rule: str, sweep: Sweep | None = None, **evidence: Any) -> str:
         (5e-324, "padding_ratio > 0%", "fails"),
     ],
 )
-def test_ratios_are_compared_as_the_decimals_that_people_read(
-    value: float, rule: str, expected: str
-) -> None:
+def test_ratios_are_compared_as_the_decimals_that_people_read(value, rule, expected):
     assert outcome(rule, with_row(padding_ratio=value)) == expected
 
 
-def test_a_message_has_the_value_as_the_file_has_it() -> None:
+def test_a_message_has_the_value_as_the_file_has_it():
     verdict = verdict_of(
         "padding_ratio > 8%", rule_inputs(sweep=with_row(padding_ratio=0.09421))
     )
@@ -86,9 +84,7 @@ def test_a_message_has_the_value_as_the_file_has_it() -> None:
         ("length_correlation", -0.09, -0.1, "9%", "fails"),
     ],
 )
-def test_worse_is_a_share_of_the_baseline(
-    field: str, ours: float, theirs: float, rule: str, expected: str
-) -> None:
+def test_worse_is_a_share_of_the_baseline(field, ours, theirs, rule, expected):
     ours_sweep, theirs_sweep = with_row(**{field: ours}), with_row(**{field: theirs})
     assert (
         outcome(f"{field} worse {rule}", ours_sweep, baseline=theirs_sweep) == expected
@@ -165,7 +161,7 @@ CAN_NOT_TELL = {
 
 
 @pytest.mark.parametrize("name", CAN_NOT_TELL)
-def test_what_can_not_be_told_is_never_a_pass(name: str) -> None:
+def test_what_can_not_be_told_is_never_a_pass(name):
     rule, changes, words = CAN_NOT_TELL[name]
     verdict = verdict_of(rule, rule_inputs(**{"sweep": made_sweep(), **changes}))
     assert verdict.outcome == "error"
@@ -205,7 +201,7 @@ NOT_RULES = [
 
 
 @pytest.mark.parametrize("text", NOT_RULES, ids=lambda text: text[:30])
-def test_a_typo_is_shown_with_an_example(text: str) -> None:
+def test_a_typo_is_shown_with_an_example(text):
     with pytest.raises(UsageError, match="--fail-if: ") as caught:
         parse_rules([text])
     assert "padding_ratio > 8%" in str(caught.value.hint)
@@ -222,7 +218,7 @@ def test_a_typo_is_shown_with_an_example(text: str) -> None:
     )
 )
 @settings(deadline=None, max_examples=50)
-def test_any_text_is_a_rule_or_wrong_usage(text: str) -> None:
+def test_any_text_is_a_rule_or_wrong_usage(text):
     try:
         rules = parse_rules([text])
     except UsageError:
@@ -230,7 +226,7 @@ def test_any_text_is_a_rule_or_wrong_usage(text: str) -> None:
     assert judge(rules, rule_inputs(sweep=SWEEP))[0].message
 
 
-def test_a_rule_given_twice_counts_once() -> None:
+def test_a_rule_given_twice_counts_once():
     assert [
         rule.text for rule in parse_rules(["batches > 1", " batches  >\t1", "fill < 1"])
     ] == [
@@ -239,7 +235,7 @@ def test_a_rule_given_twice_counts_once() -> None:
     ]
 
 
-def test_drift_is_told_with_what_it_costs() -> None:
+def test_drift_is_told_with_what_it_costs():
     assert drift_sentences(made_drift()) == [
         "The lengths of the manifest (28,539 examples) differ from those of the run, with 12 examples beyond the last "
         "boundary.",
@@ -247,14 +243,14 @@ def test_drift_is_told_with_what_it_costs() -> None:
     ]
 
 
-def test_drift_of_a_run_that_packs_is_told_of_its_padded_batches() -> None:
+def test_drift_of_a_run_that_packs_is_told_of_its_padded_batches():
     sentences = drift_sentences(made_drift(), packs=True)
     assert (
         "On them the best padded row, which is not the packing, costs" in sentences[1]
     )
 
 
-def test_unchanged_lengths_are_told_as_such() -> None:
+def test_unchanged_lengths_are_told_as_such():
     assert drift_sentences(made_drift(changed=False)) == [
         "The manifest has the same lengths as the run: 28,539 examples."
     ]

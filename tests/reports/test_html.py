@@ -88,7 +88,7 @@ def own_part(page: str) -> str:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_no_string_of_a_result_file_becomes_markup(text: str) -> None:
+def test_no_string_of_a_result_file_becomes_markup(text):
     clean = PageReader(whole_page())
     hostile = PageReader(
         render(hostile_full_results(text), {text: f"\n{text}\n", "a": "", "b": ""})
@@ -98,7 +98,7 @@ def test_no_string_of_a_result_file_becomes_markup(text: str) -> None:
     assert text in "".join(hostile.text)
 
 
-def test_no_string_of_a_file_becomes_markup_in_a_chart() -> None:
+def test_no_string_of_a_file_becomes_markup_in_a_chart():
     text = "".join(
         [*HOSTILE, '<a href="https://example.com">x</a>', "\u2028&lt;b&gt;\u2029"]
     )
@@ -121,7 +121,7 @@ def strings_of(value: object) -> list[str]:
     return [text for item in items for text in strings_of(item)]
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_the_page_needs_nothing_from_elsewhere():
     page = PageReader(whole_page())
     assert not page.names() & {
         "link",
@@ -138,7 +138,7 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     )
 
 
-def test_the_policy_allows_only_the_pages_own_two_scripts() -> None:
+def test_the_policy_allows_only_the_pages_own_two_scripts():
     page = PageReader(whole_page())
     hashes = [
         base64.b64encode(hashlib.sha256(script).digest()).decode()
@@ -150,7 +150,7 @@ def test_the_policy_allows_only_the_pages_own_two_scripts() -> None:
     )
 
 
-def test_the_page_of_a_very_long_run_is_under_6_mb() -> None:
+def test_the_page_of_a_very_long_run_is_under_6_mb():
     results = full_results()
     assert results.sweep is not None and results.probe is not None
     trials = [
@@ -168,7 +168,7 @@ def test_the_page_of_a_very_long_run_is_under_6_mb() -> None:
     assert f"1,000 of {len(trials):,} rows shown; all are in probe.json." in page
 
 
-def test_the_recommended_row_is_marked_in_its_tables() -> None:
+def test_the_recommended_row_is_marked_in_its_tables():
     elements = PageReader(render(RunResults(name="", sweep=made_sweep()))).elements
     assert (
         sum(
@@ -179,7 +179,7 @@ def test_the_recommended_row_is_marked_in_its_tables() -> None:
     )
 
 
-def test_each_chart_has_a_name_and_a_description() -> None:
+def test_each_chart_has_a_name_and_a_description():
     elements = PageReader(whole_page()).elements
     names = [
         str(attributes["aria-labelledby"])
@@ -192,7 +192,7 @@ def test_each_chart_has_a_name_and_a_description() -> None:
     assert len(ids) == len(set(ids)) and set(" ".join(names).split()) <= set(ids)
 
 
-def test_every_config_is_there_unchanged() -> None:
+def test_every_config_is_there_unchanged():
     page = whole_page()
     for name, text in CONFIGS.items():
         assert f">{name}</button>" in page
@@ -204,7 +204,7 @@ def test_every_config_is_there_unchanged() -> None:
         )
 
 
-def test_every_trial_and_the_settings_are_there_but_folded() -> None:
+def test_every_trial_and_the_settings_are_there_but_folded():
     page = PageReader(whole_page())
     folded = [attributes for tag, attributes in page.elements if tag == "details"]
     assert folded and not any("open" in attributes for attributes in folded)

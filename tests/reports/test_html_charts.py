@@ -28,7 +28,7 @@ def drawn(name: str, results: RunResults | None = None, **records: Any) -> Trace
     return {}
 
 
-def test_packing_is_a_level_and_no_padded_row_is_recommended() -> None:
+def test_packing_is_a_level_and_no_padded_row_is_recommended():
     sweep = with_packing(made_sweep(timed=False))
     traces = drawn("sweep", sweep=sweep)
     assert set(traces["even packing"]["y"]) == {640}
@@ -37,7 +37,7 @@ def test_packing_is_a_level_and_no_padded_row_is_recommended() -> None:
     assert "even packing" not in drawn("sweep", sweep=with_packing(made_sweep()))
 
 
-def test_every_row_is_a_point_at_its_buckets_and_batches() -> None:
+def test_every_row_is_a_point_at_its_buckets_and_batches():
     sweep = made_sweep(timed=False)
     traces = drawn("sweep", sweep=sweep)
     rows = [
@@ -62,7 +62,7 @@ def test_every_row_is_a_point_at_its_buckets_and_batches() -> None:
     assert list(traces)[-1] == "recommended"  # nothing covers it
 
 
-def test_a_level_far_above_all_rows_is_shown_by_a_click() -> None:
+def test_a_level_far_above_all_rows_is_shown_by_a_click():
     sweep = made_sweep()
     far = [
         replace(
@@ -79,7 +79,7 @@ def test_a_level_far_above_all_rows_is_shown_by_a_click() -> None:
     )
 
 
-def test_pools_are_a_level_where_the_axis_is_buckets() -> None:
+def test_pools_are_a_level_where_the_axis_is_buckets():
     traces = drawn("sweep", sweep=pooled_sweep())
     assert "pooled" not in traces and "recommended" not in traces
     # minutes.
@@ -88,7 +88,7 @@ def test_pools_are_a_level_where_the_axis_is_buckets() -> None:
     )
 
 
-def test_a_stream_has_a_line_for_each_algorithm() -> None:
+def test_a_stream_has_a_line_for_each_algorithm():
     traces = drawn("stream", stream=whole_stream())
     names = {
         "SpeechBrain",
@@ -114,7 +114,7 @@ def test_a_stream_has_a_line_for_each_algorithm() -> None:
 
 
 @pytest.mark.parametrize("logarithmic", [True, False])
-def test_the_histogram_has_its_bins_and_the_batch_sizes(logarithmic: bool) -> None:
+def test_the_histogram_has_its_bins_and_the_batch_sizes(logarithmic):
     sweep = with_data(made_sweep(), logarithmic=logarithmic)
     row = sweep.recommended_row
     assert row is not None
@@ -132,7 +132,7 @@ def test_the_histogram_has_its_bins_and_the_batch_sizes(logarithmic: bool) -> No
     assert list(drawn("lengths", sweep=without_recommendation(sweep))) == ["examples"]
 
 
-def test_every_trial_is_a_point_by_its_outcome() -> None:
+def test_every_trial_is_a_point_by_its_outcome():
     probe = made_probe()
     traces = drawn("frontier", probe=probe)
     largest = traces["largest that fits"]
@@ -147,7 +147,7 @@ def test_every_trial_is_a_point_by_its_outcome() -> None:
     )
 
 
-def test_what_the_loader_delivers_is_drawn_with_the_steps_demand() -> None:
+def test_what_the_loader_delivers_is_drawn_with_the_steps_demand():
     traces = drawn("loader", loaded())
     assert list(traces) == [
         "settings",
@@ -159,7 +159,7 @@ def test_what_the_loader_delivers_is_drawn_with_the_steps_demand() -> None:
     assert drawn("loader", loaded(made_iterable()))["recommended"]["y"] == [52.5]
 
 
-def test_what_there_is_not_is_not_drawn() -> None:
+def test_what_there_is_not_is_not_drawn():
     empty = replace(made_sweep(), rows=[], recommended=None)
     assert figures(RunResults(name="run", sweep=empty)) == []
     pools = [row for row in pooled_sweep().rows if row.pool_size is not None]
@@ -179,5 +179,5 @@ def test_what_there_is_not_is_not_drawn() -> None:
     assert figures(loaded(all_failed())) == []
 
 
-def test_labels_show_tags_and_entities_as_they_are() -> None:
+def test_labels_show_tags_and_entities_as_they_are():
     assert label("<a href='x'>&lt;</a>\n") == "&lt;a href='x'&gt;&amp;lt;&lt;/a&gt;"

@@ -20,7 +20,7 @@ from batchtune.reports import RunResults
 from batchtune.reports.html import figures, render
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.process
 HOSTILE = (
@@ -85,7 +85,7 @@ pytest.importorskip(
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     from playwright.sync_api import sync_playwright
 
     if chromium() is None:
@@ -114,7 +114,7 @@ Open = Callable[..., AbstractContextManager[Opened]]
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Open:
+def opened(browser, tmp_path_factory):
     """`opened(text, **context)`: a page of this text, opened from a file as a reader would."""
 
     @contextmanager
@@ -143,13 +143,13 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Open:
 
 
 @pytest.fixture(scope="module")
-def light(opened: Open) -> Iterator[Opened]:
+def light(opened):
     """A whole run's report, shared: who changes it changes it back."""
     with opened(whole_page(), color_scheme="light") as report:
         yield report
 
 
-def test_every_trace_and_point_of_every_chart_is_drawn(light: Opened) -> None:
+def test_every_trace_and_point_of_every_chart_is_drawn(light):
     for figure in figures(shown()):
         for kind, layer in (("scatter", ".scatterlayer"), ("bar", ".barlayer")):
             traces = [
@@ -167,12 +167,12 @@ def test_every_trace_and_point_of_every_chart_is_drawn(light: Opened) -> None:
             assert light.count(f"{drawn} .point") == points, figure.name
 
 
-def test_the_page_loads_nothing_and_complains_of_nothing(light: Opened) -> None:
+def test_the_page_loads_nothing_and_complains_of_nothing(light):
     assert [url.rsplit("/", 1)[1] for url in light.requests] == ["report.html"]
     assert light.complaints == []
 
 
-def test_strings_of_html_and_script_are_shown_as_text(light: Opened) -> None:
+def test_strings_of_html_and_script_are_shown_as_text(light):
     legend = light.page.locator("#plot-sweep .legendtext").all_text_contents()
     assert HOSTILE in legend
     light.page.locator("#plot-sweep").scroll_into_view_if_needed()
@@ -186,7 +186,7 @@ def test_strings_of_html_and_script_are_shown_as_text(light: Opened) -> None:
     assert light.complaints == []
 
 
-def test_the_button_copies_the_config_without_a_clipboard_too(opened: Open) -> None:
+def test_the_button_copies_the_config_without_a_clipboard_too(opened):
     forbid = """() => {
         navigator.clipboard.writeText = () => Promise.reject(new Error("forbidden"));
         for (const button of document.querySelectorAll(".copy")) button.textContent = "Copy";
@@ -218,7 +218,7 @@ def pasted(page: Page) -> str:
     return value
 
 
-def test_the_policy_stops_what_escaping_would_have_let_through(opened: Open) -> None:
+def test_the_policy_stops_what_escaping_would_have_let_through(opened):
     text = render(WITHOUT_CHARTS).replace(
         "<main>",
         "<main><script>window.broken=1</script><img src='https://a.invalid/x'>",
@@ -230,7 +230,7 @@ def test_the_policy_stops_what_escaping_would_have_let_through(opened: Open) -> 
         )
 
 
-def test_nothing_is_wider_than_the_window(light: Opened) -> None:
+def test_nothing_is_wider_than_the_window(light):
     for width in (390, 960):
         light.page.set_viewport_size({"width": width, "height": 800})
         main = light.page.locator("main").bounding_box()
@@ -243,7 +243,7 @@ def test_nothing_is_wider_than_the_window(light: Opened) -> None:
         assert light.page.evaluate("document.scrollingElement.scrollWidth") <= width
 
 
-def test_without_scripts_everything_but_the_charts_can_be_read(opened: Open) -> None:
+def test_without_scripts_everything_but_the_charts_can_be_read(opened):
     with opened(whole_page(), drawn=False, java_script_enabled=False) as report:
         assert report.page.locator(".no-charts").is_visible()
         assert report.count(".config:visible") == len(CONFIGS) + 1

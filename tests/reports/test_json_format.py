@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 from report_records import made_probe, made_sweep, made_verification, rule_inputs
 
@@ -25,14 +24,14 @@ RESULTS = RunResults(
 )
 
 
-def test_the_document_is_read_back_as_the_same_records(tmp_path: Path) -> None:
+def test_the_document_is_read_back_as_the_same_records(tmp_path):
     (tmp_path / "report.json").write_text(render(RESULTS), encoding="utf-8")
     report = read_result(tmp_path / "report.json", Report)
     for name in ("probe", "sweep", "verification", "verdicts"):
         assert getattr(report, name) == getattr(RESULTS, name)
 
 
-def test_meta_comes_first_and_names_format_and_version() -> None:
+def test_meta_comes_first_and_names_format_and_version():
     document = json.loads(render(RESULTS))
     results = [
         "probe",
@@ -51,12 +50,12 @@ def test_meta_comes_first_and_names_format_and_version() -> None:
     )
 
 
-def test_the_summary_is_the_same_as_in_the_other_formats() -> None:
+def test_the_summary_is_the_same_as_in_the_other_formats():
     document = json.loads(render(RESULTS))
     page = build_page(RESULTS)
     assert (document["summary"], document["warnings"]) == (page.summary, page.warnings)
 
 
-def test_the_bytes_do_not_depend_on_where_the_run_lies() -> None:
+def test_the_bytes_do_not_depend_on_where_the_run_lies():
     elsewhere = replace(RESULTS, name="elsewhere")
     assert render(elsewhere) == render(RESULTS)

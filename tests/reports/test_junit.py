@@ -33,7 +33,7 @@ ERROR = Verdict(
 )
 
 
-def test_the_file_is_what_readers_of_junit_know() -> None:
+def test_the_file_is_what_readers_of_junit_know():
     assert (
         render_junit((HOLDS, FAILS, ERROR), "run")
         == """\
@@ -59,7 +59,7 @@ no verify.json</error>
 
 @given(st.text(max_size=40), st.sampled_from(["holds", "fails", "error"]))
 @settings(deadline=None, max_examples=50)
-def test_any_text_gives_well_formed_xml(text: str, outcome: str) -> None:
+def test_any_text_gives_well_formed_xml(text, outcome):
     verdict = Verdict(
         rule=f"batches > 1 {text}",
         outcome=outcome,
@@ -73,7 +73,7 @@ def test_any_text_gives_well_formed_xml(text: str, outcome: str) -> None:
     assert case.get("name") == f"fails if batches > 1 {clean_xml(text)}"
 
 
-def test_control_characters_are_replaced() -> None:
+def test_control_characters_are_replaced():
     assert (
         clean_xml("a\x00b\x1b[31mc\x7f\x9b\ufffe\ud800d\n")
         == "a\ufffdb\ufffd[31mc\ufffd\ufffd\ufffd\ufffdd\n"

@@ -37,7 +37,7 @@ SIGNS = st.text(
 
 @given(SIGNS)
 @settings(deadline=None, max_examples=25)
-def test_any_text_is_shown_unchanged_in_a_table_cell(text: str) -> None:
+def test_any_text_is_shown_unchanged_in_a_table_cell(text):
     table = f"| a | b |\n| :-- | --: |\n| {escape(text)} | end |"
     tokens = PARSER.parse(table)
     cells = [token for token in tokens if token.type == "inline"]
@@ -47,24 +47,24 @@ def test_any_text_is_shown_unchanged_in_a_table_cell(text: str) -> None:
 
 @given(SIGNS)
 @settings(deadline=None, max_examples=25)
-def test_any_text_is_shown_unchanged_in_a_list(text: str) -> None:
+def test_any_text_is_shown_unchanged_in_a_list(text):
     if text:
         tokens = PARSER.parse(f"- {escape(text)}")
         (inline,) = [token for token in tokens if token.type == "inline"]
         assert shown_text(inline) == text
 
 
-def test_an_address_is_not_made_a_link() -> None:
+def test_an_address_is_not_made_a_link():
     assert escape("see https://example.org") == "see https\\://example.org"
 
 
-def test_the_recommended_row_is_marked_and_bold() -> None:
+def test_the_recommended_row_is_marked_and_bold():
     cells = ["optimal", "13", "45.01", "634", "3.1%", "4.09%", "3 min 20 s"]
     row = " | ".join(f"**{cell}**" for cell in cells)
     assert f"| ▶ {row} |" in render(RESULTS).splitlines()
 
 
-def test_every_table_row_has_as_many_cells_as_its_header() -> None:
+def test_every_table_row_has_as_many_cells_as_its_header():
     tokens = PARSER.parse(render(hostile_results("a|b\n\n<b>`c`</b>\\|")))
     widths = []
     for token in tokens:
@@ -76,7 +76,7 @@ def test_every_table_row_has_as_many_cells_as_its_header() -> None:
     assert set(widths) == {6, 7, 3, 5}
 
 
-def test_no_raw_html_comes_out_of_any_string() -> None:
+def test_no_raw_html_comes_out_of_any_string():
     tokens = PARSER.parse(render(hostile_results("<script>alert(1)</script>")))
     kinds = {token.type for token in tokens}
     kinds |= {child.type for token in tokens for child in token.children or []}
@@ -97,7 +97,7 @@ def judged(count: int = 3) -> tuple[Verdict, ...]:
     )
 
 
-def test_verdicts_come_first_as_a_table_with_signs() -> None:
+def test_verdicts_come_first_as_a_table_with_signs():
     lines = render(replace(RESULTS, verdicts=judged())).splitlines()
     start = lines.index("## Rules")
     assert lines[2] == "- Rules: 1 of 3 hold. 1 can't be judged."
@@ -135,21 +135,17 @@ def huge_results(text: str, rows: int) -> RunResults:
 @pytest.mark.parametrize(
     ("text", "rows"), [("&" * 400, 40), ("🦊|<b>" * 80, 40), ("漢" * 400, 1500)]
 )
-def test_no_report_is_larger_than_github_takes_in_a_comment(
-    text: str, rows: int
-) -> None:
+def test_no_report_is_larger_than_github_takes_in_a_comment(text, rows):
     assert len(render(huge_results(text, rows)).encode()) <= MAX_BYTES
 
 
-def test_what_is_left_out_of_a_long_report_is_told() -> None:
+def test_what_is_left_out_of_a_long_report_is_told():
     text = render(huge_results("batches", 1500))
     assert "of 1,500 rows shown" in text
     assert "| ⚠️ error | batches &gt; 2 |" in text
 
 
-def test_a_report_that_is_cut_keeps_its_verdicts_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_report_that_is_cut_keeps_its_verdicts_and_says_so(monkeypatch):
     monkeypatch.setattr(markdown, "MAX_BYTES", 3000)
     text = render(huge_results("batches", 40))
     assert len(text.encode()) <= 3000

@@ -20,7 +20,7 @@ def section_of(sweep: Sweep) -> Section:
     return packing_section(run, sweep, sweep.packed)
 
 
-def test_learning_is_one_line_with_both_numbers() -> None:
+def test_learning_is_one_line_with_both_numbers():
     text = " ".join(section_of(with_packing(made_sweep())).sentences)
     assert "Learning: 160 optimizer steps an epoch, 634 with the best padded" in text
     assert "the tokens of a step vary by ±2.0%, there by ±14.0%" in text
@@ -28,7 +28,7 @@ def test_learning_is_one_line_with_both_numbers() -> None:
     assert "loss_agg_mode=token-mean in verl, --calculate-per-token-loss in" in text
 
 
-def test_packed_rows_stand_beside_padded_ones() -> None:
+def test_packed_rows_stand_beside_padded_ones():
     sweep = replace(
         with_packing(made_sweep(), rows=[packed_row(unproven=3, simulated_epochs=3)]),
         current=made_sweep().rows[0],

@@ -17,7 +17,7 @@ from batchtune.results import LoaderRow
 # Sentences
 
 
-def test_a_row_is_named_by_what_tells_it_apart() -> None:
+def test_a_row_is_named_by_what_tells_it_apart():
     rows = [
         LoaderRow(
             arguments={"num_workers": 2, **more},
@@ -46,7 +46,7 @@ def test_a_row_is_named_by_what_tells_it_apart() -> None:
     )
 
 
-def test_workers_that_repeat_each_other_have_no_rate() -> None:
+def test_workers_that_repeat_each_other_have_no_rate():
     repeated = with_row(
         made_loader(recommended=0),
         10,
@@ -61,7 +61,7 @@ def test_workers_that_repeat_each_other_have_no_rate() -> None:
     )
 
 
-def test_an_interrupted_tuning_is_warned_of_and_to_be_repeated() -> None:
+def test_an_interrupted_tuning_is_warned_of_and_to_be_repeated():
     page = build_page(loaded(made_loader(interrupted=True)))
     assert page.warnings[0].startswith("The tuning was interrupted after")
     assert [step for step, _ in page.next_steps] == [
@@ -70,7 +70,7 @@ def test_an_interrupted_tuning_is_warned_of_and_to_be_repeated() -> None:
     ]
 
 
-def test_settings_that_can_not_be_told_apart_are_called_equal() -> None:
+def test_settings_that_can_not_be_told_apart_are_called_equal():
     equal = with_row(made_loader(), 6, equal_to_best=True)
     table = tables_of(loaded(equal))["Settings of the loader"]
     assert (table.columns[-1], table.rows[6][-1]) == ("equal to best", "yes")

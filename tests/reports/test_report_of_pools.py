@@ -10,7 +10,7 @@ from batchtune.reports import RunResults
 from batchtune.reports.page import build_page
 
 
-def test_without_a_table_other_frameworks_get_none() -> None:
+def test_without_a_table_other_frameworks_get_none():
     alone = replace(pooled_sweep(recommended=COUNT), recommended_table=None)
     assert (
         "Pools need batchtune's own sampler: no bucket table is recommended for frameworks that can't take it."
@@ -18,7 +18,7 @@ def test_without_a_table_other_frameworks_get_none() -> None:
     )
 
 
-def test_pools_alone_that_are_not_recommended_say_why() -> None:
+def test_pools_alone_that_are_not_recommended_say_why():
     sweep = pooled_sweep()
     pools = [row for row in sweep.rows if row.pool_size is not None]
     reason = "no pools can be recommended: none has only sizes that were run"

@@ -24,7 +24,7 @@ def said(stream: StreamSweep) -> str:
 # Sentences
 
 
-def test_sizes_beyond_max_batch_length_are_called_measured() -> None:
+def test_sizes_beyond_max_batch_length_are_called_measured():
     stream = made_stream(timed=False)
     row = stream.rows[10]
     measured = with_row(
@@ -37,7 +37,7 @@ def test_sizes_beyond_max_batch_length_are_called_measured() -> None:
     assert "buffer_size=4096) with max_batch_length = 600 s" in said(overlong)
 
 
-def test_speechbrains_own_call_is_typed_with_its_defaults() -> None:
+def test_speechbrains_own_call_is_typed_with_its_defaults():
     stream = whole_stream(timed=False)
     rows = [
         replace(row, max_padding_ratio=None, max_batch_size=32) for row in stream.rows
@@ -59,13 +59,13 @@ def test_speechbrains_own_call_is_typed_with_its_defaults() -> None:
         "Figures are means of 3 simulated epochs, whose batches differ by 0.2% (standard deviation).",
     ],
 )
-def test_what_else_a_stream_knows_is_said(sentence: str) -> None:
+def test_what_else_a_stream_knows_is_said(sentence):
     assert sentence in said(
         with_row(whole_stream(), dropped_examples=37, batches_deviation=1.5)
     )
 
 
-def test_without_times_batches_are_compared_where_they_are_known() -> None:
+def test_without_times_batches_are_compared_where_they_are_known():
     bare = made_stream(timed=False, map_style=None, recommended_speechbrain=None)
     first, second, *_ = summary_of(stream=bare)
     assert (
@@ -78,7 +78,7 @@ def test_without_times_batches_are_compared_where_they_are_known() -> None:
     )
 
 
-def test_shards_that_are_made_up_are_told_as_such() -> None:
+def test_shards_that_are_made_up_are_told_as_such():
     made = made_stream()
     assumed = replace(made, shards=replace(made.shards, assumed=True))
     assert (
@@ -87,7 +87,7 @@ def test_shards_that_are_made_up_are_told_as_such() -> None:
     )
 
 
-def test_a_better_current_config_is_kept() -> None:
+def test_a_better_current_config_is_kept():
     stream = made_stream(timed=False)
     stream = replace(
         stream, current=replace(stream.rows[11], batches=600), current_fits=True
@@ -98,7 +98,7 @@ def test_a_better_current_config_is_kept() -> None:
     assert warnings_of(stream=unfit)[0].startswith("Your current config does not fit")
 
 
-def test_without_a_recommendation_the_reason_is_given() -> None:
+def test_without_a_recommendation_the_reason_is_given():
     none = replace(
         whole_stream(), recommended=None, reason="the stream holds one example"
     )
@@ -113,7 +113,7 @@ def test_without_a_recommendation_the_reason_is_given() -> None:
     )
 
 
-def test_batches_that_are_not_proven_are_a_warning() -> None:
+def test_batches_that_are_not_proven_are_a_warning():
     assert warnings_of(stream=with_row(made_stream(), unproven=3))[0] == (
         "3 of 632 batches of an epoch are not proven to fit. `batchtune verify "
         "--stream` runs such batches."
@@ -125,7 +125,7 @@ def test_batches_that_are_not_proven_are_a_warning() -> None:
     )
 
 
-def test_the_best_of_an_algorithm_is_proven_first() -> None:
+def test_the_best_of_an_algorithm_is_proven_first():
     stream = made_stream()
     rows = [
         replace(

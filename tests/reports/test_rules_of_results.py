@@ -108,9 +108,7 @@ def verdict_of(rule: str, **records: Any) -> Verdict:
         ),
     ],
 )
-def test_every_result_is_held_to_rules(
-    records: dict[str, Any], rule: str, expected: str
-) -> None:
+def test_every_result_is_held_to_rules(records, rule, expected):
     assert verdict_of(rule, **records).outcome == expected
 
 
@@ -191,14 +189,12 @@ def test_every_result_is_held_to_rules(
         (BETTER_LOADER, "loader.rounds worse 5%", "can't be worse"),
     ],
 )
-def test_what_is_not_known_says_why(
-    records: dict[str, Any], rule: str, why: str
-) -> None:
+def test_what_is_not_known_says_why(records, rule, why):
     verdict = verdict_of(rule, **records)
     assert verdict.outcome == "error" and why in verdict.message
 
 
-def test_rows_of_tables_and_streams_do_not_mix() -> None:
+def test_rows_of_tables_and_streams_do_not_mix():
     both = {"sweep": made_sweep(), "stream": made_stream()}
     assert verdict_of("batches > 633", **both).value == 634
     assert verdict_of("stream.batches > 633", **both).value == 632
@@ -207,7 +203,7 @@ def test_rows_of_tables_and_streams_do_not_mix() -> None:
 @pytest.mark.parametrize(
     ("allowed", "expected"), [("11.2%", "holds"), ("11.1%", "fails")]
 )
-def test_less_randomness_is_worse(allowed: str, expected: str) -> None:
+def test_less_randomness_is_worse(allowed, expected):
     less = pooled_sweep()
     more = replace(
         less,
@@ -225,7 +221,7 @@ def test_less_randomness_is_worse(allowed: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("size", [10_000, None, 4000])
-def test_a_verification_of_other_pools_judges_nothing(size: int | None) -> None:
+def test_a_verification_of_other_pools_judges_nothing(size):
     row = pooled_sweep().recommended_row
     assert row is not None
     verification = replace(

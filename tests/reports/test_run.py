@@ -48,9 +48,7 @@ def write_run(folder: Path, **results: Any) -> Path:
         ("probe", {"probe": made_probe(), "loader": made_iterable()}),
     ],
 )
-def test_any_result_is_a_run_alone_and_beside_others(
-    tmp_path: Path, main: str, results: dict[str, Any]
-) -> None:
+def test_any_result_is_a_run_alone_and_beside_others(tmp_path, main, results):
     run = load_run(write_run(tmp_path, **results, verify=made_verification()))
     assert {name: getattr(run, name) for name in results} == results
     assert run.main is getattr(run, main)
@@ -58,14 +56,12 @@ def test_any_result_is_a_run_alone_and_beside_others(
     assert run.lengths == results[main].lengths
 
 
-def test_the_name_is_the_folders_without_the_path_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_name_is_the_folders_without_the_path_to_it(tmp_path, monkeypatch):
     monkeypatch.chdir(write_run(tmp_path / "my-run", probe=made_probe()))
     assert load_run(Path(".")).name == "my-run"
 
 
-def test_on_several_ranks_examples_are_dealt_twice(tmp_path: Path) -> None:
+def test_on_several_ranks_examples_are_dealt_twice(tmp_path):
     settings = SweepSettings(
         strategies=("linear",),
         num_buckets=(1, 2),
@@ -79,7 +75,7 @@ def test_on_several_ranks_examples_are_dealt_twice(tmp_path: Path) -> None:
         assert load_run(write_run(tmp_path, sweep=chosen)).sweep == chosen
 
 
-def test_a_folder_without_results_tells_what_makes_them(tmp_path: Path) -> None:
+def test_a_folder_without_results_tells_what_makes_them(tmp_path):
     with pytest.raises(ResultError, match=r"Run folder .*absent does not exist"):
         load_run(tmp_path / "absent")
     with pytest.raises(
@@ -102,7 +98,7 @@ def test_a_folder_without_results_tells_what_makes_them(tmp_path: Path) -> None:
     [made_sweep(), made_stream(), made_loader()],
     ids=["sweep", "stream", "loader"],
 )
-def test_results_of_different_data_are_refused(tmp_path: Path, result: Any) -> None:
+def test_results_of_different_data_are_refused(tmp_path, result):
     name = result.FORMAT.removeprefix("batchtune/")
     other = replace(result, lengths=replace(result.lengths, **OTHER))
     with pytest.raises(
@@ -155,9 +151,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("damaged", "said"), DAMAGED)
-def test_what_can_not_be_is_damage_and_named(
-    tmp_path: Path, damaged: Any, said: str
-) -> None:
+def test_what_can_not_be_is_damage_and_named(tmp_path, damaged, said):
     name = damaged.FORMAT.removeprefix("batchtune/")
     with pytest.raises(
         ResultError, match=rf"{name}\.json is edited or damaged: .*{said}"
@@ -165,7 +159,7 @@ def test_what_can_not_be_is_damage_and_named(
         load_run(write_run(tmp_path, **{name: damaged}))
 
 
-def test_a_damaged_verification_is_named(tmp_path: Path) -> None:
+def test_a_damaged_verification_is_named(tmp_path):
     damaged = replace(made_verification(), bucket_batch_sizes=[1])
     with pytest.raises(
         ResultError,

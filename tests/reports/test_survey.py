@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -51,7 +50,7 @@ def spoken(count: int = 2000) -> list[float]:
 
 @given(ANY_LENGTHS)
 @settings(deadline=None, max_examples=40)
-def test_percentiles_are_the_nearest_ranks(values: list[float]) -> None:
+def test_percentiles_are_the_nearest_ranks(values):
     found = survey(Lengths.of(values))
     expected = [
         nearest_rank(values, thousandths)
@@ -65,9 +64,7 @@ def test_percentiles_are_the_nearest_ranks(values: list[float]) -> None:
 
 @given(ANY_LENGTHS)
 @settings(deadline=None, max_examples=40)
-def test_the_bins_hold_each_example_once_in_descending_order(
-    values: list[float],
-) -> None:
+def test_the_bins_hold_each_example_once_in_descending_order(values):
     bins = survey(Lengths.of(values)).histogram
     assert [one.count for one in bins] == [
         sum(one.from_ < value <= one.to for value in values) for one in bins
@@ -87,13 +84,11 @@ def test_the_bins_hold_each_example_once_in_descending_order(
         (np.arange(1, 4000) + 0.5, None),
     ],
 )
-def test_ordinary_data_give_no_caution(
-    values: Sequence[float], unit: Unit | None
-) -> None:
+def test_ordinary_data_give_no_caution(values, unit):
     assert survey(Lengths.of(values, unit=unit)).warnings == []
 
 
-def test_a_few_very_long_examples_come_with_cost_and_gain() -> None:
+def test_a_few_very_long_examples_come_with_cost_and_gain():
     (warning,) = warnings_of([*[16.2] * 3000, *spoken(997), 33.0, 34.0, 35.2], "s")
     assert warning == (
         "3 examples longer than 16.2 s, up to 35.2 s, alone decide how large a fixed batch can be. --max-length 16.2 "
@@ -121,9 +116,7 @@ def test_a_few_very_long_examples_come_with_cost_and_gain() -> None:
         (14.08, "tokens", "such as 16.9"),
     ],
 )
-def test_a_unit_that_does_not_fit_the_median_is_told(
-    median: float, unit: Unit, said: str
-) -> None:
+def test_a_unit_that_does_not_fit_the_median_is_told(median, unit, said):
     warning = warnings_of([0.8 * median, median, 1.2 * median], unit)[0]
     assert said in warning and "--length-scale" in warning
 
@@ -157,13 +150,11 @@ def test_a_unit_that_does_not_fit_the_median_is_told(
         ([30], "s", "1 length in descending order: 30 s to 30 s, 30 s in all."),
     ],
 )
-def test_the_first_line_says_how_many_how_long_and_how_much(
-    values: list[float], unit: Unit | None, line: str
-) -> None:
+def test_the_first_line_says_how_many_how_long_and_how_much(values, unit, line):
     assert next(survey_sentences(survey(Lengths.of(values, unit=unit)))) == line
 
 
-def test_the_next_lines_say_the_spread_and_what_was_left_out() -> None:
+def test_the_next_lines_say_the_spread_and_what_was_left_out():
     left_out = {"shorter than --min-length 1": 1, "empty": 2}
     lengths = replace(
         Lengths.of([4, 3, 2], [10, 0, 12000], unit="tokens"),
@@ -180,7 +171,7 @@ def test_the_next_lines_say_the_spread_and_what_was_left_out() -> None:
 
 
 @pytest.mark.parametrize(("encoding", "bar"), [("utf-8", "█"), ("ascii", "#")])
-def test_the_histogram_has_bars_as_long_as_the_shares(encoding: str, bar: str) -> None:
+def test_the_histogram_has_bars_as_long_as_the_shares(encoding, bar):
     class Stream(io.StringIO):
         pass
 

@@ -91,13 +91,11 @@ def with_error_of_model(error: float) -> Probe:
         ),
     ],
 )
-def test_the_first_sentence_says_what_to_set_and_what_it_saves(
-    sweep: Sweep, headline: str
-) -> None:
+def test_the_first_sentence_says_what_to_set_and_what_it_saves(sweep, headline):
     assert headline in summary_of(sweep=sweep)[0]
 
 
-def test_text_is_compared_with_length_grouped_batches() -> None:
+def test_text_is_compared_with_length_grouped_batches():
     sweep = made_sweep(unit="tokens")
     grouped = replace(
         sweep.baselines[0], name="length-grouped", estimated_epoch_seconds=250.0
@@ -113,9 +111,7 @@ def test_text_is_compared_with_length_grouped_batches() -> None:
     ("swept", "today"),
     [((5, 10, 15), 15), ((10, 20, 60), 20), ((5, 60), None), ((), None)],
 )
-def test_todays_practice_is_speechbrain_with_10_to_20_buckets(
-    swept: tuple[int, ...], today: int | None
-) -> None:
+def test_todays_practice_is_speechbrain_with_10_to_20_buckets(swept, today):
     sweep = made_sweep()
     row = today_row(
         replace(
@@ -140,9 +136,7 @@ def test_todays_practice_is_speechbrain_with_10_to_20_buckets(
     ],
     ids=["model", "no times", "row"],
 )
-def test_times_with_a_large_error_are_unreliable_not_unknown(
-    probe: Probe | None, sweep: Sweep
-) -> None:
+def test_times_with_a_large_error_are_unreliable_not_unknown(probe, sweep):
     first, second, *others = summary_of(probe=probe, sweep=sweep)
     assert first.endswith(f": 37.9% fewer batches than with {SPEECHBRAIN}.")
     assert (
@@ -163,14 +157,14 @@ def test_times_with_a_large_error_are_unreliable_not_unknown(
 # What supports it
 
 
-def test_a_margin_that_is_not_known_is_not_stated() -> None:
+def test_a_margin_that_is_not_known_is_not_stated():
     probe = replace(proven_probe(), margin=None)
     assert summary_of(probe=probe, sweep=proven_sweep())[1] == (
         "Every batch size was run, or is no larger than one that was; how much memory that leaves free is not known."
     )
 
 
-def test_examples_that_are_dealt_twice_are_counted() -> None:
+def test_examples_that_are_dealt_twice_are_counted():
     said = " ".join(summary_of(sweep=with_rows(whole_sweep(), repeated_examples=1)))
     assert (
         "1 example is dealt twice, so that each of the 8 ranks has as many batches; the second time counts as "
@@ -178,7 +172,7 @@ def test_examples_that_are_dealt_twice_are_counted() -> None:
     ) in said
 
 
-def test_a_better_current_config_is_called_better() -> None:
+def test_a_better_current_config_is_called_better():
     sweep = made_sweep()
     assert sweep.recommended_row is not None
     better = replace(sweep.recommended_row, estimated_epoch_seconds=100.0)
@@ -192,7 +186,7 @@ def test_a_better_current_config_is_called_better() -> None:
     assert unfit[0].startswith("Set 13 buckets")
 
 
-def test_rough_times_are_no_headline() -> None:
+def test_rough_times_are_no_headline():
     probe = proven_probe()
     said = summary_of(probe=probe, sweep=made_sweep())
     assert "times faster" in said[0]
@@ -212,9 +206,7 @@ def test_rough_times_are_no_headline() -> None:
     ("cap", "why"),
     [(16, "--max-batch-size was 16"), (None, "the data has no more examples")],
 )
-def test_a_search_that_the_memory_did_not_end_says_so(
-    cap: int | None, why: str
-) -> None:
+def test_a_search_that_the_memory_did_not_end_says_so(cap, why):
     probe = made_probe()
     (*_, point) = probe.frontier
     capped = replace(point, batch_size=16, closed_by="data", oom_batch_size=None)
@@ -227,14 +219,14 @@ def test_a_search_that_the_memory_did_not_end_says_so(
     assert holds == "A batch holds 16 examples of up to 24.52 s."
 
 
-def test_an_unfinished_probe_claims_no_more_than_it_knows() -> None:
+def test_an_unfinished_probe_claims_no_more_than_it_knows():
     first = summary_of(probe=replace(made_probe(), unfinished=True))[0]
     assert first.startswith(
         "At least max_batch_length = 600 s fits, by an unfinished probe"
     )
 
 
-def test_an_unknown_unit_and_truncated_examples_are_told() -> None:
+def test_an_unknown_unit_and_truncated_examples_are_told():
     lengths = replace(made_lengths(None), truncated=7)
     page = build_page(
         RunResults(name="run", sweep=replace(made_sweep(), lengths=lengths))
@@ -248,7 +240,7 @@ def test_an_unknown_unit_and_truncated_examples_are_told() -> None:
 # Tables
 
 
-def test_a_current_config_that_cant_fit_is_compared_and_marked() -> None:
+def test_a_current_config_that_cant_fit_is_compared_and_marked():
     sweep = replace(whole_sweep(), current_fits=False)
     (table,) = tables_of(RunResults(name="run", sweep=sweep), brief=True).values()
     assert [row[0] for row in table.rows[1:-1]] == [
@@ -257,7 +249,7 @@ def test_a_current_config_that_cant_fit_is_compared_and_marked() -> None:
     ]
 
 
-def test_each_bucket_tells_the_trial_that_proves_it() -> None:
+def test_each_bucket_tells_the_trial_that_proves_it():
     sweep = partly_proven_sweep()
     sweep = replace(
         sweep, buckets=[*sweep.buckets[:-1], replace(sweep.buckets[-1], examples=0)]
@@ -274,7 +266,7 @@ def test_each_bucket_tells_the_trial_that_proves_it() -> None:
     assert [row[-1] for row in table.rows[-4:]] == [*["not proven"] * 3, "\u2013"]
 
 
-def test_a_long_table_is_thinned_and_says_so() -> None:
+def test_a_long_table_is_thinned_and_says_so():
     table = make_table(
         "t",
         [{"n": str(n), "none": None} for n in range(200)],
@@ -295,7 +287,7 @@ def test_a_long_table_is_thinned_and_says_so() -> None:
 # Warnings
 
 
-def test_own_warnings_are_told_once_each() -> None:
+def test_own_warnings_are_told_once_each():
     probe = replace(made_probe(), warnings=["the clock was held down", "look out."])
     sweep = replace(made_sweep(), warnings=["take care", "look out.", "take care"])
     assert warnings_of(probe=probe, sweep=sweep) == [
@@ -318,13 +310,11 @@ def test_own_warnings_are_told_once_each() -> None:
         ),
     ],
 )
-def test_what_a_probe_leaves_in_doubt_is_told(
-    changes: dict[str, Any], words: str
-) -> None:
+def test_what_a_probe_leaves_in_doubt_is_told(changes, words):
     assert warnings_of(probe=replace(made_probe(), **changes))[0].startswith(words)
 
 
-def test_a_poor_fit_is_told_with_its_error() -> None:
+def test_a_poor_fit_is_told_with_its_error():
     (warning,) = warnings_of(probe=with_error_of_model(0.25))
     assert (
         warning.startswith("The model of step time misses the trials by 25.0%")
@@ -340,9 +330,7 @@ def test_a_poor_fit_is_told_with_its_error() -> None:
         (590.0, []),
     ],
 )
-def test_a_limit_other_than_the_measured_one_is_told(
-    limit: float, words: list[str]
-) -> None:
+def test_a_limit_other_than_the_measured_one_is_told(limit, words):
     sweep = replace(made_sweep(), warnings=[], max_batch_length=limit)
     warnings = warnings_of(probe=made_probe(), sweep=sweep)
     assert len(warnings) == len(words) and all(word in warnings[0] for word in words)
@@ -356,13 +344,11 @@ def test_a_limit_other_than_the_measured_one_is_told(
     ],
     ids=["none", "interrupted"],
 )
-def test_sizes_that_are_not_proven_come_with_a_remedy(
-    probe: Probe | None, remedy: str
-) -> None:
+def test_sizes_that_are_not_proven_come_with_a_remedy(probe, remedy):
     assert remedy in warnings_of(probe=probe, sweep=partly_proven_sweep())[0]
 
 
-def test_sizes_are_not_proven_by_batches_unlike_a_scripts_own() -> None:
+def test_sizes_are_not_proven_by_batches_unlike_a_scripts_own():
     """After --force: in the sentences and the warnings, whatever the turns and shuffled training showed."""
     probe = forced_probe()
     assert not probe.is_proven
@@ -384,7 +370,7 @@ def notes_on(probe: Probe) -> list[str]:
 # What to do next
 
 
-def test_after_a_leak_the_same_is_verified_again() -> None:
+def test_after_a_leak_the_same_is_verified_again():
     leak = replace(failed_verification(), failures=[])
     steps = build_page(with_results(BOTH, verification=leak)).next_steps
     assert [command for command, _ in steps] == [
@@ -393,7 +379,7 @@ def test_after_a_leak_the_same_is_verified_again() -> None:
     ]
 
 
-def test_a_next_command_repeats_no_module_and_quotes_folders() -> None:
+def test_a_next_command_repeats_no_module_and_quotes_folders():
     assert BOTH.probe is not None
     spec = WorkloadRecord(spec="subprocess:run", options={"shell": True})
     results = with_results(
@@ -403,7 +389,7 @@ def test_a_next_command_repeats_no_module_and_quotes_folders() -> None:
     assert steps[1] == "batchtune verify 'my run' MANIFEST --workload W --set ..."
 
 
-def test_next_commands_of_a_script_name_it_and_its_own_lengths() -> None:
+def test_next_commands_of_a_script_name_it_and_its_own_lengths():
     assert BOTH.probe is not None
     record = WorkloadRecord(spec="train.py", options={}, command=["python", "train.py"])
     run = with_results(
@@ -419,7 +405,7 @@ def test_next_commands_of_a_script_name_it_and_its_own_lengths() -> None:
     ]
 
 
-def test_where_no_row_has_fewer_batches_padding_can_be_compared() -> None:
+def test_where_no_row_has_fewer_batches_padding_can_be_compared():
     sweep = without_recommendation(made_sweep())
     fixed = replace(sweep.baselines[0], batches=600)
     run = RunResults(
@@ -431,7 +417,7 @@ def test_where_no_row_has_fewer_batches_padding_can_be_compared() -> None:
     )
 
 
-def test_equal_lengths_have_no_other_number_of_buckets() -> None:
+def test_equal_lengths_have_no_other_number_of_buckets():
     sweep = without_recommendation(made_sweep())
     lengths = replace(sweep.lengths, min=sweep.lengths.max)
     page = build_page(RunResults(name="run", sweep=replace(sweep, lengths=lengths)))
@@ -452,5 +438,5 @@ def test_equal_lengths_have_no_other_number_of_buckets() -> None:
         ("é ▶ 漢字", "é ▶ 漢字"),
     ],
 )
-def test_a_string_becomes_one_harmless_line(text: str, cleaned: str) -> None:
+def test_a_string_becomes_one_harmless_line(text, cleaned):
     assert clean(text) == cleaned

@@ -100,9 +100,7 @@ def printed(results: RunResults, console: Console, *, full: bool = True) -> str:
 
 
 @pytest.mark.parametrize(("name", "full"), SHOWN)
-def test_the_report_is_as_in_its_snapshot_within_80_columns(
-    name: str, full: bool
-) -> None:
+def test_the_report_is_as_in_its_snapshot_within_80_columns(name, full):
     path, text = (
         SNAPSHOTS / f"{name if full else f'brief-{name}'}.txt",
         render(RUNS[name], full=full),
@@ -118,7 +116,7 @@ def test_the_report_is_as_in_its_snapshot_within_80_columns(
 
 
 @pytest.mark.parametrize("words", [1, 70])
-def test_warnings_for_which_a_screen_has_no_room_are_counted(words: int) -> None:
+def test_warnings_for_which_a_screen_has_no_room_are_counted(words):
     sweep = msgspec.structs.replace(
         made_sweep(), warnings=[f"{number} {'xx ' * words}" for number in range(20)]
     )
@@ -129,9 +127,7 @@ def test_warnings_for_which_a_screen_has_no_room_are_counted(words: int) -> None
     assert shown == 1 or len(text.splitlines()) <= 20
 
 
-def test_the_environment_changes_nothing_in_a_rendered_report(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_environment_changes_nothing_in_a_rendered_report(monkeypatch):
     plain = render(RUNS["both"])
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
@@ -139,7 +135,7 @@ def test_the_environment_changes_nothing_in_a_rendered_report(
 
 
 @pytest.mark.parametrize("width", [20, 60])
-def test_a_narrow_terminal_folds_names_and_breaks_no_number(width: int) -> None:
+def test_a_narrow_terminal_folds_names_and_breaks_no_number(width):
     text = printed(
         RUNS["both"],
         Console(
@@ -154,7 +150,7 @@ def test_a_narrow_terminal_folds_names_and_breaks_no_number(width: int) -> None:
     assert "45.01      634     3.1%" in text
 
 
-def test_a_command_that_comes_next_is_never_broken(tmp_path: Path) -> None:
+def test_a_command_that_comes_next_is_never_broken(tmp_path):
     long = replace(RUNS["both"], folder=tmp_path / ("long" * 20))
     text = printed(
         long,
@@ -173,11 +169,11 @@ def test_a_command_that_comes_next_is_never_broken(tmp_path: Path) -> None:
     assert lines[place + 1] == "    run these batches for real"
 
 
-def test_what_looks_like_markup_is_shown_as_it_is() -> None:
+def test_what_looks_like_markup_is_shown_as_it_is():
     assert "[bold]text[/bold]" in render(hostile_results("[bold]text[/bold]"))
 
 
-def test_an_encoding_without_our_signs_gets_other_ones() -> None:
+def test_an_encoding_without_our_signs_gets_other_ones():
     class AsciiStream(io.StringIO):
         encoding = "ascii"
 

@@ -48,14 +48,14 @@ def training_of(run: RunResults) -> Training:
     return run.training
 
 
-def test_measured_is_what_the_timed_steps_took(tmp_path: Path) -> None:
+def test_measured_is_what_the_timed_steps_took(tmp_path):
     training = training_of(recorded(tmp_path, LINES))
     assert training.steps == 3
     assert training.mean_step_seconds == pytest.approx(0.5)
     assert training.peak_bytes == 3 * 10**9
 
 
-def test_predicted_is_what_the_probe_says_of_the_same_batches(tmp_path: Path) -> None:
+def test_predicted_is_what_the_probe_says_of_the_same_batches(tmp_path):
     training = training_of(recorded(tmp_path, LINES))
     seconds = costs_of(made_probe()).step_seconds
     assert seconds is not None
@@ -64,7 +64,7 @@ def test_predicted_is_what_the_probe_says_of_the_same_batches(tmp_path: Path) ->
     assert training.predicted_peak_bytes is not None
 
 
-def test_an_epoch_is_as_many_examples_as_the_data_has(tmp_path: Path) -> None:
+def test_an_epoch_is_as_many_examples_as_the_data_has(tmp_path):
     """Steps without a time belong to it; what ran out of memory trained on nothing."""
     others = [step((20, 10), rank=1), step((60, 16), oom="CUDA out of memory")]
     training = training_of(recorded(tmp_path, [*LINES, *others]))
@@ -76,12 +76,12 @@ def test_an_epoch_is_as_many_examples_as_the_data_has(tmp_path: Path) -> None:
     )
 
 
-def test_the_last_recording_counts(tmp_path: Path) -> None:
+def test_the_last_recording_counts(tmp_path):
     lines = [START, step((1, 2), oom="CUDA out of memory"), *LINES]
     assert training_of(recorded(tmp_path, lines)).ooms == 0
 
 
-def test_an_oom_fails_its_rule_and_is_a_warning(tmp_path: Path) -> None:
+def test_an_oom_fails_its_rule_and_is_a_warning(tmp_path):
     (rule,) = parse_rules(["training.ooms > 0"])
     (held,) = judge([rule], RuleInputs(results=recorded(tmp_path, LINES)))
     assert held.outcome == "holds"
@@ -95,13 +95,13 @@ def test_an_oom_fails_its_rule_and_is_a_warning(tmp_path: Path) -> None:
     )
 
 
-def test_a_rule_without_a_recording_says_what_makes_one() -> None:
+def test_a_rule_without_a_recording_says_what_makes_one():
     (verdict,) = judge(parse_rules(["training.ooms > 0"]), rule_inputs())
     assert verdict.outcome == "error"
     assert "batchtune record" in verdict.message
 
 
-def test_lines_that_were_cut_short_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_lines_that_were_cut_short_are_left_out_and_counted(tmp_path):
     """As when a disk was full for a while, or the power failed."""
     path = write(tmp_path, LINES)
     with path.open("ab") as file:
@@ -114,7 +114,7 @@ def test_lines_that_were_cut_short_are_left_out_and_counted(tmp_path: Path) -> N
     assert any("5 lines of training.jsonl" in text for text in build_page(run).warnings)
 
 
-def test_trainings_that_record_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
+def test_trainings_that_record_at_the_same_time_are_told_apart(tmp_path):
     """Rank 1 of the second may even be faster than the one that writes its start."""
     first = replace(START, recording="first")
     second = replace(START, recording="second")
@@ -133,7 +133,7 @@ def test_trainings_that_record_at_the_same_time_are_told_apart(tmp_path: Path) -
     assert counts == [3, 4, 1]
 
 
-def test_what_no_recorder_writes_is_refused_without_reading_it(tmp_path: Path) -> None:
+def test_what_no_recorder_writes_is_refused_without_reading_it(tmp_path):
     path = tmp_path / "training.jsonl"
     os.mkfifo(path)
     with pytest.raises(ResultError, match="not an ordinary file"):
@@ -152,7 +152,7 @@ def test_what_no_recorder_writes_is_refused_without_reading_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("report_format", FORMATS)
-def test_a_recording_alone_is_a_report(tmp_path: Path, report_format: str) -> None:
+def test_a_recording_alone_is_a_report(tmp_path, report_format):
     write(tmp_path, LINES)
     run = load_run(tmp_path)
     assert run.lengths is None

@@ -51,7 +51,7 @@ def said_of(verification: Verification) -> list[str]:
     return list(verification_section(run_with(verification)).sentences)
 
 
-def test_without_an_estimate_the_measured_time_stands_alone() -> None:
+def test_without_an_estimate_the_measured_time_stands_alone():
     untimed = replace(
         made_verification(), estimated_epoch_seconds=None, time_ratio=None
     )
@@ -60,7 +60,7 @@ def test_without_an_estimate_the_measured_time_stands_alone() -> None:
     )
 
 
-def test_what_was_verified_before_says_nothing_of_new_batches() -> None:
+def test_what_was_verified_before_says_nothing_of_new_batches():
     other = with_recommended(SWEEP, "optimal", 10)
     page = build_page(run_with(failed_verification(), sweep=other))
     assert page.lead[0].startswith("Set 10 buckets")
@@ -68,7 +68,7 @@ def test_what_was_verified_before_says_nothing_of_new_batches() -> None:
     assert "run these batches for real" in [purpose for _, purpose in page.next_steps]
 
 
-def test_other_lengths_are_told_and_nothing_else() -> None:
+def test_other_lengths_are_told_and_nothing_else():
     lengths = replace(made_verification().lengths, fingerprint="0" * 64)
     warnings = warnings_in(run_with(replace(made_verification(), lengths=lengths)))
     assert len(warnings) == 1 and "used other lengths" in warnings[0]
@@ -100,13 +100,11 @@ OTHER = WorkloadRecord(spec="mine.py:Step", options={})
     ],
     ids=["workload", "device", "limit", "torch"],
 )
-def test_another_subject_than_the_probes_is_told(
-    changes: dict[str, object], said: str
-) -> None:
+def test_another_subject_than_the_probes_is_told(changes, said):
     assert said in warnings_in(run_with(replace(made_verification(), **changes)))[0]
 
 
-def test_the_verification_has_a_page_of_its_own() -> None:
+def test_the_verification_has_a_page_of_its_own():
     page = build_verification_page(run_with(made_verification()))
     assert [section.title for section in page.sections] == ["Verification", "Data"]
     assert page.summary[2:4] == [
@@ -131,14 +129,14 @@ def of_stream(stream: StreamSweep, **changes: object) -> Verification:
     return replace(made_verification(), **{**ran, **changes})
 
 
-def test_a_streams_verification_says_so() -> None:
+def test_a_streams_verification_says_so():
     verified = of_stream(made_stream())
     outcome, ran, *_ = said_of(verified)
     assert outcome.startswith("Verified: 500 steps of the stream without running out")
     assert "then 500 of 500 of the stream (pool with a buffer of 4096)" in ran
 
 
-def test_it_is_compared_with_the_streams_sweep_alone() -> None:
+def test_it_is_compared_with_the_streams_sweep_alone():
     stream = made_stream()
     for changes, said in (({}, False), ({"buffer_size": 17}, True)):
         verified = of_stream(stream, **changes)
@@ -152,7 +150,7 @@ def test_it_is_compared_with_the_streams_sweep_alone() -> None:
         assert verdict.outcome == ("error" if said else "holds")
 
 
-def test_next_is_the_streams_verification_then_the_same_again() -> None:
+def test_next_is_the_streams_verification_then_the_same_again():
     stream = made_stream()
     for verified, what in (
         (None, "run these batches for real"),

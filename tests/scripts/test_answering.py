@@ -123,13 +123,7 @@ def trained_with(fail: Callable[[], None], *, catches: bool = False) -> Any:
     ],
     ids=["raised", "caught", "caught at its end", "a bug", "its end"],
 )
-def test_a_failure_is_that_of_its_batch(
-    monkeypatch: pytest.MonkeyPatch,
-    fail: Callable[[], None],
-    catches: bool,
-    outcome: str,
-    error: str,
-) -> None:
+def test_a_failure_is_that_of_its_batch(monkeypatch, fail, catches, outcome, error):
     train = trained_with(fail, catches=catches)
     small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
     loop = MadeScript(monkeypatch, train, small).measured()
@@ -148,9 +142,7 @@ def test_a_failure_is_that_of_its_batch(
 
 
 @pytest.mark.parametrize("noting", [False, True])
-def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(
-    monkeypatch: pytest.MonkeyPatch, noting: bool
-) -> None:
+def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(monkeypatch, noting):
     def train(loop: Loop, batches: Iterator[Any]) -> None:
         large = 0
         for (batch,) in batches:
@@ -173,9 +165,7 @@ def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_step_that_a_script_skips_ran_out_of_memory(
-    monkeypatch: pytest.MonkeyPatch, goes_on: bool
-) -> None:
+def test_a_step_that_a_script_skips_ran_out_of_memory(monkeypatch, goes_on):
     ooms: list[int] = []
 
     def run_out() -> None:
@@ -200,7 +190,7 @@ def test_a_step_that_a_script_skips_ran_out_of_memory(
     assert len(ooms) == 1
 
 
-def test_an_oom_that_ends_the_process_is_known_in_any_step() -> None:
+def test_an_oom_that_ends_the_process_is_known_in_any_step():
     """As in a child of `mp.spawn`, which exits within its `except`; only the first step of a trial is traced."""
     loop = Loop()
     loop.feed = Feed(loader_of(Lengths()), lambda: iter([]))
@@ -217,7 +207,7 @@ def test_an_oom_that_ends_the_process_is_known_in_any_step() -> None:
     assert "RuntimeError: CUDA out of memory" in str(event.error)
 
 
-def test_a_script_that_hangs_is_a_timeout() -> None:
+def test_a_script_that_hangs_is_a_timeout():
     hangs = Failed(message=TIMED_OUT, outcome="timeout")
     ran = Launcher()._alone(hangs, Run(shape=LARGE))
     assert isinstance(ran, Ran)
@@ -229,9 +219,7 @@ def test_a_script_that_hangs_is_a_timeout() -> None:
 # How a script that can't be measured ends
 
 
-def test_a_loop_without_optimizer_steps_says_what_it_got(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_loop_without_optimizer_steps_says_what_it_got(monkeypatch, capsys):
     """It is no failure, as the script that trains may have started it."""
 
     def train(loop: Loop, batches: Iterator[Any]) -> None:
@@ -253,9 +241,7 @@ def test_a_loop_without_optimizer_steps_says_what_it_got(
 
 
 @pytest.mark.parametrize("rank", [None, 1])
-def test_a_script_without_a_loader_says_what_it_imported(
-    rank: int | None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_script_without_a_loader_says_what_it_imported(rank, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "nvidia.dali", sys)
     monkeypatch.setattr(sys, "argv", ["work/train.py"])
     marked = ""
@@ -277,7 +263,7 @@ def lost(code: int, output: str) -> tuple[str, str | None]:
     return error.message, error.traceback
 
 
-def test_a_script_that_never_trains_shows_its_last_output() -> None:
+def test_a_script_that_never_trains_shows_its_last_output():
     assert lost(1, "usage: train.py --data FOLDER\n") == (
         "python train.py ended with exit code 1 before it trained",
         "usage: train.py --data FOLDER",
@@ -321,9 +307,7 @@ Root Cause (first observed failure):
     ],
     ids=["raised", "trained on nothing", "ended silently"],
 )
-def test_the_rank_that_ended_first_is_shown(
-    words: str, how: str, shown: str | None
-) -> None:
+def test_the_rank_that_ended_first_is_shown(words, how, shown):
     message, output = lost(1, words + REPORT)
     assert message == f"python train.py ended with exit code 1 before it trained: {how}"
     if shown is not None:
@@ -382,15 +366,13 @@ NOT_FINITE = [torch.nn.Parameter(torch.tensor([1.0, float("nan")]))]
         ),
     ],
 )
-def test_what_can_not_be_measured_is_refused(
-    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], message: str
-) -> None:
+def test_what_can_not_be_measured_is_refused(monkeypatch, asked, message):
     loop = MadeScript(monkeypatch, train_on_all, loader_of(Lengths())).measured()
     failed = prepared(monkeypatch, loop, **asked)
     assert isinstance(failed, Failed) and message in failed.message
 
 
-def test_ranks_that_learned_different_batches_are_refused() -> None:
+def test_ranks_that_learned_different_batches_are_refused():
     script = Script(
         batches=["x: [B, L, 16] float32"],
         loader="Lengths, 400 examples",
@@ -418,7 +400,7 @@ def test_ranks_that_learned_different_batches_are_refused() -> None:
 # Which loader, and what its batches are made of
 
 
-def test_of_several_loaders_one_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_loaders_one_is_chosen(monkeypatch):
     seen = []
 
     def train(loop: Loop, batches: Iterator[Any]) -> None:
@@ -454,12 +436,7 @@ def test_of_several_loaders_one_is_chosen(monkeypatch: pytest.MonkeyPatch) -> No
     ],
     ids=["examples", "a stream", "whole batches"],
 )
-def test_any_loader_can_be_learned_from(
-    monkeypatch: pytest.MonkeyPatch,
-    loader: DataLoader[Any],
-    name: str,
-    batch_size: int | None,
-) -> None:
+def test_any_loader_can_be_learned_from(monkeypatch, loader, name, batch_size):
     loop = MadeScript(monkeypatch, train_on_all, loader).measured()
     ready = prepared(monkeypatch, loop)
     assert isinstance(ready, Ready) and ready.device.script is not None
@@ -475,9 +452,7 @@ def test_any_loader_can_be_learned_from(
 
 
 @pytest.mark.parametrize(("seconds", "twins"), [(30.0, 3), (0.0, 1)])
-def test_rows_in_the_order_of_the_data_set_are_drawn(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, twins: int
-) -> None:
+def test_rows_in_the_order_of_the_data_set_are_drawn(monkeypatch, seconds, twins):
     """Where steps are slow, fewer batches are compared."""
     monkeypatch.setattr(answering, "_TWIN_SECONDS", seconds)
     written: list[Path | None] = []
@@ -499,9 +474,7 @@ def test_rows_in_the_order_of_the_data_set_are_drawn(
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_rows_in_another_order_are_found_by_the_data_sets_own(
-    monkeypatch: pytest.MonkeyPatch, known: bool
-) -> None:
+def test_rows_in_another_order_are_found_by_the_data_sets_own(monkeypatch, known):
     """Without numbers of its own, what its batches are made of is learned."""
     data: Any = Lengths()
     if not known:
@@ -526,9 +499,7 @@ def test_rows_in_another_order_are_found_by_the_data_sets_own(
     assert (len(learned), written) == (not known, [])
 
 
-def test_a_data_set_without_numbers_is_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_data_set_without_numbers_is_measured(monkeypatch, tmp_path):
     data: Any = [torch.ones(length, 16) for length in Lengths().lengths]
     loop = MadeScript(monkeypatch, train_on_all, loader_of(data)).measured()
     path = tmp_path / "lengths.parquet"

@@ -1,6 +1,5 @@
 """Tests of the recorder in a loop of one's own, in the real Lightning and Transformers, and in a made SpeechBrain."""
 
-from pathlib import Path
 from typing import Any
 
 import made_loops
@@ -12,7 +11,7 @@ from scripts.test_recording import lengths_in
 import batchtune
 
 
-def test_a_recorder_is_used_again_after_its_end(tmp_path: Path) -> None:
+def test_a_recorder_is_used_again_after_its_end(tmp_path):
     recorder = batchtune.Recorder(tmp_path)
     for _ in range(2):
         with recorder:
@@ -21,7 +20,7 @@ def test_a_recorder_is_used_again_after_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_trains_on_what_its_callback_records(tmp_path: Path) -> None:
+def test_lightning_trains_on_what_its_callback_records(tmp_path):
     from lightning.pytorch import LightningModule
     from lightning.pytorch import Trainer as LightningTrainer
 
@@ -58,9 +57,7 @@ def test_lightning_trains_on_what_its_callback_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_transformers_trains_on_what_its_callback_records(
-    tmp_path: Path, torchaudio_or_none: None
-) -> None:
+def test_transformers_trains_on_what_its_callback_records(tmp_path, torchaudio_or_none):
     from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
     from transformers import Trainer as TransformersTrainer
 
@@ -115,7 +112,7 @@ class Brain:
         return 0.5
 
 
-def test_a_brain_is_followed(tmp_path: Path) -> None:
+def test_a_brain_is_followed(tmp_path):
     brain = Brain()
     with batchtune.Recorder(tmp_path) as recorder:
         recorder.follow(brain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def drawn_of(name: str, seed: int) -> Drawn:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_drawn_batch_has_the_shapes_of_a_collated_one(name: str, seed: int) -> None:
+def test_a_drawn_batch_has_the_shapes_of_a_collated_one(name, seed):
     """Of the longest example, with the longest target, as equal examples would have them."""
     drawn = drawn_of(name, seed)
     assert drawn.packed == (name == "packed")
@@ -83,13 +83,13 @@ def test_a_drawn_batch_has_the_shapes_of_a_collated_one(name: str, seed: int) ->
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"graphs", "ragged", "packed"}))
-def test_a_twin_has_the_shapes_of_the_own_batch(name: str) -> None:
+def test_a_twin_has_the_shapes_of_the_own_batch(name):
     shape, own, made = next(drawn_of(name, 0).twins(5))
     assert shapes(own) == shapes(made)
     assert shape.batch_size == 5
 
 
-def test_lines_say_what_batches_are_made_of() -> None:
+def test_lines_say_what_batches_are_made_of():
     assert drawn_of("padded batch", 0).lines == (
         "id: [B] list",
         "sig.data: [B, L] float32",
@@ -107,7 +107,7 @@ def test_lines_say_what_batches_are_made_of() -> None:
     )
 
 
-def test_batches_may_be_padded_to_a_multiple() -> None:
+def test_batches_may_be_padded_to_a_multiple():
     examples = CASES["packed"].random(0)
     lengths = [len(one["input_ids"]) for one in examples]
     drawn = drawn_by(examples, to_multiple_of_8, lengths)
@@ -156,7 +156,7 @@ def numbers_of(drawn: Drawn, *shape: Any) -> list[int]:
     return numbers
 
 
-def test_the_longest_is_drawn_with_the_target_and_padding() -> None:
+def test_the_longest_is_drawn_with_the_target_and_padding():
     drawn = drawn_by(NUMBERED, pad_numbered, LENGTHS, TARGETS)
     longest = LENGTHS.index(300)
     within = [t for t, n in zip(TARGETS, LENGTHS, strict=True) if n <= 300]
@@ -170,7 +170,7 @@ def test_the_longest_is_drawn_with_the_target_and_padding() -> None:
     assert numbers_of(drawn, 1, 300, target) == [longest]
 
 
-def test_a_multiple_that_lengths_are_padded_to_stands_for_them() -> None:
+def test_a_multiple_that_lengths_are_padded_to_stands_for_them():
     lengths = [n for n in LENGTHS if n % 16 > 2]
     data = [torch.ones(n) for n in lengths]
     drawn = drawn_by(data, padded, lengths)
@@ -178,7 +178,7 @@ def test_a_multiple_that_lengths_are_padded_to_stands_for_them() -> None:
     assert drawn.make(BatchShape(4, 560)).shape == (4, max(lengths))
 
 
-def test_of_very_many_rows_the_next_longer_one_is_drawn() -> None:
+def test_of_very_many_rows_the_next_longer_one_is_drawn():
     drawn = Drawn([torch.ones(n) for n in LENGTHS], padded)
     rows = [row for row in rows_of(LENGTHS, None) if row.length % 16 > 2]
     known = {row.number for row in rows}
@@ -190,14 +190,14 @@ def test_of_very_many_rows_the_next_longer_one_is_drawn() -> None:
     assert drawn.make(BatchShape(4, 304)).shape == (4, 307)
 
 
-def test_without_targets_in_the_manifest_measured_ones_count() -> None:
+def test_without_targets_in_the_manifest_measured_ones_count():
     drawn = drawn_by(NUMBERED, pad_numbered, LENGTHS, length_key="x")
     measured = [TARGETS[i] for i in drawn.indices if LENGTHS[i] <= 300]
     *_, last = numbers_of(drawn, 4, 300)
     assert TARGETS[last] == max(measured)
 
 
-def test_the_manifest_may_hold_the_other_length() -> None:
+def test_the_manifest_may_hold_the_other_length():
     """Of an encoder-decoder whose targets are longer than its inputs."""
     inputs = [n // 2 for n in TARGETS]
     drawn = drawn_by(Numbered(inputs, LENGTHS), pad_numbered, inputs, LENGTHS)
@@ -205,12 +205,12 @@ def test_the_manifest_may_hold_the_other_length() -> None:
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS[1:] + LENGTHS[:1], LENGTHS[:100]])
-def test_a_manifest_in_another_order_is_noticed(lengths: list[int]) -> None:
+def test_a_manifest_in_another_order_is_noticed(lengths):
     drawn = Drawn(NUMBERED, pad_numbered)
     assert not drawn.follows(rows_of(lengths, None), 1.0, {})
 
 
-def test_numbers_that_belong_together_stay_so() -> None:
+def test_numbers_that_belong_together_stay_so():
     """As the durations of phonemes, which add up to the frames."""
     data = [
         {"durations": RANDOM.integers(1, 9, count)}
@@ -232,7 +232,7 @@ def test_numbers_that_belong_together_stay_so() -> None:
 # Of the scripts that could not be tuned
 
 
-def test_a_mask_that_is_true_at_padding_is_no_length() -> None:
+def test_a_mask_that_is_true_at_padding_is_no_length():
     def collate(examples: list[Any]) -> Any:
         x = padded(examples)
         return x, x.eq(0)
@@ -244,7 +244,7 @@ def test_a_mask_that_is_true_at_padding_is_no_length() -> None:
     assert x.shape == (6, 300) and mask.any()
 
 
-def test_targets_that_only_collating_knows_are_drawn() -> None:
+def test_targets_that_only_collating_knows_are_drawn():
     def tokenizing(examples: list[Any]) -> dict[str, Any]:
         ids = [torch.zeros(len(example["text"])) for example in examples]
         sig = [example["sig"] for example in examples]
@@ -261,7 +261,7 @@ def test_targets_that_only_collating_knows_are_drawn() -> None:
     assert batch["ids"].shape == (3, max(targets[:21]))
 
 
-def test_any_hop_of_a_spectrogram_is_found() -> None:
+def test_any_hop_of_a_spectrogram_is_found():
     seconds = RANDOM.uniform(1, 10, 300).round(3).tolist()
     frames = [int(one * 24000) // 256 + 1 for one in seconds]
     data = [torch.zeros(count, 20) for count in frames]
@@ -272,7 +272,7 @@ def test_any_hop_of_a_spectrogram_is_found() -> None:
     assert drawn.make(BatchShape(4, longest)).shape == (4, max(frames), 20)
 
 
-def test_a_chat_model_gets_padding_to_mask() -> None:
+def test_a_chat_model_gets_padding_to_mask():
     """A Hugging Face model makes its mask only where something is padded."""
     chats = [{"input_ids": [5] * length} for length in LENGTHS]
 
@@ -290,7 +290,7 @@ def test_a_chat_model_gets_padding_to_mask() -> None:
 # What examples show
 
 
-def test_collating_may_change_examples_in_place() -> None:
+def test_collating_may_change_examples_in_place():
     def extending(examples: list[Any]) -> Any:
         for example in examples:
             example["turns"][0].append(1)
@@ -304,7 +304,7 @@ def test_collating_may_change_examples_in_place() -> None:
     assert examples[0] == {"ids": [1] * 5, "turns": [[1], [2]]}
 
 
-def test_examples_are_released() -> None:
+def test_examples_are_released():
     class Samples(np.ndarray[Any, Any]):
         """An array that can be referred to weakly."""
 
@@ -340,13 +340,13 @@ def varied(seed: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_target_that_follows_the_length_is_none() -> None:
+def test_a_target_that_follows_the_length_is_none():
     examples = [speech(8 * n, n) for n in range(100, 150)]
     assert Drawn(examples, pads).targets is None
     assert Drawn(examples, pads, target_key="tokens").targets is None
 
 
-def test_keys_say_which_leaf_is_the_length() -> None:
+def test_keys_say_which_leaf_is_the_length():
     examples = varied()
     tokens = [len(example["tokens"]) for example in examples]
     assert Drawn(examples, pads).targets == tokens
@@ -364,7 +364,7 @@ def with_column(name: str, item: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_words_of_a_transcript_are_no_length() -> None:
+def test_words_of_a_transcript_are_no_length():
     examples = with_column("words", "word")
     assert Drawn(examples, pads).targets is not None
 
@@ -396,17 +396,12 @@ SAME_SIGNAL = [speech(16, n, duration=np.ones(1)) for n in range(10, 60)]
     ],
     ids=["coarser", "no length", "cropped", "failing"],
 )
-def test_what_examples_do_not_tell_is_unclear(
-    examples: list[Any],
-    collate: Callable[[list[Any]], Any],
-    length_key: str | None,
-    message: str,
-) -> None:
+def test_what_examples_do_not_tell_is_unclear(examples, collate, length_key, message):
     with pytest.raises(Unclear, match=message):
         Drawn(examples, collate, length_key=length_key)
 
 
-def test_a_third_length_needs_a_key() -> None:
+def test_a_third_length_needs_a_key():
     def pads_all(examples: list[Any]) -> dict[str, Any]:
         return {**pads(examples), "notes": padded([one["notes"] for one in examples])}
 
@@ -415,6 +410,6 @@ def test_a_third_length_needs_a_key() -> None:
     assert "--length-key" in str(raised.value.hint)
 
 
-def test_a_key_of_a_leaf_that_varies_is_taken() -> None:
+def test_a_key_of_a_leaf_that_varies_is_taken():
     drawn = Drawn(SAME_SIGNAL, pads, length_key="duration")
     assert drawn.lengths == list(range(10, 60))

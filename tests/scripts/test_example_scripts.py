@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,7 +76,7 @@ Batchtune = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(tmp_path_factory):
     """The environment of a script; an empty module takes torchaudio's place where that does not load."""
     imported = subprocess.run(
         [sys.executable, "-c", "import torchaudio"], capture_output=True, check=False
@@ -90,7 +90,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def examples_stay_as_they_are() -> Iterator[None]:
+def examples_stay_as_they_are():
     before = digests()
     yield
     assert digests() == before
@@ -108,7 +108,7 @@ def command_of(name: str) -> list[str]:
 
 
 @pytest.fixture
-def batchtune(tmp_path: Path, environment: dict[str, str]) -> Batchtune:
+def batchtune(tmp_path, environment):
     """`batchtune("tune", ...)` in an empty folder."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -120,7 +120,7 @@ def batchtune(tmp_path: Path, environment: dict[str, str]) -> Batchtune:
 
 
 @pytest.mark.process
-def test_the_manifests_are_those_that_are_made(tmp_path: Path) -> None:
+def test_the_manifests_are_those_that_are_made(tmp_path):
     made = tmp_path / "scripts"
     made.mkdir()
     for path in (
@@ -157,9 +157,7 @@ def assert_shown_in_readme(script: Script) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # each trial that runs out of memory starts the script anew
 @pytest.mark.parametrize("name", TUNED)
-def test_it_is_probed_run_and_recorded_as_it_is(
-    name: str, tmp_path: Path, batchtune: Batchtune
-) -> None:
+def test_it_is_probed_run_and_recorded_as_it_is(name, tmp_path, batchtune):
     """`tune` would prove the table, too: test_a_script_is_tuned_run_recorded_and_reported."""
     tuned = TUNED[name]
     manifest, *options = tuned.source
@@ -181,9 +179,7 @@ def test_it_is_probed_run_and_recorded_as_it_is(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_script_is_tuned_run_recorded_and_reported(
-    tmp_path: Path, batchtune: Batchtune
-) -> None:
+def test_a_script_is_tuned_run_recorded_and_reported(tmp_path, batchtune):
     """The commands of the examples' README, without a manifest."""
     for name in ("plain.py", "speech_train.csv", "speech_valid.csv"):
         (tmp_path / name).write_bytes((EXAMPLES / name).read_bytes())
@@ -228,14 +224,8 @@ def test_a_script_is_tuned_run_recorded_and_reported(
     ids=["lightning's own ranks", "wav2vec2"],
 )
 def test_it_is_probed_as_it_is(
-    tmp_path: Path,
-    batchtune: Batchtune,
-    command: list[str],
-    memory: str,
-    per_unit: int,
-    look_ahead: int,
-    ranks: int,
-) -> None:
+    tmp_path, batchtune, command, memory, per_unit, look_ahead, ranks
+):
     """Ranks are tuned and verified in test_script_ranks.py; `run` hands wav2vec2's Trainer its batches as llama's."""
     script, *options = command
     words = ["probe-oom", str(EXAMPLES / "speech_train.csv"), "--target-key=text"]

@@ -43,7 +43,7 @@ def supervise_script(variant: str) -> Supervisor:
 
 
 @pytest.fixture(autouse=True)
-def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(tmp_path, monkeypatch):
     (tmp_path / "model.pt").write_text("an earlier training's")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("batchtune.probe.supervisor.Nursery", lambda *_: OF_SCRIPTS)
@@ -51,9 +51,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.process
-def test_a_script_trains_on_the_wanted_shapes_until_it_fails(
-    working_folder: Path,
-) -> None:
+def test_a_script_trains_on_the_wanted_shapes_until_it_fails(working_folder):
     notes: list[str] = []
     supervisor = supervise_script("oom")
     supervisor._note = notes.append
@@ -80,7 +78,7 @@ def test_a_script_trains_on_the_wanted_shapes_until_it_fails(
 
 
 @pytest.mark.slow
-def test_a_script_that_packs_trains_on_rows_of_sequences() -> None:
+def test_a_script_that_packs_trains_on_rows_of_sequences():
     """Its loader spawns its worker, which must not be measured in the script's place."""
     notes: list[str] = []
     supervisor = supervise_script("packed")
@@ -107,7 +105,7 @@ def test_a_script_that_packs_trains_on_rows_of_sequences() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_oom_is_known_that_mp_spawn_catches(ranks: int) -> None:
+def test_an_oom_is_known_that_mp_spawn_catches(ranks):
     script = str(SCRIPT.with_name("spawning_script.py"))
     with supervise(sys.executable, script, "oom", str(ranks)) as supervisor:
         supervisor.start()
@@ -121,7 +119,7 @@ def test_an_oom_is_known_that_mp_spawn_catches(ranks: int) -> None:
 
 
 @pytest.mark.slow
-def test_an_oom_swallowed_after_the_first_step_is_known() -> None:
+def test_an_oom_swallowed_after_the_first_step_is_known():
     with supervise_script("swallowed") as supervisor:
         supervisor.start()
         failed, after = (
@@ -133,7 +131,7 @@ def test_an_oom_swallowed_after_the_first_step_is_known() -> None:
 
 
 @pytest.mark.slow
-def test_after_a_script_was_killed_it_starts_anew() -> None:
+def test_after_a_script_was_killed_it_starts_anew():
     with supervise_script("killed") as supervisor:
         supervisor.start()
         before, failed, after = (
@@ -146,7 +144,7 @@ def test_after_a_script_was_killed_it_starts_anew() -> None:
 
 
 @pytest.mark.slow
-def test_a_script_without_a_loader_ends_after_a_few_steps() -> None:
+def test_a_script_without_a_loader_ends_after_a_few_steps():
     program = (
         "import torch\n"
         "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])\n"
@@ -162,7 +160,7 @@ def test_a_script_without_a_loader_ends_after_a_few_steps() -> None:
 
 
 @pytest.mark.process
-def test_a_script_that_ends_before_it_trains_says_why() -> None:
+def test_a_script_that_ends_before_it_trains_says_why():
     program = "input('Go on? ')"  # it gets none
     message = "a script ended with exit code 1 before it trained"
     with (
@@ -174,7 +172,7 @@ def test_a_script_that_ends_before_it_trains_says_why() -> None:
 
 
 @pytest.mark.process
-def test_a_command_that_is_not_there_is_named() -> None:
+def test_a_command_that_is_not_there_is_named():
     with (
         supervise("no-such-program") as supervisor,
         pytest.raises(WorkloadError, match="no-such-program can't be started"),
@@ -182,7 +180,7 @@ def test_a_command_that_is_not_there_is_named() -> None:
         supervisor.start()
 
 
-def test_lengths_are_sent_in_ascending_order() -> None:
+def test_lengths_are_sent_in_ascending_order():
     with supervise("a", "script") as supervisor:
         request = supervisor._script()
     assert request is not None

@@ -12,9 +12,7 @@ from batchtune.scripts.feeding import Feed, Loop
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 @pytest.mark.parametrize("look_ahead", [0, 1, 4])
-def test_a_measured_step_trains_on_what_was_asked_for(
-    accumulation: int, look_ahead: int
-) -> None:
+def test_a_measured_step_trains_on_what_was_asked_for(accumulation, look_ahead):
     loop = Loop()
     loop.batches_before_forward = 1 + look_ahead
     training = Training(loop, accumulation, look_ahead)
@@ -29,7 +27,7 @@ def test_a_measured_step_trains_on_what_was_asked_for(
             assert training.steps[before:] == [[(size, int(length))] * accumulation]
 
 
-def test_an_error_of_the_loop_is_raised_in_the_step() -> None:
+def test_an_error_of_the_loop_is_raised_in_the_step():
     loop = Loop()
 
     def train() -> None:
@@ -42,7 +40,7 @@ def test_an_error_of_the_loop_is_raised_in_the_step() -> None:
         loop.train(lambda: "own")
 
 
-def test_a_loop_without_an_optimizer_step_is_no_training() -> None:
+def test_a_loop_without_an_optimizer_step_is_no_training():
     loop = Loop()
 
     def go_on() -> None:
@@ -54,7 +52,7 @@ def test_a_loop_without_an_optimizer_step_is_no_training() -> None:
         loop.train(lambda: "own")
 
 
-def test_other_iterators_deliver_their_own_batches() -> None:
+def test_other_iterators_deliver_their_own_batches():
     class Loader:
         dataset = [0] * 3
 

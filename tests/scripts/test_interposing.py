@@ -33,13 +33,13 @@ def ran(code: str, folder: Path, *options: str, variable: str | None) -> str:
 
 
 @pytest.mark.process
-def test_without_the_variable_nothing_is_patched(tmp_path: Path) -> None:
+def test_without_the_variable_nothing_is_patched(tmp_path):
     code = "import sys; print([name for name in sys.modules if 'batchtune' in name])"
     assert ran(code, tmp_path, variable=None) == "the user's own\n[]\n"
 
 
 @pytest.mark.process
-def test_a_python_without_batchtune_runs_as_ever(tmp_path: Path) -> None:
+def test_a_python_without_batchtune_runs_as_ever(tmp_path):
     """`-S` leaves out the folder with packages; torch alone is a reason to say so."""
     bare = "import sys, sitecustomize; print(1)"
     said = ran(bare, tmp_path, "-S", variable='{"mode": "record"}')

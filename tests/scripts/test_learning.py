@@ -61,16 +61,16 @@ def check_seed(seed: int) -> int:
     return understood
 
 
-def test_made_batches_equal_collated_ones() -> None:
+def test_made_batches_equal_collated_ones():
     assert sum(map(check_seed, range(3))) >= 18
 
 
 @pytest.mark.slow
-def test_made_batches_equal_collated_ones_for_many_seeds() -> None:
+def test_made_batches_equal_collated_ones_for_many_seeds():
     assert sum(map(check_seed, range(30))) >= 180
 
 
-def test_single_rows_and_few_batches_are_unclear() -> None:
+def test_single_rows_and_few_batches_are_unclear():
     rows = [{"x": torch.ones(1, n), "y": torch.ones(1, n)} for n in range(50, 56)]
     with pytest.raises(Unclear, match="every batch has 1 rows"):
         Learned.from_batches(rows)
@@ -78,7 +78,7 @@ def test_single_rows_and_few_batches_are_unclear() -> None:
         Learned.from_batches(rows[:5])
 
 
-def test_batches_of_one_size_are_understood_unless_doubtful() -> None:
+def test_batches_of_one_size_are_understood_unless_doubtful():
     torch.manual_seed(0)
     random = np.random.default_rng(0)
     sizes_seen = random.integers(50, 500, 6).tolist()
@@ -93,7 +93,7 @@ def test_batches_of_one_size_are_understood_unless_doubtful() -> None:
         Learned.from_batches([{**batch, "heads": 8} for batch in batches])
 
 
-def test_a_size_that_may_follow_the_length_is_unclear() -> None:
+def test_a_size_that_may_follow_the_length_is_unclear():
     def batch(rows: int, length: int) -> dict[str, Any]:
         mask = torch.ones(rows, -(-length // 3))
         return {"x": torch.zeros(rows, length, 40), "mask": mask}
@@ -106,7 +106,7 @@ def test_a_size_that_may_follow_the_length_is_unclear() -> None:
     assert sizes(learned.sized(Axes(2, 99))["mask"]) == (2, 33)
 
 
-def test_a_batch_size_key_settles_a_tie() -> None:
+def test_a_batch_size_key_settles_a_tie():
     def make(rows: int, columns: int) -> dict[str, Any]:
         return {"x": torch.rand(rows, columns), "order": torch.ones(columns)}
 
@@ -120,7 +120,7 @@ def test_a_batch_size_key_settles_a_tie() -> None:
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("prompt", [0, 3])
-def test_made_rows_have_no_padding(left: bool, prompt: int) -> None:
+def test_made_rows_have_no_padding(left, prompt):
     def side(rows: list[Any], value: int) -> torch.Tensor:
         if not left:
             return padded(rows, value)
@@ -145,7 +145,7 @@ def test_made_rows_have_no_padding(left: bool, prompt: int) -> None:
     assert made["mask"].shape == (3, 100 - prompt)
 
 
-def test_lengths_of_batches_padded_to_a_multiple_are_whole() -> None:
+def test_lengths_of_batches_padded_to_a_multiple_are_whole():
     def make(rows: int, longest: int) -> dict[str, Any]:
         lengths = longest - torch.arange(rows)
         return {"x": torch.rand(rows, longest + -longest % 8), "lengths": lengths}
@@ -154,7 +154,7 @@ def test_lengths_of_batches_padded_to_a_multiple_are_whole() -> None:
     assert made["x"].shape == (3, 304) and made["lengths"].tolist() == [304] * 3
 
 
-def test_the_largest_of_few_tokens_is_no_length() -> None:
+def test_the_largest_of_few_tokens_is_no_length():
     """It fits 1/544·L+79, which is what a stride of 544 would make of an offset of 79."""
 
     def make(rows: int, columns: int) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def test_the_largest_of_few_tokens_is_no_length() -> None:
     assert learned.lines == ("x: [B, L] float32", "tokens: [B] int64")
 
 
-def test_numbers_of_speakers_are_no_lengths() -> None:
+def test_numbers_of_speakers_are_no_lengths():
     def make(rows: int, columns: int) -> dict[str, Any]:
         speakers = torch.randint(0, 40, (rows,))
         return {"x": torch.rand(rows, columns), "speakers": speakers}

@@ -65,7 +65,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_model_becomes_a_command(tmp_path: Path) -> None:
+def test_a_model_becomes_a_command(tmp_path):
     words = named_command(f"torch:{MODELS}:Tagger", "cross_entropy", ["dim=4"])
     assert words[3:] == [MODELS, "Tagger", "loss=cross_entropy", "dim=4"]
     words = named_command(f"transformers:{tmp_path}", "ctc", [])
@@ -74,12 +74,12 @@ def test_a_model_becomes_a_command(tmp_path: Path) -> None:
     assert words[3:] == [MODELS, "lit", "devices=1"]
 
 
-def test_a_speechbrain_script_gets_its_own_arguments() -> None:
+def test_a_speechbrain_script_gets_its_own_arguments():
     words = named_command(f"speechbrain:{MODELS}", MODELS, ["lr=0.1"])
     assert words[1:] == [MODELS, MODELS, "--lr=0.1"]
 
 
-def test_made_examples_count_as_the_manifest_does() -> None:
+def test_made_examples_count_as_the_manifest_does():
     made = {"per_unit": 1.0, "target_per_unit": 1.0}
     assert script_options("torch:a.py:b", {}, "tokens") == made
     given = {"per_unit": 100.0, "target_per_unit": 2.0}
@@ -90,7 +90,7 @@ def test_made_examples_count_as_the_manifest_does() -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch", "lightning", "transformers", "speechbrain"])
-def test_a_missing_file_is_named(kind: str) -> None:
+def test_a_missing_file_is_named(kind):
     with pytest.raises(UsageError, match="'org/model' does not exist"):
         named_command(f"{kind}:org/model", None, [])
     with pytest.raises(UsageError, match=r"'no.yaml' does not exist"):
@@ -105,9 +105,7 @@ def test_a_missing_file_is_named(kind: str) -> None:
         ("builtin:transformer-lm", "mse", "--loss is only for --workload torch:…"),
     ],
 )
-def test_a_flag_belongs_to_its_framework(
-    workload: str, loss: str | None, message: str
-) -> None:
+def test_a_flag_belongs_to_its_framework(workload, loss, message):
     options = WorkloadOptions(workload=workload, loss=loss)
     with pytest.raises(UsageError, match=message):
         options.asked(ManifestOptions(manifest=[]))
@@ -122,9 +120,7 @@ def test_a_flag_belongs_to_its_framework(
         ("Tagger", {"loss": "energy", "vocab": 50}),
     ],
 )
-def test_a_torch_model_trains(
-    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
-) -> None:
+def test_a_torch_model_trains(monkeypatch, name, options):
     monkeypatch.setattr(sys, "path", [*sys.path])
     train(MODELS, name, options)
 
@@ -137,12 +133,7 @@ def run(patch: pytest.MonkeyPatch, kind: str, *arguments: str) -> None:
 
 
 @pytest.fixture
-def made_model(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    torchaudio_or_none: None,
-    capsys: pytest.CaptureFixture[str],
-) -> TrainTask:
+def made_model(tmp_path, monkeypatch, torchaudio_or_none, capsys):
     """`made_model(task, *options)`: what transformers' Trainer prints that trains a model of a local config."""
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
@@ -160,7 +151,7 @@ def made_model(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("task", get_args(Task))
-def test_a_model_of_transformers_trains(made_model: TrainTask, task: str) -> None:
+def test_a_model_of_transformers_trains(made_model, task):
     assert "train_loss" in made_model(task, "max_steps=2", "length=50")
 
 
@@ -172,7 +163,7 @@ def test_a_model_of_transformers_trains(made_model: TrainTask, task: str) -> Non
         ("speech-seq2seq", "labels: [B, L] int64"),
     ],
 )
-def test_made_examples_show_their_axes(task: str, line: str) -> None:
+def test_made_examples_show_their_axes(task, line):
     pytest.importorskip("transformers")
     from batchtune.scripts.named.transformers_script import make
 
@@ -186,15 +177,13 @@ def test_made_examples_show_their_axes(task: str, line: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft")
-def test_lora_trains_adapters(made_model: TrainTask) -> None:
+def test_lora_trains_adapters(made_model):
     options = ["lora=2", "gradient_checkpointing=true", "max_steps=1"]
     assert "train_loss" in made_model("causal-lm", *options)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_lightning_module_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lightning_module_trains(tmp_path, monkeypatch, caplog):
     pytest.importorskip("lightning")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -203,7 +192,7 @@ def test_a_lightning_module_trains(
 
 
 @pytest.mark.slow
-def test_a_named_model_is_probed(tmp_path: Path) -> None:
+def test_a_named_model_is_probed(tmp_path):
     lengths = [10 + number % 90 for number in range(4000)]
     manifest = write_lengths(tmp_path / "lengths.csv", lengths, "num_tokens")
     words = ["probe-oom", str(manifest), "--workload", f"torch:{MODELS}:Tagger"]

@@ -59,7 +59,7 @@ def own_batches(
     return counted(path / "own.npz", lengths, ranks)
 
 
-def test_the_batches_of_a_sampler_are_counted(tmp_path: Path) -> None:
+def test_the_batches_of_a_sampler_are_counted(tmp_path):
     sampler = Buckets()
     own = own_batches(tmp_path, sampler, targets=TARGETS)
     assert own is not None
@@ -79,7 +79,7 @@ class Shards(DistributedSampler[Any]):
         super().__init__(Unread(), 2, rank)  # type: ignore[arg-type]
 
 
-def test_the_batches_of_one_rank_stand_for_all(tmp_path: Path) -> None:
+def test_the_batches_of_one_rank_stand_for_all(tmp_path):
     own = own_batches(tmp_path, BatchSampler(Shards(0), 10, False), ranks=2)
     assert own is not None
     assert (own.batches, own.ranks) == (40, 2)
@@ -88,9 +88,7 @@ def test_the_batches_of_one_rank_stand_for_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_the_batches_of_a_rank_by_accelerate_are_counted(
-    tmp_path: Path, split: bool
-) -> None:
+def test_the_batches_of_a_rank_by_accelerate_are_counted(tmp_path, split):
     shards = pytest.importorskip("accelerate.data_loader")
     whole = BatchSampler(RandomSampler(Unread()), 8, drop_last=False)  # type: ignore[arg-type]
     shard = shards.BatchSamplerShard(whole, 2, 0, split_batches=split)
@@ -118,14 +116,12 @@ class Wrong:
     ],
     ids=["no indices", "a part", "endless", "none", "an error"],
 )
-def test_other_batches_are_not_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any
-) -> None:
+def test_other_batches_are_not_counted(tmp_path, monkeypatch, batches):
     monkeypatch.setattr(script_loaders, "_COUNTING_SECONDS", 0.2)
     assert own_batches(tmp_path, Wrong(batches)) is None
 
 
-def test_they_are_the_current_row_of_a_sweep(tmp_path: Path) -> None:
+def test_they_are_the_current_row_of_a_sweep(tmp_path):
     sampler = Buckets()
     own = own_batches(tmp_path, sampler)
     script = Script(
@@ -161,7 +157,7 @@ def test_they_are_the_current_row_of_a_sweep(tmp_path: Path) -> None:
     assert settings["describe"] == "batches by Buckets, counted over an epoch"
 
 
-def test_a_tensor_is_an_index_too(tmp_path: Path) -> None:
+def test_a_tensor_is_an_index_too(tmp_path):
     batches = [[torch.tensor(first), first + 1] for first in range(0, 400, 2)]
     own = own_batches(tmp_path, Wrong(batches))
     assert own is not None and own.batches == 200

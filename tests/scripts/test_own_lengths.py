@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,12 +33,12 @@ def columns(**attributes: Any) -> dict[str, list[Any]]:
     return held
 
 
-def test_an_attribute_with_a_number_for_each_example_counts() -> None:
+def test_an_attribute_with_a_number_for_each_example_counts():
     assert columns(lengths=[3, 1, 2]) == {"length": [3, 1, 2]}
     assert columns(durations=[0.5, 1.5, 1.0]) == {"duration": [0.5, 1.5, 1.0]}
 
 
-def test_the_numbers_of_rows_count_also_as_texts() -> None:
+def test_the_numbers_of_rows_count_also_as_texts():
     rows = [
         {"ID": f"a{index}", "duration": f"{index + 1}.5", "frames": 10 * index}
         for index in range(3)
@@ -48,7 +47,7 @@ def test_the_numbers_of_rows_count_also_as_texts() -> None:
     assert columns(rows=rows) == expected
 
 
-def test_the_tokens_of_a_hugging_face_data_set_are_counted() -> None:
+def test_the_tokens_of_a_hugging_face_data_set_are_counted():
     datasets = pytest.importorskip("datasets")
     rows = {"input_ids": [[1, 2, 3], [1]], "attention_mask": [[1, 1, 1], [1]]}
     data = datasets.Dataset.from_dict(rows)
@@ -64,9 +63,7 @@ def test_the_tokens_of_a_hugging_face_data_set_are_counted() -> None:
         {"rows": [{"text": "a"}, {"text": "1"}, {"text": None}]},
     ],
 )
-def test_without_numbers_for_each_example_it_is_an_error(
-    attributes: dict[str, Any],
-) -> None:
+def test_without_numbers_for_each_example_it_is_an_error(attributes):
     with pytest.raises(WorkloadError, match="the lengths are unknown"):
         columns(**attributes)
 
@@ -81,7 +78,7 @@ def measured(data: Any, collate: Any, seconds: float = 60.0) -> pyarrow.Table:
     return table.drop_columns("row")
 
 
-def test_targets_that_are_longer_than_inputs_are_targets() -> None:
+def test_targets_that_are_longer_than_inputs_are_targets():
     """Of an encoder-decoder on a Hugging Face data set."""
     datasets = pytest.importorskip("datasets")
     made = random.Random(0)
@@ -104,9 +101,7 @@ def test_targets_that_are_longer_than_inputs_are_targets() -> None:
 
 
 @pytest.mark.parametrize("kind", ["token lists", "texts"])
-def test_examples_are_measured_if_the_data_set_holds_no_numbers(
-    kind: str, tmp_path: Path
-) -> None:
+def test_examples_are_measured_if_the_data_set_holds_no_numbers(kind, tmp_path):
     lengths = [3 + 37 * number % 331 for number in range(300)]
     rows: list[Any] = [[5] * length for length in lengths]
     collate = padded
@@ -123,7 +118,7 @@ def test_examples_are_measured_if_the_data_set_holds_no_numbers(
     assert read.unit == "tokens"
 
 
-def test_the_column_is_used_that_the_examples_follow(tmp_path: Path) -> None:
+def test_the_column_is_used_that_the_examples_follow(tmp_path):
     class Speech(Examples):
         def __init__(self) -> None:
             self.rows = [
@@ -144,7 +139,7 @@ def test_the_column_is_used_that_the_examples_follow(tmp_path: Path) -> None:
     assert read.unit == "s" and read.longest == 8.7
 
 
-def test_numbers_that_are_no_lengths_are_none() -> None:
+def test_numbers_that_are_no_lengths_are_none():
     class Spoken(Examples):
         def __init__(self) -> None:
             self.rows = [
@@ -161,14 +156,14 @@ def test_numbers_that_are_no_lengths_are_none() -> None:
     assert table["length"] == [9 + n % 50 for n in range(90)]
 
 
-def test_too_many_examples_to_measure_are_an_error() -> None:
+def test_too_many_examples_to_measure_are_an_error():
     rows = [[5] * (3 + number) for number in range(300)]
     with pytest.raises(WorkloadError, match="to read all 300 examples would take"):
         measured(rows, padded, seconds=1e-6)
 
 
 @pytest.mark.parametrize("count", [400, 60_000])
-def test_rows_are_found_by_lengths_in_another_order(count: int) -> None:
+def test_rows_are_found_by_lengths_in_another_order(count):
     """A manifest may have rounded them, and of very many some are compared."""
     seconds = np.random.default_rng(3).uniform(1, 30, count)
     targets = np.arange(count) % 90 + 1

@@ -131,9 +131,7 @@ def drawn_of(collate: Collate, data: list[dict[str, Any]] | None = None) -> Draw
 
 
 @pytest.mark.parametrize("packs", [*FLATTENING, *OTHERS])
-def test_any_row_is_made_as_a_collate_function_packs_it(
-    packs: dict[str, bool] | Collate,
-) -> None:
+def test_any_row_is_made_as_a_collate_function_packs_it(packs):
     collate = flattening(**packs) if isinstance(packs, dict) else packs
     data = examples(count=200)
     drawn = drawn_of(collate, data)
@@ -143,13 +141,13 @@ def test_any_row_is_made_as_a_collate_function_packs_it(
     assert same(drawn.make(BatchShape.packed(row)), collate(of_lengths(row)))
 
 
-def test_a_sequence_that_is_lacking_is_the_next_longer_one() -> None:
+def test_a_sequence_that_is_lacking_is_the_next_longer_one():
     drawn = drawn_of(packed, of_lengths((100, 40, 20) * 9))
     made = drawn.make(BatchShape.packed([100, 30, 3]))
     assert packed_row(made).tolist() == [100, 40, 20]
 
 
-def test_lines_show_sums() -> None:
+def test_lines_show_sums():
     assert drawn_of(packed).lines == (
         "input_ids: [1, ΣL] int64",
         "labels: [1, ΣL] int64",
@@ -161,7 +159,7 @@ def test_lines_show_sums() -> None:
     assert drawn_of(shifted).lines[0] == "x: [1, ΣL] int64"
 
 
-def test_a_batch_without_bounds_is_one_sequence() -> None:
+def test_a_batch_without_bounds_is_one_sequence():
     """To the model it is, so a made one is the same."""
 
     def concatenated(batch: list[Any]) -> Any:
@@ -172,7 +170,7 @@ def test_a_batch_without_bounds_is_one_sequence() -> None:
     assert len(drawn.make(BatchShape.packed([30, 9]))) == 39
 
 
-def test_padded_batches_without_a_batch_axis_are_not_packed() -> None:
+def test_padded_batches_without_a_batch_axis_are_not_packed():
     def flat(batch: list[Any]) -> Any:
         ids = padded(rows_of(batch))
         return {"ids": ids.flatten(), "rows": torch.zeros(len(ids))}
@@ -186,7 +184,7 @@ def test_padded_batches_without_a_batch_axis_are_not_packed() -> None:
 
 
 @pytest.mark.parametrize("collate", [packed, each_to_multiple_of_8])
-def test_whole_batches_that_are_packed_tell_their_rows(collate: Collate) -> None:
+def test_whole_batches_that_are_packed_tell_their_rows(collate):
     random = np.random.default_rng(0)
     data = examples()
     batches = []
@@ -201,7 +199,7 @@ def test_whole_batches_that_are_packed_tell_their_rows(collate: Collate) -> None
     assert learned.axes_of(made).row == row
 
 
-def test_examples_that_are_packed_already_are_refused() -> None:
+def test_examples_that_are_packed_already_are_refused():
     random = np.random.default_rng(0)
     rows = [random.integers(5, 99, count).tolist() for count in (1, 2, 3, 4) * 9]
     as_trl = [{"input_ids": [1] * sum(row), "seq_lengths": row} for row in rows]
@@ -229,5 +227,5 @@ def test_examples_that_are_packed_already_are_refused() -> None:
         {"x": [[1, 2], [3]], "y": ["a", "b"], "z": 3, "u": []},
     ],
 )
-def test_batches_that_are_not_packed_have_no_row(batch: dict[str, Any]) -> None:
+def test_batches_that_are_not_packed_have_no_row(batch):
     assert packed_row(batch) is None

@@ -26,7 +26,7 @@ def found(sizes: NDArray[np.float64], lengths: NDArray[np.float64]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_samples_frames_and_rounded_manifests(seed: int) -> None:
+def test_samples_frames_and_rounded_manifests(seed):
     seconds = durations(seed)
     samples = np.round(seconds * 16000)
     assert found(samples, seconds) == 16000
@@ -38,21 +38,21 @@ def test_samples_frames_and_rounded_manifests(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_dense_tokens_are_one_to_one(seed: int) -> None:
+def test_dense_tokens_are_one_to_one(seed):
     random = np.random.default_rng(seed)
     tokens = random.lognormal(5.5, 0.8, 20000).clip(3, 5000).round()
     assert found(tokens, tokens) == 1
     assert found(2 * tokens, tokens) == 2
 
 
-def test_words_are_not_tokens() -> None:
+def test_words_are_not_tokens():
     words = np.random.default_rng(0).lognormal(3, 0.6, 20000).round() + 1
     with pytest.raises(Unclear, match="no common ratio fits") as raised:
         found(np.ceil(words * 1.37), words)
     assert "--per-unit" in str(raised.value.hint)
 
 
-def test_another_manifest_is_unclear_and_both_are_shown() -> None:
+def test_another_manifest_is_unclear_and_both_are_shown():
     seen = np.linspace(8000, 48000, 200).astype(int).tolist()
     lengths = np.linspace(0.7, 3.1, 37)
     message = (
@@ -62,16 +62,14 @@ def test_another_manifest_is_unclear_and_both_are_shown() -> None:
         units_per_length(seen, lengths, what="sig")
 
 
-def test_six_whole_batches_are_enough_for_samples() -> None:
+def test_six_whole_batches_are_enough_for_samples():
     seconds = np.sort(durations(0))
     seen = np.round(seconds[-600::100] * 16000).astype(int).tolist()
     assert units_per_length(seen, seconds, what="sig") == 16000
 
 
 @pytest.mark.parametrize(("per_unit", "offset"), [(1.0, 0), (1.0, 2), (100.0, 1)])
-def test_rows_in_order_tell_what_an_axis_has_in_addition(
-    per_unit: float, offset: int
-) -> None:
+def test_rows_in_order_tell_what_an_axis_has_in_addition(per_unit, offset):
     rows = (np.random.default_rng(0).integers(20, 400, 200) / per_unit).tolist()
     seen = [round(per_unit * length) + offset for length in rows]
     scale = scale_by_rows(seen, rows, digit_of(np.array(rows)), None)
@@ -79,14 +77,14 @@ def test_rows_in_order_tell_what_an_axis_has_in_addition(
     assert scale.size(rows[0]) == seen[0]
 
 
-def test_samples_are_found_though_the_manifest_is_rounded() -> None:
+def test_samples_are_found_though_the_manifest_is_rounded():
     seconds = durations(0)[:200]
     samples = np.round(seconds * 16000).astype(int).tolist()
     scale = scale_by_rows(samples, np.round(seconds, 2).tolist(), 0.01, None)
     assert scale is not None and scale.per_unit == 16000
 
 
-def test_a_given_ratio_that_the_rows_refute_is_an_error() -> None:
+def test_a_given_ratio_that_the_rows_refute_is_an_error():
     rows = np.random.default_rng(0).integers(20, 400, 200).tolist()
     with pytest.raises(Unclear, match=r"--per-unit 2 is wrong: .* it is 1"):
         scale_by_rows(rows, rows, 1.0, 2.0)

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Watched:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "training.jsonl"
 
 
@@ -50,9 +50,7 @@ LOOPS = [made_loops.plain, made_loops.one_ahead, made_loops.in_groups]
 @pytest.mark.parametrize("count", [1, 2, 8, 9])
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_recorded_are_the_batches_of_each_step(
-    loop: Callable[..., None], accumulate: int, count: int, path: Path
-) -> None:
+def test_recorded_are_the_batches_of_each_step(loop, accumulate, count, path):
     trainer = Trainer()
     with Recorder(path.parent) as recorder:
         for epoch in range(3):
@@ -63,16 +61,14 @@ def test_recorded_are_the_batches_of_each_step(
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_skipped_optimizer_steps_do_not_look_like_looking_ahead(
-    loop: Callable[..., None], path: Path
-) -> None:
+def test_skipped_optimizer_steps_do_not_look_like_looking_ahead(loop, path):
     trainer = Trainer(skipped_steps=2)
     with Recorder(path.parent) as recorder:
         loop(trainer, Watched(batches(8), recorder), 1)
     assert lengths_in(path) == trainer.steps
 
 
-def test_steps_after_the_first_have_a_time_and_a_peak(path: Path) -> None:
+def test_steps_after_the_first_have_a_time_and_a_peak(path):
     with Recorder(path.parent) as recorder:
         made_loops.plain(Trainer(), Watched(batches(5), recorder), 1)
     first, *others = steps_in(path)
@@ -80,7 +76,7 @@ def test_steps_after_the_first_have_a_time_and_a_peak(path: Path) -> None:
     assert all(step.seconds and step.peak_bytes for step in others)
 
 
-def test_an_oom_is_recorded_with_the_batch_that_failed(path: Path) -> None:
+def test_an_oom_is_recorded_with_the_batch_that_failed(path):
     trainer = Trainer()
     with pytest.raises(torch.OutOfMemoryError), Recorder(path.parent) as recorder:
         for number, batch in enumerate(
@@ -95,14 +91,14 @@ def test_an_oom_is_recorded_with_the_batch_that_failed(path: Path) -> None:
     assert [batch.length for batch in oom.batches] == [14]
 
 
-def test_another_error_is_no_oom(path: Path) -> None:
+def test_another_error_is_no_oom(path):
     with pytest.raises(ValueError, match="finite"), Recorder(path.parent) as recorder:
         made_loops.plain(Trainer(), Watched(batches(3), recorder), 1)
         raise ValueError("the loss is not finite")
     assert all(step.oom is None for step in steps_in(path))
 
 
-def test_batches_of_a_loader_without_steps_are_left_out(path: Path) -> None:
+def test_batches_of_a_loader_without_steps_are_left_out(path):
     trainer = Trainer()
     with Recorder(path.parent) as recorder:
         list(Watched(batches(5, 100), recorder))
@@ -153,7 +149,7 @@ OFFSETS = torch.tensor([0, 5, 35, 35], dtype=torch.int32)
         (torch.ones(0, 4), None),
     ],
 )
-def test_shapes_of_batches(batch: Any, shape: BatchShape | None, path: Path) -> None:
+def test_shapes_of_batches(batch, shape, path):
     assert shapes_of(batch, path) == ([] if shape is None else [shape])
 
 
@@ -164,14 +160,12 @@ def shapes_of(batch: Any, path: Path, axis: int = 1) -> list[BatchShape]:
     return [batch for step in steps_in(path) for batch in step.batches]
 
 
-def test_the_axis_of_the_length_can_be_another(path: Path) -> None:
+def test_the_axis_of_the_length_can_be_another(path):
     batch = (torch.ones(3, 80, 200), torch.ones(3, 7))
     assert shapes_of(batch, path, axis=2) == [BatchShape(3, 200, 7)]
 
 
-def test_a_full_disk_ends_only_the_recording(
-    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
+def test_a_full_disk_ends_only_the_recording(path, capsys, monkeypatch):
     def full(file: int, data: bytes) -> int:
         raise OSError(28, os.strerror(28))
 
@@ -198,9 +192,7 @@ def logs(path: Path, patch: pytest.MonkeyPatch, port: str) -> Iterator[TrainingL
         yield log
 
 
-def test_ranks_share_a_recording_and_trainings_do_not(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_share_a_recording_and_trainings_do_not(path, monkeypatch):
     alone = TrainingLog(path)
     alone.open()
     together = [*logs(path, monkeypatch, "1"), *logs(path, monkeypatch, "2")]
@@ -215,9 +207,7 @@ def test_ranks_share_a_recording_and_trainings_do_not(
     assert lengths == [[1, 6], [2, 3], [4, 5]]
 
 
-def test_a_recorders_own_error_ends_only_the_recording(
-    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recorders_own_error_ends_only_the_recording(path, capsys, monkeypatch):
     def fail(*_: Any) -> None:
         raise RuntimeError("a bug")
 
@@ -233,9 +223,7 @@ def test_a_recorders_own_error_ends_only_the_recording(
 
 
 @pytest.mark.parametrize("damage", ["a pipe", "a damaged run.json"])
-def test_a_recording_that_cant_begin_leaves_the_training_alone(
-    damage: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_that_cant_begin_leaves_the_training_alone(damage, path, capsys):
     if damage == "a pipe":
         os.mkfifo(path)
     else:
@@ -246,9 +234,7 @@ def test_a_recording_that_cant_begin_leaves_the_training_alone(
     assert "Warning: batchtune records nothing" in capsys.readouterr().err
 
 
-def test_a_run_is_read_with_little_memory(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_read_with_little_memory(path, monkeypatch):
     """As under `ulimit -d`: what is asked for is allocated at once."""
     path.with_name("run.json").write_text("[")
     tracemalloc.start()
@@ -284,7 +270,7 @@ def script(folder: Path, end: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_end_of_the_process_is_recorded(tmp_path: Path) -> None:
+def test_the_end_of_the_process_is_recorded(tmp_path):
     # A child that trains to its end, then its parent, which fails.
     end = """
 import os
@@ -306,7 +292,7 @@ if child:
 
 
 @pytest.mark.process
-def test_every_line_parses_after_a_kill(tmp_path: Path) -> None:
+def test_every_line_parses_after_a_kill(tmp_path):
     # The last step is written with the next one.
     end = "train(100, 3)\nprint('trained', flush=True)\ntrain(100, 100_000)\n"
     program = [sys.executable, "-c", script(tmp_path, end)]
@@ -317,9 +303,7 @@ def test_every_line_parses_after_a_kill(tmp_path: Path) -> None:
     assert len(steps_in(tmp_path / "training.jsonl")) >= 200
 
 
-def test_rows_on_a_gpu_are_left_out_and_counted(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_on_a_gpu_are_left_out_and_counted(path, capsys):
     trainer = Trainer()
     # As on a GPU, nothing can be read from there at once.
     batch = {"x": torch.ones(1, 35), "position_ids": torch.ones(1, 35, device="meta")}

@@ -20,7 +20,7 @@ SIZES: dict[str, Callable[[int], int]] = {
 
 
 @pytest.mark.parametrize("word", SIZES)
-def test_plain_relations_are_found_exactly(word: str) -> None:
+def test_plain_relations_are_found_exactly(word):
     random = np.random.default_rng(0)
     base = random.integers(50, 900, 100).astype(float)
     seen = np.array([SIZES[word](int(length)) for length in base], float)
@@ -36,13 +36,13 @@ def test_plain_relations_are_found_exactly(word: str) -> None:
         assert longest >= length
 
 
-def test_sizes_that_are_even_by_chance_are_no_multiples() -> None:
+def test_sizes_that_are_even_by_chance_are_no_multiples():
     base = np.array([400, 408, 416, 433, 450, 467], float)
     relation = fitted("L", base, base // 4)
     assert relation is not None and relation.at(Axes(1, 406)) == 101
 
 
-def test_two_roundings_that_both_fit_are_not_sure() -> None:
+def test_two_roundings_that_both_fit_are_not_sure():
     base = np.array([401, 437, 522, 643, 735, 866], float)
     relation = fitted("L", base, np.ceil(base / 4))
     assert relation is not None and not relation.sure

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from cli.conftest import run_here_in, write_lengths
-from made_once import MadeOnce
 from msgspec import structs
 from report_records import made_probe
 from torch.utils.data import (
@@ -54,7 +53,7 @@ Run = Callable[..., tuple[list[Line], str]]
 
 
 @pytest.fixture(scope="module")
-def folder(made_once: MadeOnce) -> Path:
+def folder(made_once):
     """A manifest and a run of it."""
 
     def make(folder: Path) -> None:
@@ -109,7 +108,7 @@ def recommended(
 
 
 @pytest.fixture
-def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(folder, capfd):
     """`run(command, *words)`: runs the script; the lines that it printed, and what batchtune and it said beside."""
 
     def run(
@@ -137,7 +136,7 @@ def batches(lines: list[Line], what: str, epoch: int, rank: int = 0) -> list[lis
 
 
 @pytest.mark.process
-def test_a_script_trains_on_the_recommended_batches(folder: Path, run: Run) -> None:
+def test_a_script_trains_on_the_recommended_batches(folder, run):
     lines, stderr = run([sys.executable], "--workers", "1")
     for epoch in range(2):
         assert batches(lines, "train", epoch) == recommended(folder, epoch)
@@ -152,9 +151,7 @@ def test_a_script_trains_on_the_recommended_batches(folder: Path, run: Run) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", [[], ["--accelerate"]], ids=["ddp", "accelerate"])
-def test_each_of_two_ranks_trains_on_its_batches(
-    folder: Path, run: Run, option: list[str]
-) -> None:
+def test_each_of_two_ranks_trains_on_its_batches(folder, run, option):
     if option:
         pytest.importorskip("accelerate")
     lines, stderr = run(TORCHRUN, *option)
@@ -171,9 +168,7 @@ def test_each_of_two_ranks_trains_on_its_batches(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", [[], ["--accelerate"]], ids=["ddp", "accelerate"])
-def test_two_ranks_keep_the_examples_of_each_step(
-    folder: Path, run: Run, option: list[str]
-) -> None:
+def test_two_ranks_keep_the_examples_of_each_step(folder, run, option):
     own = trained_by_itself(option)
     lines, stderr = run(TORCHRUN, *option, to="same-on-ranks")
     for epoch in range(2):
@@ -189,7 +184,7 @@ def test_two_ranks_keep_the_examples_of_each_step(
 
 
 @pytest.fixture
-def started(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+def started(folder, tmp_path, monkeypatch):
     """`started(run)`: the options of a script that was started with the batches of this run, in this process."""
     LENGTHS.tofile(tmp_path / LENGTHS_FILE)
 
@@ -218,9 +213,7 @@ def trained_on(loader: Any, options: dict[str, Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["batchtune-run", "packed"])
-def test_each_epoch_is_of_the_recommended_batches(
-    folder: Path, started: Started, name: str
-) -> None:
+def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
     options = started(name)
     data: Any = Rows(LENGTHS)
     loader = DataLoader(data, batch_size=4, collate_fn=pad)
@@ -233,9 +226,7 @@ def test_each_epoch_is_of_the_recommended_batches(
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_each_step_has_its_own_examples_in_other_micro_batches(
-    started: Started, ahead: int
-) -> None:
+def test_each_step_has_its_own_examples_in_other_micro_batches(started, ahead):
     """Also in a loop that fetches a batch ahead, as accelerate's loaders do."""
     options = started("same")
     data: Any = Rows(LENGTHS)
@@ -264,9 +255,7 @@ def test_each_step_has_its_own_examples_in_other_micro_batches(
     assert padded < 1.2 * 10 * LENGTHS.sum()
 
 
-def test_a_script_that_steps_otherwise_is_told_its_accumulation(
-    started: Started,
-) -> None:
+def test_a_script_that_steps_otherwise_is_told_its_accumulation(started):
     """A step of more batches, too, which may be without mixed precision's first steps."""
     data: Any = Rows(LENGTHS)
     loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=pad)
@@ -292,9 +281,7 @@ def test_a_script_that_steps_otherwise_is_told_its_accumulation(
     ],
     ids=["another number", "a stream"],
 )
-def test_a_script_that_can_t_be_given_batches_ends(
-    started: Started, loader: Any, reason: str, line: str
-) -> None:
+def test_a_script_that_can_t_be_given_batches_ends(started, loader, reason, line):
     with pytest.raises(SystemExit) as ended:
         trained_on(loader, started("batchtune-run"))
     said = str(ended.value)
@@ -303,7 +290,7 @@ def test_a_script_that_can_t_be_given_batches_ends(
 
 
 @pytest.mark.process
-def test_the_exit_code_is_the_command_s(folder: Path) -> None:
+def test_the_exit_code_is_the_command_s(folder):
     words = ["run", "train.csv", "--"]
     assert run_here_in(folder, *words, "sh", "-c", "exit 7").returncode == 7
     assert run_here_in(folder, *words, "sh", "-c", "kill -9 $$").returncode == 137
@@ -327,18 +314,14 @@ def test_the_exit_code_is_the_command_s(folder: Path) -> None:
         (["train.csv", "--run", "stream", "--", "true"], "BucketedStream.from_config"),
     ],
 )
-def test_bad_input_ends_before_the_command_starts(
-    folder: Path, words: list[str], message: str
-) -> None:
+def test_bad_input_ends_before_the_command_starts(folder, words, message):
     ran = run_here_in(folder, "run", *words)
     assert ran.returncode in (1, 2)
     assert message in ran.stderr
 
 
 @pytest.mark.process
-def test_without_a_manifest_the_lengths_of_the_run_folder_count(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_without_a_manifest_the_lengths_of_the_run_folder_count(folder, tmp_path):
     own = shutil.copytree(folder / "batchtune-run", tmp_path / "batchtune-run")
     scanned = run_here_in(folder, "scan", "train.csv", "-o", own / "lengths.parquet")
     assert scanned.returncode == 0, scanned.stderr
@@ -363,15 +346,8 @@ EXPANDABLE = "expandable_segments:True"
     ],
 )
 def test_a_script_runs_with_the_measured_allocator(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    measured: str | None,
-    user: dict[str, str],
-    expected: dict[str, str],
-    warns: bool,
-) -> None:
+    folder, tmp_path, monkeypatch, kind, measured, user, expected, warns
+):
     config = read_any_sampler_yaml(folder / "batchtune-run" / "sampler.yaml")
     evidence = structs.replace(config.evidence, allocator=measured)
     config = structs.replace(config, evidence=evidence)
@@ -417,13 +393,11 @@ def test_a_script_runs_with_the_measured_allocator(
     ],
     ids=["shuffled", "dealt", "in order", "subset", "sampler", "own", "none"],
 )
-def test_the_size_of_random_batches_is_known(
-    options: dict[str, Any], batch_size: int | None
-) -> None:
+def test_the_size_of_random_batches_is_known(options, batch_size):
     assert random_batch_size(loader_of(LENGTHS, **options)) == batch_size
 
 
-def test_accelerates_loader_shows_the_scripts_own() -> None:
+def test_accelerates_loader_shows_the_scripts_own():
     shards = pytest.importorskip("accelerate.data_loader")
     own = BatchSampler(RandomSampler(LENGTHS), 8, drop_last=False)
     shard = shards.BatchSamplerShard(own, num_processes=2, process_index=0)
@@ -433,7 +407,7 @@ def test_accelerates_loader_shows_the_scripts_own() -> None:
 
 
 @pytest.mark.slow
-def test_the_checks_hold_no_memory_of_the_script() -> None:
+def test_the_checks_hold_no_memory_of_the_script():
     """NumPy's correlations and fits set up BLAS, which holds 32 MiB from then on."""
     code = """
 import numpy, psutil, torch
@@ -458,7 +432,7 @@ print(psutil.Process().memory_info().data - held)
     assert int(ran.stdout) < 16 << 20
 
 
-def test_examples_in_another_order_are_noticed() -> None:
+def test_examples_in_another_order_are_noticed():
     shuffled = np.random.default_rng(0).permutation(LENGTHS)
     assert unsafe(loader_of(10 * LENGTHS + 2), LENGTHS) is None
     reason = unsafe(loader_of(10 * shuffled), LENGTHS)
@@ -471,9 +445,7 @@ def test_examples_in_another_order_are_noticed() -> None:
 @pytest.mark.parametrize(
     "beside", [lambda row: row, lambda row: 1.7e9 + 3 * row + row % 5]
 )
-def test_an_index_or_a_time_says_nothing_about_the_order(
-    beside: Callable[[int], float],
-) -> None:
+def test_an_index_or_a_time_says_nothing_about_the_order(beside):
     ascending = np.sort(LENGTHS)
     for stored, noticed in ((LENGTHS, True), (ascending, False)):
         examples = [
@@ -492,14 +464,12 @@ def test_an_index_or_a_time_says_nothing_about_the_order(
         (None, False),
     ],
 )
-def test_a_sampler_that_chooses_examples_is_noticed(
-    sampler: Any, chooses: bool
-) -> None:
+def test_a_sampler_that_chooses_examples_is_noticed(sampler, chooses):
     loader = loader_of(LENGTHS, sampler=sampler, batch_size=4)
     assert ("chooses among" in (unsafe(loader, LENGTHS) or "")) == chooses
 
 
-def test_other_loaders_are_not_the_training_loader() -> None:
+def test_other_loaders_are_not_the_training_loader():
     assert unlike(loader_of(LENGTHS), 60) is None
     assert unlike(loader_of(LENGTHS), 61) is not None
     whole = unlike(loader_of(LENGTHS, batch_size=None), 60)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,7 @@ def refuse(*_: Any, **__: Any) -> None:
 
 
 @pytest.fixture(params=["mounts", "user namespace", "landlock"])
-def protection(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
+def protection(request, monkeypatch):
     """The way in which scripts are kept from files, where this kernel has it."""
     kind: str = request.param
     enter = {
@@ -126,11 +123,8 @@ def state_of(root: Path, *, metadata: bool) -> dict[str, Any]:
     ids=["", "torch"],
 )
 def test_no_way_to_write_reaches_the_users_files(
-    protection: str,
-    options: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    protection, options, tmp_path, monkeypatch
+):
     layouts = make_layouts(tmp_path)
     assert len(layouts) == 8 and len(WAYS) == 39
     monkeypatch.chdir(tmp_path / "project")
@@ -161,9 +155,7 @@ pathlib.Path("/dev/shm", data.resolve().parent.name).touch()
 
 
 @pytest.mark.process
-def test_arguments_may_leave_the_folder(
-    protection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_may_leave_the_folder(protection, tmp_path, monkeypatch):
     """As in `cd sub; batchtune tune ../lengths.csv -- python ../train.py --data ../data`, started twice."""
     project = Path(tempfile.mkdtemp(dir=tmp_path))
     for folder in (project / "data", project / "sub", tmp_path / "cache"):
@@ -189,9 +181,7 @@ def test_arguments_may_leave_the_folder(
 
 
 @pytest.mark.process
-def test_a_script_is_refused_where_nothing_protects_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_is_refused_where_nothing_protects_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mounts, "enter", refuse)
     monkeypatch.setattr(landlock, "confine", refuse)
@@ -205,7 +195,7 @@ def test_a_script_is_refused_where_nothing_protects_files(
 
 
 @pytest.mark.process
-def test_a_python_that_a_scheduler_starts_elsewhere_is_confined(tmp_path: Path) -> None:
+def test_a_python_that_a_scheduler_starts_elsewhere_is_confined(tmp_path):
     outside = tmp_path / "outside"
     outside.touch()
     (tmp_path / "scratch").mkdir()
@@ -228,9 +218,7 @@ except PermissionError:
     assert (ran.stdout, ran.stderr) == ("kept\n", "")
 
 
-def test_what_runs_on_other_machines_is_confined_in_a_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_runs_on_other_machines_is_confined_in_a_copy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_NNODES", "2")
     with script_request(["srun", "python", "train.py"]) as script:
@@ -242,9 +230,7 @@ def test_what_runs_on_other_machines_is_confined_in_a_copy(
     assert [place.folder == tmp_path for place in places] == [True, False]
 
 
-def test_a_full_disk_is_said_to_be_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_to_be_full(tmp_path, monkeypatch):
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/last.pt")
 
@@ -264,13 +250,13 @@ def test_a_full_disk_is_said_to_be_full(
     assert "--scratch DIR" in (script_error("python train.py", lost).hint or "")
 
 
-def test_a_copy_in_the_folder_itself_ends(tmp_path: Path) -> None:
+def test_a_copy_in_the_folder_itself_ends(tmp_path):
     (tmp_path / "train.py").touch()
     copy = mirror(tmp_path, tmp_path / "copy")
     assert os.listdir(copy) == ["train.py"]
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed(tmp_path):
     stale = tmp_path / "batchtune-stale"
     unlisted = stale / "layers" / "work"
     unlisted.mkdir(parents=True)
@@ -285,7 +271,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [strange.name]
 
 
-def test_a_scratch_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_scratch_folder_that_is_not_there_is_named(tmp_path):
     with (
         pytest.raises(ResultError, match=r"missing can't be written: No such file"),
         script_request(["true"], str(tmp_path / "missing")),
@@ -293,7 +279,7 @@ def test_a_scratch_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_folders_of_data_are_linked_as_a_whole(tmp_path: Path) -> None:
+def test_folders_of_data_are_linked_as_a_whole(tmp_path):
     data = tmp_path / "project" / "clips"
     data.mkdir(parents=True)
     for number in range(1001):
@@ -302,9 +288,7 @@ def test_folders_of_data_are_linked_as_a_whole(tmp_path: Path) -> None:
     assert (copy / "clips").is_symlink()
 
 
-def test_of_very_many_files_the_lower_folders_are_linked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_very_many_files_the_lower_folders_are_linked(tmp_path, monkeypatch):
     monkeypatch.setattr(scratch, "_MOST_IN_ALL", 10)
     project = tmp_path / "project"
     for speaker in "abcdef":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +54,7 @@ def supervise(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def working_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("ranks"))
         patch.delenv("OMP_NUM_THREADS", raising=False)  # torchrun warns of that
@@ -64,7 +63,7 @@ def working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_process_outlives_its_test() -> Iterator[None]:
+def no_process_outlives_its_test():
     def started() -> set[int]:
         children = psutil.Process().children(recursive=True)
         return {child.pid for child in children} - OF_SCRIPTS.pids()
@@ -85,7 +84,7 @@ class Together(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def together(working_folder: None) -> Together:
+def together(working_folder):
     """A script with accelerate, which accumulates; rank 1 catches its OOM in too large a batch."""
     pytest.importorskip("accelerate")
     with supervise(*ACCELERATED, "caught") as supervisor:
@@ -115,7 +114,7 @@ def check_device(device: Device, look_ahead: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_all_ranks_train_on_the_shapes_that_are_asked_for(together: Together) -> None:
+def test_all_ranks_train_on_the_shapes_that_are_asked_for(together):
     small = together.small
     large = together.large
     assert (small.outcome, large.outcome) == ("ok", "ok")
@@ -127,7 +126,7 @@ def test_all_ranks_train_on_the_shapes_that_are_asked_for(together: Together) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_an_oom_that_one_rank_catches_is_that_of_all(together: Together) -> None:
+def test_an_oom_that_one_rank_catches_is_that_of_all(together):
     failed = together.failed
     assert (failed.outcome, failed.rank, failed.oom_ranks) == ("oom", 1, [1])
     caught = "rank 1: caught by the workload, and other ranks waited for that step: RuntimeError"
@@ -136,7 +135,7 @@ def test_an_oom_that_one_rank_catches_is_that_of_all(together: Together) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_one_rank_takes_what_each_of_two_does(together: Together) -> None:
+def test_one_rank_takes_what_each_of_two_does(together):
     """DDP's buckets are the same on one rank; only what gloo holds differs."""
     with supervise(*ACCELERATED, ranks=1) as supervisor:
         device = supervisor.start()
@@ -152,7 +151,7 @@ def test_one_rank_takes_what_each_of_two_does(together: Together) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_rank_that_hangs_says_where() -> None:
+def test_a_rank_that_hangs_says_where():
     """The loop is its own, with DistributedDataParallel and a loader with a worker."""
     words = [str(SCRIPT), "hangs", "--accumulate=2", "--workers=1"]
     with supervise(*words, timeout_seconds=8.0) as supervisor:
@@ -166,7 +165,7 @@ def test_a_rank_that_hangs_says_where() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_leaves_before_it_trains_says_so() -> None:
+def test_a_rank_that_leaves_before_it_trains_says_so():
     """The other one fails because of it, and says more."""
     with (
         supervise(str(SCRIPT), "ends") as supervisor,
@@ -178,7 +177,7 @@ def test_a_rank_that_leaves_before_it_trains_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_tells_how_a_silent_rank_has_ended() -> None:
+def test_torchrun_tells_how_a_silent_rank_has_ended():
     program = "test $RANK = 0 && exec sleep 100; exit 5"
     ended = "rank 1 ended first: its process ended with exit code 5"
     with (
@@ -188,7 +187,7 @@ def test_torchrun_tells_how_a_silent_rank_has_ended() -> None:
         supervisor.start()
 
 
-def test_torchruns_report_does_not_hide_a_script_s_last_words() -> None:
+def test_torchruns_report_does_not_hide_a_script_s_last_words():
     report = (
         "W1124 14:07:10.451000 26245 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 26319 "
         "closing signal SIGTERM\n"
@@ -199,7 +198,7 @@ def test_torchruns_report_does_not_hide_a_script_s_last_words() -> None:
     assert tail(report, lines=1) == "Traceback (most recent call last):"
 
 
-def test_torchruns_banner_is_none_of_a_script_s_words() -> None:
+def test_torchruns_banner_is_none_of_a_script_s_words():
     lines = ["*" * 41, "Setting OMP_NUM_THREADS environment variable", "*" * 41]
     logged = [
         f"W1124 14:07:08.451000 2624 torch/distributed/run.py:874] {line}\n"
@@ -214,7 +213,7 @@ def test_torchruns_banner_is_none_of_a_script_s_words() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ranks_are_tuned_and_verified(together: Together, tmp_path: Path) -> None:
+def test_ranks_are_tuned_and_verified(together, tmp_path):
     # By what this machine's processes take: a limit that half of the data fits into leaves nothing to tune.
     base_bytes = max(rank.base_bytes for rank in together.device.ranks)
     words = ["tune", f"--memory={base_bytes + (20 << 20)}B", "--memory-fraction=1"]

@@ -45,7 +45,7 @@ def of_file(folder: Path, text: str, key_path: str = "") -> CurrentStream:
     return read(f"{folder / 'train.yaml'}{key_path}")
 
 
-def test_settings_written_out_are_speechbrains() -> None:
+def test_settings_written_out_are_speechbrains():
     found = read(
         "target_batch_numel=45,max_batch_numel=60,max_batch_size=64,max_padding_ratio=none,drop_end=true"
     )
@@ -68,14 +68,12 @@ def test_settings_written_out_are_speechbrains() -> None:
         ("samples", 16_000.0, "", 720_000.0),
     ],
 )
-def test_numels_in_samples_are_turned_into_the_unit(
-    unit: str, factor: float, rate: str, target: float
-) -> None:
+def test_numels_in_samples_are_turned_into_the_unit(unit, factor, rate, target):
     found = read(IN_SAMPLES + rate, unit, factor).batching
     assert found == pivot(target, target * 4 / 3)
 
 
-def test_numels_in_samples_without_a_rate_ask_for_it() -> None:
+def test_numels_in_samples_without_a_rate_ask_for_it():
     with pytest.raises(
         UsageError,
         match=r"a limit of 960,000 seems to count samples, but the lengths s",
@@ -87,7 +85,7 @@ def test_numels_in_samples_without_a_rate_ask_for_it() -> None:
     )
 
 
-def test_a_rate_for_lengths_that_are_no_time_is_an_error() -> None:
+def test_a_rate_for_lengths_that_are_no_time_is_an_error():
     with pytest.raises(
         UsageError,
         match="sample_rate goes with lengths in seconds, but they count tokens",
@@ -95,7 +93,7 @@ def test_a_rate_for_lengths_that_are_no_time_is_an_error() -> None:
         read("target_batch_numel=4000,sample_rate=16000", "tokens", 10)
 
 
-def test_a_recipe_has_its_settings_in_nested_blocks(tmp_path: Path) -> None:
+def test_a_recipe_has_its_settings_in_nested_blocks(tmp_path):
     found = of_file(tmp_path, RECIPE)
     assert found.batching == pivot(
         45.0, 60.0, max_padding_ratio=None, buffersize=512, drop_end=True
@@ -115,7 +113,7 @@ def test_a_recipe_has_its_settings_in_nested_blocks(tmp_path: Path) -> None:
     )
 
 
-def test_a_recipes_rate_is_not_applied_to_seconds(tmp_path: Path) -> None:
+def test_a_recipes_rate_is_not_applied_to_seconds(tmp_path):
     found = of_file(
         tmp_path,
         "sample_rate: 16000\ntarget_batch_numel: 450\nmax_batch_numel: 600\nbuffersize: 64\n",
@@ -123,7 +121,7 @@ def test_a_recipes_rate_is_not_applied_to_seconds(tmp_path: Path) -> None:
     assert (found.batching, found.notes) == (pivot(450.0, 600.0, buffersize=64), ())
 
 
-def test_examples_longer_than_the_limit_are_noted() -> None:
+def test_examples_longer_than_the_limit_are_noted():
     assert read("target_batch_numel=45,max_batch_numel=20").notes == (
         "137 examples longer than max_batch_numel of your current config, 20 s (the longest is 24.5 s): "
         "SpeechBrain makes each a batch of one, however long",
@@ -167,7 +165,7 @@ def test_examples_longer_than_the_limit_are_noted() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_one_message(text: str, message: str, hint: str) -> None:
+def test_what_is_wrong_is_one_message(text, message, hint):
     with pytest.raises(BatchtuneError) as error:
         read(text)
     assert message in error.value.message and hint in (error.value.hint or "")
@@ -189,9 +187,7 @@ def test_what_is_wrong_is_one_message(text: str, message: str, hint: str) -> Non
         ("target: 720000", "target: !PLACEHOLDER", "!PLACEHOLDER"),
     ],
 )
-def test_a_recipe_that_can_not_be_reproduced_is_refused(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
+def test_a_recipe_that_can_not_be_reproduced_is_refused(tmp_path, old, new, message):
     with pytest.raises(ResultError, match=message):
         of_file(tmp_path, RECIPE.replace(old, new))
 
@@ -199,9 +195,7 @@ def test_a_recipe_that_can_not_be_reproduced_is_refused(
 @pytest.mark.parametrize(
     "text", ["max_batch_length: 600\nnum_buckets: 20\n", "lr: 1\n"]
 )
-def test_a_file_without_settings_of_a_stream_is_refused(
-    tmp_path: Path, text: str
-) -> None:
+def test_a_file_without_settings_of_a_stream_is_refused(tmp_path, text):
     with pytest.raises(ResultError) as error:
         of_file(tmp_path, text)
     assert "target_batch_numel" in error.value.message and "--current key=value" in (
@@ -209,7 +203,7 @@ def test_a_file_without_settings_of_a_stream_is_refused(
     )
 
 
-def test_speechbrains_own_sampler_may_be_named(tmp_path: Path) -> None:
+def test_speechbrains_own_sampler_may_be_named(tmp_path):
     named = "sampler_fn: !name:speechbrain.dataio.iterators.indices_around_random_pivot"
     assert (
         of_file(tmp_path, RECIPE.replace("len_key: signal", named)).batching

@@ -120,6 +120,6 @@ def assert_batches_agree(function: Any, cases: int, most: int, seed: int) -> Non
 
 @pytest.mark.parametrize(("cases", "most", "seed"), [(500, 100, 0), (12, 6000, 1)])
 def test_the_batches_are_those_of_speechbrain(
-    real_dynamic_bucketed_batch: Any, cases: int, most: int, seed: int
-) -> None:
+    real_dynamic_bucketed_batch, cases, most, seed
+):
     assert_batches_agree(real_dynamic_bucketed_batch, cases, most, seed)

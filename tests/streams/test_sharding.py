@@ -20,7 +20,7 @@ SIZES = (3, 5, 1, 4, 2, 6, 3, 3, 0, 5, 2, 4, 7)
 
 
 @pytest.fixture(scope="module")
-def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def urls(tmp_path_factory):
     """Real shards; each example is its place, counted over all of them."""
     folder, place = tmp_path_factory.mktemp("shards"), 0
     for number, size in enumerate(SIZES):
@@ -84,9 +84,7 @@ def epochs_of_webdataset(
     ],
     ids=str,
 )
-def test_each_worker_reads_as_in_webdataset(
-    urls: list[str], sharding: StreamedWith, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_worker_reads_as_in_webdataset(urls, sharding, monkeypatch):
     ours = [worker_streams(sharding, SIZES, seed=7, epoch=epoch) for epoch in range(3)]
     assert len(ours[0]) == sharding.world_size
     for rank, workers in enumerate(ours[0]):
@@ -105,7 +103,7 @@ def test_each_worker_reads_as_in_webdataset(
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=50)
-def test_shuffling_is_webdatasets(count: int, buffer_size: int, seed: int) -> None:
+def test_shuffling_is_webdatasets(count, buffer_size, seed):
     filters = pytest.importorskip("webdataset.filters")
     theirs, ours = random.Random(seed), random.Random(seed)
     real: Any = iter(range(count))
@@ -122,9 +120,7 @@ def test_shuffling_is_webdatasets(count: int, buffer_size: int, seed: int) -> No
     ("count", "readers", "shards"),
     [(2_853, 4, 16), (1_000, 8, 8), (100, 64, 100), (1, 4, 1)],
 )
-def test_no_more_shards_are_advised_than_help(
-    count: int, readers: int, shards: int
-) -> None:
+def test_no_more_shards_are_advised_than_help(count, readers, shards):
     assert advised_shards(count, None, readers).shards == shards
 
 
@@ -134,9 +130,7 @@ def test_no_more_shards_are_advised_than_help(
     readers=st.integers(1, 128),
 )
 @settings(deadline=None, max_examples=100)
-def test_advised_shards_keep_every_worker_busy(
-    count: int, mean_bytes: int | None, readers: int
-) -> None:
+def test_advised_shards_keep_every_worker_busy(count, mean_bytes, readers):
     total = None if mean_bytes is None else mean_bytes * count
     advice = advised_shards(count, total, readers)
     shards, maxcount, maxsize = advice.shards, advice.maxcount, advice.maxsize_bytes

@@ -80,13 +80,8 @@ def of_speech(
 @settings(max_examples=75, deadline=None)
 @given(LENGTHS, ALGORITHMS, tables(), st.integers(1, 60), st.booleans(), st.booleans())
 def test_sizes_and_buffer_hold_and_each_example_comes_once(
-    lengths: np.ndarray,
-    algorithm: str,
-    table: BucketTable,
-    buffer_size: int,
-    shuffle: bool,
-    drop_last: bool,
-) -> None:
+    lengths, algorithm, table, buffer_size, shuffle, drop_last
+):
     way = batching(algorithm, table, buffer_size, shuffle=shuffle, drop_last=drop_last)
     made = stream_batches(lengths, way, stream_random(0, 0))
     batches = lists(made)
@@ -102,12 +97,8 @@ def test_sizes_and_buffer_hold_and_each_example_comes_once(
 @settings(deadline=None)
 @given(LENGTHS, tables(), st.floats(0, 1), st.integers(1, 60), st.booleans())
 def test_a_pivots_batch_keeps_the_padding_ratio(
-    lengths: np.ndarray,
-    table: BucketTable,
-    ratio: float,
-    buffer_size: int,
-    shuffle: bool,
-) -> None:
+    lengths, table, ratio, buffer_size, shuffle
+):
     way = batching(
         "pivot", table, buffer_size, max_padding_ratio=ratio, shuffle=shuffle
     )
@@ -119,13 +110,13 @@ def test_a_pivots_batch_keeps_the_padding_ratio(
     )
 
 
-def test_seeds_of_epochs_ranks_and_workers_are_their_own() -> None:
+def test_seeds_of_epochs_ranks_and_workers_are_their_own():
     places = list(product((0, 1), repeat=4))
     assert len({stream_random(*place).random() for place in places}) == len(places)
     assert stream_random(3, 1, 2, 0).random() == 0.7170299027382978
 
 
-def test_a_buffer_that_holds_all_batches_gives_full_ones() -> None:
+def test_a_buffer_that_holds_all_batches_gives_full_ones():
     table = speech_table(8)
     batches = of_speech("bucket", table, int(table.batch_sizes.sum()))
     unfilled = [batch for batch in batches if len(batch) < fits(table, SPEECH, batch)]
@@ -135,7 +126,7 @@ def test_a_buffer_that_holds_all_batches_gives_full_ones() -> None:
     assert len(unfilled) <= 1 and len(mixed) <= table.num_buckets
 
 
-def test_pools_leave_hardly_a_batch_unfilled() -> None:
+def test_pools_leave_hardly_a_batch_unfilled():
     table = speech_table(200)
     for shuffle in (True, False):
         batches = of_speech("pool", table, 500, shuffle=shuffle)
@@ -148,12 +139,8 @@ def test_pools_leave_hardly_a_batch_unfilled() -> None:
 @settings(deadline=None)
 @given(LENGTHS, st.integers(12, 60), st.floats(0, 1), st.integers(1, 40))
 def test_a_pivots_batch_is_speechbrains(
-    real_dynamic_bucketed_batch: Any,
-    lengths: np.ndarray,
-    most: int,
-    ratio: float,
-    buffer_size: int,
-) -> None:
+    real_dynamic_bucketed_batch, lengths, most, ratio, buffer_size
+):
     around = real_dynamic_bucketed_batch.__globals__["indices_around_random_pivot"]
     edges = np.arange(1.0, 13)
     way = batching(
@@ -183,7 +170,7 @@ def test_a_pivots_batch_is_speechbrains(
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_rare_bucket_has_its_turn(shuffle: bool) -> None:
+def test_a_rare_bucket_has_its_turn(shuffle):
     lengths = np.full(4000, 10.0)
     lengths[100] = 1.0
     table = BucketTable.of([1, 10], [50, 5])

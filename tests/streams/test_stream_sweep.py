@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -65,23 +64,23 @@ def swept(
 
 
 @pytest.fixture(scope="module")
-def both() -> StreamSweep:
+def both():
     """Four workers of two ranks."""
     return swept(shards=[150] * 10, world_size=2, workers=2)
 
 
-def test_all_algorithms_are_compared_at_each_buffer(both: StreamSweep) -> None:
+def test_all_algorithms_are_compared_at_each_buffer(both):
     ways = {(row.algorithm, row.buffer_size) for row in both.rows}
     assert ways == set(
         itertools.product(("bucket", "pool", "pivot", "speechbrain"), (100, 400))
     )
 
 
-def test_every_batch_that_is_compared_is_proven(both: StreamSweep) -> None:
+def test_every_batch_that_is_compared_is_proven(both):
     assert [row.unproven for row in both.rows] == [0] * len(both.rows)
 
 
-def test_rows_hold_all_examples_and_their_cells(both: StreamSweep) -> None:
+def test_rows_hold_all_examples_and_their_cells(both):
     for row in both.rows:
         assert row.dropped_examples == 0
         assert row.mean_batch_size * row.batches == pytest.approx(SPEECH.size)
@@ -92,7 +91,7 @@ def test_rows_hold_all_examples_and_their_cells(both: StreamSweep) -> None:
         )
 
 
-def test_a_row_is_what_its_workers_make() -> None:
+def test_a_row_is_what_its_workers_make():
     found = swept(
         num_buckets=(4,), buffer_sizes=(100,), shuffle_buffer=0, shuffle_shards=0
     )
@@ -119,7 +118,7 @@ def test_a_row_is_what_its_workers_make() -> None:
     assert row.epoch_seconds_deviation == pytest.approx(np.std(times, ddof=1))
 
 
-def test_the_smallest_buffer_within_1_percent_is_recommended(both: StreamSweep) -> None:
+def test_the_smallest_buffer_within_1_percent_is_recommended(both):
     row = both.recommended_row
     assert row is not None
     buckets = [one for one in both.rows if one.algorithm == "bucket"]
@@ -135,7 +134,7 @@ def test_the_smallest_buffer_within_1_percent_is_recommended(both: StreamSweep) 
     assert both.rows[both.recommended_speechbrain].buffer_size == row.buffer_size
 
 
-def test_a_pool_of_the_whole_stream_is_less_random_than_buckets() -> None:
+def test_a_pool_of_the_whole_stream_is_less_random_than_buckets():
     found = swept(buffer_sizes=(100, SPEECH.size), num_buckets=(8, 12))
     row, cheapest = (
         found.recommended_row,
@@ -160,7 +159,7 @@ def test_a_pool_of_the_whole_stream_is_less_random_than_buckets() -> None:
     )
 
 
-def test_the_seed_does_not_change_the_recommendation() -> None:
+def test_the_seed_does_not_change_the_recommendation():
     # Pivots with padding of up to 5% and 10% cost nearly the same: which came out ahead depended on the seed.
     first, second = (
         swept(seed=seed, workers=8, num_buckets=(4,), buffer_sizes=(100,))
@@ -171,7 +170,7 @@ def test_the_seed_does_not_change_the_recommendation() -> None:
     assert first.recommended == second.recommended
 
 
-def test_unproven_and_mixed_too_little_rows_are_not_taken(both: StreamSweep) -> None:
+def test_unproven_and_mixed_too_little_rows_are_not_taken(both):
     rows = list(both.rows)
     best = recommend_stream(rows).row
     assert best is not None
@@ -193,9 +192,7 @@ def test_unproven_and_mixed_too_little_rows_are_not_taken(both: StreamSweep) -> 
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_speechbrains_limits_allow_only_what_fits(
-    pairs: list[tuple[float, int]],
-) -> None:
+def test_speechbrains_limits_allow_only_what_fits(pairs):
     lengths, sizes = np.array(sorted(pairs)).T
     sizes = np.minimum.accumulate(sizes).astype(np.int64)
 
@@ -210,7 +207,7 @@ def test_speechbrains_limits_allow_only_what_fits(
     assert (np.minimum(batch, np.arange(1, lengths.size + 1)) <= sizes).all()
 
 
-def test_the_users_cap_leaves_the_maximum_as_it_is() -> None:
+def test_the_users_cap_leaves_the_maximum_as_it_is():
     lengths = Lengths.of(np.linspace(1, 20, 300))
     assert (
         speechbrain_limit(lengths, Limits(max_batch_length=300, max_batch_size=16))
@@ -218,7 +215,7 @@ def test_the_users_cap_leaves_the_maximum_as_it_is() -> None:
     )
 
 
-def test_many_examples_are_counted_by_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_examples_are_counted_by_some(monkeypatch):
     values = np.random.default_rng(2).gamma(6, 2, 6000).round() + 0.5
     every = swept(values, [500] * 12, workers=2, buffer_sizes=(400,))
     monkeypatch.setattr(stream_simulation, "_MOST_SIMULATED", 3000)
@@ -232,7 +229,7 @@ def test_many_examples_are_counted_by_some(monkeypatch: pytest.MonkeyPatch) -> N
         assert other.dropped_examples == 0
 
 
-def test_a_manifest_is_taken_to_lie_in_shards() -> None:
+def test_a_manifest_is_taken_to_lie_in_shards():
     shards = swept(buffer_sizes=(100,), num_buckets=(4,), shard_size=400).shards
     assert (
         shards.count,
@@ -257,9 +254,7 @@ def test_a_manifest_is_taken_to_lie_in_shards() -> None:
         (SPEECH, [300] * 5, {"workers": 2}, "reads the same shards in every epoch"),
     ],
 )
-def test_shards_that_will_not_do_are_told(
-    values: FloatArray, sizes: list[int], options: dict[str, Any], said: str
-) -> None:
+def test_shards_that_will_not_do_are_told(values, sizes, options, said):
     found = swept(
         values, sizes, **{"buffer_sizes": (100,), "num_buckets": (4,), **options}
     )
@@ -280,9 +275,7 @@ def test_shards_that_will_not_do_are_told(
         ),
     ],
 )
-def test_current_settings_that_make_no_batch_are_refused(
-    batching: PivotSettings,
-) -> None:
+def test_current_settings_that_make_no_batch_are_refused(batching):
     current = CurrentStream(batching=batching, settings={})
     with pytest.raises(
         UsageError, match="--current: these settings make no batch of the stream"
@@ -290,7 +283,7 @@ def test_current_settings_that_make_no_batch_are_refused(
         swept(buffer_sizes=(100,), num_buckets=(4,), current=current)
 
 
-def test_settings_out_of_range_are_refused() -> None:
+def test_settings_out_of_range_are_refused():
     for wrong in (
         {"workers": -1},
         {"world_size": 0},
@@ -301,7 +294,7 @@ def test_settings_out_of_range_are_refused() -> None:
             checked(StreamSettings, wrong)
 
 
-def test_speechbrains_filter_leaves_out_and_holds_nothing_of_it() -> None:
+def test_speechbrains_filter_leaves_out_and_holds_nothing_of_it():
     unshuffled = StreamedWith(shuffle_shards=0, shuffle_buffer=0)
     stored = StoredStream.of(SPEECH, None, [1500], unshuffled, 1)
     limits = PivotSettings(

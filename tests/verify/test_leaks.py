@@ -23,7 +23,7 @@ def figures(grown: npt.ArrayLike, noise_bytes: float = 0.0) -> list[int | None]:
     return [int(value) for value in 500 * MIB + values + noise]
 
 
-def test_growth_is_that_of_medians_and_takes_twelve_steps() -> None:
+def test_growth_is_that_of_medians_and_takes_twelve_steps():
     assert growth_of(figures(1000 * np.arange(400))) == pytest.approx(200_000, rel=0.01)
     assert growth_of(figures(np.arange(11))) is None
     assert growth_of([*figures(np.arange(20)), None]) is None
@@ -56,13 +56,11 @@ def test_growth_is_that_of_medians_and_takes_twelve_steps() -> None:
         ([*RISES, *FALLS_BACK], 0, False),
     ],
 )
-def test_a_leak_grows_at_one_pace_to_the_end(
-    grown: npt.ArrayLike, noise: float, leak: bool
-) -> None:
+def test_a_leak_grows_at_one_pace_to_the_end(grown, noise, leak):
     assert leaks(figures(grown, noise), LIMIT) is leak
 
 
-def test_a_heap_that_wanders_is_no_leak() -> None:
+def test_a_heap_that_wanders_is_no_leak():
     alarms = 0
     for seed in range(400):
         random = np.random.default_rng(seed)

@@ -30,13 +30,7 @@ def planned(lengths: Lengths, sizes: list[int], **changes: object) -> VerifyPlan
 
 @given(FEW, SIZES, st.integers(1, 70), st.sampled_from([None, 3.0]), st.booleans())
 @settings(deadline=None, max_examples=50)
-def test_an_epoch_is_that_of_the_sampler(
-    values: list[int],
-    sizes: list[int],
-    pool_size: int,
-    overhead: float | None,
-    drop_last: bool,
-) -> None:
+def test_an_epoch_is_that_of_the_sampler(values, sizes, pool_size, overhead, drop_last):
     lengths = Lengths.of(values)
     sampler = PooledBatchSampler(
         lengths.values,
@@ -66,9 +60,7 @@ def test_an_epoch_is_that_of_the_sampler(
 @given(FEW, SIZES, st.integers(1, 70))
 @example([1, 1, 6], [1, 2, 1], 2)  # the shorter half of a batch is of a lower bucket
 @settings(deadline=None, max_examples=50)
-def test_no_batch_needs_more_than_a_worst_one(
-    values: list[int], sizes: list[int], pool_size: int
-) -> None:
+def test_no_batch_needs_more_than_a_worst_one(values, sizes, pool_size):
     check_worst_batches(
         planned(
             Lengths.of(values, [value % 7 for value in values]),
@@ -78,7 +70,7 @@ def test_no_batch_needs_more_than_a_worst_one(
     )
 
 
-def test_the_worst_batch_holds_no_more_than_a_pool() -> None:
+def test_the_worst_batch_holds_no_more_than_a_pool():
     lengths = Lengths.of([2.0] * 20 + [8.0, 9.0, 20.0], [90] + [5] * 19 + [7, 6, 8])
     worst = {
         one.shape for one in planned(lengths, [30, 4, 1], pool_size=10).worst_batches

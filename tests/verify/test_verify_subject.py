@@ -45,7 +45,7 @@ def probed(spec: str, **options: object) -> Probe:
     )
 
 
-def test_all_but_own_code_is_as_it_was_probed(tmp_path: Path) -> None:
+def test_all_but_own_code_is_as_it_was_probed(tmp_path):
     found = subject(tmp_path)
     settings = found.settings
     assert (settings.workload, settings.options, settings.device) == (
@@ -67,7 +67,7 @@ def test_all_but_own_code_is_as_it_was_probed(tmp_path: Path) -> None:
     assert found.limit_bytes == LIMIT_BYTES
 
 
-def test_a_built_in_and_its_options_are_taken_from_the_record(tmp_path: Path) -> None:
+def test_a_built_in_and_its_options_are_taken_from_the_record(tmp_path):
     probe = probed("builtin:transformer-lm", size="tiny")
     found = subject_of(LENGTHS, probe, {}, tmp_path)
     assert (found.settings.workload, found.settings.options) == (
@@ -80,31 +80,29 @@ def test_a_built_in_and_its_options_are_taken_from_the_record(tmp_path: Path) ->
     "spec",
     ["subprocess:run", "builtin:made.py:Made", " builtin:transformer-lm", ""],
 )
-def test_no_code_is_run_that_only_a_file_names(tmp_path: Path, spec: str) -> None:
+def test_no_code_is_run_that_only_a_file_names(tmp_path, spec):
     with pytest.raises(UsageError, match="runs no code that only a file names"):
         subject_of(LENGTHS, probed(spec), {}, tmp_path)
 
 
-def test_own_code_gets_no_options_that_only_a_file_names(tmp_path: Path) -> None:
+def test_own_code_gets_no_options_that_only_a_file_names(tmp_path):
     with pytest.raises(UsageError, match="passes it no such options") as caught:
         subject(tmp_path, options=None)
     assert "--set" in str(caught.value.hint)
 
 
-def test_another_workload_does_not_take_the_options(tmp_path: Path) -> None:
+def test_another_workload_does_not_take_the_options(tmp_path):
     found = subject(tmp_path, workload="made.py:Other", options=None)
     assert found.settings.options == {}
 
 
 @pytest.mark.parametrize("wanted", [{"memory_bytes": 1 << 30}, {"ddp": True}], ids=str)
-def test_with_other_memory_the_limit_is_new(
-    tmp_path: Path, wanted: dict[str, object]
-) -> None:
+def test_with_other_memory_the_limit_is_new(tmp_path, wanted):
     found = subject(tmp_path, **wanted)
     assert found.limit_bytes is None
 
 
-def test_without_a_probe_the_workload_must_be_named(tmp_path: Path) -> None:
+def test_without_a_probe_the_workload_must_be_named(tmp_path):
     speech = Lengths.of([1.0, 2.0, 30.0], unit="s")
     for lengths in (LENGTHS, speech):
         with pytest.raises(

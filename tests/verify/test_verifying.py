@@ -60,7 +60,7 @@ def failing(
     return fault
 
 
-def test_what_fits_and_takes_as_long_as_estimated_holds() -> None:
+def test_what_fits_and_takes_as_long_as_estimated_holds():
     found = verified(made_stepper(), probe=made_probe(LENGTHS))
     assert (found.holds, found.reasons, found.failures, found.warnings) == (
         True,
@@ -72,7 +72,7 @@ def test_what_fits_and_takes_as_long_as_estimated_holds() -> None:
     assert found.time_ratio_error == pytest.approx(0.0, abs=1e-9)
 
 
-def test_the_worst_shapes_are_run_first_and_then_in_alternation() -> None:
+def test_the_worst_shapes_are_run_first_and_then_in_alternation():
     stepper = made_stepper()
     verified(stepper)
     bucket = {180: 0, 75: 1, 30: 2}
@@ -93,7 +93,7 @@ def on_cuda(stepper: NotedDevice, **changes: object) -> NotedDevice:
     return stepper
 
 
-def test_judged_steps_run_in_one_worker_with_its_cache_kept() -> None:
+def test_judged_steps_run_in_one_worker_with_its_cache_kept():
     stepper = made_stepper()
     found = verified(stepper)
     assert (found.worst_steps, found.steps) == (6, 60)
@@ -101,7 +101,7 @@ def test_judged_steps_run_in_one_worker_with_its_cache_kept() -> None:
     assert not any(stepper.released[:66])
 
 
-def test_other_shuffles_follow_in_further_processes() -> None:
+def test_other_shuffles_follow_in_further_processes():
     stepper = made_stepper()
     found = verified(stepper)
     starts = stepper.starts
@@ -122,9 +122,7 @@ def test_other_shuffles_follow_in_further_processes() -> None:
     ],
     ids=["native", "cpu", "async", "expandable"],
 )
-def test_where_memory_fragments_pairs_run_on_emptied_caches(
-    changes: dict[str, object], pairs: int
-) -> None:
+def test_where_memory_fragments_pairs_run_on_emptied_caches(changes, pairs):
     stepper = on_cuda(made_stepper(), **changes)
     lengths = Lengths.of(np.repeat([5.0, 12.0, 30.0], 600))
     found = verified(stepper, FITS, lengths, made_probe(lengths))
@@ -134,7 +132,7 @@ def test_where_memory_fragments_pairs_run_on_emptied_caches(
     assert len(ran) == pairs
 
 
-def test_without_time_for_pairs_each_shape_runs_before_three() -> None:
+def test_without_time_for_pairs_each_shape_runs_before_three():
     stepper = on_cuda(made_stepper())
     found = verified(
         stepper, made_config([5.0, 9.0, 12.0, 20.0, 30.0], [180, 100, 75, 45, 30])
@@ -149,7 +147,7 @@ def test_without_time_for_pairs_each_shape_runs_before_three() -> None:
     assert firsts == worst
 
 
-def test_a_crash_counts_only_if_it_comes_again() -> None:
+def test_a_crash_counts_only_if_it_comes_again():
     crashed: list[BatchShape] = []
 
     def once(shape: BatchShape, step: int) -> Ran | None:
@@ -161,7 +159,7 @@ def test_a_crash_counts_only_if_it_comes_again() -> None:
     assert verified(made_stepper(fault=once)).holds
 
 
-def test_time_that_ends_leaves_a_verification_unfinished() -> None:
+def test_time_that_ends_leaves_a_verification_unfinished():
     plan = VerifyPlan(lengths=LENGTHS, config=FITS, settings=VerifySettings(steps=60))
     found = verify(
         made_stepper(), plan, MADE, on_progress=lambda progress: None, deadline=0.0
@@ -170,7 +168,7 @@ def test_time_that_ends_leaves_a_verification_unfinished() -> None:
     assert found.reasons[0].startswith("The time ended")
 
 
-def test_an_oom_is_reported_with_its_bucket() -> None:
+def test_an_oom_is_reported_with_its_bucket():
     found = verified(made_stepper(), TOO_LARGE)
     assert not found.holds
     assert found.reasons == [
@@ -185,7 +183,7 @@ def test_an_oom_is_reported_with_its_bucket() -> None:
     )
 
 
-def test_a_failing_shuffled_batch_ends_the_run() -> None:
+def test_a_failing_shuffled_batch_ends_the_run():
     def fragmented(shape: BatchShape, run: int) -> Ran | None:
         return (
             ran(shape, "oom", error="CUDA out of memory")
@@ -205,7 +203,7 @@ def test_a_failing_shuffled_batch_ends_the_run() -> None:
     [("crash", "ended its process"), ("timeout", "took too long")],
     ids=["crash", "timeout"],
 )
-def test_a_crash_and_a_hang_do_not_hold_either(outcome: str, said: str) -> None:
+def test_a_crash_and_a_hang_do_not_hold_either(outcome, said):
     found = verified(
         made_stepper(fault=failing(BatchShape(75, 12.0), outcome, "SIGSEGV"))
     )
@@ -218,14 +216,14 @@ DISGUISED = (
 )
 
 
-def test_an_oom_in_disguise_counts_if_half_the_batch_passes() -> None:
+def test_an_oom_in_disguise_counts_if_half_the_batch_passes():
     found = verified(
         made_stepper(fault=failing(BatchShape(75, 12.0), "oom", DISGUISED))
     )
     assert [failure.batch_size for failure in found.failures] == [75]
 
 
-def test_what_fails_whatever_the_size_is_the_workloads_own_error() -> None:
+def test_what_fails_whatever_the_size_is_the_workloads_own_error():
     def always(shape: BatchShape, run: int) -> Ran | None:
         return ran(shape, "oom", error=DISGUISED)
 
@@ -233,7 +231,7 @@ def test_what_fails_whatever_the_size_is_the_workloads_own_error() -> None:
         verified(made_stepper(fault=always))
 
 
-def test_a_leak_comes_before_the_oom_that_it_ends_in() -> None:
+def test_a_leak_comes_before_the_oom_that_it_ends_in():
     found = verified(
         made_stepper(leak_bytes=4 * MIB, limit_bytes=2 * LIMIT_BYTES), steps=400
     )
@@ -242,7 +240,7 @@ def test_a_leak_comes_before_the_oom_that_it_ends_in() -> None:
 
 
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
-def test_a_cache_that_goes_on_growing_does_not_hold(allocator: str) -> None:
+def test_a_cache_that_goes_on_growing_does_not_hold(allocator):
     stepper = made_stepper(cache_bytes=MIB)
     stepper.device = replace(stepper.device, allocator=allocator)
     found = verified(stepper)
@@ -251,7 +249,7 @@ def test_a_cache_that_goes_on_growing_does_not_hold(allocator: str) -> None:
     assert advised == (allocator == "native")
 
 
-def test_emptied_caches_give_a_warning_but_hold() -> None:
+def test_emptied_caches_give_a_warning_but_hold():
     found = verified(made_stepper(retries=1))
     assert found.holds
     assert found.alloc_retries == 3 + 60
@@ -259,14 +257,14 @@ def test_emptied_caches_give_a_warning_but_hold() -> None:
 
 
 @pytest.mark.parametrize("slower", [1.2, 0.8])
-def test_another_time_than_estimated_does_not_hold(slower: float) -> None:
+def test_another_time_than_estimated_does_not_hold(slower):
     found = verified(made_stepper(slower=slower), probe=made_probe(LENGTHS))
     assert not found.holds
     assert found.time_ratio == pytest.approx(slower, rel=0.02)
     assert "measured against" in found.reasons[0]
 
 
-def test_without_step_times_the_time_is_not_compared() -> None:
+def test_without_step_times_the_time_is_not_compared():
     found = verified(made_stepper(slower=9.0), probe=made_probe(LENGTHS, timed=False))
     assert found.holds
     assert (
@@ -276,14 +274,14 @@ def test_without_step_times_the_time_is_not_compared() -> None:
     assert any("not compared with an estimate" in warning for warning in found.warnings)
 
 
-def test_another_device_than_was_probed_is_refused() -> None:
+def test_another_device_than_was_probed_is_refused():
     stepper = made_stepper()
     stepper.device = replace(stepper.device, name="other")
     with pytest.raises(ResultError, match=f"was measured on {NAME}; this is other"):
         verified(stepper, probe=made_probe(LENGTHS))
 
 
-def test_another_allocator_than_was_measured_is_refused() -> None:
+def test_another_allocator_than_was_measured_is_refused():
     stepper = made_stepper()
     stepper.device = replace(stepper.device, allocator="expandable")
     message = "the table was measured without expandable segments, but this runs with"
@@ -294,7 +292,7 @@ def test_another_allocator_than_was_measured_is_refused() -> None:
     assert verified(stepper, replace(FITS, evidence=evidence)).holds
 
 
-def test_progress_is_told_before_each_step() -> None:
+def test_progress_is_told_before_each_step():
     told: list[VerifyProgress] = []
     stepper = made_stepper()
     verified(stepper, on_progress=told.append)
@@ -307,7 +305,7 @@ def test_progress_is_told_before_each_step() -> None:
     assert [one.shape for one in told] == stepper.shapes
 
 
-def test_batches_that_are_padded_to_multiples_are_run_so() -> None:
+def test_batches_that_are_padded_to_multiples_are_run_so():
     stepper = made_stepper()
     found = verified(
         stepper, made_config([8.0, 16.0, 32.0], [100, 50, 25], multiple_of=8.0)
@@ -317,7 +315,7 @@ def test_batches_that_are_padded_to_multiples_are_run_so() -> None:
     assert found.settings["multiple_of"] == 8.0
 
 
-def test_by_default_an_epoch_is_run_within_a_minute() -> None:
+def test_by_default_an_epoch_is_run_within_a_minute():
     config = made_config([30.0], [4])  # 500 batches
     assert (
         verified(

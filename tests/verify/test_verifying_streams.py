@@ -78,9 +78,7 @@ def verified(stepper: MadeDevice, plan: VerifyPlan) -> Verification:
     ALGORITHMS,
 )
 @settings(deadline=None, max_examples=60)
-def test_no_batch_needs_more_than_a_worst_one(
-    values: list[int], sizes: list[int], buffer_size: int, algorithm: str
-) -> None:
+def test_no_batch_needs_more_than_a_worst_one(values, sizes, buffer_size, algorithm):
     targets = [value % 7 for value in values]
     check_worst_batches(
         planned(values, sizes, targets, buffer_size=buffer_size, algorithm=algorithm)
@@ -88,7 +86,7 @@ def test_no_batch_needs_more_than_a_worst_one(
 
 
 @pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
-def test_what_fits_and_takes_as_long_as_estimated_holds(algorithm: str) -> None:
+def test_what_fits_and_takes_as_long_as_estimated_holds(algorithm):
     plan, stepper = planned(algorithm=algorithm), made_stepper()
     found = verified(stepper, plan)
     assert (found.holds, found.reasons, found.failures, found.warnings) == (
@@ -111,7 +109,7 @@ def test_what_fits_and_takes_as_long_as_estimated_holds(algorithm: str) -> None:
     assert sum(shape.batch_size for shape in epoch) == VALUES.size
 
 
-def test_ranks_take_their_workers_batches_in_turn() -> None:
+def test_ranks_take_their_workers_batches_in_turn():
     # One example is a batch, so its length, which no other has, names it.
     values = np.arange(1.0, 31.0)
     plan = planned(
@@ -133,6 +131,6 @@ def test_ranks_take_their_workers_batches_in_turn() -> None:
     ]
 
 
-def test_a_worker_without_a_full_batch_is_an_error() -> None:
+def test_a_worker_without_a_full_batch_is_an_error():
     with pytest.raises(ResultError, match="leaves out every batch"):
         planned(VALUES[:40], drop_last=True)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -70,7 +69,7 @@ RULES_OF: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 @pytest.mark.parametrize("name", BUILTINS)
 class TestConformance:
-    def test_no_option_can_name_code_or_a_path(self, name: str) -> None:
+    def test_no_option_can_name_code_or_a_path(self, name):
         # `verify` takes a built-in's options from probe.json, which may come from anywhere.
         config = built(name).config
         for field in config.__struct_fields__:
@@ -87,9 +86,7 @@ class TestConformance:
                         load_workload(f"builtin:{name}", {field: wrong})
 
     @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor"])
-    def test_a_step_gives_every_parameter_its_optimizer_state(
-        self, name: str, optimizer: str
-    ) -> None:
+    def test_a_step_gives_every_parameter_its_optimizer_state(self, name, optimizer):
         workload = built(name, optimizer=optimizer)
         workload.step(workload.make_batch(SHAPES[name][1]))
         assert len(workload.optimizer.state) == len(list(workload.model.parameters()))
@@ -97,15 +94,15 @@ class TestConformance:
     @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
     @pytest.mark.parametrize("checkpoint", [False, True])
     def test_a_step_changes_the_parameters_and_keeps_them_finite(
-        self, name: str, dtype: str, checkpoint: bool
-    ) -> None:
+        self, name, dtype, checkpoint
+    ):
         workload = built(name, dtype=dtype, checkpoint=checkpoint)
         before = parameters_of(workload)
         workload.step(workload.make_batch(SHAPES[name][1]))
         after = parameters_of(workload)
         assert torch.isfinite(after).all() and not torch.equal(before, after)
 
-    def test_checkpointing_gives_the_same_gradients(self, name: str) -> None:
+    def test_checkpointing_gives_the_same_gradients(self, name):
         plain, checkpointed = (
             built(name, dropout=0),
             built(name, dropout=0, checkpoint=True),
@@ -115,9 +112,7 @@ class TestConformance:
             workload.step(workload.make_batch(SHAPES[name][1]))
         torch.testing.assert_close(gradients_of(checkpointed), gradients_of(plain))
 
-    def test_the_same_seed_gives_the_same_parameters_after_a_step(
-        self, name: str
-    ) -> None:
+    def test_the_same_seed_gives_the_same_parameters_after_a_step(self, name):
         outcomes = []
         for _ in range(2):
             workload = built(name, seed=3)
@@ -125,7 +120,7 @@ class TestConformance:
             outcomes.append(parameters_of(workload))
         torch.testing.assert_close(outcomes[0], outcomes[1])
 
-    def test_a_step_works_after_a_failed_backward_pass(self, name: str) -> None:
+    def test_a_step_works_after_a_failed_backward_pass(self, name):
         workload = built(name)
         hook = next(workload.model.parameters()).register_hook(raise_out_of_memory)
         batch = workload.make_batch(SHAPES[name][1])
@@ -135,17 +130,13 @@ class TestConformance:
         workload.step(batch)
         assert torch.isfinite(parameters_of(workload)).all()
 
-    def test_an_option_outside_its_range_is_refused_with_the_rule(
-        self, name: str
-    ) -> None:
+    def test_an_option_outside_its_range_is_refused_with_the_rule(self, name):
         for options, rule in [*RULES, *RULES_OF.get(name, [])]:
             with pytest.raises(WorkloadError) as caught:
                 load_workload(f"builtin:{name}", options)
             assert caught.value.message == f"builtin:{name}: {rule}"
 
-    def test_an_unknown_option_is_refused_with_those_that_there_are(
-        self, name: str
-    ) -> None:
+    def test_an_unknown_option_is_refused_with_those_that_there_are(self, name):
         with pytest.raises(WorkloadError) as caught:
             load_workload(f"builtin:{name}", {"layer": 3})
         assert (
@@ -167,9 +158,7 @@ class TestConformance:
         ("transformer-lm", "large", 335),
     ],
 )
-def test_a_size_has_about_the_documented_number_of_parameters(
-    name: str, size: str, millions: float
-) -> None:
+def test_a_size_has_about_the_documented_number_of_parameters(name, size, millions):
     workload: Any = load_workload(f"builtin:{name}", {"size": size})
     with torch.device("meta"):
         model = workload.build_model()
@@ -188,9 +177,7 @@ def test_a_size_has_about_the_documented_number_of_parameters(
         ({"unit": "frames"}, 150),
     ],
 )
-def test_a_speech_batch_has_100_frames_of_80_features_a_second(
-    options: dict[str, Any], length: float
-) -> None:
+def test_a_speech_batch_has_100_frames_of_80_features_a_second(options, length):
     batch = built("conformer-ctc", **options).make_batch(BatchShape(2, length))
     assert batch.features.shape == (2, 150, 80)
 
@@ -204,20 +191,18 @@ def test_a_speech_batch_has_100_frames_of_80_features_a_second(
         (BatchShape(2, 4.0, 1000), 100),
     ],
 )
-def test_a_target_is_no_longer_than_the_subsampled_frames(
-    shape: BatchShape, tokens: int
-) -> None:
+def test_a_target_is_no_longer_than_the_subsampled_frames(shape, tokens):
     assert built("conformer-ctc").make_batch(shape).targets.shape == (2, tokens)
 
 
-def test_no_target_token_is_blank_or_follows_itself() -> None:
+def test_no_target_token_is_blank_or_follows_itself():
     targets = built("conformer-ctc", vocab=4).make_batch(BatchShape(4, 10, 200)).targets
     assert (
         targets.min() == 1 and targets.max() == 3 and (targets.diff(dim=1) != 0).all()
     )
 
 
-def test_a_text_batch_is_prompt_answer_and_the_next_token() -> None:
+def test_a_text_batch_is_prompt_answer_and_the_next_token():
     batch = built("transformer-lm").make_batch(BatchShape(3, 20, 9))
     assert batch.tokens.shape == batch.following.shape == (3, 29)
     assert torch.equal(batch.tokens[:, 1:], batch.following[:, :-1])
@@ -227,19 +212,19 @@ def raise_out_of_memory(_: torch.Tensor) -> None:
     raise MemoryError("made")
 
 
-def test_ranks_are_needed_to_train_together() -> None:
+def test_ranks_are_needed_to_train_together():
     with pytest.raises(UsageError, match="needs ranks") as refused:
         built("transformer-lm", parallel="ddp")
     assert "--nproc-per-node" in refused.value.hint
 
 
-def test_no_optimizer_is_taken_that_fails_on_shards() -> None:
+def test_no_optimizer_is_taken_that_fails_on_shards():
     with pytest.raises(OptionError, match="takes no sharded parameters"):
         built("transformer-lm", parallel="fsdp2", optimizer="adafactor")
 
 
 @pytest.fixture
-def group_of_one() -> Iterator[None]:
+def group_of_one():
     distributed.init_process_group(
         "gloo", store=distributed.HashStore(), rank=0, world_size=1
     )
@@ -251,7 +236,7 @@ def group_of_one() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 @pytest.mark.parametrize("name", BUILTINS)
 @pytest.mark.parametrize("parallel", [None, "ddp", "fsdp2"])
-def test_ranks_train_together(name: str, parallel: str | None) -> None:
+def test_ranks_train_together(name, parallel):
     workload = built(name, parallel=parallel)
     expected = "FSDP" if parallel == "fsdp2" else "DistributedDataParallel"
     assert type(workload.model).__name__.startswith(expected)

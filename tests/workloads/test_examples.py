@@ -17,12 +17,12 @@ MANIFEST = EXAMPLES / "stdlib_lengths.csv"
 
 
 @pytest.fixture(autouse=True)
-def _path_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def _path_is_restored(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
+def script():
     import runpy
 
     return runpy.run_path(str(SCRIPT))
@@ -34,11 +34,8 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_script_writes_a_row_for_each_library_function(
-    script: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    script, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "twice.py").write_text("def f(): pass\ndef f(): return 1\n")
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "-o", str(tmp_path / "lengths.csv")])
@@ -50,19 +47,19 @@ def test_the_script_writes_a_row_for_each_library_function(
     assert capsys.readouterr().err == "2 functions; 0 files could not be read\n"
 
 
-def test_the_committed_manifest_is_the_one_in_the_readme() -> None:
+def test_the_committed_manifest_is_the_one_in_the_readme():
     lengths = sorted(int(row["num_tokens"]) for row in rows_of(MANIFEST))
     assert (len(lengths), lengths[len(lengths) // 2], lengths[-1]) == (7025, 45, 1602)
 
 
-def test_the_custom_workload_has_at_most_30_lines() -> None:
+def test_the_custom_workload_has_at_most_30_lines():
     assert (
         len((EXAMPLES / "custom_workload.py").read_text(encoding="utf-8").splitlines())
         <= 30
     )
 
 
-def test_the_custom_workload_trains_on_one_batch_repeatedly() -> None:
+def test_the_custom_workload_trains_on_one_batch_repeatedly():
     workload: Any = load_workload(
         f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {"dim": 16, "vocab": 20}
     )

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -53,7 +51,7 @@ _hidden = Good
 
 
 @pytest.fixture(autouse=True)
-def _import_state_is_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _import_state_is_restored(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     modules = set(sys.modules)
     yield
@@ -63,7 +61,7 @@ def _import_state_is_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "workload_under_test.py").write_text(GOOD)
     return tmp_path
@@ -83,11 +81,11 @@ def failure(spec: str, **options: object) -> WorkloadError:
         "workload_under_test.py:make",
     ],
 )
-def test_a_class_or_a_function_gets_the_options(folder: Path, spec: str) -> None:
+def test_a_class_or_a_function_gets_the_options(folder, spec):
     assert load_workload(spec, {"layers": 5}).layers == 5  # type: ignore[attr-defined]
 
 
-def test_a_file_may_import_its_siblings_from_another_folder(folder: Path) -> None:
+def test_a_file_may_import_its_siblings_from_another_folder(folder):
     (folder / "deep").mkdir()
     (folder / "deep" / "sibling_model.py").write_text("LAYERS = 7")
     (folder / "deep" / "workload_under_test_2.py").write_text(
@@ -96,7 +94,7 @@ def test_a_file_may_import_its_siblings_from_another_folder(folder: Path) -> Non
     assert load_workload("deep/workload_under_test_2.py:Good", {}).layers == 2  # type: ignore[attr-defined]
 
 
-def test_a_file_takes_no_other_module_s_place(folder: Path) -> None:
+def test_a_file_takes_no_other_module_s_place(folder):
     import string
 
     (folder / "string.py").write_text(GOOD)
@@ -181,9 +179,7 @@ def test_a_file_takes_no_other_module_s_place(folder: Path) -> None:
         ),
     ],
 )
-def test_what_can_not_be_found_or_is_no_workload_is_told(
-    folder: Path, spec: str, message: str, hint: str
-) -> None:
+def test_what_can_not_be_found_or_is_no_workload_is_told(folder, spec, message, hint):
     error = failure(spec)
     assert (
         message in error.message,
@@ -196,7 +192,7 @@ def test_what_can_not_be_found_or_is_no_workload_is_told(
     )
 
 
-def test_an_unknown_option_lists_the_options(folder: Path) -> None:
+def test_an_unknown_option_lists_the_options(folder):
     error = failure("workload_under_test.py:Good", layer=3)
     assert (error.message, error.hint) == (
         "the options of workload_under_test.py:Good: got an unexpected keyword argument 'layer'",
@@ -204,7 +200,7 @@ def test_an_unknown_option_lists_the_options(folder: Path) -> None:
     )
 
 
-def test_options_for_what_takes_none_are_told_so(folder: Path) -> None:
+def test_options_for_what_takes_none_are_told_so(folder):
     assert (
         failure("workload_under_test.py:leaves", layers=1).hint
         == "It takes no options."
@@ -240,8 +236,8 @@ BAD_FILE, BAD_MODULE = "workload_under_test_bad.py:Good", "workload_under_test_b
     ],
 )
 def test_a_failing_import_is_told_with_its_traceback(
-    folder: Path, spec: str, source: str, message: str, last_line: str
-) -> None:
+    folder, spec, source, message, last_line
+):
     (folder / "workload_under_test_bad.py").write_text(source)
     error = failure(spec)
     location = spec.partition(":")[0]
@@ -249,7 +245,7 @@ def test_a_failing_import_is_told_with_its_traceback(
     assert last_line in error.traceback.splitlines()[-1]
 
 
-def test_a_failing_constructor_is_reported_with_its_traceback(folder: Path) -> None:
+def test_a_failing_constructor_is_reported_with_its_traceback(folder):
     error = failure("workload_under_test.py:fails")
     assert (
         error.message
@@ -263,18 +259,18 @@ def test_a_failing_constructor_is_reported_with_its_traceback(folder: Path) -> N
     )
 
 
-def test_a_constructor_that_leaves_the_program_is_a_failure(folder: Path) -> None:
+def test_a_constructor_that_leaves_the_program_is_a_failure(folder):
     assert failure("workload_under_test.py:leaves").message.endswith(
         "can't be built: SystemExit: 3"
     )
 
 
-def test_an_error_meant_for_the_user_comes_through_unchanged(folder: Path) -> None:
+def test_an_error_meant_for_the_user_comes_through_unchanged(folder):
     with pytest.raises(ManifestError, match=r"no vocabulary in vocab\.txt"):
         load_workload("workload_under_test.py:tells", {})
 
 
-def test_a_traceback_shows_the_user_s_frames_and_no_library_s(folder: Path) -> None:
+def test_a_traceback_shows_the_user_s_frames_and_no_library_s(folder):
     (folder / "workload_under_test_deep.py").write_text(
         "import torch\n\ndef deep():\n    torch.nn.Linear(2, 2)(torch.zeros(3))\n"
     )
@@ -284,7 +280,7 @@ def test_a_traceback_shows_the_user_s_frames_and_no_library_s(folder: Path) -> N
     )
 
 
-def test_an_option_s_value_has_the_type_that_it_reads_as() -> None:
+def test_an_option_s_value_has_the_type_that_it_reads_as():
     values = {
         "12": 12,
         "-3": -3,
@@ -317,13 +313,13 @@ def test_an_option_s_value_has_the_type_that_it_reads_as() -> None:
         (["a=1", "b=2", "a=1"], "the workload option 'a' is set twice"),
     ],
 )
-def test_what_is_no_option_is_refused(pairs: list[str], message: str) -> None:
+def test_what_is_no_option_is_refused(pairs, message):
     with pytest.raises(UsageError) as caught:
         parse_options(pairs)
     assert caught.value.message == message
 
 
-def test_the_unit_chooses_the_default_workload() -> None:
+def test_the_unit_chooses_the_default_workload():
     assert {
         unit: (default_workload(unit) or "").removeprefix("builtin:") in BUILTINS
         for unit in UNITS
@@ -334,12 +330,12 @@ def test_the_unit_chooses_the_default_workload() -> None:
 
 
 @pytest.mark.process
-def test_importing_the_package_does_not_import_torch() -> None:
+def test_importing_the_package_does_not_import_torch():
     code = "import sys, batchtune.workloads; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_working_folder_counts_only_for_its_packages(folder: Path) -> None:
+def test_the_working_folder_counts_only_for_its_packages(folder):
     with pytest.raises(WorkloadError):
         load_workload("json:loads", {})
     assert str(folder) not in sys.path

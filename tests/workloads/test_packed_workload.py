@@ -49,7 +49,7 @@ def gradients(model: torch.nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_packed_row_trains_as_the_padded_batch(checkpoint: bool) -> None:
+def test_a_packed_row_trains_as_the_padded_batch(checkpoint):
     workload = built(dropout=0.0, checkpoint=checkpoint)
     model = workload.model
     packed = workload.loss(packed_batch(row(), LENGTHS))
@@ -61,7 +61,7 @@ def test_a_packed_row_trains_as_the_padded_batch(checkpoint: bool) -> None:
     torch.testing.assert_close(of_row, gradients(model), atol=1e-6, rtol=1e-4)
 
 
-def test_a_batch_is_one_row_of_exactly_its_sequences() -> None:
+def test_a_batch_is_one_row_of_exactly_its_sequences():
     workload = built()
     assert workload.packed
     batch = workload.make_batch(BatchShape.packed(LENGTHS))
@@ -78,13 +78,13 @@ def test_a_batch_is_one_row_of_exactly_its_sequences() -> None:
     workload.step(batch)
 
 
-def test_sequences_of_one_token_leave_nothing_to_predict() -> None:
+def test_sequences_of_one_token_leave_nothing_to_predict():
     workload = built()
     loss = workload.loss(workload.make_batch(BatchShape.packed([1, 1])))
     assert loss.item() == 0.0
 
 
-def test_without_the_option_batches_are_padded() -> None:
+def test_without_the_option_batches_are_padded():
     workload = built(packed=False)
     assert not workload.packed
     assert workload.make_batch(BatchShape(3, 7.0)).spans is None
