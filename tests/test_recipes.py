@@ -1,30 +1,20 @@
-"""The benchmark of recipes: what it makes of its rounds, and that the README's table is what the kept rounds say."""
+"""The benchmark of recipes: what the pages and the picture show is what the kept rounds say."""
 
 from pathlib import Path
 
-import pytest
-from benchmarks import recipes
-from benchmarks.recipe_list import SCRIPT
-from benchmarks.recipe_summary import (
-    BEGIN,
-    README,
-    block,
-    read_summaries,
-    with_block,
-)
+from benchmarks.recipe_picture import PICTURE, picture_of
+from benchmarks.recipe_summary import pictured, read_summaries, written
 
-ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "tests" / "benchmarks" / "results"
+KEPT = Path(__file__).parent / "benchmarks" / "results"
 
 
-def test_the_table_of_the_readme_is_what_the_kept_rounds_say():
-    readme = README.read_text(encoding="utf-8")
-    if BEGIN not in readme:
-        assert not list(KEPT.glob("*.json")), "`recipes.py summarise` was not run"
-        pytest.skip("no rounds are kept yet")
-    assert with_block(readme, block(read_summaries(KEPT))) == readme
+def test_pages_show_what_the_kept_rounds_say():
+    for path, text in written(read_summaries(KEPT)).items():
+        assert path.read_text(encoding="utf-8") == text, (
+            "`recipes.py summarise` was not run"
+        )
 
 
-@pytest.mark.parametrize("recipe", recipes.RECIPES.values(), ids=lambda one: one.name)
-def test_unchanged_scripts_contend_in_every_recipe(recipe):
-    assert SCRIPT.name in [contender.name for contender in recipe.contenders]
+def test_the_picture_shows_what_the_kept_rounds_say():
+    drawn = picture_of(pictured(read_summaries(KEPT)))
+    assert (KEPT / PICTURE).read_text(encoding="utf-8") == drawn

@@ -1,4 +1,4 @@
-"""The six recipes of `recipes.py`: what is trained, on which lengths, under which limit, and who batches."""
+"""The recipes of `recipes.py`: what is trained, on which lengths, under which limit, and who batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from batchtune.lengths import FloatArray
 
 Loaded = tuple[FloatArray, FloatArray | None]
 # A chat is cut at 4,096 tokens and a file of code at 8,192; all are then this much shorter, as the models are small.
-CHAT_CUT, CHAT_SCALE = 4096, 16
+CHAT_CUT, CHAT_SCALE = 4096, 32
 CODE_CUT, CODE_SCALE, BYTES_PER_TOKEN = 8192, 32, 4
 
 
@@ -41,6 +41,7 @@ class Recipe:
         count: Examples of an epoch, drawn at random.
         limit_mib: The memory limit on the CPU.
         contenders: Who batches; the first is what the recipe ships.
+        accumulate: Micro-batches of an optimizer step, as shipped.
         options: Of the training.
         on_cuda: What takes the place of `count`, `limit_mib` and `options` on a GPU.
     """
@@ -53,6 +54,7 @@ class Recipe:
     count: int
     limit_mib: int
     contenders: tuple[Contender, ...]
+    accumulate: int = 1
     options: dict[str, Any] = field(default_factory=dict)
     on_cuda: dict[str, Any] = field(default_factory=dict)
     streamed: bool = False
@@ -118,18 +120,23 @@ NEMO = Contender(
     peers.nemo_two_dimensional,
     "nemo",
 )
-RECOMMENDED = Contender(
-    "batchtune", "batchtune", peers.batchtune_recommended, uses_the_probe=True
+REBALANCE = Contender(
+    "batch_rebalance", "peer", peers.rebalanced, "transformers", keeps_accumulation=True
 )
-STEPS_KEPT = Contender(
-    recipe_summary.STEPS_KEPT,
+ODB = Contender(
+    "online-dynamic-batching, tuned", "peer", peers.online_dynamic_batching, "odb"
+)
+DEFAULT = Contender(
     "batchtune",
-    peers.batchtune_steps_kept,
+    "batchtune",
+    peers.by_default,
     uses_the_probe=True,
+    keeps_accumulation=True,
 )
-SCRIPT = Contender("batchtune, unchanged script", "batchtune", peers.unchanged_script)
-OURS = (RECOMMENDED, STEPS_KEPT, SCRIPT)
-FOR_LENGTHS = (ACCELERATE, GROUPED, SPEECHBRAIN, LHOTSE, *OURS)
+FILLED = Contender(
+    recipe_summary.FILLED, "batchtune", peers.filled, uses_the_probe=True
+)
+OURS = (DEFAULT, FILLED)
 CHAT_ROW = CHAT_CUT // CHAT_SCALE
 SPEECH_ON_CUDA = {
     "count": 8000,
@@ -143,17 +150,43 @@ RECIPES = {
     for recipe in (
         Recipe(
             name="ctc",
+            data="Common Voice",
+            training="CtcTraining",
+            lengths=common_voice,
+            unit="s",
+            count=1280,
+            limit_mib=400,
+            options={"layers": 2},
+            on_cuda=SPEECH_ON_CUDA,
+            # transformers, examples/pytorch/speech-recognition/README.md, on one GPU: per_device_train_batch_size 8,
+            # gradient_accumulation_steps 8.
+            contenders=(
+                peers.shipped_fixed(8),
+                GROUPED,
+                SPEECHBRAIN,
+                REBALANCE,
+                *OURS,
+            ),
+            accumulate=8,
+        ),
+        Recipe(
+            name="ctc-bucketed",
             data="LibriSpeech",
             training="CtcTraining",
             lengths=librispeech,
             unit="s",
-            count=900,
+            count=500,
             limit_mib=400,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             # speechbrain, recipes/LibriSpeech/ASR/CTC/hparams/conformer_large.yaml: max_batch_length_train 850,
             # num_bucket 200, max_batch_ex 128. It reshuffles here in each epoch, as all others do.
-            contenders=(peers.shipped_speechbrain(850, 200, 128), *FOR_LENGTHS),
+            contenders=(
+                peers.shipped_speechbrain(850, 200, 128),
+                SPEECHBRAIN,
+                LHOTSE,
+                *OURS,
+            ),
         ),
         Recipe(
             name="aed",
@@ -161,34 +194,19 @@ RECIPES = {
             training="EncoderDecoderTraining",
             lengths=transcribed_librispeech,
             unit="s",
-            count=400,
-            limit_mib=400,
-            options={"layers": 2},
+            count=384,
+            limit_mib=440,
+            options={"layers": 1},
             on_cuda=SPEECH_ON_CUDA,
-            # NeMo, examples/asr/conf/speech_multitask/fast-conformer_aed.yaml: batch_duration 360,
-            # quadratic_duration 15, num_buckets 20.
+            # The same, sequence to sequence on LibriSpeech.
             contenders=(
-                peers.shipped_lhotse(360, 15, 20),
-                ACCELERATE,
+                peers.shipped_fixed(8),
                 GROUPED,
-                SPEECHBRAIN,
-                LHOTSE,
                 NEMO,
+                REBALANCE,
                 *OURS,
             ),
-        ),
-        Recipe(
-            name="tts",
-            data="Common Voice",
-            training="SynthesisTraining",
-            lengths=common_voice,
-            unit="s",
-            count=1200,
-            limit_mib=380,
-            options={"layers": 4},
-            on_cuda=SPEECH_ON_CUDA,
-            # Matcha-TTS, configs/data/ljspeech.yaml: batch_size 32.
-            contenders=(peers.shipped_fixed(32), *FOR_LENGTHS),
+            accumulate=8,
         ),
         Recipe(
             name="sft",
@@ -196,12 +214,20 @@ RECIPES = {
             training="ChatTraining",
             lengths=chats,
             unit="tokens",
-            count=600,
-            limit_mib=540,
+            count=768,
+            limit_mib=500,
             options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
-            # transformers.TrainingArguments: per_device_train_batch_size 8.
-            contenders=(peers.shipped_fixed(8), *FOR_LENGTHS),
+            # As chats are commonly trained on one GPU: per_device_train_batch_size 4, gradient_accumulation_steps 16.
+            contenders=(
+                peers.shipped_fixed(4),
+                ACCELERATE,
+                GROUPED,
+                ODB,
+                REBALANCE,
+                *OURS,
+            ),
+            accumulate=16,
         ),
         Recipe(
             name="sft-packed",
@@ -209,13 +235,13 @@ RECIPES = {
             training="PackedChatTraining",
             lengths=chats,
             unit="tokens",
-            count=600,
-            limit_mib=540,
+            count=768,
+            limit_mib=500,
             options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
-            # trl.SFTConfig(packing=True): strategy bfd, per_device_train_batch_size 8.
+            # trl/scripts/sft.py: packing, per_device_train_batch_size 2, gradient_accumulation_steps 8.
             contenders=(
-                peers.shipped_trl(8, CHAT_ROW),
+                peers.shipped_trl(2, CHAT_ROW),
                 Contender("TRL's packing, same budget", "peer", peers.tuned_trl, "trl"),
                 Contender(
                     "axolotl's multipack, same budget",
@@ -225,6 +251,7 @@ RECIPES = {
                 ),
                 *OURS,
             ),
+            accumulate=8,
         ),
         Recipe(
             name="mlm",
@@ -232,11 +259,21 @@ RECIPES = {
             training="MaskedTraining",
             lengths=code_files,
             unit="tokens",
-            count=800,
-            limit_mib=385,
+            count=640,
+            limit_mib=410,
+            options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
-            # transformers, examples/pytorch/language-modeling/run_mlm.py: per_device_train_batch_size 8.
-            contenders=(peers.shipped_fixed(8), *FOR_LENGTHS),
+            # transformers, examples/pytorch/language-modeling/run_mlm.py: per_device_train_batch_size 8; here what
+            # 8 GPUs train on, one accumulates.
+            contenders=(
+                peers.shipped_fixed(8),
+                GROUPED,
+                SPEECHBRAIN,
+                LHOTSE,
+                REBALANCE,
+                *OURS,
+            ),
+            accumulate=8,
         ),
         Recipe(
             name="stream",
@@ -244,7 +281,7 @@ RECIPES = {
             training="CtcTraining",
             lengths=common_voice,
             unit="s",
-            count=2000,
+            count=1000,
             limit_mib=380,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,

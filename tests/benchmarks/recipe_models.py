@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, l1_loss, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
 from batchtune import BatchShape
 
 IGNORED = -100
 Example = dict[str, torch.Tensor]
+Loss = tuple[torch.Tensor, torch.Tensor]
 
 
 class Training(ABC):
@@ -67,12 +68,27 @@ class Training(ABC):
         return {name: values.to(self.device) for name, values in batch.items()}
 
     def step(self, batch: Any) -> float:
-        """Train on a batch; return its loss."""
-        self.optimizer.zero_grad()
-        loss = self.loss(batch)
+        """Train on a batch; return its mean loss."""
+        loss, items = self.accumulate(batch)
+        self.finish(items)
+        return loss / items
+
+    def accumulate(self, batch: Any) -> tuple[float, int]:
+        """Add the gradient of a micro-batch's loss; return this loss, summed over its items, and their number."""
+        loss, items = self.loss(batch)
         loss.backward()
+        return loss.item(), int(items)
+
+    def finish(self, items: int) -> None:
+        """Let the optimizer step on the mean over a step's items, however its micro-batches were cut.
+
+        As fairseq does: the gradients are divided by what they sum. They stay allocated, as while accumulating.
+        """
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= items
         self.optimizer.step()
-        return loss.item()
+        self.optimizer.zero_grad(set_to_none=False)
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -85,8 +101,8 @@ class Training(ABC):
         """Make an example."""
 
     @abstractmethod
-    def loss(self, batch: Any) -> torch.Tensor:
-        """Return the mean loss of a batch."""
+    def loss(self, batch: Any) -> Loss:
+        """Return the loss of a batch, summed over its items (tokens, frames), and how many these are."""
 
     def collate(self, examples: Sequence[Example]) -> Example:
         """Pad the examples; labels with IGNORED."""
@@ -133,9 +149,11 @@ class Encoder(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what it makes of frames (batch, length, features), and how long that is."""
         hidden = self.halve(frames.transpose(1, 2))
-        hidden = (hidden + self.place(hidden)).transpose(1, 2)
         halved = (lengths + 1) // 2
-        padding = is_padding(halved, hidden.shape[1])
+        padding = is_padding(halved, hidden.shape[2])
+        # What an example comes to must not depend on how far it is padded.
+        hidden = hidden.masked_fill(padding[:, None], 0.0)
+        hidden = (hidden + self.place(hidden)).transpose(1, 2)
         for block in self.blocks:
             hidden = block(hidden, src_key_padding_mask=padding)
         return self.norm(hidden), halved
@@ -178,8 +196,8 @@ class CtcTraining(Speech):
         classify = nn.Linear(self.dim, self.TOKENS)
         return nn.ModuleDict({"encoder": encoder, "classify": classify})
 
-    def loss(self, batch: Example) -> torch.Tensor:
-        """Return the CTC loss for each token."""
+    def loss(self, batch: Example) -> Loss:
+        """Return the CTC loss, and the number of tokens."""
         hidden, lengths = self.model["encoder"](
             batch["frames"], batch["frames_lengths"]
         )
@@ -192,7 +210,7 @@ class CtcTraining(Speech):
             reduction="sum",
             zero_infinity=True,
         )
-        return summed / batch["tokens_lengths"].sum()
+        return summed, batch["tokens_lengths"].sum()
 
 
 class EncoderDecoderTraining(Speech):
@@ -218,8 +236,8 @@ class EncoderDecoderTraining(Speech):
             }
         )
 
-    def loss(self, batch: Example) -> torch.Tensor:
-        """Return the loss of the next character."""
+    def loss(self, batch: Example) -> Loss:
+        """Return the loss of the next characters."""
         source, lengths = self.model["encoder"](
             batch["frames"], batch["frames_lengths"]
         )
@@ -238,46 +256,10 @@ class EncoderDecoderTraining(Speech):
             tgt_is_causal=True,
         )
         scores = self.model["classify"](hidden).flatten(0, 1)
-        return cross_entropy(scores, tokens.flatten(), ignore_index=0)
-
-
-class SynthesisTraining(Speech):
-    """Makes the frames of speech from its tokens, with convolutions; lengths in seconds."""
-
-    def build(self) -> nn.Module:
-        """Build an embedding and blocks of depthwise and pointwise convolutions."""
-        blocks: list[nn.Module] = []
-        for _ in range(self.layers):
-            blocks += [
-                nn.Conv1d(self.dim, self.dim, 11, padding=5, groups=self.dim),
-                nn.Conv1d(self.dim, self.dim, 1),
-                nn.BatchNorm1d(self.dim),
-                nn.ReLU(),
-            ]
-        return nn.ModuleDict(
-            {
-                "embed": nn.Embedding(self.TOKENS, self.dim),
-                "blocks": nn.Sequential(*blocks),
-                "frames": nn.Conv1d(self.dim, self.FEATURES, 1),
-            }
+        summed = cross_entropy(
+            scores, tokens.flatten(), ignore_index=0, reduction="sum"
         )
-
-    def example(
-        self, length: float, target: float | None, generator: torch.Generator
-    ) -> Example:
-        """Make frames, and the token that is spoken in each."""
-        made = super().example(length, target, generator)
-        frames = made["frames"]
-        spoken = torch.arange(len(frames)) * len(made["tokens"]) // len(frames)
-        return {"frames": frames, "tokens": made["tokens"][spoken]}
-
-    def loss(self, batch: Example) -> torch.Tensor:
-        """Return the mean absolute error of the frames that are no padding."""
-        hidden = self.model["embed"](batch["tokens"]).transpose(1, 2)
-        made = self.model["frames"](self.model["blocks"](hidden)).transpose(1, 2)
-        mask = (batch["tokens"] > 0)[:, :, None]
-        errors = l1_loss(made * mask, batch["frames"] * mask, reduction="sum")
-        return errors / (mask.sum() * self.FEATURES)
+        return summed, batch["tokens_lengths"].sum()
 
 
 class MaskedTraining(Training):
@@ -313,16 +295,19 @@ class MaskedTraining(Training):
             "labels": torch.where(masked, tokens, IGNORED),
         }
 
-    def loss(self, batch: Example) -> torch.Tensor:
+    def loss(self, batch: Example) -> Loss:
         """Return the loss of the masked tokens."""
         tokens = batch["tokens"]
-        hidden = self.model["embed"](tokens).transpose(1, 2)
-        hidden = (hidden + self.model["place"](hidden)).transpose(1, 2)
         padding = is_padding(batch["tokens_lengths"], tokens.shape[1])
+        hidden = self.model["embed"](tokens).masked_fill(padding[:, :, None], 0.0)
+        hidden = hidden.transpose(1, 2)
+        hidden = (hidden + self.model["place"](hidden)).transpose(1, 2)
         for block in self.model["blocks"]:
             hidden = block(hidden, src_key_padding_mask=padding)
         scores = self.model["classify"](hidden).flatten(0, 1)
-        return cross_entropy(scores, batch["labels"].flatten(), ignore_index=IGNORED)
+        labels = batch["labels"].flatten()
+        summed = cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum")
+        return summed, (labels != IGNORED).sum()
 
 
 class ChatTraining(Training):
@@ -356,12 +341,17 @@ class ChatTraining(Training):
         tokens = (first + 7 * torch.arange(max(2, int(length)))) % 100 + 3
         return {"input_ids": tokens, "labels": tokens}
 
-    def loss(self, batch: Example) -> torch.Tensor:
-        """Return the loss of the next token. Padding is on the right: causal attention never sees it."""
-        loss: torch.Tensor = self.model(
-            input_ids=batch["input_ids"], labels=batch["labels"]
-        ).loss
-        return loss
+    def loss(self, batch: Example) -> Loss:
+        """Return the loss of the next tokens. Padding is on the right: causal attention never sees it."""
+        return self.summed(batch)
+
+    def summed(self, batch: Example, **rows: torch.Tensor) -> Loss:
+        """Return the loss that Transformers' model computes: a sum, if it is to be divided by one token."""
+        labels = batch["labels"]
+        made = self.model(
+            input_ids=batch["input_ids"], labels=labels, num_items_in_batch=1, **rows
+        )
+        return made.loss, (labels[:, 1:] != IGNORED).sum()
 
 
 class PackedChatTraining(ChatTraining):
@@ -382,15 +372,11 @@ class PackedChatTraining(ChatTraining):
             "ends": ends,
         }
 
-    def loss(self, batch: Example) -> torch.Tensor:
-        """Return the loss of the next token."""
-        loss: torch.Tensor = self.model(
-            input_ids=batch["input_ids"],
-            labels=batch["labels"],
-            position_ids=batch["position_ids"],
-            cu_seq_lens_q=batch["ends"],
-        ).loss
-        return loss
+    def loss(self, batch: Example) -> Loss:
+        """Return the loss of the next tokens."""
+        return self.summed(
+            batch, position_ids=batch["position_ids"], cu_seq_lens_q=batch["ends"]
+        )
 
 
 def attention_of_rows(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -28,7 +29,8 @@ from probe.peer_searches import from_the_last_answer
 from real_speechbrain import load_dynamic_batch_sampler, load_speechbrain
 from torch.utils.data import BatchSampler
 
-from batchtune import BucketedStream, sampler_from_config
+from batchtune import BucketedStream, SameStepBatchSampler, sampler_from_config
+from batchtune.buckets.same_step import SAME_STEP
 from batchtune.exports.run_configs import sampler_config
 from batchtune.results import SWEEP_FILE, PackedConfig, Sweep, read_result
 
@@ -49,8 +51,11 @@ LHOTSE_BUCKETS = 10
 NEMO_BUCKETS = 5
 # What users of SpeechBrain try, of which the one with the fewest batches is taken.
 SPEECHBRAIN_BUCKETS = (10, 15, 20, 30, 60, 100, 200)
-# So many batches are compared with those that `batchtune run` gives a script.
-STEPS_OF_THE_SCRIPT = 3
+# So many steps are compared with those that `batchtune run` gives a script.
+STEPS_OF_THE_SCRIPT = 2
+# As its own example has it: 4 workers with a prefetch_factor of 64 hold so many examples, and these are grouped.
+ODB_WINDOW = 4 * 64
+SAMPLES_PER_SECOND = 16_000
 ENDED_EARLY = ", of a probe that --minutes ended early"
 # What WebDataset's users put before `.batched()`.
 SHUFFLE_BUFFER = 1000
@@ -78,6 +83,8 @@ class Contender:
         find: Finds its setting: the batches of each epoch, and the setting in words.
         needs: The package that does the batching.
         uses_the_probe: Whether the probe that batchtune's contenders share is part of its search.
+        keeps_accumulation: Whether a step has as many micro-batches as the recipe ships. Otherwise they are as many as
+            bring a step nearest to the examples that it has there.
     """
 
     name: str
@@ -85,6 +92,7 @@ class Contender:
     find: Callable[[Bench], tuple[Epochs, str]]
     needs: str = "torch"
     uses_the_probe: bool = False
+    keeps_accumulation: bool = False
 
     @property
     def is_installed(self) -> bool:
@@ -129,7 +137,7 @@ def shipped(
                 raise DoesNotFit
             share /= 2
 
-    return Contender("as shipped", "shipped", find, needs)
+    return Contender("as shipped", "shipped", find, needs, keeps_accumulation=True)
 
 
 def shuffled(count: int, epoch: int) -> list[int]:
@@ -198,7 +206,7 @@ def shipped_speechbrain(
 
 
 def tuned_speechbrain(bench: Bench) -> tuple[Epochs, str]:
-    """Raise max_batch_length until memory runs out, then bisect to 5%; at each, the num_buckets of fewest batches."""
+    """Take the largest max_batch_length that fits; at each, the num_buckets of fewest batches."""
 
     def make(max_batch_length: float) -> tuple[Epochs, int]:
         ways = [
@@ -207,8 +215,16 @@ def tuned_speechbrain(bench: Bench) -> tuple[Epochs, str]:
         ]
         return min(ways, key=lambda way: len(way[0](0)))
 
-    def fits(max_batch_length: float) -> bool:
-        return bench.fits(worst_batches(bench, make(max_batch_length)[0](0)))
+    passed = largest_budget(bench, lambda budget: make(budget)[0])
+    epochs, buckets = make(passed)
+    return epochs, f"max_batch_length {passed:.4g}, num_buckets {buckets}"
+
+
+def largest_budget(bench: Bench, make: Callable[[float], Epochs]) -> float:
+    """Raise the padded length of a batch until memory runs out, then bisect to 5%."""
+
+    def fits(budget: float) -> bool:
+        return bench.fits(worst_batches(bench, make(budget)(0)))
 
     passed = float(bench.lengths.max())
     while not fits(passed):
@@ -225,8 +241,7 @@ def tuned_speechbrain(bench: Bench) -> tuple[Epochs, str]:
             passed = middle
         else:
             failed = middle
-    epochs, buckets = make(passed)
-    return epochs, f"max_batch_length {passed:.4g}, num_buckets {buckets}"
+    return passed
 
 
 def accelerates_size(bench: Bench, make: Callable[[int], Epochs]) -> tuple[Epochs, int]:
@@ -272,6 +287,54 @@ def grouped_by_length(bench: Bench) -> tuple[Epochs, str]:
 
     epochs, size = accelerates_size(bench, make)
     return epochs, f"batch size {size}"
+
+
+def rebalanced(bench: Bench) -> tuple[Epochs, str]:
+    """Cut each step's examples as Transformers' Trainer does with `train_sampling_strategy="batch_rebalance"`.
+
+    It searches nothing: a step is that of the recipe. Lengths of audio are samples, as of `input_values`.
+    """
+    try:
+        from transformers.trainer_pt_utils import BatchRebalanceSampler
+    except ImportError as error:
+        raise NothingRecommended("Transformers has it from 5.24 on") from error
+    per_unit = SAMPLES_PER_SECOND if bench.recipe.unit == "s" else 1
+    sampler = BatchRebalanceSampler(
+        (bench.lengths * per_unit).tolist(),
+        bench.shipped_batch_size * bench.recipe.accumulate,
+        dp_size=1,
+        grad_accum=bench.recipe.accumulate,
+        seed=0,
+        drop_last=False,
+    )
+    return epochs_of(sampler), f"{bench.recipe.accumulate} micro-batches a step"
+
+
+def online_dynamic_batching(bench: Bench) -> tuple[Epochs, str]:
+    """Group windows of examples by length, with the package's own function; its token budget is searched for."""
+    from odb.grouping import grouping_data
+
+    lengths = bench.lengths.astype(np.int64).tolist()
+
+    def make(budget: float) -> Epochs:
+        def epochs(epoch: int) -> Batches:
+            order = shuffled(len(lengths), epoch)
+            shuffle = random.Random(epoch).shuffle
+            batches: Batches = []
+            for first in range(0, len(order), ODB_WINDOW):
+                window = [
+                    {"input_ids": [0] * lengths[index], "index": index}
+                    for index in order[first : first + ODB_WINDOW]
+                ]
+                groups = grouping_data([window], int(budget), None)[0]
+                shuffle(groups)
+                batches += indices_of(groups)
+            return batches
+
+        return epochs
+
+    budget = largest_budget(bench, make)
+    return make(budget), f"token_budget {int(budget)}, windows of {ODB_WINDOW}"
 
 
 def lhotse_cuts(bench: Bench, order: Sequence[int]) -> list[Any]:
@@ -439,12 +502,12 @@ def shipped_trl(batch_size: int, cut_at: int) -> Contender:
             size //= 2
         return joined(rows, size), f"{size} rows of {cut_at} tokens"
 
-    return Contender("as shipped", "shipped", find, "trl")
+    return Contender("as shipped", "shipped", find, "trl", keeps_accumulation=True)
 
 
 def tuned_trl(bench: Bench) -> tuple[Epochs, str]:
     """Pack with TRL, at the budget that batchtune found: TRL has no search of its own."""
-    max_tokens = packed_config(bench.run).max_tokens
+    max_tokens = packed_config(filled_run(bench)).max_tokens
     return trl_rows(bench, max_tokens), f"max_length {max_tokens}, batchtune's budget"
 
 
@@ -452,7 +515,7 @@ def tuned_axolotl(bench: Bench) -> tuple[Epochs, str]:
     """Pack with axolotl's own sampler, at the budget that batchtune found: axolotl has no search of its own."""
     sampler_class = axolotl_multipack().MultipackBatchSampler
     lengths = bench.lengths.astype(np.int64)
-    max_tokens = packed_config(bench.run).max_tokens
+    max_tokens = packed_config(filled_run(bench)).max_tokens
 
     def epochs(epoch: int) -> Batches:
         sampler = sampler_class(
@@ -536,8 +599,6 @@ def by_speechbrain(bench: Bench, row: dict[str, Any]) -> tuple[Epochs, str]:
     batch = load_speechbrain()[3].dynamic_bucketed_batch
 
     def epochs(epoch: int) -> Batches:
-        import random
-
         random.seed(epoch)  # which SpeechBrain draws from
         batches = batch(
             read_samples(bench, epoch),
@@ -553,61 +614,83 @@ def by_speechbrain(bench: Bench, row: dict[str, Any]) -> tuple[Epochs, str]:
     return epochs, f"{words}, buffer of {row['buffer_size']}"
 
 
-def batchtune_recommended(bench: Bench) -> tuple[Epochs, str]:
-    """Batch as recommended by default: the largest batches that fit."""
+def by_default(bench: Bench) -> tuple[Epochs, str]:
+    """Batch as recommended by default, which keeps the training: each step's examples, or the number of steps."""
+    if bench.recipe.streamed:
+        run = copied_run(bench, "run-steps-kept")
+        swept_stream(bench, run, f"--min-steps={bench.shipped_steps}")
+        return configured_stream(bench, run)
+    epochs, setting = recommended_in(bench, bench.run)
+    check_script(bench, epochs(0))
+    return epochs, setting
+
+
+def filled(bench: Bench) -> tuple[Epochs, str]:
+    """Batch as recommended with `--keep nothing`: the batches that take the least time of all that fit."""
     if bench.recipe.streamed:
         swept_stream(bench, bench.run)
-    return recommended_in(bench, bench.run)
+        return configured_stream(bench, bench.run)
+    return recommended_in(bench, filled_run(bench))
 
 
-def batchtune_steps_kept(bench: Bench) -> tuple[Epochs, str]:
-    """Batch as recommended with at least as many optimizer steps an epoch as the recipe ships."""
-    run = bench.folder / "run-steps-kept"
-    shutil.copytree(
-        bench.run, run, dirs_exist_ok=True, ignore=shutil.ignore_patterns("stream.*")
-    )
-    kept = f"--min-steps={bench.shipped_steps}"
-    if bench.recipe.streamed:
-        swept_stream(bench, run, kept)
-    else:
-        call_batchtune("sweep-buckets", *bench.manifest(), "--run", str(run), "--quiet", kept)  # fmt: skip
-    return recommended_in(bench, run)
+def filled_run(bench: Bench) -> Path:
+    """Return a run folder with the same probe, and a sweep that fills the memory."""
+    run = bench.folder / "run-filled"
+    if not (run / SWEEP_FILE).exists():
+        copied_run(bench, run.name, SWEEP_FILE)
+        call_batchtune(
+            "sweep-buckets", *bench.manifest(), "--run", str(run), "--quiet",
+            "--keep", "nothing",
+        )  # fmt: skip
+    return run
 
 
-def unchanged_script(bench: Bench) -> tuple[Epochs, str]:
-    """Tune a script that knows nothing of batchtune, and take the batches that `batchtune run` gives it."""
-    if bench.recipe.streamed:
-        raise NothingRecommended("a script that reads a stream has to be changed")
-    run = bench.folder / "run-script"
-    tuning = bench.tune_script(run)
-    epochs, setting = recommended_in(bench, run)
-    batches = epochs(0)[:STEPS_OF_THE_SCRIPT]
+def copied_run(bench: Bench, name: str, *without: str) -> Path:
+    """Copy the run folder of the probe."""
+    run = bench.folder / name
+    ignore = shutil.ignore_patterns("stream.*", *without)
+    shutil.copytree(bench.run, run, dirs_exist_ok=True, ignore=ignore)
+    return run
+
+
+def check_script(bench: Bench, batches: Batches) -> None:
+    """Check that `batchtune run` gives an unchanged script these batches."""
     said = call_batchtune(
-        "run", *bench.manifest(), "--run", str(run),
+        "run", *bench.manifest(), "--run", str(bench.run),
         "--", *bench.script(), "--max-steps", str(STEPS_OF_THE_SCRIPT),
     )  # fmt: skip
-    sizes = re.findall(r"^step \d+, (.*?): loss", said, re.MULTILINE)
-    if sizes != [str(bench.size_of(batch)) for batch in batches]:
+    sizes = re.findall(r"^batch \d+, (.*?): loss", said, re.MULTILINE)
+    expected = batches[: STEPS_OF_THE_SCRIPT * bench.recipe.accumulate]
+    if sizes != [str(bench.size_of(batch)) for batch in expected]:
         raise NothingRecommended(f"`batchtune run` gave batches of {sizes}")
-    if tuning["unfinished"]:
-        setting += ENDED_EARLY
-    return epochs, setting
 
 
 def recommended_in(bench: Bench, run: Path) -> tuple[Epochs, str]:
     """Batch as the config in a run folder says."""
-    if bench.recipe.streamed:
-        return configured_stream(bench, run)
+    path = run / "sampler.yaml"
     row = read_result(run / SWEEP_FILE, Sweep).recommended_row
     if row is None and not bench.recipe.is_packed:
         raise NothingRecommended("no table beats a fixed batch size")
-    sampler = sampler_from_config(
-        run / "sampler.yaml", bench.lengths, targets=bench.targets
-    )
+    if row is not None and row.strategy == SAME_STEP:
+        return same_steps(bench, path), f"{SAME_STEP}, {row.accumulate} micro-batches"
+    sampler = sampler_from_config(path, bench.lengths, targets=bench.targets)
     if row is None:
         config = packed_config(run)
         return epochs_of(sampler), f"{config.packer}, max_tokens {config.max_tokens}"
     return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
+
+
+def same_steps(bench: Bench, path: Path) -> Epochs:
+    """Cut the steps of the shipped batches anew."""
+    own = fixed(bench.lengths.size, bench.shipped_batch_size)
+
+    def epochs(epoch: int) -> Batches:
+        sampler = SameStepBatchSampler.from_config(
+            path, own(epoch), bench.lengths, targets=bench.targets
+        )
+        return list(sampler)
+
+    return epochs
 
 
 def configured_stream(bench: Bench, run: Path) -> tuple[Epochs, str]:

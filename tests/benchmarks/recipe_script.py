@@ -1,7 +1,7 @@
 """Trains a recipe as a script of its own: `python tests/benchmarks/recipe_script.py RECIPE.json`.
 
-It knows nothing of batchtune: a data set, a DataLoader with a fixed batch size, a loop. `recipes.py` writes
-RECIPE.json, tunes this command with `batchtune tune`, and trains it with `batchtune run`.
+It knows nothing of batchtune: a data set, a shuffling DataLoader with a fixed batch size, a loop that accumulates
+gradients. `recipes.py` writes RECIPE.json, and trains this command with `batchtune run`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from benchmarks import recipe_models
 from benchmarks.recipe_models import Example, Training
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 
 class Examples(Dataset[Example]):
@@ -51,19 +51,29 @@ def main() -> None:
     torch.manual_seed(0)
     device = torch.device(recipe["device"])
     training.setup(device)
+    examples = Examples(training, recipe["lengths"], recipe["targets"])
+    order = torch.Generator().manual_seed(0)
     loader = DataLoader(
-        Examples(training, recipe["lengths"], recipe["targets"]),
+        examples,
         batch_size=recipe["batch_size"],
-        shuffle=True,
+        sampler=RandomSampler(examples, generator=order),
         collate_fn=training.collate,
     )
-    for step, batch in enumerate(loader):
-        if step == given.max_steps:
-            break
+    steps = 0
+    items = 0
+    for number, batch in enumerate(loader, 1):
         on_device = {name: values.to(device) for name, values in batch.items()}
-        loss = training.step(on_device)
+        loss, its_items = training.accumulate(on_device)
+        items += its_items
         size = list(next(iter(batch.values())).shape)
-        print(f"step {step}, {size}: loss {loss:.3f}", flush=True)
+        print(f"batch {number}, {size}: loss {loss / its_items:.3f}", flush=True)
+        if number % recipe["accumulate"] and number != len(loader):
+            continue
+        training.finish(items)
+        items = 0
+        steps += 1
+        if steps == given.max_steps:
+            break
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from batchtune.probe.session import drain_autograd
 from batchtune.probe.settings import ProbeSettings
 
 Reply = dict[str, Any]
+Step = tuple[float, int, float]
 # A failure that leaves more than this part of the limit in use costs the worker of a search.
 HELD_SHARE = 0.002
 # A disguised one names another cause: oneDNN "could not create a primitive".
@@ -62,7 +63,7 @@ class Trainer:
         # What is done only once is neither timed nor measured, and the optimizer's state is complete.
         shortest = min(range(len(self.lengths)), key=self.lengths.__getitem__)
         for _ in range(2):
-            self.train([[shortest]])
+            self.train([[[shortest]]])
         self.rest_bytes = self.meter.in_use()
         self.is_damaged = False
 
@@ -89,31 +90,46 @@ class Trainer:
             DataLoader(examples, batch_sampler=batches, collate_fn=self.batch_of)
         )
 
-    def run_step(self, batch: Any) -> tuple[float, int | None]:
-        """Train on a batch; return its seconds and its peak in bytes."""
-        self.meter.reset()
-        self.meter.synchronize()
-        started = time.perf_counter()
-        self.training.step(batch)
-        self.meter.synchronize()
-        seconds = time.perf_counter() - started
-        return seconds, self.meter.peak()
+    def run_step(self, batches: Iterator[Any], count: int) -> Step:
+        """Accumulate so many micro-batches, and let the optimizer step.
 
-    def train(self, batches: list[list[int]]) -> Reply:
-        """Train on batches until memory runs out, which ends a training; tell the seconds and peak of each step."""
-        steps = []
-        loader = self.loaded(batches)
-        for _ in batches:
-            step = self.tried(lambda: next(loader))
-            if step is None:
-                return {"steps": steps, "oom": True}
-            steps.append(step)
-        return {"steps": steps, "oom": False}
+        Returns its seconds, without those that making the batches takes, its peak in bytes, and its mean loss.
+        """
+        seconds = 0.0
+        peak = 0
+        summed = 0.0
+        items = 0
+        for left in range(count - 1, -1, -1):
+            batch = next(batches)
+            self.meter.reset()
+            self.meter.synchronize()
+            started = time.perf_counter()
+            loss, its_items = self.training.accumulate(batch)
+            summed += loss
+            items += its_items
+            if left == 0:
+                self.training.finish(items)
+            self.meter.synchronize()
+            seconds += time.perf_counter() - started
+            peak = max(peak, self.meter.peak() or 0)
+            del batch
+        return seconds, peak, summed / items
 
-    def tried(self, make: Any) -> tuple[float, int | None] | None:
-        """Make a batch and train on it; None if memory ran out."""
+    def train(self, steps: list[list[list[int]]]) -> Reply:
+        """Train on the micro-batches of steps until memory runs out, which ends a training; describe each step."""
+        ran = []
+        loader = self.loaded([batch for step in steps for batch in step])
+        for step in steps:
+            outcome = self.tried(loader, len(step))
+            if outcome is None:
+                return {"steps": ran, "oom": True}
+            ran.append(outcome)
+        return {"steps": ran, "oom": False}
+
+    def tried(self, batches: Iterator[Any], count: int) -> Step | None:
+        """Run a step; None if memory ran out."""
         try:
-            return self.run_step(make())
+            return self.run_step(batches, count)
         except (RuntimeError, MemoryError) as error:
             verdict = error_verdict(error)
             if verdict not in OUT_OF_MEMORY:
@@ -127,21 +143,19 @@ class Trainer:
     def clear(self) -> None:
         """Give back what the last steps hold."""
         drain_autograd()
-        self.training.optimizer.zero_grad()
+        self.training.optimizer.zero_grad(set_to_none=False)
         gc.collect()
         self.meter.release()
 
     def fits(self, batches: list[list[int]]) -> Reply:
-        """Train on batches, until one does not fit."""
-        return self.verdict(not self.train(batches)["oom"])
+        """Train on batches, a step each, until one does not fit."""
+        return self.verdict(not self.train([[batch] for batch in batches])["oom"])
 
     def fits_shape(self, batch_size: int, length: float, target: float | None) -> Reply:
         """Train on made batches of a shape, two steps as OOMptimizer does."""
         shape = BatchShape(batch_size, length, target)
-        fits = all(
-            self.tried(lambda: self.training.make_batch(shape)) is not None
-            for _ in range(2)
-        )
+        made = (self.training.make_batch(shape) for _ in range(2))
+        fits = all(self.tried(made, 1) is not None for _ in range(2))
         return self.verdict(fits)
 
     def verdict(self, fits: bool) -> Reply:
@@ -152,14 +166,16 @@ class Trainer:
 
     def evaluate(self) -> Reply:
         """Return the mean loss of the examples that are held out."""
-        losses = []
+        summed = 0.0
+        items = 0
         self.training.model.eval()
         with torch.no_grad():
             for indices in self.held_out:
-                loss = self.training.loss(self.batch_of(indices))
-                losses.append(loss.item())
+                loss, its_items = self.training.loss(self.batch_of(indices))
+                summed += loss.item()
+                items += int(its_items)
         self.training.model.train()
-        return {"loss": sum(losses) / len(losses)}
+        return {"loss": summed / items}
 
 
 def main() -> None:

@@ -1,23 +1,26 @@
 """Trainings as people run them, batched by everybody: `python tests/benchmarks/recipes.py [RECIPE...]`.
 
 Seven small models train on real lengths, each under one memory limit for all contenders: what the recipe ships, the
-peers that apply, by their real libraries, and batchtune: as it recommends by default, with `--min-steps`, so that an
-epoch has as many optimizer steps as shipped, and for an unchanged script (`recipe_script.py`). Without names all
-recipes run. Of NeMo and axolotl the one file that batches is enough, in a folder on PYTHONPATH (`peer_files.py`); who
-isn't installed is left out by name.
+peers that apply, by their real libraries, and batchtune: as it recommends by default, and filling the memory (`--keep
+nothing`). By default it keeps the training: each optimizer step's examples, where a recipe accumulates gradients, else
+the number of steps; the batches are those that `batchtune run` gives an unchanged script (`recipe_script.py`). A
+contender whose micro-batches have another size accumulates as many as bring a step nearest to the shipped examples.
+The loss is a mean over all tokens of a step, however it is cut. Without names all recipes run. Of NeMo, axolotl and
+online-dynamic-batching the files that batch are enough, in a folder on PYTHONPATH (`peer_files.py`); who isn't
+installed is left out by name.
 
-    ctc         CTC speech recognition, LibriSpeech
-    aed         encoder-decoder speech with two lengths, LibriSpeech
-    tts         speech synthesis, Common Voice
-    sft         fine-tuning of a causal language model, ShareGPT; padded
-    sft-packed  the same, packed
-    mlm         masked language model, files of code
-    stream      tar shards with WebDataset, Common Voice
+    ctc           CTC speech recognition, Common Voice
+    ctc-bucketed  the same in SpeechBrain's buckets, LibriSpeech
+    aed           encoder-decoder speech with two lengths, LibriSpeech
+    sft           fine-tuning of a causal language model, ShareGPT; padded
+    sft-packed    the same, packed
+    mlm           masked language model, files of code
+    stream        tar shards with WebDataset, Common Voice
 
 Each contender trains in a process of its own, on one thread of the CPU. In each round all train the same seed for one
 epoch, in turns of a step or a few, so that whatever slows the machine down slows all. A round's losses are those
-of examples that no one trained on. The learning rate grows with the square root of the mean batch (AdamW). Rounds go
-on until the standard errors are below 1%, 5 rounds at least and 10 at most, or until the recipe's share of `--minutes`
+of examples that no one trained on. The learning rate grows with the square root of the mean step (AdamW). Rounds go
+on until the standard errors are below 1%, 3 rounds at least and 6 at most, or until the recipe's share of `--minutes`
 is over. Half of the share is for the searches: a contender whose search takes longer is left out, by name.
 
 DIR/RECIPE.json is written after each round. An interrupted benchmark goes on from there; `--work` keeps what was found
@@ -70,23 +73,20 @@ from batchtune.errors import BatchtuneError
 from batchtune.files import write_whole
 from batchtune.lengths import FloatArray
 from batchtune.probe.devices import backends
-from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Sweep, read_result
+from batchtune.results import PROBE_FILE, Probe, read_result
 
 HERE = Path(__file__).parent
 # Of an epoch, in turns: fast and slow seconds of the machine are then shared by all.
 SLICES = 32
 # Of the shipped setting.
 LR = 2e-3
-MOST_ROUNDS = 10
+MOST_ROUNDS = 6
 HIGHEST_ERROR = 0.01
 # Of a recipe's minutes, for the searches; the rounds have the rest.
 SEARCH_SHARE = 0.5
-# Of what is left to the searches, for a probe of batchtune's: the first, and the last, which is that of the script.
+# Of what is left to the searches, for batchtune's probe.
 TUNING_SHARE = 0.5
-SCRIPT_SHARE = 0.9
 MORE_THAN_EVEN = 1.25
-# What the unchanged script has before it is tuned.
-SCRIPT_BATCH = 8
 HELD_OUT = 40
 HELD_OUT_BATCH = 4
 # A probe takes so much of what --memory gives; the limit is for everybody.
@@ -178,7 +178,7 @@ class RecipeBench:
         self.lengths: FloatArray = self._all[:count]
         self.targets = None if targets is None else self._all_targets[:count]
         # Batches of an epoch as the recipe ships it, once they are known.
-        self.shipped_steps = 0
+        self.shipped_batches: Batches = []
         self._worker: Worker | None = None
 
     def __enter__(self) -> RecipeBench:
@@ -186,6 +186,23 @@ class RecipeBench:
 
     def __exit__(self, *raised: object) -> None:
         self.release()
+
+    @property
+    def shipped_batch_size(self) -> int:
+        """The examples of a shipped batch that is full."""
+        return max(map(len, self.shipped_batches))
+
+    @property
+    def shipped_steps(self) -> int:
+        """The optimizer steps of an epoch as shipped."""
+        return -(-len(self.shipped_batches) // self.recipe.accumulate)
+
+    def accumulation_of(self, contender: Contender, batches: Batches) -> int:
+        """Return how many of a contender's batches make a step."""
+        if contender.keeps_accumulation or self.recipe.accumulate == 1:
+            return self.recipe.accumulate
+        share = len(batches) / len(self.shipped_batches)
+        return max(1, round(self.recipe.accumulate * share))
 
     def release(self) -> None:
         """End the worker of the searches."""
@@ -303,16 +320,13 @@ class RecipeBench:
             "training": self.recipe.training,
             "options": self.recipe.options,
             "device": self.device,
-            "batch_size": SCRIPT_BATCH,
+            "batch_size": self.shipped_batch_size,
+            "accumulate": self.recipe.accumulate,
             "lengths": self.lengths.tolist(),
             "targets": targets,
         }
         write_whole(path, json.dumps(recipe))
         return [sys.executable, str(HERE / "recipe_script.py"), str(path.absolute())]
-
-    def tune_script(self, run: Path) -> dict[str, bool]:
-        """Tune the script, likewise."""
-        return self.tune(run, SCRIPT_SHARE, "--", *self.script())
 
     def size_of(self, batch: Sequence[int]) -> list[int]:
         """Return the size of a batch, as the script prints it."""
@@ -325,25 +339,34 @@ class RecipeBench:
         made = training.batch_of(batch, self.lengths[batch].tolist(), targets)
         return list(next(iter(made.values())).shape)
 
-    def tune(self, run: Path, share: float, *training: str) -> dict[str, bool]:
+    def current(self) -> list[str]:
+        """Return the options that say how the recipe trains, so that this is kept."""
+        if self.recipe.streamed:
+            return ["--keep", "nothing"]  # sweep-stream has the rest
+        accumulate = ["--accumulate", str(self.recipe.accumulate)]
+        if self.recipe.is_packed:
+            return [*accumulate, "--min-steps", str(self.shipped_steps)]
+        return [*accumulate, "--current", f"batch_size={self.shipped_batch_size}"]
+
+    def tune(self) -> dict[str, bool]:
         """Run `batchtune tune` as its user does; return whether its time ended the probe.
 
         Raises OutOfTime if the time of the searches was over before anything had run.
         """
         memory = math.ceil(self.limit_bytes / MEMORY_FRACTION)
         started = time.monotonic()
-        minutes = max(0.1, (self.search_deadline - started) / 60 * share)
+        minutes = max(0.1, (self.search_deadline - started) / 60 * TUNING_SHARE)
         try:
             call_batchtune(
                 "tune", *self.manifest(), "--memory", str(memory),
-                "--minutes", f"{minutes:.2f}", "--run", str(run), "--quiet",
-                "--keep", "nothing", *training,
+                "--minutes", f"{minutes:.2f}", "--run", str(self.run), "--quiet",
+                *self.current(), *self.workload(),
             )  # fmt: skip
         except subprocess.CalledProcessError:
             if time.monotonic() - started < 60 * minutes:
                 raise
             raise OutOfTime from None
-        return {"unfinished": read_result(run / PROBE_FILE, Probe).unfinished}
+        return {"unfinished": read_result(self.run / PROBE_FILE, Probe).unfinished}
 
 
 def stand_in_for_torchaudio(folder: Path) -> None:
@@ -370,54 +393,54 @@ def found_settings(
     found: dict[str, dict[str, Any]] = {}
     if path.exists():
         found = json.loads(path.read_text())
-    if "tuning" not in found:
-        progress(bench.recipe, "batchtune tune")
-        found["tuning"] = bench.tune(bench.run, TUNING_SHARE, *bench.workload())
-        write_whole(path, json.dumps(found))
     # Kept, so that an interrupted benchmark goes on with the same contenders.
     reasons = found.setdefault("left_out", {})
     for contender in contenders:
-        if contender.name in found or contender.name in reasons:
-            continue
-        progress(bench.recipe, f"finds the setting of {contender.name}")
-        shipped = found.get(contenders[0].name)
-        if shipped is not None:
-            bench.shipped_steps = len(shipped["epochs"][0])
-        try:
-            epochs, setting = contender.find(bench)
-        except (DoesNotFit, OutOfTime, NothingRecommended) as reason:
-            if contender.kind == "shipped":
-                raise
-            reasons[contender.name] = WHY_LEFT_OUT.get(type(reason), str(reason))
+        if contender.name not in found and contender.name not in reasons:
+            progress(bench.recipe, f"finds the setting of {contender.name}")
+            try:
+                found[contender.name] = found_setting(bench, contender, found)
+            except (DoesNotFit, OutOfTime, NothingRecommended) as reason:
+                if contender.kind == "shipped":
+                    raise
+                reasons[contender.name] = WHY_LEFT_OUT.get(type(reason), str(reason))
             write_whole(path, json.dumps(found))
-            continue
-        if contender.uses_the_probe and found["tuning"]["unfinished"]:
-            setting += ENDED_EARLY
-        progress(bench.recipe, f"{contender.name}: {setting}")
-        found[contender.name] = {
-            "kind": contender.kind,
-            "setting": setting,
-            "epochs": [epochs(epoch) for epoch in range(MOST_ROUNDS)],
-        }
-        write_whole(path, json.dumps(found))
+        if contender.kind == "shipped":
+            bench.shipped_batches = found[contender.name]["epochs"][0]
+            if "tuning" not in found:
+                progress(bench.recipe, "batchtune tune")
+                found["tuning"] = bench.tune()
+                write_whole(path, json.dumps(found))
     bench.release()
     left_out += [f"{name} ({reason})" for name, reason in reasons.items()]
     return found
 
 
-def predicted_ceiling(bench: RecipeBench) -> int | None:
-    """Return the largest peak that batchtune predicts of what it recommends, before anything has trained."""
-    from batchtune.epochs.cost_model import predict
+def found_setting(
+    bench: RecipeBench, contender: Contender, found: dict[str, Any]
+) -> dict[str, Any]:
+    """Find the setting of a contender, its batches of all epochs, and how many of these make a step."""
+    started = time.monotonic()
+    epochs, setting = contender.find(bench)
+    if contender.uses_the_probe and found["tuning"]["unfinished"]:
+        setting += ENDED_EARLY
+    batches = [epochs(epoch) for epoch in range(MOST_ROUNDS)]
+    if contender.kind == "shipped":
+        bench.shipped_batches = batches[0]
+    seconds = time.monotonic() - started
+    progress(bench.recipe, f"{contender.name}: {setting}, in {seconds:.0f} s")
+    return {
+        "kind": contender.kind,
+        "setting": setting,
+        "accumulate": bench.accumulation_of(contender, batches[0]),
+        "epochs": batches,
+    }
 
-    if not (bench.run / SWEEP_FILE).exists():
-        return None
-    memory = read_result(bench.run / PROBE_FILE, Probe).models.peak_bytes
-    row = read_result(bench.run / SWEEP_FILE, Sweep).recommended_row
-    if memory is None or row is None or bench.targets is not None:
-        return None
-    sizes = np.array(row.batch_sizes, dtype=float)
-    peaks = predict(memory, sizes, np.array(row.boundaries, dtype=float))
-    return round(float(peaks.max()))
+
+def in_steps(batches: Batches, accumulate: int) -> list[Batches]:
+    """Return the micro-batches of each optimizer step."""
+    starts = range(0, len(batches), accumulate)
+    return [batches[start : start + accumulate] for start in starts]
 
 
 def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> None:
@@ -447,10 +470,10 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
             "examples": int(bench.lengths.size),
             "total_length": float(bench.lengths.sum()),
             "unit": recipe.unit,
+            "accumulate": recipe.accumulate,
             "lr": LR,
-            "lr_rule": "square root of the mean batch, AdamW",
+            "lr_rule": "square root of the mean step, AdamW",
             "left_out": left_out,
-            "predicted_ceiling_bytes": predicted_ceiling(bench),
             "contenders": {
                 one.name: described(bench, one, found) for one in contenders
             },
@@ -500,6 +523,7 @@ def described(
         "kind": contender.kind,
         "setting": facts["setting"],
         "batches": len(batches),
+        "steps": -(-len(batches) // facts["accumulate"]),
         "padding_ratio": round(float(1 - bench.lengths.sum() / padded), 4),
     }
 
@@ -548,10 +572,13 @@ def run_round(
     shipped = next(iter(workers))
     names = list(workers)
     names = names[number % len(names) :] + names[: number % len(names)]
-    batches = {name: found[name]["epochs"][number] for name in names}
+    steps = {
+        name: in_steps(found[name]["epochs"][number], found[name]["accumulate"])
+        for name in names
+    }
     round_of: dict[str, dict[str, Any]] = {}
     for name in names:
-        scale = len(batches[shipped]) / len(batches[name])
+        scale = len(steps[shipped]) / len(steps[name])
         lr = LR * float(np.sqrt(scale))
         workers[name].ask("reset", seed=number, lr=lr)
         round_of[name] = {"lr": lr, "oom": False}
@@ -561,10 +588,10 @@ def run_round(
             totals = round_of[name]
             if totals["oom"]:
                 continue
-            mine = batches[name]
+            mine = steps[name]
             some = mine[part * len(mine) // SLICES : (part + 1) * len(mine) // SLICES]
             try:
-                reply = workers[name].ask("train", batches=some)
+                reply = workers[name].ask("train", steps=some)
             except WorkerDied:
                 reply = {"steps": [], "oom": True}
             traces[name] += reply["steps"]
@@ -579,10 +606,18 @@ def run_round(
         totals["peak_bytes"] = max((step[1] for step in traces[name]), default=0)
         if not totals["oom"]:
             totals["loss"] = workers[name].ask("evaluate")["loss"]
+            if len(traces[name]) == len(traces[shipped]):
+                totals["curve_difference"] = difference(traces[name], traces[shipped])
     results["rounds"].append(round_of)
     if number == 0:
         results["trace"] = traces
         results["held_bytes"] = workers[shipped].started["held_bytes"]
+
+
+def difference(trace: list[Any], other: list[Any]) -> float:
+    """Return the largest relative difference between the losses of two trainings' steps."""
+    pairs = zip(trace, other, strict=True)
+    return max(abs(mine[2] / theirs[2] - 1) for mine, theirs in pairs)
 
 
 def progress(recipe: Recipe, text: str) -> None:
@@ -608,8 +643,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=58.0,
-        help="for all recipes, with their searches; default: 58",
+        default=19.0,
+        help="for all recipes, with their searches; default: 19",
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N",

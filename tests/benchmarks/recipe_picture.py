@@ -1,0 +1,117 @@
+"""Draws the loss of each optimizer step over time, as shipped and with batchtune, and the memory of each step below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.recipe_summary import Shown, Summary
+
+PICTURE = "recipes.svg"
+WIDTH, HEIGHT, LEFT, RIGHT = 860, 400, 60, 150
+LOSS_TOP, LOSS_BOTTOM = 46, 222
+MEMORY_TOP, MEMORY_BOTTOM = 268, 360
+STYLE = """text { font: 13px system-ui, sans-serif; fill: #57606a }
+.title { font-weight: 600; font-size: 15px; fill: #1f2328 } .name { font-weight: 600 }
+.axis { stroke: #8c959f; stroke-width: .7 } .limit { stroke: #cf222e; stroke-dasharray: 5 4 }
+.shipped { stroke: #8c959f; fill: #8c959f } .batchtune { stroke: #1f883d; fill: #1f883d }
+text.shipped, text.batchtune { stroke: none } polyline { fill: none !important; stroke-width: 1.8 }
+circle { stroke: none } polygon { stroke: none; fill-opacity: .55 }
+@media (prefers-color-scheme: dark) {
+text { fill: #9da7b3 } .title { fill: #e6edf3 } .limit { stroke: #f85149 }
+.batchtune { stroke: #3fb950; fill: #3fb950 } }"""
+Trace = list[list[float]]
+
+
+def picture_of(summary: Summary) -> str:
+    """Return the picture of a recipe's first round as SVG."""
+    shown = [summary.shipped, summary.batchtune]
+    traces = [summary.results["trace"][one.name] for one in shown]
+    axis = Axes(summary, traces)
+    parts = [text(axis.title, "title", LEFT, 20)]
+    parts += axis.frame()
+    for one, trace in zip(shown, traces, strict=True):
+        parts += axis.drawn(one, trace)
+    inner = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'
+        f"<title>{axis.title}</title>\n<style>{STYLE}</style>\n{inner}\n</svg>\n"
+    )
+
+
+class Axes:
+    """Where seconds, losses and bytes are in the picture."""
+
+    def __init__(self, summary: Summary, traces: Sequence[Trace]) -> None:
+        results = summary.results
+        self.limit: int = results["limit_bytes"]
+        # What the process holds before its first step is below the axis.
+        self.held: int = results["held_bytes"]
+        self.seconds = max(sum(step[0] for step in trace) for trace in traces)
+        losses = [step[2] for trace in traces for step in trace]
+        self.highest = max(losses)
+        self.lowest = min(losses)
+        ratio = summary.batchtune.times_shipped or 0.0
+        self.title = f"The same steps, the same losses, {ratio:.2f} times as fast"
+        self.conditions = (
+            f"{summary.title}, {results['data']}, {summary.batch_words}; {results['machine']}; one epoch of "
+            f"{len(traces[0])} optimizer steps"
+        )
+
+    def x(self, seconds: float) -> float:
+        """Return where a time is."""
+        return LEFT + seconds / self.seconds * (WIDTH - LEFT - RIGHT)
+
+    def loss_y(self, loss: float) -> float:
+        """Return where a loss is."""
+        share = (loss - self.lowest) / (self.highest - self.lowest)
+        return LOSS_BOTTOM - 6 - share * (LOSS_BOTTOM - LOSS_TOP - 12)
+
+    def memory_y(self, size: float) -> float:
+        """Return where a size in bytes is."""
+        share = max(0.0, size - self.held) / (self.limit - self.held)
+        return MEMORY_BOTTOM - share * (MEMORY_BOTTOM - MEMORY_TOP)
+
+    def frame(self) -> Iterator[str]:
+        """Yield the axes and their labels."""
+        yield text("training loss of each step", "", LEFT, LOSS_TOP - 6)
+        for loss in (self.lowest, self.highest):
+            yield text(f"{loss:.2f}", "", LEFT - 6, self.loss_y(loss) + 4, "end")
+        yield text("memory of each step", "", LEFT, MEMORY_TOP - 10)
+        limit = f"limit, {self.limit >> 20} MiB"
+        yield text(limit, "", WIDTH - RIGHT + 8, MEMORY_TOP + 4)
+        held = f"{self.held >> 20} MiB before"
+        yield text(held, "", WIDTH - RIGHT + 8, MEMORY_BOTTOM + 4)
+        for kind, y in (("axis", LOSS_BOTTOM), ("limit", MEMORY_TOP), ("axis", MEMORY_BOTTOM)):  # fmt: skip
+            yield f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
+        yield text("0 s", "", LEFT, LOSS_BOTTOM + 18, "middle")
+        yield text(self.conditions, "", LEFT, HEIGHT - 12)
+
+    def drawn(self, one: Shown, trace: Trace) -> Iterator[str]:
+        """Yield the curve of a contender, its end, and its memory."""
+        ends = list(accumulate(step[0] for step in trace))
+        points = [
+            (self.x(end), self.loss_y(step[2]))
+            for step, end in zip(trace, ends, strict=True)
+        ]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        yield f'<polyline class="{one.kind}" points="{line}"/>'
+        for x, y in points:
+            yield f'<circle class="{one.kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
+        last_x, last_y = points[-1]
+        yield text(one.name, f"name {one.kind}", last_x, last_y - 26, "middle")
+        yield text(f"{ends[-1]:.1f} s", one.kind, last_x, last_y - 10, "middle")
+        outline = [(LEFT, MEMORY_BOTTOM)]
+        for step, end in zip(trace, ends, strict=True):
+            height = self.memory_y(step[1])
+            outline += [(self.x(end - step[0]), height), (self.x(end), height)]
+        outline.append((last_x, MEMORY_BOTTOM))
+        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in outline)
+        yield f'<polygon class="{one.kind}" points="{corners}"/>'
+
+
+def text(words: str, kind: str, x: float, y: float, anchor: str = "start") -> str:
+    """Return a text of the picture."""
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'
