@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import terminal_picture
+
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.manifests import FORMATS
 from batchtune.manifests.base import KNOWN_UNITS
@@ -38,3 +40,12 @@ def test_every_file_that_it_points_to_is_there():
                 page.name,
                 target,
             )
+
+
+def test_the_first_page_has_at_most_700_words():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
+
+
+def test_the_terminal_shows_what_the_kept_run_prints():
+    drawn = terminal_picture.PICTURE.read_text(encoding="utf-8")
+    assert drawn == terminal_picture.picture(), "run tests/terminal_picture.py"

@@ -15,7 +15,7 @@ LOSS_TOP, LOSS_BOTTOM = 46, 222
 MEMORY_TOP, MEMORY_BOTTOM = 268, 360
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #57606a }
 .title { font-weight: 600; font-size: 15px; fill: #1f2328 } .name { font-weight: 600 }
-.axis { stroke: #8c959f; stroke-width: .7 } .limit { stroke: #cf222e; stroke-dasharray: 5 4 }
+.tie { stroke: #8c959f; stroke-width: .8; stroke-opacity: .45 } .axis { stroke: #8c959f; stroke-width: .7 } .limit { stroke: #cf222e; stroke-dasharray: 5 4 }
 .shipped { stroke: #8c959f; fill: #8c959f } .batchtune { stroke: #1f883d; fill: #1f883d }
 text.shipped, text.batchtune { stroke: none } polyline { fill: none !important; stroke-width: 1.8 }
 circle { stroke: none } polygon { stroke: none; fill-opacity: .55 }
@@ -32,6 +32,7 @@ def picture_of(summary: Summary) -> str:
     axis = Axes(summary, traces)
     parts = [text(axis.title, "title", LEFT, 20)]
     parts += axis.frame()
+    parts += axis.ties(*traces)
     for one, trace in zip(shown, traces, strict=True):
         parts += axis.drawn(one, trace)
     inner = "\n".join(parts)
@@ -82,31 +83,44 @@ class Axes:
         yield text("memory of each step", "", LEFT, MEMORY_TOP - 10)
         limit = f"limit, {self.limit >> 20} MiB"
         yield text(limit, "", WIDTH - RIGHT + 8, MEMORY_TOP + 4)
-        held = f"{self.held >> 20} MiB before"
+        held = f"held before, {self.held >> 20} MiB"
         yield text(held, "", WIDTH - RIGHT + 8, MEMORY_BOTTOM + 4)
         for kind, y in (("axis", LOSS_BOTTOM), ("limit", MEMORY_TOP), ("axis", MEMORY_BOTTOM)):  # fmt: skip
             yield f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
         yield text("0 s", "", LEFT, LOSS_BOTTOM + 18, "middle")
         yield text(self.conditions, "", LEFT, HEIGHT - 12)
 
-    def drawn(self, one: Shown, trace: Trace) -> Iterator[str]:
-        """Yield the curve of a contender, its end, and its memory."""
-        ends = list(accumulate(step[0] for step in trace))
-        points = [
+    def curve(self, trace: Trace) -> list[tuple[float, float]]:
+        """Return where each step ends, by its time and its loss."""
+        ends = accumulate(step[0] for step in trace)
+        return [
             (self.x(end), self.loss_y(step[2]))
             for step, end in zip(trace, ends, strict=True)
         ]
+
+    def ties(self, trace: Trace, other: Trace) -> Iterator[str]:
+        """Yield a line between the same steps of two trainings."""
+        pairs = zip(self.curve(trace), self.curve(other), strict=True)
+        for (x, y), (other_x, other_y) in pairs:
+            yield f'<line class="tie" x1="{x:.1f}" x2="{other_x:.1f}" y1="{y:.1f}" y2="{other_y:.1f}"/>'
+
+    def drawn(self, one: Shown, trace: Trace) -> Iterator[str]:
+        """Yield the curve of a contender, its end, and its memory."""
+        points = self.curve(trace)
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         yield f'<polyline class="{one.kind}" points="{line}"/>'
         for x, y in points:
             yield f'<circle class="{one.kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
         last_x, last_y = points[-1]
-        yield text(one.name, f"name {one.kind}", last_x, last_y - 26, "middle")
-        yield text(f"{ends[-1]:.1f} s", one.kind, last_x, last_y - 10, "middle")
-        outline = [(LEFT, MEMORY_BOTTOM)]
-        for step, end in zip(trace, ends, strict=True):
+        seconds = sum(step[0] for step in trace)
+        words = f"{one.name}, {seconds:.1f} s"
+        yield text(words, f"name {one.kind}", last_x + 10, last_y + 4)
+        outline: list[tuple[float, float]] = [(LEFT, MEMORY_BOTTOM)]
+        start: float = LEFT
+        for step, (x, _) in zip(trace, points, strict=True):
             height = self.memory_y(step[1])
-            outline += [(self.x(end - step[0]), height), (self.x(end), height)]
+            outline += [(start, height), (x, height)]
+            start = x
         outline.append((last_x, MEMORY_BOTTOM))
         corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in outline)
         yield f'<polygon class="{one.kind}" points="{corners}"/>'

@@ -344,7 +344,7 @@ class RecipeBench:
         if self.recipe.streamed:
             return ["--keep", "nothing"]  # sweep-stream has the rest
         accumulate = ["--accumulate", str(self.recipe.accumulate)]
-        if self.recipe.is_packed:
+        if self.recipe.is_packed or self.recipe.accumulate == 1:
             return [*accumulate, "--min-steps", str(self.shipped_steps)]
         return [*accumulate, "--current", f"batch_size={self.shipped_batch_size}"]
 

@@ -74,7 +74,7 @@ PARTS = {
         minutes=3.0,
     ),
     "recipes": benchmark(
-        "recipes", "ctc", "tts", "--device", "cuda", "--minutes", "4", minutes=4.5
+        "recipes", "ctc", "sft", "--device", "cuda", "--minutes", "4", minutes=4.5
     ),
     "tests-probe": tests("probe", 3.0),
     "frontier": benchmark("frontier", "gpu", "--lengths", "6", minutes=4.5),

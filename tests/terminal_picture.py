@@ -1,0 +1,38 @@
+"""Draws what `batchtune tune` prints, from a kept run: `python tests/terminal_picture.py` writes examples/tune.svg."""
+
+import io
+import re
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from batchtune.files import write_whole
+from batchtune.reports import load_run
+from batchtune.reports.page import build_page
+from batchtune.reports.terminal import text_of
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+# The run was made by this command, with all settings at their defaults but the memory, as there is no GPU.
+COMMAND = "batchtune tune --memory 672MiB -- python train.py"
+KEPT = EXAMPLES / "tuned"
+PICTURE = EXAMPLES / "tune.svg"
+WIDTH = 92
+# Fonts that rich would load from elsewhere.
+FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+def picture() -> str:
+    """Return the command and the report that it ends with, as rich draws a terminal."""
+    page = build_page(load_run(KEPT))
+    settings = {"width": WIDTH, "force_terminal": True, "color_system": "truecolor"}
+    printed = text_of(page, Console(file=io.StringIO(), **settings, _environ={}), full=False)  # fmt: skip
+    console = Console(file=io.StringIO(), record=True, **settings, _environ={})
+    console.print(Text.assemble("$ ", (COMMAND, "bold"), "\n"))
+    console.print(Text.from_ansi(printed), end="", soft_wrap=True)
+    drawn = console.export_svg(title="batchtune", unique_id="tune")
+    return FONTS.sub("", drawn)
+
+
+if __name__ == "__main__":
+    write_whole(PICTURE, picture())
