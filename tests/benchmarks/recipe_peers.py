@@ -368,29 +368,6 @@ def lhotse_batches(cuts: Sequence[Any], **options: Any) -> Epochs:
     return epochs
 
 
-def shipped_lhotse(
-    batch_duration: float, quadratic_duration: float, num_buckets: int
-) -> Contender:
-    """Return a recipe of NeMo, which batches with Lhotse."""
-
-    def make(bench: Bench, share: float) -> tuple[Epochs, str]:
-        duration = batch_duration * share
-        buckets = max(2, round(num_buckets * share))
-        cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
-        epochs = lhotse_batches(
-            cuts,
-            max_duration=duration,
-            quadratic_duration=quadratic_duration,
-            num_buckets=buckets,
-        )
-        return epochs, f"batch_duration {duration:g}, num_buckets {buckets}"
-
-    def smallest(bench: Bench, share: float) -> bool:
-        return batch_duration * share < bench.lengths.max() / 2
-
-    return shipped(make, smallest, "lhotse")
-
-
 def oomptimizer_sizes(bench: Bench, buckets: Sequence[tuple[float, ...]]) -> list[int]:
     """Return the batch size that OOMptimizer's search finds for each bucket, given by its largest lengths."""
     found = dict(
@@ -669,15 +646,17 @@ def recommended_in(bench: Bench, run: Path) -> tuple[Epochs, str]:
     """Batch as the config in a run folder says."""
     path = run / "sampler.yaml"
     row = read_result(run / SWEEP_FILE, Sweep).recommended_row
-    if row is None and not bench.recipe.is_packed:
-        raise NothingRecommended("no table beats a fixed batch size")
     if row is not None and row.strategy == SAME_STEP:
         return same_steps(bench, path), f"{SAME_STEP}, {row.accumulate} micro-batches"
-    sampler = sampler_from_config(path, bench.lengths, targets=bench.targets)
-    if row is None:
+    if bench.recipe.is_packed:
         config = packed_config(run)
-        return epochs_of(sampler), f"{config.packer}, max_tokens {config.max_tokens}"
-    return epochs_of(sampler), f"{row.strategy}, {row.num_buckets} buckets"
+        setting = f"{config.packer}, max_tokens {config.max_tokens}"
+    elif row is None:
+        raise NothingRecommended("no table beats a fixed batch size")
+    else:
+        setting = f"{row.strategy}, {row.num_buckets} buckets"
+    sampler = sampler_from_config(path, bench.lengths, targets=bench.targets)
+    return epochs_of(sampler), setting
 
 
 def same_steps(bench: Bench, path: Path) -> Epochs:

@@ -15,7 +15,8 @@ LOSS_TOP, LOSS_BOTTOM = 46, 222
 MEMORY_TOP, MEMORY_BOTTOM = 268, 360
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #57606a }
 .title { font-weight: 600; font-size: 15px; fill: #1f2328 } .name { font-weight: 600 }
-.tie { stroke: #8c959f; stroke-width: .8; stroke-opacity: .45 } .axis { stroke: #8c959f; stroke-width: .7 } .limit { stroke: #cf222e; stroke-dasharray: 5 4 }
+.tie { stroke: #8c959f; stroke-width: .8; stroke-opacity: .45 }
+.axis { stroke: #8c959f; stroke-width: .7 } .limit { stroke: #cf222e; stroke-dasharray: 5 4 }
 .shipped { stroke: #8c959f; fill: #8c959f } .batchtune { stroke: #1f883d; fill: #1f883d }
 text.shipped, text.batchtune { stroke: none } polyline { fill: none !important; stroke-width: 1.8 }
 circle { stroke: none } polygon { stroke: none; fill-opacity: .55 }

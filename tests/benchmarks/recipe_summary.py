@@ -182,22 +182,14 @@ class Summary:
         return [one for one in self.contenders if one.kind == "batchtune"]
 
     @property
-    def best_peer(self) -> Shown | None:
-        """The fastest peer that never ran out of memory, the shipped setting included."""
-        return fastest(self._peers)
-
-    @property
     def best_peer_of_same_loss(self) -> Shown | None:
-        """The fastest of those whose loss is within the spread of seeds."""
-        return fastest(one for one in self._peers if self.loss_is_unchanged(one))
-
-    @property
-    def _peers(self) -> list[Shown]:
-        return [
+        """The fastest that never ran out of memory, and whose loss is within the spread of seeds."""
+        peers = [
             one
             for one in self.contenders
-            if one.kind != "batchtune" and not one.ooms and one.seconds
+            if one.kind == "peer" and not one.ooms and self.loss_is_unchanged(one)
         ]
+        return min(peers, key=lambda one: one.seconds or math.inf, default=None)
 
     def times(self, one: Shown, other: Shown | None) -> float | None:
         """Return how many times as fast as another one is, round by round; None if that is not known."""
@@ -218,11 +210,6 @@ class Summary:
         seeds = min(len(one.losses), len(self.shipped.losses))
         error = ((mine[1] ** 2 + theirs[1] ** 2) / seeds) ** 0.5
         return mine[0] - theirs[0] <= 2 * error
-
-
-def fastest(contenders: Iterable[Shown]) -> Shown | None:
-    """Return the fastest contender; None of none."""
-    return min(contenders, key=lambda one: one.seconds or math.inf, default=None)
 
 
 def read_summaries(folder: Path) -> list[Summary]:
