@@ -2,18 +2,19 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from batchtune.files import write_whole
-from batchtune.reports import load_run
+from batchtune.reports import DEFAULT_FOLDER, load_run
 from batchtune.reports.page import build_page
 from batchtune.reports.terminal import text_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-# The run was made by this command, with all settings at their defaults but the memory, as there is no GPU.
+# It made the run: train.py is scripts/llama.py with batches of 4, of which a step accumulates 4.
 COMMAND = "batchtune tune --memory 672MiB -- python train.py"
 KEPT = EXAMPLES / "tuned"
 PICTURE = EXAMPLES / "tune.svg"
@@ -24,7 +25,8 @@ FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 def picture() -> str:
     """Return the command and the report that it ends with, as rich draws a terminal."""
-    page = build_page(load_run(KEPT))
+    run = replace(load_run(KEPT), folder=DEFAULT_FOLDER, step=" -- python train.py")
+    page = build_page(replace(run, manifest=""))
     settings = {"width": WIDTH, "force_terminal": True, "color_system": "truecolor"}
     printed = text_of(page, Console(file=io.StringIO(), **settings, _environ={}), full=False)  # fmt: skip
     console = Console(file=io.StringIO(), record=True, **settings, _environ={})

@@ -625,6 +625,14 @@ def progress(recipe: Recipe, text: str) -> None:
     print(f"{recipe.name}: {text}", file=sys.stderr, flush=True)
 
 
+def known_name(name: str) -> str:
+    """Check the name of a recipe. argparse's `choices` would refuse the empty list, which means all."""
+    names = [*RECIPES, "summarise"]
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(names)}")
+    return name
+
+
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -636,7 +644,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "recipes",
         nargs="*",
         metavar="RECIPE",
-        choices=[*RECIPES, "summarise"],
+        type=known_name,
         help="default: all; or summarise",
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
