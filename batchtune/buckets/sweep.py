@@ -333,6 +333,7 @@ def sweep(
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
+        gradient=None if costs.script is None else costs.script.gradient,
     )
     if current is not None:
         swept = _with_current(swept, current, lengths, pricing, limits, fitting, priced)
@@ -341,9 +342,13 @@ def sweep(
     rate = None
     if keep == "nothing":
         rate = learning_rate(swept.current, baselines[0], recommended)
+    change = None
+    if swept.gradient is not None and recommended.keeps_examples:
+        change = swept.gradient.of_cut(equal_counts=recommended.equal_counts)
     return structs.replace(
         swept,
         learning_rate=rate,
+        gradient_difference=change,
         buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
     )
 

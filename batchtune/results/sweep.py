@@ -9,12 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from batchtune.results.devices import StepGradient
 from batchtune.results.packing import LawCoefficients, PackingSweep
 from batchtune.results.rows import Row, SamplerKind, SweepSettings, have_times
 from batchtune.results.shared import (
     ROUNDING,
     Amount,
     Bytes,
+    CostRatio,
     Count,
     Length,
     LengthsSummary,
@@ -187,6 +189,8 @@ class Sweep(Result, frozen=True, kw_only=True):
         packing: The packers, if the training packs (its probe does, or --max-tokens says so); the other rows are then
             what to do without packing.
         proof: The recommended row's batches as they ran in shuffled training; None if they did not run.
+        gradient: How the gradient of a step of the probed script depends on its micro-batches; None if unknown.
+        gradient_difference: To that of the recommended row, whose steps keep their examples; None if unknown.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -213,6 +217,8 @@ class Sweep(Result, frozen=True, kw_only=True):
     recommended_table: Count | None = None
     packing: PackingSweep | msgspec.UnsetType = msgspec.UNSET
     proof: Proof | None = None
+    gradient: StepGradient | None = None
+    gradient_difference: CostRatio | None = None
 
     def problems(self) -> Iterator[str]:
         """Check the settings, the indices of rows, the quantiles, and the recommended row's figures."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as changed
+
 import numpy as np
 import pytest
 from buckets.test_min_steps import PROBED
@@ -14,7 +16,14 @@ from batchtune.buckets.sweep import sweep
 from batchtune.errors import UsageError
 from batchtune.exports.run_configs import sampler_config
 from batchtune.lengths import Lengths
-from batchtune.results import Row, SamplerConfig, Sweep, SweepSettings
+from batchtune.results import (
+    Row,
+    SamplerConfig,
+    Script,
+    StepGradient,
+    Sweep,
+    SweepSettings,
+)
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 3000).clip(1, 60))
@@ -42,6 +51,32 @@ def test_steps_of_several_micro_batches_keep_their_examples():
     assert not row.unproven
     # A learning rate stays as it is, and other frameworks' tables are no part of it.
     assert found.learning_rate is None and found.recommended_table is None
+
+
+@pytest.mark.parametrize(("equal_counts", "difference"), [(False, 0.1), (True, 0.0)])
+def test_the_scripts_gradient_is_that_of_the_recommended_cut(equal_counts, difference):
+    script = Script(
+        batches=["x: [B, L] int64"],
+        loader="Texts, 3,000 examples",
+        per_unit=1.0,
+        target_per_unit=None,
+        accumulation=16,
+        look_ahead=0,
+        batch_size=4,
+        gradient=StepGradient(again=0.0, any_counts=0.1, equal_counts=0.0),
+    )
+    settings = SweepSettings(
+        strategies=("exponential",), num_buckets=(12,), equal_counts=equal_counts
+    )
+    found = sweep(
+        DATA,
+        240,
+        settings,
+        changed(PROBED, accumulate=16, script=script),
+        read_current("batch_size=4"),
+    )
+    assert recommended(found).keeps_examples
+    assert found.gradient_difference == difference
 
 
 def test_fewer_micro_batches_only_where_they_are_asked_for():
