@@ -152,5 +152,7 @@ def test_wrong_arguments_are_named():
     own = OWN["RandomSampler"](0, 1)
     with pytest.raises(ValueError, match="accumulate"):
         SameStepBatchSampler(own, LENGTHS, accumulate=0, **OPTIONS)
+    with pytest.raises(ValueError, match="pair_cost must be finite"):
+        SameStepBatchSampler(own, LENGTHS, pair_cost=-1, **OPTIONS)
     with pytest.raises(ValueError, match="beyond the last"):
         SameStepBatchSampler(own, LENGTHS * 2, **OPTIONS)

@@ -24,7 +24,7 @@ from batchtune.epochs.simulation import (
     SimulatedEpochs,
     mates_in_buckets,
     simulate_epochs,
-    with_overhead,
+    with_costs,
 )
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable
@@ -266,11 +266,11 @@ class Pricing:
         return simulate_epochs(batching, self.lengths, self.dealing, self.seed)
 
     def best_cut(self, batching: Batching) -> SimulatedEpochs:
-        """Return epochs in pools as they are, or cut for the least cost if that gains more than 0.3%."""
+        """Return epochs in pools, or steps, as they are, or cut for the least cost if that gains more than 0.3%."""
         filled = self.simulated(batching)
         if self.step_seconds is None:
             return filled
-        costed = with_overhead(filled, self.step_seconds)
+        costed = with_costs(filled, self.step_seconds)
         if costed is None:
             return filled
         cheapest = self.simulated(costed)
@@ -367,6 +367,7 @@ class Pricing:
             batch_overhead=batching.batch_overhead,
             accumulate=batching.accumulate,
             equal_counts=batching.equal_counts,
+            pair_cost=batching.pair_cost,
         )
         if time is not None:
             row = structs.replace(row, ranks=time.ranks, **time.fields())

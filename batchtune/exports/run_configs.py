@@ -66,7 +66,7 @@ OWN_STREAM = "batchtune.BucketedStream"
 _HEADERS = Path(__file__).parent / "templates" / "headers"
 _LISTS = ("bucket_boundaries", "bucket_batch_sizes")
 # The fields of a sampler that keeps the examples of each optimizer step.
-_OF_STEPS = ("accumulate", "own_accumulate", "equal_counts")
+_OF_STEPS = ("accumulate", "own_accumulate", "equal_counts", "pair_cost")
 
 
 def sampler_config(
@@ -97,6 +97,7 @@ def sampler_config(
         if row.keeps_examples
         else None,
         equal_counts=row.equal_counts,
+        pair_cost=row.pair_cost,
         evidence=msgspec.structs.replace(
             _evidence_of(sweep, row, probe), unproven=sweep.unproven, proof=sweep.proof
         ),

@@ -167,8 +167,8 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         repeated_examples: How many examples are dealt a second time, to give every rank the same number of batches.
         mates_again: The probability that two examples of one batch share a batch again in the next epoch.
         length_correlation: Of the lengths of two examples of one batch; None if all lengths are equal.
-        pool_size, batch_overhead, accumulate, equal_counts: As in `sampler.yaml`; pool_size is None if batches are made
-            in buckets.
+        pool_size, batch_overhead, accumulate, equal_counts, pair_cost: As in `sampler.yaml`; pool_size is None if
+            batches are made in buckets.
         simulated_epochs: How many epochs the figures are means of; None: they are exact expectations.
         batches_deviation, epoch_seconds_deviation: From epoch to epoch; None for exact expectations.
     """
@@ -184,6 +184,7 @@ class Row(EpochFigures, frozen=True, kw_only=True):
     batch_overhead: Amount | None = None
     accumulate: Size | None = None
     equal_counts: bool = False
+    pair_cost: Amount | None = None
     simulated_epochs: Count | None = None
 
     @property

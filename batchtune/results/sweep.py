@@ -381,6 +381,8 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             of them on all ranks, are those that training draws: its gradient accumulation; None for other samplers.
         own_accumulate: How many of the training's own batches, on each rank, make a step.
         equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one.
+        pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1; steps are cut
+            to minimise the total. None: only positions cost.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sampler"
@@ -404,3 +406,4 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     accumulate: Size | None = None
     own_accumulate: Size | None = None
     equal_counts: bool = False
+    pair_cost: Amount | None = None

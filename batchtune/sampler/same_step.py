@@ -23,6 +23,7 @@ from batchtune.sampler.arguments import (
     MOST_ACCUMULATED,
     OnRanks,
     checked_ranks,
+    cost,
     flag,
 )
 from batchtune.sampler.base import tuned_lengths, warn_of_other_lengths
@@ -62,6 +63,8 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             step's examples don't fit into that number, the shortest of them move to the next step.
         equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one, for a loss
             that is a mean over the examples of each.
+        pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1: steps are then
+            cut for the least cost, not the least padding.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`
             when the sampler is first used.
         overlong: Whether examples beyond the last boundary are an `error` or batches of a `single` example.
@@ -80,6 +83,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         own_accumulate: int,
         accumulate: int | None = None,
         equal_counts: bool = False,
+        pair_cost: float | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         overlong: Literal["error", "single"] = "error",
@@ -92,6 +96,9 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             accumulate = own_accumulate
         self.accumulate = whole("accumulate", accumulate, 1, highest=MOST_ACCUMULATED)
         self.equal_counts = flag("equal_counts", equal_counts)
+        self.pair_cost = None
+        if pair_cost is not None:
+            self.pair_cost = cost("pair_cost", pair_cost)
         self._ranks = checked_ranks(rank, world_size)
         self._lengths = checked_lengths(lengths)
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
@@ -128,6 +135,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             "own_accumulate": config.own_accumulate,
             "accumulate": config.accumulate,
             "equal_counts": config.equal_counts,
+            "pair_cost": config.pair_cost,
         }
         sampler = cls(batch_sampler, lengths, **{**options, **overrides})
         sampler._allocator = config.evidence.allocator
@@ -160,7 +168,11 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         self._compare_allocator()
         ranks = _of_all_ranks(self.batch_sampler, self.rank, self.world_size)
         cutter = StepCutter(
-            self._lengths, self._table, len(ranks.batches), self.equal_counts
+            self._lengths,
+            self._table,
+            len(ranks.batches),
+            self.equal_counts,
+            self.pair_cost,
         )
         for batches, left in cutter.epoch(self._steps(ranks.batches)):
             if left.size:

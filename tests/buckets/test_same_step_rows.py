@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace as changed
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,22 @@ def test_fewer_micro_batches_only_where_they_are_asked_for():
     assert now.accumulate == 16 and fewest is not None and fewest < 16
     row = recommended(swept(accumulate=16, micro_batches=fewest + 1))
     assert row.accumulate == fewest + 1
+
+
+def test_steps_are_cut_by_their_measured_times():
+    def step_seconds(sizes: Any, lengths: Any, targets: Any = None) -> Any:
+        return 0.01 + sizes * lengths * (1e-4 + 1e-4 * lengths)
+
+    rows = []
+    for costs in (PROBED, changed(PROBED, step_seconds=step_seconds)):
+        settings = SweepSettings(
+            strategies=("exponential",), num_buckets=(12,), accumulate=8
+        )
+        found = sweep(DATA, 240, settings, costs, read_current("batch_size=8"))
+        rows.append(recommended(found))
+    assert rows[0].pair_cost is None
+    assert rows[1].pair_cost == pytest.approx(1)
+    assert rows[1].padded_length > rows[0].padded_length
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
