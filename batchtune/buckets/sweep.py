@@ -26,6 +26,7 @@ from batchtune.buckets.alternatives import (
     fixed_baselines,
     lower_bound,
     share_for,
+    share_within,
     two_dimensional_rows,
 )
 from batchtune.buckets.current import Current, current_batching, own_current
@@ -61,6 +62,7 @@ from batchtune.results import (
     TRAINING_FILE,
     BucketUse,
     HistogramBin,
+    Keep,
     PackedRow,
     Probe,
     Proof,
@@ -280,6 +282,13 @@ def sweep(
         if settings.multiple_of is not None:
             padded = lengths.padded_to(settings.multiple_of)
         share = share_for(padded, fitting, fewest)
+    if settings.throughput_fraction is not None:
+        share = _share_within(
+            settings.throughput_fraction,
+            Pricing.of(lengths, max_batch_length, settings, costs),
+            fitting,
+            keep,
+        )
     if share < 1.0:
         max_batch_length = shrunk_limit(max_batch_length, share, lengths)
         costs = shrunk(costs, share)
@@ -311,6 +320,11 @@ def sweep(
         steps_kept=settings.min_steps is not None,
     )
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
+    if settings.throughput_fraction is not None:
+        reason += (
+            f"; batches are {share:.2g} times as large as what fits, which reach {settings.throughput_fraction:.0%} of "
+            "the best throughput"
+        )
     recommended = row_at(rows, recommendation.row)
     warnings = [*cautions(lengths, limits, fitting, rows), *costs.warnings]
     if recommended is not None and not recommended.keeps_examples:
@@ -351,6 +365,23 @@ def sweep(
         gradient_difference=change,
         buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
     )
+
+
+def _share_within(
+    fraction: float, pricing: Pricing, limits: Limits, keep: Keep
+) -> float:
+    """Return the share of `alternatives.share_within`. Raises UsageError if it is not known, or steps are kept."""
+    if keep != "nothing":
+        raise UsageError(
+            f"--throughput-fraction makes batches smaller, and --keep {keep} says already how large they are",
+            "Leave out one of the two, or add --keep nothing.",
+        )
+    if pricing.step_seconds is None:
+        raise UsageError(
+            "--throughput-fraction needs step times, and none are known",
+            "Measure them with `batchtune probe-oom`, or leave it out.",
+        )
+    return share_within(fraction, pricing, limits, pricing.step_seconds)
 
 
 def _limits(

@@ -694,6 +694,11 @@ class SweepOptions:
         "over the examples of each.",
         default=False,
     )
+    throughput_fraction: float | None = setting(
+        "With --keep nothing: the smallest batches that reach this part of the best throughput, such as 0.95, instead "
+        "of the largest that fit. Needs step times.",
+        "F",
+    )
     accumulate: int | None = setting(
         "Gradient accumulation steps; ranks only wait for each other at the last one (default: those of the probed "
         "script, or 1).",

@@ -56,6 +56,8 @@ class SweepSettings(Record, frozen=True, kw_only=True):
             several micro-batches, `steps` where they don't differ so, `nothing` where they are not known.
         micro_batches: Into how many micro-batches each rank's share of such a step is cut; None: as many as now.
         equal_counts: Whether the micro-batches of a step that keeps its examples hold the same number of them.
+        throughput_fraction: Batches are made smaller as long as they reach this part of the best throughput, where
+            nothing is kept; None: they fill the memory.
     """
 
     strategies: tuple[str, ...] = ()
@@ -75,6 +77,7 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     keep: Keep | None = None
     micro_batches: Size | None = None
     equal_counts: bool = False
+    throughput_fraction: _Part | None = None
 
 
 class Costed(Protocol):
