@@ -13,10 +13,14 @@ import numpy as np
 from msgspec import structs
 
 from batchtune.buckets.advice import (
+    Recommendation,
     cautions,
+    keeps_current,
+    keeps_steps,
     kept_steps,
     learning_rate,
     recommend,
+    shown_cost,
     too_few_examples,
     trade_off,
 )
@@ -77,6 +81,7 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.run_folder import clear_run, holds_other_lengths
+from batchtune.trust import WORST_COMPARED_ERROR
 
 NO_PACKING = Packing()
 # So many sizes of pools are compared, from this many examples to all.
@@ -312,13 +317,22 @@ def sweep(
     ]
     # Not made smaller in proportion: their sizes are those that others would take for as many steps.
     baselines = fixed_baselines(pricing, fitting, fewest)
-    recommendation = recommend(
-        rows,
-        baselines,
-        min_randomness=settings.min_randomness,
-        few_shapes=settings.multiple_of is not None,
-        steps_kept=settings.min_steps is not None,
-    )
+
+    def recommended_by(*, times: bool) -> Recommendation:
+        return recommend(
+            rows,
+            baselines,
+            min_randomness=settings.min_randomness,
+            few_shapes=settings.multiple_of is not None,
+            steps_kept=settings.min_steps is not None,
+            timed=times,
+        )
+
+    timed = costs.compares_times
+    recommendation = recommended_by(times=timed)
+    if timed and _is_rough(row_at(rows, recommendation.row)):
+        timed = False
+        recommendation = recommended_by(times=False)
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
     if settings.throughput_fraction is not None:
         reason += (
@@ -351,6 +365,10 @@ def sweep(
     )
     if current is not None:
         swept = _with_current(swept, current, lengths, pricing, limits, fitting, priced)
+        if recommended is not None and keeps_current(
+            swept, recommended, timed=timed and swept.has_times
+        ):
+            return _keeping(swept, recommended, timed=timed and swept.has_times)
     if recommended is None:
         return swept
     rate = None
@@ -364,6 +382,29 @@ def sweep(
         learning_rate=rate,
         gradient_difference=change,
         buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
+    )
+
+
+def _is_rough(row: Row | None) -> bool:
+    """Return whether the time of a row is not known well enough to compare it."""
+    if row is None or not row.estimated_epoch_seconds:
+        return False
+    error = row.estimated_epoch_error_seconds or 0.0
+    return 2 * error > WORST_COMPARED_ERROR * row.estimated_epoch_seconds
+
+
+def _keeping(swept: Sweep, row: Row, *, timed: bool) -> Sweep:
+    """Return a sweep that recommends to keep the user's own config: this row, its best, gains nothing."""
+    assert swept.current is not None
+    steps_kept = keeps_steps(swept)
+    own, best = (
+        shown_cost(compared, timed, steps_kept) for compared in (swept.current, row)
+    )
+    return structs.replace(
+        swept,
+        recommended=None,
+        recommended_table=None,
+        reason=f"keep your current config: an epoch takes {own}; with {row.sized_name} {best}",
     )
 
 

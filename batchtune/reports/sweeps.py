@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from batchtune.buckets.advice import keeps_current, keeps_steps
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports import RunResults
@@ -24,8 +25,6 @@ from batchtune.reports.section import (
     fewer_steps,
     format_shape,
     headline,
-    keeps_current,
-    keeps_steps,
     known,
     left_free,
     make_table,

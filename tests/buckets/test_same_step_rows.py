@@ -14,6 +14,7 @@ from report_records import proven_probe
 from batchtune.buckets.current import read_current
 from batchtune.buckets.drift import drift
 from batchtune.buckets.sweep import sweep
+from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import UsageError
 from batchtune.exports.run_configs import sampler_config
 from batchtune.lengths import Lengths
@@ -153,6 +154,27 @@ def test_other_lengths_make_a_cut_stale_by_what_it_pads():
     assert drift(DATA, found, PROBED).stale == 0
     other = Lengths.of(DATA.values[::2] * 0.9)
     assert 0 <= drift(other, found, PROBED).stale < 0.2
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_where_nothing_is_to_be_gained_nothing_is_recommended(accumulate):
+    settings = SweepSettings(num_buckets=(2,), accumulate=accumulate)
+    found = sweep(
+        Lengths.of([50.0] * 400), 400, settings, Costs(), read_current("batch_size=4")
+    )
+    assert found.recommended is None and found.recommended_table is None
+    if accumulate > 1:
+        assert found.reason.startswith("keep your current config: an epoch takes 100")
+
+
+def test_a_current_config_that_is_better_is_kept():
+    """Its sizes are measured ones, and the table swept is too coarse."""
+    fine = ":".join(str(edge) for edge in range(2, 61))
+    sizes = ":".join(str(240 // edge) for edge in range(2, 61))
+    current = f"bucket_boundaries={fine},bucket_batch_sizes={sizes}"
+    found = swept(current, keep="nothing")
+    assert found.recommended is None
+    assert found.reason.startswith("keep your current config")
 
 
 @pytest.mark.parametrize(
