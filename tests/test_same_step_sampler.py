@@ -106,6 +106,40 @@ def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler():
         assert examples_of_steps([cut], 2) == own
 
 
+@pytest.mark.parametrize("equal_counts", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_of_as_few_micro_batches_as_it_takes(ranks, equal_counts):
+    options = {**OPTIONS, "bucket_batch_sizes": [32, 16, 4]}
+    steps = []
+    for rank in range(ranks):
+        sampler = SameStepBatchSampler(
+            OWN["SeedableRandomSampler"](rank, ranks),
+            LENGTHS,
+            accumulate="fewest",
+            equal_counts=equal_counts,
+            rank=rank,
+            world_size=ranks,
+            **options,
+        )
+        loader = DataLoader(
+            range(COUNT),  # type: ignore[arg-type]
+            batch_sampler=sampler,
+            collate_fn=list,
+        )
+        steps.append(list(sampler.steps(loader)))
+        with pytest.raises(TypeError, match="varies"):
+            len(sampler)
+    numbers = [[len(step) for step in of_rank] for of_rank in steps]
+    assert len(set(numbers[0])) > 1 or equal_counts
+    assert numbers[0] == numbers[-1]
+    held = [
+        sorted(index for of_rank in step for batch in of_rank for index in batch)
+        for step in zip(*steps, strict=True)
+    ]
+    own = [list(OWN["SeedableRandomSampler"](rank, ranks)) for rank in range(ranks)]
+    assert held == examples_of_steps(own, 4)
+
+
 def test_a_random_sampler_of_each_rank_keeps_its_own_examples():
     sampler = SameStepBatchSampler(
         OWN["RandomSampler"](0, 1), LENGTHS, rank=1, world_size=2, **OPTIONS

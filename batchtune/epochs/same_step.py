@@ -36,13 +36,17 @@ class StepCutter:
     equal_counts: bool = False
     pair_cost: float | None = None
 
-    def cut(self, examples: Indices, each: int) -> tuple[list[Indices], Indices]:
+    def cut(self, examples: Indices, each: int | None) -> tuple[list[Indices], Indices]:
         """Return `each` micro-batches for every rank, as ranks take them in turn, and the examples that don't fit.
 
-        These are the shortest ones. Of fewer examples than micro-batches, there are fewer of these, or on several ranks
-        some examples are dealt twice.
+        These are the shortest ones. Without a number there are as few micro-batches as hold all examples. Of fewer
+        examples than micro-batches, there are fewer of these, or on several ranks some examples are dealt twice.
         """
         ranks = self.world_size
+        if each is None:
+            each = self._fewest(examples)
+            if examples.size < each * ranks:
+                examples = np.resize(examples, each * ranks)
         if examples.size < ranks:
             examples = np.resize(examples, ranks)
         values = self.lengths[examples].astype(np.float64)
@@ -59,20 +63,31 @@ class StepCutter:
         return [batches[place] for place in order.tolist()], left
 
     def epoch(
-        self, steps: Iterable[tuple[Indices, int]]
+        self, steps: Iterable[tuple[Indices, int | None]]
     ) -> Iterator[tuple[list[Indices], Indices]]:
         """Yield the micro-batches of each step, from its examples and how many micro-batches each rank runs.
 
         And the examples that don't fit, which move to the next step; after the last one, more micro-batches follow.
         """
         left = np.empty(0, dtype=np.int64)
-        each = 1
+        each: int | None = 1
         for examples, each in steps:
             batches, left = self.cut(np.concatenate((left, examples)), each)
             yield batches, left
         while left.size:
             batches, left = self.cut(left, each)
             yield batches, left
+
+    def _fewest(self, examples: Indices) -> int:
+        """Return the fewest micro-batches of each rank that hold all examples of a step."""
+        values = np.sort(self.lengths[examples].astype(np.float64))[::-1]
+        fits = self.table.batch_sizes[self.table.assign(values)]
+        each = -(-most_held(fits).size // self.world_size)
+        if self.equal_counts:
+            most = max(1, examples.size // self.world_size)
+            while each < most and equal_parts(fits, each * self.world_size) is None:
+                each += 1
+        return each
 
     def _sizes(self, costs: FloatArray, fits: IntArray, parts: int) -> IntArray:
         """Return the sizes of `parts` micro-batches of all examples, or of those that fit, the longest first."""
