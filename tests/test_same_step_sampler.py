@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from batchtune import SameStepBatchSampler, sampler_from_config
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "same_steps.py"
 COUNT = 203
 LENGTHS = np.random.default_rng(0).integers(1, 100, COUNT).astype(float)
 OPTIONS: dict[str, Any] = {
@@ -138,6 +140,16 @@ def test_steps_of_as_few_micro_batches_as_it_takes(ranks, equal_counts):
     ]
     own = [list(OWN["SeedableRandomSampler"](rank, ranks)) for rank in range(ranks)]
     assert held == examples_of_steps(own, 4)
+
+
+def test_the_example_loses_the_same_in_fewer_micro_batches():
+    spec = spec_from_file_location("same_steps", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    example = module_from_spec(spec)
+    spec.loader.exec_module(example)
+    own, cut = example.trained()
+    assert cut[0] == pytest.approx(own[0], rel=1e-5)
+    assert cut[1] < 0.7 * own[1] and cut[2] < 0.7 * own[2]
 
 
 def test_a_random_sampler_of_each_rank_keeps_its_own_examples():

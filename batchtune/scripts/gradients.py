@@ -134,7 +134,7 @@ class Gradients:
             if values.layout != torch.strided:
                 values = values.to_dense()
             kept = values.reshape(-1)[::stride]
-            self.taken[id(parameter)] = kept.to("cpu", torch.float64, copy=True)
+            self.taken[id(parameter)] = kept.to("cpu", torch.float32, copy=True)
             parameter.grad = None
 
 
@@ -228,7 +228,7 @@ def _without(gradient: Gradient, direction: Gradient) -> Gradient:
 
 def _product(gradient: Gradient, other: Gradient) -> float:
     return sum(
-        float((gradient[parameter] * other[parameter]).sum())
+        float((gradient[parameter].double() * other[parameter].double()).sum())
         for parameter in gradient.keys() & other.keys()
     )
 

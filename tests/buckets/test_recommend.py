@@ -194,7 +194,7 @@ def test_pools_are_recommended_if_faster_and_as_random(found, expected):
     assert (chosen.row, chosen.portable) == (expected, 0)
 
 
-def test_times_that_can_not_be_compared_leave_the_choice_to_batches():
+def test_times_that_do_not_compare_leave_the_choice_to_batches():
     rows = [row(900, seconds=200.0), row(1000, seconds=100.0)]
     chosen = [recommend(rows, fixed(2000), timed=timed) for timed in (True, False)]
     assert [each.row for each in chosen] == [1, 0]

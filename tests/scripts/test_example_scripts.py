@@ -235,5 +235,9 @@ def test_it_is_probed_as_it_is(
     folder = tmp_path / "batchtune-run"
     learned = check_learned(folder, per_unit)
     assert (learned.accumulation, learned.look_ahead) == (2, look_ahead)
+    # Lightning's closure and the Trainer's steps show the gradient of a step; no module drops anything any more.
+    gradient = learned.gradient
+    assert gradient is not None and gradient.again is not None
+    assert gradient.any_counts is not None and not gradient.batch_norm
     device = read_result(folder / PROBE_FILE, Probe).device
     assert device.world_size == ranks

@@ -149,7 +149,7 @@ def test_a_loss_shows_whether_the_cut_of_a_step_changes_it(
 
 
 @pytest.mark.parametrize(("ahead", "closure"), [(1, False), (5, False), (0, True)])
-def test_loops_that_look_ahead_or_give_a_closure_are_compared_alike(
+def test_loops_that_look_ahead_or_give_closures_compare_alike(
     monkeypatch, ahead, closure
 ):
     plain, _ = measured(monkeypatch, "mean of examples")
