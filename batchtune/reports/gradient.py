@@ -33,10 +33,10 @@ def of_gradient(sweep: Sweep, row: Row) -> Iterator[str]:
             "run again: the loss or the examples are random, with dropout off, so what the cut changes is not known."
         )
     else:
-        yield f"A step's gradient differs by {_shown(change)}: {_why(gradient)}."
+        yield f"A step's gradient differs by {_shown(change)}: {_why(gradient, row)}."
 
 
-def _why(gradient: StepGradient) -> str:
+def _why(gradient: StepGradient, row: Row) -> str:
     """Return why the gradient of a step depends on its cut, and what keeps it."""
     equal = gradient.equal_counts
     if equal is not None and equal <= SAME_GRADIENT:
@@ -45,7 +45,7 @@ def _why(gradient: StepGradient) -> str:
             f"{_shown(equal)}), or divide by the examples of the whole step"
         )
     with_equal = ""
-    if equal is not None:
+    if equal is not None and not row.equal_counts:
         with_equal = f"; with --equal-counts it differs by {_shown(equal)}"
     if (gradient.mates or 0.0) > SAME_GRADIENT:
         why = "your loss depends on which examples share a micro-batch, as with in-batch negatives"
