@@ -157,7 +157,7 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         padded_length: Cells of the epoch's batches, expected over shuffles.
         padding_ratio: Padded cells / all cells; those of an example dealt a second time count as padded.
         fill: True length, of each example once, / (batches × max_batch_length).
-        mean_batch_size: Examples in a batch, counting one dealt twice twice.
+        mean_batch_size: Examples per batch; repeated examples count each time.
         largest_padded_length: Of any batch that this table can form on these data.
         effective_buckets: 1 / Σ p², p the share of the examples in each bucket. For pools: mates_again / the same for
             batches of the same sizes drawn from all examples.

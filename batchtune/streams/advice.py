@@ -69,7 +69,7 @@ def recommend_stream(
             if row.algorithm == "bucket" or row.known_mates_again <= most_again
         ]
     row = _best_of(random_enough, timed=timed, steps_kept=steps_kept)
-    # SpeechBrain's own at its best: as random, if there is such.
+    # The best row of SpeechBrain; one that is random enough comes first.
     by_speechbrain = [other for other in random_enough if other.by_speechbrain]
     if not by_speechbrain:
         by_speechbrain = [other for other in allowed if other.by_speechbrain]
