@@ -1,6 +1,7 @@
 """The documentation's pages: their commands run, their help and pictures are fresh, and the site builds strictly."""
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -18,13 +19,13 @@ from batchtune.cli.app import load_command
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 PAGES = [ROOT / "README.md", *sorted(EXAMPLES.rglob("*.md"))]
-# Several machines or GPUs, objects behind URLs, and launchers that may lack: these commands are only parsed. Those of
-# the example scripts run in test_example_scripts.py, the workflow's in test_examples_ci.py.
+# These commands are only parsed: several machines or GPUs, objects behind URLs, launchers that may lack, and probes of
+# scripts, which test_example_scripts.py holds; test_examples_ci.py runs the workflow's.
 ELSEWHERE = re.compile(
-    r"srun|--nnodes|--nproc-per-node|accelerate launch|://|--engine ray|cuda:1|eval_mode|pip install|-m pytest"
-    r"|examples/scripts/|\$RUN"
+    r"srun|--nnodes|--nproc-per-node|--simulate-world-size|accelerate launch|://|--engine ray|cuda:1|eval_mode"
+    r"|pip install|-m pytest|examples/scripts/|\$RUN|batchtune (tune|probe-oom|verify) .*python train.py"
 )
-LAW = "law:constant=100MiB,linear=1MiB,limit=4GiB,seconds=0.01,seconds_linear=1e-4"
+LAW = "law:constant=100MiB,linear=0.3MiB,limit=4GiB,seconds=0.01,seconds_linear=1e-4"
 # Real steps are few and small; a loader is measured for a moment.
 SETTINGS = {
     "BATCHTUNE_NUM_LENGTHS": "2",
@@ -67,90 +68,94 @@ def test_every_command_has_options_that_exist(monkeypatch):
 
 @pytest.fixture
 def folder(made_once, tmp_path):
-    """A folder with what the commands name, as run by a device whose memory is computed."""
+    """A folder with what the commands name, and with runs on a device whose memory is computed."""
 
     def make(folder):
-        lengths = [1 + number % 23 for number in range(400)]
-        write_lengths(folder / "train.csv", lengths)
-        write_lengths(folder / "train.json", lengths)
-        write_lengths(folder / "train-v2.csv", lengths)
-        rows = "".join(
-            f"{number}.wav\t{16000 * each}\n" for number, each in enumerate(lengths)
-        )
-        (folder / "train.tsv").write_text(f"/data\n{rows}")
-        (folder / "train.yaml").write_text("max_batch_length: 60\nnum_buckets: 5\n")
-        (folder / "examples").symlink_to(EXAMPLES)
-        shutil.copy(Path(__file__).parent / "page_files" / "train.py", folder)
-        (folder / "shards.py").write_text(
-            "from train import make_loader as make_batches\n"
-        )
-        command = [
-            sys.executable,
-            EXAMPLES / "shards" / "make_shards.py",
-            "--shards=2",
-            "--wavs=64",
-        ]
-        subprocess.run(
-            [*command, "--out", folder / "made"], check=True, capture_output=True
-        )
-        (folder / "shards").mkdir()
-        deal(sorted((folder / "made").iterdir()), folder)
-        tune = ["tune", "train.csv", f"--device={LAW}", "--run"]
+        make_data(folder)
         for run in ("batchtune-run", "my-run", "old-run", "new-run"):
-            ran = run_here_in(folder, *tune, run)
-            assert ran.returncode == 0, ran.stderr
+            tune = ["tune", "train.csv", f"--device={LAW}", "--verify", "--run", run]
+            check(run_here_in(folder, *tune), run)
+        record = ["record", "--", sys.executable, "train.py"]
+        check(run_here_in(folder, *record), "record")
+        scan = ["scan", "train.csv", "--histogram", "-o", "histogram.parquet"]
+        check(run_here_in(folder, *scan), "scan")
 
     shutil.copytree(made_once("pages", make), tmp_path / "pages", symlinks=True)
     return tmp_path / "pages"
 
 
-def deal(made, folder):
-    """Deal the samples of some shards to 128, and their wavs to a folder."""
-    (folder / "LibriSpeech" / "train-clean-100").mkdir(parents=True)
-    numbers = iter(range(128))
-    for path in made:
+def make_data(folder):
+    """Write shards, and the lengths of their samples as other manifests; one of the wavs lies in a folder."""
+    maker = [sys.executable, EXAMPLES / "shards" / "make_shards.py"]
+    options = ["--shards=128", "--wavs=1", "--out", folder / "shards"]
+    subprocess.run([*maker, *options], check=True, capture_output=True)
+    clips = folder / "LibriSpeech" / "train-clean-100"
+    clips.mkdir(parents=True)
+    lengths = []
+    for number, path in enumerate(sorted((folder / "shards").iterdir())):
+        path = path.rename(folder / "shards" / f"train-{number:03d}.tar")
         with tarfile.open(path) as shard:
-            members = shard.getmembers()
-            for at in range(0, len(members), 3):
-                name = folder / "shards" / f"train-{next(numbers):03d}.tar"
-                with tarfile.open(name, "w") as dealt:
-                    for member in members[at : at + 3]:
-                        dealt.addfile(member, shard.extractfile(member))
-            shard.extract(
-                members[0], folder / "LibriSpeech" / "train-clean-100", filter="data"
-            )
+            names = {Path(name).suffix: name for name in shard.getnames()}
+            lengths.append(json.load(shard.extractfile(names[".json"]))["duration"])
+            shard.extract(names[".wav"], clips, filter="data")
+    for name in ("train.csv", "train-v2.csv", "train.json"):
+        write_lengths(folder / name, lengths)
+    rows = [
+        f"{number}.wav\t{round(16000 * each)}" for number, each in enumerate(lengths)
+    ]
+    (folder / "train.tsv").write_text("\n".join(["/data", *rows, ""]))
+    (folder / "train.yaml").write_text("max_batch_length: 60\nnum_buckets: 5\n")
+    (folder / "examples").symlink_to(EXAMPLES)
+    shutil.copy(Path(__file__).parent / "page_files" / "train.py", folder)
+    loader = "from train import make_loader as make_batches\n"
+    (folder / "shards.py").write_text(loader)
 
 
-RUN_HERE = {
-    str(page.relative_to(ROOT)): lines
-    for page in PAGES
-    if (lines := [line for line in lines_of(page) if not ELSEWHERE.search(line)])
-}
+def in_shell(folder, line, settings):
+    ours = {key: text for key, text in os.environ.items() if "BATCHTUNE_" not in key}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", line],
+        cwd=folder,
+        env={**ours, **settings, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def check(ran, line):
+    held = [0, 3] if "--fail-if" in line else [0]
+    output = f"{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
+    assert ran.returncode in held, f"{line}\n{output}"
+
+
+def lines_to_run():
+    """Each page's commands that can run here, but for those of pages before it."""
+    seen = set()
+    for page in PAGES:
+        lines = [line for line in lines_of(page) if not ELSEWHERE.search(line)]
+        new = [line for line in lines if line not in seen]
+        seen.update(new)
+        if new:
+            yield pytest.param(new, id=str(page.relative_to(ROOT)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", RUN_HERE)
-def test_the_commands_of_a_page_run(page, folder):
-    ours = {key: text for key, text in os.environ.items() if "BATCHTUNE_" not in key}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for line in RUN_HERE[page]:
-        device = {"BATCHTUNE_DEVICE": LAW}
-        if "python train.py" in line:
-            device = {"BATCHTUNE_MEMORY": "400MiB"}
+@pytest.mark.parametrize("lines", list(lines_to_run()))
+def test_the_commands_of_a_page_run(lines, folder):
+    run = folder / "batchtune-run"
+    for line in lines:
+        device = "cpu" if "tune-loader" in line else LAW
+        settings = {**SETTINGS, "BATCHTUNE_DEVICE": device}
         if re.search("batchtune (tune|probe-oom) ", line):
-            shutil.rmtree(folder / "batchtune-run", ignore_errors=True)
-        ran = subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", line],
-            cwd=folder,
-            env={**ours, **SETTINGS, **device, "PATH": path, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        held = [0, 3] if "--fail-if" in line else [0]
-        assert ran.returncode in held, (
-            f"{line}\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
-        )
+            shutil.rmtree(run)
+        words = shlex.split(line)
+        if words[0] == "batchtune" and not {"|", ">", "&&"} & set(words):
+            ran = run_here_in(folder, *words[1:], env=settings)
+        else:
+            ran = in_shell(folder, line, settings)
+        check(ran, line)
 
 
 def test_the_commands_pages_hold_their_help():
