@@ -1,7 +1,6 @@
 """The documentation's pages: their commands run, their help and pictures are fresh, and the site builds strictly."""
 
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -22,7 +21,8 @@ PAGES = [ROOT / "README.md", *sorted(EXAMPLES.rglob("*.md"))]
 # These commands are only parsed: several machines or GPUs, objects behind URLs, launchers that may lack, and probes of
 # scripts, which test_example_scripts.py holds; test_examples_ci.py runs the workflow's.
 ELSEWHERE = re.compile(
-    r"srun|--nnodes|--nproc-per-node|--simulate-world-size|accelerate launch|://|--engine ray|cuda:1|eval_mode"
+    r"srun|--nnodes|--nproc-per-node|--simulate-world-size|--ranks-per-node|accelerate launch|://|--engine ray"
+    r"|cuda:1|eval_mode"
     r"|pip install|-m pytest|examples/scripts/|\$RUN|batchtune (tune|probe-oom|verify) .*python train.py"
 )
 LAW = "law:constant=100MiB,linear=0.3MiB,limit=4GiB,seconds=0.01,seconds_linear=1e-4"
@@ -75,8 +75,10 @@ def folder(made_once, tmp_path):
         for run in ("batchtune-run", "my-run", "old-run", "new-run"):
             tune = ["tune", "train.csv", f"--device={LAW}", "--verify", "--run", run]
             check(run_here_in(folder, *tune), run)
-        record = ["record", "--", sys.executable, "train.py"]
+        record = ["record", "--per-unit=16000", "--", sys.executable, "train.py"]
         check(run_here_in(folder, *record), "record")
+        stream = ["sweep-stream", "shards/", "--workers=4"]
+        check(run_here_in(folder, *stream), "sweep-stream")
         scan = ["scan", "train.csv", "--histogram", "-o", "histogram.parquet"]
         check(run_here_in(folder, *scan), "scan")
 
@@ -85,19 +87,27 @@ def folder(made_once, tmp_path):
 
 
 def make_data(folder):
-    """Write shards, and the lengths of their samples as other manifests; one of the wavs lies in a folder."""
-    maker = [sys.executable, EXAMPLES / "shards" / "make_shards.py"]
-    options = ["--shards=128", "--wavs=1", "--out", folder / "shards"]
-    subprocess.run([*maker, *options], check=True, capture_output=True)
+    """Write shards of whole seconds, and their lengths as other manifests; some of the wavs lie in a folder."""
+    maker = [sys.executable, EXAMPLES / "shards" / "make_shards.py", "--wavs=1"]
+    for seconds in "12345678":
+        options = [
+            "--shards=16",
+            "--seconds",
+            seconds,
+            seconds,
+            "--out",
+            f"of-{seconds}",
+        ]
+        subprocess.run([*maker, *options], cwd=folder, check=True, capture_output=True)
+    (folder / "shards").mkdir()
     clips = folder / "LibriSpeech" / "train-clean-100"
     clips.mkdir(parents=True)
     lengths = []
-    for number, path in enumerate(sorted((folder / "shards").iterdir())):
+    for number, path in enumerate(sorted(folder.glob("of-*/*.tar"))):
+        lengths.append(int(path.parent.name[-1]))
         path = path.rename(folder / "shards" / f"train-{number:03d}.tar")
         with tarfile.open(path) as shard:
-            names = {Path(name).suffix: name for name in shard.getnames()}
-            lengths.append(json.load(shard.extractfile(names[".json"]))["duration"])
-            shard.extract(names[".wav"], clips, filter="data")
+            shard.extractall(clips, filter="data")
     for name in ("train.csv", "train-v2.csv", "train.json"):
         write_lengths(folder / name, lengths)
     rows = [
@@ -148,14 +158,21 @@ def test_the_commands_of_a_page_run(lines, folder):
     for line in lines:
         device = "cpu" if "tune-loader" in line else LAW
         settings = {**SETTINGS, "BATCHTUNE_DEVICE": device}
-        if re.search("batchtune (tune|probe-oom) ", line):
+        settings["GITHUB_STEP_SUMMARY"] = str(folder / "summary.md")
+        is_new = re.search("batchtune (tune|probe-oom) ", line)
+        if is_new:
             shutil.rmtree(run)
+        if "tune-loader" in line:
+            (run / "loader.json").unlink(missing_ok=True)
         words = shlex.split(line)
         if words[0] == "batchtune" and not {"|", ">", "&&"} & set(words):
             ran = run_here_in(folder, *words[1:], env=settings)
         else:
             ran = in_shell(folder, line, settings)
         check(ran, line)
+        if is_new:
+            shutil.rmtree(run, ignore_errors=True)
+            shutil.copytree(folder / "my-run", run)
 
 
 def test_the_commands_pages_hold_their_help():

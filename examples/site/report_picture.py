@@ -1,6 +1,7 @@
 """Makes `examples/report.png`, the report of a run as a page: `python examples/site/report_picture.py RUN`.
 
-RUN is the folder of the command on the start page. Needs Chromium. `--width 390` shows the page as a telephone does.
+RUN is the folder of the command on the start page. Needs Chromium, and playwright of the test extra. `--width 390`
+shows the page as a telephone does.
 """
 
 import argparse
@@ -8,6 +9,8 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+from playwright.sync_api import sync_playwright
 
 PICTURE = Path(__file__).parents[1] / "report.png"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -18,28 +21,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("--width", type=int, default=1000)
-    parser.add_argument("--height", type=int, default=2050)
+    parser.add_argument("--height", type=int, default=2700)
     parser.add_argument("-o", "--output", type=Path, default=PICTURE)
     arguments = parser.parse_args()
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        parser.exit(1, "Chromium is not installed\n")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page = Path(folder) / "report.html"
         report = ["batchtune", "report", "-o", page, arguments.run]
         subprocess.run(report, check=True)
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            f"--user-data-dir={folder}/profile",
-            # Until the charts are drawn.
-            "--virtual-time-budget=20000",
-            f"--window-size={arguments.width},{arguments.height}",
-            f"--screenshot={arguments.output.absolute()}",
-        ]
-        subprocess.run([browser, *options, page.as_uri()], check=True)
+        chromium = playwright.chromium.launch(executable_path=browser)
+        shown = chromium.new_page(
+            viewport={"width": arguments.width, "height": arguments.height}
+        )
+        shown.goto(page.as_uri())
+        shown.wait_for_selector("svg.main-svg", timeout=120_000)
+        shown.wait_for_load_state("networkidle")
+        shown.screenshot(path=arguments.output)
+        chromium.close()
 
 
 if __name__ == "__main__":
