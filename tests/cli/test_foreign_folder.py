@@ -154,7 +154,7 @@ def test_a_loader_from_elsewhere_runs_nothing_of_the_folder(foreign):
     elsewhere.mkdir()
     (elsewhere / "loaders.py").write_text(LOADER)
     few = (
-        *("--sweep", "num_workers=0:1", "--sweep", "multiprocessing_context=spawn"),
+        *("--sweep", "num_workers=1", "--sweep", "multiprocessing_context=spawn"),
         *("--sweep", "prefetch_factor=2", "--sweep", "in_order=true"),
         *("--seconds", 0.2, "--trials", 1, "--step-ms", 1),
     )

@@ -354,11 +354,11 @@ def write_lengths(folder: Path) -> None:
     (folder / "lengths.csv").write_text("id,tokens\n" + "".join(rows))
 
 
-def probing(*further: str) -> list[str]:
+def probing(command: str, *further: str) -> list[str]:
     return [
-        *("tune", "lengths.csv", "--workload", f"{GANG}:ByLength", "--device", "cpu"),
+        *(command, "lengths.csv", "--workload", f"{GANG}:ByLength", "--device", "cpu"),
         *("--memory", "460MiB", "--memory-fraction", "1", "--num-lengths", "2"),
-        *("--num-buckets", "2", "--setup-timeout", "60", *further),
+        *("--setup-timeout", "60", *further),
     ]
 
 
@@ -366,8 +366,9 @@ def probing(*further: str) -> list[str]:
 @pytest.mark.timeout(1200)
 def test_two_nodes_find_what_two_ranks_find(tmp_path):
     write_lengths(tmp_path / "node0")
-    verify = ["--verify", "--verify-steps", "3", "--time-tolerance", "1000"]
-    node_0, node_1 = two_nodes(tmp_path, probing("--nproc-per-node", "1", *verify))
+    tune = probing("tune", "--nproc-per-node", "1", "--num-buckets", "2")
+    tune += ["--verify", "--verify-steps", "3", "--time-tolerance", "1000"]
+    node_0, node_1 = two_nodes(tmp_path, tune)
     assert (node_0.returncode, node_1.returncode) == (0, 0), node_0.stderr
     assert node_1.stdout == ""
     # Node 1 has no manifest, and writes nothing.
@@ -380,7 +381,7 @@ def test_two_nodes_find_what_two_ranks_find(tmp_path):
     subprocess.run(
         [
             *(sys.executable, "-m", "batchtune"),
-            *probing("--nproc-per-node", "2", "--run", "one"),
+            *probing("probe-oom", "--nproc-per-node", "2", "--run", "one"),
         ],
         cwd=tmp_path / "node0",
         capture_output=True,
@@ -398,7 +399,7 @@ def test_two_nodes_find_what_two_ranks_find(tmp_path):
 @pytest.mark.process
 def test_nodes_with_other_options_are_refused(tmp_path):
     write_lengths(tmp_path / "node0")
-    command = probing("--nproc-per-node", "1")
+    command = probing("tune", "--nproc-per-node", "1")
     ended = two_nodes(tmp_path, command, "--memory", "300MiB")
     for process in ended:
         assert process.returncode == 1

@@ -67,7 +67,7 @@ def test_made_batches_equal_collated_ones():
 
 @pytest.mark.slow
 def test_made_batches_equal_collated_ones_for_many_seeds():
-    assert sum(map(check_seed, range(30))) >= 180
+    assert sum(map(check_seed, range(10))) >= 60
 
 
 def test_single_rows_and_few_batches_are_unclear():

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from cli.conftest import run_in, write_lengths
+from cli.conftest import run_here_in, write_lengths
 
 from batchtune.cli.options import ManifestOptions, Task, WorkloadOptions
 from batchtune.errors import UsageError
@@ -198,7 +198,7 @@ def test_a_named_model_is_probed(tmp_path):
     words = ["probe-oom", str(manifest), "--workload", f"torch:{MODELS}:Tagger"]
     words += ["--loss", "cross_entropy", "--set", "dim=64", "--memory", "500MiB"]
     words += ["--num-lengths", "2", "--max-lengths", "2", "--device", "cpu", "--json"]
-    ran = run_in(tmp_path, *words)
+    ran = run_here_in(tmp_path, *words, env={})
     assert ran.returncode == 0, ran.stderr
     probe = json.loads(ran.stdout)
     assert probe["workload"]["options"] == {

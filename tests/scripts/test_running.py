@@ -124,10 +124,11 @@ def run(folder, capfd):
     return run
 
 
-def trained_by_itself(script: list[str]) -> list[Line]:
+def trained_by_itself() -> list[Line]:
     """The lines that the script prints on two ranks without batchtune."""
-    words = [*TORCHRUN, str(SCRIPT), *script]
-    ran = subprocess.run(words, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [*TORCHRUN, str(SCRIPT)], capture_output=True, text=True, check=True
+    )
     return [tuple(json.loads(line)) for line in ran.stdout.splitlines()]
 
 
@@ -150,27 +151,24 @@ def test_a_script_trains_on_the_recommended_batches(folder, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", [[], ["--accelerate"]], ids=["ddp", "accelerate"])
-def test_each_of_two_ranks_trains_on_its_batches(folder, run, option):
-    if option:
-        pytest.importorskip("accelerate")
-    lines, stderr = run(TORCHRUN, *option)
+def test_each_of_two_ranks_trains_on_its_batches(folder, run):
+    pytest.importorskip("accelerate")
+    lines, stderr = run(TORCHRUN, "--accelerate")
     for rank in range(2):
         for epoch in range(2):
             expected = recommended(folder, epoch, rank=rank, world_size=2)
             assert batches(lines, "train", epoch, rank) == expected
         assert batches(lines, "length", 0, rank) == [[len(expected), 3]]
         # accelerate steps the schedule, which is made before, once for each rank.
-        before = [[2 * len(expected)] for _ in option]
-        assert batches(lines, "before", 0, rank) == before
+        assert batches(lines, "before", 0, rank) == [[2 * len(expected)]]
     assert stderr.count(f"{len(expected)} an epoch on each rank") == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", [[], ["--accelerate"]], ids=["ddp", "accelerate"])
-def test_two_ranks_keep_the_examples_of_each_step(folder, run, option):
-    own = trained_by_itself(option)
-    lines, stderr = run(TORCHRUN, *option, to="same-on-ranks")
+def test_two_ranks_keep_the_examples_of_each_step(run):
+    """The epoch is that of the script's own sampler."""
+    own = trained_by_itself()
+    lines, stderr = run(TORCHRUN, to="same-on-ranks")
     for epoch in range(2):
         steps = []
         for trained in (own, lines):
@@ -178,8 +176,7 @@ def test_two_ranks_keep_the_examples_of_each_step(folder, run, option):
             together = zip(*ranks, strict=True)
             steps.append([sorted([*first, *second]) for first, second in together])
         assert steps[0] == steps[1]
-    for what in ("before", "length"):
-        assert batches(lines, what, 0) == batches(own, what, 0)
+    assert batches(lines, "length", 0) == batches(own, "length", 0)
     assert "on each rank" in stderr
 
 

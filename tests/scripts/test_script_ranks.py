@@ -23,8 +23,8 @@ from batchtune.results import (
     BatchShape,
     Device,
     Probe,
+    Sweep,
     Trial,
-    Verification,
     read_result,
 )
 
@@ -213,13 +213,13 @@ def test_torchruns_banner_is_none_of_a_script_s_words():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ranks_are_tuned_and_verified(together, tmp_path):
+def test_ranks_are_tuned_and_proven(together, tmp_path):
     # By what this machine's processes take: a limit that half of the data fits into leaves nothing to tune.
     base_bytes = max(rank.base_bytes for rank in together.device.ranks)
     words = ["tune", f"--memory={base_bytes + (20 << 20)}B", "--memory-fraction=1"]
     # With more buckets, 400 examples need more batches.
     words += ["--num-lengths=3", "--max-lengths=3", "--num-buckets=2:4"]
-    words += ["--tolerance=0.1", "--verify", "--verify-steps=20", "--time-tolerance=10"]
+    words += ["--tolerance=0.1"]
     ran = run_in(tmp_path, *words, "--", *TORCHRUN, "--nproc-per-node=2", *ACCELERATED)
     assert ran.returncode == 0, ran.stderr
     assert "the script's own data set (Lengths, 400 examples)" in ran.stderr
@@ -232,4 +232,5 @@ def test_ranks_are_tuned_and_verified(together, tmp_path):
     assert (folder / "sampler.yaml").exists(), ran.stdout + ran.stderr
     ooms = [trial for trial in probe.trials if trial.outcome == "oom"]
     assert ooms and all(trial.oom_ranks for trial in ooms)
-    assert read_result(folder / "verify.json", Verification).failures == []
+    proof = read_result(folder / "sweep.json", Sweep).proof
+    assert proof is not None and proof.holds
