@@ -138,6 +138,11 @@ def command_of(example: Example) -> list[str]:
     return [sys.executable, *words]
 
 
+def lengths_of(example: Example) -> Lengths:
+    options = ReadOptions(**example.columns)
+    return load_lengths(str(EXAMPLES / example.manifest), options)
+
+
 def supervise(example: Example, lengths: Lengths) -> Supervisor:
     settings = ProbeSettings(
         workload="a script",
@@ -189,9 +194,7 @@ def assert_shown(script: Script) -> None:
 def test_it_is_measured_as_it_is(name, folder):
     """`tune` searches, and proves the table: test_a_script_is_tuned_run_recorded_and_reported."""
     example = FOUND[name]
-    lengths = load_lengths(
-        str(EXAMPLES / example.manifest), ReadOptions(**example.columns)
-    )
+    lengths = lengths_of(example)
     longest = lengths.longest
 
     def shape(size: int) -> BatchShape:
@@ -226,7 +229,8 @@ def test_it_runs_in_the_recommended_batches(name, folder, capfd):
         for column, value in example.columns.items()
     ]
     source = [str(EXAMPLES / example.manifest), *options]
-    table = ["--max-batch-length=600", "--num-buckets=3"]
+    most = 10 * lengths_of(example).longest
+    table = [f"--max-batch-length={most}", "--num-buckets=3"]
     words = ["--", *command_of(example), example.shorter]
     for command in (["sweep-buckets", *source, *table], ["run", *source, *words]):
         ran = run_here_in(folder, *command)
