@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,6 @@ def in_buckets(lengths: Any = LENGTHS, **options: Any) -> BucketBatchSampler:
 
 def in_pools(lengths: Any = LENGTHS, **options: Any) -> PooledBatchSampler:
     return PooledBatchSampler(lengths, **{**POOLS, **options})
-
-
-Make = Callable[..., BucketBatchSampler | PooledBatchSampler]
 
 
 @pytest.fixture(

@@ -22,7 +22,7 @@ FEW = ["--num-lengths", 5, "--max-lengths", 7]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def speech_lengths() -> list[float]:
+def speech_lengths():
     """Of the kind of LibriSpeech's at half their time: 0.7 to 12.3 s, most between 6 and 8."""
     rng = np.random.default_rng(5)
     long = np.clip(rng.normal(7.15, 0.6, 187), 0.7, 12.25)
@@ -32,7 +32,7 @@ def speech_lengths() -> list[float]:
     return np.round(lengths, 3).tolist()
 
 
-def said_by(folder: Path, *arguments: object) -> str:
+def said_by(folder, *arguments):
     """Runs a command that has to succeed; what it printed."""
     ran = run_here_in(folder, *arguments)
     assert ran.returncode == 0, f"{arguments[0]}: {ran.stdout}\n{ran.stderr}"

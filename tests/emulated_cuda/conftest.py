@@ -15,9 +15,7 @@ BUILT = "EMULATED_CUDA_BUILT"
 """Environment variable: the folder of a device that was built before."""
 
 
-def pytest_pycollect_makemodule(
-    module_path: Path, parent: pytest.Collector
-) -> pytest.Module | None:
+def pytest_pycollect_makemodule(module_path, parent):
     if MISSING is None:
         return None
     return module_without(f"the emulated CUDA device {MISSING}", module_path, parent)

@@ -7,8 +7,6 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from emulated_cuda.machine import CONTEXT, MIB
 
@@ -70,7 +68,7 @@ ROUNDED = {
 }
 
 
-def in_blocks(limit: int, page: int) -> tuple[int, int]:
+def in_blocks(limit, page):
     """How many blocks of 64 MiB the allocator finds room for in pages, and the size of the pages that hold them."""
     block = 64 * MIB
     count = limit // page * page // block
@@ -78,7 +76,7 @@ def in_blocks(limit: int, page: int) -> tuple[int, int]:
     return count, pages * page
 
 
-def check_full(figures: dict[str, Any], page: int) -> None:
+def check_full(figures, page):
     """A full device, and the limit of a process, are out of memory."""
     blocks, reserved, message = figures["full"]
     assert (blocks, reserved) == in_blocks(2048 * MIB - CONTEXT, page)

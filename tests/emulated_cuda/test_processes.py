@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
-from emulated_cuda.machine import CONTEXT, MIB, Machine
+from emulated_cuda.machine import CONTEXT, MIB
 
 pytestmark = pytest.mark.process
 DRIVERS_BYTES = 256 * MIB
@@ -43,9 +41,7 @@ print(json.dumps(cards))
 
 
 @contextmanager
-def holder(
-    machine: Machine, size_bytes: int, device: str, **settings: str
-) -> Iterator[int]:
+def holder(machine, size_bytes, device, **settings):
     """A process that holds memory of a device of a machine with two; yields its id, and kills it."""
     with machine.start(
         HOLDER, str(size_bytes), device, devices=2, **settings
@@ -70,9 +66,7 @@ def test_each_device_has_memory_that_its_processes_share(emulated_cuda):
     assert emulated_cuda.figures(FREE, devices=2) == [free, free]
 
 
-def check_nvml(
-    first: dict[str, Any], second: dict[str, Any], pid: int, used: int
-) -> None:
+def check_nvml(first, second, pid, used):
     """NVML tells of the same devices; a process uses memory of the second one."""
     total = 2048 * MIB + DRIVERS_BYTES
     assert first["name"] == second["name"] == "Emulated GPU"

@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +13,6 @@ from manifests.samples import shard, wav
 
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.manifests import ReadOptions, scan
-from batchtune.manifests.storage import Traffic
 
 
 @pytest.fixture
@@ -22,7 +20,7 @@ def shards(tmp_path):
     return written(tmp_path / "shards", 48)
 
 
-def written(folder: Path, num_shards: int) -> Path:
+def written(folder, num_shards):
     folder.mkdir()
     for number in range(num_shards):
         members = []
@@ -53,7 +51,7 @@ def cluster():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def workers() -> list[psutil.Process]:
+def workers():
     """The processes that do tasks, by the names that Ray gives them."""
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -74,9 +72,9 @@ def workers() -> list[psutil.Process]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_same_bytes_after_both_workers_are_killed(shards, cluster, tmp_path):
     options = ReadOptions(target_key="txt")
-    killed: list[int] = []
+    killed = []
 
-    def kill(share: float, examples: int, traffic: Traffic) -> None:
+    def kill(share, examples, traffic):
         if examples and not killed:
             for process in workers():
                 process.send_signal(signal.SIGKILL)

@@ -5,7 +5,7 @@ import random
 import socket
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from batchtune.results import BatchShape, Probe, read_result
 FACTS = {"PyTorch": "2.13.0", "--set": "['layers=2']"}
 
 
-def free_ports() -> int:
+def free_ports():
     """The first of three ports in a row that nothing uses, below those that the kernel gives to connections."""
     while True:
         first = random.randrange(20_000, 32_000)
@@ -39,7 +39,7 @@ def free_ports() -> int:
         return first
 
 
-def launch_of(node_rank: int, nnodes: int = 2, port: int = 0) -> Launch:
+def launch_of(node_rank, nnodes=2, port=0):
     return Launch(
         nproc_per_node=1,
         nnodes=nnodes,
@@ -49,7 +49,7 @@ def launch_of(node_rank: int, nnodes: int = 2, port: int = 0) -> Launch:
     )
 
 
-def greeting_of(node_rank: int, **facts: str) -> Greeting:
+def greeting_of(node_rank, **facts):
     return Greeting(
         token="", node_rank=node_rank, host=f"host{node_rank}", facts={**FACTS, **facts}
     )
@@ -58,45 +58,45 @@ def greeting_of(node_rank: int, **facts: str) -> Greeting:
 class MadeNursery:
     """What an agent does with its worker process, in words."""
 
-    def __init__(self, *program: object) -> None:
+    def __init__(self, *program):
         self.done: list[Any] = []
         MADE.append(self)
 
-    def start_worker(self) -> None:
+    def start_worker(self):
         self.done.append("start")
 
-    def ask(self, request: Launch, kinds: object, timeout_seconds: float) -> Launched:
+    def ask(self, request, kinds, timeout_seconds):
         self.done.append(request)
         return Launched()
 
-    def output(self) -> str:
+    def output(self):
         return "last words\n"
 
-    def end_worker(self) -> None:
+    def end_worker(self):
         self.done.append("end")
 
-    def close(self) -> None:
+    def close(self):
         self.done.append("close")
 
 
-MADE: list[MadeNursery] = []
+MADE = []
 
 
 class Cluster:
     """Node 0, and agents as threads."""
 
-    def __init__(self, nnodes: int = 2) -> None:
+    def __init__(self, nnodes=2):
         self.nnodes = nnodes
         self.port = free_ports()
         self.nodes = Nodes(launch_of(0, nnodes, self.port), greeting_of(0))
         self.threads = ThreadPoolExecutor()
 
-    def agent(self, node_rank: int, **facts: str) -> Future[None]:
+    def agent(self, node_rank, **facts):
         launch = launch_of(node_rank, self.nnodes, self.port)
         greeting = greeting_of(node_rank, **facts)
         return self.threads.submit(serve_node_0, launch, greeting, 20.0)
 
-    def stranger(self, says: bytes) -> socket.socket:
+    def stranger(self, says):
         channel = socket.create_connection(("127.0.0.1", self.port + 1))
         channel.sendall(says)
         return channel
@@ -314,9 +314,7 @@ def test_a_rank_may_fail_on_another_node_but_no_node_may_be_lost(tmp_path):
     assert not ours()
 
 
-def two_nodes(
-    folder: Path, command: list[str], *others: str
-) -> list[subprocess.CompletedProcess[str]]:
+def two_nodes(folder, command, *others):
     """What becomes of the command on two nodes, which have folders of their own, of node 0 first."""
     started = []
     endpoint = f"127.0.0.1:{free_ports()}"
@@ -348,13 +346,13 @@ def two_nodes(
     return ended
 
 
-def write_lengths(folder: Path) -> None:
+def write_lengths(folder):
     folder.mkdir()
     rows = [f"{number},{24 + 76 * (number % 4)}\n" for number in range(2000)]
     (folder / "lengths.csv").write_text("id,tokens\n" + "".join(rows))
 
 
-def probing(command: str, *further: str) -> list[str]:
+def probing(command, *further):
     return [
         *(command, "lengths.csv", "--workload", f"{GANG}:ByLength", "--device", "cpu"),
         *("--memory", "460MiB", "--memory-fraction", "1", "--num-lengths", "2"),

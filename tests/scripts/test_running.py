@@ -47,7 +47,6 @@ SAME_STEPS = ["--max-batch-length", 100, "--current", "batch_size=4"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--standalone"]
 
-Started = Callable[[str], dict[str, Any]]
 Line = tuple[str, int, int, list[int]]
 Run = Callable[..., tuple[list[Line], str]]
 

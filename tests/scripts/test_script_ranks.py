@@ -38,9 +38,7 @@ LARGE = BatchShape(150, 60.0)
 TOO_LARGE = BatchShape(201, 20.0)  # for rank 1, by its own fault
 
 
-def supervise(
-    *command: str, ranks: int = 2, timeout_seconds: float = 60.0
-) -> Supervisor:
+def supervise(*command, ranks=2, timeout_seconds=60.0):
     """The supervisor of a command that torchrun starts on these ranks."""
     settings = ProbeSettings(
         workload="a script",
@@ -64,7 +62,7 @@ def working_folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_process_outlives_its_test():
-    def started() -> set[int]:
+    def started():
         children = psutil.Process().children(recursive=True)
         return {child.pid for child in children} - OF_SCRIPTS.pids()
 
@@ -100,7 +98,7 @@ def together(working_folder):
     return Together(device, small, large, others, failed)
 
 
-def check_device(device: Device, look_ahead: int) -> None:
+def check_device(device, look_ahead):
     """What is known of a script that accumulates over two batches on two ranks."""
     assert (device.world_size, device.backend) == (2, "gloo")
     assert [rank.rank for rank in device.ranks] == [0, 1]
