@@ -87,7 +87,7 @@ def check_full(figures, page):
     assert "512.00 MiB allowed" in message
 
 
-def test_native_segments_are_sized_as_documented_and_requested_again(emulated_cuda):
+def test_native_segments_are_as_documented_and_asked_for_again(emulated_cuda):
     native = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
     figures = emulated_cuda.figures(PROGRAM, *map(str, ROUNDED), **native)
     assert figures["rounded"] == [[*sizes, 0] for sizes in ROUNDED.values()]
