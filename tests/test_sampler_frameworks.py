@@ -147,7 +147,7 @@ def lightning_module():
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)
-            self.seen: list[list[list[int]]] = []
+            self.seen = []
 
         def on_train_epoch_start(self):
             self.seen.append([])
@@ -348,7 +348,7 @@ def transformers_trainer(tmp_path, **options):
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)
-            self.seen: list[list[int]] = []
+            self.seen = []
 
         def forward(self, x):
             self.seen.append(indices(x))

@@ -31,7 +31,7 @@ class Tiny(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
-        self.seen: list[list[int]] = []
+        self.seen = []
 
     def forward(self, x):
         self.seen.append(list(map(int, x.flatten().tolist())))

@@ -8,7 +8,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -59,7 +58,7 @@ class MadeNursery:
     """What an agent does with its worker process, in words."""
 
     def __init__(self, *program):
-        self.done: list[Any] = []
+        self.done = []
         MADE.append(self)
 
     def start_worker(self):

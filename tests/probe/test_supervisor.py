@@ -48,7 +48,7 @@ class MadeNursery:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.device = CPU
-        self.ready: Ready | Failed | WorkerLost = Ready(device=DEVICE)
+        self.ready = Ready(device=DEVICE)
         self.started = 0
         self.ended = 0
 

@@ -30,7 +30,7 @@ class MadeMeter(StillMeter):
         self.sound = True
         self.released = 0
         self.queued = False
-        self.clocks: list[int] = []
+        self.clocks = []
 
     def synchronize(self):
         self.queued = False
@@ -390,8 +390,8 @@ class Agreed:
 
     def __init__(self, *others):
         self.others = iter(others)
-        self.votes: list[bool] = []
-        self.caught: list[str | None] = []
+        self.votes = []
+        self.caught = []
 
     def __call__(self, wanted, caught=None):
         self.votes.append(wanted)

@@ -38,10 +38,10 @@ class PageReader(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.scripts: dict[str, str] = {}
-        self.open: list[str] = []
+        self.elements = []
+        self.text = []
+        self.scripts = {}
+        self.open = []
         self.feed(page)
         self.close()
         assert self.open == []

@@ -26,7 +26,7 @@ def test_lightning_trains_on_what_its_callback_records(tmp_path):
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(4, 1)
-            self.seen: list[int] = []
+            self.seen = []
 
         def training_step(self, batch, index):
             self.seen.append(batch[0].shape[1])

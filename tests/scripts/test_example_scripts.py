@@ -14,7 +14,6 @@ import pytest
 from cli.conftest import run_here_in
 from shared_nursery import SharedNursery
 
-from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor, worker_program
@@ -23,9 +22,7 @@ from batchtune.results import (
     PROBE_FILE,
     SWEEP_FILE,
     BatchShape,
-    Device,
     Probe,
-    Script,
     Sweep,
     read_result,
 )
@@ -54,11 +51,11 @@ class Example(NamedTuple):
     checkpoint: str = ""
 
 
-def speech(*command: str) -> tuple[list[str], str, dict[str, str]]:
+def speech(*command):
     return [*command], "speech_train.csv", {"target_key": "text"}
 
 
-def code(*command: str) -> tuple[list[str], str, dict[str, str]]:
+def code(*command):
     return [*command], "code_train.csv", {}
 
 
@@ -101,7 +98,7 @@ def examples_stay_as_they_are():
     assert digests() == before
 
 
-def digests() -> dict[str, str]:
+def digests():
     files = [path for path in EXAMPLES.iterdir() if path.is_file()]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -130,7 +127,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def command_of(example: Example) -> list[str]:
+def command_of(example):
     words = [
         str(EXAMPLES / word) if (EXAMPLES / word).is_file() else word
         for word in example.command
@@ -138,12 +135,12 @@ def command_of(example: Example) -> list[str]:
     return [sys.executable, *words]
 
 
-def lengths_of(example: Example) -> Lengths:
+def lengths_of(example):
     options = ReadOptions(**example.columns)
     return load_lengths(str(EXAMPLES / example.manifest), options)
 
 
-def supervise(example: Example, lengths: Lengths) -> Supervisor:
+def supervise(example, lengths):
     settings = ProbeSettings(
         workload="a script",
         options={},
@@ -168,7 +165,7 @@ def test_the_manifests_are_those_that_are_made(tmp_path):
         assert (made / path.name).read_bytes() == path.read_bytes()
 
 
-def check_learned(device: Device, per_unit: int) -> Script:
+def check_learned(device, per_unit):
     """Checks what the probe learned of a script, and that made batches take what the script's own do."""
     script = device.script
     assert script is not None
@@ -183,7 +180,7 @@ def check_learned(device: Device, per_unit: int) -> Script:
     return script
 
 
-def assert_shown(script: Script) -> None:
+def assert_shown(script):
     """A page of the examples shows what was learned."""
     assert f"({script.loader}): {'; '.join(script.batches)}." in PAGES
 
@@ -197,7 +194,7 @@ def test_it_is_measured_as_it_is(name, folder):
     lengths = lengths_of(example)
     longest = lengths.longest
 
-    def shape(size: int) -> BatchShape:
+    def shape(size):
         if name == "packed":
             return BatchShape.packed([int(longest)] * size)
         return BatchShape(size, longest, lengths.worst_target(longest))
@@ -245,7 +242,7 @@ def test_it_runs_in_the_recommended_batches(name, folder, capfd):
 def test_a_script_is_tuned_run_recorded_and_reported(folder, capfd):
     """The commands of the examples' README, without a manifest."""
 
-    def batchtune(*words: str) -> subprocess.CompletedProcess[str]:
+    def batchtune(*words):
         ran = run_here_in(folder, *words, env={})  # from the nursery of scripts
         assert ran.returncode == 0, ran.stderr + capfd.readouterr().err
         return ran
