@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from emulated_cuda.machine import CONTEXT, MIB
@@ -38,7 +37,7 @@ print(json.dumps(msgspec.to_builtins([device, [ran.trial for ran in rans]])))
 def probed(emulated_cuda, tmp_path):
     """The device of a script, and a small and a large trial, then a large and a small step."""
 
-    def run(device: str, *habits: str) -> Any:
+    def run(device, *habits):
         command = (str(256 * MIB), "auto", str(SCRIPT), device, *habits)
         return emulated_cuda.figures(
             PROBED, *command, memory="8GiB", devices=2, TMPDIR=str(tmp_path)

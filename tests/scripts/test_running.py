@@ -55,7 +55,7 @@ Run = Callable[..., tuple[list[Line], str]]
 def folder(made_once):
     """A manifest and a run of it."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         write_lengths(folder / "train.csv", LENGTHS)
         write_lengths(folder / "short.csv", LENGTHS[:30])
         (folder / "stream").mkdir()
@@ -72,36 +72,34 @@ def folder(made_once):
     return made_once("tuned-for-scripts", make)
 
 
-def pad(examples: list[torch.Tensor]) -> torch.Tensor:
+def pad(examples):
     return torch.nn.utils.rnn.pad_sequence(examples, True)
 
 
-def loader_of(lengths: Any, **options: Any) -> Any:
-    data: Any = [torch.ones(int(length)) for length in lengths]
+def loader_of(lengths, **options):
+    data = [torch.ones(int(length)) for length in lengths]
     return DataLoader(data, collate_fn=pad, **options)
 
 
 class Rows(Dataset[Any]):
     """Example i is 10 · LENGTHS[i] times its index."""
 
-    def __init__(self, lengths: Any) -> None:
+    def __init__(self, lengths):
         self.lengths = lengths
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.full((10 * int(self.lengths[index]),), index)
 
 
 class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(Rows(LENGTHS))
 
 
-def recommended(
-    folder: Path, epoch: int, run: str = "batchtune-run", **options: Any
-) -> list[list[int]]:
+def recommended(folder, epoch, run="batchtune-run", **options):
     config = folder / run / "sampler.yaml"
     return list(sampler_from_config(config, LENGTHS, epoch=epoch, **options))
 
@@ -110,9 +108,7 @@ def recommended(
 def run(folder, capfd):
     """`run(command, *words)`: runs the script; the lines that it printed, and what batchtune and it said beside."""
 
-    def run(
-        command: list[str], *script: str, to: str = "batchtune-run"
-    ) -> tuple[list[Line], str]:
+    def run(command, *script, to="batchtune-run"):
         words = [*command, str(SCRIPT), *script]
         ran = run_here_in(folder, "run", "train.csv", "--run", to, "--", *words)
         said = capfd.readouterr()
@@ -123,7 +119,7 @@ def run(folder, capfd):
     return run
 
 
-def trained_by_itself() -> list[Line]:
+def trained_by_itself():
     """The lines that the script prints on two ranks without batchtune."""
     ran = subprocess.run(
         [*TORCHRUN, str(SCRIPT)], capture_output=True, text=True, check=True
@@ -131,7 +127,7 @@ def trained_by_itself() -> list[Line]:
     return [tuple(json.loads(line)) for line in ran.stdout.splitlines()]
 
 
-def batches(lines: list[Line], what: str, epoch: int, rank: int = 0) -> list[list[int]]:
+def batches(lines, what, epoch, rank=0):
     return [line[3] for line in lines if line[:3] == (what, rank, epoch)]
 
 
@@ -184,7 +180,7 @@ def started(folder, tmp_path, monkeypatch):
     """`started(run)`: the options of a script that was started with the batches of this run, in this process."""
     LENGTHS.tofile(tmp_path / LENGTHS_FILE)
 
-    def start(name: str) -> dict[str, Any]:
+    def start(name):
         monkeypatch.setattr(running, "_given", None)
         run = str(folder / name)
         return {
@@ -197,7 +193,7 @@ def started(folder, tmp_path, monkeypatch):
     return start
 
 
-def trained_on(loader: Any, options: dict[str, Any]) -> list[list[int]]:
+def trained_on(loader, options):
     """The examples of each batch that a loop over a script's loader gets, until the first optimizer step."""
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight])
@@ -211,7 +207,7 @@ def trained_on(loader: Any, options: dict[str, Any]) -> list[list[int]]:
 @pytest.mark.parametrize("name", ["batchtune-run", "packed"])
 def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
     options = started(name)
-    data: Any = Rows(LENGTHS)
+    data = Rows(LENGTHS)
     loader = DataLoader(data, batch_size=4, collate_fn=pad)
     for epoch in range(2):
         expected = recommended(folder, epoch, name)
@@ -225,14 +221,14 @@ def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
 def test_each_step_has_its_own_examples_in_other_micro_batches(started, ahead):
     """Also in a loop that fetches a batch ahead, as accelerate's loaders do."""
     options = started("same")
-    data: Any = Rows(LENGTHS)
+    data = Rows(LENGTHS)
     loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=pad)
     torch.manual_seed(0)
     own = [index for batch in loader for index in batch[:, 0].tolist()]
     torch.manual_seed(0)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     assert running.length(loader, len, options) == 15
-    steps: list[list[float]] = [[]]
+    steps = [[]]
     padded = 0
     given = running.wrap(loader, lambda: DataLoader.__iter__(loader), options)
     fetched = [next(given) for _ in range(ahead)]
@@ -253,7 +249,7 @@ def test_each_step_has_its_own_examples_in_other_micro_batches(started, ahead):
 
 def test_a_script_that_steps_otherwise_is_told_its_accumulation(started):
     """A step of more batches, too, which may be without mixed precision's first steps."""
-    data: Any = Rows(LENGTHS)
+    data = Rows(LENGTHS)
     loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=pad)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     for own in (1, 6):
@@ -355,9 +351,9 @@ def test_a_script_runs_with_the_measured_allocator(
         monkeypatch.delenv(name, raising=False)
     for name, value in user.items():
         monkeypatch.setenv(name, value)
-    given: list[dict[str, str]] = []
+    given = []
 
-    def note(words: list[str], environment: dict[str, str]) -> int:
+    def note(words, environment):
         names = {*VARIABLES, THRESHOLD} & environment.keys()
         given.append({name: environment[name] for name in names})
         return 1
@@ -447,7 +443,7 @@ def test_an_index_or_a_time_says_nothing_about_the_order(beside):
         examples = [
             (torch.zeros(int(length)), beside(row)) for row, length in enumerate(stored)
         ]
-        loader = DataLoader(examples, batch_size=1)  # type: ignore[arg-type]
+        loader = DataLoader(examples, batch_size=1)
         assert ("different orders" in (unsafe(loader, ascending) or "")) == noticed
 
 
