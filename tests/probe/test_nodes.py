@@ -355,7 +355,7 @@ def probing(command, *further):
     return [
         *(command, "lengths.csv", "--workload", f"{GANG}:ByLength", "--device", "cpu"),
         *("--memory", "460MiB", "--memory-fraction", "1", "--num-lengths", "2"),
-        *("--setup-timeout", "60", *further),
+        *("--setup-timeout", "300", *further),
     ]
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,6 @@ LENGTHS = np.array([1.0 + index * 7 % 23 for index in range(60)])
 SAME_STEPS = ["--max-batch-length", 100, "--current", "batch_size=4"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--standalone"]
-
-Line = tuple[str, int, int, list[int]]
-Run = Callable[..., tuple[list[Line], str]]
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +116,11 @@ def run(folder, capfd):
     return run
 
 
-def trained_by_itself():
-    """The lines that the script prints on two ranks without batchtune."""
-    ran = subprocess.run(
-        [*TORCHRUN, str(SCRIPT)], capture_output=True, text=True, check=True
-    )
-    return [tuple(json.loads(line)) for line in ran.stdout.splitlines()]
+def own_batches(epoch, rank):
+    """The batches of the script on one of two ranks without batchtune."""
+    sampler = DistributedSampler(LENGTHS, 2, rank)
+    sampler.set_epoch(epoch)
+    return list(BatchSampler(sampler, 4, False))
 
 
 def batches(lines, what, epoch, rank=0):
@@ -162,16 +158,14 @@ def test_each_of_two_ranks_trains_on_its_batches(folder, run):
 @pytest.mark.slow
 def test_two_ranks_keep_the_examples_of_each_step(run):
     """The epoch is that of the script's own sampler."""
-    own = trained_by_itself()
     lines, stderr = run(TORCHRUN, to="same-on-ranks")
     for epoch in range(2):
         steps = []
-        for trained in (own, lines):
-            ranks = [batches(trained, "train", epoch, rank) for rank in range(2)]
-            together = zip(*ranks, strict=True)
+        for of_rank in (partial(batches, lines, "train"), own_batches):
+            together = zip(of_rank(epoch, 0), of_rank(epoch, 1), strict=True)
             steps.append([sorted([*first, *second]) for first, second in together])
         assert steps[0] == steps[1]
-    assert batches(lines, "length", 0) == batches(own, "length", 0)
+    assert batches(lines, "length", 0) == [[len(own_batches(0, 0)), 3]]
     assert "on each rank" in stderr
 
 
