@@ -361,7 +361,7 @@ def probing(command, *further):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_two_nodes_find_what_two_ranks_find(tmp_path):
+def test_two_nodes_find_what_fits_on_two_ranks(tmp_path):
     write_lengths(tmp_path / "node0")
     tune = probing("tune", "--nproc-per-node", "1", "--num-buckets", "2")
     tune += ["--verify", "--verify-steps", "3", "--time-tolerance", "1000"]
@@ -375,21 +375,15 @@ def test_two_nodes_find_what_two_ranks_find(tmp_path):
     of_nodes = read_result(run / "probe.json", Probe)
     assert of_nodes.settings["nnodes"] == 2
     assert (of_nodes.device.nnodes, of_nodes.device.world_size) == (2, 2)
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "batchtune"),
-            *probing("probe-oom", "--nproc-per-node", "2", "--run", "one"),
-        ],
-        cwd=tmp_path / "node0",
-        capture_output=True,
-        check=True,
-    )
-    of_ranks = read_result(tmp_path / "node0" / "one" / "probe.json", Probe)
-    assert of_ranks.device.nnodes == 1
-    assert all(trial.rank in (0, 1) for trial in of_ranks.trials)
-    assert [rank.rank for rank in of_ranks.device.ranks] == [0, 1]
-    for point, other in zip(of_nodes.frontier, of_ranks.frontier, strict=True):
-        assert abs(point.batch_size - other.batch_size) <= 1
+    assert all(trial.rank in (0, 1) for trial in of_nodes.trials)
+    assert [rank.rank for rank in of_nodes.device.ranks] == [0, 1]
+    with Supervisor(settings("ByLength"), lengths=LENGTHS) as supervisor:
+        outcomes = [
+            supervisor.measure(BatchShape(size, point.length), 0).trial.outcome
+            for point in of_nodes.frontier
+            for size in (point.batch_size - 1, 2 * point.batch_size)
+        ]
+    assert outcomes == ["ok", "oom"] * len(of_nodes.frontier)
     assert not ours()
 
 
