@@ -130,9 +130,11 @@ def recommend(
             "than the best table",
             steps_kept=steps_kept,
         )
-        reason += f"; batch mates meet again in {format_percent(rows[pools].mates_again)} of cases"
+        reason += f"; batch mates meet again in {format_percent(rows[pools].known_mates_again)} of cases"
         if table is not None:
-            reason += f" (with the table {format_percent(rows[table].mates_again)})"
+            reason += (
+                f" (with the table {format_percent(rows[table].known_mates_again)})"
+            )
         return Recommendation(pools, reason, table)
     if table is None:
         return Recommendation(
@@ -202,13 +204,15 @@ def _best_pools(
     lowest_cost = min((costs[index] for index in pools), default=math.inf)
     near = [index for index in pools if costs[index] <= lowest_cost * (1 + _TOLERANCE)]
     return min(
-        near, key=lambda index: (rows[index].mates_again, costs[index]), default=None
+        near,
+        key=lambda index: (rows[index].known_mates_again, costs[index]),
+        default=None,
     )
 
 
 def _is_random(row: Row, min_randomness: float | None) -> bool:
     # A billionth less is a rounding error.
-    return row.randomness >= (min_randomness or 0.0) * (1 - 1e-9)
+    return 1 - row.known_mates_again >= (min_randomness or 0.0) * (1 - 1e-9)
 
 
 def _reason(
@@ -274,11 +278,11 @@ def _why_none(
     size = format_number(fixed.batch_size)
     if better:
         most_random = min(
-            (rows[index] for index in better), key=lambda row: row.mates_again
+            (rows[index] for index in better), key=lambda row: row.known_mates_again
         )
         return (
             "no row that costs less than a fixed batch size is as random and of as few shapes as asked, with proven "
-            f"sizes; the most random is {most_random.sized_name}, {most_random.randomness:.3g}"
+            f"sizes; the most random is {most_random.sized_name}, {1 - most_random.known_mates_again:.3g}"
         )
     if have_times([*rows, fixed]):
         fastest = min(rows, key=lambda row: cost_of(row, timed=True))
@@ -385,12 +389,12 @@ def cautions(
 
 def too_few_examples(lengths: Lengths, row: Row) -> Iterator[str]:
     """Warn of a recommended row whose batches are nearly the same in every epoch, as few examples make few batches."""
-    if row.mates_again <= _SAME_EVERY_EPOCH:
+    if row.known_mates_again <= _SAME_EVERY_EPOCH:
         return
     yield (
         f"{counted(lengths.count, 'example')} are too few for {row.name}: batch mates meet again in "
-        f"{format_percent(row.mates_again)} of cases, so an epoch's batches are nearly those of the one before. Fewer "
-        "buckets (--num-buckets), or more optimizer steps (--min-steps), mix them better"
+        f"{format_percent(row.known_mates_again)} of cases, so an epoch's batches are nearly those of the one before. "
+        "Fewer buckets (--num-buckets), or more optimizer steps (--min-steps), mix them better"
     )
 
 

@@ -246,10 +246,13 @@ class Pricing:
             seconds = mean * own.batches / self.dealing.world_size
             errors = shape_errors(self.step_seconds, shapes, seconds)
             time = EpochTime(seconds=seconds, errors=errors)
+        mates = None
+        if own.mates_again is not None:
+            mates = Mates(own.mates_again, None)
         priced = self._priced(
             batching,
             Tally.of(shapes.buckets, shapes.batch_sizes),
-            Mates(own.mates_again, None),
+            mates,
             time,
             strategy="current",
             sizing="frontier",
@@ -336,7 +339,7 @@ class Pricing:
         self,
         batching: Batching,
         tally: Tally,
-        mates: Mates,
+        mates: Mates | None,
         time: EpochTime | None,
         **figures: Any,
     ) -> Priced:
@@ -361,8 +364,8 @@ class Pricing:
             batch_size_variation=tally.batch_size_variation,
             steps=self.dealing.steps(batches),
             unproven=unproven,
-            mates_again=mates.again,
-            length_correlation=mates.correlation,
+            mates_again=None if mates is None else mates.again,
+            length_correlation=None if mates is None else mates.correlation,
             pool_size=batching.pool_size,
             batch_overhead=batching.batch_overhead,
             accumulate=batching.accumulate,

@@ -28,7 +28,12 @@ from batchtune.buckets.alternatives import (
     share_for,
     two_dimensional_rows,
 )
-from batchtune.buckets.current import Current, current_batching, own_current
+from batchtune.buckets.current import (
+    Current,
+    current_batching,
+    known_recording,
+    own_current,
+)
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
 from batchtune.buckets.packed import (
@@ -144,6 +149,8 @@ def run_sweep(
         packed_share = budget.max_tokens / whole
     if current is None and costs.script is not None:
         current = own_current(costs.script)
+    if current is None:
+        current = known_recording(folder / TRAINING_FILE, lengths)
     swept = sweep(lengths, limit, settings, costs, current, on_row, refuted)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
@@ -329,7 +336,7 @@ def sweep(
         recommended_table=recommendation.portable,
         reason=reason,
         warnings=warnings,
-        trade_off=trade_off(costs_of_rows, [row.mates_again for row in rows]),
+        trade_off=trade_off(costs_of_rows, [row.known_mates_again for row in rows]),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),

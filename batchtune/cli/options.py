@@ -656,8 +656,8 @@ class SweepOptions:
     ] = None
     current: str | None = setting(
         "Your current settings, to compare with: max_batch_length=600,num_buckets=200, batch_size=16 or "
-        "bucket_boundaries=4:8,bucket_batch_sizes=32:16, or a SpeechBrain YAML. By default a script's own batch size, "
-        "if its DataLoader shuffles, or those of its own sampler. `batchtune record` measures any other training's.",
+        "bucket_boundaries=4:8,bucket_batch_sizes=32:16, a SpeechBrain YAML, or the training.jsonl of `batchtune "
+        "record`. By default a script's own batch size, if its DataLoader shuffles, or those of its own sampler.",
         "WHAT",
     )
     pool_size: str | None = setting(

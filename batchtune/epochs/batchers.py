@@ -159,7 +159,7 @@ class BucketBatcher(Batcher):
 
 
 class ReshuffledBatcher(Batcher):
-    """Examples of which some shuffles make more batches than others; all epochs have as many as the first ones."""
+    """Batches whose number depends on the shuffle: every epoch is brought to the maximum of the first ones."""
 
     def __init__(self, count: int) -> None:
         """Take so many examples."""

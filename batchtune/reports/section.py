@@ -442,12 +442,16 @@ def sizes_table(
 
 
 def left_free(run: RunResults) -> str:
-    """Say how much memory proven batches leave free, after a comma or a semicolon."""
+    """Say how much memory proven batches leave free and why that is enough, after a comma or a semicolon."""
     probe = run.probe
     if probe is None or probe.margin is None or not probe.margin.bytes:
         return "; how much memory that leaves free is not known"
-    share = format_percent(probe.margin.bytes / probe.device.limit_bytes)
-    return f", and leaves {format_size(probe.margin.bytes)} ({share} of the limit) free"
+    margin = probe.margin
+    share = format_percent(margin.bytes / probe.device.limit_bytes)
+    return (
+        f", and leaves {format_size(margin.bytes)} ({share} of the limit) free: peaks of equal batches differ by "
+        f"{format_size(margin.spread_bytes)} at most"
+    )
 
 
 def swept_warnings(run: RunResults, sweep: AnySweep, command: str) -> Iterator[str]:

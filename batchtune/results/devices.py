@@ -58,10 +58,11 @@ class Twin(Record, frozen=True, kw_only=True):
 
 
 class OwnBatches(Record, frozen=True, kw_only=True):
-    """The batches of one epoch that a script's own batch sampler makes, as many on every rank as on the first.
+    """The batches of an epoch as a training makes them now: those of its own batch sampler, or recorded ones.
 
     Attributes:
-        sampler: The name of its class.
+        sampler: The name of its class; `a recorded training` if it was not watched itself.
+        ranks: As many as the first one makes are counted for each.
         batches, padded_length: Of all ranks, for as many examples as the data has.
         shapes: Of all batches, or of some that stand for them: evenly spaced in the order of their padded lengths.
         mates_again, effective_buckets: As for a row of a sweep.
@@ -72,8 +73,8 @@ class OwnBatches(Record, frozen=True, kw_only=True):
     batches: Size
     padded_length: Positive
     shapes: Annotated[list[BatchShape], msgspec.Meta(min_length=1)]
-    mates_again: Share
-    effective_buckets: Amount
+    mates_again: Share | None = None
+    effective_buckets: Amount | None = None
 
 
 class Script(Record, frozen=True, kw_only=True):

@@ -121,8 +121,8 @@ class EpochFigures(Record, frozen=True, kw_only=True):
     largest_batch_size: Size
     batch_size_variation: CostRatio
     largest_padded_length: Amount
-    effective_buckets: Cost
-    mates_again: CostShare
+    effective_buckets: Cost | None
+    mates_again: CostShare | None
     length_correlation: Correlation | None = None
     estimated_epoch_seconds: Cost | None = None
     estimated_epoch_error_seconds: Cost | None = None
@@ -132,9 +132,15 @@ class EpochFigures(Record, frozen=True, kw_only=True):
     unproven: CostCount | None = None
 
     @property
-    def randomness(self) -> float:
-        """The probability that two mates are not mates again in the next epoch."""
-        return 1 - self.mates_again
+    def randomness(self) -> float | None:
+        """The probability that two mates are not mates again in the next epoch; None for a recorded training."""
+        return None if self.mates_again is None else 1 - self.mates_again
+
+    @property
+    def known_mates_again(self) -> float:
+        """The value of mates_again, which every row has that a sweep compares."""
+        assert self.mates_again is not None
+        return self.mates_again
 
 
 class Row(EpochFigures, frozen=True, kw_only=True):
@@ -151,7 +157,7 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         padded_length: Cells of the epoch's batches, expected over shuffles.
         padding_ratio: Padded cells / all cells; those of an example dealt a second time count as padded.
         fill: True length, of each example once, / (batches × max_batch_length).
-        mean_batch_size: Examples in a batch, counting one dealt twice twice.
+        mean_batch_size: Examples per batch; repeated examples count each time.
         largest_padded_length: Of any batch that this table can form on these data.
         effective_buckets: 1 / Σ p², p the share of the examples in each bucket. For pools: mates_again / the same for
             batches of the same sizes drawn from all examples.
@@ -165,7 +171,8 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         unproven: How many buckets have a batch size that is not proven: no batch at least as large in every respect
             ran, alone and in turns. None without a probe.
         repeated_examples: How many examples are dealt a second time, to give every rank the same number of batches.
-        mates_again: The probability that two examples of one batch share a batch again in the next epoch.
+        mates_again: The probability that two examples of one batch share a batch again in the next epoch; None for
+            a recorded training, which does not say which examples a batch held, as effective_buckets.
         length_correlation: Of the lengths of two examples of one batch; None if all lengths are equal.
         pool_size, batch_overhead, accumulate, equal_counts: As in `sampler.yaml`; pool_size is None if batches are made
             in buckets.

@@ -18,7 +18,7 @@ from batchtune.arguments import whole
 from batchtune.epochs.layout import Indices
 from batchtune.epochs.same_step import StepCutter, micro_batches
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
-from batchtune.exports.run_configs import read_sampler_yaml
+from batchtune.exports.reading import read_sampler_yaml
 from batchtune.sampler.arguments import (
     MOST_ACCUMULATED,
     OnRanks,

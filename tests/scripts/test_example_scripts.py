@@ -240,7 +240,7 @@ def test_it_runs_in_the_recommended_batches(name, folder, capfd):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_script_is_tuned_run_recorded_and_reported(folder, capfd):
-    """The commands of the examples' README, without a manifest."""
+    """The commands of the scripts' first page, without a manifest."""
 
     def batchtune(*words):
         ran = run_here_in(folder, *words, env={})  # from the nursery of scripts
