@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -20,8 +19,6 @@ pytest.importorskip("aiohttp")
 SIZE = 64 * 1024 * 1024
 PIECE = bytes(1024 * 1024)
 MOST = 2 * 1024 * 1024
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 @contextmanager
