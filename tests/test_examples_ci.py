@@ -10,7 +10,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli.conftest import run_here
@@ -20,16 +19,12 @@ from without_torch import UNINSTALLED, blocking
 from batchtune.cli.app import load_command
 
 ROOT = Path(__file__).parents[1]
-WORKFLOW: dict[str, Any] = YAML(typ="safe").load(
-    ROOT / "examples" / "ci" / "batchtune.yml"
-)
-JOBS: dict[str, Any] = WORKFLOW["jobs"]
-ACTION: dict[str, Any] = YAML(typ="safe").load(
-    ROOT / "examples" / "ci" / "action" / "action.yml"
-)
+WORKFLOW = YAML(typ="safe").load(ROOT / "examples" / "ci" / "batchtune.yml")
+JOBS = WORKFLOW["jobs"]
+ACTION = YAML(typ="safe").load(ROOT / "examples" / "ci" / "action" / "action.yml")
 
 
-def filled(text: str) -> str:
+def filled(text):
     """A value of the workflow or the action, with their variables and inputs put in."""
     call = next(
         step for step in JOBS["buckets"]["steps"] if "ci/action" in step.get("uses", "")
@@ -54,7 +49,7 @@ RUNS = [step for job in JOBS.values() for step in job["steps"] if "run" in step]
 RUNS += GATE_STEPS
 
 
-def commands_of(step: dict[str, Any]) -> list[list[str]]:
+def commands_of(step):
     """The calls of batchtune in a step, with its variables put in."""
     env = WORKFLOW["env"] | step.get("env", {})
     text = re.sub(r"\$(\w+)", lambda match: env.get(match[1], match[0]), step["run"])
@@ -66,7 +61,7 @@ def commands_of(step: dict[str, Any]) -> list[list[str]]:
 def checkout(made_once, tmp_path):
     """A repository with the manifest and a run folder as the probe job commits it, and `batchtune` on the path."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         (folder / "examples").mkdir()
         header, *rows = (
             (ROOT / "examples" / "stdlib_lengths.csv")
@@ -91,9 +86,7 @@ def checkout(made_once, tmp_path):
     return tmp_path / "checkout"
 
 
-def run_step(
-    checkout: Path, step: dict[str, Any], **env: str
-) -> subprocess.CompletedProcess[str]:
+def run_step(checkout, step, **env):
     """Runs a step's script as GitHub's runner does: bash, ending with the first command that fails."""
     clean = {
         key: value

@@ -107,7 +107,7 @@ def test_every_size_fits_on_every_law():
     failed = {}
     for (name, law, targets), data in zip(ALL, cycle(DATA)):
         if law.monotone:
-            count = FEW if targets else 1000
+            count = 100 if targets else FEW
             lengths = made_lengths(data, targets=targets, count=count)
             failed[name, data] = missed(measure(law, lengths, ("optimal",)))
     assert {law: figures for law, figures in failed.items() if figures} == {}

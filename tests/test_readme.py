@@ -18,7 +18,7 @@ def test_every_known_column_is_listed_under_its_unit():
         line = next(
             line for line in TEXT.splitlines() if line.startswith(f"| {unit} |")
         )
-        listed: set[str] = set()
+        listed = set()
         for name in re.findall(r"`([^`]+)`", line):
             listed.add(f"duration{name}" if name.startswith("_") else name)
         assert listed == {

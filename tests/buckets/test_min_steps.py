@@ -54,7 +54,7 @@ def test_no_row_has_fewer_steps(
     assert min(row.steps for row in found.rows) >= min_steps
 
 
-def swept(min_steps: int | None) -> SweepSettings:
+def swept(min_steps):
     return SweepSettings(num_buckets=(4, 8), min_steps=min_steps)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from buckets import speech
@@ -21,24 +19,20 @@ from batchtune.epochs.simulation import mates_in_cuts, simulate_epochs
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
-from batchtune.results import Row, Sweep, SweepSettings
+from batchtune.results import SweepSettings
 
 SPEECH = Lengths.of(speech.SPEECH, unit="s")
 TIMED = Costs(step_seconds=step_seconds)
 
 
-def swept(
-    lengths: Lengths, *pool_sizes: int, costs: Costs = TIMED, **options: Any
-) -> Sweep:
+def swept(lengths, *pool_sizes, costs=TIMED, **options):
     settings = SweepSettings(
         strategies=("pooled",), pool_sizes=pool_sizes, **{"seed": 7, **options}
     )
     return sweep(lengths, 300, settings, costs)
 
 
-def row_of(
-    lengths: Lengths, pool_size: int, *, costs: Costs = TIMED, **options: Any
-) -> Row:
+def row_of(lengths, pool_size, *, costs=TIMED, **options):
     (row,) = swept(lengths, pool_size, costs=costs, **options).rows
     return row
 

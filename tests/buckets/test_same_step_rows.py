@@ -19,11 +19,9 @@ from batchtune.errors import UsageError
 from batchtune.exports.run_configs import sampler_config
 from batchtune.lengths import Lengths
 from batchtune.results import (
-    Row,
     SamplerConfig,
     Script,
     StepGradient,
-    Sweep,
     SweepSettings,
 )
 from batchtune.verify.plan import VerifyPlan, VerifySettings
@@ -31,13 +29,13 @@ from batchtune.verify.plan import VerifyPlan, VerifySettings
 DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 3000).clip(1, 60))
 
 
-def swept(current: str | None = "batch_size=4", **settings: object) -> Sweep:
+def swept(current="batch_size=4", **settings):
     settings["strategies"] = ("exponential",)
-    chosen = SweepSettings(num_buckets=(12,), **settings)  # type: ignore[arg-type]
-    return sweep(DATA, 240, chosen, PROBED, current and read_current(current))  # type: ignore[arg-type]
+    chosen = SweepSettings(num_buckets=(12,), **settings)
+    return sweep(DATA, 240, chosen, PROBED, current and read_current(current))
 
 
-def recommended(found: Sweep) -> Row:
+def recommended(found):
     row = found.recommended_row
     assert row is not None
     return row

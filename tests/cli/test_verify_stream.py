@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from cli.conftest import flat, run_here_in
@@ -18,7 +17,7 @@ STEPS = ["--steps", 14]
 def swept(verified, made_once):
     """The folder of `verified`, with a sweep of its stream in the run folder."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         shutil.copytree(verified, folder, dirs_exist_ok=True)
         options = [
             "--shard-size",

@@ -118,7 +118,7 @@ def test_sorted_batches_are_sorted_by_their_longest(
 @given(LENGTHS, IN_BUCKETS)
 @settings(deadline=None, max_examples=25)
 def test_without_shuffle_batches_follow_the_streaming_order(lengths, batching):
-    held: list[list[int]] = [[], [], []]
+    held = [[], [], []]
     streamed = []
     for example, bucket in enumerate(np.searchsorted(BOUNDARIES, lengths)):
         held[bucket].append(example)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from drawn_batches import (
     BOUNDARIES,
@@ -23,36 +21,33 @@ from hypothesis import strategies as st
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import ON_ONE_RANK, Dealing, Drawing
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray
 
 IN_ORDER = Drawing(shuffle=False)
 
 
-def batching_of(
-    sizes: list[int], pool_size: int, overhead: float | None = None
-) -> Batching:
+def batching_of(sizes, pool_size, overhead=None):
     return Batching(BucketTable(BOUNDARIES, np.array(sizes)), pool_size, overhead)
 
 
-def pools_of(lengths: FloatArray, batching: Batching) -> list[list[list[int]]]:
+def pools_of(lengths, batching):
     """The batches of each pool on one rank, in the order in which they are cut; the data are not shuffled."""
     ends = np.cumsum([part.size for part in pool_slices(lengths, batching)])
-    pools: list[list[list[int]]] = [[] for _ in ends]
+    pools = [[] for _ in ends]
     for batch in batches_of_all_ranks(lengths, batching, ON_ONE_RANK, IN_ORDER)[1][0]:
         pools[int(np.searchsorted(ends, batch[0], side="right"))].append(batch)
     return pools
 
 
-def pool_slices(values: npt.NDArray[Any], batching: Batching) -> list[npt.NDArray[Any]]:
+def pool_slices(values, batching):
     assert batching.pool_size is not None
     return np.array_split(values, -(-values.size // batching.pool_size))
 
 
-def fits(batching: Batching, length: float) -> int:
+def fits(batching, length):
     return int(batching.table.batch_sizes[np.searchsorted(BOUNDARIES, length)])
 
 
-def least_cost(lengths: FloatArray, batching: Batching, overhead: float) -> float:
+def least_cost(lengths, batching, overhead):
     """What the cheapest cut of one pool costs, of all sizes of batches."""
     ordered = np.sort(lengths)[::-1]
     least = np.zeros(ordered.size + 1)

@@ -16,16 +16,16 @@ from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import Probe, SweepSettings, TrainingStep
+from batchtune.results import SweepSettings
 
 LENGTHS = Lengths.of(np.linspace(1, 30, 500).round(2))
 
 
-def step_seconds(size: float, length: float) -> float:
+def step_seconds(size, length):
     return 0.01 + 1e-3 * size * length
 
 
-def training(count: int = 2000) -> list[TrainingStep]:
+def training(count=2000):
     random = np.random.default_rng(0)
     steps = []
     for length in random.uniform(1, 30, count).round(2).tolist():
@@ -97,7 +97,7 @@ def test_an_oom_counts_as_a_trial_of_the_lengths():
     ]
 
 
-def recorded_epoch() -> list[TrainingStep]:
+def recorded_epoch():
     """Half an epoch of batches of 8 in steps of two; the first is padded beyond the longest example."""
     order = np.random.default_rng(1).permutation(np.linspace(1, 30, 500).round(2))
     longest = order[:256].reshape(16, 2, 8).max(axis=2)
@@ -146,7 +146,7 @@ def test_a_recording_of_other_data_is_no_current_row(tmp_path, given, said):
 def test_the_next_probe_stays_below_a_recorded_oom(tmp_path):
     lengths = made_lengths("speech", count=300)
 
-    def probe() -> Probe:
+    def probe():
         device = LawDevice(LAWS["blocks of length"], lengths)
         settings = ProbeSettings(
             workload="made.py:Made",

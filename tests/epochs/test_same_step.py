@@ -16,13 +16,12 @@ from batchtune.epochs.same_step import (
     most_held,
 )
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray
 
 TABLE = BucketTable.of([10, 20, 40], [8, 4, 2])
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[FloatArray, IntArray, int]:
+def steps(draw):
     """Descending lengths, how many examples may begin there, and a number of micro-batches."""
     lengths = sorted(draw(st.lists(st.integers(1, 20), min_size=1, max_size=9)))
     fits = sorted(
@@ -106,7 +105,7 @@ def test_examples_that_do_not_fit_move_to_the_next_step():
 
 
 def test_micro_batches_of_equal_counts():
-    assert equal_parts(np.array([4] * 10), 3).tolist() == [3, 3, 4]  # type: ignore[union-attr]
+    assert equal_parts(np.array([4] * 10), 3).tolist() == [3, 3, 4]
     assert equal_parts(np.array([3] * 10), 3) is None
 
 

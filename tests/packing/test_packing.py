@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from batchtune.packing.packers import PACKERS
 from batchtune.packing.packing import Budget
 from batchtune.packing.ranks import dealt, karmarkar_karp
 from batchtune.packing.time_law import DENSE_7B
-from batchtune.results import BatchShape, PackedRow
+from batchtune.results import BatchShape
 
 CAP = 40
 LENGTHS = st.lists(st.integers(1, CAP), min_size=1, max_size=80)
@@ -33,9 +32,9 @@ LAW = TimeLaw(
 PACKER = pytest.mark.parametrize("packer", PACKERS)
 
 
-def first_fit_in_order(lengths: list[int]) -> list[list[int]]:
+def first_fit_in_order(lengths):
     """By the definition: each length goes into the first batch with room."""
-    batches: list[list[int]] = []
+    batches = []
     for length in lengths:
         fitting = (batch for batch in batches if sum(batch) + length <= CAP)
         batch = next(fitting, None)
@@ -46,10 +45,10 @@ def first_fit_in_order(lengths: list[int]) -> list[list[int]]:
     return batches
 
 
-def best_fit_in_order(lengths: list[int]) -> list[list[int]]:
+def best_fit_in_order(lengths):
     """By the definition: each length goes into the fullest batch with room, of several the one last changed first."""
-    batches: list[list[int]] = []
-    changed: list[int] = []
+    batches = []
+    changed = []
     for time, length in enumerate(lengths):
         fitting = [
             (-sum(batch), changed[place], place)
@@ -66,7 +65,7 @@ def best_fit_in_order(lengths: list[int]) -> list[list[int]]:
     return batches
 
 
-def lengths_in(batches: list[list[int]], lengths: list[int]) -> list[list[int]]:
+def lengths_in(batches, lengths):
     return [[lengths[index] for index in batch] for batch in batches]
 
 
@@ -183,14 +182,12 @@ def test_ranks_finish_together_whatever_the_budget(count, max_tokens):
 # Figures.
 
 
-def packed_lists(batches: list[list[int]]) -> Packed:
+def packed_lists(batches):
     sizes = np.array([len(batch) for batch in batches])
     return Packed(np.concatenate(batches), sizes)
 
 
-def row_of_lists(
-    packed: Packed, lengths: Any, budget: Budget, dealing: Dealing, proofs: Any = None
-) -> PackedRow:
+def row_of_lists(packed, lengths, budget, dealing, proofs=None):
     return row_of(
         packed,
         in_turn(packed.count, dealing),

@@ -16,21 +16,21 @@ def nothing_of_other_tests_is_trained():
     gc.collect()
 
 
-def with_an_optimizer(model: torch.nn.Linear) -> None:
+def with_an_optimizer(model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
 
 
-def through_data(model: torch.nn.Linear) -> None:
+def through_data(model):
     model.weight.data.sub_(1.0)
 
 
-def without_backward(model: torch.nn.Linear) -> None:
+def without_backward(model):
     model(torch.ones(1, 4)).sum()
 
 
-def without_an_optimizer_step(model: torch.nn.Linear) -> None:
+def without_an_optimizer_step(model):
     model(torch.ones(1, 4)).sum().backward()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from html_records import with_data
 from loader_records import all_failed, loaded, made_iterable
@@ -16,10 +14,8 @@ from streamed_records import BUFFERS, empty_stream, made_stream, whole_stream
 from batchtune.reports import RunResults
 from batchtune.reports.html.charts import figures, label
 
-Traces = dict[str, dict[str, Any]]
 
-
-def drawn(name: str, results: RunResults | None = None, **records: Any) -> Traces:
+def drawn(name, results=None, **records):
     """Name → trace of a chart; empty without that chart."""
     run = results or RunResults(name="run", **records)
     for figure in figures(run):

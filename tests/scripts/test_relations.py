@@ -1,14 +1,13 @@
 """How sizes follow lengths: what collate functions and models do to a length is found again."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from batchtune.scripts.relations import Axes, fitted
 
-SIZES: dict[str, Callable[[int], int]] = {
+SIZES = {
     "L": lambda length: length,
     "L-1": lambda length: length - 1,
     "160·L": lambda length: 160 * length,
