@@ -444,10 +444,11 @@ def sizes_table(
 def left_free(run: RunResults) -> str:
     """Say how much memory proven batches leave free, after a comma or a semicolon."""
     probe = run.probe
-    if probe is None or probe.margin is None or not probe.margin.bytes:
+    if probe is None or probe.margin is None or not probe.margin.free_bytes:
         return "; how much memory that leaves free is not known"
-    share = format_percent(probe.margin.bytes / probe.device.limit_bytes)
-    return f", and leaves {format_size(probe.margin.bytes)} ({share} of the limit) free"
+    free_bytes = probe.margin.free_bytes
+    share = format_percent(free_bytes / probe.device.limit_bytes)
+    return f", and leaves {format_size(free_bytes)} ({share} of the limit) free"
 
 
 def swept_warnings(run: RunResults, sweep: AnySweep, command: str) -> Iterator[str]:
