@@ -95,12 +95,15 @@ class Prover:
         self, started: float, minutes: float | None
     ) -> tuple[Sweep, Verification | None]:
         """Probe and prove within these minutes, from `started` on the monotonic clock. Raises as these do."""
-        if minutes is None:
-            began = time.monotonic()
-            probed = self.probe(None, False)
-            return replace(self, probed_seconds=time.monotonic() - began).prove(probed)
-        probed = self.probe(minutes * PROBE_SHARE, False)
-        return replace(self, deadline=started + 60 * minutes).prove(probed)
+        prover = self
+        probe_minutes = None
+        if minutes is not None:
+            prover = replace(self, deadline=started + 60 * minutes)
+            probe_minutes = minutes * PROBE_SHARE
+        began = time.monotonic()
+        probed = self.probe(probe_minutes, False)
+        spent = time.monotonic() - began
+        return replace(prover, probed_seconds=spent).prove(probed)
 
     def prove(self, probe: Probe) -> tuple[Sweep, Verification | None]:
         """Return the sweep with its proof, and the last verification; None if no batches were run.
@@ -112,7 +115,7 @@ class Prover:
         ends = time.monotonic() + max(_ALL_TABLES_SECONDS, _ALL_TABLES * spent)
         if self.deadline is not None:
             ends = self.deadline
-        settings = self.verify or proof_settings(probe)
+        settings = self.verify or proof_settings(probe, spent)
         refuted: set[str] = set()
         verification = None
         for table in itertools.count(1):
@@ -171,9 +174,9 @@ class Prover:
             return None
 
 
-def proof_settings(probe: Probe) -> VerifySettings:
-    """Return how much to run to prove the batches that a probe found."""
-    seconds = max(_FEWEST_SECONDS, _SHARE_OF_THE_PROBE * _spent(probe))
+def proof_settings(probe: Probe, spent_seconds: float) -> VerifySettings:
+    """Return how much to run to prove the batches that a probe has found in that time."""
+    seconds = max(_FEWEST_SECONDS, _SHARE_OF_THE_PROBE * spent_seconds)
     if probe.device.fragments:
         seconds = max(_FEWEST_SECONDS_OF_PAIRS, seconds)
     return VerifySettings(brief=True, seconds=seconds / 2)

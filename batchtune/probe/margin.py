@@ -17,7 +17,7 @@ _BEYOND_WHAT_WAS_FREE = 4
 # With each table that failed in shuffled training, this much more of the limit stays free, up to so much. A batch a
 # little smaller fails as often: tables of transformer-lm and conformer failed at 0.98, 0.95 and 0.9 of the sizes that
 # pass alone, none at 0.85. With 5% of the limit free, one ran out of memory in 2 of 3 epochs.
-_OF_EACH_TABLE = 0.1
+_OF_EACH_TABLE = 0.075
 _OF_ALL_TABLES = 0.3
 # A cache holds pages (of 20 MiB in expandable segments), and some are only used in part: batches that leave less than
 # this part of the limit may run out of memory after others. transformer-lm base in fp32 under 24 GiB did so with 1.1%
