@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,6 +111,23 @@ def test_other_shuffles_follow_in_further_processes():
         stepper.shapes[start : start + 60] for start in starts[1:]
     ]
     assert runs[0] != runs[1] != runs[2] != runs[0]
+
+
+@pytest.mark.parametrize(("seconds", "processes"), [(5, 1), (15, 2), (25, 3)])
+def test_a_proof_uses_its_time_for_further_processes(monkeypatch, seconds, processes):
+    clock = [0.0]
+    made_time = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("batchtune.verify.time", made_time)
+    stepper = made_stepper()
+    start = stepper.start
+
+    def slow_start():
+        clock[0] += 20
+        return start()
+
+    stepper.start = slow_start
+    found = verified(stepper, brief=True, seconds=seconds)
+    assert found.processes == processes
 
 
 @pytest.mark.parametrize(
