@@ -113,12 +113,17 @@ def test_other_shuffles_follow_in_further_processes():
     assert runs[0] != runs[1] != runs[2] != runs[0]
 
 
-@pytest.mark.parametrize(("seconds", "processes"), [(5, 1), (15, 2), (25, 3)])
-def test_a_proof_uses_its_time_for_further_processes(monkeypatch, seconds, processes):
+@pytest.mark.parametrize(
+    ("kind", "seconds", "processes"),
+    [("cpu", 5, 1), ("cpu", 15, 2), ("cpu", 25, 3), ("cuda", 5, 2)],
+)
+def test_a_proof_uses_its_time_for_further_processes(
+    monkeypatch, kind, seconds, processes
+):
     clock = [0.0]
     made_time = SimpleNamespace(monotonic=lambda: clock[0])
     monkeypatch.setattr("batchtune.verify.time", made_time)
-    stepper = made_stepper()
+    stepper = on_cuda(made_stepper(), kind=kind, allocator="expandable")
     start = stepper.start
 
     def slow_start():
