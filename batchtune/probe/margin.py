@@ -45,11 +45,16 @@ class Peaks:
         self._repetitions = 0
         # Steps first: a worker that goes on with trials after its turns has taken its first step there.
         evidence = [*steps, *trials]
-        first_of_worker: dict[int, int] = {}
+        # Of turns in an earlier run of the probe only the failures are journalled: what began such a worker is unknown.
+        first_of_worker: dict[int, int | None] = {}
         for number, trial in enumerate(evidence):
-            if trial.worker is not None and not trial.confirmation:
-                first_of_worker.setdefault(trial.worker, number)
+            if trial.worker is not None:
+                began = None if trial.confirmation else number
+                first_of_worker.setdefault(trial.worker, began)
         firsts = set(first_of_worker.values())
+        after_turns = {
+            worker for worker, began in first_of_worker.items() if began is None
+        }
         passed = [
             (number, trial)
             for number, trial in enumerate(evidence)
@@ -58,7 +63,7 @@ class Peaks:
         self._starts: dict[int | None, int] = {}
         for trial in evidence:
             held = trial.rest_bytes if trial.held_bytes is None else trial.held_bytes
-            if held is not None:
+            if held is not None and trial.worker not in after_turns:
                 self._starts.setdefault(trial.worker, held)
         self._rests: dict[int | None, list[int]] = defaultdict(list)
         rests = []
