@@ -193,6 +193,18 @@ def test_all_but_measuring_runs_without_torch(tmp_path):
     assert "Traceback" not in said
 
 
+@pytest.mark.process
+def test_training_imports_little_of_batchtune():
+    code = "import sys, batchtune.sampler; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = ran.stdout.split()
+    own = {name.split(".")[1] for name in loaded if name.startswith("batchtune.")}
+    assert not own & {"manifests", "loaders", "processes", "buckets", "probe"}
+    assert not set(loaded) & {"scipy", "pandas", "pyarrow", "plotly", "jinja2"}
+
+
 def in_one_process(
     commands: list[list[str]], env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:

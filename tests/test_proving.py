@@ -17,7 +17,8 @@ from memory_laws import LAWS, LIMIT_BYTES, Law, LawDevice
 
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import ProbeError
-from batchtune.exports.run_configs import read_sampler_yaml, write_config
+from batchtune.exports.reading import read_sampler_yaml
+from batchtune.exports.run_configs import write_config
 from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe

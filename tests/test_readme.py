@@ -31,10 +31,20 @@ def test_every_format_strategy_and_built_in_workload_is_named():
         assert f"`{name}`" in TEXT
 
 
-def test_every_file_that_it_points_to_is_there():
+def test_every_place_that_they_point_to_is_there():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("https://") or (page.parent / target).exists(), (
-                page.name,
-                target,
-            )
+        links = re.findall(
+            r"\]\((?!https:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")
+        )
+        for name, anchor in links:
+            target = page.parent / name if name else page
+            assert target.exists(), (page.name, name)
+            assert not anchor or anchor in anchors_of(target), (page.name, anchor)
+
+
+def anchors_of(page):
+    headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [
+        re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
+        for heading in headings
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from batchtune import SameStepBatchSampler, sampler_from_config
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "same_steps.py"
 COUNT = 203
 LENGTHS = np.random.default_rng(0).integers(1, 100, COUNT).astype(float)
 OPTIONS: dict[str, Any] = {
@@ -106,6 +108,50 @@ def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler():
         assert examples_of_steps([cut], 2) == own
 
 
+@pytest.mark.parametrize("equal_counts", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_of_as_few_micro_batches_as_it_takes(ranks, equal_counts):
+    options = {**OPTIONS, "bucket_batch_sizes": [32, 16, 4]}
+    steps = []
+    for rank in range(ranks):
+        sampler = SameStepBatchSampler(
+            OWN["SeedableRandomSampler"](rank, ranks),
+            LENGTHS,
+            accumulate="fewest",
+            equal_counts=equal_counts,
+            rank=rank,
+            world_size=ranks,
+            **options,
+        )
+        loader = DataLoader(
+            range(COUNT),  # type: ignore[arg-type]
+            batch_sampler=sampler,
+            collate_fn=list,
+        )
+        steps.append(list(sampler.steps(loader)))
+        with pytest.raises(TypeError, match="varies"):
+            len(sampler)
+    numbers = [[len(step) for step in of_rank] for of_rank in steps]
+    assert len(set(numbers[0])) > 1 or equal_counts
+    assert numbers[0] == numbers[-1]
+    held = [
+        sorted(index for of_rank in step for batch in of_rank for index in batch)
+        for step in zip(*steps, strict=True)
+    ]
+    own = [list(OWN["SeedableRandomSampler"](rank, ranks)) for rank in range(ranks)]
+    assert held == examples_of_steps(own, 4)
+
+
+def test_the_example_loses_the_same_in_fewer_micro_batches():
+    spec = spec_from_file_location("same_steps", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    example = module_from_spec(spec)
+    spec.loader.exec_module(example)
+    own, cut = example.trained()
+    assert cut[0] == pytest.approx(own[0], rel=1e-5)
+    assert cut[1] < 0.7 * own[1] and cut[2] < 0.7 * own[2]
+
+
 def test_a_random_sampler_of_each_rank_keeps_its_own_examples():
     sampler = SameStepBatchSampler(
         OWN["RandomSampler"](0, 1), LENGTHS, rank=1, world_size=2, **OPTIONS
@@ -152,5 +198,7 @@ def test_wrong_arguments_are_named():
     own = OWN["RandomSampler"](0, 1)
     with pytest.raises(ValueError, match="accumulate"):
         SameStepBatchSampler(own, LENGTHS, accumulate=0, **OPTIONS)
+    with pytest.raises(ValueError, match="pair_cost must be finite"):
+        SameStepBatchSampler(own, LENGTHS, pair_cost=-1, **OPTIONS)
     with pytest.raises(ValueError, match="beyond the last"):
         SameStepBatchSampler(own, LENGTHS * 2, **OPTIONS)

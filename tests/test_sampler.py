@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
 from batchtune.allocators import VARIABLES
 from batchtune.errors import UsageError
-from batchtune.exports.run_configs import read_any_sampler_yaml, render_sampler_yaml
+from batchtune.exports.reading import read_any_sampler_yaml
+from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.results import SamplerConfig, SamplerEvidence
 

@@ -15,7 +15,8 @@ from cli.conftest import run_here
 from manifests.samples import shard
 from msgspec import structs
 
-from batchtune.exports.run_configs import read_stream_yaml, render_stream_yaml
+from batchtune.exports.reading import read_stream_yaml
+from batchtune.exports.run_configs import render_stream_yaml
 from batchtune.manifests import load_stream
 from batchtune.results import StreamSweep, read_result, write_result
 from batchtune.streams.simulated import sample_random, stored_stream, stream_epoch

@@ -23,7 +23,12 @@ from batchtune.epochs.layout import (
     lay_out,
     shapes_of,
 )
-from batchtune.epochs.measured_costs import Costs, share_of
+from batchtune.epochs.measured_costs import (
+    Costs,
+    StepSeconds,
+    batch_seconds,
+    share_of,
+)
 from batchtune.epochs.simulation import simulate_length_grouped
 from batchtune.epochs.table import BucketTable, Limits, batch_sizes_for
 from batchtune.errors import UsageError
@@ -36,6 +41,9 @@ _ANY_BATCH_SIZE = 2**53
 _HALVINGS = 30
 # Shuffles to average over: an epoch has many batches, so they differ little.
 _SHUFFLES = 3
+# Lengths and shares of the batch sizes at which throughput is compared.
+_OF_THROUGHPUT = 128
+_SHARES = 128
 # Of more examples, so many that are evenly spaced in order of length stand for all.
 _MOST_SIMULATED = 1 << 24
 
@@ -254,6 +262,26 @@ def share_for(lengths: Lengths, limits: Limits, fewest: int) -> float:
         else:
             too_large = middle
     return share
+
+
+def share_within(
+    fraction: float, pricing: Pricing, limits: Limits, step_seconds: StepSeconds
+) -> float:
+    """Return the smallest share of the batch sizes that fit with which full batches reach a part of the throughput.
+
+    It is that of the best share, in examples a second, by the times of batches of equal lengths.
+    """
+    lengths = pricing.lengths.evenly(_OF_THROUGHPUT)
+    fits = limits.batch_sizes(lengths.values, limits.sizings[-1])
+    cost = batch_seconds(step_seconds, pricing.targets)
+    shares = np.geomspace(1 / fits.max(), 1.0, _SHARES)
+    seconds = []
+    for share in shares:
+        sizes = share_of(fits, share).astype(np.float64)
+        seconds.append(float((cost(sizes, lengths.values) / sizes).sum()))
+    best = min(seconds)
+    reaching = [seconds_of_share * fraction <= best for seconds_of_share in seconds]
+    return float(shares[reaching.index(True)])
 
 
 def check_min_steps(min_steps: int, lengths: Lengths, dealing: Dealing) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -25,9 +26,18 @@ from batchtune.buckets.epoch_cost import Priced, Pricing
 from batchtune.buckets.strategies import capped_by_num_buckets
 from batchtune.configs import LIMITS, Block, Recipe, entries
 from batchtune.epochs.batchers import Batching
+from batchtune.epochs.own_batches import recorded
 from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import Lengths
-from batchtune.results import OwnBatches, Row, Script, Sizing
+from batchtune.results import (
+    TRAINING_FILE,
+    OwnBatches,
+    Row,
+    Script,
+    Sizing,
+    TrainingStep,
+    read_training,
+)
 from batchtune.units import counted, format_length
 
 _LARGEST_NUM_BUCKETS = 100_000
@@ -234,21 +244,59 @@ class CountedBatches(TableSettings, frozen=True, kw_only=True):
         return {"sampler": self.own.sampler}
 
 
+class RecordedBatches(TableSettings, frozen=True, kw_only=True):
+    """What a recorded training made, in place of a script's own batch sampler."""
+
+    NAME = "recorded"
+
+    steps: list[TrainingStep]
+
+    def counted(self, lengths: Lengths) -> CountedBatches:
+        """Return them as those of an epoch; raises ValueError if they are others."""
+        own = recorded(self.steps, lengths)
+        if own is None:
+            raise ValueError(
+                "the last training recorded there made no padded batches of these lengths"
+            )
+        return CountedBatches(own=own)
+
+    def batching(self, lengths: Lengths) -> Batching:
+        """Return the largest batches with each longest example."""
+        return self.counted(lengths).batching(lengths)
+
+    def priced(self, pricing: Pricing, batching: Batching) -> Priced:
+        """Return the row of the batches that were recorded."""
+        return self.counted(pricing.lengths).priced(pricing, batching)
+
+    def describe(self, unit: str | None) -> str:
+        """Return what was recorded."""
+        return f"the recorded training, of {counted(len(self.steps), 'step')}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the number of steps."""
+        return {"steps": len(self.steps)}
+
+
 Current = Given[TableSettings]
 _TABLES: Known[TableSettings] = Known(
     kinds=(OwnTable, SpeechBrainSettings, FixedSize),
     hint=(
         f"Write {OPTION} key=value,key=value or the path of a SpeechBrain YAML. Known are max_batch_length with "
         "num_buckets or bucket_boundaries (and max_batch_ex), bucket_boundaries with bucket_batch_sizes, and "
-        "batch_size. Batches that another framework makes are measured by recording a training: "
-        "`batchtune record -- COMMAND`."
+        "batch_size. Any other batches are recorded with `batchtune record -- COMMAND`, and compared with --current "
+        "RUN/training.jsonl."
     ),
     lacking="settings of a DynamicBatchSampler (max_batch_length with num_buckets or bucket_boundaries)",
 )
 
 
 def read_current(text: str) -> Current:
-    """Read and check a user's current batching settings; raises as `read_settings` does."""
+    """Read and check a user's current batching settings; raises as `read_settings` does.
+
+    The path of a `training.jsonl` stands for the last training recorded there.
+    """
+    if Path(text).name == TRAINING_FILE:
+        return recorded_current(Path(text))
     return read_settings(text, _TABLES)
 
 
@@ -258,6 +306,25 @@ def fixed_batches(batch_size: int, source: str) -> Current:
     return Given(
         settings=settings, names=frozenset(settings.__struct_fields__), source=source
     )
+
+
+def recorded_current(path: Path) -> Current:
+    """Return the batches of the last recorded training; raises ResultError if the file can't be read."""
+    settings = RecordedBatches(steps=read_training(path)[-1].steps)
+    return Given(
+        settings=settings,
+        names=frozenset(settings.__struct_fields__),
+        source=path.name,
+    )
+
+
+def known_recording(path: Path, lengths: Lengths) -> Current | None:
+    """Return the same where there is one, of padded batches of these lengths."""
+    if not path.exists():
+        return None
+    if recorded(read_training(path)[-1].steps, lengths) is None:
+        return None
+    return recorded_current(path)
 
 
 def own_current(script: Script) -> Current | None:

@@ -24,7 +24,7 @@ from batchtune.epochs.simulation import (
     SimulatedEpochs,
     mates_in_buckets,
     simulate_epochs,
-    with_overhead,
+    with_costs,
 )
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable
@@ -246,10 +246,13 @@ class Pricing:
             seconds = mean * own.batches / self.dealing.world_size
             errors = shape_errors(self.step_seconds, shapes, seconds)
             time = EpochTime(seconds=seconds, errors=errors)
+        mates = None
+        if own.mates_again is not None:
+            mates = Mates(own.mates_again, None)
         priced = self._priced(
             batching,
             Tally.of(shapes.buckets, shapes.batch_sizes),
-            Mates(own.mates_again, None),
+            mates,
             time,
             strategy="current",
             sizing="frontier",
@@ -266,11 +269,11 @@ class Pricing:
         return simulate_epochs(batching, self.lengths, self.dealing, self.seed)
 
     def best_cut(self, batching: Batching) -> SimulatedEpochs:
-        """Return epochs in pools as they are, or cut for the least cost if that gains more than 0.3%."""
+        """Return epochs in pools, or steps, as they are, or cut for the least cost if that gains more than 0.3%."""
         filled = self.simulated(batching)
         if self.step_seconds is None:
             return filled
-        costed = with_overhead(filled, self.step_seconds)
+        costed = with_costs(filled, self.step_seconds)
         if costed is None:
             return filled
         cheapest = self.simulated(costed)
@@ -336,7 +339,7 @@ class Pricing:
         self,
         batching: Batching,
         tally: Tally,
-        mates: Mates,
+        mates: Mates | None,
         time: EpochTime | None,
         **figures: Any,
     ) -> Priced:
@@ -361,12 +364,13 @@ class Pricing:
             batch_size_variation=tally.batch_size_variation,
             steps=self.dealing.steps(batches),
             unproven=unproven,
-            mates_again=mates.again,
-            length_correlation=mates.correlation,
+            mates_again=None if mates is None else mates.again,
+            length_correlation=None if mates is None else mates.correlation,
             pool_size=batching.pool_size,
             batch_overhead=batching.batch_overhead,
             accumulate=batching.accumulate,
             equal_counts=batching.equal_counts,
+            pair_cost=batching.pair_cost,
         )
         if time is not None:
             row = structs.replace(row, ranks=time.ranks, **time.fields())

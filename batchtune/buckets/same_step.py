@@ -139,7 +139,7 @@ def same_step_rows(
         yield of_steps.of_epochs(
             SAME_STEP,
             sizing,
-            of_steps.simulated(batching),
+            of_steps.best_cut(batching),
             batches=own.batches(pricing.lengths.count, accumulate),
         )
 

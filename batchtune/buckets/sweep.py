@@ -13,10 +13,14 @@ import numpy as np
 from msgspec import structs
 
 from batchtune.buckets.advice import (
+    Recommendation,
     cautions,
+    keeps_current,
+    keeps_steps,
     kept_steps,
     learning_rate,
     recommend,
+    shown_cost,
     too_few_examples,
     trade_off,
 )
@@ -26,9 +30,15 @@ from batchtune.buckets.alternatives import (
     fixed_baselines,
     lower_bound,
     share_for,
+    share_within,
     two_dimensional_rows,
 )
-from batchtune.buckets.current import Current, current_batching, own_current
+from batchtune.buckets.current import (
+    Current,
+    current_batching,
+    known_recording,
+    own_current,
+)
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
 from batchtune.buckets.packed import (
@@ -61,6 +71,7 @@ from batchtune.results import (
     TRAINING_FILE,
     BucketUse,
     HistogramBin,
+    Keep,
     PackedRow,
     Probe,
     Proof,
@@ -75,6 +86,7 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.run_folder import clear_run, holds_other_lengths
+from batchtune.trust import WORST_COMPARED_ERROR
 
 NO_PACKING = Packing()
 # So many sizes of pools are compared, from this many examples to all.
@@ -144,6 +156,8 @@ def run_sweep(
         packed_share = budget.max_tokens / whole
     if current is None and costs.script is not None:
         current = own_current(costs.script)
+    if current is None:
+        current = known_recording(folder / TRAINING_FILE, lengths)
     swept = sweep(lengths, limit, settings, costs, current, on_row, refuted)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
@@ -280,6 +294,13 @@ def sweep(
         if settings.multiple_of is not None:
             padded = lengths.padded_to(settings.multiple_of)
         share = share_for(padded, fitting, fewest)
+    if settings.throughput_fraction is not None:
+        share = _share_within(
+            settings.throughput_fraction,
+            Pricing.of(lengths, max_batch_length, settings, costs),
+            fitting,
+            keep,
+        )
     if share < 1.0:
         max_batch_length = shrunk_limit(max_batch_length, share, lengths)
         costs = shrunk(costs, share)
@@ -303,14 +324,28 @@ def sweep(
     ]
     # Not made smaller in proportion: their sizes are those that others would take for as many steps.
     baselines = fixed_baselines(pricing, fitting, fewest)
-    recommendation = recommend(
-        rows,
-        baselines,
-        min_randomness=settings.min_randomness,
-        few_shapes=settings.multiple_of is not None,
-        steps_kept=settings.min_steps is not None,
-    )
+
+    def recommended_by(*, times: bool) -> Recommendation:
+        return recommend(
+            rows,
+            baselines,
+            min_randomness=settings.min_randomness,
+            few_shapes=settings.multiple_of is not None,
+            steps_kept=settings.min_steps is not None,
+            timed=times,
+        )
+
+    timed = costs.compares_times
+    recommendation = recommended_by(times=timed)
+    if timed and _is_rough(row_at(rows, recommendation.row)):
+        timed = False
+        recommendation = recommended_by(times=False)
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
+    if settings.throughput_fraction is not None:
+        reason += (
+            f"; batches are {share:.2g} times as large as what fits, which reach {settings.throughput_fraction:.0%} of "
+            "the best throughput"
+        )
     recommended = row_at(rows, recommendation.row)
     warnings = [*cautions(lengths, limits, fitting, rows), *costs.warnings]
     if recommended is not None and not recommended.keeps_examples:
@@ -329,23 +364,72 @@ def sweep(
         recommended_table=recommendation.portable,
         reason=reason,
         warnings=warnings,
-        trade_off=trade_off(costs_of_rows, [row.mates_again for row in rows]),
+        trade_off=trade_off(costs_of_rows, [row.known_mates_again for row in rows]),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
+        gradient=None if costs.script is None else costs.script.gradient,
     )
     if current is not None:
         swept = _with_current(swept, current, lengths, pricing, limits, fitting, priced)
+        if recommended is not None and keeps_current(
+            swept, recommended, timed=timed and swept.has_times
+        ):
+            return _keeping(swept, recommended, timed=timed and swept.has_times)
     if recommended is None:
         return swept
     rate = None
     if keep == "nothing":
         rate = learning_rate(swept.current, baselines[0], recommended)
+    change = None
+    if swept.gradient is not None and recommended.keeps_examples:
+        change = swept.gradient.of_cut(equal_counts=recommended.equal_counts)
     return structs.replace(
         swept,
         learning_rate=rate,
+        gradient_difference=change,
         buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
     )
+
+
+def _is_rough(row: Row | None) -> bool:
+    """Return whether the time of a row is not known well enough to compare it."""
+    if row is None or not row.estimated_epoch_seconds:
+        return False
+    error = row.estimated_epoch_error_seconds or 0.0
+    return 2 * error > WORST_COMPARED_ERROR * row.estimated_epoch_seconds
+
+
+def _keeping(swept: Sweep, row: Row, *, timed: bool) -> Sweep:
+    """Return a sweep that recommends to keep the user's own config: this row, its best, gains nothing."""
+    assert swept.current is not None
+    steps_kept = keeps_steps(swept)
+    own, best = (
+        shown_cost(compared, timed, steps_kept) for compared in (swept.current, row)
+    )
+    return structs.replace(
+        swept,
+        recommended=None,
+        recommended_table=None,
+        reason=f"keep your current config: an epoch takes {own}; with {row.sized_name} {best}",
+    )
+
+
+def _share_within(
+    fraction: float, pricing: Pricing, limits: Limits, keep: Keep
+) -> float:
+    """Return the share of `alternatives.share_within`. Raises UsageError if it is not known, or steps are kept."""
+    if keep != "nothing":
+        raise UsageError(
+            f"--throughput-fraction makes batches smaller, and --keep {keep} says already how large they are",
+            "Leave out one of the two, or add --keep nothing.",
+        )
+    if pricing.step_seconds is None:
+        raise UsageError(
+            "--throughput-fraction needs step times, and none are known",
+            "Measure them with `batchtune probe-oom`, or leave it out.",
+        )
+    return share_within(fraction, pricing, limits, pricing.step_seconds)
 
 
 def _limits(

@@ -54,7 +54,8 @@ class Batching:
     the sum of both is least; without, each batch holds as many examples as fit.
 
     With `accumulate`, each pool is an optimizer step of all ranks: its examples are cut into this many micro-batches
-    for each rank, with the least padding or, with `equal_counts`, of the same number of examples.
+    for each rank, with the least padding or, with `equal_counts`, of the same number of examples. With `pair_cost`, the
+    cost of a pair of positions of an example in that of a position, all these costs are least, not the padding.
     """
 
     table: BucketTable  # in pools, a batch holds at most the batch size of its longest example's bucket
@@ -63,6 +64,7 @@ class Batching:
     batch_overhead: float | None = None
     accumulate: int | None = None
     equal_counts: bool = False
+    pair_cost: float | None = None
 
     @classmethod
     def of(cls, made: Row | SamplerConfig) -> Batching:
@@ -77,6 +79,7 @@ class Batching:
             made.batch_overhead,
             made.accumulate,
             made.equal_counts,
+            made.pair_cost,
         )
 
     @property
@@ -159,7 +162,7 @@ class BucketBatcher(Batcher):
 
 
 class ReshuffledBatcher(Batcher):
-    """Examples of which some shuffles make more batches than others; all epochs have as many as the first ones."""
+    """Batches whose number depends on the shuffle: every epoch is brought to the maximum of the first ones."""
 
     def __init__(self, count: int) -> None:
         """Take so many examples."""
@@ -313,6 +316,7 @@ class StepBatcher(Batcher):
             self._batching.table,
             dealing.world_size,
             self._batching.equal_counts,
+            self._batching.pair_cost,
         )
         batches = [batch for step, _ in cutter.epoch(steps) for batch in step]
         sizes = np.array([batch.size for batch in batches])

@@ -89,7 +89,7 @@ def tally(
             np.append(layout.buckets, np.arange(counts.size)),
             np.append(layout.batch_sizes, batch_sizes),
         )
-        # Of each bucket one full batch was counted that there is not.
+        # Each bucket's full batches were counted once too often.
         full = counted.batch_sizes == batch_sizes[counted.buckets]
         numbers = counted.numbers.copy()
         numbers[full] += steps[counted.buckets[full]] * dealing.together - 1

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.measured_costs import StepSeconds
 from batchtune.lengths import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from batchtune.epochs.measured_costs import StepSeconds
 
 Indices: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 """Indices of examples: 32 bits wide where these suffice."""

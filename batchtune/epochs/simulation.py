@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.epochs.batchers import Batching
+from batchtune.epochs.cost_model import nonnegative
 from batchtune.epochs.expectation import Tally
 from batchtune.epochs.layout import (
     Cut,
@@ -132,7 +133,29 @@ def simulate_epochs(
     return SimulatedEpochs(batching, lengths, sample, cuts, shapes)
 
 
-def with_overhead(
+def with_costs(filled: SimulatedEpochs, step_seconds: StepSeconds) -> Batching | None:
+    """Return the same batching with what batches cost beyond their padded length; None if that can gain nothing."""
+    if filled.batching.accumulate is None:
+        return _with_overhead(filled, step_seconds)
+    return _with_pair_cost(filled, step_seconds)
+
+
+def _with_pair_cost(cut: SimulatedEpochs, step_seconds: StepSeconds) -> Batching | None:
+    """Return the steps with the cost of a pair of positions: of how many micro-batches they are is fixed.
+
+    Times are taken for a sum of a constant, the padded length, and its product with the length.
+    """
+    shapes = cut.shapes[0]
+    padded = shapes.batch_sizes * shapes.lengths
+    seconds = shapes.seconds(step_seconds)
+    terms = np.stack([np.ones_like(padded), padded, padded * shapes.lengths], axis=1)
+    _, each, pair = nonnegative(terms / seconds[:, np.newaxis], np.ones(seconds.size))
+    if not (each > 0 and pair > 0):
+        return None
+    return replace(cut.batching, pair_cost=float(f"{pair / each:.3g}"))
+
+
+def _with_overhead(
     filled: SimulatedEpochs, step_seconds: StepSeconds
 ) -> Batching | None:
     """Return the pools with a batch overhead; None if cutting them for the least cost can gain next to nothing.

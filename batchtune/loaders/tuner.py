@@ -218,8 +218,8 @@ class Tuner:
     def _compare_best(self) -> None:
         """Measure the best settings in turns, until the best of all is one of these.
 
-        With step times, unmeasured settings are taken to wait as little as their rates allow. Where receiving batches
-        takes time, all of them wait longer: this ends once further settings don't shorten the wait.
+        With step times, an untested setting is assumed to wait only as long as its throughput implies. Where receiving
+        batches takes time, all of them wait longer. Stops when another round does not shorten the wait.
         """
         compared: set[str] = set()
         shortest = math.inf

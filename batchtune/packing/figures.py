@@ -71,7 +71,7 @@ def row_of(
         steps=step_tokens.size,
         step_tokens_deviation=_deviation(step_tokens),
         slowest_rank=epoch_seconds * world_size / float(seconds.sum()),
-        # FLOPs are no seconds.
+        # The default law gives FLOPs, not seconds.
         estimated_epoch_seconds=None if budget.time_law == DENSE_7B else epoch_seconds,
     )
 

@@ -30,9 +30,9 @@ _TELLING_SHARE = 0.6
 class Peaks:
     """The peaks of all trials and of the steps in turns, and the margin that they ask for.
 
-    Some processes hold more than others from their start on, whatever they run: all peaks are as in the one that holds
-    the most. What a process holds after a trial may be buffers of that trial's size, which its own peak includes. The
-    first step of a process may need more than later ones, and counts apart.
+    Baseline memory differs between processes from their start on, whatever they run: each peak is shifted to the
+    baseline of the process that holds the most. What a process holds after a trial may be buffers of that trial's size,
+    which its own peak includes. The first step of a process may need more than later ones, and counts apart.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ _IN_ONE_PIECE = 0.95
 SLOWER_IN_TURNS = 1.25
 """A step among other shapes, with its batch, may take so many times as long as in its trial."""
 
-# Trials whose longest says how long the next may take.
+# The next trial may take as long as the longest of this many recent ones.
 _RECENT = 5
 
 

@@ -60,8 +60,9 @@ _MISFIT = 0.02
 _WORTH_A_TERM = 0.5
 # The first batch that is compared has so many times the tokens of the longest sequence.
 _CONTRAST = 1.25
-# Half of the tokens in the shortest sequences: with so much more than the longest ones take, as a share of what these
-# take beyond a single one, the workload may pad; it does if padding alone would explain this share of the memory.
+# Padding test: a batch with half of its tokens in the shortest sequences takes this much more memory than one of the
+# longest ones alone, relative to that batch's growth: suspect padding. The workload pads if padding alone explains
+# `_AS_PADDED` of the difference.
 _SUSPICIOUS = 0.25
 _AS_PADDED = 0.75
 # Peaks of so near numbers of tokens, as a share, differ by chance.

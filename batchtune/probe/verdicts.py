@@ -60,7 +60,7 @@ _OF_TRIALS = (
     "compilations",
     "at_recompile_limit",
 )
-# What all ranks must have learned alike of the batches of their script.
+# Facts about the script's batches that must agree on every rank.
 _LEARNED = (
     "batches",
     "per_unit",

@@ -28,11 +28,9 @@ from batchtune.epochs.layout import (
 )
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.errors import shortened
-from batchtune.exports.run_configs import read_any_sampler_yaml
+from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.lengths import Lengths
-from batchtune.manifests import ReadOptions
-from batchtune.manifests.reading import load_ordered_lengths
-from batchtune.results import PackedConfig, SamplerConfig
+from batchtune.results import PackedConfig, ReadingRecord, SamplerConfig
 from batchtune.sampler.arguments import (
     LARGEST_SEED,
     OnRanks,
@@ -53,7 +51,7 @@ _OF_ALL = (
     "drop_last",
     "seed",
 )
-_READING = set(ReadOptions.__struct_fields__)
+_READING = set(ReadingRecord.__struct_fields__)
 
 
 class EpochBatchSampler(OnRanks, Sampler[list[int]]):
@@ -396,6 +394,9 @@ def tuned_lengths(
         name: overrides.pop(name) for name in sorted(_READING & overrides.keys())
     }
     if isinstance(lengths, (str, Path)):
+        from batchtune.manifests import ReadOptions
+        from batchtune.manifests.reading import load_ordered_lengths
+
         for name in ("length_scale", "tokenizer"):
             if reading.get(name) is not None:
                 reading[name] = str(reading[name])

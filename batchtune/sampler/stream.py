@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  #
 from batchtune.arguments import is_number, whole
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import shortened
-from batchtune.exports.run_configs import read_stream_yaml
+from batchtune.exports.reading import read_stream_yaml
 from batchtune.results import STREAM_ALGORITHMS, StreamAlgorithm
 from batchtune.sampler.arguments import (
     LARGEST_SEED,

@@ -208,13 +208,26 @@ class Drawn:
             shape = BatchShape(among.size, longest, target)
             yield shape, own, self._batch(self._padded(among, shape))
 
+    def random(self, count: int) -> tuple[IntArray, FloatArray]:
+        """Return the positions of random examples, and their lengths; the same ones each time."""
+        random = np.random.default_rng(0)
+        positions = random.choice(
+            self._numbers.size, count, replace=count > self._numbers.size
+        )
+        return positions, self._lengths[positions]
+
+    def example(self, position: int) -> Any:
+        """Return the data set's example at a position."""
+        return self._dataset[int(self._numbers[position])]
+
+    def collated(self, examples: Sequence[Any]) -> Any:
+        """Return the batch of these examples. Raises Unclear if the collate function fails."""
+        return collated(self._collate, examples)
+
     def _batch(self, positions: Sequence[int]) -> Any:
         """Return the batch of the examples at these positions; each is read once."""
-        examples = {
-            position: self._dataset[int(self._numbers[position])]
-            for position in set(positions)
-        }
-        return collated(self._collate, [examples[position] for position in positions])
+        examples = {position: self.example(position) for position in set(positions)}
+        return self.collated([examples[position] for position in positions])
 
     def _nearest(self, length: float) -> int:
         """Return the position of the shortest example that is as long, or else of the longest."""

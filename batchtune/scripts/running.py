@@ -77,7 +77,7 @@ class Given:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        from batchtune.exports.run_configs import read_any_sampler_yaml
+        from batchtune.exports.reading import read_any_sampler_yaml
 
         self._options = options
         self._config = Path(options["run"], SAMPLER_FILE)

@@ -33,7 +33,7 @@ from public_lengths import code, sharegpt
 from real_lengths import librispeech_seconds
 
 import batchtune
-from batchtune.exports.run_configs import read_any_sampler_yaml
+from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.compositions import COMPOSITIONS
 from batchtune.probe.supervisor import Supervisor

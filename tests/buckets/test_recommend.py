@@ -194,6 +194,13 @@ def test_pools_are_recommended_if_faster_and_as_random(found, expected):
     assert (chosen.row, chosen.portable) == (expected, 0)
 
 
+def test_times_that_do_not_compare_leave_the_choice_to_batches():
+    rows = [row(900, seconds=200.0), row(1000, seconds=100.0)]
+    chosen = [recommend(rows, fixed(2000), timed=timed) for timed in (True, False)]
+    assert [each.row for each in chosen] == [1, 0]
+    assert "estimated" not in chosen[1].reason
+
+
 def test_of_pools_as_fast_as_the_fastest_the_most_random_win():
     rows = [
         pools(900, 1000, 0.01, 95.0),

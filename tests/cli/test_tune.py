@@ -22,7 +22,7 @@ from cli.conftest import (
 )
 
 from batchtune import sampler_from_config
-from batchtune.exports.run_configs import read_sampler_yaml
+from batchtune.exports.reading import read_sampler_yaml
 from batchtune.results import Probe, read_result
 from batchtune.run_folder import alone_in
 

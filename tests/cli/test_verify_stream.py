@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import flat, run_here_in
 
-from batchtune.exports.run_configs import read_stream_yaml
+from batchtune.exports.reading import read_stream_yaml
 
 STEPS = ["--steps", 14]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from batchtune.epochs.same_step import (
     StepCutter,
     equal_parts,
-    least_padded,
+    least_costly,
     most_held,
 )
 from batchtune.epochs.table import BucketTable
@@ -41,7 +41,7 @@ def test_the_padding_is_the_least_of_all_cuts(step):
         sizes = np.diff(starts, append=lengths.size)
         if (sizes <= fits[starts]).all():
             costs.append(float(sizes @ lengths[starts]))
-    found = least_padded(lengths, fits, parts)
+    found = least_costly(lengths, fits, parts)
     if not costs:
         assert found is None
         return
@@ -59,12 +59,13 @@ def test_the_padding_is_the_least_of_all_cuts(step):
     each=st.integers(1, 6),
     ranks=st.sampled_from([1, 2, 3]),
     equal_counts=st.booleans(),
+    pair_cost=st.sampled_from([None, 0.1]),
 )
 def test_every_example_is_in_one_micro_batch_that_fits(
-    lengths, size, each, ranks, equal_counts
+    lengths, size, each, ranks, equal_counts, pair_cost
 ):
     values = np.array(lengths, dtype=np.float64)
-    cutter = StepCutter(values, TABLE, ranks, equal_counts)
+    cutter = StepCutter(values, TABLE, ranks, equal_counts, pair_cost)
     examples = np.arange(values.size)
     taken = [
         (step, each) for step in np.split(examples, range(size, values.size, size))
@@ -79,6 +80,20 @@ def test_every_example_is_in_one_micro_batch_that_fits(
         for batch in batches:
             longest = values[batch].max()
             assert batch.size <= TABLE.batch_sizes[TABLE.assign(np.array([longest]))[0]]
+
+
+def test_the_least_cost_pads_long_examples_less():
+    lengths = np.random.default_rng(1).lognormal(2.5, 0.6, 64).clip(1, 40)
+    costs = []
+    for pair_cost in (None, 1.0):
+        batches, _ = StepCutter(lengths, TABLE, pair_cost=pair_cost).cut(
+            np.arange(64), 20
+        )
+        longest = np.array([lengths[batch].max() for batch in batches])
+        padded = np.array([batch.size for batch in batches]) * longest
+        costs.append((padded.sum(), (padded * (1 + longest)).sum()))
+    assert costs[0][0] < costs[1][0]
+    assert costs[0][1] > costs[1][1]
 
 
 def test_examples_that_do_not_fit_move_to_the_next_step():

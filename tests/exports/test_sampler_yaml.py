@@ -20,9 +20,8 @@ from report_records import (
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
+from batchtune.exports.reading import read_sampler_yaml, read_stream_yaml
 from batchtune.exports.run_configs import (
-    read_sampler_yaml,
-    read_stream_yaml,
     render_sampler_yaml,
     render_stream_yaml,
     sampler_config,

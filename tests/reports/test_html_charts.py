@@ -134,11 +134,20 @@ def test_the_histogram_has_its_bins_and_the_batch_sizes(logarithmic):
 
 def test_every_trial_is_a_point_by_its_outcome():
     probe = made_probe()
+    shortest, *others = probe.frontier
+    shortest = replace(shortest, closed_by="data")
+    probe = replace(probe, frontier=[shortest, *others])
     traces = drawn("frontier", probe=probe)
-    largest = traces["largest that fits"]
-    assert largest["x"] == sorted(largest["x"]) and largest["y"] == sorted(
-        largest["y"], reverse=True
-    )
+    # What the data end is no part of the line that memory draws.
+    for name, ends in (
+        ("largest that memory allows", False),
+        ("all that the data have", True),
+    ):
+        points = [
+            point for point in probe.frontier if (point.closed_by == "data") is ends
+        ]
+        assert traces[name]["x"] == [point.length for point in points]
+        assert traces[name]["y"] == [point.batch_size for point in points]
     assert len(traces["passed"]["x"]) == sum(
         trial.outcome == "ok" for trial in probe.trials
     )

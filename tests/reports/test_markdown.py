@@ -100,7 +100,9 @@ def judged(count: int = 3) -> tuple[Verdict, ...]:
 def test_verdicts_come_first_as_a_table_with_signs():
     lines = render(replace(RESULTS, verdicts=judged())).splitlines()
     start = lines.index("## Rules")
-    assert lines[2] == "- Rules: 1 of 3 hold. 1 can't be judged."
+    assert (
+        lines[2] == "- Rules: 1 of 3 hold. Failing: batches &gt; 1. 1 can't be judged."
+    )
     assert lines[start : start + 7] == [
         "## Rules",
         "",

@@ -149,9 +149,9 @@ def check_learned(folder: Path, per_unit: int) -> Script:
     return script
 
 
-def assert_shown_in_readme(script: Script) -> None:
+def assert_shown_on_a_page(script: Script) -> None:
     learned = f"({script.loader}): {'; '.join(script.batches)}."
-    assert learned in (EXAMPLES / "README.md").read_text()
+    assert any(learned in page.read_text() for page in EXAMPLES.glob("*.md"))
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_it_is_probed_run_and_recorded_as_it_is(name, tmp_path, batchtune):
     assert [path.name for path in tmp_path.iterdir()] == ["batchtune-run"]
     script = check_learned(tmp_path / "batchtune-run", tuned.per_unit)
     if name in ("speechbrain", "packed"):
-        assert_shown_in_readme(script)
+        assert_shown_on_a_page(script)
     # Under these limits, the own batches of the longest examples do not fit.
     batchtune("sweep-buckets", *source, BUCKETS, "--keep=nothing")
     said = batchtune("run", *source, "--", *command, tuned.shorter).stderr
@@ -180,7 +180,7 @@ def test_it_is_probed_run_and_recorded_as_it_is(name, tmp_path, batchtune):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_script_is_tuned_run_recorded_and_reported(tmp_path, batchtune):
-    """The commands of the examples' README, without a manifest."""
+    """The commands of the scripts' first page, without a manifest."""
     for name in ("plain.py", "speech_train.csv", "speech_valid.csv"):
         (tmp_path / name).write_bytes((EXAMPLES / name).read_bytes())
     script = ["--", sys.executable, "plain.py"]
@@ -189,7 +189,7 @@ def test_a_script_is_tuned_run_recorded_and_reported(tmp_path, batchtune):
     assert "the script's own data set (" in tuned.stderr
     assert "▶ recommended" in tuned.stdout, tuned.stdout + tuned.stderr
     assert not (tmp_path / "runs").exists()  # the probe trains in a scratch folder
-    assert_shown_in_readme(check_learned(run, 100))
+    assert_shown_on_a_page(check_learned(run, 100))
     sweep = read_result(run / SWEEP_FILE, Sweep)
     assert sweep.lengths.count == 400 and sweep.recommended_row is not None
     proof = sweep.proof  # the script itself ran these batches, in a fresh process
@@ -235,5 +235,10 @@ def test_it_is_probed_as_it_is(
     folder = tmp_path / "batchtune-run"
     learned = check_learned(folder, per_unit)
     assert (learned.accumulation, learned.look_ahead) == (2, look_ahead)
+    # The gradient of a step, from Lightning's closures and the Trainer's steps; only the first model has batch norm.
+    gradient = learned.gradient
+    assert gradient is not None and gradient.again is not None
+    assert gradient.again < 0.01 < (gradient.any_counts or 0.0)
+    assert bool(gradient.batch_norm) == (ranks > 1)
     device = read_result(folder / PROBE_FILE, Probe).device
     assert device.world_size == ranks
