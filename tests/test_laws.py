@@ -196,7 +196,7 @@ def test_what_depends_on_the_shape_in_one_way_is_not_refused(kind, need):
 def test_a_longest_example_without_a_margin_is_an_error():
     law = Law(LAWS["linear"].need, noise=0.03)
     with pytest.raises(
-        ProbeError, match=r"17\.04.*leaves less than 216 MiB of 7\.45 GiB"
+        ProbeError, match=r"17\.04.*leaves less than 205 MiB of 7\.45 GiB"
     ) as raised:
         probe_law(LawDevice(law, made_lengths("speech", count=FEW), fitting=1.01))
     assert "--max-length 15.72" in raised.value.hint
@@ -235,9 +235,13 @@ def searched(device: LawDevice, **changed: Any) -> list[Trial]:
 
 
 class CachingDevice(LawDevice):
-    """Its allocator reserves whole segments, and a twelfth more than the tensors take."""
+    """Its allocator reserves whole segments, and a twelfth more than the tensors take.
+
+    It needs an emptied cache beyond a `usable` share of the limit, as where gradients lie between what steps free.
+    """
 
     SEGMENT = 20 << 20
+    usable = 1.0
 
     def run(self, shape: BatchShape, steps: int) -> Ran:
         reply = super().run(shape, steps)
@@ -245,21 +249,23 @@ class CachingDevice(LawDevice):
         if peak is None:
             return reply
         reserved = math.ceil(peak * 13 / 12 / self.SEGMENT) * self.SEGMENT
-        if reserved <= self.limit_bytes:
+        if reserved <= self.usable * self.limit_bytes:
             return altered(reply, reserved_bytes=reserved)
         trial = Trial.of(shape, "oom", worker=self.worker, flushed=True)
         return Ran(trial=trial, stage="step")
 
 
-def test_what_an_allocator_reserves_costs_few_trials():
+@pytest.mark.parametrize("usable", [1.0, 0.9])
+def test_what_an_allocator_reserves_costs_few_trials(usable):
     device = CachingDevice(LAWS["affine"], made_lengths("sentences", count=3000))
+    device.usable = usable
     probe = probe_law(device)
     lengths = len({trial.length for trial in probe.trials})
     assert len(probe.trials) <= 2.5 * lengths
-    assert ooms(probe.trials) <= 0.5 * lengths
+    assert ooms(probe.trials) <= (0.5 if usable == 1 else 0.6) * lengths
     # A twelfth of the peaks is reserved beyond them: that part of the limit holds no batch.
     truth = LawDevice(device.law, device.lengths)
-    limit = device.limit_bytes * 12 // 13
+    limit = int(usable * device.limit_bytes * 12 / 13)
     truth.fits = lambda shape: truth.bytes(shape) <= limit  # type: ignore[method-assign]
     for point in probe.frontier:
         if point.closed_by != "data":

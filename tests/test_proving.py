@@ -168,12 +168,11 @@ def test_what_fails_is_lowered_and_all_is_proven_again(tmp_path):
     ruled_out = [trial for trial in trials if trial.confirmation]
     assert len(ruled_out) == proof.tables - 1  # the first failure refutes a table
     margin = load_run(tmp_path).probe.margin  # type: ignore[union-attr]
-    assert margin.fragments_bytes == int(0.05 * (proof.tables - 1) * LIMIT_BYTES)
+    assert margin.fragments_bytes == int(0.075 * (proof.tables - 1) * LIMIT_BYTES)
     assert ruled_out and all(
         "in shuffled training" in str(trial.error) for trial in ruled_out
     )
-    passed = {trial.shape for trial in trials if trial.outcome == "ok"}
-    assert {trial.shape for trial in ruled_out} <= passed
+    assert trials[ruled_out[0].index :] == ruled_out  # smaller tables take no trials
 
 
 def test_where_nothing_holds_other_rows_are_tried(tmp_path):

@@ -250,7 +250,7 @@ def _evidence_of(
         padding_ratio=row.padding_ratio,
         estimated_epoch_seconds=row.estimated_epoch_seconds,
         unproven=row.unproven,
-        margin_bytes=probe.margin.bytes
+        margin_bytes=probe.margin.free_bytes
         if probe is not None and probe.margin is not None
         else None,
         min_length=reading.min_length,

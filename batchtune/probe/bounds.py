@@ -98,6 +98,7 @@ class Bracket:
         ran: The largest that ran at all, below any that failed; above `passed` if it leaves no margin.
         tight: The smallest above `passed` that ran but leaves no margin.
         failed: The smallest that failed.
+        flushed: Whether that one would have fitted, had the allocator emptied its cache.
         tried, failures, given_up: How many sizes were tried, failed, and failed in turns after they had passed alone.
         peaks: (batch size, peak bytes) of those that ran, ascending by batch size.
         surely: Proven by a trial with a longer length or target, or 0.
@@ -113,6 +114,7 @@ class Bracket:
     tight: int | None
     failed: int | None
     failed_by: ClosedBy | None
+    flushed: bool
     tried: int
     failures: int
     given_up: int

@@ -95,7 +95,7 @@ def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
         guess = max(guess, bracket.passed + bracket.step)
     if bracket.failed is not None:
         back = max(bracket.step, step_at(bracket.failed, known.settings.tolerance))
-        if _nearly_fitted(known, bracket):
+        if bracket.flushed:
             back += back // 2
         elif not bracket.passed:  # step back further each time
             back <<= max(0, bracket.failures - 1)
@@ -114,7 +114,7 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
         and not bracket.ran
         and bracket.surely
     ):
-        if _nearly_fitted(known, bracket):
+        if bracket.flushed:
             return bracket.failed - 1
         return bracket.surely
     multiple = known.next_multiple(bracket)
@@ -140,13 +140,6 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     ):
         return bracket.proven + bracket.step
     return _middle(known, bracket)
-
-
-def _nearly_fitted(known: Knowledge, bracket: Bracket) -> bool:
-    """Return whether the smallest size that failed would have fitted, had the allocator emptied its cache."""
-    if bracket.failed is None:
-        return False
-    return known.failures[bracket.anchor.shape(bracket.failed)].flushed
 
 
 def _middle(known: Knowledge, bracket: Bracket) -> int:

@@ -64,7 +64,7 @@ class Outcomes:
         """Return the median step time of a shape; None if unknown."""
         times = [
             trial.step_seconds
-            for trial in self.of_shape[shape]
+            for trial in self.of_shape.get(shape, ())
             if trial.step_seconds is not None
         ]
         if not times:

@@ -421,12 +421,12 @@ def sizes_table(
 def left_free(run: RunResults) -> str:
     """Say how much memory proven batches leave free and why that is enough, after a comma or a semicolon."""
     probe = run.probe
-    if probe is None or probe.margin is None or not probe.margin.bytes:
+    if probe is None or probe.margin is None or not probe.margin.free_bytes:
         return "; how much memory that leaves free is not known"
     margin = probe.margin
-    share = format_percent(margin.bytes / probe.device.limit_bytes)
+    share = format_percent(margin.free_bytes / probe.device.limit_bytes)
     return (
-        f", and leaves {format_size(margin.bytes)} ({share} of the limit) free: peaks of equal batches differ by "
+        f", and leaves {format_size(margin.free_bytes)} ({share} of the limit) free: peaks of equal batches differ by "
         f"{format_size(margin.spread_bytes)} at most"
     )
 

@@ -35,7 +35,8 @@ from batchtune.verify.plan import FEWEST_STEPS, PlannedBatch, Subject, VerifyPla
 from batchtune.verify.rules import DoneSteps, judge
 
 # Shuffled batches run in this many more processes if starting one takes at most this share of the time of the
-# steps so far.
+# steps so far; in a brief plan, if its time is enough for that. On a GPU one more always proves a table: what the
+# allocator holds differs from process to process.
 _MOST_RESTARTS = 2
 _START_SHARE = 0.5
 # Most processes that run out of memory do so in the first 32 steps.
@@ -156,8 +157,7 @@ class _Runner:
         if self.device.fragments and not self._is_refuted:
             self._run_pairs()
         for restart in range(1, _MOST_RESTARTS + 1):
-            is_dear = start_seconds > _START_SHARE * done.seconds
-            if done.failures or is_dear or time.monotonic() > self.enough_at:
+            if done.failures or not self._may_restart(start_seconds):
                 break
             self._restart()
             steps = min(planned, _STEPS_AFTER_A_RESTART)
@@ -171,6 +171,15 @@ class _Runner:
     def _is_refuted(self) -> bool:
         """Whether no further failure matters: a brief plan only asks whether all batches fit."""
         return self.plan.settings.brief and bool(self.done.failures)
+
+    def _may_restart(self, start_seconds: float) -> bool:
+        """Return whether another process is worth the time of its start."""
+        if not self.plan.settings.brief:
+            return start_seconds <= _START_SHARE * self.done.seconds
+        ends = self.enough_at
+        if self.device.kind == "cuda" and not self.done.restarted:
+            ends = self.deadline
+        return time.monotonic() + start_seconds < ends
 
     def _restart(self) -> None:
         self.stepper.start()

@@ -94,6 +94,7 @@ def test_a_tuned_script_trains_without_running_out_of_memory(emulated_cuda, tmp_
     emulated_cuda.batchtune("tune", *data, *few, *rough, *script)
     swept = json.loads((run / "sweep.json").read_text())
     assert swept["proof"]["reason"] is None
+    assert swept["proof"]["processes"] > 1
     emulated_cuda.batchtune("run", *data[:-2], *script)
     lines = (run / "training.jsonl").read_text().splitlines()
     _, *steps = [json.loads(line) for line in lines if line]

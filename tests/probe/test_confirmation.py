@@ -147,6 +147,15 @@ def test_a_worker_replaced_mid_turns_has_a_first_step_too():
     assert peaks.margin.first_step_bytes == 50
 
 
+def test_what_a_worker_held_after_turns_of_an_earlier_run_is_not_how_it_began():
+    first, again = (
+        made_trial(SHORT, peak_bytes=600, held_bytes=held, worker=worker)
+        for held, worker in ((100, 1), (500, 2))
+    )
+    failed = made_trial(LONG, "oom", held_bytes=500, worker=2, confirmation=True)
+    assert Peaks(1000, [first, failed, again], []).margin.spread_bytes == 0
+
+
 def test_what_a_first_step_lacked_is_what_the_allocator_had_left():
     large, small = BatchShape(9, 16.0), BatchShape(8, 16.0)
     trials = [

@@ -213,7 +213,7 @@ def test_it_is_measured_as_it_is(name, folder):
     if name in ("speechbrain", "packed"):
         assert_shown(script)
     if name in ("lightning's own ranks", "wav2vec2"):
-        # The gradient of a step, from Lightning's closures and the Trainer's steps; only the first model has batch norm.
+        # From Lightning's closures, and the Trainer's steps; only the first model has batch norm.
         gradient = script.gradient
         assert gradient is not None and gradient.again is not None
         assert gradient.again < 0.01 < (gradient.any_counts or 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from made_trials import ran
@@ -101,6 +103,28 @@ def test_other_shuffles_follow_in_further_processes():
         stepper.shapes[start : start + 60] for start in starts[1:]
     ]
     assert runs[0] != runs[1] != runs[2] != runs[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "processes"),
+    [("cpu", 5, 1), ("cpu", 15, 2), ("cpu", 25, 3), ("cuda", 5, 2)],
+)
+def test_a_proof_uses_its_time_for_further_processes(
+    monkeypatch, kind, seconds, processes
+):
+    clock = [0.0]
+    made_time = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("batchtune.verify.time", made_time)
+    stepper = on_cuda(made_stepper(), kind=kind, allocator="expandable")
+    start = stepper.start
+
+    def slow_start():
+        clock[0] += 20
+        return start()
+
+    stepper.start = slow_start
+    found = verified(stepper, brief=True, seconds=seconds)
+    assert found.processes == processes
 
 
 @pytest.mark.parametrize(
