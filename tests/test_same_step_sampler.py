@@ -122,7 +122,7 @@ def test_steps_of_as_few_micro_batches_as_it_takes(ranks, equal_counts):
             **options,
         )
         loader = DataLoader(
-            range(COUNT),  # type: ignore[arg-type]
+            range(COUNT),
             batch_sampler=sampler,
             collate_fn=list,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from buckets.speech import PROBED, SPEECH
@@ -126,7 +124,7 @@ def test_a_stream_keeps_them_too():
 def test_batches_are_no_larger_than_the_throughput_needs():
     """A step takes 10 ms and 1 ms for each 100 s: 95% of the throughput of 100,000 s takes 15,850 s."""
 
-    def step_seconds(sizes: Any, lengths: Any, targets: Any = None) -> Any:
+    def step_seconds(sizes, lengths, targets=None):
         return 0.01 + sizes * lengths * 1e-5
 
     costs = Costs(step_seconds=step_seconds)
