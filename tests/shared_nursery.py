@@ -4,7 +4,7 @@ import atexit
 
 import tiers
 
-from batchtune.loaders.protocol import Reply
+from batchtune.loaders.protocol import LoaderReply
 from batchtune.probe.supervisor import worker_program
 from batchtune.processes.worker import Nursery
 
@@ -30,7 +30,7 @@ class SharedNursery(Nursery):
 
 
 SHARED = SharedNursery(*worker_program())
-OF_LOADERS = SharedNursery("batchtune.loaders.worker", Reply, {})
+OF_LOADERS = SharedNursery("batchtune.loaders.worker", LoaderReply, {})
 OF_SCRIPTS = SharedNursery(*worker_program(script=True))
 for nursery in (SHARED, OF_LOADERS, OF_SCRIPTS):
     atexit.register(Nursery.close, nursery)

@@ -17,15 +17,15 @@ from batchtune.buckets.optimal import optimal_table_2d
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import (
     ON_ONE_RANK,
-    Dealing,
-    Drawing,
     EpochShapes,
+    RankSplit,
+    ShuffleKey,
     lay_out,
     shapes_of,
 )
 from batchtune.epochs.measured_costs import (
     Costs,
-    StepSeconds,
+    StepTimeFunction,
     batch_seconds,
     share_of,
 )
@@ -121,7 +121,7 @@ def _simulated(batching: Batching, pricing: Pricing) -> tuple[int, float | None]
     batcher = batching.batcher(lengths.values, lengths.targets)
     shapes = []
     for epoch in range(_SHUFFLES):
-        drawing = Drawing(epoch=epoch)
+        drawing = ShuffleKey(epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
         shapes.append(shapes_of(cut, drawing, lengths.values, lengths.targets))
     _, seconds = replace(pricing, dealing=ON_ONE_RANK).mean_cost(shapes, scale)
@@ -150,7 +150,7 @@ def fixed_baselines(
     layout = lay_out(
         np.array([in_order.count]),
         table.batch_sizes,
-        Dealing(world_size=pricing.dealing.world_size),
+        RankSplit(world_size=pricing.dealing.world_size),
     )
     targets = None
     if in_order.targets is not None:
@@ -265,7 +265,7 @@ def share_for(lengths: Lengths, limits: Limits, fewest: int) -> float:
 
 
 def share_within(
-    fraction: float, pricing: Pricing, limits: Limits, step_seconds: StepSeconds
+    fraction: float, pricing: Pricing, limits: Limits, step_seconds: StepTimeFunction
 ) -> float:
     """Return the smallest share of the batch sizes that fit with which full batches reach a part of the throughput.
 
@@ -284,7 +284,7 @@ def share_within(
     return float(shares[reaching.index(True)])
 
 
-def check_min_steps(min_steps: int, lengths: Lengths, dealing: Dealing) -> None:
+def check_min_steps(min_steps: int, lengths: Lengths, dealing: RankSplit) -> None:
     """Raise UsageError if not even batches of one make so many optimizer steps."""
     if fewest_batches(min_steps, dealing) <= lengths.count:
         return
@@ -298,7 +298,7 @@ def check_min_steps(min_steps: int, lengths: Lengths, dealing: Dealing) -> None:
     )
 
 
-def fewest_batches(min_steps: int, dealing: Dealing) -> int:
+def fewest_batches(min_steps: int, dealing: RankSplit) -> int:
     """Return the fewest batches of an epoch, over all ranks, that make so many optimizer steps."""
     return (min_steps - 1) * dealing.world_size * dealing.accumulate + 1
 

@@ -40,7 +40,7 @@ from batchtune.buckets.current import (
     own_current,
 )
 from batchtune.buckets.current_settings import YOURS
-from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
+from batchtune.buckets.epoch_cost import Pricing, TimedRow, with_equals
 from batchtune.buckets.packed import (
     Packing,
     sweep_packers,
@@ -51,7 +51,7 @@ from batchtune.buckets.same_step import OwnSteps, kept, same_step_rows
 from batchtune.buckets.strategies import PACKED, STRATEGIES, Problem, sizes_up_to
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import (
     Costs,
     ProvenBy,
@@ -145,7 +145,7 @@ def run_sweep(
             "Add --max-tokens N, or probe a workload that packs.",
         )
     limit = needed_limit(known, costs, folder)
-    dealing = Dealing(
+    dealing = RankSplit(
         world_size=settings.world_size or costs.world_size,
         accumulate=settings.accumulate or costs.accumulate,
     )
@@ -264,7 +264,7 @@ def sweep(
         max_batch_size=settings.max_batch_size or costs.max_batch_size,
     )
     fitting = _limits(lengths, max_batch_length, settings, costs)
-    dealing = Dealing(
+    dealing = RankSplit(
         world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
     )
     own = OwnSteps.of(current, dealing)
@@ -307,7 +307,7 @@ def sweep(
     limits = _limits(lengths, max_batch_length, settings, costs)
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     priced = []
-    of_steps: Iterator[Priced] = iter(())
+    of_steps: Iterator[TimedRow] = iter(())
     if keep == "same":
         if own is None:
             raise UsageError(
@@ -452,7 +452,7 @@ def _limits(
 
 def _rows(
     pricing: Pricing, limits: Limits, settings: SweepSettings
-) -> Iterator[Priced]:
+) -> Iterator[TimedRow]:
     problems = {sizing: _problem(pricing, limits, sizing) for sizing in limits.sizings}
     for name in settings.strategies:
         # `run_sweep` compares packers.
@@ -528,7 +528,7 @@ def _with_current(
     pricing: Pricing,
     limits: Limits,
     fitting: Limits,
-    priced: Sequence[Priced],
+    priced: Sequence[TimedRow],
 ) -> Sweep:
     """Return the sweep with the user's own settings as a row, whose batches are padded as they come.
 

@@ -43,7 +43,7 @@ AnyLengths = TypeVar("AnyLengths")
 AnyValue = TypeVar("AnyValue")
 
 Kept = Literal["same", "steps", "nothing"]
-Task = Literal["causal-lm", "sequence-classification", "ctc", "speech-seq2seq"]
+ModelTask = Literal["causal-lm", "sequence-classification", "ctc", "speech-seq2seq"]
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 BUCKETS = "Bucket tables"
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
@@ -363,7 +363,7 @@ class WorkloadOptions:
         "W",
     )
     task: Annotated[
-        Task | None,
+        ModelTask | None,
         option(
             "For transformers: causal-lm, sequence-classification, ctc or speech-seq2seq. Its examples are random. "
             "--set takes TrainingArguments, such as bf16=true, and lora=RANK.",

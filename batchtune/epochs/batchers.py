@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from batchtune.epochs.layout import (
     EXAMPLES,
-    Cut,
-    Dealing,
-    Drawing,
+    EpochBatches,
     Indices,
     Layout,
+    RankSplit,
+    ShuffleKey,
     deal,
     index_dtype,
     lay_out,
@@ -121,11 +121,11 @@ class Batcher(ABC):
     """A data set that can be cut into the batches of any epoch."""
 
     @abstractmethod
-    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+    def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, cut into as many batches in every epoch: trainers ask for their number once."""
 
     @abstractmethod
-    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+    def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the number of batches of each rank, without cutting an epoch if possible."""
 
 
@@ -141,7 +141,7 @@ class BucketBatcher(Batcher):
         self._counts = np.bincount(buckets, minlength=batch_sizes.size)
         self._batch_sizes = batch_sizes
 
-    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+    def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, cut bucket by bucket.
 
         Shuffling each bucket gives the same distribution as shuffling all examples and then sorting them into buckets,
@@ -149,14 +149,14 @@ class BucketBatcher(Batcher):
         """
         layout = lay_out(self._counts, self._batch_sizes, dealing)
         if not drawing.shuffle:
-            return Cut(self._order, layout)
+            return EpochBatches(self._order, layout)
         random = drawing.stream(EXAMPLES)
         order: Indices = self._order.copy()
         for bucket in np.split(order, np.cumsum(self._counts)[:-1]):
             random.shuffle(bucket)
-        return Cut(order, layout)
+        return EpochBatches(order, layout)
 
-    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+    def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the number of batches of each rank."""
         return lay_out(self._counts, self._batch_sizes, dealing).batches_per_rank
 
@@ -167,10 +167,12 @@ class ReshuffledBatcher(Batcher):
     def __init__(self, count: int) -> None:
         """Take so many examples."""
         self._count = count
-        self._per_rank: dict[tuple[int, bool, Dealing], int] = {}
-        self._first_steps: dict[tuple[Drawing, Dealing], tuple[Indices, Layout]] = {}
+        self._per_rank: dict[tuple[int, bool, RankSplit], int] = {}
+        self._first_steps: dict[
+            tuple[ShuffleKey, RankSplit], tuple[Indices, Layout]
+        ] = {}
 
-    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+    def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, cut pool by pool.
 
         An epoch with fewer batches than others has its largest ones split in two; one with more is reshuffled. With
@@ -191,7 +193,7 @@ class ReshuffledBatcher(Batcher):
                 break
         return self._dealt(examples, steps, wanted)
 
-    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+    def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the most batches of the first three epochs, with `drop_last` the fewest."""
         plan = (drawing.seed, drawing.shuffle, dealing)
         if plan not in self._per_rank:
@@ -210,13 +212,13 @@ class ReshuffledBatcher(Batcher):
         """Return the number of batches of each rank that a shuffle makes."""
         return steps_per_rank(steps)
 
-    def _dealt(self, examples: Indices, steps: Layout, per_rank: int) -> Cut:
+    def _dealt(self, examples: Indices, steps: Layout, per_rank: int) -> EpochBatches:
         """Return the batches of the ranks, so many each."""
         dealt = deal(steps, per_rank)
-        return Cut(examples, replace(dealt, most_per_rank=per_rank))
+        return EpochBatches(examples, replace(dealt, most_per_rank=per_rank))
 
     @abstractmethod
-    def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
+    def _steps(self, drawing: ShuffleKey, dealing: RankSplit) -> tuple[Indices, Layout]:
         """Return the examples of a shuffle, and its batches or, with `same_bucket`, its steps of all ranks."""
 
 
@@ -238,7 +240,7 @@ class PoolBatcher(ReshuffledBatcher):
         self._batching = batching
         self._pools = batching.pools_of(lengths.size)
 
-    def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
+    def _steps(self, drawing: ShuffleKey, dealing: RankSplit) -> tuple[Indices, Layout]:
         """Return the examples, and the pools' batches, or with `same_bucket` those of all ranks of a step in one."""
         count = self._count
         overhead = self._batching.batch_overhead
@@ -297,7 +299,7 @@ class StepBatcher(Batcher):
         self._lengths = lengths
         self._batching = batching
 
-    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+    def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, step by step; the micro-batches of a step stay together."""
         batching = self._batching
         assert batching.pool_size is not None
@@ -323,7 +325,7 @@ class StepBatcher(Batcher):
         limiting = self._batching.table.assign(
             np.array([self._lengths[batch].max() for batch in batches])
         )
-        return Cut(
+        return EpochBatches(
             np.concatenate(batches),
             Layout(
                 np.cumsum(sizes) - sizes,
@@ -337,7 +339,7 @@ class StepBatcher(Batcher):
             ),
         )
 
-    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+    def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the number of micro-batches of each rank."""
         return self.cut(drawing, dealing).layout.batches_per_rank
 

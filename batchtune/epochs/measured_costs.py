@@ -27,7 +27,7 @@ from batchtune.trust import (
 )
 
 _UNLIMITED = 2**53
-Sizes: TypeAlias = Callable[[FloatArray], IntArray]
+SizeFunction: TypeAlias = Callable[[FloatArray], IntArray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +111,7 @@ class Frontier:
 
 
 def largest_max_batch_length(
-    frontier: Sizes, histogram: Histogram, max_batch_size: int | None = None
+    frontier: SizeFunction, histogram: Histogram, max_batch_size: int | None = None
 ) -> float:
     """Return the largest M such that for every distinct length u max(1, int(M / u)) examples of length u fit.
 
@@ -168,7 +168,7 @@ _GROUPS = 1024
 _BUCKETS = 16
 JointSizes: TypeAlias = Callable[[FloatArray, FloatArray], IntArray]
 ProvenBy: TypeAlias = Callable[[float, int], "int | None"]
-StepSeconds: TypeAlias = Callable[..., FloatArray]
+StepTimeFunction: TypeAlias = Callable[..., FloatArray]
 """Batch sizes, longest lengths and (if any) longest target lengths → seconds of one training step, by element."""
 
 BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
@@ -241,16 +241,16 @@ class Costs:
         script: What was learned of an unchanged script that pads.
     """
 
-    frontier: Sizes | None = None
-    continued_frontier: Sizes | None = None
-    step_seconds: StepSeconds | None = None
+    frontier: SizeFunction | None = None
+    continued_frontier: SizeFunction | None = None
+    step_seconds: StepTimeFunction | None = None
     device_name: str | None = None
     world_size: int = 1
     accumulate: int = 1
     max_batch_size: int | None = None
     warnings: tuple[str, ...] = ()
     joint_frontier: JointSizes | None = None
-    proven: Sizes | None = None
+    proven: SizeFunction | None = None
     joint_proven: JointSizes | None = None
     joint_lengths: FloatArray = field(default_factory=lambda: np.empty(0))
     proven_by: ProvenBy | None = None
@@ -460,7 +460,7 @@ class TypicalTargets:
 
 
 def batch_seconds(
-    step_seconds: StepSeconds,
+    step_seconds: StepTimeFunction,
     targets: TypicalTargets | None,
     above: Callable[[FloatArray], FloatArray] | None = None,
 ) -> BatchCost:

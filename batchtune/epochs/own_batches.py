@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.epochs.layout import ON_ONE_RANK, Cut, Layout
+from batchtune.epochs.layout import ON_ONE_RANK, EpochBatches, Layout
 from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import BatchShape, OwnBatches, TrainingStep
@@ -101,10 +101,12 @@ def _kept(padded_lengths: FloatArray) -> IntArray:
     return kept
 
 
-def _cut(epoch: IntArray, count: int) -> Cut:
+def _cut(epoch: IntArray, count: int) -> EpochBatches:
     """Return the batches of an epoch, shape (2, examples): the number of its batch, and the example."""
     batches, examples = epoch
     sizes = np.bincount(batches)
     none = np.zeros_like(sizes)
     starts = np.cumsum(sizes) - sizes
-    return Cut(examples, Layout(starts, sizes, none, none > 0, ON_ONE_RANK, count))
+    return EpochBatches(
+        examples, Layout(starts, sizes, none, none > 0, ON_ONE_RANK, count)
+    )

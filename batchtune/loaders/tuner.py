@@ -62,7 +62,7 @@ class LoaderProgress:
     seconds: float | None = None
 
 
-OnProgress = Callable[[LoaderProgress], None]
+OnLoaderProgress = Callable[[LoaderProgress], None]
 
 
 def run_loader_tuning(
@@ -70,7 +70,7 @@ def run_loader_tuning(
     folder: Path,
     *,
     force: bool = False,
-    on_progress: OnProgress,
+    on_progress: OnLoaderProgress,
 ) -> LoaderTuning:
     """Tune the loader against the step of a run folder, and write `loader.json` there.
 
@@ -112,7 +112,7 @@ class Tuner:
         settings: LoaderSettings,
         runner: LoaderRunner,
         folder: Path,
-        on_progress: OnProgress,
+        on_progress: OnLoaderProgress,
     ) -> None:
         self._settings = settings
         self._runner = runner

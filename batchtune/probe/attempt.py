@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from batchtune.probe.devices import Meter
 from batchtune.probe.failures import (
-    Verdict,
+    OomVerdict,
     at_recompile_limit,
     compilations,
     noting_ooms,
@@ -85,7 +85,7 @@ class Attempt:
     caught: list[str] = field(default_factory=list)
     stage: Stage | None = None
     error: str | None = None
-    verdict: Verdict | None = None
+    verdict: OomVerdict | None = None
     traceback: str | None = None
     leak: str | None = None
 

@@ -24,7 +24,7 @@ _SCATTER = 0.03
 
 
 @dataclass(slots=True)
-class Task:
+class SearchTask:
     """The goal of a search: the data, the memory, and the steps that were run in turns so far."""
 
     lengths: Lengths
@@ -44,7 +44,7 @@ class Knowledge(Outcomes):
 
     def __init__(
         self,
-        task: Task,
+        task: SearchTask,
         trials: Sequence[Trial],
     ) -> None:
         alone = [trial for trial in trials if not trial.shuffled]
@@ -251,10 +251,10 @@ class Knowledge(Outcomes):
         peaks = [(size, self.peaks.highest(anchor.shape(size))) for size in ran]
         given_up = sum(trial.confirmation for trial in failures.values())
         cap = self.cap(anchor)
-        surely = self._proven.largest_beyond(
+        implied_low = self._proven.largest_beyond(
             *anchor.arrays, self._proven.elsewhere(anchor)
         )[0]
-        hardly = self._out_of_reach.smallest_below(
+        implied_high = self._out_of_reach.smallest_below(
             *anchor.arrays, self._out_of_reach.elsewhere(anchor)
         )[0]
         return Bracket(
@@ -262,7 +262,7 @@ class Knowledge(Outcomes):
             cap=cap,
             passed=passed,
             ran=max(ran, default=0),
-            tight=min((size for size in ran if size > passed), default=None),
+            over_margin=min((size for size in ran if size > passed), default=None),
             failed=failed,
             failed_by=None
             if failed is None
@@ -274,8 +274,8 @@ class Knowledge(Outcomes):
             peaks=tuple(
                 (size, float(peak)) for size, peak in peaks if peak is not None
             ),
-            surely=0 if self.is_contradicted else min(int(surely), cap),
-            hardly=None if np.isinf(hardly) else int(hardly),
+            implied_low=0 if self.is_contradicted else min(int(implied_low), cap),
+            implied_high=None if np.isinf(implied_high) else int(implied_high),
             step=step_at(passed or failed or 1, self.tolerance) << max(0, given_up - 1),
         )
 
@@ -341,12 +341,15 @@ class Knowledge(Outcomes):
             at_an_end = (
                 bracket.ran >= bracket.cap or bracket.failed is not None or not is_end
             )
-            if bracket.tight == 1 and at_an_end:
+            if bracket.over_margin == 1 and at_an_end:
                 return "memory"
             return None
         if bracket.failed is not None and bracket.failed - bracket.passed <= step:
             return bracket.failed_by
-        if bracket.tight is not None and bracket.tight - bracket.passed <= step:
+        if (
+            bracket.over_margin is not None
+            and bracket.over_margin - bracket.passed <= step
+        ):
             if not is_end or bracket.ran >= bracket.cap:
                 return "memory"
             # Less than one step above the margin is not worth a search.

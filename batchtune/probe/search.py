@@ -20,7 +20,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.bounds import Anchor, Shapes, ladder
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.guess import next_batch_size
-from batchtune.probe.knowledge import Knowledge, Task
+from batchtune.probe.knowledge import Knowledge, SearchTask
 from batchtune.probe.margin import Peaks
 from batchtune.probe.messages import IgnoresShape, NothingFits, SingleFails, TooLong
 from batchtune.probe.outcomes import Outcomes
@@ -60,7 +60,7 @@ class FrontierSearch:
             settings.tolerance,
             min(lengths.count, settings.max_batch_size or lengths.count),
         )
-        self.task = Task(lengths, settings, limit_bytes, rungs)
+        self.task = SearchTask(lengths, settings, limit_bytes, rungs)
         self._lengths = lengths
         self._num_lengths = min(settings.num_lengths, lengths.histogram.lengths.size)
         self._refine = refine

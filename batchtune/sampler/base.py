@@ -20,9 +20,9 @@ from batchtune.arguments import whole
 from batchtune.epochs.batchers import Batcher, Batching
 from batchtune.epochs.layout import (
     ORDERINGS,
-    Dealing,
-    Drawing,
     Ordering,
+    RankSplit,
+    ShuffleKey,
     drawn,
     dropped_examples,
 )
@@ -222,14 +222,14 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             yield batch
         now.running = False
 
-    def _plan(self, epoch: int) -> tuple[Drawing, Dealing]:
-        drawing = Drawing(
+    def _plan(self, epoch: int) -> tuple[ShuffleKey, RankSplit]:
+        drawing = ShuffleKey(
             shuffle=self.shuffle,
             ordering=self.batch_ordering,
             seed=self.seed,
             epoch=epoch,
         )
-        return drawing, Dealing(
+        return drawing, RankSplit(
             world_size=self.world_size,
             same_bucket=self.same_bucket,
             drop_last=self.drop_last,

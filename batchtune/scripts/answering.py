@@ -25,7 +25,7 @@ from batchtune.probe.requests import (
     Prepare,
     Ran,
     Ready,
-    Run,
+    RunTrial,
 )
 from batchtune.results import BatchShape, Script, StepGradient, Twin
 from batchtune.results.devices import WRONG_TWINS
@@ -87,7 +87,7 @@ class ScriptWorker(RankWorker):
             pyarrow.parquet.write_table(table, stream, compression="zstd")
         return Described(loader=described(loader))
 
-    def _run(self, request: Run) -> Ran:
+    def _run(self, request: RunTrial) -> Ran:
         """Run a trial or a single step; after a failure the script starts anew, unless it goes on by itself."""
         ran = super()._run(request)
         goes_on = ran.trial.flushed or (ran.trial.caught and self._goes_on)

@@ -18,7 +18,7 @@ from batchtune.results import BatchShape
 from batchtune.scripts.following import NAME_THEM, Leaves, followed_sizes
 from batchtune.scripts.packed_rows import batches_of, is_offsets, packed_row
 from batchtune.scripts.per_unit import Scale, scale_by_rows
-from batchtune.scripts.relations import Place, Relation, Unclear
+from batchtune.scripts.relations import LeafAxis, Relation, Unclear
 from batchtune.scripts.trees import flatten, measures, rebuilt
 
 Collate = Callable[[list[Any]], Any]
@@ -275,7 +275,7 @@ NO_TARGETS = (
 )
 
 
-def _pair(seen: Leaves, place: Place) -> tuple[float, float]:
+def _pair(seen: Leaves, place: LeafAxis) -> tuple[float, float]:
     """Return a size in the batch of the shortest example, and in that of it and three of the longest."""
     path, key = place
     shortest, mixed = (measures(leaf)[key] for leaf in seen[path])

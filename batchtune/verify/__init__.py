@@ -59,7 +59,7 @@ class VerifyProgress:
     device: Device
 
 
-OnProgress = Callable[[VerifyProgress], None]
+OnVerifyProgress = Callable[[VerifyProgress], None]
 
 
 def run_verify(
@@ -68,7 +68,7 @@ def run_verify(
     folder: Path,
     *,
     on_note: Callable[[str], None],
-    on_progress: OnProgress,
+    on_progress: OnVerifyProgress,
     nodes: Nodes | None = None,
     deadline: float = math.inf,
 ) -> Verification:
@@ -103,7 +103,7 @@ def verify(
     plan: VerifyPlan,
     workload: WorkloadRecord,
     *,
-    on_progress: OnProgress,
+    on_progress: OnVerifyProgress,
     deadline: float = math.inf,
 ) -> Verification:
     """Run the planned batches, one step after the other, until the deadline on the monotonic clock; and judge them.
@@ -139,7 +139,7 @@ class _Runner:
     stepper: Measurer
     workload: str
     device: Device
-    on_progress: OnProgress
+    on_progress: OnVerifyProgress
     deadline: float
     enough_at: float = math.inf  # shuffled batches then end, once the fewest have run
     done: DoneSteps = field(default_factory=DoneSteps)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from batchtune import BucketBatchSampler
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
@@ -33,7 +33,7 @@ PROBED = Costs(
 
 
 def epochs_of(
-    table: BucketTable | Row, values: FloatArray, dealing: Dealing, number: int
+    table: BucketTable | Row, values: FloatArray, dealing: RankSplit, number: int
 ) -> Iterator[list[list[list[int]]]]:
     """The batches that each rank's sampler makes, epoch by epoch."""
     samplers = [

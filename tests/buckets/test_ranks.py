@@ -7,7 +7,7 @@ import pytest
 from buckets.speech import epochs_of
 
 from batchtune.buckets.epoch_cost import Pricing
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths
 
@@ -53,7 +53,7 @@ def really_dealt(table, dealing):
 def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket):
     boundaries = np.quantile(PROMPTS, np.arange(1, 11) / 10)
     table = BucketTable(boundaries, batch_sizes_for(boundaries, 16_000))
-    dealing = Dealing(world_size=8, same_bucket=same_bucket)
+    dealing = RankSplit(world_size=8, same_bucket=same_bucket)
     time = estimated(CHAT, table, dealing)
     real = really_dealt(table, dealing)
     assert time.seconds == pytest.approx(real, rel=0.02)
@@ -62,7 +62,7 @@ def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket):
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_batches_that_all_take_as_long_never_wait(accumulate):
-    dealing = Dealing(world_size=8, accumulate=accumulate)
+    dealing = RankSplit(world_size=8, accumulate=accumulate)
     table = BucketTable.of([5], [10])
     ranks = estimated(Lengths.of([5.0] * 240), table, dealing).ranks
     assert ranks is not None

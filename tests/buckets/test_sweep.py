@@ -16,7 +16,7 @@ from report_records import forced_probe
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import run_sweep, sweep
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import Costs, Frontier
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
@@ -260,7 +260,7 @@ def test_sizes_beyond_the_longest_shrink_and_are_unproven():
     [(1, False), (2, False), (2, True), (8, False), (64, True)],
 )
 def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size, same_bucket):
-    dealing = Dealing(world_size=world_size, same_bucket=same_bucket)
+    dealing = RankSplit(world_size=world_size, same_bucket=same_bucket)
     values = SPEECH
     chosen = SweepSettings(
         strategies=("optimal", "linear"),

@@ -20,7 +20,7 @@ from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import optimal_boundaries
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import Dealing, Drawing, shapes_of
+from batchtune.epochs.layout import RankSplit, ShuffleKey, shapes_of
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
@@ -136,8 +136,8 @@ def drawn_trial(size, length, seconds, noise, random):
 @cache
 def one_epoch():
     """Sizes and longest lengths of the batches of one epoch."""
-    cut = Batching(TABLE).batcher(VALUES).cut(Drawing(seed=1), Dealing())
-    shapes = shapes_of(cut, Drawing(seed=1), VALUES)
+    cut = Batching(TABLE).batcher(VALUES).cut(ShuffleKey(seed=1), RankSplit())
+    shapes = shapes_of(cut, ShuffleKey(seed=1), VALUES)
     return shapes.batch_sizes.astype(float), shapes.lengths
 
 

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing, Drawing
+from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey
 from batchtune.epochs.table import BucketTable
 
-IN_ORDER = Drawing(shuffle=False)
+IN_ORDER = ShuffleKey(shuffle=False)
 
 
 def batching_of(sizes, pool_size, overhead=None):
@@ -65,7 +65,7 @@ def test_without_rests_all_batches_are_full(lengths, sizes, pool_size, drawing):
     batching = batching_of(sizes, pool_size, 10.0)
     whole = {pool.size for pool in pool_slices(lengths, batching)}
     for batch in batches_of_all_ranks(
-        lengths, batching, Dealing(drop_last=True), drawing
+        lengths, batching, RankSplit(drop_last=True), drawing
     )[1][0]:
         assert len(batch) == fits(batching, lengths[batch].max()) or len(batch) in whole
 
@@ -75,7 +75,7 @@ def test_without_rests_all_batches_are_full(lengths, sizes, pool_size, drawing):
 def test_ranks_have_neighbours_of_a_pool_with_same_bucket(
     lengths, batching, world_size, drawing
 ):
-    dealing = Dealing(world_size=world_size, same_bucket=True)
+    dealing = RankSplit(world_size=world_size, same_bucket=True)
     for step in zip(
         *batches_of_all_ranks(lengths, batching, dealing, drawing)[1], strict=True
     ):

@@ -9,7 +9,7 @@ import pytest
 
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import tally
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing, Drawing
+from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey
 from batchtune.epochs.simulation import (
     Mates,
     effective_buckets,
@@ -31,16 +31,16 @@ def of_table(lengths, table, dealing=ON_ONE_RANK):
 
 def epochs_of(values, batching, epochs, dealing=ON_ONE_RANK):
     batcher = batching.batcher(values)
-    return [batcher.cut(Drawing(epoch=epoch), dealing) for epoch in range(epochs)]
+    return [batcher.cut(ShuffleKey(epoch=epoch), dealing) for epoch in range(epochs)]
 
 
 @pytest.mark.parametrize(
     "dealing",
     [
         ON_ONE_RANK,
-        Dealing(world_size=4),
-        Dealing(world_size=4, same_bucket=True),
-        Dealing(drop_last=True),
+        RankSplit(world_size=4),
+        RankSplit(world_size=4, same_bucket=True),
+        RankSplit(drop_last=True),
     ],
 )
 def test_expectations_of_tables_are_what_epochs_show(dealing):

@@ -8,7 +8,7 @@ import pytest
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing, Drawing, shapes_of
+from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey, shapes_of
 from batchtune.epochs.measured_costs import Costs, TypicalTargets, batch_seconds
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
@@ -34,7 +34,7 @@ def of_targets(
 
 def batches_of_one_epoch(seed):
     """Sizes, longest lengths and longest targets of the batches of a shuffled epoch."""
-    drawing = Drawing(seed=seed)
+    drawing = ShuffleKey(seed=seed)
     cut = Batching(TABLE).batcher(PROMPTS).cut(drawing, ON_ONE_RANK)
     shapes = shapes_of(cut, drawing, PROMPTS, ANSWERS)
     assert shapes.targets is not None
@@ -59,7 +59,7 @@ def test_an_epochs_estimate_is_what_its_real_batches_take(drop_last):
         if drop_last:
             seconds = seconds[np.isin(batches[0], TABLE.batch_sizes)]
         real.append(seconds.sum())
-    estimate = estimated_seconds(Dealing(drop_last=drop_last))
+    estimate = estimated_seconds(RankSplit(drop_last=drop_last))
     assert estimate == pytest.approx(np.mean(real), rel=0.02)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchtune.loaders.protocol import Open, Opened, Reply, Take, Taken
+from batchtune.loaders.protocol import LoaderReply, Open, Opened, Take, Taken
 from batchtune.processes.worker import Failed, Nursery
 
 USERS = Path(__file__).parents[1] / "loaders" / "loaders_of_users.py"
@@ -46,7 +46,7 @@ def test_batches_arrive_as_they_were_made(pinned, context):
         "pin_memory": pinned,
         "multiprocessing_context": context,
     }
-    nursery = Nursery("batchtune.loaders.worker", Reply, {})
+    nursery = Nursery("batchtune.loaders.worker", LoaderReply, {})
     try:
         opened, there = epoch(nursery, "cuda:0", arguments)
         _, here = epoch(nursery, "cpu", {"num_workers": 2})

@@ -13,7 +13,7 @@ from loader_workers import end_loader_workers
 from verify.made_stepper import made_config
 
 from batchtune.exports.run_configs import render_sampler_yaml
-from batchtune.loaders.protocol import Open, Opened, Reply, Take, Taken
+from batchtune.loaders.protocol import LoaderReply, Open, Opened, Take, Taken
 from batchtune.loaders.worker import _Loaders, failed
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
 
@@ -72,7 +72,7 @@ class ProcessAsker(Asker):
     """Opens loaders in a worker process."""
 
     def __init__(self):
-        self.nursery = Nursery("batchtune.loaders.worker", Reply, {})
+        self.nursery = Nursery("batchtune.loaders.worker", LoaderReply, {})
 
     def open(self, *arguments, **asked):
         self.nursery.start_worker()

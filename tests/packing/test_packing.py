@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import batchtune
 from batchtune import TimeLaw
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.packing.figures import in_turn, row_of, simulated_row
 from batchtune.packing.packed import Packed
 from batchtune.packing.packers import PACKERS
@@ -203,7 +203,7 @@ def test_figures_are_those_of_the_micro_batches():
     lengths = [30, 10, 50, 20, 5, 5]
     budget = Budget(max_tokens=40, cut_at=40, time_law=LAW)
     packed = packed_lists([[0, 1], [2], [3, 4], [5]])
-    row = row_of_lists(packed, lengths, budget, Dealing(world_size=2))
+    row = row_of_lists(packed, lengths, budget, RankSplit(world_size=2))
     seconds = [
         30 + 40 + 100 + 4,
         30 + 40 + 160 + 2,
@@ -222,7 +222,7 @@ def test_figures_are_those_of_the_micro_batches():
 def test_figures_count_what_exceeds_the_cap():
     budget = Budget(max_tokens=40)
     packed = packed_lists([[0, 1], [2]])
-    row = row_of_lists(packed, [30, 11, 40], budget, Dealing())
+    row = row_of_lists(packed, [30, 11, 40], budget, RankSplit())
     assert (row.over_cap, row.largest_tokens) == (1, 41)
     # By FLOPs no time is known.
     assert row.estimated_epoch_seconds is None
@@ -248,7 +248,7 @@ def test_micro_batches_that_no_proof_contains_are_unproven():
                 for shape in shapes
             ]
         ).reshape(-1, 4)
-        row = row_of_lists(packed, lengths, budget, Dealing(), proofs)
+        row = row_of_lists(packed, lengths, budget, RankSplit(), proofs)
         assert row.unproven == unproven
 
 
@@ -257,7 +257,7 @@ def test_mates_meet_again_less_often_in_smaller_pools_than_one():
     budget = Budget(max_tokens=CAP)
     again = {}
     for pool_size in (200, 2000):
-        row = simulated_row(lengths, budget, pool_size, Dealing(world_size=4), seed=0)
+        row = simulated_row(lengths, budget, pool_size, RankSplit(world_size=4), seed=0)
         assert row.over_cap == 0 and row.slowest_rank < 1.02
         again[pool_size] = row.mates_again
     assert again[200] < again[2000] < 0.2

@@ -13,13 +13,13 @@ import batchtune
 from batchtune.probe import ranks as ranks_module
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.ranks import Ranks
-from batchtune.probe.requests import Hello, Ran, Run, Vote
+from batchtune.probe.requests import Hello, Ran, RunTrial, Vote
 from batchtune.probe.verdicts import cause_of
 from batchtune.processes.worker import OUTERMOST_FRAME, Failed, encode
 from batchtune.results import BatchShape, Trial
 
 SHAPE = BatchShape(4, 3.0)
-RUN = Run(shape=SHAPE)
+RUN = RunTrial(shape=SHAPE)
 TOKEN = "0123"
 
 

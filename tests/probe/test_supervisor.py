@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, lock_device
-from batchtune.probe.requests import Identified, Identify, Prepare, Ran, Ready, Run
+from batchtune.probe.requests import Identified, Identify, Prepare, Ran, Ready, RunTrial
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor, worker_program
 from batchtune.processes.worker import (
@@ -62,7 +62,7 @@ class MadeNursery:
         elif isinstance(request, Prepare):
             answer = self.ready
         else:
-            assert isinstance(request, Run)
+            assert isinstance(request, RunTrial)
             assert request.timeout_seconds == 15.0
             answer = self.answers.pop(0)
         if isinstance(answer, WorkerLost):
@@ -296,7 +296,7 @@ def worker():
 
 RAN = encode(ran(SHAPE)) + b"\n"
 IDENTIFIED = encode(Identified(device=CPU)) + b"\n"
-RUN = Run(shape=SHAPE)
+RUN = RunTrial(shape=SHAPE)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from made_devices import made_device
 from msgspec.structs import replace
 
 from batchtune.probe.failures import message_verdict
-from batchtune.probe.requests import Prepare, Ran, Ready, Run
+from batchtune.probe.requests import Prepare, Ran, Ready, RunTrial
 from batchtune.probe.verdicts import merged
 from batchtune.processes.worker import Failed
 from batchtune.results import BatchShape, ProbedWith, RankDevice, Trial
 
 SHAPE = BatchShape(4, 3.0)
-RUN = Run(shape=SHAPE, timeout_seconds=15.0)
+RUN = RunTrial(shape=SHAPE, timeout_seconds=15.0)
 PREPARE = Prepare(
     workload="w",
     options={},

@@ -17,7 +17,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from batchtune.lengths import RowLength
-from batchtune.probe.parameters import Training
+from batchtune.probe.parameters import TrainingCheck
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.requests import (
     Describe,
@@ -25,7 +25,7 @@ from batchtune.probe.requests import (
     Prepare,
     Ran,
     Ready,
-    Run,
+    RunTrial,
     ScriptRequest,
 )
 from batchtune.probe.session import Session
@@ -125,8 +125,8 @@ def test_a_failure_is_that_of_its_batch(monkeypatch, fail, catches, outcome, err
     loop = MadeScript(monkeypatch, train, small).measured()
     worker = worker_of(loop)
     worker._session = Session(fed_by(loop), StillMeter())
-    worker._training = Training()
-    before, failed = (worker.answer(Run(shape=shape)) for shape in (SMALL, LARGE))
+    worker._training = TrainingCheck()
+    before, failed = (worker.answer(RunTrial(shape=shape)) for shape in (SMALL, LARGE))
     assert isinstance(before, Ran) and isinstance(failed, Ran)
     assert (before.trial.outcome, before.renew) == ("ok", False)
     # The script starts anew: nothing is known of its state.
@@ -154,7 +154,7 @@ def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(monkeypatch, noting)
     loop = MadeScript(monkeypatch, train, small).measured()
     worker = worker_of(loop)
     worker._session = Session(fed_by(loop), StillMeter())
-    ran = worker.answer(Run(shape=LARGE, noting=noting))
+    ran = worker.answer(RunTrial(shape=LARGE, noting=noting))
     assert isinstance(ran, Ran)
     assert ran.trial.outcome == ("oom" if noting else "error")
     assert (ran.unexplained, ran.renew) == (not noting, True)
@@ -177,7 +177,7 @@ def test_a_step_that_a_script_skips_ran_out_of_memory(monkeypatch, goes_on):
     worker._goes_on = goes_on
     worker._session = Session(fed_by(loop, meter=meter), meter)
     failed, after = (
-        worker.answer(Run(shape=shape, single=True)) for shape in (LARGE, SMALL)
+        worker.answer(RunTrial(shape=shape, single=True)) for shape in (LARGE, SMALL)
     )
     assert isinstance(failed, Ran) and isinstance(after, Ran)
     assert (failed.trial.outcome, failed.renew) == ("oom", not goes_on)
@@ -205,7 +205,7 @@ def test_an_oom_that_ends_the_process_is_known_in_any_step():
 
 def test_a_script_that_hangs_is_a_timeout():
     hangs = Failed(message=TIMED_OUT, outcome="timeout")
-    ran = Launcher()._alone(hangs, Run(shape=LARGE))
+    ran = Launcher()._alone(hangs, RunTrial(shape=LARGE))
     assert isinstance(ran, Ran)
     trial = ran.trial
     assert (trial.shape, trial.outcome, trial.error) == (LARGE, "timeout", TIMED_OUT)

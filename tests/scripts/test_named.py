@@ -16,7 +16,7 @@ import pytest
 import torch
 from cli.conftest import run_here_in, write_lengths
 
-from batchtune.cli.options import ManifestOptions, Task, WorkloadOptions
+from batchtune.cli.options import ManifestOptions, ModelTask, WorkloadOptions
 from batchtune.errors import UsageError
 from batchtune.scripts.learning import Learned
 from batchtune.scripts.named import named_command, script_options
@@ -148,7 +148,7 @@ def made_model(tmp_path, monkeypatch, torchaudio_or_none, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("task", get_args(Task))
+@pytest.mark.parametrize("task", get_args(ModelTask))
 def test_a_model_of_transformers_trains(made_model, task):
     assert "train_loss" in made_model(task, "max_steps=2", "length=50")
 
