@@ -12,11 +12,11 @@ from batchtune.processes.worker import Nursery
 class SharedNursery(Nursery):
     """Stays for the next test, which needs not import PyTorch again; ends with the test process."""
 
-    def start_worker(self) -> None:
+    def start_worker(self):
         tiers.started.append("a worker of the shared nursery")
         super().start_worker()
 
-    def close(self) -> None:
+    def close(self):
         if (
             self._exit_code is None
             or self._process is None
@@ -24,7 +24,7 @@ class SharedNursery(Nursery):
         ):
             super().close()
 
-    def pids(self) -> set[int]:
+    def pids(self):
         """Its process."""
         return {self._process.pid} if self._process is not None else set()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace as changed
-from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +87,7 @@ def test_fewer_micro_batches_only_where_they_are_asked_for():
 
 
 def test_steps_are_cut_by_their_measured_times():
-    def step_seconds(sizes: Any, lengths: Any, targets: Any = None) -> Any:
+    def step_seconds(sizes, lengths, targets=None):
         return 0.01 + sizes * lengths * (1e-4 + 1e-4 * lengths)
 
     rows = []

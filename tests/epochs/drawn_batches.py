@@ -8,13 +8,11 @@ from hypothesis import strategies as st
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import (
     ORDERINGS,
-    EpochBatches,
     RankSplit,
     ShuffleKey,
     drawn,
 )
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray
 
 BOUNDARIES = np.array([5.0, 12.0, 30.0])
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=70).map(
@@ -46,9 +44,7 @@ DRAWINGS = st.builds(
 Batches = list[list[int]]
 
 
-def batches_of_all_ranks(
-    lengths: FloatArray, batching: Batching, dealing: RankSplit, drawing: ShuffleKey
-) -> tuple[EpochBatches, list[Batches]]:
+def batches_of_all_ranks(lengths, batching, dealing, drawing):
     """Returns an epoch's cut, and each rank's batches."""
     cut = batching.batcher(lengths).cut(drawing, dealing)
     order = drawn(cut, drawing, lengths)

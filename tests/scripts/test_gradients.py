@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,48 +13,46 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from batchtune.lengths import RowLength
-from batchtune.results import StepGradient
 from batchtune.results.devices import SAME_GRADIENT
 from batchtune.scripts.drawing import Drawn
-from batchtune.scripts.feeding import Loop
 from batchtune.scripts.gradients import Step, beyond, difference, step_gradient
 
 ACCUMULATION = 4
 LENGTHS = [3 + 29 * index % 40 for index in range(60)]
-ALONE: Any = SimpleNamespace(rank=0, world_size=1, agree=lambda wanted: wanted)
+ALONE = SimpleNamespace(rank=0, world_size=1, agree=lambda wanted: wanted)
 
 
-def tokens(index: int) -> torch.Tensor:
+def tokens(index):
     random = torch.Generator().manual_seed(index)
     return torch.randint(1, 20, (LENGTHS[index],), generator=random)
 
 
-def pad(examples: list[torch.Tensor]) -> torch.Tensor:
+def pad(examples):
     return pad_sequence(examples, True)
 
 
 class Tagger(nn.Module):
-    def __init__(self, *, dropout: float, batch_norm: bool) -> None:
+    def __init__(self, *, dropout, batch_norm):
         super().__init__()
         self.embed = nn.Embedding(20, 8)
         self.norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
         self.drop = nn.Dropout(dropout)
         self.score = nn.Linear(8, 20)
 
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch):
         hidden = self.norm(self.embed(batch).transpose(1, 2))
-        scores: torch.Tensor = self.score(self.drop(hidden.transpose(1, 2)))
+        scores = self.score(self.drop(hidden.transpose(1, 2)))
         return scores.transpose(1, 2)
 
 
-def by_contrast(model: Tagger, batch: torch.Tensor) -> torch.Tensor:
+def by_contrast(model, batch):
     weights = (batch > 0).unsqueeze(1) / (batch > 0).sum(1)[:, None, None]
     texts = nn.functional.normalize((model(batch) * weights).sum(2), dim=1)
     scores = 10 * texts @ texts.T
     return nn.functional.cross_entropy(scores, torch.arange(len(batch)))
 
 
-def loss_of(kind: str, model: Tagger, batch: torch.Tensor, total: int) -> torch.Tensor:
+def loss_of(kind, model, batch, total):
     """The loss of a micro-batch; `total` are the tokens of its step."""
     if kind == "in-batch negatives":
         return by_contrast(model, batch) / ACCUMULATION
@@ -71,9 +67,7 @@ def loss_of(kind: str, model: Tagger, batch: torch.Tensor, total: int) -> torch.
     return losses.sum() / total
 
 
-def measured(
-    patch: pytest.MonkeyPatch, kind: str, *, ahead: int = 0, closure: bool = False
-) -> tuple[StepGradient, bool]:
+def measured(patch, kind, *, ahead=0, closure=False):
     """What is found of a loop with such a loss, and whether its parameters are as they were."""
     torch.manual_seed(0)
     model = Tagger(
@@ -81,17 +75,15 @@ def measured(
     )
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
 
-    def train(loop: Loop, batches: Iterator[Any]) -> None:
-        held: list[torch.Tensor] = []
+    def train(loop, batches):
+        held = []
         while True:
             while len(held) < ACCUMULATION + ahead:
                 held += next(batches)
             step, held = held[:ACCUMULATION], held[ACCUMULATION:]
             total = sum(int((batch > 0).sum()) for batch in step)
 
-            def backward(
-                step: list[torch.Tensor] = step, total: int = total
-            ) -> torch.Tensor:
+            def backward(step=step, total=total):
                 optimizer.zero_grad()
                 losses = [loss_of(kind, model, batch, total) for batch in step]
                 whole = torch.stack(losses).sum()
@@ -105,7 +97,7 @@ def measured(
                 optimizer.step()
             loop.steps += 1
 
-    data: Any = [tokens(index) for index in range(len(LENGTHS))]
+    data = [tokens(index) for index in range(len(LENGTHS))]
     loader = DataLoader(data, 4, collate_fn=pad)
     loop = MadeScript(patch, train, loader).measured()
     drawn = Drawn(data, pad)
@@ -121,7 +113,7 @@ def measured(
     return found, same
 
 
-def is_same(change: float | None) -> bool | None:
+def is_same(change):
     return None if change is None else change <= SAME_GRADIENT
 
 

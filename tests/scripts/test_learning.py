@@ -5,7 +5,7 @@ import pytest
 import torch
 from made_data import CASES, padded
 
-from batchtune.scripts.learning import Axes, Learned, Unclear
+from batchtune.scripts.learning import AxisShape, Learned, Unclear
 from batchtune.scripts.trees import flatten, numeric, sizes
 
 BATCH_SIZES = [3, 4, 5, 3, 6, 4]
@@ -38,7 +38,7 @@ def of_columns(make, seed=0):
 
 
 def same_as_collated(case, learned):
-    axes = Axes(7, case.length, case.target_length)
+    axes = AxisShape(7, case.length, case.target_length)
     made = learned.sized(axes)
     seen = learned.axes_of(made)
     assert (seen.row, seen.target_length) == (axes.row, axes.target_length)
@@ -82,7 +82,7 @@ def test_batches_of_one_size_are_understood_unless_doubtful():
     batches = [
         {"x": torch.rand(8, n), "y": torch.randint(0, 9, (8,))} for n in sizes_seen
     ]
-    made = Learned.from_batches(batches).sized(Axes(3, 77))
+    made = Learned.from_batches(batches).sized(AxisShape(3, 77))
     assert made["x"].shape == (3, 77) and made["y"].shape == (3,)
     with pytest.raises(
         Unclear, match=r"every batch has 8 rows: .* \(heads \(value\)\)"
@@ -100,7 +100,7 @@ def test_a_size_that_may_follow_the_length_is_unclear():
         Learned.from_batches([batch(*shape) for shape in shapes])
     shapes = zip(BATCH_SIZES, [31, 93, 62, 93, 31, 42], strict=True)
     learned = Learned.from_batches([batch(*shape) for shape in shapes])
-    assert sizes(learned.sized(Axes(2, 99))["mask"]) == (2, 33)
+    assert sizes(learned.sized(AxisShape(2, 99))["mask"]) == (2, 33)
 
 
 def test_a_batch_size_key_settles_a_tie():
@@ -111,7 +111,7 @@ def test_a_batch_size_key_settles_a_tie():
     with pytest.raises(Unclear, match=r"the first axis .* is not the same") as raised:
         Learned.from_batches(batches)
     assert "--batch-size-key" in str(raised.value.hint)
-    made = Learned.from_batches(batches, batch_size_key="x").sized(Axes(2, 60))
+    made = Learned.from_batches(batches, batch_size_key="x").sized(AxisShape(2, 60))
     assert made["x"].shape == (2, 60) and made["order"].shape == (60,)
 
 
@@ -136,7 +136,7 @@ def test_made_rows_have_no_padding(left, prompt):
                 "mask": side(masks, 0),
             }
         )
-    made = Learned.from_batches(batches).sized(Axes(3, 100))
+    made = Learned.from_batches(batches).sized(AxisShape(3, 100))
     assert made["mask"].all() and (made["ids"] >= 3).all()
     assert made["labels"].shape == (3, 100)
     assert made["mask"].shape == (3, 100 - prompt)
@@ -147,7 +147,7 @@ def test_lengths_of_batches_padded_to_a_multiple_are_whole():
         lengths = longest - torch.arange(rows)
         return {"x": torch.rand(rows, longest + -longest % 8), "lengths": lengths}
 
-    made = Learned.from_batches(of_columns(make)).sized(Axes(3, 304))
+    made = Learned.from_batches(of_columns(make)).sized(AxisShape(3, 304))
     assert made["x"].shape == (3, 304) and made["lengths"].tolist() == [304] * 3
 
 
@@ -172,7 +172,9 @@ def test_numbers_of_speakers_are_no_lengths():
     for seed in range(20):
         torch.manual_seed(seed)
         try:
-            made = Learned.from_batches(of_columns(make, seed)).sized(Axes(3, 5000))
+            made = Learned.from_batches(of_columns(make, seed)).sized(
+                AxisShape(3, 5000)
+            )
         except Unclear:
             continue
         assert made["speakers"].max() < 40

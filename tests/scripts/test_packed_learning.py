@@ -14,7 +14,7 @@ from made_data import column, packed, padded
 from batchtune.lengths import RowLength
 from batchtune.results import BatchShape
 from batchtune.scripts.drawing import Drawn
-from batchtune.scripts.learning import Axes, Learned, Unclear
+from batchtune.scripts.learning import AxisShape, Learned, Unclear
 from batchtune.scripts.packed_rows import packed_row
 
 Collate = Callable[[list[Any]], Any]
@@ -194,7 +194,7 @@ def test_whole_batches_that_are_packed_tell_their_rows(collate):
     learned = Learned.from_batches(batches)
     row = (152, 40, 40, 8)
     assert learned.packed
-    made = learned.sized(Axes.packed(row))
+    made = learned.sized(AxisShape.packed(row))
     assert same(made, collate(of_lengths(row)))
     assert learned.axes_of(made).row == row
 
