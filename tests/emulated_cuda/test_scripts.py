@@ -79,6 +79,7 @@ def test_recorded_peaks_are_those_of_the_training_gpu(emulated_cuda, tmp_path):
     assert len([peak for peak in plain if peak]) == 9
 
 
+@pytest.mark.timeout(900)
 def test_a_tuned_script_trains_without_running_out_of_memory(emulated_cuda, tmp_path):
     """On a device that the recommended batches fill: none of them is recorded as out of memory."""
     manifest = tmp_path / "lengths.jsonl"
