@@ -47,7 +47,7 @@ _NOT_TRAINING = re.compile(
 )
 _GIVE = "Write the number in the file, or give the settings as --current key=value,key=value."
 
-Keys = tuple[str, ...]
+KeyPath = tuple[str, ...]
 # A node of ruamel.yaml, which has no types of its own.
 Node = Any
 
@@ -118,10 +118,10 @@ def entries(mapping: Node) -> dict[str, Node]:
     return {key.value: value for key, value in mapping.value if is_scalar(key)}
 
 
-def walk(root: Node) -> Iterator[tuple[Keys, Node]]:
+def walk(root: Node) -> Iterator[tuple[KeyPath, Node]]:
     """Yield all nodes in order with their paths of keys and indices; an alias yields its node, not the content."""
     visited: set[int] = set()
-    waiting: list[tuple[Keys, Node]] = [((), root)]
+    waiting: list[tuple[KeyPath, Node]] = [((), root)]
     while waiting:
         path, node = waiting.pop()
         yield path, node
@@ -182,11 +182,11 @@ def product_of(numbers: Sequence[Any]) -> int | float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RecipeBlock:
     """A mapping in a recipe: the last of a chain of mappings from the document's top, and the keys that lead there."""
 
     chain: tuple[Node, ...]
-    keys: Keys
+    keys: KeyPath
 
     @property
     def node(self) -> Node:
@@ -234,7 +234,7 @@ class Recipe:
             )
         return cls(root, name)
 
-    def block_at(self, keys: Keys) -> Block | None:
+    def block_at(self, keys: KeyPath) -> RecipeBlock | None:
         """Return the mapping at a path of keys; None without one."""
         chain: list[Node] = [self.root]
         for key in keys:
@@ -242,18 +242,18 @@ class Recipe:
             if node is None or not is_mapping(node):
                 return None
             chain.append(node)
-        return Block(tuple(chain), keys)
+        return RecipeBlock(tuple(chain), keys)
 
-    def blocks_with(self, names: Collection[str]) -> list[Block]:
+    def blocks_with(self, names: Collection[str]) -> list[RecipeBlock]:
         """Return the mappings with any of these keys that are reached through mappings, each once despite aliases."""
-        blocks: dict[int, Block] = {}
+        blocks: dict[int, RecipeBlock] = {}
         for path, node in walk(self.root):
             block = self.block_at(path)
             if block is not None and block.has_any(names):
                 blocks.setdefault(id(node), block)
         return list(blocks.values())
 
-    def training_block(self, choose: str) -> Block | None:
+    def training_block(self, choose: str) -> RecipeBlock | None:
         """Return the settings of the sampler that a recipe trains with; None without any."""
         blocks = self.blocks_with(LIMITS)
         # References start from settings at the top: the block is what the sampler gets.
@@ -262,7 +262,7 @@ class Recipe:
             inner or [block for block in blocks if block.has_any(BUCKETS)], choose
         )
 
-    def stream_block(self, choose: str) -> Block | None:
+    def stream_block(self, choose: str) -> RecipeBlock | None:
         """Return the settings of the `dynamic_bucketed_batch` that a recipe trains with; None without any."""
         blocks = self.blocks_with(STREAM_LIMITS)
         return self.the_one_for_training(
@@ -270,8 +270,8 @@ class Recipe:
         )
 
     def the_one_for_training(
-        self, blocks: Sequence[Block], choose: str
-    ) -> Block | None:
+        self, blocks: Sequence[RecipeBlock], choose: str
+    ) -> RecipeBlock | None:
         """Return the block with `train` in its path, else the one not named for validation or test; None without any.
 
         If several are left, ResultError names them, and the option `choose`, which names one by its path of keys.
@@ -290,7 +290,7 @@ class Recipe:
             )
         return next(iter(training), None)
 
-    def check_block(self, block: Block) -> None:
+    def check_block(self, block: RecipeBlock) -> None:
         """Raise ResultError if a block's settings are not all in it."""
         if block.node.tag.startswith("!include") or "<<" in block.settings:
             raise self.wrong(
@@ -373,12 +373,12 @@ class Recipe:
         return scalar_value(node)
 
 
-def reference_path(reference: str) -> Keys:
+def reference_path(reference: str) -> KeyPath:
     """Return the path of `key[inner]` as hyperpyyaml reads it; attributes of objects count as the object."""
     return tuple(part.strip("]") for part in reference.split(".")[0].split("["))
 
 
-def is_validation(keys: Keys) -> bool:
+def is_validation(keys: KeyPath) -> bool:
     """Return whether a path of keys is named for validation or test."""
     words = re.split(r"[^A-Za-z]+", ".".join(keys))
     return any(_NOT_TRAINING.fullmatch(word) for word in words)

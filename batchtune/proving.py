@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from batchtune.exports.run_configs import (
     write_config,
 )
 from batchtune.lengths import Lengths
+from batchtune.probe.bounds import is_covered
 from batchtune.probe.flow import PROBE_SHARE
 from batchtune.reports import RunResults
 from batchtune.reports.measured import mismatch
@@ -94,12 +95,15 @@ class Prover:
         self, started: float, minutes: float | None
     ) -> tuple[Sweep, Verification | None]:
         """Probe and prove within these minutes, from `started` on the monotonic clock. Raises as these do."""
-        if minutes is None:
-            began = time.monotonic()
-            probed = self.probe(None, False)
-            return replace(self, probed_seconds=time.monotonic() - began).prove(probed)
-        probed = self.probe(minutes * PROBE_SHARE, False)
-        return replace(self, deadline=started + 60 * minutes).prove(probed)
+        prover = self
+        probe_minutes = None
+        if minutes is not None:
+            prover = replace(self, deadline=started + 60 * minutes)
+            probe_minutes = minutes * PROBE_SHARE
+        began = time.monotonic()
+        probed = self.probe(probe_minutes, False)
+        spent = time.monotonic() - began
+        return replace(prover, probed_seconds=spent).prove(probed)
 
     def prove(self, probe: Probe) -> tuple[Sweep, Verification | None]:
         """Return the sweep with its proof, and the last verification; None if no batches were run.
@@ -111,7 +115,7 @@ class Prover:
         ends = time.monotonic() + max(_ALL_TABLES_SECONDS, _ALL_TABLES * spent)
         if self.deadline is not None:
             ends = self.deadline
-        settings = self.verify or proof_settings(probe)
+        settings = self.verify or proof_settings(probe, spent)
         refuted: set[str] = set()
         verification = None
         for table in itertools.count(1):
@@ -158,8 +162,8 @@ class Prover:
     def _with_smaller_batches(
         self, probe: Probe, verification: Verification
     ) -> Probe | None:
-        """Rule out what failed, and continue the probe; None if it then finds nothing that fits."""
-        rule_out(self.folder, probe, verification.failures)
+        """Rule out what failed, and make all batches smaller; None if none is left then."""
+        rule_out(self.folder, probe, verification.failures[0])
         minutes = None
         if self.deadline is not None:
             minutes = max(0.0, self.deadline - time.monotonic()) / 60 + 1e-9
@@ -170,9 +174,9 @@ class Prover:
             return None
 
 
-def proof_settings(probe: Probe) -> VerifySettings:
-    """Return how much to run to prove the batches that a probe found."""
-    seconds = max(_FEWEST_SECONDS, _SHARE_OF_THE_PROBE * _spent(probe))
+def proof_settings(probe: Probe, spent_seconds: float) -> VerifySettings:
+    """Return how much to run to prove the batches that a probe has found in that time."""
+    seconds = max(_FEWEST_SECONDS, _SHARE_OF_THE_PROBE * spent_seconds)
     if probe.device.fragments:
         seconds = max(_FEWEST_SECONDS_OF_PAIRS, seconds)
     return VerifySettings(brief=True, seconds=seconds / 2)
@@ -211,39 +215,26 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
     )
 
 
-def rule_out(folder: Path, probe: Probe, failures: Iterable[VerifyFailure]) -> None:
-    """Journal each failure as one of the batch that was to prove it: no size can rest on that any more."""
+def rule_out(folder: Path, probe: Probe, failure: VerifyFailure) -> None:
+    """Journal the failure of a table as one of the batch at the limit that was to contain it."""
     with alone_in(folder):
         path = folder / TRIALS_FILE
-        trials = len(read_trials(path))
-        shapes: dict[BatchShape, VerifyFailure] = {}
-        for failure in failures:
-            shapes.setdefault(_proving(probe, failure), failure)
-        for index, (shape, failure) in enumerate(shapes.items(), trials):
-            error = f"in shuffled training, as {failure.shape}: {failure.error or failure.outcome}"
-            trial = Trial.of(
-                shape,
-                failure.outcome,
-                index=index,
-                error=error,
-                confirmation=True,
-                shuffled=True,
-            )
-            append_trial(path, trial)
+        trial = Trial.of(
+            _containing(probe, failure.shape),
+            failure.outcome,
+            index=len(read_trials(path)),
+            error=f"in shuffled training, as {failure.shape}: {failure.error or failure.outcome}",
+            confirmation=True,
+            shuffled=True,
+        )
+        append_trial(path, trial)
 
 
-def _proving(probe: Probe, failure: VerifyFailure) -> BatchShape:
-    """Return the smallest batch at the limit that contains a batch which failed, or that batch itself."""
+def _containing(probe: Probe, shape: BatchShape) -> BatchShape:
+    """Return the smallest batch at the limit that is this one or contains it; this one without such a batch."""
     points = (*probe.frontier, *probe.joint_frontier)
-    proofs = [
-        probe.trials[point.trial].shape for point in points if point.trial is not None
-    ]
-    covering = [
-        shape
-        for shape in proofs
-        if shape == failure.shape or shape.contains(failure.shape)
-    ]
-    return min(covering, key=lambda shape: shape.padded_length, default=failure.shape)
+    covering = [point.shape for point in points if is_covered(shape, [point.shape])]
+    return min(covering, key=lambda other: other.padded_length, default=shape)
 
 
 def mark_proven(folder: Path, verification: Verification) -> None:

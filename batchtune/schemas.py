@@ -29,7 +29,7 @@ from batchtune.results import (
 )
 
 
-class Described(NamedTuple):
+class DescribedFile(NamedTuple):
     """The record in a file, the name of the file, and what it holds."""
 
     record: type[Record]
@@ -38,63 +38,65 @@ class Described(NamedTuple):
 
 
 SCHEMAS = {
-    "run": Described(Run, "run.json", "the conditions of a run folder's trials"),
-    "probe": Described(
+    "run": DescribedFile(Run, "run.json", "the conditions of a run folder's trials"),
+    "probe": DescribedFile(
         Probe, "probe.json", "what fits on the device, and what a batch costs"
     ),
-    "sweep": Described(
+    "sweep": DescribedFile(
         Sweep, "sweep.json", "the bucket tables compared, and the recommended one"
     ),
-    "stream": Described(
+    "stream": DescribedFile(
         StreamSweep,
         "stream.json",
         "the ways to batch a stream compared, and the recommended one",
     ),
-    "stream-config": Described(
+    "stream-config": DescribedFile(
         StreamConfig,
         "stream.yaml",
         "the recommendation for a stream; YAML with this content",
     ),
-    "loader": Described(
+    "loader": DescribedFile(
         LoaderTuning,
         "loader.json",
         "the settings of a data loader compared, and the recommended one",
     ),
-    "loader-config": Described(
+    "loader-config": DescribedFile(
         LoaderConfig, "loader.yaml", "the recommended arguments of a loader; YAML"
     ),
-    "verify": Described(
+    "verify": DescribedFile(
         Verification, "verify.json", "what running the recommended batches showed"
     ),
-    "trials": Described(
+    "trials": DescribedFile(
         Trial, "trials.jsonl, each line", "one batch shape that was measured"
     ),
-    "training": Described(
+    "training": DescribedFile(
         TrainingStart, "training.jsonl, first line", "the start of a recording"
     ),
-    "training-step": Described(
+    "training-step": DescribedFile(
         TrainingStep, "training.jsonl, each further line", "one step of a training"
     ),
-    "sampler": Described(
+    "sampler": DescribedFile(
         SamplerConfig,
         "sampler.yaml",
         "the recommendation; YAML with the same content as JSON",
     ),
-    "packed-sampler": Described(
+    "packed-sampler": DescribedFile(
         PackedConfig,
         "sampler.yaml of a training that packs",
         "the recommended packer; YAML with the same content as JSON",
     ),
-    "report": Described(
+    "report": DescribedFile(
         Report,
         "report --format json, tune --json",
         "the summary of a run, and its result files",
     ),
-    "export": Described(
+    "export": DescribedFile(
         Exported, "export --json", "the recommendation as another framework's config"
     ),
-    "scan": Described(Scan, "scan --json", "what the lengths of a data set look like"),
-    "doctor": Described(Doctor, "doctor --json", "what a machine offers"),
+    "scan": DescribedFile(
+        Scan, "scan --json", "what the lengths of a data set look like"
+    ),
+    "doctor": DescribedFile(Doctor, "doctor --json", "what a machine offers"),
 }
 
 

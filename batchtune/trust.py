@@ -15,6 +15,8 @@ _LARGE_SPREAD = 0.15  # of the times of a trial's steps: interquartile range / m
 
 WORST_TIME_ERROR = 1.0
 """A model of step times with a larger mean relative error estimates nothing."""
+WORST_COMPARED_ERROR = 0.3
+"""Times with a larger error say nothing about which batches are faster."""
 WITHOUT_COMMUNICATION = (
     "Ranks were simulated by one process. Step times are without communication, so training takes longer. Measure them "
     "on real ranks with --nproc-per-node."

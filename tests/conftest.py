@@ -9,7 +9,6 @@ import signal
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Generator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -32,8 +31,8 @@ TOGETHER = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> int:
+def pytest_collection_modifyitems(items):
+    def place(item):
         path = os.path.relpath(item.path, Path(__file__).parent)
         return next(
             (place for place, part in enumerate(TOGETHER) if path.startswith(part)),
@@ -44,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection():
     """Thousands of tests stay to the end: the collector, which many of them call, need not look through them then."""
     gc.disable()
     try:
@@ -109,7 +108,7 @@ def made_once(tmp_path_factory):
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
 
-    def folder_of(name: str, make: Callable[[Path], None]) -> Path:
+    def folder_of(name, make):
         folder, done = root / f"once-{name}", root / f"once-{name}.done"
         with (root / f"once-{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -15,7 +15,7 @@ from report_records import (
 from streamed_records import hostile_stream, whole_stream
 
 from batchtune.reports import RunResults
-from batchtune.results import BucketUse, HistogramBin, Sweep
+from batchtune.results import BucketUse, HistogramBin
 
 CONFIGS = {
     "sampler.yaml": "# <b>the</b> recommendation\nnum_buckets: 13\n\nbucket_boundaries: [1.5, 3.25]  # & more\n",
@@ -24,7 +24,7 @@ CONFIGS = {
 }
 
 
-def with_data(sweep: Sweep, count: int = COUNT, *, logarithmic: bool = True) -> Sweep:
+def with_data(sweep, count=COUNT, *, logarithmic=True):
     """The sweep with a histogram, quantiles and use of buckets, of so many examples."""
     ratio = 24.525 / 1.41
     edges = [
@@ -60,7 +60,7 @@ def with_data(sweep: Sweep, count: int = COUNT, *, logarithmic: bool = True) -> 
     )
 
 
-def full_results(count: int = COUNT) -> RunResults:
+def full_results(count=COUNT):
     """A run whose report has every section."""
     return RunResults(
         name="librispeech-100",
@@ -72,7 +72,7 @@ def full_results(count: int = COUNT) -> RunResults:
     )
 
 
-def hostile_full_results(text: str) -> RunResults:
+def hostile_full_results(text):
     """A run with every section in which every string that a file can freely choose holds this text."""
     results = hostile_results(text)
     return RunResults(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 from report_records import made_lengths, made_meta, made_probe, made_sweep
 
 from batchtune.reports import RunResults
 from batchtune.results import (
-    Arguments,
     Demand,
     LoaderRow,
     LoaderTuning,
@@ -24,7 +21,7 @@ BATCH_EXAMPLES, STEP_SECONDS = 32, 0.0384
 SHARED_MEMORY = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error.\nraised by item 17"
 
 
-def made_loader(**changes: Any) -> LoaderTuning:
+def made_loader(**changes):
     """A torch loader: workers × prefetch_factor, the last two settings failed; recommended: 4 workers, 2 ahead."""
     rows = [_row({"num_workers": 0, "pin_memory": True}, 0)]
     for workers in WORKERS[1:]:
@@ -76,7 +73,7 @@ def made_loader(**changes: Any) -> LoaderTuning:
     return replace(made, **changes)
 
 
-def bottleneck() -> LoaderTuning:
+def bottleneck():
     """The same, with a step of a quarter of the time: no setting keeps it busy."""
     made = made_loader()
     rows = [
@@ -92,7 +89,7 @@ def bottleneck() -> LoaderTuning:
     )
 
 
-def made_dali() -> LoaderTuning:
+def made_dali():
     """A generator that uses DALI, without a step to hold it against."""
     rows = [
         replace(
@@ -123,7 +120,7 @@ def made_dali() -> LoaderTuning:
     )
 
 
-def made_iterable() -> LoaderTuning:
+def made_iterable():
     """Any iterable of batches, measured as it is, with nothing to compare and nothing else known."""
     row = LoaderRow(
         arguments={},
@@ -154,7 +151,7 @@ def made_iterable() -> LoaderTuning:
     )
 
 
-def all_failed() -> LoaderTuning:
+def all_failed():
     """Every setting failed."""
     error = "ValueError: item 17 has no audio"
     rows = [
@@ -168,7 +165,7 @@ def all_failed() -> LoaderTuning:
     )
 
 
-def hostile_loader(text: str) -> LoaderTuning:
+def hostile_loader(text):
     """A loader in which every string that a file can freely choose holds this text."""
     made = made_loader()
     rows = [
@@ -189,7 +186,7 @@ def hostile_loader(text: str) -> LoaderTuning:
     )
 
 
-def loaded(loader: LoaderTuning | None = None, *, sweep: bool = False) -> RunResults:
+def loaded(loader=None, *, sweep=False):
     """A run with a loader's tuning alone; with a probe and a sweep of tables on request."""
     others = (
         {"probe": made_probe(), "sweep": made_sweep()}
@@ -203,7 +200,7 @@ def loaded(loader: LoaderTuning | None = None, *, sweep: bool = False) -> RunRes
     )
 
 
-def _row(arguments: Arguments, workers: int, factor: int = 2) -> LoaderRow:
+def _row(arguments, workers, factor=2):
     rate = 250.0 * max(1, workers) / (1 + 0.04 * workers) * (1 + 0.005 * factor)
     needed = BATCH_EXAMPLES / STEP_SECONDS
     idle = max(0.012 / factor, 1 - rate / needed)

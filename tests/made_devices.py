@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from batchtune.probe.devices import Meter
 from batchtune.results import Device
 
 MIB = 1 << 20
 
 
-def made_device(**facts: Any) -> Device:
+def made_device(**facts):
     """A device that knows nothing but what is said."""
-    made: dict[str, Any] = {
+    made = {
         "kind": "cpu",
         "name": "made",
         "total_bytes": 1 << 30,
@@ -28,15 +26,15 @@ def made_device(**facts: Any) -> Device:
 class StillMeter(Meter):
     """Of a device whose memory nobody measures."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.device = made_device()
 
-    def limit(self) -> None: ...
-    def settle(self, reserve_bytes: int, ddp_bytes: int) -> None: ...
-    def lower(self, limit_bytes: int) -> None: ...
-    def reset(self) -> None: ...
-    def peak(self) -> int:
+    def limit(self): ...
+    def settle(self, reserve_bytes, ddp_bytes): ...
+    def lower(self, limit_bytes): ...
+    def reset(self): ...
+    def peak(self):
         return 2 * MIB
 
-    def in_use(self) -> int:
+    def in_use(self):
         return MIB

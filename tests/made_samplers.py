@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from batchtune import BucketedStream
 
-TABLE: dict[str, Any] = {
+TABLE = {
     "bucket_boundaries": [5, 12, 30],
     "bucket_batch_sizes": [9, 4, 2],
 }
 
 
-def length_of(example: dict[str, Any]) -> float:
+def length_of(example):
     return float(example["length"])
 
 
-def ids(batch: list[dict[str, Any]]) -> list[Any]:
+def ids(batch):
     return [example["id"] for example in batch]
 
 
-def made_stream_of(source: Any, **options: Any) -> BucketedStream:
+def made_stream_of(source, **options):
     """A stream whose batches are the ids of their examples."""
     given = {"length_of": length_of, "buffer_size": 40, "collate_fn": ids, **TABLE}
     return BucketedStream(source, **{**given, **options})

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
 from batchtune.probe.requests import Ran
-from batchtune.results import BatchShape, Outcome, Trial
+from batchtune.results import Trial
 
 
-def made_trial(shape: BatchShape, outcome: Outcome = "ok", **facts: Any) -> Trial:
+def made_trial(shape, outcome="ok", **facts):
     """A trial that knows nothing but what is said."""
     return Trial.of(shape, outcome, **{"steps": int(outcome == "ok"), **facts})
 
 
 def ran(
-    shape: BatchShape,
-    outcome: Outcome = "ok",
-    traceback: str | None = None,
-    **facts: Any,
-) -> Ran:
+    shape,
+    outcome="ok",
+    traceback=None,
+    **facts,
+):
     """The reply to a trial, or a step."""
     return Ran(
         trial=made_trial(shape, outcome, **facts),
@@ -29,6 +27,6 @@ def ran(
     )
 
 
-def altered(reply: Ran, **facts: Any) -> Ran:
+def altered(reply, **facts):
     """The same reply with other facts in its trial."""
     return replace(reply, trial=replace(reply.trial, **facts))

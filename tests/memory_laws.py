@@ -8,28 +8,25 @@ magnitude; each with targets that depend on the length only loosely, and without
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from made_trials import altered
 
-from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import MadeDevice
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
-from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import BatchShape, Probe, Trial
+from batchtune.results import BatchShape
 
 GB = 10**9
 LIMIT_BYTES = 8 * GB
 BASE_BYTES = GB
 
 
-def made_lengths(name: str, *, targets: bool = False, count: int = 12_000) -> Lengths:
+def made_lengths(name, *, targets=False, count=12_000):
     """One of the data sets: `speech`, `sentences` or `tokens`."""
     rng = np.random.default_rng(["speech", "sentences", "tokens"].index(name))
     if name == "speech":
@@ -77,11 +74,11 @@ class Law:
     monotone: bool = True
 
 
-def _up(value: float, step: float) -> float:
+def _up(value, step):
     return math.ceil(value / step - 1e-9) * step
 
 
-LAWS: dict[str, Law] = {
+LAWS = {
     "linear": Law(lambda b, u, t: b * u),
     "affine": Law(lambda b, u, t: b * (0.8 * u + 0.2)),
     "quadratic": Law(lambda b, u, t: b * (0.4 * u + 0.6 * u * u)),
@@ -120,11 +117,11 @@ LAWS: dict[str, Law] = {
 }
 
 
-def _plus_target(need: Need) -> Need:
+def _plus_target(need):
     return lambda b, u, t: 0.7 * need(b, u, 0.0) + 0.3 * b * t
 
 
-TARGET_LAWS: dict[str, Law] = {
+TARGET_LAWS = {
     "length times target": Law(lambda b, u, t: b * (0.1 * u + u * t)),
     "larger of both": Law(lambda b, u, t: b * max(u, t)),
     "larger of length and twice target": Law(lambda b, u, t: b * max(u, 2 * t)),
@@ -138,7 +135,7 @@ TARGET_LAWS: dict[str, Law] = {
 }
 
 
-def largest_fitting(fits: Callable[[int], bool], most: int) -> int:
+def largest_fitting(fits, most):
     """The largest number up to `most` up to which all fit, 0 if none; found by bisection."""
     passed = 0
     failed = most + 1
@@ -162,14 +159,14 @@ class LawDevice(MadeDevice):
 
     def __init__(
         self,
-        law: Law,
-        lengths: Lengths,
+        law,
+        lengths,
         *,
-        fitting: float = 24.0,
-        slower_in_turns: float = 1.0,
-        first_step: Callable[[BatchShape], float] | None = None,
-        packed: bool = False,
-    ) -> None:
+        fitting=24.0,
+        slower_in_turns=1.0,
+        first_step=None,
+        packed=False,
+    ):
         super().__init__(
             bytes_of=self.bytes,
             seconds_of=self.seconds,
@@ -191,7 +188,7 @@ class LawDevice(MadeDevice):
         if lengths.targets is not None:
             self._most = max(1.0, float(lengths.targets.max()))
 
-    def bytes(self, shape: BatchShape) -> float:
+    def bytes(self, shape):
         """What a batch takes without noise."""
         need = self.law.need(
             shape.batch_size,
@@ -200,27 +197,27 @@ class LawDevice(MadeDevice):
         )
         return BASE_BYTES + need * (LIMIT_BYTES - BASE_BYTES) / self.fitting
 
-    def fits(self, shape: BatchShape) -> bool:
+    def fits(self, shape):
         """Whether it fits whatever the noise."""
         return self.bytes(shape) * (1 + self.law.noise / 2) <= LIMIT_BYTES
 
-    def seconds(self, shape: BatchShape) -> float:
+    def seconds(self, shape):
         return 0.02 + 0.01 * shape.padded_length / self._longest
 
-    def peaks(self, shape: BatchShape, steps: int) -> list[float]:
+    def peaks(self, shape, steps):
         peaks = super().peaks(shape, steps)
         if self.first_step is not None and self._warm < self.worker:
             peaks[0] += self.first_step(shape)
             self._warm = self.worker
         return peaks
 
-    def run(self, shape: BatchShape, steps: int) -> Ran:
+    def run(self, shape, steps):
         reply = super().run(shape, steps)
         if self.first_step is not None and reply.trial.outcome == "oom":
             self.lose_worker()
         return reply
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+    def step(self, shape, *, release=False):
         self.steps += 1
         reply = super().step(shape, release=release)
         seconds = reply.trial.step_seconds
@@ -230,9 +227,7 @@ class LawDevice(MadeDevice):
 
     # The truth
 
-    def largest(
-        self, lengths: FloatArray, targets: FloatArray | None = None
-    ) -> IntArray:
+    def largest(self, lengths, targets=None):
         """The largest batch size up to which all fit at each length, found by bisection where memory is monotone.
 
         Where it falls with the length or the batch size, the largest that fits there and at all lengths before.
@@ -247,12 +242,12 @@ class LawDevice(MadeDevice):
             found[index] = largest
         return found
 
-    def _largest_at(self, length: float, target: float | None, most: int) -> int:
+    def _largest_at(self, length, target, most):
         return largest_fitting(
             lambda size: self.fits(BatchShape(size, length, target)), most
         )
 
-    def above_truth(self, table: BucketTable) -> int:
+    def above_truth(self, table):
         """How many buckets have a batch that may not fit, tried at each length that occurs in them."""
         histogram = self.lengths.histogram
         edges, counts = table.edges(histogram), table.counts(histogram)
@@ -267,7 +262,7 @@ class LawDevice(MadeDevice):
             )
         return above
 
-    def _worst_in(self, below: float, up_to: float) -> float | None:
+    def _worst_in(self, below, up_to):
         if self.lengths.targets is None:
             return None
         inside = (self.lengths.values > below) & (self.lengths.values <= up_to)
@@ -281,27 +276,27 @@ MADE = ProbeSettings(workload="made.py:Made", options={}, device="cuda")
 
 
 def probe_on(
-    device: LawDevice,
-    folder: Path,
-    settings: ProbeSettings = MADE,
+    device,
+    folder,
+    settings=MADE,
     *,
-    force: bool = False,
-    **hooks: object,
-) -> Probe:
+    force=False,
+    **hooks,
+):
     return run_probe(
         device.lengths,
         settings,
         folder,
         force=force,
-        hooks=ProbeHooks(measurer=device, **hooks),  # type: ignore[arg-type]
+        hooks=ProbeHooks(measurer=device, **hooks),
     )
 
 
-def ooms(trials: Sequence[Trial]) -> int:
+def ooms(trials):
     """How many ran out of memory."""
     return sum(trial.outcome == "oom" for trial in trials)
 
 
-def warns(probe: Probe, words: str) -> bool:
+def warns(probe, words):
     """Whether a warning has these words."""
     return any(words in text for text in probe.warnings)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from batchtune.probe.devices.law import MadeDevice
-from batchtune.probe.requests import Ran
-from batchtune.results import BatchShape, Device
+from batchtune.results import BatchShape
 
 
 class Noted(NamedTuple):
@@ -21,38 +19,38 @@ class NotedDevice(MadeDevice):
 
     def __init__(
         self,
-        alter: Callable[[Ran, int], Ran] = lambda reply, number: reply,
-        **made: Any,
-    ) -> None:
+        alter=lambda reply, number: reply,
+        **made,
+    ):
         super().__init__(**made)
         self.alter = alter
-        self.steps: list[Noted] = []
-        self.starts: list[int] = []  # how many steps had run before each
+        self.steps = []
+        self.starts = []  # how many steps had run before each
 
-    def start(self) -> Device:
+    def start(self):
         self.starts.append(len(self.steps))
         return super().start()
 
     @property
-    def shapes(self) -> list[BatchShape]:
+    def shapes(self):
         return [step.shape for step in self.steps]
 
     @property
-    def released(self) -> list[bool]:
+    def released(self):
         return [step.release for step in self.steps]
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+    def step(self, shape, *, release=False):
         reply = super().step(shape, release=release)
         self.steps.append(Noted(self.worker, shape, release))
         return self.alter(reply, len(self.steps) - 1)
 
 
 def planned(
-    replies: dict[BatchShape, list[Ran | None]],
-) -> Callable[[BatchShape, int], Ran | None]:
+    replies,
+):
     """Plan the replies to the first, second, ... run of a shape; None: by the law, as all others."""
 
-    def fault(shape: BatchShape, run: int) -> Ran | None:
+    def fault(shape, run):
         return replies[shape].pop(0) if replies.get(shape) else None
 
     return fault

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from memory_laws import (
     BASE_BYTES,
     LAWS,
-    Law,
     LawDevice,
     largest_fitting,
     made_lengths,
@@ -19,7 +17,7 @@ from memory_laws import (
 from batchtune.lengths import Lengths
 from batchtune.probe.compositions import COMPOSITIONS, Compositions
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import BatchShape, Probe
+from batchtune.results import BatchShape
 
 Memory = Callable[[BatchShape], float]
 """Packed batch -> the bytes that it takes beyond those in use between steps."""
@@ -28,7 +26,7 @@ TOKENS = made_lengths("tokens", count=4_000)
 SENTENCES = Lengths.of((made_lengths("sentences", count=8_000).values * 60).round())
 
 
-def a_tenth_of_a_megabyte_each(shape: BatchShape) -> float:
+def a_tenth_of_a_megabyte_each(shape):
     return 1e5 * shape.tokens
 
 
@@ -37,67 +35,65 @@ class PackedDevice(LawDevice):
 
     def __init__(
         self,
-        law: Law = LAWS["linear"],
-        lengths: Lengths = TOKENS,
+        law=LAWS["linear"],
+        lengths=TOKENS,
         *,
-        packed: bool = True,
-        memory: Memory = a_tenth_of_a_megabyte_each,
-    ) -> None:
+        packed=True,
+        memory=a_tenth_of_a_megabyte_each,
+    ):
         super().__init__(law, lengths, packed=packed)
         self.memory = memory
 
-    def bytes(self, shape: BatchShape) -> float:
+    def bytes(self, shape):
         if shape.sequences is None:
             return super().bytes(shape)
         return BASE_BYTES + self.memory(shape)
 
-    def seconds(self, shape: BatchShape) -> float:
+    def seconds(self, shape):
         if shape.sequences is None:
             return super().seconds(shape)
         return 0.02 + 1e-6 * shape.tokens + 1e-9 * shape.squared_tokens
 
-    def largest_budget(self, most: int) -> int:
+    def largest_budget(self, most):
         """The most tokens up to `most` of which all compositions fit, by trying; memory must grow with them."""
         compositions = Compositions(self.lengths, 0)
 
-        def all_fit(tokens: int) -> bool:
+        def all_fit(tokens):
             shapes = [compositions.shape(name, tokens) for name in COMPOSITIONS]
             return all(map(self.fits, shapes))
 
         return largest_fitting(all_fit, most)
 
 
-def settings(*, dear: bool = False, **changed: object) -> ProbeSettings:
+def settings(*, dear=False, **changed):
     return ProbeSettings(
         workload="made.py:Packs",
         options={},
         device="cuda",
         memory_fraction=1.0,
         nproc_per_node=2 if dear else None,
-        **changed,  # type: ignore[arg-type]
+        **changed,
     )
 
 
-def probe_packed(
-    device: PackedDevice, folder: Path, *, dear: bool = False, **changed: object
-) -> Probe:
+def probe_packed(device, folder, *, dear=False, **changed):
     return probe_on(device, folder, settings(dear=dear, **changed))
 
 
-def trials_before_turns(probe: Probe) -> int:
+def trials_before_turns(probe):
     """How many trials the search took, without what failed in turns, or after that."""
     given_up = [trial.index for trial in probe.trials if trial.confirmation]
     return min(given_up, default=len(probe.trials))
 
 
-def drawn_batches(lengths: Lengths, tokens: int, count: int) -> list[BatchShape]:
+def drawn_batches(lengths, tokens, count):
     """Micro-batches as packers make them: random sequences of some part of the data, as many as fit."""
     rng = np.random.default_rng(7)
     values = lengths.values.astype(int)
     batches = []
     for _ in range(count):
         start, end = np.sort(rng.integers(0, values.size, 2))
-        row: list[int] = []
+        row = []
         for length in rng.permutation(values[start : end + 1]).tolist():
             if sum(row) + length > tokens:
                 break

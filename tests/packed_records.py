@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from report_records import made_probe
 
 from batchtune.lengths import Lengths
@@ -18,8 +15,6 @@ from batchtune.results import (
     PackedProbe,
     PackedRow,
     PackingSweep,
-    Probe,
-    Sweep,
     Trial,
 )
 
@@ -37,11 +32,11 @@ LONG_SHARES = (1.0, 0.99, 0.9, 0.75, 0.5, 0.25, 0.0)
 
 
 def packed_probe(
-    lengths: npt.ArrayLike,
-    max_tokens: int,
-    shares: tuple[float, ...] = LONG_SHARES,
-    **fields: Any,
-) -> Probe:
+    lengths,
+    max_tokens,
+    shares=LONG_SHARES,
+    **fields,
+):
     """A probe that proved the budget with these compositions, and took 10% longer for them in turns."""
     values = np.sort(np.asarray(lengths))
     trials = []
@@ -78,15 +73,15 @@ def packed_probe(
     )
 
 
-def taken(values: npt.NDArray[Any], tokens: int) -> list[int]:
+def taken(values, tokens):
     """The first of these sequences, cut so that they have so many tokens."""
     ends = np.minimum(np.cumsum(values), tokens)
     sequences = np.diff(ends, prepend=0)
     return [int(length) for length in sequences if length]
 
 
-def packed_row(packer: str = "even", **fields: Any) -> PackedRow:
-    made: dict[str, Any] = {
+def packed_row(packer="even", **fields):
+    made = {
         "packer": packer,
         "max_tokens": MAX_TOKENS,
         "pool_size": 8192,
@@ -106,7 +101,7 @@ def packed_row(packer: str = "even", **fields: Any) -> PackedRow:
     return PackedRow(**{**made, **fields})
 
 
-def with_packing(sweep: Sweep, text: str = "even", **fields: Any) -> Sweep:
+def with_packing(sweep, text="even", **fields):
     """Return the sweep of a training that packs; every string of its packers is `text`."""
     packing = PackingSweep(
         max_tokens=MAX_TOKENS,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import msgspec
 from report_records import COUNT, TOTAL_SECONDS, made_row, whole_sweep
 
-from batchtune.results import Row, Sweep
-
 # Pools of so many examples → batches, padding, how many of 1000 mates meet again.
 POOLS = {
     1000: (652, 0.034, 23),
@@ -16,11 +14,11 @@ POOLS = {
 }
 
 
-def pooled_sweep(*, recommended: int | None = 10_000) -> Sweep:
+def pooled_sweep(*, recommended=10_000):
     """As `whole_sweep`, with pools, and how random all rows are; pools of that size, or optimal 13, are recommended."""
     sweep, replace = whole_sweep(), msgspec.structs.replace
 
-    def placed(row: Row) -> Row:
+    def placed(row):
         return replace(row, length_correlation=1 - 0.1 / row.num_buckets)
 
     rows = [placed(row) for row in sweep.rows]

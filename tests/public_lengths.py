@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,37 +13,37 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 
 
-def folder() -> Path | None:
+def folder():
     """The folder of the data sets; None where it is absent."""
     places = (above / "shared" / "data" for above in Path(__file__).resolve().parents)
     return next((place for place in places if place.is_dir()), None)
 
 
-def sharegpt(data: Path) -> IntArray:
+def sharegpt(data):
     """Prompts and answers of ShareGPT."""
     return two_columns(data / "sharegpt-lengths")
 
 
-def vidur(data: Path) -> IntArray:
+def vidur(data):
     """Prompts and summaries of vidur's arXiv trace."""
     return two_columns(data / "vidur-traces")
 
 
-def two_columns(place: Path) -> IntArray:
+def two_columns(place):
     """Tokens of prompts and answers."""
     file = next(place.glob("*.csv"))
     rows = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1))
     return rows.sum(axis=1).astype(np.int64)
 
 
-def mooncake(data: Path) -> IntArray:
+def mooncake(data):
     """Inputs and outputs of Mooncake's conversations."""
     with gzip.open(data / "mooncake-fast25" / "conversation_trace.jsonl.gz") as file:
         rows = [json.loads(line) for line in file]
     return np.array([row["input_length"] + row["output_length"] for row in rows])
 
 
-def gsm8k(data: Path) -> IntArray:
+def gsm8k(data):
     """Characters of questions and answers of GSM8K."""
     import pyarrow.parquet
 
@@ -53,7 +52,7 @@ def gsm8k(data: Path) -> IntArray:
     return np.array([len(text["question"]) + len(text["answer"]) for text in texts])
 
 
-def code(data: Path) -> IntArray:
+def code(data):
     """Bytes of files of code, without the empty ones."""
     file = data / "code-file-lengths" / "code_file_lengths.tsv.gz"
     with gzip.open(file, "rt", encoding="utf-8") as lines:
@@ -62,7 +61,7 @@ def code(data: Path) -> IntArray:
     return sizes[sizes > 0]
 
 
-SETS: dict[str, Callable[[Path], IntArray]] = {
+SETS = {
     "sharegpt": sharegpt,
     "mooncake": mooncake,
     "vidur": vidur,

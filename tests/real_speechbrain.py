@@ -7,16 +7,15 @@ import sys
 import types
 import warnings
 from functools import cache
-from typing import Any
 
 
-def load_dynamic_batch_sampler() -> Any:
+def load_dynamic_batch_sampler():
     """Imports the class of SpeechBrain itself."""
     return load_speechbrain()[0].DynamicBatchSampler
 
 
 @cache  # imported twice, SpeechBrain would wrap torch's DataLoader twice, which then calls itself
-def load_speechbrain() -> tuple[Any, Any, Any, Any]:
+def load_speechbrain():
     """Imports SpeechBrain's modules of samplers, of data sets, of loaders and of streams.
 
     They read no audio, so where torchaudio does not load, an empty module takes its place for the
@@ -48,7 +47,7 @@ def load_speechbrain() -> tuple[Any, Any, Any, Any]:
                 del sys.modules[name]
 
 
-def _unwrap_loaders() -> None:
+def _unwrap_loaders():
     """Takes back what SpeechBrain changes in torch's loaders: done twice, they call themselves for ever."""
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 

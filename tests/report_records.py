@@ -7,14 +7,12 @@
 from __future__ import annotations
 
 from statistics import NormalDist
-from typing import Any
 
 import msgspec
 
 from batchtune.reports import RunResults
 from batchtune.reports.page import build_page
 from batchtune.reports.rule_fields import RuleInputs
-from batchtune.reports.section import Table
 from batchtune.results import (
     Baseline,
     BucketUse,
@@ -53,11 +51,11 @@ OPTIMAL_BATCHES = dict(zip(range(10, 21), _OPTIMAL, strict=True))
 OTHER_BATCHES = {"quantile": 660, "linear": 645, "exponential": 665}
 
 
-def made_meta(kind: str) -> Meta:
+def made_meta(kind):
     return Meta(format=f"batchtune/{kind}", version=1, batchtune="0.1.0")
 
 
-def made_lengths(unit: str | None = "s") -> LengthsSummary:
+def made_lengths(unit="s"):
     return LengthsSummary(
         count=COUNT,
         total=TOTAL_SECONDS,
@@ -68,7 +66,7 @@ def made_lengths(unit: str | None = "s") -> LengthsSummary:
     )
 
 
-def made_probe(unit: str | None = "s") -> Probe:
+def made_probe(unit="s"):
     lengths = (1.41, 3.5, 7.0, 12.0, 16.0, 24.525)
     frontier = [
         FrontierPoint(
@@ -122,7 +120,7 @@ def made_probe(unit: str | None = "s") -> Probe:
     )
 
 
-def proven_probe(unit: str | None = "s") -> Probe:
+def proven_probe(unit="s"):
     """Measured at every boundary of the table that `proven_sweep` recommends; the last 14 trials prove it."""
     made = made_probe(unit)
     row = made_sweep().recommended_row
@@ -151,7 +149,7 @@ def proven_probe(unit: str | None = "s") -> Probe:
     )
 
 
-def forced_probe() -> Probe:
+def forced_probe():
     """As `proven_probe`, of a script whose own batches take more memory than those that were made."""
     probe = proven_probe()
     twins = [
@@ -177,11 +175,11 @@ def forced_probe() -> Probe:
     return msgspec.structs.replace(probe, device=device)
 
 
-def proven_sweep(unit: str | None = "s") -> Sweep:
+def proven_sweep(unit="s"):
     """As `made_sweep`, with what `proven_probe` proves: all of the recommended table."""
     sweep, points = made_sweep(unit=unit), proven_probe().frontier
 
-    def proving(boundary: float, size: int) -> int | None:
+    def proving(boundary, size):
         fits = (
             point.trial
             for point in points
@@ -189,7 +187,7 @@ def proven_sweep(unit: str | None = "s") -> Sweep:
         )
         return next(fits, None)
 
-    def unproven(row: Row) -> int:
+    def unproven(row):
         return sum(
             proving(end, size) is None
             for end, size in zip(row.boundaries, row.batch_sizes, strict=True)
@@ -224,7 +222,7 @@ def proven_sweep(unit: str | None = "s") -> Sweep:
     return msgspec.structs.replace(sweep, rows=rows, buckets=buckets, proof=proof)
 
 
-def partly_proven_sweep() -> Sweep:
+def partly_proven_sweep():
     """The sizes of the last four of 13 buckets are not proven; max_batch_length is 700 s, where 600 s were measured."""
     sweep, replace = proven_sweep(), msgspec.structs.replace
     rows, last = list(sweep.rows), len(sweep.buckets) - 4
@@ -237,13 +235,13 @@ def partly_proven_sweep() -> Sweep:
 
 
 def made_trial(
-    index: int,
-    outcome: str,
+    index,
+    outcome,
     *,
-    batch_size: int = 24,
-    length: float = 24.525,
-    error: str | None = None,
-) -> Trial:
+    batch_size=24,
+    length=24.525,
+    error=None,
+):
     passed = outcome == "ok"
     made = {
         "index": index,
@@ -262,7 +260,7 @@ def made_trial(
     return msgspec.convert(made, Trial)
 
 
-def made_verification(unit: str | None = "s") -> Verification:
+def made_verification(unit="s"):
     """Of the table that `made_sweep` recommends: it holds."""
     row = made_sweep(unit=unit).recommended_row
     return Verification(
@@ -294,7 +292,7 @@ def made_verification(unit: str | None = "s") -> Verification:
     )
 
 
-def failed_verification() -> Verification:
+def failed_verification():
     """The bucket of the longest examples ran out of memory."""
     made = made_verification()
     failure = VerifyFailure(
@@ -324,7 +322,7 @@ def failed_verification() -> Verification:
     )
 
 
-def made_sweep(*, timed: bool = True, unit: str | None = "s") -> Sweep:
+def made_sweep(*, timed=True, unit="s"):
     """66 rows, 10 to 20 buckets each; recommended: 13 buckets of `optimal`, within 1% of the best."""
     rows = [_speechbrain_row(num_buckets, timed) for num_buckets in range(10, 21)]
     for strategy, batches in OTHER_BATCHES.items():
@@ -370,7 +368,7 @@ def made_sweep(*, timed: bool = True, unit: str | None = "s") -> Sweep:
     )
 
 
-def whole_sweep(unit: str | None = "s") -> Sweep:
+def whole_sweep(unit="s"):
     """As `made_sweep`, with all that a sweep can tell: the user's settings, errors, ranks and the rest."""
     sweep = made_sweep(unit=unit)
     replace = msgspec.structs.replace
@@ -424,7 +422,7 @@ def whole_sweep(unit: str | None = "s") -> Sweep:
     )
 
 
-def with_recommended(sweep: Sweep, strategy: str, num_buckets: int) -> Sweep:
+def with_recommended(sweep, strategy, num_buckets):
     """The same sweep, with another row recommended."""
     index = next(
         index
@@ -434,7 +432,7 @@ def with_recommended(sweep: Sweep, strategy: str, num_buckets: int) -> Sweep:
     return msgspec.structs.replace(sweep, recommended=index)
 
 
-def without_recommendation(sweep: Sweep) -> Sweep:
+def without_recommendation(sweep):
     return msgspec.structs.replace(
         sweep,
         recommended=None,
@@ -442,7 +440,7 @@ def without_recommendation(sweep: Sweep) -> Sweep:
     )
 
 
-def _speechbrain_row(num_buckets: int, timed: bool) -> Row:
+def _speechbrain_row(num_buckets, timed):
     # Its first boundary is max_batch_length / exp(2·z); all but a few of these examples lie below it.
     batch_size = int(
         2.718281828 ** (2 * NormalDist().inv_cdf(num_buckets / (num_buckets + 1)))
@@ -456,7 +454,7 @@ def _speechbrain_row(num_buckets: int, timed: bool) -> Row:
     )
 
 
-def _filled_row(strategy: str, num_buckets: int, batches: int, timed: bool) -> Row:
+def _filled_row(strategy, num_buckets, batches, timed):
     boundaries = [
         round(24.525 * ((i + 1) / num_buckets) ** 0.75, 3) for i in range(num_buckets)
     ]
@@ -467,14 +465,14 @@ def _filled_row(strategy: str, num_buckets: int, batches: int, timed: bool) -> R
 
 
 def made_row(
-    strategy: str,
-    boundaries: list[float],
-    batches: int,
-    padded_length: float,
-    used_buckets: int,
-    effective_buckets: float,
-    timed: bool,
-) -> Row:
+    strategy,
+    boundaries,
+    batches,
+    padded_length,
+    used_buckets,
+    effective_buckets,
+    timed,
+):
     return Row(
         strategy=strategy,
         sizing="length",
@@ -500,7 +498,7 @@ def made_row(
     )
 
 
-def _baseline(name: str, padded_length: float, timed: bool) -> Baseline:
+def _baseline(name, padded_length, timed):
     return Baseline(
         name=name,
         batch_size=24,
@@ -511,11 +509,11 @@ def _baseline(name: str, padded_length: float, timed: bool) -> Baseline:
     )
 
 
-def _seconds(batches: int, padded_length: float, timed: bool) -> float | None:
+def _seconds(batches, padded_length, timed):
     return 0.08 * batches + 0.0004 * padded_length if timed else None
 
 
-def hostile_results(text: str) -> RunResults:
+def hostile_results(text):
     """A run in which every string that a file can freely choose holds this text."""
     probe, sweep = made_probe(unit=text), whole_sweep(unit=text)
     replace = msgspec.structs.replace
@@ -558,7 +556,7 @@ def hostile_results(text: str) -> RunResults:
     )
 
 
-def tables_of(results: RunResults, *, brief: bool = False) -> dict[str, Table]:
+def tables_of(results, *, brief=False):
     """Title → table, of all that a report shows, or a brief one."""
     tables = {}
     for section in build_page(results).sections:
@@ -568,17 +566,17 @@ def tables_of(results: RunResults, *, brief: bool = False) -> dict[str, Table]:
     return tables
 
 
-def summary_of(**records: Any) -> list[str]:
+def summary_of(**records):
     """All sentences of a report on a run with these records."""
     return build_page(RunResults(name="run", **records)).summary
 
 
-def warnings_of(**records: Any) -> list[str]:
+def warnings_of(**records):
     """All warnings of a report on a run with these records."""
     return build_page(RunResults(name="run", **records)).warnings
 
 
-def made_drift(**changes: Any) -> Drift:
+def made_drift(**changes):
     """How far other lengths are from a run's."""
     drift = Drift(
         lengths=made_lengths(),
@@ -593,7 +591,7 @@ def made_drift(**changes: Any) -> Drift:
     return msgspec.structs.replace(drift, **changes)
 
 
-def rule_inputs(**records: Any) -> RuleInputs:
+def rule_inputs(**records):
     """Inputs of rules by the records of a run, and of a baseline: `baseline` is its sweep, `baseline_stream`, ..."""
     theirs = {
         name.removeprefix("baseline_") if "_" in name else "sweep": records.pop(name)

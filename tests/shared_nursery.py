@@ -4,7 +4,7 @@ import atexit
 
 import tiers
 
-from batchtune.loaders.protocol import Reply
+from batchtune.loaders.protocol import LoaderReply
 from batchtune.probe.supervisor import worker_program
 from batchtune.processes.worker import Nursery
 
@@ -12,11 +12,11 @@ from batchtune.processes.worker import Nursery
 class SharedNursery(Nursery):
     """Stays for the next test, which needs not import PyTorch again; ends with the test process."""
 
-    def start_worker(self) -> None:
+    def start_worker(self):
         tiers.started.append("a worker of the shared nursery")
         super().start_worker()
 
-    def close(self) -> None:
+    def close(self):
         if (
             self._exit_code is None
             or self._process is None
@@ -24,13 +24,13 @@ class SharedNursery(Nursery):
         ):
             super().close()
 
-    def pids(self) -> set[int]:
+    def pids(self):
         """Its process."""
         return {self._process.pid} if self._process is not None else set()
 
 
 SHARED = SharedNursery(*worker_program())
-OF_LOADERS = SharedNursery("batchtune.loaders.worker", Reply, {})
+OF_LOADERS = SharedNursery("batchtune.loaders.worker", LoaderReply, {})
 OF_SCRIPTS = SharedNursery(*worker_program(script=True))
 for nursery in (SHARED, OF_LOADERS, OF_SCRIPTS):
     atexit.register(Nursery.close, nursery)

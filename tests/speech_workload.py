@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from batchtune import BatchShape
-
 FRAMES_PER_SECOND = 100
 FEATURES = 80
 STRIDE = 2
@@ -22,19 +20,19 @@ class SpeechTagger:
 
     def __init__(
         self,
-        dim: int = 64,
-        labels: int = 500,
-        threads: int = 1,
-        layers: int = 6,
-        dropout: float = 0.1,
-    ) -> None:
+        dim=64,
+        labels=500,
+        threads=1,
+        layers=6,
+        dropout=0.1,
+    ):
         self.dim = dim
         self.labels = labels
         self.threads = threads
         self.layers = layers
         self.dropout = dropout
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         """Builds the model and AdamW."""
         torch.set_num_threads(self.threads)
         convolutions = [
@@ -62,7 +60,7 @@ class SpeechTagger:
             [*self.subsample.parameters(), *self.tag.parameters()]
         )
 
-    def make_batch(self, shape: BatchShape) -> tuple[torch.Tensor, torch.Tensor]:
+    def make_batch(self, shape):
         """Makes frames of shape (batch, 80, frames), and the labels of what is left of them, (batch, tags)."""
         frames = max(1, round(shape.length * FRAMES_PER_SECOND))
         tags = -(-frames // STRIDE**3)
@@ -73,7 +71,7 @@ class SpeechTagger:
             shape.batch_size, FEATURES, frames, device=self.device
         ), labels
 
-    def step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def step(self, batch):
         """One step of training with a loss at each tag."""
         frames, labels = batch
         self.optimizer.zero_grad()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from report_records import (
     COUNT,
@@ -17,11 +15,11 @@ from report_records import (
 )
 
 from batchtune.reports import RunResults
-from batchtune.results import Algorithm, ShardAdvice, Shards, StreamRow, StreamSweep
+from batchtune.results import ShardAdvice, Shards, StreamRow, StreamSweep
 
 BUFFERS = (256, 1024, 4096, 16_384)
 # Algorithm → batches and padding with each buffer, and the share of mates that meet again with the largest.
-MADE: dict[Algorithm, tuple[tuple[int, ...], tuple[float, ...], float]] = {
+MADE = {
     "speechbrain": ((905, 842, 811, 798), (0.14, 0.11, 0.09, 0.085), 0.021),
     "bucket": ((760, 672, 646, 641), (0.071, 0.052, 0.043, 0.04), 0.018),
     "pool": ((742, 655, 632, 627), (0.06, 0.031, 0.015, 0.009), 0.034),
@@ -30,9 +28,7 @@ MADE: dict[Algorithm, tuple[tuple[int, ...], tuple[float, ...], float]] = {
 TARGET, LOWER_TARGET = 540.0, 450.0
 
 
-def made_stream(
-    *, timed: bool = True, unit: str | None = "s", **changes: Any
-) -> StreamSweep:
+def made_stream(*, timed=True, unit="s", **changes):
     """20 rows, on 2 ranks of 4 workers; recommended: `pool` with a buffer of 4096."""
     rows = [
         stream_row(
@@ -92,7 +88,7 @@ def made_stream(
     return msgspec.structs.replace(made, **changes)
 
 
-def whole_stream(*, timed: bool = True, unit: str | None = "s") -> StreamSweep:
+def whole_stream(*, timed=True, unit="s"):
     """As `made_stream`, with the user's settings, damaged and unequal shards, and batches that are not proven."""
     made, replace = made_stream(timed=timed, unit=unit), msgspec.structs.replace
     rows = [
@@ -134,7 +130,7 @@ def whole_stream(*, timed: bool = True, unit: str | None = "s") -> StreamSweep:
     )
 
 
-def streamed(*, sweep: bool = False) -> RunResults:
+def streamed(*, sweep=False):
     """A run with a probe and the whole stream; with a sweep of tables, too, on request."""
     return RunResults(
         name="librispeech-100",
@@ -144,7 +140,7 @@ def streamed(*, sweep: bool = False) -> RunResults:
     )
 
 
-def empty_stream() -> StreamSweep:
+def empty_stream():
     """Without rows, and so without a recommendation."""
     return made_stream(
         rows=[],
@@ -155,7 +151,7 @@ def empty_stream() -> StreamSweep:
     )
 
 
-def hostile_stream(text: str) -> StreamSweep:
+def hostile_stream(text):
     """A stream in which every string that a file can freely choose holds this text."""
     made = whole_stream(unit=text)
     return msgspec.structs.replace(
@@ -169,9 +165,7 @@ def hostile_stream(text: str) -> StreamSweep:
     )
 
 
-def stream_row(
-    algorithm: Algorithm, place: int, *, timed: bool, target: float | None
-) -> StreamRow:
+def stream_row(algorithm, place, *, timed, target):
     """A row with the buffer at a place in BUFFERS."""
     batches, paddings, again = MADE[algorithm]
     count, buffer, padding = batches[place], BUFFERS[place], paddings[place]

@@ -9,10 +9,8 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,7 +26,6 @@ from batchtune.lengths import Lengths
 from batchtune.reports import RunResults, load_run
 from batchtune.results import (
     FrontierPoint,
-    LengthsSummary,
     Probe,
     Row,
     Sweep,
@@ -69,7 +66,7 @@ def swept(tmp_path_factory):
     return batchtune.sweep(VALUES, max_batch_length=40, num_buckets=[3], run=folder)
 
 
-def columns_of(kind: type[msgspec.Struct]) -> list[str]:
+def columns_of(kind):
     return list(kind.__struct_fields__)
 
 
@@ -98,7 +95,7 @@ def test_tables_have_a_row_per_entry_and_a_column_per_field(tuned):
 
 
 def test_the_probe_alone_then_the_sweep_in_its_folder(tuned):
-    given: dict[str, Any] = {
+    given = {
         "device": LAW,
         "num_lengths": 3,
         "num_buckets": [2, 3],
@@ -136,7 +133,7 @@ def test_what_a_run_lacks_is_an_error(swept):
 # Lengths
 
 
-def lengths_in(data: Any, **reading: Any) -> LengthsSummary:
+def lengths_in(data, **reading):
     swept = batchtune.sweep(
         data, max_batch_length=40, num_buckets=[3], force=True, **reading
     )
@@ -202,7 +199,7 @@ WRONG = {
 }
 
 
-def assert_one_error(call: Callable[[], object], message: str) -> None:
+def assert_one_error(call, message):
     with pytest.raises((UsageError, ManifestError)) as caught:
         call()
     assert re.search(message, f"{caught.value} {caught.value.hint}", re.DOTALL)
@@ -263,15 +260,15 @@ def test_a_list_is_the_command_of_a_training_script(monkeypatch):
 
 
 def test_without_lengths_a_script_has_its_own(tmp_path, monkeypatch):
-    asked: list[Any] = []
+    asked = []
 
-    def keep(folder: Path, command: Any, options: Any, *rest: Any, force: bool) -> Any:
+    def keep(folder, command, options, *rest, force):
         asked.append((folder, command, options, force))
         path = tmp_path / "lengths.csv"
         path.write_text("duration\n1\n2\n")
         return path, "The lengths are those of the script's own data set."
 
-    def probe(workload: Any, lengths: Lengths, *_: Any, **__: Any) -> None:
+    def probe(workload, lengths, *_, **__):
         assert lengths.count == 2
 
     monkeypatch.setattr("batchtune.scripts.own_lengths.keep_own_lengths", keep)
@@ -368,7 +365,7 @@ def test_a_notebook_shows_a_line_of_progress(monkeypatch, capsys, in_notebook):
 
 
 def test_an_interrupt_has_no_traceback_of_the_probe():
-    def interrupt(line: str) -> None:
+    def interrupt(line):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match="the same call continues") as raised:
@@ -380,7 +377,7 @@ def test_an_interrupt_has_no_traceback_of_the_probe():
 def test_errors_carry_their_hint_into_tracebacks():
     with pytest.raises(BatchtuneError) as caught:
         batchtune.sweep([1.0])
-    assert caught.value.__notes__ == [caught.value.hint]  # type: ignore[attr-defined]
+    assert caught.value.__notes__ == [caught.value.hint]
 
 
 # The example page
@@ -391,7 +388,7 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
     page = (ROOT / "examples" / "PYTHON.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    names: dict[str, Any] = {}
+    names = {}
     for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         exec(code, names)
     assert isinstance(names["tuned"], RunResults)

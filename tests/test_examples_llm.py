@@ -62,9 +62,9 @@ def test_the_step_trains_a_model_from_the_hub(monkeypatch, tmp_path):
         f"{FOLDER / 'finetune.py'}:FineTuning", {"model": str(tmp_path)}
     )
     step.setup(torch.device("cpu"))
-    before = [weight.detach().clone() for weight in step.model.parameters()]  # type: ignore[attr-defined]
+    before = [weight.detach().clone() for weight in step.model.parameters()]
     step.step(step.make_batch(BatchShape(batch_size=2, length=7.0)))
-    after = list(step.model.parameters())  # type: ignore[attr-defined]
+    after = list(step.model.parameters())
     assert any(
         not torch.equal(old, new) for old, new in zip(before, after, strict=True)
     )

@@ -16,7 +16,7 @@ CLIPS = 40  # in batches of 16
 PACKAGES = {"torch": "torch", "webdataset": "webdataset", "dali": "nvidia.dali"}
 
 
-def installed(package: str) -> bool:
+def installed(package):
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:
@@ -64,7 +64,7 @@ print(json.dumps(found))
 """
 
 
-def ran(arguments: list[str], folder: Path) -> str:
+def ran(arguments, folder):
     """What a script of the example prints."""
     path = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parents[1])])
     done = subprocess.run(

@@ -28,7 +28,7 @@ def test_lengths_are_those_that_webdataset_and_soundfile_decode(tmp_path):
     command = [sys.executable, str(MAKER), "--shards", "3", "--wavs", "40"]
     subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, check=True)
     paths = sorted(map(str, tmp_path.iterdir()))
-    decoded: dict[str, list[float]] = {"wav.num_samples": [], "wav": [], "txt": []}
+    decoded = {"wav.num_samples": [], "wav": [], "txt": []}
     for sample in webdataset.WebDataset(paths, shardshuffle=False):
         audio, rate = soundfile.read(io.BytesIO(sample["wav"]))
         decoded["wav.num_samples"].append(len(audio))

@@ -12,7 +12,7 @@ def test_a_file_that_cant_be_written_keeps_its_old_content(tmp_path, monkeypatch
     path = tmp_path / "file"
     write_whole(path, "old")
 
-    def full(_: int) -> None:
+    def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)

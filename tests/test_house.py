@@ -70,21 +70,21 @@ HEAVY = {
 TORCH_ALLOWED = {"workloads", "probe", "loaders", "sampler", "scripts"}
 
 
-def modules() -> list[Path]:
+def modules():
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def part_of(path: Path) -> str:
+def part_of(path):
     """`batchtune/probe/worker.py` → `probe`; `batchtune/errors.py` → `errors`."""
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 @cache
-def imports(path: Path) -> list[tuple[str, bool]]:
+def imports(path):
     """Every module that a file imports, anywhere in it, and whether that is for the type checker alone."""
-    found: list[tuple[str, bool]] = []
+    found = []
 
-    def visit(node: ast.AST, for_types: bool) -> None:
+    def visit(node, for_types):
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Import):
                 found.extend((alias.name, for_types) for alias in child.names)
@@ -102,7 +102,7 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     return found
 
 
-def level_of(part: str) -> int:
+def level_of(part):
     if part in BASE:
         return -1
     return next(number for number, parts in enumerate(LEVELS) if part in parts)
@@ -123,7 +123,7 @@ def test_imports_run_downwards():
             )
 
 
-def is_part(name: str) -> bool:
+def is_part(name):
     return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
 
 
@@ -193,9 +193,19 @@ def test_all_but_measuring_runs_without_torch(tmp_path):
     assert "Traceback" not in said
 
 
-def in_one_process(
-    commands: list[list[str]], env: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
+@pytest.mark.process
+def test_training_imports_little_of_batchtune():
+    code = "import sys, batchtune.sampler; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = ran.stdout.split()
+    own = {name.split(".")[1] for name in loaded if name.startswith("batchtune.")}
+    assert not own & {"manifests", "loaders", "processes", "buckets", "probe"}
+    assert not set(loaded) & {"scipy", "pandas", "pyarrow", "plotly", "jinja2"}
+
+
+def in_one_process(commands, env):
     """Runs commands until one fails; after each, the top-level modules that are loaded are a line on stderr."""
     code = (
         "import sys\n"

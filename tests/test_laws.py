@@ -5,14 +5,12 @@ The benchmark `tests/benchmarks/laws.py` prints the figures of all laws on all d
 
 import math
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import pytest
 from benchmarks.laws import (
     DATA,
     MOST_LOSS,
-    Figures,
     law_settings,
     measure,
     probe_law,
@@ -41,7 +39,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.refining import Refinement
 from batchtune.probe.requests import Ran
 from batchtune.probe.search import FrontierSearch
-from batchtune.results import BatchShape, Probe, SweepSettings, Trial
+from batchtune.results import SweepSettings, Trial
 
 # With targets the laws of two lengths, and those of one that come in steps or have an end: the benchmark runs all.
 STEPPED = (
@@ -67,15 +65,15 @@ FEW = 300
 class SameForAll(LawDevice):
     """Every step takes the same time, but for what a busy machine adds by turns."""
 
-    def __init__(self, *arguments: Any, busy: float = 1.0) -> None:
+    def __init__(self, *arguments, busy=1.0):
         super().__init__(*arguments)
         self._factors = cycle([1.0, busy])
 
-    def seconds(self, shape: BatchShape) -> float:
+    def seconds(self, shape):
         return 0.02 * next(self._factors)
 
 
-def missed(figures: Figures) -> Figures | None:
+def missed(figures):
     """The figures if some size may not fit, or too much is lost."""
     above = (
         figures.above,
@@ -107,7 +105,7 @@ def test_every_size_fits_on_every_law():
     failed = {}
     for (name, law, targets), data in zip(ALL, cycle(DATA)):
         if law.monotone:
-            count = FEW if targets else 1000
+            count = 100 if targets else FEW
             lengths = made_lengths(data, targets=targets, count=count)
             failed[name, data] = missed(measure(law, lengths, ("optimal",)))
     assert {law: figures for law, figures in failed.items() if figures} == {}
@@ -135,13 +133,13 @@ def test_equal_peaks_cost_a_margin_of_a_thousandth():
     assert all(point.trial is not None for point in probe.frontier)
 
 
-def probe_with_a_first_step(fitting: float, share: float) -> Probe:
+def probe_with_a_first_step(fitting, share):
     """Probe data with one long example; a process's first step needs a share of the memory more for each example."""
     lengths = Lengths.of(
         np.concatenate((np.full(300, 0.3), np.linspace(1, 5, 20), [82.5]))
     )
 
-    def first_step(shape: BatchShape) -> float:
+    def first_step(shape):
         return share * (LIMIT_BYTES - BASE_BYTES) * shape.batch_size
 
     return probe_law(
@@ -196,7 +194,7 @@ def test_what_depends_on_the_shape_in_one_way_is_not_refused(kind, need):
 def test_a_longest_example_without_a_margin_is_an_error():
     law = Law(LAWS["linear"].need, noise=0.03)
     with pytest.raises(
-        ProbeError, match=r"17\.04.*leaves less than 216 MiB of 7\.45 GiB"
+        ProbeError, match=r"17\.04.*leaves less than 205 MiB of 7\.45 GiB"
     ) as raised:
         probe_law(LawDevice(law, made_lengths("speech", count=FEW), fitting=1.01))
     assert "--max-length 15.72" in raised.value.hint
@@ -223,7 +221,7 @@ def test_leaps_at_two_sizes_are_no_multiples_if_peaks_grow(tmp_path):
     assert ooms(probe.trials) <= 0.5 * len(probe.frontier)
 
 
-def searched(device: LawDevice, **changed: Any) -> list[Trial]:
+def searched(device, **changed):
     """The trials of a search where failures are dear."""
     search = FrontierSearch(
         device.lengths,
@@ -235,32 +233,38 @@ def searched(device: LawDevice, **changed: Any) -> list[Trial]:
 
 
 class CachingDevice(LawDevice):
-    """Its allocator reserves whole segments, and a twelfth more than the tensors take."""
+    """Its allocator reserves whole segments, and a twelfth more than the tensors take.
+
+    It needs an emptied cache beyond a `usable` share of the limit, as where gradients lie between what steps free.
+    """
 
     SEGMENT = 20 << 20
+    usable = 1.0
 
-    def run(self, shape: BatchShape, steps: int) -> Ran:
+    def run(self, shape, steps):
         reply = super().run(shape, steps)
         peak = reply.trial.peak_bytes
         if peak is None:
             return reply
         reserved = math.ceil(peak * 13 / 12 / self.SEGMENT) * self.SEGMENT
-        if reserved <= self.limit_bytes:
+        if reserved <= self.usable * self.limit_bytes:
             return altered(reply, reserved_bytes=reserved)
         trial = Trial.of(shape, "oom", worker=self.worker, flushed=True)
         return Ran(trial=trial, stage="step")
 
 
-def test_what_an_allocator_reserves_costs_few_trials():
+@pytest.mark.parametrize("usable", [1.0, 0.9])
+def test_what_an_allocator_reserves_costs_few_trials(usable):
     device = CachingDevice(LAWS["affine"], made_lengths("sentences", count=3000))
+    device.usable = usable
     probe = probe_law(device)
     lengths = len({trial.length for trial in probe.trials})
     assert len(probe.trials) <= 2.5 * lengths
-    assert ooms(probe.trials) <= 0.5 * lengths
+    assert ooms(probe.trials) <= (0.5 if usable == 1 else 0.6) * lengths
     # A twelfth of the peaks is reserved beyond them: that part of the limit holds no batch.
     truth = LawDevice(device.law, device.lengths)
-    limit = device.limit_bytes * 12 // 13
-    truth.fits = lambda shape: truth.bytes(shape) <= limit  # type: ignore[method-assign]
+    limit = int(usable * device.limit_bytes * 12 / 13)
+    truth.fits = lambda shape: truth.bytes(shape) <= limit
     for point in probe.frontier:
         if point.closed_by != "data":
             largest = int(truth.largest(np.array([point.length]))[0])
@@ -284,7 +288,7 @@ def test_few_trials_fail_where_failures_are_dear(law, data):
 
 
 def test_estimated_times_are_those_of_steps_in_turns():
-    def estimated(slower: float) -> float:
+    def estimated(slower):
         device = LawDevice(
             LAWS["quadratic"], made_lengths("speech", count=FEW), slower_in_turns=slower
         )

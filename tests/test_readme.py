@@ -20,7 +20,7 @@ def test_every_known_column_is_listed_under_its_unit():
         line = next(
             line for line in TEXT.splitlines() if line.startswith(f"| {unit} |")
         )
-        listed: set[str] = set()
+        listed = set()
         for name in re.findall(r"`([^`]+)`", line):
             listed.add(f"duration{name}" if name.startswith("_") else name)
         assert listed == {
@@ -33,13 +33,23 @@ def test_every_format_strategy_and_built_in_workload_is_named():
         assert f"`{name}`" in TEXT
 
 
-def test_every_file_that_it_points_to_is_there():
+def test_every_place_that_they_point_to_is_there():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("https://") or (page.parent / target).exists(), (
-                page.name,
-                target,
-            )
+        links = re.findall(
+            r"\]\((?!https:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")
+        )
+        for name, anchor in links:
+            target = page.parent / name if name else page
+            assert target.exists(), (page.name, name)
+            assert not anchor or anchor in anchors_of(target), (page.name, anchor)
+
+
+def anchors_of(page):
+    headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [
+        re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
+        for heading in headings
+    ]
 
 
 def test_the_first_page_has_at_most_700_words():

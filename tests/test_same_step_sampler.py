@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,27 +22,28 @@ from batchtune import SameStepBatchSampler, sampler_from_config
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "same_steps.py"
 COUNT = 203
 LENGTHS = np.random.default_rng(0).integers(1, 100, COUNT).astype(float)
-OPTIONS: dict[str, Any] = {
+OPTIONS = {
     "bucket_boundaries": [25, 50, 100],
     "bucket_batch_sizes": [16, 8, 4],
     "own_accumulate": 4,
 }
 
 
-def seedable(generator_seed: int) -> SeedableRandomSampler:
+def seedable(generator_seed):
     return SeedableRandomSampler(range(COUNT), data_seed=generator_seed)
 
 
-def in_batches(sampler: Any) -> BatchSampler:
+def in_batches(sampler):
     return BatchSampler(sampler, 4, drop_last=False)
 
 
-OWN: dict[str, Callable[[int, int], Any]] = {
+OWN = {
     "RandomSampler": lambda rank, ranks: in_batches(RandomSampler(range(COUNT))),
     "DistributedSampler": lambda rank, ranks: in_batches(
-        DistributedSampler(range(COUNT), ranks, rank, seed=3)  # type: ignore[arg-type]
+        DistributedSampler(range(COUNT), ranks, rank, seed=3)
     ),
     "BatchSamplerShard": lambda rank, ranks: BatchSamplerShard(
         in_batches(RandomSampler(range(COUNT))), ranks, rank
@@ -55,14 +55,14 @@ OWN: dict[str, Callable[[int, int], Any]] = {
 }
 
 
-def lightnings(rank: int, ranks: int) -> Any:
+def lightnings(rank, ranks):
     wrapper = pytest.importorskip("lightning.fabric.utilities.distributed")
     return wrapper.DistributedSamplerWrapper(
         RandomSampler(range(COUNT)), num_replicas=ranks, rank=rank
     )
 
 
-def examples_of_steps(batches: list[list[list[int]]], accumulate: int) -> list[Any]:
+def examples_of_steps(batches, accumulate):
     """The sorted examples of each step of all ranks."""
     steps = []
     for start in range(0, len(batches[0]), accumulate):
@@ -96,7 +96,7 @@ def test_each_step_has_the_examples_that_it_has_without(name, ranks):
 
 
 def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler():
-    shards: list[Any] = [OWN["SeedableRandomSampler"](0, 1) for _ in range(2)]
+    shards = [OWN["SeedableRandomSampler"](0, 1) for _ in range(2)]
     wide = {**OPTIONS, "bucket_batch_sizes": [64, 32, 16]}
     sampler = SameStepBatchSampler(shards[0], LENGTHS, accumulate=2, **wide)
     for _ in range(2):  # each pass is another epoch, as without
@@ -104,6 +104,50 @@ def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler():
         cut = list(sampler)
         assert len(cut) == len(sampler) == 26
         assert examples_of_steps([cut], 2) == own
+
+
+@pytest.mark.parametrize("equal_counts", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_of_as_few_micro_batches_as_it_takes(ranks, equal_counts):
+    options = {**OPTIONS, "bucket_batch_sizes": [32, 16, 4]}
+    steps = []
+    for rank in range(ranks):
+        sampler = SameStepBatchSampler(
+            OWN["SeedableRandomSampler"](rank, ranks),
+            LENGTHS,
+            accumulate="fewest",
+            equal_counts=equal_counts,
+            rank=rank,
+            world_size=ranks,
+            **options,
+        )
+        loader = DataLoader(
+            range(COUNT),
+            batch_sampler=sampler,
+            collate_fn=list,
+        )
+        steps.append(list(sampler.steps(loader)))
+        with pytest.raises(TypeError, match="varies"):
+            len(sampler)
+    numbers = [[len(step) for step in of_rank] for of_rank in steps]
+    assert len(set(numbers[0])) > 1 or equal_counts
+    assert numbers[0] == numbers[-1]
+    held = [
+        sorted(index for of_rank in step for batch in of_rank for index in batch)
+        for step in zip(*steps, strict=True)
+    ]
+    own = [list(OWN["SeedableRandomSampler"](rank, ranks)) for rank in range(ranks)]
+    assert held == examples_of_steps(own, 4)
+
+
+def test_the_example_loses_the_same_in_fewer_micro_batches():
+    spec = spec_from_file_location("same_steps", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    example = module_from_spec(spec)
+    spec.loader.exec_module(example)
+    own, cut = example.trained()
+    assert cut[0] == pytest.approx(own[0], rel=1e-5)
+    assert cut[1] < 0.7 * own[1] and cut[2] < 0.7 * own[2]
 
 
 def test_a_random_sampler_of_each_rank_keeps_its_own_examples():
@@ -116,7 +160,7 @@ def test_a_random_sampler_of_each_rank_keeps_its_own_examples():
     assert examples_of_steps([list(sampler)], 4) == examples_of_steps([own], 4)
 
 
-def config_file(folder: Path, **fields: Any) -> Path:
+def config_file(folder, **fields):
     row = replace(made_sweep().rows[0], pool_size=16, accumulate=4)
     config = sampler_config(replace(made_sweep(), rows=[row], recommended=0))
     path = folder / "sampler.yaml"
@@ -130,7 +174,7 @@ def test_a_config_makes_it_around_the_own_batch_sampler(tmp_path):
     own = OWN["RandomSampler"](0, 1)
     with pytest.warns(UserWarning, match="was tuned on other lengths"):
         sampler = SameStepBatchSampler.from_config(path, own, lengths)
-    loader = DataLoader(range(COUNT), batch_sampler=sampler)  # type: ignore[arg-type]
+    loader = DataLoader(range(COUNT), batch_sampler=sampler)
     assert sorted(torch.cat(list(loader)).tolist()) == list(range(COUNT))
     with pytest.raises(ValueError, match=r"SameStepBatchSampler\.from_config"):
         sampler_from_config(path, lengths)
@@ -152,5 +196,7 @@ def test_wrong_arguments_are_named():
     own = OWN["RandomSampler"](0, 1)
     with pytest.raises(ValueError, match="accumulate"):
         SameStepBatchSampler(own, LENGTHS, accumulate=0, **OPTIONS)
+    with pytest.raises(ValueError, match="pair_cost must be finite"):
+        SameStepBatchSampler(own, LENGTHS, pair_cost=-1, **OPTIONS)
     with pytest.raises(ValueError, match="beyond the last"):
         SameStepBatchSampler(own, LENGTHS * 2, **OPTIONS)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,25 +18,23 @@ from torch.utils.data import DataLoader
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
 from batchtune.allocators import VARIABLES
 from batchtune.errors import UsageError
-from batchtune.exports.run_configs import read_any_sampler_yaml, render_sampler_yaml
+from batchtune.exports.reading import read_any_sampler_yaml
+from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.results import SamplerConfig, SamplerEvidence
 
 LENGTHS = np.random.default_rng(0).integers(1, 31, 101).astype(np.float64)
 
 
-POOLS: dict[str, Any] = {**TABLE, "pool_size": 30}
+POOLS = {**TABLE, "pool_size": 30}
 
 
-def in_buckets(lengths: Any = LENGTHS, **options: Any) -> BucketBatchSampler:
+def in_buckets(lengths=LENGTHS, **options):
     return BucketBatchSampler(lengths, **{**TABLE, **options})
 
 
-def in_pools(lengths: Any = LENGTHS, **options: Any) -> PooledBatchSampler:
+def in_pools(lengths=LENGTHS, **options):
     return PooledBatchSampler(lengths, **{**POOLS, **options})
-
-
-Make = Callable[..., BucketBatchSampler | PooledBatchSampler]
 
 
 @pytest.fixture(
@@ -50,7 +45,7 @@ def made(request):
     return request.param
 
 
-def examples(batches: list[list[int]]) -> list[int]:
+def examples(batches):
     return sorted(example for batch in batches for example in batch)
 
 
@@ -305,13 +300,13 @@ def test_a_damaged_state_is_refused(made):
 # With a plain DataLoader.
 
 
-def loader_of(sampler: BucketBatchSampler | PooledBatchSampler, **options: Any) -> Any:
+def loader_of(sampler, **options):
     return DataLoader(
         range(LENGTHS.size), batch_sampler=sampler, collate_fn=list, **options
-    )  # type: ignore[arg-type]
+    )
 
 
-def assert_same_epochs(options: dict[str, Any]) -> None:
+def assert_same_epochs(options):
     loader = loader_of(in_buckets(), **options)
     assert len(loader) == len(in_buckets())
     assert [list(loader) for _ in range(3)] == [
@@ -319,7 +314,7 @@ def assert_same_epochs(options: dict[str, Any]) -> None:
     ]
 
 
-def assert_resumes(options: dict[str, Any], taken: int, leave: bool) -> None:
+def assert_resumes(options, taken, leave):
     """Behind what it delivered, while the first loader runs or after it was left."""
     sampler = in_buckets()
     running = iter(loader_of(sampler, **options))
@@ -389,7 +384,7 @@ def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made):
 # From sampler.yaml.
 
 
-def config_of(lengths: Lengths) -> SamplerConfig:
+def config_of(lengths):
     return SamplerConfig(
         format=SamplerConfig.FORMAT,
         version=SamplerConfig.VERSION,
@@ -424,7 +419,7 @@ def config(made, tmp_path):
     return path
 
 
-def manifest(path: Path, scale: int = 1) -> Path:
+def manifest(path, scale=1):
     rows = "".join(
         f"{number},{int(length) * scale},{number + 1}\n"
         for number, length in enumerate(LENGTHS)
@@ -441,9 +436,7 @@ def test_arguments_go_before_the_config(made, config):
 
 
 SCALES = ("1/1000", 0.001, Fraction(1, 1000))
-IN_MS: list[Any] = [
-    {"length_key": "duration", "length_scale": scale} for scale in SCALES
-]
+IN_MS = [{"length_key": "duration", "length_scale": scale} for scale in SCALES]
 
 
 @pytest.mark.parametrize(
@@ -458,7 +451,7 @@ IN_MS: list[Any] = [
 def test_a_config_makes_the_sampler_that_it_describes(
     made, config, tmp_path, source, options
 ):
-    sources: dict[str, Any] = {
+    sources = {
         "array": LENGTHS,
         "manifest in s": manifest(tmp_path / "s.csv"),
         "manifest in ms": manifest(tmp_path / "ms.csv", scale=1000),
@@ -503,7 +496,7 @@ def test_other_lengths_than_those_tuned_on_are_a_warning(config):
         assert told[0].filename == __file__
 
 
-def cuda_runs(patch: pytest.MonkeyPatch, *segments: bool) -> None:
+def cuda_runs(patch, *segments):
     """This process uses CUDA, and torch's allocator holds such segments there."""
     patch.setattr(torch.cuda, "is_initialized", lambda: True)
     patch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
@@ -513,7 +506,7 @@ def cuda_runs(patch: pytest.MonkeyPatch, *segments: bool) -> None:
         patch.delenv(name, raising=False)
 
 
-def measured_with(config: Path, allocator: str | None) -> Any:
+def measured_with(config, allocator):
     """The sampler of a config whose batches were measured with an allocator."""
     read = read_any_sampler_yaml(config)
     evidence = msgspec.structs.replace(read.evidence, allocator=allocator)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ class Made:
 
     pool_size: int | None = None
 
-    def __call__(self, **options: Any) -> BucketBatchSampler | PooledBatchSampler:
+    def __call__(self, **options):
         if self.pool_size is None:
             return BucketBatchSampler(LENGTHS, **TABLE, **options)
         return PooledBatchSampler(LENGTHS, pool_size=self.pool_size, **TABLE, **options)
@@ -56,28 +54,28 @@ def workers(request, monkeypatch):
     return workers
 
 
-def epoch(number: int, **options: Any) -> list[list[int]]:
+def epoch(number, **options):
     return list(made(epoch=number, **options))
 
 
 class Examples(Dataset[torch.Tensor]):
     """An example is its own index."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return LENGTHS.size
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.tensor([float(index)])
 
 
-def indices(batch: torch.Tensor) -> list[int]:
+def indices(batch):
     return [int(index) for index in batch.flatten().tolist()]
 
 
 # torchdata
 
 
-def stateful(**options: Any) -> Any:
+def stateful(**options):
     loaders = pytest.importorskip("torchdata.stateful_dataloader")
     return loaders.StatefulDataLoader(Examples(), batch_sampler=made(), **options)
 
@@ -87,7 +85,7 @@ PERSISTENT = {**TWO, "persistent_workers": True}
 SNAPSHOTS = {**TWO, "snapshot_every_n_steps": 4}
 
 
-def assert_goes_on(options: dict[str, Any], taken: int | None) -> None:
+def assert_goes_on(options, taken):
     loader = stateful(**options)
     assert [indices(batch) for batch in loader] == epoch(0)
     running = iter(loader)
@@ -142,29 +140,29 @@ def test_a_stateful_loader_goes_on_after_an_abandoned_epoch(options):
 # Lightning
 
 
-def lightning_module() -> Any:
+def lightning_module():
     lightning = pytest.importorskip("lightning")
 
-    class Tiny(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
+    class Tiny(lightning.LightningModule):
+        def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)
-            self.seen: list[list[list[int]]] = []
+            self.seen = []
 
-        def on_train_epoch_start(self) -> None:
+        def on_train_epoch_start(self):
             self.seen.append([])
 
-        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+        def training_step(self, batch, _):
             self.seen[-1].append(indices(batch))
             return self.layer(batch / 100).mean()
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 1e-3)
 
     return Tiny()
 
 
-def trainer(tmp_path: Path, **options: Any) -> Any:
+def trainer(tmp_path, **options):
     from lightning import Trainer
 
     return Trainer(
@@ -179,7 +177,7 @@ def trainer(tmp_path: Path, **options: Any) -> Any:
     )
 
 
-def lambda_callback(**hooks: Any) -> Any:
+def lambda_callback(**hooks):
     from lightning.pytorch.callbacks import LambdaCallback
 
     return LambdaCallback(**hooks)
@@ -202,7 +200,7 @@ def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path, workers
     module = lightning_module()
     steps = len(made()) + 4
 
-    def save(*_: Any) -> None:
+    def save(*_):
         if first.global_step == steps:
             first.save_checkpoint(tmp_path / "some.ckpt")
 
@@ -237,7 +235,7 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path, workers):
     accelerate = pytest.importorskip("accelerate")
     pytest.importorskip("torchdata.stateful_dataloader")
 
-    def prepared() -> tuple[Any, Any]:
+    def prepared():
         options = accelerate.DataLoaderConfiguration(use_stateful_dataloader=True)
         accelerator = accelerate.Accelerator(cpu=True, dataloader_config=options)
         return accelerator, accelerator.prepare(
@@ -289,7 +287,7 @@ def test_accelerate_deals_the_batches_of_one_rank_to_processes():
     assert found == set(range(LENGTHS.size))
 
 
-def sharded(sampler: Any) -> Any:
+def sharded(sampler):
     return pytest.importorskip("accelerate.data_loader").prepare_data_loader(
         DataLoader(Examples(), batch_sampler=sampler),
         num_processes=2,
@@ -297,12 +295,12 @@ def sharded(sampler: Any) -> Any:
     )
 
 
-def skipped_then_sharded(sampler: Any) -> Any:
+def skipped_then_sharded(sampler):
     data_loader = pytest.importorskip("accelerate.data_loader")
     return sharded(data_loader.SkipBatchSampler(sampler, 1))
 
 
-def dispatched(sampler: Any) -> Any:
+def dispatched(sampler):
     loader = pytest.importorskip("accelerate.data_loader").prepare_data_loader(
         DataLoader(Examples(), batch_sampler=sampler),
         put_on_device=True,
@@ -313,7 +311,7 @@ def dispatched(sampler: Any) -> Any:
     return loader
 
 
-def wrapped(sampler: Any) -> Any:
+def wrapped(sampler):
     distributed = pytest.importorskip("lightning.fabric.utilities.distributed")
     dealt = distributed.DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
     return DataLoader(Examples(), batch_sampler=dealt)
@@ -343,21 +341,21 @@ def test_dealing_a_stream_twice_is_an_error():
 # transformers
 
 
-def transformers_trainer(tmp_path: Path, **options: Any) -> Any:
+def transformers_trainer(tmp_path, **options):
     transformers = pytest.importorskip("transformers")
 
     class Tiny(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)
-            self.seen: list[list[int]] = []
+            self.seen = []
 
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        def forward(self, x):
             self.seen.append(indices(x))
             return {"loss": self.layer(x / 100).mean()}
 
-    class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
-        def get_train_dataloader(self) -> DataLoader[torch.Tensor]:
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self):
             return DataLoader(
                 self.train_dataset,
                 batch_sampler=made(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -27,11 +26,11 @@ EXAMPLES = [{"id": number, "length": RANDOM.randint(1, 30)} for number in range(
 ALGORITHMS = ("bucket", "pool", "pivot")
 
 
-def stream(source: Any = EXAMPLES, **options: Any) -> BucketedStream:
+def stream(source=EXAMPLES, **options):
     return made_stream_of(source, **options)
 
 
-def of_lengths(*lengths: Any) -> list[dict[str, Any]]:
+def of_lengths(*lengths):
     return [{"id": number, "length": length} for number, length in enumerate(lengths)]
 
 
@@ -63,7 +62,7 @@ def test_the_batches_are_those_that_the_sweep_counts(algorithm, shuffle):
 def test_no_more_than_the_buffer_is_read_ahead():
     read = 0
 
-    def counting() -> Iterator[Any]:
+    def counting():
         nonlocal read
         for read, example in enumerate(EXAMPLES, 1):  # noqa: B007  # counts what was read
             yield example
@@ -79,7 +78,7 @@ def test_no_more_than_the_buffer_is_read_ahead():
 def test_a_batch_leaves_when_the_bytes_are_exceeded(algorithm, shuffle):
     held = most = 0
 
-    def bytes_of(example: dict[str, Any]) -> int:
+    def bytes_of(example):
         nonlocal held, most
         held += 10 * example["length"]
         most = max(most, held)
@@ -111,7 +110,7 @@ def test_a_source_gets_the_epoch():
     class Source(list[Any]):
         epochs: list[int] = []  # noqa: RUF012  # of this test alone
 
-        def set_epoch(self, epoch: int) -> None:
+        def set_epoch(self, epoch):
             self.epochs.append(epoch)
 
     one = stream(Source(EXAMPLES))
@@ -119,7 +118,7 @@ def test_a_source_gets_the_epoch():
     one.set_epoch(7)
     list(one)
     assert Source.epochs == [0, 7]
-    asked: list[int] = []
+    asked = []
     one = stream(lambda epoch: asked.append(epoch) or EXAMPLES)
     list(one)
     list(one)
@@ -129,7 +128,7 @@ def test_a_source_gets_the_epoch():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("nominal", [None, 300])
 def test_a_plain_loop_resumes_in_mid_epoch(algorithm, nominal):
-    def made() -> BucketedStream:
+    def made():
         return stream(algorithm=algorithm, batches_per_epoch=nominal)
 
     one = made()
@@ -194,7 +193,7 @@ def test_a_state_of_another_stream_is_refused():
         with pytest.raises(
             ValueError, match=r"^.{0,500}not a state of a stream.{0,500}$"
         ):
-            stream().load_state_dict(damaged)  # type: ignore[arg-type]  # on purpose
+            stream().load_state_dict(damaged)
 
 
 @pytest.mark.parametrize("source", [EXAMPLES, lambda epoch: iter(EXAMPLES)])
@@ -289,7 +288,7 @@ def test_a_stream_yaml_makes_a_stream(tmp_path, monkeypatch):
     made = BucketedStream.from_config(
         path, EXAMPLES, length_of=length_of, collate_fn=ids
     )
-    pivots: dict[str, Any] = {
+    pivots = {
         "algorithm": "pivot",
         "max_padding_ratio": 0.25,
         "seed": config.seed,

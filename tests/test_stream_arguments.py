@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +17,8 @@ NAN = float("nan")
 ERRORS = {"match": r"^.{1,600}$"}  # one line that can be read
 
 
-def stream(**options: Any) -> BucketedStream:
-    given: dict[str, Any] = {
+def stream(**options):
+    given = {
         "source": [1.0 + number % 20 for number in range(50)],
         "length_of": float,
         "bucket_boundaries": [10.0, 20.0],
@@ -28,11 +27,11 @@ def stream(**options: Any) -> BucketedStream:
     return BucketedStream(**{**given, **options})
 
 
-def size_of(value: Any) -> dict[str, Any]:
+def size_of(value):
     return {"buffer_bytes": 50, "bytes_of": lambda example: value}
 
 
-def lengths_of(*values: Any) -> dict[str, Any]:
+def lengths_of(*values):
     return {"source": range(len(values)), "length_of": lambda example: values[example]}
 
 

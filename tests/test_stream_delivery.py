@@ -7,7 +7,6 @@ import itertools
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,21 +14,21 @@ from cli.conftest import run_here
 from manifests.samples import shard
 from msgspec import structs
 
-from batchtune.exports.run_configs import read_stream_yaml, render_stream_yaml
+from batchtune.exports.reading import read_stream_yaml
+from batchtune.exports.run_configs import render_stream_yaml
 from batchtune.manifests import load_stream
 from batchtune.results import StreamSweep, read_result, write_result
 from batchtune.streams.simulated import sample_random, stored_stream, stream_epoch
 
 SHARDS, EXAMPLES, SEED, SHARDS_SHUFFLED = 12, 15, 3, 4
 SIZES = {4: 15, 8: 8, 12: 5, 20: 3, 30: 2}
-Shape = list[float]
 
 
 @pytest.fixture(scope="session")
 def swept(made_once):
     """A folder with 12 shards of arrays with 1 to 30 rows, and the run folder of their sweep."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         draw = np.random.default_rng(0)
         for place in range(SHARDS):
             members = []
@@ -63,11 +62,11 @@ def swept(made_once):
     return made_once("swept-stream", make)
 
 
-def shards(folder: Path) -> list[str]:
+def shards(folder):
     return sorted(map(str, folder.glob("*.tar")))
 
 
-def copied(swept: Path, folder: Path, algorithm: Any, **settings: int) -> Path:
+def copied(swept, folder, algorithm, **settings):
     """A copy of the run folder, with another algorithm, table and way of the shards to workers."""
     run = Path(shutil.copytree(swept / "run", folder / "run"))
     sweep = read_result(run / "stream.json", StreamSweep)
@@ -86,19 +85,17 @@ def copied(swept: Path, folder: Path, algorithm: Any, **settings: int) -> Path:
     return run
 
 
-def length_of(example: dict[str, Any]) -> float:
+def length_of(example):
     return float(example["npy"].shape[0])
 
 
-def worker_and_shape(examples: list[dict[str, Any]]) -> list[float]:
+def worker_and_shape(examples):
     from torch.utils.data import get_worker_info
 
     return [get_worker_info().id, len(examples), max(map(length_of, examples))]
 
 
-def delivered(
-    swept: Path, run: Path, *, workers: int, shuffle_buffer: int = 0, **options: int
-) -> list[list[float]]:
+def delivered(swept, run, *, workers, shuffle_buffer=0, **options):
     """The worker and the shape of each batch that a DataLoader delivers, by what it decoded."""
     import webdataset
     from torch.utils.data import DataLoader
@@ -122,7 +119,7 @@ def delivered(
     )
 
 
-def simulated(swept: Path, run: Path) -> list[Shape]:
+def simulated(swept, run):
     config = read_stream_yaml(run / "stream.yaml")
     epoch = stream_epoch(
         stored_stream(load_stream(shards(swept)), run, SEED), config, 0

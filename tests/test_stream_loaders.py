@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from itertools import chain, islice
-from typing import Any
 
 import pytest
 from loader_workers import end_loader_workers
 from made_samplers import made_stream_of
 from torch.utils.data import DataLoader
-
-from batchtune import BucketedStream
 
 # Loaders and their processes warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -30,15 +26,15 @@ EXAMPLES = [
 ]
 
 
-def stream(source: Any = EXAMPLES, **options: Any) -> BucketedStream:
+def stream(source=EXAMPLES, **options):
     return made_stream_of(source, **options)
 
 
-def loaded(made: Any, workers: int = 2, **options: Any) -> Any:
+def loaded(made, workers=2, **options):
     return DataLoader(made, batch_size=None, num_workers=workers, **options)
 
 
-def seen(batches: Iterable[list[str]]) -> list[str]:
+def seen(batches):
     return sorted(chain(*batches))
 
 
@@ -91,7 +87,7 @@ def test_persistent_workers_see_the_epoch(context):
 def test_a_stateful_loader_resumes_in_mid_epoch(nominal):
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    def loader(persistent: bool) -> Any:
+    def loader(persistent):
         # Unequal parts: at the end one worker has finished, and the other has not.
         source = stream(
             lambda epoch: EXAMPLES[::2], split=True, epoch=2, batches_per_epoch=nominal
@@ -126,7 +122,7 @@ def test_a_plain_loops_state_is_not_for_workers():
         list(loaded(other, workers=1))
 
 
-def of_shards(shards: list[int]) -> Iterable[dict[str, Any]]:
+def of_shards(shards):
     for number in shards:
         yield from EXAMPLES[40 * number : 40 * number + 40]
 
@@ -140,7 +136,7 @@ def test_hugging_face_streams_resume_in_workers():
         of_shards, gen_kwargs={"shards": list(range(6))}
     )
 
-    def loader() -> Any:
+    def loader():
         source = whole.shuffle(seed=3, buffer_size=20)
         return StatefulDataLoader(
             stream(source, epoch=4), batch_size=None, num_workers=2

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 from report_records import GIB, made_probe, made_trial
 
-from batchtune.results import Device, DeviceProcess, Trial
+from batchtune.results import DeviceProcess
 from batchtune.trust import (
     busy_with,
     settings_differences,
@@ -19,12 +17,12 @@ from batchtune.trust import (
 MIB = 1 << 20
 
 
-def device(**changes: Any) -> Device:
-    free: dict[str, Any] = {"free_bytes": 139 * GIB, "outside_bytes": GIB}
+def device(**changes):
+    free = {"free_bytes": 139 * GIB, "outside_bytes": GIB}
     return msgspec.structs.replace(made_probe().device, **{**free, **changes})
 
 
-def trial(**changes: Any) -> Trial:
+def trial(**changes):
     return msgspec.structs.replace(
         made_trial(0, changes.pop("outcome", "ok")), **changes
     )

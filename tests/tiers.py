@@ -10,23 +10,21 @@ slowest tests of each tier, so that the next person sees where the time goes.
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Generator
-from typing import Any
 
 import pytest
 
 MOST_TESTS = {"process": 150, "slow": 120}
-collected: Counter[str] = Counter()
+collected = Counter()
 """How many tests of each tier were collected, those included that `-m` leaves out."""
 _SHOWN = 10
 _STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
 
-started: list[str] = []
+started = []
 """The processes that the running test has started."""
-_seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+_seconds = defaultdict(lambda: defaultdict(float))
 
 
-def tier_of(keywords: Any) -> str:
+def tier_of(keywords):
     """The tier of a test with these keywords, which hold its markers' names."""
     if "slow" in keywords:
         return "slow"
@@ -35,7 +33,7 @@ def tier_of(keywords: Any) -> str:
     return "unit"
 
 
-def _note_start(event: str, arguments: tuple[object, ...]) -> None:
+def _note_start(event, arguments):
     if event in _STARTS:
         started.append(f"{event} {arguments[:2]}"[:200])
 
@@ -44,13 +42,13 @@ sys.addaudithook(_note_start)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item):
     started.clear()
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_teardown(item):
     result = yield
     if started and tier_of(item.keywords) == "unit":
         pytest.fail(
@@ -61,15 +59,15 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     collected.update(tier_of(item.keywords) for item in items)
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+def pytest_runtest_logreport(report):
     _seconds[tier_of(report.keywords)][report.nodeid] += report.duration
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter):
     for tier, seconds in sorted(_seconds.items()):
         count = len(seconds)
         total = sum(seconds.values())

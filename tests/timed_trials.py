@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from batchtune.results import Outcome, Trial
+from batchtune.results import Trial
 
 
 def timed_trial(
-    batch_size: int,
-    length: float,
-    seconds: float | None,
+    batch_size,
+    length,
+    seconds,
     *,
-    target: float | None = None,
-    spread: float | None = 0.0,
-    outcome: Outcome = "ok",
-    mean: float | None = None,
-    timed_steps: int = 4,
-) -> Trial:
+    target=None,
+    spread=0.0,
+    outcome="ok",
+    mean=None,
+    timed_steps=4,
+):
     """A warm-up and some timed steps; `spread` is their interquartile range, `mean` their mean, in seconds."""
     return Trial(
         index=0,

@@ -1,8 +1,5 @@
 """A made `training.jsonl`."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import msgspec
 
 from batchtune.results import BatchShape, TrainingStart, TrainingStep, meta_of
@@ -11,13 +8,13 @@ START = TrainingStart(meta=meta_of(TrainingStart), device="made")
 
 
 def step(
-    *batches: tuple[int, float] | tuple[int, float, float],
-    seconds: float | None = 0.1,
-    peak_bytes: int | None = 10**6,
-    oom: str | None = None,
-    rank: int = 0,
-    recording: str = "",
-) -> TrainingStep:
+    *batches,
+    seconds=0.1,
+    peak_bytes=10**6,
+    oom=None,
+    rank=0,
+    recording="",
+):
     """A step over batches of (batch size, length) or (batch size, length, target length)."""
     return TrainingStep(
         rank=rank,
@@ -29,7 +26,7 @@ def step(
     )
 
 
-def write(folder: Path, lines: Sequence[TrainingStart | TrainingStep]) -> Path:
+def write(folder, lines):
     path = folder / "training.jsonl"
     folder.mkdir(exist_ok=True)
     path.write_bytes(b"".join(b"\n" + msgspec.json.encode(line) for line in lines))

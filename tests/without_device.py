@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NoReturn
-
 import pytest
 
 
-def module_without(
-    what: str, module_path: Path, parent: pytest.Collector
-) -> pytest.Module:
+def module_without(what, module_path, parent):
     """A module that is not imported, and is skipped because of what is missing."""
 
     class Skipped(pytest.Module):
-        def collect(self) -> NoReturn:
+        def collect(self):
             pytest.skip(what)
 
     return Skipped.from_parent(parent, path=module_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 # What only a machine that trains has.
 UNINSTALLED = ("torch", "pandas", "pynvml", "nvidia")
 
@@ -22,7 +20,7 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-def blocking(names: tuple[str, ...], folder: Path) -> Path:
+def blocking(names, folder):
     """Makes a folder one that, first on PYTHONPATH, lets no process import these packages."""
     (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(names=names))
     return folder

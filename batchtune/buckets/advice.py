@@ -14,8 +14,10 @@ from batchtune.results import (
     Costed,
     LearningRate,
     Row,
+    StreamRow,
+    StreamSweep,
+    Sweep,
     cost_of,
-    epoch_costs,
     have_times,
 )
 from batchtune.units import (
@@ -30,6 +32,8 @@ from batchtune.units import (
 _TOLERANCE = 0.01
 # With a larger share of mates that meet again, the batches of all epochs are nearly the same.
 _SAME_EVERY_EPOCH = 0.5
+# A smaller share of the cost is no gain.
+_NOTHING = 1e-3
 # Where the number of steps is kept, a row may have this share more of them than another.
 _MORE_STEPS = 0.1
 
@@ -55,10 +59,12 @@ def recommend(
     min_randomness: float | None = None,
     few_shapes: bool = False,
     steps_kept: bool = False,
+    timed: bool = True,
 ) -> Recommendation:
     """Recommend the best bucket table, or pools that are faster at no less randomness.
 
-    Each must cost less than the fixed batch size, shuffled: in estimated time; without times, in batches.
+    Each must cost less than the fixed batch size, shuffled: in estimated time; without times, or if they are not to be
+    compared (`timed`), in batches.
 
     The table is the one with the fewest buckets within 1% of the lowest cost. It must have only proven sizes (unless no
     such table has), and be as random as asked for. Among tables with as many buckets the lower cost decides, then the
@@ -74,15 +80,17 @@ def recommend(
     lengths are compared: with the fixed batch size too, if it makes as few batches as that.
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
-    costs = epoch_costs(rows, steps_kept=steps_kept)
-    timed = have_times([*rows, fixed])
+    timed = timed and have_times(rows)
+    costs = [cost_of(row, timed=timed, steps_kept=steps_kept) for row in rows]
     for index, row in enumerate(rows):
         if row.keeps_examples:
             return Recommendation(index, _why_same(row, timed), None)
     better = [
         index
         for index, row in enumerate(rows)
-        if _beats(row, fixed, timed=timed, steps_kept=steps_kept)
+        if _beats(
+            row, fixed, timed=timed and have_times([fixed]), steps_kept=steps_kept
+        )
     ]
     proven = [index for index in better if not rows[index].unproven]
     tables = [index for index in proven if not rows[index].uses_pools]
@@ -129,23 +137,42 @@ def recommend(
             table,
             "than the best table",
             steps_kept=steps_kept,
+            timed=timed,
         )
-        reason += f"; batch mates meet again in {format_percent(rows[pools].mates_again)} of cases"
+        reason += f"; batch mates meet again in {format_percent(rows[pools].known_mates_again)} of cases"
         if table is not None:
-            reason += f" (with the table {format_percent(rows[table].mates_again)})"
+            reason += (
+                f" (with the table {format_percent(rows[table].known_mates_again)})"
+            )
         return Recommendation(pools, reason, table)
     if table is None:
         return Recommendation(
-            None, _why_none(rows, better, fixed, steps_kept=steps_kept), None
+            None,
+            _why_none(
+                rows,
+                better,
+                fixed,
+                steps_kept=steps_kept,
+                timed=timed and have_times([fixed]),
+            ),
+            None,
         )
     reason = _reason(
-        rows, costs, table, fixed, best, "than the best", steps_kept=steps_kept
+        rows,
+        costs,
+        table,
+        fixed,
+        best,
+        "than the best",
+        steps_kept=steps_kept,
+        timed=timed,
     )
     seconds = rows[table].estimated_epoch_seconds
     for baseline in baselines:
         fixed_seconds = baseline.estimated_epoch_seconds
         if (
-            seconds is not None
+            timed
+            and seconds is not None
             and fixed_seconds is not None
             and fixed_seconds < seconds
         ):
@@ -202,13 +229,15 @@ def _best_pools(
     lowest_cost = min((costs[index] for index in pools), default=math.inf)
     near = [index for index in pools if costs[index] <= lowest_cost * (1 + _TOLERANCE)]
     return min(
-        near, key=lambda index: (rows[index].mates_again, costs[index]), default=None
+        near,
+        key=lambda index: (rows[index].known_mates_again, costs[index]),
+        default=None,
     )
 
 
 def _is_random(row: Row, min_randomness: float | None) -> bool:
     # A billionth less is a rounding error.
-    return row.randomness >= (min_randomness or 0.0) * (1 - 1e-9)
+    return 1 - row.known_mates_again >= (min_randomness or 0.0) * (1 - 1e-9)
 
 
 def _reason(
@@ -220,12 +249,12 @@ def _reason(
     than: str,
     *,
     steps_kept: bool,
+    timed: bool,
 ) -> str:
     """Say what an epoch needs with the chosen row, next to another row and a fixed batch size."""
-    timed = have_times(rows)
 
     def shown(index: int) -> str:
-        return _shown_cost(rows[index], timed, steps_kept)
+        return shown_cost(rows[index], timed, steps_kept)
 
     verb = "takes" if timed else "needs"
     if rows[chosen].uses_pools:
@@ -252,11 +281,12 @@ def _why_same(row: Row, timed: bool) -> str:
     assert row.pool_size is not None
     return (
         f"each optimizer step keeps its {counted(row.pool_size, 'example')}; in {row.name} that takes "
-        f"{_shown_cost(row, timed, steps_kept=True)}"
+        f"{shown_cost(row, timed, steps_kept=True)}"
     )
 
 
-def _shown_cost(row: Row, timed: bool, steps_kept: bool) -> str:
+def shown_cost(row: Row, timed: bool, steps_kept: bool) -> str:
+    """Return what an epoch takes: its estimated time, or its batches; with their padding if their number is kept."""
     batches = f"{format_number(row.batches)} batches"
     if timed and row.estimated_epoch_seconds is not None:
         return f"an estimated {format_seconds(row.estimated_epoch_seconds)} an epoch ({batches})"
@@ -266,7 +296,12 @@ def _shown_cost(row: Row, timed: bool, steps_kept: bool) -> str:
 
 
 def _why_none(
-    rows: Sequence[Row], better: Sequence[int], fixed: Baseline, *, steps_kept: bool
+    rows: Sequence[Row],
+    better: Sequence[int],
+    fixed: Baseline,
+    *,
+    steps_kept: bool,
+    timed: bool,
 ) -> str:
     """Say why no row is recommended."""
     if not rows:
@@ -274,13 +309,13 @@ def _why_none(
     size = format_number(fixed.batch_size)
     if better:
         most_random = min(
-            (rows[index] for index in better), key=lambda row: row.mates_again
+            (rows[index] for index in better), key=lambda row: row.known_mates_again
         )
         return (
             "no row that costs less than a fixed batch size is as random and of as few shapes as asked, with proven "
-            f"sizes; the most random is {most_random.sized_name}, {most_random.randomness:.3g}"
+            f"sizes; the most random is {most_random.sized_name}, {1 - most_random.known_mates_again:.3g}"
         )
-    if have_times([*rows, fixed]):
+    if timed:
         fastest = min(rows, key=lambda row: cost_of(row, timed=True))
         times = [
             format_seconds(cost_of(costed, timed=True)) for costed in (fixed, fastest)
@@ -296,6 +331,37 @@ def _why_none(
         f"no row needs fewer batches than a fixed batch size of {size}, which needs {format_number(fixed.batches)}; "
         f"{fewest.sized_name} needs {format_number(fewest.batches)}"
     )
+
+
+def keeps_steps(sweep: Sweep | StreamSweep) -> bool:
+    """Return whether an epoch keeps its optimizer steps, so that padded lengths compare where times are not known."""
+    return sweep.settings.get("keep") == "same" or sweep.min_steps is not None
+
+
+def keeps_examples(row: Row | StreamRow) -> bool:
+    """Return whether each optimizer step has the examples that it has without batchtune."""
+    return isinstance(row, Row) and row.keeps_examples
+
+
+def keeps_current(
+    sweep: Sweep | StreamSweep, row: Row | StreamRow, *, timed: bool
+) -> bool:
+    """Return whether the user's own config fits, and a row costs no less than that."""
+    current = sweep.current
+    if current is None or sweep.current_fits is False:
+        return False
+    kept = keeps_steps(sweep)
+    own, found = (
+        cost_of(costed, timed=timed, steps_kept=kept) for costed in (current, row)
+    )
+    close = keeps_examples(row) or close_in_steps(current, row)
+    if kept and not timed and not close:
+        return False
+    if abs(own - found) <= _NOTHING * own:
+        return True
+    if timed and row.equal_to_best and current.equal_to_best:
+        return False
+    return own < found
 
 
 def learning_rate(
@@ -385,12 +451,12 @@ def cautions(
 
 def too_few_examples(lengths: Lengths, row: Row) -> Iterator[str]:
     """Warn of a recommended row whose batches are nearly the same in every epoch, as few examples make few batches."""
-    if row.mates_again <= _SAME_EVERY_EPOCH:
+    if row.known_mates_again <= _SAME_EVERY_EPOCH:
         return
     yield (
         f"{counted(lengths.count, 'example')} are too few for {row.name}: batch mates meet again in "
-        f"{format_percent(row.mates_again)} of cases, so an epoch's batches are nearly those of the one before. Fewer "
-        "buckets (--num-buckets), or more optimizer steps (--min-steps), mix them better"
+        f"{format_percent(row.known_mates_again)} of cases, so an epoch's batches are nearly those of the one before. "
+        "Fewer buckets (--num-buckets), or more optimizer steps (--min-steps), mix them better"
     )
 
 

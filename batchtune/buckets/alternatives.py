@@ -17,13 +17,18 @@ from batchtune.buckets.optimal import optimal_table_2d
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import (
     ON_ONE_RANK,
-    Dealing,
-    Drawing,
     EpochShapes,
+    RankSplit,
+    ShuffleKey,
     lay_out,
     shapes_of,
 )
-from batchtune.epochs.measured_costs import Costs, share_of
+from batchtune.epochs.measured_costs import (
+    Costs,
+    StepTimeFunction,
+    batch_seconds,
+    share_of,
+)
 from batchtune.epochs.simulation import simulate_length_grouped
 from batchtune.epochs.table import BucketTable, Limits, batch_sizes_for
 from batchtune.errors import UsageError
@@ -36,6 +41,9 @@ _ANY_BATCH_SIZE = 2**53
 _HALVINGS = 30
 # Shuffles to average over: an epoch has many batches, so they differ little.
 _SHUFFLES = 3
+# Lengths and shares of the batch sizes at which throughput is compared.
+_OF_THROUGHPUT = 128
+_SHARES = 128
 # Of more examples, so many that are evenly spaced in order of length stand for all.
 _MOST_SIMULATED = 1 << 24
 
@@ -113,7 +121,7 @@ def _simulated(batching: Batching, pricing: Pricing) -> tuple[int, float | None]
     batcher = batching.batcher(lengths.values, lengths.targets)
     shapes = []
     for epoch in range(_SHUFFLES):
-        drawing = Drawing(epoch=epoch)
+        drawing = ShuffleKey(epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
         shapes.append(shapes_of(cut, drawing, lengths.values, lengths.targets))
     _, seconds = replace(pricing, dealing=ON_ONE_RANK).mean_cost(shapes, scale)
@@ -142,7 +150,7 @@ def fixed_baselines(
     layout = lay_out(
         np.array([in_order.count]),
         table.batch_sizes,
-        Dealing(world_size=pricing.dealing.world_size),
+        RankSplit(world_size=pricing.dealing.world_size),
     )
     targets = None
     if in_order.targets is not None:
@@ -256,7 +264,27 @@ def share_for(lengths: Lengths, limits: Limits, fewest: int) -> float:
     return share
 
 
-def check_min_steps(min_steps: int, lengths: Lengths, dealing: Dealing) -> None:
+def share_within(
+    fraction: float, pricing: Pricing, limits: Limits, step_seconds: StepTimeFunction
+) -> float:
+    """Return the smallest share of the batch sizes that fit with which full batches reach a part of the throughput.
+
+    It is that of the best share, in examples a second, by the times of batches of equal lengths.
+    """
+    lengths = pricing.lengths.evenly(_OF_THROUGHPUT)
+    fits = limits.batch_sizes(lengths.values, limits.sizings[-1])
+    cost = batch_seconds(step_seconds, pricing.targets)
+    shares = np.geomspace(1 / fits.max(), 1.0, _SHARES)
+    seconds = []
+    for share in shares:
+        sizes = share_of(fits, share).astype(np.float64)
+        seconds.append(float((cost(sizes, lengths.values) / sizes).sum()))
+    best = min(seconds)
+    reaching = [seconds_of_share * fraction <= best for seconds_of_share in seconds]
+    return float(shares[reaching.index(True)])
+
+
+def check_min_steps(min_steps: int, lengths: Lengths, dealing: RankSplit) -> None:
     """Raise UsageError if not even batches of one make so many optimizer steps."""
     if fewest_batches(min_steps, dealing) <= lengths.count:
         return
@@ -270,7 +298,7 @@ def check_min_steps(min_steps: int, lengths: Lengths, dealing: Dealing) -> None:
     )
 
 
-def fewest_batches(min_steps: int, dealing: Dealing) -> int:
+def fewest_batches(min_steps: int, dealing: RankSplit) -> int:
     """Return the fewest batches of an epoch, over all ranks, that make so many optimizer steps."""
     return (min_steps - 1) * dealing.world_size * dealing.accumulate + 1
 

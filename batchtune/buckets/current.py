@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -13,21 +14,30 @@ from batchtune.buckets.current_settings import (
     OPTION,
     YOURS,
     Boundaries,
-    Given,
+    GivenSettings,
     Known,
-    Length,
+    SettingLength,
     Settings,
-    Size,
-    Sizes,
+    SettingSize,
+    SettingSizes,
     read_settings,
 )
-from batchtune.buckets.epoch_cost import Priced, Pricing
+from batchtune.buckets.epoch_cost import Pricing, TimedRow
 from batchtune.buckets.strategies import capped_by_num_buckets
-from batchtune.configs import LIMITS, Block, Recipe, entries
+from batchtune.configs import LIMITS, Recipe, RecipeBlock, entries
 from batchtune.epochs.batchers import Batching
+from batchtune.epochs.own_batches import recorded
 from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import Lengths
-from batchtune.results import OwnBatches, Row, Script, Sizing
+from batchtune.results import (
+    TRAINING_FILE,
+    OwnBatches,
+    Row,
+    Script,
+    Sizing,
+    TrainingStep,
+    read_training,
+)
 from batchtune.units import counted, format_length
 
 _LARGEST_NUM_BUCKETS = 100_000
@@ -51,7 +61,7 @@ class TableSettings(Settings, frozen=True, kw_only=True):
         """Return the batches that the settings make; raises ValueError if they make none."""
         raise NotImplementedError
 
-    def priced(self, pricing: Pricing, batching: Batching) -> Priced:
+    def priced(self, pricing: Pricing, batching: Batching) -> TimedRow:
         """Return the row of these batches in a sweep."""
         return pricing.priced("current", self.SIZING, batching)
 
@@ -79,8 +89,8 @@ class OwnTable(TableSettings, frozen=True, kw_only=True):
     SIGNS = ("bucket_batch_sizes",)
 
     bucket_boundaries: Boundaries
-    bucket_batch_sizes: Sizes
-    pool_size: Size | None = None
+    bucket_batch_sizes: SettingSizes
+    pool_size: SettingSize | None = None
     batch_overhead: Annotated[float, msgspec.Meta(ge=0, le=1e15)] | None = None
 
     def __post_init__(self) -> None:
@@ -108,12 +118,12 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
     SIGNS = (*LIMITS, "bucket_boundaries")
     SIZING = "length"
 
-    max_batch_length: Length
+    max_batch_length: SettingLength
     num_buckets: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_NUM_BUCKETS)] | None = (
         None
     )
     bucket_boundaries: Boundaries | None = None
-    max_batch_ex: Size | None = None
+    max_batch_ex: SettingSize | None = None
     shuffle: bool | None = None
     batch_ordering: Literal["random", "ascending", "descending"] | None = None
     drop_last: bool | None = None
@@ -129,7 +139,7 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
             raise ValueError("bucket_boundaries must ascend")
 
     @classmethod
-    def find(cls, recipe: Recipe) -> Block | None:
+    def find(cls, recipe: Recipe) -> RecipeBlock | None:
         """Return the training's block; None if `dynamic_batching` turns it off."""
         switch = entries(recipe.root).get("dynamic_batching")
         if switch is not None and recipe.value(switch) is False:
@@ -184,7 +194,7 @@ class FixedSize(TableSettings, frozen=True, kw_only=True):
     NAME = "fixed"
     SIGNS = ("batch_size",)
 
-    batch_size: Size
+    batch_size: SettingSize
 
     @property
     def random_batch_size(self) -> int | None:
@@ -218,7 +228,7 @@ class CountedBatches(TableSettings, frozen=True, kw_only=True):
         table = BucketTable(boundaries, np.array([sizes[edge] for edge in boundaries]))
         return Batching(table.extended_to(lengths.longest), pool_size=lengths.count)
 
-    def priced(self, pricing: Pricing, batching: Batching) -> Priced:
+    def priced(self, pricing: Pricing, batching: Batching) -> TimedRow:
         """Return the row of the batches that were counted."""
         return pricing.of_own(self.own, batching)
 
@@ -234,30 +244,87 @@ class CountedBatches(TableSettings, frozen=True, kw_only=True):
         return {"sampler": self.own.sampler}
 
 
-Current = Given[TableSettings]
+class RecordedBatches(TableSettings, frozen=True, kw_only=True):
+    """What a recorded training made, in place of a script's own batch sampler."""
+
+    NAME = "recorded"
+
+    steps: list[TrainingStep]
+
+    def counted(self, lengths: Lengths) -> CountedBatches:
+        """Return them as those of an epoch; raises ValueError if they are others."""
+        own = recorded(self.steps, lengths)
+        if own is None:
+            raise ValueError(
+                "the last training recorded there made no padded batches of these lengths"
+            )
+        return CountedBatches(own=own)
+
+    def batching(self, lengths: Lengths) -> Batching:
+        """Return the largest batches with each longest example."""
+        return self.counted(lengths).batching(lengths)
+
+    def priced(self, pricing: Pricing, batching: Batching) -> TimedRow:
+        """Return the row of the batches that were recorded."""
+        return self.counted(pricing.lengths).priced(pricing, batching)
+
+    def describe(self, unit: str | None) -> str:
+        """Return what was recorded."""
+        return f"the recorded training, of {counted(len(self.steps), 'step')}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the number of steps."""
+        return {"steps": len(self.steps)}
+
+
+Current = GivenSettings[TableSettings]
 _TABLES: Known[TableSettings] = Known(
     kinds=(OwnTable, SpeechBrainSettings, FixedSize),
     hint=(
         f"Write {OPTION} key=value,key=value or the path of a SpeechBrain YAML. Known are max_batch_length with "
         "num_buckets or bucket_boundaries (and max_batch_ex), bucket_boundaries with bucket_batch_sizes, and "
-        "batch_size. Batches that another framework makes are measured by recording a training: "
-        "`batchtune record -- COMMAND`."
+        "batch_size. Any other batches are recorded with `batchtune record -- COMMAND`, and compared with --current "
+        "RUN/training.jsonl."
     ),
     lacking="settings of a DynamicBatchSampler (max_batch_length with num_buckets or bucket_boundaries)",
 )
 
 
 def read_current(text: str) -> Current:
-    """Read and check a user's current batching settings; raises as `read_settings` does."""
+    """Read and check a user's current batching settings; raises as `read_settings` does.
+
+    The path of a `training.jsonl` stands for the last training recorded there.
+    """
+    if Path(text).name == TRAINING_FILE:
+        return recorded_current(Path(text))
     return read_settings(text, _TABLES)
 
 
 def fixed_batches(batch_size: int, source: str) -> Current:
     """Return random batches of one size as a user's settings; `source` says where they stand."""
     settings = FixedSize(batch_size=batch_size)
-    return Given(
+    return GivenSettings(
         settings=settings, names=frozenset(settings.__struct_fields__), source=source
     )
+
+
+def recorded_current(path: Path) -> Current:
+    """Return the batches of the last recorded training; raises ResultError if the file can't be read."""
+    settings = RecordedBatches(steps=read_training(path)[-1].steps)
+    return GivenSettings(
+        settings=settings,
+        names=frozenset(settings.__struct_fields__),
+        source=path.name,
+    )
+
+
+def known_recording(path: Path, lengths: Lengths) -> Current | None:
+    """Return the same where there is one, of padded batches of these lengths."""
+    if not path.exists():
+        return None
+    if recorded(read_training(path)[-1].steps, lengths) is None:
+        return None
+    return recorded_current(path)
 
 
 def own_current(script: Script) -> Current | None:
@@ -268,7 +335,7 @@ def own_current(script: Script) -> Current | None:
     if script.own_batches is None:
         return None
     counted_batches = CountedBatches(own=script.own_batches)
-    return Given(
+    return GivenSettings(
         settings=counted_batches,
         names=frozenset(counted_batches.__struct_fields__),
         source=source,

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from batchtune.configs import (
-    Block,
     Recipe,
+    RecipeBlock,
     entries,
     product_of,
     read_text,
@@ -39,10 +39,14 @@ _LISTS = ("bucket_boundaries", "bucket_batch_sizes")
 _OLD_NAMES = {"max_batch_len": "max_batch_length", "shuffle_ex": "shuffle"}
 
 # No length is outside this range, in any unit; beyond it, boundaries would overflow or coincide.
-Length = Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]
-Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-Boundaries = Annotated[list[Length], msgspec.Meta(min_length=1, max_length=100_000)]
-Sizes = Annotated[list[Size], msgspec.Meta(min_length=1, max_length=100_000)]
+SettingLength = Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]
+SettingSize = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+Boundaries = Annotated[
+    list[SettingLength], msgspec.Meta(min_length=1, max_length=100_000)
+]
+SettingSizes = Annotated[
+    list[SettingSize], msgspec.Meta(min_length=1, max_length=100_000)
+]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,12 +63,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     AROUND: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def find(cls, recipe: Recipe) -> Block | None:
+    def find(cls, recipe: Recipe) -> RecipeBlock | None:
         """Return the settings of the training in a recipe; None without any, ResultError if there are several."""
         return None
 
     @classmethod
-    def check_block(cls, recipe: Recipe, block: Block) -> None:
+    def check_block(cls, recipe: Recipe, block: RecipeBlock) -> None:
         """Raise ResultError if a block of a recipe can't be reproduced."""
         recipe.check_block(block)
 
@@ -87,7 +91,7 @@ class Known(Generic[AnySettings]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given(Generic[AnySettings]):
+class GivenSettings(Generic[AnySettings]):
     """Settings as a user gave them: `source` is `--current` or the file's name, `key_path` the place in the file.
 
     `names` are those of the settings that were given; the others have their defaults.
@@ -115,7 +119,7 @@ class Given(Generic[AnySettings]):
         return {**record, "kind": self.settings.NAME, "describe": describe, **values}
 
 
-def read_settings(text: str, known: Known[AnySettings]) -> Given[AnySettings]:
+def read_settings(text: str, known: Known[AnySettings]) -> GivenSettings[AnySettings]:
     """Read and check settings.
 
     The text is `key=value,key=value` (a list is written with colons, `bucket_boundaries=2:4:8.5`), the path of a
@@ -137,7 +141,7 @@ def read_settings(text: str, known: Known[AnySettings]) -> Given[AnySettings]:
 
 def _of_file(
     file: Path, key_path: str | None, known: Known[AnySettings]
-) -> Given[AnySettings]:
+) -> GivenSettings[AnySettings]:
     """Read the training's settings from a recipe, at `key_path` or where they are found; other keys may be code."""
     recipe = Recipe.parse(
         read_text(file, file.name, "Give a SpeechBrain training YAML."), file.name
@@ -168,7 +172,7 @@ def _of_file(
 
 def _training_settings(
     recipe: Recipe, known: Known[AnySettings]
-) -> tuple[type[AnySettings], Block]:
+) -> tuple[type[AnySettings], RecipeBlock]:
     for kind in known.kinds:
         block = kind.find(recipe)
         if block is not None:
@@ -181,7 +185,7 @@ def _training_settings(
 
 def _settings_at(
     recipe: Recipe, keys: tuple[str, ...], known: Known[AnySettings]
-) -> tuple[type[AnySettings], Block]:
+) -> tuple[type[AnySettings], RecipeBlock]:
     block = recipe.block_at(keys)
     for kind in known.kinds:
         if block is not None and block.has_any(kind.SIGNS):
@@ -192,7 +196,7 @@ def _settings_at(
     )
 
 
-def _written_out(text: str, known: Known[AnySettings]) -> Given[AnySettings]:
+def _written_out(text: str, known: Known[AnySettings]) -> GivenSettings[AnySettings]:
     values: dict[str, Any] = {}
     for pair in text.split(","):
         name, separator, value = (part.strip() for part in pair.partition("="))
@@ -227,7 +231,7 @@ def _checked(
     source: str,
     key_path: str | None,
     known: Known[AnySettings],
-) -> Given[AnySettings]:
+) -> GivenSettings[AnySettings]:
     renamed = {}
     for name, value in values.items():
         whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
@@ -237,7 +241,9 @@ def _checked(
     except msgspec.ValidationError as error:
         raise _wrong(source, key_path, invalid_field(error), known.hint) from error
     names = frozenset(renamed)
-    return Given(settings=settings, names=names, source=source, key_path=key_path)
+    return GivenSettings(
+        settings=settings, names=names, source=source, key_path=key_path
+    )
 
 
 def _wrong(

@@ -12,10 +12,10 @@ from msgspec import structs
 
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import ExpectedBatches, Tally, expected_batches
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing, EpochShapes
+from batchtune.epochs.layout import ON_ONE_RANK, EpochShapes, RankSplit
 from batchtune.epochs.measured_costs import (
     Costs,
-    StepSeconds,
+    StepTimeFunction,
     TypicalTargets,
     batch_seconds,
 )
@@ -24,7 +24,7 @@ from batchtune.epochs.simulation import (
     SimulatedEpochs,
     mates_in_buckets,
     simulate_epochs,
-    with_overhead,
+    with_costs,
 )
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable
@@ -38,7 +38,7 @@ from batchtune.results import (
     SweepSettings,
 )
 
-AnyRow = TypeVar("AnyRow", Row, StreamRow)
+RowT = TypeVar("RowT", Row, StreamRow)
 
 # Times that differ by no more than two standard errors of their difference are taken for equal.
 _WITHIN_ERRORS = 2.0
@@ -81,7 +81,7 @@ class EpochTime:
         }
 
 
-class Priced(NamedTuple):
+class TimedRow(NamedTuple):
     """A row of a sweep, and its time; None without step times."""
 
     row: Row
@@ -104,9 +104,9 @@ class Pricing:
     lengths: Lengths
     total: float
     max_batch_length: float
-    step_seconds: StepSeconds | None = None
+    step_seconds: StepTimeFunction | None = None
     targets: TypicalTargets | None = None
-    dealing: Dealing = ON_ONE_RANK
+    dealing: RankSplit = ON_ONE_RANK
     proven: Callable[[FloatArray], IntArray] | None = None
     seed: int = 0
 
@@ -128,7 +128,7 @@ class Pricing:
             max_batch_length=max_batch_length,
             step_seconds=costs.step_seconds,
             targets=TypicalTargets.of(padded),
-            dealing=Dealing(
+            dealing=RankSplit(
                 world_size=settings.world_size or costs.world_size,
                 same_bucket=settings.same_bucket,
                 accumulate=settings.accumulate or costs.accumulate,
@@ -162,7 +162,7 @@ class Pricing:
             seconds = float(np.mean(times)) * scale
         return max(padded * scale, self.total), seconds
 
-    def priced(self, strategy: str, sizing: Sizing, batching: Batching) -> Priced:
+    def priced(self, strategy: str, sizing: Sizing, batching: Batching) -> TimedRow:
         """Return the row of batches that hold all lengths: exactly in buckets, by simulation in pools."""
         if batching.uses_pools:
             return self.of_epochs(strategy, sizing, self.simulated(batching))
@@ -172,7 +172,7 @@ class Pricing:
 
     def of_table(
         self, strategy: str, sizing: Sizing, num_buckets: int, table: BucketTable
-    ) -> Priced:
+    ) -> TimedRow:
         """Return the row of a table that holds all lengths, on average over shuffles.
 
         It is exact, but for the time that several ranks take: epochs are simulated.
@@ -203,7 +203,7 @@ class Pricing:
         sizing: Sizing,
         simulated: SimulatedEpochs,
         batches: int | None = None,
-    ) -> Priced:
+    ) -> TimedRow:
         """Return the row of pools: means over simulated epochs; `batches` where their number is known."""
         ranks = self.dealing.world_size
         numbers = np.array([len(shapes) for shapes in simulated.shapes])
@@ -229,7 +229,7 @@ class Pricing:
             batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(simulated.scale),
         )
 
-    def of_own(self, own: OwnBatches, batching: Batching) -> Priced:
+    def of_own(self, own: OwnBatches, batching: Batching) -> TimedRow:
         """Return the row of batches that were counted; `batching` holds the largest of them."""
         targets = None
         if self.targets is not None:
@@ -246,10 +246,13 @@ class Pricing:
             seconds = mean * own.batches / self.dealing.world_size
             errors = shape_errors(self.step_seconds, shapes, seconds)
             time = EpochTime(seconds=seconds, errors=errors)
+        mates = None
+        if own.mates_again is not None:
+            mates = Mates(own.mates_again, None)
         priced = self._priced(
             batching,
             Tally.of(shapes.buckets, shapes.batch_sizes),
-            Mates(own.mates_again, None),
+            mates,
             time,
             strategy="current",
             sizing="frontier",
@@ -266,11 +269,11 @@ class Pricing:
         return simulate_epochs(batching, self.lengths, self.dealing, self.seed)
 
     def best_cut(self, batching: Batching) -> SimulatedEpochs:
-        """Return epochs in pools as they are, or cut for the least cost if that gains more than 0.3%."""
+        """Return epochs in pools, or steps, as they are, or cut for the least cost if that gains more than 0.3%."""
         filled = self.simulated(batching)
         if self.step_seconds is None:
             return filled
-        costed = with_overhead(filled, self.step_seconds)
+        costed = with_costs(filled, self.step_seconds)
         if costed is None:
             return filled
         cheapest = self.simulated(costed)
@@ -282,7 +285,7 @@ class Pricing:
         return filled
 
     def _table_time(
-        self, expected: ExpectedBatches, step_seconds: StepSeconds
+        self, expected: ExpectedBatches, step_seconds: StepTimeFunction
     ) -> EpochTime:
         if self.dealing.world_size > 1:
             time = self._simulated_time(
@@ -301,7 +304,7 @@ class Pricing:
         return EpochTime(seconds=seconds, errors=errors)
 
     def _simulated_time(
-        self, simulated: SimulatedEpochs, step_seconds: StepSeconds
+        self, simulated: SimulatedEpochs, step_seconds: StepTimeFunction
     ) -> EpochTime:
         times = simulated.seconds(step_seconds, self.dealing)
         seconds = float(times.mean())
@@ -336,10 +339,10 @@ class Pricing:
         self,
         batching: Batching,
         tally: Tally,
-        mates: Mates,
+        mates: Mates | None,
         time: EpochTime | None,
         **figures: Any,
-    ) -> Priced:
+    ) -> TimedRow:
         """Return the row with these figures, and those that follow from them."""
         batches: int = figures["batches"]
         largest, longest = batching.largest_batches(self.lengths.histogram)
@@ -361,20 +364,21 @@ class Pricing:
             batch_size_variation=tally.batch_size_variation,
             steps=self.dealing.steps(batches),
             unproven=unproven,
-            mates_again=mates.again,
-            length_correlation=mates.correlation,
+            mates_again=None if mates is None else mates.again,
+            length_correlation=None if mates is None else mates.correlation,
             pool_size=batching.pool_size,
             batch_overhead=batching.batch_overhead,
             accumulate=batching.accumulate,
             equal_counts=batching.equal_counts,
+            pair_cost=batching.pair_cost,
         )
         if time is not None:
             row = structs.replace(row, ranks=time.ranks, **time.fields())
-        return Priced(row, time)
+        return TimedRow(row, time)
 
 
 def time_errors(
-    step_seconds: StepSeconds,
+    step_seconds: StepTimeFunction,
     sizes: FloatArray,
     lengths: FloatArray,
     targets: FloatArray | None,
@@ -391,7 +395,7 @@ def time_errors(
 
 
 def shape_errors(
-    step_seconds: StepSeconds, shapes: EpochShapes, seconds: float
+    step_seconds: StepTimeFunction, shapes: EpochShapes, seconds: float
 ) -> FloatArray | None:
     """Return the errors of the time of an epoch with these batches; some of them stand for all.
 
@@ -415,7 +419,7 @@ def shape_errors(
     )
 
 
-def with_equals(timed: Sequence[tuple[AnyRow, EpochTime | None]]) -> list[AnyRow]:
+def with_equals(timed: Sequence[tuple[RowT, EpochTime | None]]) -> list[RowT]:
     """Return the rows, each marked as equal to the fastest one or not."""
     equal = equal_to_best([time for _, time in timed])
     return [

@@ -10,7 +10,7 @@ import numpy as np
 
 from batchtune.buckets.alternatives import fewest_batches
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import PackedCosts
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
@@ -117,7 +117,7 @@ def tokens_of(lengths: Lengths, budget: Budget) -> IntArray:
 
 
 def with_min_packed_steps(
-    budget: Budget, lengths: Lengths, min_steps: int, dealing: Dealing
+    budget: Budget, lengths: Lengths, min_steps: int, dealing: RankSplit
 ) -> Budget:
     """Return the budget, smaller if an epoch must have so many optimizer steps: they need as many micro-batches.
 
@@ -141,7 +141,7 @@ def with_min_packed_steps(
 def sweep_packers(
     budget: Budget,
     lengths: Lengths,
-    dealing: Dealing,
+    dealing: RankSplit,
     seed: int,
     padded: Row | Baseline,
     max_batch_length: float,

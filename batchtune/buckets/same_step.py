@@ -9,10 +9,10 @@ from itertools import islice
 import numpy as np
 
 from batchtune.buckets.current import Current
-from batchtune.buckets.epoch_cost import Priced, Pricing
+from batchtune.buckets.epoch_cost import Pricing, TimedRow
 from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.same_step import equal_parts, micro_batches, most_held
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
@@ -34,10 +34,10 @@ class OwnSteps:
     """
 
     batch_size: int
-    dealing: Dealing
+    dealing: RankSplit
 
     @classmethod
-    def of(cls, current: Current | None, dealing: Dealing) -> OwnSteps | None:
+    def of(cls, current: Current | None, dealing: RankSplit) -> OwnSteps | None:
         """Return the steps of the user's current settings; None if those don't say which examples a step has."""
         if current is None or current.settings.random_batch_size is None:
             return None
@@ -101,7 +101,7 @@ def _by_default(
 
 def same_step_rows(
     pricing: Pricing, limits: Limits, settings: SweepSettings, own: OwnSteps
-) -> Iterator[Priced]:
+) -> Iterator[TimedRow]:
     """Yield the rows of as many micro-batches as now, and of the fewest that every step fits into.
 
     Where the user says how many (`micro_batches`), the row of these is the first.
@@ -139,7 +139,7 @@ def same_step_rows(
         yield of_steps.of_epochs(
             SAME_STEP,
             sizing,
-            of_steps.simulated(batching),
+            of_steps.best_cut(batching),
             batches=own.batches(pricing.lengths.count, accumulate),
         )
 

@@ -13,10 +13,14 @@ import numpy as np
 from msgspec import structs
 
 from batchtune.buckets.advice import (
+    Recommendation,
     cautions,
+    keeps_current,
+    keeps_steps,
     kept_steps,
     learning_rate,
     recommend,
+    shown_cost,
     too_few_examples,
     trade_off,
 )
@@ -26,11 +30,17 @@ from batchtune.buckets.alternatives import (
     fixed_baselines,
     lower_bound,
     share_for,
+    share_within,
     two_dimensional_rows,
 )
-from batchtune.buckets.current import Current, current_batching, own_current
+from batchtune.buckets.current import (
+    Current,
+    current_batching,
+    known_recording,
+    own_current,
+)
 from batchtune.buckets.current_settings import YOURS
-from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
+from batchtune.buckets.epoch_cost import Pricing, TimedRow, with_equals
 from batchtune.buckets.packed import (
     Packing,
     sweep_packers,
@@ -41,7 +51,7 @@ from batchtune.buckets.same_step import OwnSteps, kept, same_step_rows
 from batchtune.buckets.strategies import PACKED, STRATEGIES, Problem, sizes_up_to
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import (
     Costs,
     ProvenBy,
@@ -61,6 +71,7 @@ from batchtune.results import (
     TRAINING_FILE,
     BucketUse,
     HistogramBin,
+    Keep,
     PackedRow,
     Probe,
     Proof,
@@ -75,6 +86,7 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.run_folder import clear_run, holds_other_lengths
+from batchtune.trust import WORST_COMPARED_ERROR
 
 NO_PACKING = Packing()
 # So many sizes of pools are compared, from this many examples to all.
@@ -133,7 +145,7 @@ def run_sweep(
             "Add --max-tokens N, or probe a workload that packs.",
         )
     limit = needed_limit(known, costs, folder)
-    dealing = Dealing(
+    dealing = RankSplit(
         world_size=settings.world_size or costs.world_size,
         accumulate=settings.accumulate or costs.accumulate,
     )
@@ -144,6 +156,8 @@ def run_sweep(
         packed_share = budget.max_tokens / whole
     if current is None and costs.script is not None:
         current = own_current(costs.script)
+    if current is None:
+        current = known_recording(folder / TRAINING_FILE, lengths)
     swept = sweep(lengths, limit, settings, costs, current, on_row, refuted)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
@@ -250,7 +264,7 @@ def sweep(
         max_batch_size=settings.max_batch_size or costs.max_batch_size,
     )
     fitting = _limits(lengths, max_batch_length, settings, costs)
-    dealing = Dealing(
+    dealing = RankSplit(
         world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
     )
     own = OwnSteps.of(current, dealing)
@@ -280,13 +294,20 @@ def sweep(
         if settings.multiple_of is not None:
             padded = lengths.padded_to(settings.multiple_of)
         share = share_for(padded, fitting, fewest)
+    if settings.throughput_fraction is not None:
+        share = _share_within(
+            settings.throughput_fraction,
+            Pricing.of(lengths, max_batch_length, settings, costs),
+            fitting,
+            keep,
+        )
     if share < 1.0:
         max_batch_length = shrunk_limit(max_batch_length, share, lengths)
         costs = shrunk(costs, share)
     limits = _limits(lengths, max_batch_length, settings, costs)
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     priced = []
-    of_steps: Iterator[Priced] = iter(())
+    of_steps: Iterator[TimedRow] = iter(())
     if keep == "same":
         if own is None:
             raise UsageError(
@@ -303,14 +324,28 @@ def sweep(
     ]
     # Not made smaller in proportion: their sizes are those that others would take for as many steps.
     baselines = fixed_baselines(pricing, fitting, fewest)
-    recommendation = recommend(
-        rows,
-        baselines,
-        min_randomness=settings.min_randomness,
-        few_shapes=settings.multiple_of is not None,
-        steps_kept=settings.min_steps is not None,
-    )
+
+    def recommended_by(*, times: bool) -> Recommendation:
+        return recommend(
+            rows,
+            baselines,
+            min_randomness=settings.min_randomness,
+            few_shapes=settings.multiple_of is not None,
+            steps_kept=settings.min_steps is not None,
+            timed=times,
+        )
+
+    timed = costs.compares_times
+    recommendation = recommended_by(times=timed)
+    if timed and _is_rough(row_at(rows, recommendation.row)):
+        timed = False
+        recommendation = recommended_by(times=False)
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
+    if settings.throughput_fraction is not None:
+        reason += (
+            f"; batches are {share:.2g} times as large as what fits, which reach {settings.throughput_fraction:.0%} of "
+            "the best throughput"
+        )
     recommended = row_at(rows, recommendation.row)
     warnings = [*cautions(lengths, limits, fitting, rows), *costs.warnings]
     if recommended is not None and not recommended.keeps_examples:
@@ -329,23 +364,72 @@ def sweep(
         recommended_table=recommendation.portable,
         reason=reason,
         warnings=warnings,
-        trade_off=trade_off(costs_of_rows, [row.mates_again for row in rows]),
+        trade_off=trade_off(costs_of_rows, [row.known_mates_again for row in rows]),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
+        gradient=None if costs.script is None else costs.script.gradient,
     )
     if current is not None:
         swept = _with_current(swept, current, lengths, pricing, limits, fitting, priced)
+        if recommended is not None and keeps_current(
+            swept, recommended, timed=timed and swept.has_times
+        ):
+            return _keeping(swept, recommended, timed=timed and swept.has_times)
     if recommended is None:
         return swept
     rate = None
     if keep == "nothing":
         rate = learning_rate(swept.current, baselines[0], recommended)
+    change = None
+    if swept.gradient is not None and recommended.keeps_examples:
+        change = swept.gradient.of_cut(equal_counts=recommended.equal_counts)
     return structs.replace(
         swept,
         learning_rate=rate,
+        gradient_difference=change,
         buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
     )
+
+
+def _is_rough(row: Row | None) -> bool:
+    """Return whether the time of a row is not known well enough to compare it."""
+    if row is None or not row.estimated_epoch_seconds:
+        return False
+    error = row.estimated_epoch_error_seconds or 0.0
+    return 2 * error > WORST_COMPARED_ERROR * row.estimated_epoch_seconds
+
+
+def _keeping(swept: Sweep, row: Row, *, timed: bool) -> Sweep:
+    """Return a sweep that recommends to keep the user's own config: this row, its best, gains nothing."""
+    assert swept.current is not None
+    steps_kept = keeps_steps(swept)
+    own, best = (
+        shown_cost(compared, timed, steps_kept) for compared in (swept.current, row)
+    )
+    return structs.replace(
+        swept,
+        recommended=None,
+        recommended_table=None,
+        reason=f"keep your current config: an epoch takes {own}; with {row.sized_name} {best}",
+    )
+
+
+def _share_within(
+    fraction: float, pricing: Pricing, limits: Limits, keep: Keep
+) -> float:
+    """Return the share of `alternatives.share_within`. Raises UsageError if it is not known, or steps are kept."""
+    if keep != "nothing":
+        raise UsageError(
+            f"--throughput-fraction makes batches smaller, and --keep {keep} says already how large they are",
+            "Leave out one of the two, or add --keep nothing.",
+        )
+    if pricing.step_seconds is None:
+        raise UsageError(
+            "--throughput-fraction needs step times, and none are known",
+            "Measure them with `batchtune probe-oom`, or leave it out.",
+        )
+    return share_within(fraction, pricing, limits, pricing.step_seconds)
 
 
 def _limits(
@@ -368,7 +452,7 @@ def _limits(
 
 def _rows(
     pricing: Pricing, limits: Limits, settings: SweepSettings
-) -> Iterator[Priced]:
+) -> Iterator[TimedRow]:
     problems = {sizing: _problem(pricing, limits, sizing) for sizing in limits.sizings}
     for name in settings.strategies:
         # `run_sweep` compares packers.
@@ -444,7 +528,7 @@ def _with_current(
     pricing: Pricing,
     limits: Limits,
     fitting: Limits,
-    priced: Sequence[Priced],
+    priced: Sequence[TimedRow],
 ) -> Sweep:
     """Return the sweep with the user's own settings as a row, whose batches are padded as they come.
 

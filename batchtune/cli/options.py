@@ -43,7 +43,7 @@ AnyLengths = TypeVar("AnyLengths")
 AnyValue = TypeVar("AnyValue")
 
 Kept = Literal["same", "steps", "nothing"]
-Task = Literal["causal-lm", "sequence-classification", "ctc", "speech-seq2seq"]
+ModelTask = Literal["causal-lm", "sequence-classification", "ctc", "speech-seq2seq"]
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 BUCKETS = "Bucket tables"
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
@@ -363,7 +363,7 @@ class WorkloadOptions:
         "W",
     )
     task: Annotated[
-        Task | None,
+        ModelTask | None,
         option(
             "For transformers: causal-lm, sequence-classification, ctc or speech-seq2seq. Its examples are random. "
             "--set takes TrainingArguments, such as bf16=true, and lora=RANK.",
@@ -656,8 +656,8 @@ class SweepOptions:
     ] = None
     current: str | None = setting(
         "Your current settings, to compare with: max_batch_length=600,num_buckets=200, batch_size=16 or "
-        "bucket_boundaries=4:8,bucket_batch_sizes=32:16, or a SpeechBrain YAML. By default a script's own batch size, "
-        "if its DataLoader shuffles, or those of its own sampler. `batchtune record` measures any other training's.",
+        "bucket_boundaries=4:8,bucket_batch_sizes=32:16, a SpeechBrain YAML, or the training.jsonl of `batchtune "
+        "record`. By default a script's own batch size, if its DataLoader shuffles, or those of its own sampler.",
         "WHAT",
     )
     pool_size: str | None = setting(
@@ -693,6 +693,11 @@ class SweepOptions:
         "With --keep same: the micro-batches of a step hold the same number of examples, for a loss that is a mean "
         "over the examples of each.",
         default=False,
+    )
+    throughput_fraction: float | None = setting(
+        "With --keep nothing: the smallest batches that reach this part of the best throughput, such as 0.95, instead "
+        "of the largest that fit. Needs step times.",
+        "F",
     )
     accumulate: int | None = setting(
         "Gradient accumulation steps; ranks only wait for each other at the last one (default: those of the probed "

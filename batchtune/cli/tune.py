@@ -112,7 +112,7 @@ def tune(
     """
     started = time.monotonic()
     from batchtune.buckets.alternatives import check_min_steps
-    from batchtune.epochs.layout import Dealing
+    from batchtune.epochs.layout import RankSplit
     from batchtune.proving import Prover
     from batchtune.reports import load_run, render
     from batchtune.results import checked
@@ -132,7 +132,7 @@ def tune(
         lengths = source.load(quiet=run.quiet)
         if sweep_settings.min_steps is not None:
             # Before the probe, which takes minutes; its ranks may allow even fewer.
-            dealing = Dealing(
+            dealing = RankSplit(
                 world_size=sweep_settings.world_size or 1,
                 accumulate=sweep_settings.accumulate or 1,
             )

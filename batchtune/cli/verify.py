@@ -202,7 +202,7 @@ def sampler_plan(
     quiet: bool,
 ) -> VerifyPlan:
     """Return the plan to run the batches of the folder's `sampler.yaml`."""
-    from batchtune.exports.run_configs import read_sampler_yaml
+    from batchtune.exports.reading import read_sampler_yaml
     from batchtune.results import SAMPLER_FILE
 
     _check_padded(folder)
@@ -221,7 +221,7 @@ def _stream_plan(
     stored: StreamLengths, folder: Path, settings: VerifySettings
 ) -> VerifyPlan:
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
-    from batchtune.exports.run_configs import read_stream_yaml
+    from batchtune.exports.reading import read_stream_yaml
     from batchtune.results import STREAM_CONFIG_FILE
 
     _check_padded(folder)

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from batchtune.epochs.layout import (
     EXAMPLES,
-    Cut,
-    Dealing,
-    Drawing,
+    EpochBatches,
     Indices,
     Layout,
+    RankSplit,
+    ShuffleKey,
     deal,
     index_dtype,
     lay_out,
@@ -54,7 +54,8 @@ class Batching:
     the sum of both is least; without, each batch holds as many examples as fit.
 
     With `accumulate`, each pool is an optimizer step of all ranks: its examples are cut into this many micro-batches
-    for each rank, with the least padding or, with `equal_counts`, of the same number of examples.
+    for each rank, with the least padding or, with `equal_counts`, of the same number of examples. With `pair_cost`, the
+    cost of a pair of positions of an example in that of a position, all these costs are least, not the padding.
     """
 
     table: BucketTable  # in pools, a batch holds at most the batch size of its longest example's bucket
@@ -63,6 +64,7 @@ class Batching:
     batch_overhead: float | None = None
     accumulate: int | None = None
     equal_counts: bool = False
+    pair_cost: float | None = None
 
     @classmethod
     def of(cls, made: Row | SamplerConfig) -> Batching:
@@ -77,6 +79,7 @@ class Batching:
             made.batch_overhead,
             made.accumulate,
             made.equal_counts,
+            made.pair_cost,
         )
 
     @property
@@ -118,11 +121,11 @@ class Batcher(ABC):
     """A data set that can be cut into the batches of any epoch."""
 
     @abstractmethod
-    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+    def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, cut into as many batches in every epoch: trainers ask for their number once."""
 
     @abstractmethod
-    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+    def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the number of batches of each rank, without cutting an epoch if possible."""
 
 
@@ -138,7 +141,7 @@ class BucketBatcher(Batcher):
         self._counts = np.bincount(buckets, minlength=batch_sizes.size)
         self._batch_sizes = batch_sizes
 
-    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+    def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, cut bucket by bucket.
 
         Shuffling each bucket gives the same distribution as shuffling all examples and then sorting them into buckets,
@@ -146,28 +149,30 @@ class BucketBatcher(Batcher):
         """
         layout = lay_out(self._counts, self._batch_sizes, dealing)
         if not drawing.shuffle:
-            return Cut(self._order, layout)
+            return EpochBatches(self._order, layout)
         random = drawing.stream(EXAMPLES)
         order: Indices = self._order.copy()
         for bucket in np.split(order, np.cumsum(self._counts)[:-1]):
             random.shuffle(bucket)
-        return Cut(order, layout)
+        return EpochBatches(order, layout)
 
-    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+    def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the number of batches of each rank."""
         return lay_out(self._counts, self._batch_sizes, dealing).batches_per_rank
 
 
 class ReshuffledBatcher(Batcher):
-    """Examples of which some shuffles make more batches than others; all epochs have as many as the first ones."""
+    """Batches whose number depends on the shuffle: every epoch is brought to the maximum of the first ones."""
 
     def __init__(self, count: int) -> None:
         """Take so many examples."""
         self._count = count
-        self._per_rank: dict[tuple[int, bool, Dealing], int] = {}
-        self._first_steps: dict[tuple[Drawing, Dealing], tuple[Indices, Layout]] = {}
+        self._per_rank: dict[tuple[int, bool, RankSplit], int] = {}
+        self._first_steps: dict[
+            tuple[ShuffleKey, RankSplit], tuple[Indices, Layout]
+        ] = {}
 
-    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+    def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, cut pool by pool.
 
         An epoch with fewer batches than others has its largest ones split in two; one with more is reshuffled. With
@@ -188,7 +193,7 @@ class ReshuffledBatcher(Batcher):
                 break
         return self._dealt(examples, steps, wanted)
 
-    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+    def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the most batches of the first three epochs, with `drop_last` the fewest."""
         plan = (drawing.seed, drawing.shuffle, dealing)
         if plan not in self._per_rank:
@@ -207,13 +212,13 @@ class ReshuffledBatcher(Batcher):
         """Return the number of batches of each rank that a shuffle makes."""
         return steps_per_rank(steps)
 
-    def _dealt(self, examples: Indices, steps: Layout, per_rank: int) -> Cut:
+    def _dealt(self, examples: Indices, steps: Layout, per_rank: int) -> EpochBatches:
         """Return the batches of the ranks, so many each."""
         dealt = deal(steps, per_rank)
-        return Cut(examples, replace(dealt, most_per_rank=per_rank))
+        return EpochBatches(examples, replace(dealt, most_per_rank=per_rank))
 
     @abstractmethod
-    def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
+    def _steps(self, drawing: ShuffleKey, dealing: RankSplit) -> tuple[Indices, Layout]:
         """Return the examples of a shuffle, and its batches or, with `same_bucket`, its steps of all ranks."""
 
 
@@ -235,7 +240,7 @@ class PoolBatcher(ReshuffledBatcher):
         self._batching = batching
         self._pools = batching.pools_of(lengths.size)
 
-    def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
+    def _steps(self, drawing: ShuffleKey, dealing: RankSplit) -> tuple[Indices, Layout]:
         """Return the examples, and the pools' batches, or with `same_bucket` those of all ranks of a step in one."""
         count = self._count
         overhead = self._batching.batch_overhead
@@ -294,7 +299,7 @@ class StepBatcher(Batcher):
         self._lengths = lengths
         self._batching = batching
 
-    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+    def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, step by step; the micro-batches of a step stay together."""
         batching = self._batching
         assert batching.pool_size is not None
@@ -313,13 +318,14 @@ class StepBatcher(Batcher):
             self._batching.table,
             dealing.world_size,
             self._batching.equal_counts,
+            self._batching.pair_cost,
         )
         batches = [batch for step, _ in cutter.epoch(steps) for batch in step]
         sizes = np.array([batch.size for batch in batches])
         limiting = self._batching.table.assign(
             np.array([self._lengths[batch].max() for batch in batches])
         )
-        return Cut(
+        return EpochBatches(
             np.concatenate(batches),
             Layout(
                 np.cumsum(sizes) - sizes,
@@ -333,7 +339,7 @@ class StepBatcher(Batcher):
             ),
         )
 
-    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+    def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the number of micro-batches of each rank."""
         return self.cut(drawing, dealing).layout.batches_per_rank
 

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing, lay_out
+from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, lay_out
 from batchtune.epochs.measured_costs import BatchCost
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
@@ -72,7 +72,7 @@ class Tally:
 
 
 def tally(
-    counts: IntArray, batch_sizes: IntArray, dealing: Dealing = ON_ONE_RANK
+    counts: IntArray, batch_sizes: IntArray, dealing: RankSplit = ON_ONE_RANK
 ) -> Tally:
     """Count the batches that `lay_out` cuts, by bucket and size.
 
@@ -89,7 +89,7 @@ def tally(
             np.append(layout.buckets, np.arange(counts.size)),
             np.append(layout.batch_sizes, batch_sizes),
         )
-        # Of each bucket one full batch was counted that there is not.
+        # Each bucket's full batches were counted once too often.
         full = counted.batch_sizes == batch_sizes[counted.buckets]
         numbers = counted.numbers.copy()
         numbers[full] += steps[counted.buckets[full]] * dealing.together - 1
@@ -131,7 +131,7 @@ class ExpectedBatches:
 
 
 def expected_batches(
-    histogram: Histogram, table: BucketTable, dealing: Dealing = ON_ONE_RANK
+    histogram: Histogram, table: BucketTable, dealing: RankSplit = ON_ONE_RANK
 ) -> ExpectedBatches:
     """Return the batches to expect when each bucket's examples are shuffled and cut into batches.
 

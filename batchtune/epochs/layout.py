@@ -1,6 +1,6 @@
 """One epoch's batches: cut from buckets or pools, dealt to ranks, put in order, and their shapes.
 
-A batcher (`epochs.batchers`) orders an epoch's examples and cuts them into batches, as many for each rank: a `Cut`.
+A batcher (`epochs.batchers`) orders an epoch's examples and cuts them into `EpochBatches`, as many for each rank.
 `drawn` puts these batches in order, those of all ranks; `shapes_of` returns their shapes. The sampler, the verification
 and the simulation of an epoch are these steps. `lengths` always has the shape (examples,).
 """
@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.measured_costs import StepSeconds
 from batchtune.lengths import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from batchtune.epochs.measured_costs import StepTimeFunction
 
 Indices: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 """Indices of examples: 32 bits wide where these suffice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dealing:
+class RankSplit:
     """How buckets become the batches of all ranks, which always have the same number.
 
     Attributes:
@@ -48,7 +50,7 @@ class Dealing:
         return -(-batches // (self.world_size * self.accumulate))
 
 
-ON_ONE_RANK = Dealing()
+ON_ONE_RANK = RankSplit()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +62,7 @@ class Layout:
     buckets: IntArray  # the bucket whose batch size limits the batch
     # Whether it holds what the full batches of its bucket or pool leave over.
     rest: npt.NDArray[np.bool_]
-    dealing: Dealing
+    dealing: RankSplit
     count: int  # of examples in the data set
     in_order: bool = False  # whether unshuffled batches come in this order; else as their last examples are read
     in_steps: bool = (
@@ -100,7 +102,7 @@ def index_dtype(largest: int) -> type[np.signedinteger[Any]]:
     return np.int64
 
 
-def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout:
+def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: RankSplit) -> Layout:
     """Cut buckets into batches so that every rank has the same number, and every example is in one of them.
 
     Each bucket is cut into full batches and a rest, as `deal` describes; the arguments are as for `tally`.
@@ -202,7 +204,7 @@ _BATCHES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
+class ShuffleKey:
     """The order in which examples and batches come.
 
     `shuffle` is of the examples, within their buckets or before pools are taken, and of the batches (`ordering`
@@ -225,7 +227,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cut:
+class EpochBatches:
     """One epoch's examples in their order, shape (examples,), and the batches as positions in them."""
 
     examples: Indices
@@ -246,7 +248,7 @@ class Cut:
 
 
 def drawn(
-    cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None
+    cut: EpochBatches, drawing: ShuffleKey, lengths: npt.NDArray[Any] | None = None
 ) -> IntArray:
     """Return the indices of batches in their order, shape (steps × world_size,); `lengths` if batches are sorted.
 
@@ -312,14 +314,16 @@ class EpochShapes:
         """The sum of the batches' padded lengths."""
         return float(self.batch_sizes @ self.lengths)
 
-    def seconds(self, step_seconds: StepSeconds) -> FloatArray:
+    def seconds(self, step_seconds: StepTimeFunction) -> FloatArray:
         """Return the time of each batch."""
         sizes = self.batch_sizes.astype(np.float64)
         if self.targets is None:
             return step_seconds(sizes, self.lengths)
         return step_seconds(sizes, self.lengths, self.targets)
 
-    def epoch_seconds(self, step_seconds: StepSeconds, dealing: Dealing) -> float:
+    def epoch_seconds(
+        self, step_seconds: StepTimeFunction, dealing: RankSplit
+    ) -> float:
         """Return the time of the epoch, whose batches ranks take in turn; a step lasts as long as its slowest batch."""
         seconds = np.zeros(
             dealing.steps(len(self)) * dealing.world_size * dealing.accumulate
@@ -334,7 +338,10 @@ class EpochShapes:
 
 
 def shapes_of(
-    cut: Cut, drawing: Drawing, lengths: FloatArray, targets: FloatArray | None = None
+    cut: EpochBatches,
+    drawing: ShuffleKey,
+    lengths: FloatArray,
+    targets: FloatArray | None = None,
 ) -> EpochShapes:
     """Return the shapes of the batches that all ranks have in one epoch: those of step 0, rank by rank, then step 1."""
     layout = cut.layout

@@ -19,10 +19,15 @@ from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import FrontierPoint, PackedModel, PackedProbe, Probe, Script
-from batchtune.trust import WITHOUT_COMMUNICATION, WORST_TIME_ERROR
+from batchtune.trust import (
+    WITHOUT_COMMUNICATION,
+    WORST_COMPARED_ERROR,
+    WORST_TIME_ERROR,
+    rough_times,
+)
 
 _UNLIMITED = 2**53
-Sizes: TypeAlias = Callable[[FloatArray], IntArray]
+SizeFunction: TypeAlias = Callable[[FloatArray], IntArray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +111,7 @@ class Frontier:
 
 
 def largest_max_batch_length(
-    frontier: Sizes, histogram: Histogram, max_batch_size: int | None = None
+    frontier: SizeFunction, histogram: Histogram, max_batch_size: int | None = None
 ) -> float:
     """Return the largest M such that for every distinct length u max(1, int(M / u)) examples of length u fit.
 
@@ -163,7 +168,7 @@ _GROUPS = 1024
 _BUCKETS = 16
 JointSizes: TypeAlias = Callable[[FloatArray, FloatArray], IntArray]
 ProvenBy: TypeAlias = Callable[[float, int], "int | None"]
-StepSeconds: TypeAlias = Callable[..., FloatArray]
+StepTimeFunction: TypeAlias = Callable[..., FloatArray]
 """Batch sizes, longest lengths and (if any) longest target lengths → seconds of one training step, by element."""
 
 BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
@@ -231,23 +236,25 @@ class Costs:
         proven: Lengths → the largest batch size that is proven to fit, 0 without a proof; `joint_proven` likewise.
         joint_lengths: The lengths at which pairs were measured.
         proven_by: (longest length, batch size) → index of the trial that proves such a batch, or None.
+        compares_times: Whether the step times are exact enough to tell which batches are faster.
         packed: What a probe of packed batches measured; then there is nothing of padded ones.
         script: What was learned of an unchanged script that pads.
     """
 
-    frontier: Sizes | None = None
-    continued_frontier: Sizes | None = None
-    step_seconds: StepSeconds | None = None
+    frontier: SizeFunction | None = None
+    continued_frontier: SizeFunction | None = None
+    step_seconds: StepTimeFunction | None = None
     device_name: str | None = None
     world_size: int = 1
     accumulate: int = 1
     max_batch_size: int | None = None
     warnings: tuple[str, ...] = ()
     joint_frontier: JointSizes | None = None
-    proven: Sizes | None = None
+    proven: SizeFunction | None = None
     joint_proven: JointSizes | None = None
     joint_lengths: FloatArray = field(default_factory=lambda: np.empty(0))
     proven_by: ProvenBy | None = None
+    compares_times: bool = True
     packed: PackedCosts | None = None
     script: Script | None = None
 
@@ -276,6 +283,11 @@ def costs_of(probe: Probe) -> Costs:
     if model is not None and model.relative_error <= WORST_TIME_ERROR:
         # Corrections are ratios to the model: this scales all times.
         times = StepTimes.of(probe.trials, model).scaled(_time_ratio(probe))
+    compares_times = (
+        model is not None
+        and model.relative_error <= WORST_COMPARED_ERROR
+        and not rough_times(probe.device, probe.trials)
+    )
     frontier = Frontier.of(probe.frontier)
 
     def proven_by(longest: float, batch_size: int) -> int | None:
@@ -298,6 +310,7 @@ def costs_of(probe: Probe) -> Costs:
         else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
         proven_by=proven_by,
         step_seconds=times,
+        compares_times=compares_times,
         warnings=_cautions(probe, timed=times is not None),
     )
     if not probe.joint_frontier:
@@ -447,7 +460,7 @@ class TypicalTargets:
 
 
 def batch_seconds(
-    step_seconds: StepSeconds,
+    step_seconds: StepTimeFunction,
     targets: TypicalTargets | None,
     above: Callable[[FloatArray], FloatArray] | None = None,
 ) -> BatchCost:

@@ -1,17 +1,20 @@
-"""What an epoch of a script's own batches comes to, by the examples that they hold."""
+"""What an epoch of a training's own batches comes to, by the examples that they hold, or by a recording."""
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from batchtune.epochs.layout import ON_ONE_RANK, Cut, Layout
+from batchtune.epochs.layout import ON_ONE_RANK, EpochBatches, Layout
 from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
-from batchtune.lengths import IntArray, Lengths
-from batchtune.results import BatchShape, OwnBatches
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import BatchShape, OwnBatches, TrainingStep
 
+PADDED_BEYOND = 1.5
+"""Batches can be padded a little beyond the longest example, but no further."""
 # Of more batches, this many stand for all.
 _MOST_SHAPES = 256
 # An epoch whose examples are more or less than those of the data by a larger share is no epoch of it.
@@ -43,8 +46,7 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
     worst = np.full(sizes.size, None)
     if targets is not None:
         worst = first.longest(targets, every)
-    places = np.linspace(0, sizes.size - 1, min(sizes.size, _MOST_SHAPES))
-    kept = np.argsort(sizes * longest)[places.astype(int)]
+    kept = _kept(sizes * longest)
     of_each = (values[kept].tolist() for values in (sizes, longest, worst))
     mates = mates_in_cuts([first, second], values)
     # Mates that meet again may do so on another rank: this one has only a part of them in its second epoch.
@@ -60,10 +62,51 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
     )
 
 
-def _cut(epoch: IntArray, count: int) -> Cut:
+def recorded(steps: Sequence[TrainingStep], lengths: Lengths) -> OwnBatches | None:
+    """Return what the batches of a recording come to in an epoch.
+
+    None without any, if some are packed, or if their lengths count another unit than those of the data. A recording
+    says how large its batches were, not which examples were in them.
+    """
+    batches = [shape for step in steps if step.oom is None for shape in step.batches]
+    if not batches or any(shape.sequences is not None for shape in batches):
+        return None
+    if max(shape.length for shape in batches) > PADDED_BEYOND * lengths.longest:
+        return None
+    epochs = sum(shape.batch_size for shape in batches) / lengths.count
+    padded_lengths = np.array([shape.padded_length for shape in batches])
+    shapes = []
+    for index in _kept(padded_lengths):
+        shape = batches[index]
+        # Batches may be padded a little beyond the longest example.
+        length = min(max(shape.length, lengths.shortest), lengths.longest)
+        target_length = shape.target_length
+        if target_length is None:
+            target_length = lengths.worst_target(length)
+        shapes.append(BatchShape(shape.batch_size, length, target_length))
+    return OwnBatches(
+        sampler="a recorded training",
+        ranks=len({step.rank for step in steps}),
+        batches=max(1, round(len(batches) / epochs)),
+        padded_length=float(padded_lengths.sum()) / epochs,
+        shapes=shapes,
+    )
+
+
+def _kept(padded_lengths: FloatArray) -> IntArray:
+    """Return which batches stand for all: evenly spaced in the order of their padded lengths."""
+    count = padded_lengths.size
+    places = np.linspace(0, count - 1, min(count, _MOST_SHAPES))
+    kept: IntArray = np.argsort(padded_lengths)[places.astype(int)]
+    return kept
+
+
+def _cut(epoch: IntArray, count: int) -> EpochBatches:
     """Return the batches of an epoch, shape (2, examples): the number of its batch, and the example."""
     batches, examples = epoch
     sizes = np.bincount(batches)
     none = np.zeros_like(sizes)
     starts = np.cumsum(sizes) - sizes
-    return Cut(examples, Layout(starts, sizes, none, none > 0, ON_ONE_RANK, count))
+    return EpochBatches(
+        examples, Layout(starts, sizes, none, none > 0, ON_ONE_RANK, count)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.own_batches import PADDED_BEYOND
 from batchtune.epochs.step_times import StepTimes
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
@@ -26,8 +28,6 @@ from batchtune.trust import WORST_TIME_ERROR
 
 # Models take the square of the number of trials.
 _MOST_TRIALS = 200
-# Batches can be padded a little beyond the longest example, but no further.
-_PADDED_BEYOND = 1.5
 
 
 def trials_of(steps: Sequence[TrainingStep], lengths: Lengths) -> list[Trial]:
@@ -41,7 +41,7 @@ def trials_of(steps: Sequence[TrainingStep], lengths: Lengths) -> list[Trial]:
         if not step.batches:
             continue
         largest = max(step.batches, key=lambda shape: shape.padded_length)
-        if largest.length > _PADDED_BEYOND * lengths.longest:
+        if largest.length > PADDED_BEYOND * lengths.longest:
             raise ResultError(
                 f"recorded batches are up to {largest.length:g} long, the examples up to {lengths.longest:g}",
                 f"Remove {TRAINING_FILE}, and record with --per-unit: how many positions of a tensor are one unit.",
@@ -114,8 +114,16 @@ def costs_of_training(path: Path, lengths: Lengths) -> tuple[Costs, float]:
         proven=lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
         step_seconds=times,
         device_name=recording.start.device,
+        world_size=len({step.rank for step in recording.steps}),
+        accumulate=_accumulation(recording.steps),
     )
     return costs, max(trial.shape.padded_length for trial in timed)
+
+
+def _accumulation(steps: Sequence[TrainingStep]) -> int:
+    """Return how many batches most steps train on; the last of an epoch may have fewer."""
+    counts = Counter(len(step.batches) for step in steps if step.batches)
+    return counts.most_common(1)[0][0]
 
 
 def _typical(trials: Sequence[Trial]) -> list[Trial]:

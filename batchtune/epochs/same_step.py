@@ -1,4 +1,4 @@
-"""Cuts the examples of an optimizer step into micro-batches that fit, with the least padding.
+"""Cuts the examples of an optimizer step into micro-batches that fit, at the least cost.
 
 The examples of a step stay those that the training draws, so the training stays the same: only which of them share a
 micro-batch, and with it the padding, changes. Lengths descend; a micro-batch holds neighbours.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,20 +27,26 @@ class StepCutter:
         table: How many examples of a micro-batch fit, by the length of its longest.
         world_size: How many ranks run a step's micro-batches side by side.
         equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one.
+        pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1.
     """
 
     lengths: npt.NDArray[Any]
     table: BucketTable
     world_size: int = 1
     equal_counts: bool = False
+    pair_cost: float | None = None
 
-    def cut(self, examples: Indices, each: int) -> tuple[list[Indices], Indices]:
+    def cut(self, examples: Indices, each: int | None) -> tuple[list[Indices], Indices]:
         """Return `each` micro-batches for every rank, as ranks take them in turn, and the examples that don't fit.
 
-        These are the shortest ones. Of fewer examples than micro-batches, there are fewer of these, or on several ranks
-        some examples are dealt twice.
+        These are the shortest ones. Without a number there are as few micro-batches as hold all examples. Of fewer
+        examples than micro-batches, there are fewer of these, or on several ranks some examples are dealt twice.
         """
         ranks = self.world_size
+        if each is None:
+            each = self._fewest(examples)
+            if examples.size < each * ranks:
+                examples = np.resize(examples, each * ranks)
         if examples.size < ranks:
             examples = np.resize(examples, ranks)
         values = self.lengths[examples].astype(np.float64)
@@ -48,22 +54,23 @@ class StepCutter:
         examples = examples[longest_first]
         values = values[longest_first]
         fits = self.table.batch_sizes[self.table.assign(values)]
-        sizes = self._sizes(values, fits, min(each, examples.size // ranks) * ranks)
+        costs = values * (1 + (self.pair_cost or 0.0) * values)
+        sizes = self._sizes(costs, fits, min(each, examples.size // ranks) * ranks)
         ends = np.cumsum(sizes)
         batches = np.split(examples, ends)
         left = batches.pop()
-        order = dealt(values[ends - sizes] * sizes, ranks)
+        order = dealt(costs[ends - sizes] * sizes, ranks)
         return [batches[place] for place in order.tolist()], left
 
     def epoch(
-        self, steps: Iterable[tuple[Indices, int]]
+        self, steps: Iterable[tuple[Indices, int | None]]
     ) -> Iterator[tuple[list[Indices], Indices]]:
         """Yield the micro-batches of each step, from its examples and how many micro-batches each rank runs.
 
         And the examples that don't fit, which move to the next step; after the last one, more micro-batches follow.
         """
         left = np.empty(0, dtype=np.int64)
-        each = 1
+        each: int | None = 1
         for examples, each in steps:
             batches, left = self.cut(np.concatenate((left, examples)), each)
             yield batches, left
@@ -71,14 +78,25 @@ class StepCutter:
             batches, left = self.cut(left, each)
             yield batches, left
 
-    def _sizes(self, lengths: FloatArray, fits: IntArray, parts: int) -> IntArray:
+    def _fewest(self, examples: Indices) -> int:
+        """Return the fewest micro-batches of each rank that hold all examples of a step."""
+        values = np.sort(self.lengths[examples].astype(np.float64))[::-1]
+        fits = self.table.batch_sizes[self.table.assign(values)]
+        each = -(-most_held(fits).size // self.world_size)
+        if self.equal_counts:
+            most = max(1, examples.size // self.world_size)
+            while each < most and equal_parts(fits, each * self.world_size) is None:
+                each += 1
+        return each
+
+    def _sizes(self, costs: FloatArray, fits: IntArray, parts: int) -> IntArray:
         """Return the sizes of `parts` micro-batches of all examples, or of those that fit, the longest first."""
         if self.equal_counts:
             sizes = equal_parts(fits, parts)
             if sizes is None:
                 sizes = np.full(parts, fits[0])
             return sizes
-        least = least_padded(lengths, fits, parts)
+        least = least_costly(costs, fits, parts)
         return most_held(fits, parts) if least is None else least
 
 
@@ -104,33 +122,46 @@ def most_held(fits: IntArray, parts: int | None = None) -> IntArray:
     return np.array(sizes, dtype=np.int64)
 
 
-def least_padded(lengths: FloatArray, fits: IntArray, parts: int) -> IntArray | None:
-    """Return the sizes of `parts` micro-batches, as many examples each as fit, whose padded lengths are least in sum.
+class _Ends(NamedTuple):
+    """Batches that end before some places next to each other, by their size.
 
-    None if the examples don't fit into `parts`, or are fewer than that. `lengths` descend; `fits` is as for
-    `most_held`.
+    Attributes:
+        first, last: Of the places; the last is excluded.
+        costs: Shape (places, sizes), of each batch, the largest first; infinite where it doesn't fit.
+        before: Of the same shape, a view: the least costs up to where each batch begins.
     """
-    count = lengths.size
+
+    first: int
+    last: int
+    costs: FloatArray
+    before: FloatArray
+
+
+def least_costly(costs: FloatArray, fits: IntArray, parts: int) -> IntArray | None:
+    """Return the sizes of `parts` micro-batches, as many examples each as fit, whose costs are least in sum.
+
+    A micro-batch costs as many times what its first example does, `costs`, as it has examples. None if the examples
+    don't fit into `parts`, or are fewer than that. `fits` is as for `most_held`.
+    """
+    count = costs.size
     if count < parts:
         return None
-    widest = int(min(fits.max(), count - parts + 1))
-    # In column j: of a batch of widest - j examples that ends before each place, begins at `starts`.
-    sizes = np.arange(widest, 0, -1)
-    starts = np.arange(count + 1)[:, np.newaxis] - sizes
-    held = np.maximum(starts, 0).clip(max=count - 1)
-    costs = np.where(
-        (starts >= 0) & (sizes <= fits[held]), sizes * lengths[held], np.inf
-    )
-    least = np.full(widest + count + 1, np.inf)
-    least[widest] = 0.0
-    chosen = np.empty((parts, count + 1), dtype=np.int64)
+    fits = np.minimum(fits, count - parts + 1)
+    room = int(fits.max())
+    # The least costs up to each place, behind room for batches that would begin before the first example.
+    least = np.full(room + count + 1, np.inf)
+    least[room] = 0.0
+    groups = list(_ends(costs, fits, least, room))
+    chosen = np.zeros((parts, count + 1), dtype=np.int64)
     for part in range(parts):
-        # Row e holds the least costs up to each place where a batch that ends before e may begin.
-        before = np.lib.stride_tricks.sliding_window_view(least, widest)[: count + 1]
-        sums = before + costs
-        columns = sums.argmin(axis=1)
-        chosen[part] = sizes[columns]
-        least[widest:] = sums[np.arange(count + 1), columns]
+        # The last group first: each needs the costs before it as they were.
+        for group in groups:
+            sums = group.before + group.costs
+            columns = sums.argmin(axis=1)
+            places = slice(group.first, group.last)
+            chosen[part, places] = sums.shape[1] - columns
+            least[room:][places] = sums[np.arange(columns.size), columns]
+        least[room] = np.inf
     if least[-1] == np.inf:
         return None
     taken = []
@@ -139,6 +170,35 @@ def least_padded(lengths: FloatArray, fits: IntArray, parts: int) -> IntArray | 
         taken.append(int(chosen[part, end]))
         end -= taken[-1]
     return np.array(taken[::-1])
+
+
+def _ends(
+    costs: FloatArray, fits: IntArray, least: FloatArray, room: int
+) -> Iterator[_Ends]:
+    """Yield all places from the last group on; a group's largest batches differ by three times at most in size.
+
+    So few batches are compared that don't fit: the longest examples make small ones.
+    """
+    starts = np.arange(costs.size)
+    reached = np.maximum.accumulate(starts + fits)
+    places = starts + 1
+    largest = places - np.searchsorted(reached, places)
+    last = costs.size + 1
+    while last > 1:
+        width = int(largest[: last - 1].max())
+        first = 1 + int(np.argmax(largest > width // 3))
+        sizes = np.arange(width, 0, -1)
+        begins = np.arange(first, last)[:, np.newaxis] - sizes
+        held = np.maximum(begins, 0)
+        fit = (begins >= 0) & (sizes <= fits[held])
+        windows = np.lib.stride_tricks.sliding_window_view(least, width)
+        yield _Ends(
+            first,
+            last,
+            np.where(fit, sizes * costs[held], np.inf),
+            windows[room + first - width : room + last - width],
+        )
+        last = first
 
 
 def equal_parts(fits: IntArray, parts: int) -> IntArray | None:

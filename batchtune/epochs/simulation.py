@@ -14,18 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.epochs.batchers import Batching
+from batchtune.epochs.cost_model import nonnegative
 from batchtune.epochs.expectation import Tally
 from batchtune.epochs.layout import (
-    Cut,
-    Dealing,
-    Drawing,
+    EpochBatches,
     EpochShapes,
     Indices,
     Layout,
+    RankSplit,
+    ShuffleKey,
     positions,
     shapes_of,
 )
-from batchtune.epochs.measured_costs import StepSeconds
+from batchtune.epochs.measured_costs import StepTimeFunction
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 
@@ -61,7 +62,7 @@ class SimulatedEpochs:
     batching: Batching
     lengths: Lengths
     sample: Lengths
-    cuts: list[Cut]
+    cuts: list[EpochBatches]
     shapes: list[EpochShapes]
 
     @property
@@ -96,14 +97,14 @@ class SimulatedEpochs:
     def _mates_of_sample(self) -> Mates:
         return mates_in_cuts(self.cuts, self.sample.values)
 
-    def seconds(self, step_seconds: StepSeconds, dealing: Dealing) -> FloatArray:
+    def seconds(self, step_seconds: StepTimeFunction, dealing: RankSplit) -> FloatArray:
         """Return the time of each epoch of the data set, shape (epochs,), as ranks take the batches in their order."""
         times = [shapes.epoch_seconds(step_seconds, dealing) for shapes in self.shapes]
         return self.scale * np.array(times)
 
 
 def simulate_epochs(
-    batching: Batching, lengths: Lengths, dealing: Dealing, seed: int
+    batching: Batching, lengths: Lengths, dealing: RankSplit, seed: int
 ) -> SimulatedEpochs:
     """Simulate the sampler's first epochs with this seed, by its own steps.
 
@@ -125,15 +126,41 @@ def simulate_epochs(
     cuts = []
     shapes = []
     for epoch in range(number):
-        drawing = Drawing(seed=seed, epoch=epoch)
+        drawing = ShuffleKey(seed=seed, epoch=epoch)
         cut = batcher.cut(drawing, dealing)
         cuts.append(cut)
         shapes.append(shapes_of(cut, drawing, sample.values, sample.targets))
     return SimulatedEpochs(batching, lengths, sample, cuts, shapes)
 
 
-def with_overhead(
-    filled: SimulatedEpochs, step_seconds: StepSeconds
+def with_costs(
+    filled: SimulatedEpochs, step_seconds: StepTimeFunction
+) -> Batching | None:
+    """Return the same batching with what batches cost beyond their padded length; None if that can gain nothing."""
+    if filled.batching.accumulate is None:
+        return _with_overhead(filled, step_seconds)
+    return _with_pair_cost(filled, step_seconds)
+
+
+def _with_pair_cost(
+    cut: SimulatedEpochs, step_seconds: StepTimeFunction
+) -> Batching | None:
+    """Return the steps with the cost of a pair of positions: of how many micro-batches they are is fixed.
+
+    Times are taken for a sum of a constant, the padded length, and its product with the length.
+    """
+    shapes = cut.shapes[0]
+    padded = shapes.batch_sizes * shapes.lengths
+    seconds = shapes.seconds(step_seconds)
+    terms = np.stack([np.ones_like(padded), padded, padded * shapes.lengths], axis=1)
+    _, each, pair = nonnegative(terms / seconds[:, np.newaxis], np.ones(seconds.size))
+    if not (each > 0 and pair > 0):
+        return None
+    return replace(cut.batching, pair_cost=float(f"{pair / each:.3g}"))
+
+
+def _with_overhead(
+    filled: SimulatedEpochs, step_seconds: StepTimeFunction
 ) -> Batching | None:
     """Return the pools with a batch overhead; None if cutting them for the least cost can gain next to nothing.
 
@@ -152,7 +179,7 @@ def with_overhead(
 
 
 def simulate_length_grouped(
-    lengths: Lengths, batch_size: int, dealing: Dealing, seed: int
+    lengths: Lengths, batch_size: int, dealing: RankSplit, seed: int
 ) -> tuple[float, list[EpochShapes]]:
     """Simulate epochs of Transformers' length-grouped batches; return all examples / those that were batched, too.
 
@@ -272,7 +299,7 @@ def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> 
     )
 
 
-def mates_in_cuts(cuts: list[Cut], lengths: npt.NDArray[Any]) -> Mates:
+def mates_in_cuts(cuts: list[EpochBatches], lengths: npt.NDArray[Any]) -> Mates:
     """Return the figures of mates over at least two epochs; `lengths`, shape (examples,), by index of the example."""
     # The last with the first: any two epochs tell as much.
     others = cuts[1:] + cuts[: len(cuts) > 2]
@@ -307,7 +334,7 @@ def effective_buckets(again: float, layout: Layout) -> float:
     return max(1.0, again / at_random)
 
 
-def _met_again(first: Cut, second: Cut) -> float:
+def _met_again(first: EpochBatches, second: EpochBatches) -> float:
     """Return the share of the pairs of one epoch's batches that are in one batch of the other, too."""
     count = second.layout.count
     batches = second.layout.starts.size
@@ -328,7 +355,7 @@ def _met_again(first: Cut, second: Cut) -> float:
     return 0.0
 
 
-def _batched(cut: Cut) -> Indices:
+def _batched(cut: EpochBatches) -> Indices:
     """Return the examples in batches, batch after batch."""
     return cut.examples[positions(cut.layout.starts, cut.layout.batch_sizes)]
 

@@ -25,7 +25,7 @@ from batchtune.results import (
 )
 from batchtune.units import counted, format_number, format_seconds
 
-AnyRow = TypeVar("AnyRow", Row, StreamRow)
+RowT = TypeVar("RowT", Row, StreamRow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +88,13 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(Generic[AnyRow]):
+class Chosen(Generic[RowT]):
     """The best row that a framework can express.
 
     `remarks`, sentences without a full stop, say how it differs from the recommended row, and what that costs.
     """
 
-    row: AnyRow
+    row: RowT
     remarks: tuple[str, ...] = ()
 
 

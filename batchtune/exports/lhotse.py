@@ -8,9 +8,9 @@ from typing import Any
 
 from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import (
-    AnyRow,
     Chosen,
     Export,
+    RowT,
     Tuned,
     choose_stream,
     choose_table,
@@ -60,7 +60,7 @@ def least_buffer(batch_sizes: Sequence[int]) -> int:
     return sum(size - 1 for size in batch_sizes) + 1
 
 
-def _covering(chosen: Chosen[AnyRow], sweep: Sweep | StreamSweep) -> Chosen[AnyRow]:
+def _covering(chosen: Chosen[RowT], sweep: Sweep | StreamSweep) -> Chosen[RowT]:
     """Return the choice; raise ResultError if its table ends before the longest example."""
     if chosen.row.boundaries[-1] < sweep.lengths.max:
         raise ResultError(

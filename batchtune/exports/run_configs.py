@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from batchtune.configs import parse_yaml, plain_value, read_text, word_or_number
-from batchtune.epochs.table import BucketTable
-from batchtune.errors import ResultError, shortened
+from batchtune.configs import word_or_number
+from batchtune.errors import ResultError
 from batchtune.exports.base import (
     Chosen,
     Export,
@@ -25,6 +22,7 @@ from batchtune.exports.base import (
     choose_stream,
     recommended_row,
 )
+from batchtune.exports.reading import recommends_nothing
 from batchtune.exports.templating import (
     broken,
     from_template,
@@ -33,15 +31,11 @@ from batchtune.exports.templating import (
     table_fields,
 )
 from batchtune.files import write_whole
-from batchtune.packing.packing import Budget
-from batchtune.packing.time_law import TimeLaw
 from batchtune.results import (
     PROBE_FILE,
     SAMPLER_FILE,
     STREAM_ALGORITHMS,
     STREAM_CONFIG_FILE,
-    STREAM_FILE,
-    SWEEP_FILE,
     LoaderConfig,
     LoaderEvidence,
     LoaderTuning,
@@ -50,7 +44,6 @@ from batchtune.results import (
     PackingSweep,
     Probe,
     ReadingRecord,
-    Record,
     Row,
     SamplerConfig,
     SamplerEvidence,
@@ -66,7 +59,7 @@ OWN_STREAM = "batchtune.BucketedStream"
 _HEADERS = Path(__file__).parent / "templates" / "headers"
 _LISTS = ("bucket_boundaries", "bucket_batch_sizes")
 # The fields of a sampler that keeps the examples of each optimizer step.
-_OF_STEPS = ("accumulate", "own_accumulate", "equal_counts")
+_OF_STEPS = ("accumulate", "own_accumulate", "equal_counts", "pair_cost")
 
 
 def sampler_config(
@@ -97,6 +90,7 @@ def sampler_config(
         if row.keeps_examples
         else None,
         equal_counts=row.equal_counts,
+        pair_cost=row.pair_cost,
         evidence=msgspec.structs.replace(
             _evidence_of(sweep, row, probe), unproven=sweep.unproven, proof=sweep.proof
         ),
@@ -155,65 +149,6 @@ def render_sampler_yaml(config: SamplerConfig | PackedConfig) -> str:
     return _render_yaml(document, header)
 
 
-def read_sampler_yaml(path: Path) -> SamplerConfig:
-    """Read and check a `sampler.yaml` of padded batches.
-
-    Raises ResultError as `_read_config` does, and for packed ones.
-    """
-    config = read_any_sampler_yaml(path)
-    if isinstance(config, PackedConfig):
-        raise ResultError(
-            f"{path} describes packed micro-batches, and padded batches are needed here",
-            "Run `batchtune sweep-buckets` without --max-tokens, in a run folder without a probe of packed batches.",
-        )
-    return config
-
-
-def read_any_sampler_yaml(path: Path) -> SamplerConfig | PackedConfig:
-    """Read and check a `sampler.yaml`; raises ResultError as `_read_config` does."""
-    config: SamplerConfig | PackedConfig = _read_config(
-        path,
-        SamplerConfig,
-        SAMPLER_FILE,
-        "sweep-buckets",
-        _check_sampler,
-        {"packed": PackedConfig},
-    )
-    return config
-
-
-def _check_sampler(config: SamplerConfig | PackedConfig) -> None:
-    """Raise ValueError if fields contradict each other."""
-    if isinstance(config, PackedConfig):
-        if config.time_law is not None:
-            TimeLaw(**config.time_law)
-        Budget(max_tokens=config.max_tokens, packer=config.packer, cut_at=config.cut_at)
-        return
-    BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
-    sizes = config.bucket_batch_sizes
-    if config.num_buckets != len(sizes):
-        raise ValueError(
-            f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}"
-        )
-    if config.max_batch_size != max(sizes):
-        raise ValueError(
-            f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}"
-        )
-    if (config.sampler == "bucket") == (config.pool_size is not None):
-        raise ValueError(
-            f"sampler is {config.sampler}, but pool_size is {config.pool_size}"
-        )
-    if config.batch_overhead is not None and config.sampler != "pooled":
-        raise ValueError(
-            f"batch_overhead belongs to the sampler pooled, but sampler is {config.sampler}"
-        )
-    for name in ("accumulate", "own_accumulate"):
-        if (config.sampler == "same-step") != (getattr(config, name) is not None):
-            raise ValueError(
-                f"sampler is {config.sampler}, but {name} is {getattr(config, name)}"
-            )
-
-
 def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConfig:
     """Return the best row that `BucketedStream` can run as its config; raises ResultError as `choose_stream` does."""
     row = choose_stream(stream, OWN_STREAM, *STREAM_ALGORITHMS).row
@@ -243,22 +178,6 @@ def render_stream_yaml(config: StreamConfig) -> str:
     return _render_yaml(msgspec.to_builtins(config), f"stream-{config.algorithm}")
 
 
-def read_stream_yaml(path: Path) -> StreamConfig:
-    """Read and check a `stream.yaml`; raises ResultError as `_read_config` does."""
-    config: StreamConfig = _read_config(
-        path, StreamConfig, STREAM_CONFIG_FILE, "sweep-stream", _check_stream
-    )
-    return config
-
-
-def _check_stream(config: StreamConfig) -> None:
-    BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
-    if config.max_padding_ratio is not None and config.algorithm != "pivot":
-        raise ValueError(
-            f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}"
-        )
-
-
 def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
     """Write a sweep's recommendation as `sampler.yaml` or `stream.yaml`, with what the folder's probe proves.
 
@@ -267,7 +186,7 @@ def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
     path = folder / SAMPLER_FILE
     if isinstance(swept, StreamSweep):
         path = folder / STREAM_CONFIG_FILE
-    if _recommends_nothing(swept):
+    if recommends_nothing(swept):
         if not path.exists():
             return None
         path.unlink()
@@ -281,12 +200,6 @@ def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
         text = render_sampler_yaml(sampler_config(swept, probe))
     write_whole(path, text, follow=False)
     return None
-
-
-def _recommends_nothing(swept: Sweep | StreamSweep) -> bool:
-    """Whether a sweep has no row to write a config of."""
-    is_packed = isinstance(swept, Sweep) and swept.packed is not None
-    return swept.recommended is None and not is_packed
 
 
 def loader_config(tuning: LoaderTuning) -> LoaderConfig:
@@ -337,7 +250,7 @@ def _evidence_of(
         padding_ratio=row.padding_ratio,
         estimated_epoch_seconds=row.estimated_epoch_seconds,
         unproven=row.unproven,
-        margin_bytes=probe.margin.bytes
+        margin_bytes=probe.margin.free_bytes
         if probe is not None and probe.margin is not None
         else None,
         min_length=reading.min_length,
@@ -392,74 +305,6 @@ def _render_yaml(document: dict[str, Any], header: str) -> str:
             line = f"{broken(line, '  ')}\n"
         lines.append(line)
     return "".join(lines)
-
-
-def _why_none(path: Path) -> str | None:
-    """Return the reason of the sweep next to a config that does not exist; None unless it recommends nothing."""
-    kind: type[Sweep | StreamSweep] = Sweep
-    swept = path.with_name(SWEEP_FILE)
-    if path.name == STREAM_CONFIG_FILE:
-        kind = StreamSweep
-        swept = path.with_name(STREAM_FILE)
-    if not swept.exists():
-        return None
-    sweep = read_result(swept, kind)
-    if not _recommends_nothing(sweep):
-        return None
-    return sweep.reason
-
-
-def _read_config(
-    path: Path,
-    kind: type[SamplerConfig] | type[StreamConfig],
-    name: str,
-    command: str,
-    check: Callable[[Any], None],
-    kinds: Mapping[str, type[Record]] = MappingProxyType({}),
-) -> Any:
-    """Read a config, which `command` writes as `name`; `check` raises ValueError on contradictions.
-
-    `kinds` are those of other values of `sampler`.
-
-    Raises:
-        ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names the field.
-    """
-    if not path.exists():
-        reason = _why_none(path)
-        if reason is not None:
-            raise ResultError(
-                f"{path} does not exist: {reason}",
-                f"Keep your current batches, or try `batchtune {command}` with other options.",
-            )
-        raise ResultError(
-            f"{path} does not exist",
-            f"`batchtune {command}` writes it. Another run folder is named with --run.",
-        )
-    again = f"Fix it, or create it again with `batchtune {command}`."
-    document = plain_value(parse_yaml(read_text(path, str(path), again), str(path)))
-    header = document if isinstance(document, dict) else {}
-    declared = header.get("format")
-    if declared != kind.FORMAT:
-        # Aliases may make the text of a list endless.
-        named = declared if isinstance(declared, str) else None
-        raise ResultError(
-            f"{path} has the format {shortened(named)}; a file of the format {kind.FORMAT!r} is needed here",
-            f"Give the {name} that `batchtune {command}` wrote.",
-        )
-    version = header.get("version")
-    if isinstance(version, int) and version > kind.VERSION:
-        raise ResultError(
-            f"{path} has version {version} of {declared}; this batchtune knows versions up to {kind.VERSION}",
-            "Install a newer batchtune.",
-        )
-    try:
-        config = msgspec.convert(
-            document, type=kinds.get(str(header.get("sampler"))[:20], kind)
-        )
-        check(config)
-    except ValueError as error:  # msgspec's own, too
-        raise ResultError(f"{path} is damaged: {error}", again) from error
-    return config
 
 
 # How a framework is given the loader of a sampler that keeps the examples of each step, and where it says how many

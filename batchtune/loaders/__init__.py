@@ -26,7 +26,7 @@ from batchtune.results import (
 if TYPE_CHECKING:
     from batchtune.loaders.protocol import BatchFacts
 
-Axes = Mapping[str, Sequence[Argument]]
+SweptArguments = Mapping[str, Sequence[Argument]]
 """Arguments that are swept, each with its values, the cheapest first."""
 
 
@@ -106,14 +106,14 @@ class LoaderKind(ABC):
     @abstractmethod
     def axes(
         self, processors: int, *, accelerator: bool, takes: frozenset[str]
-    ) -> Axes:
+    ) -> SweptArguments:
         """Return what is swept unless the user says otherwise; runs without the library.
 
         `processors` are those of one rank; `accelerator` is whether batches go to a GPU; `takes` are the parameters of
         the user's function.
         """
 
-    def settings(self, axes: Axes) -> list[Arguments]:
+    def settings(self, axes: SweptArguments) -> list[Arguments]:
         """Return all different settings that these values make."""
         settings: list[Arguments] = []
         for values in itertools.product(*axes.values()):

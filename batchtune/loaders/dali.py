@@ -38,7 +38,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from batchtune.errors import LoaderError
-from batchtune.loaders import Axes, LoaderKind, OpenLoader, Target
+from batchtune.loaders import LoaderKind, OpenLoader, SweptArguments, Target
 from batchtune.loaders.batches import facts_of, leaves
 from batchtune.loaders.protocol import BatchFacts
 from batchtune.results import Arguments
@@ -79,7 +79,7 @@ class DaliKind(LoaderKind):
 
     def axes(
         self, processors: int, *, accelerator: bool, takes: frozenset[str]
-    ) -> Axes:
+    ) -> SweptArguments:
         """Return the arguments to sweep: at most 24 settings, on a machine without a GPU at most 18."""
         eval_modes = ["eager", "deferred", "sync_cpu"]
         if accelerator:  # else it is sync_cpu

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from batchtune.errors import LoaderError
-from batchtune.loaders import Axes, LoaderKind, OpenLoader, Target
+from batchtune.loaders import LoaderKind, OpenLoader, SweptArguments, Target
 from batchtune.loaders.batches import facts_of, moved
 from batchtune.loaders.protocol import BatchFacts
 from batchtune.results import TORCH_TYPES, Argument, Arguments
@@ -50,7 +50,7 @@ class IterableKind(LoaderKind):
 
     def axes(
         self, processors: int, *, accelerator: bool, takes: frozenset[str]
-    ) -> Axes:
+    ) -> SweptArguments:
         """Return the arguments to sweep, of those that the function takes."""
         workers = {
             0,

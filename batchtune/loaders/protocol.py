@@ -110,7 +110,7 @@ class Taken(Message, frozen=True):
         return sum(self.waits) + sum(self.steps)
 
 
-Request = Open | Take
-Reply = Opened | Taken | Failed
+LoaderRequest = Open | Take
+LoaderReply = Opened | Taken | Failed
 
-decode_request = msgspec.json.Decoder[Request](Request).decode
+decode_request = msgspec.json.Decoder[LoaderRequest](LoaderRequest).decode

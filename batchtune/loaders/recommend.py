@@ -248,8 +248,8 @@ def ranked(rows: Sequence[LoaderRow], demand: Demand | None) -> list[LoaderRow]:
     """Return rows that work, the best first: those equal to the best by their number of workers, then the others.
 
     `rows` are in the order of their settings, the cheapest first, in which equal ones stay. With a `demand`, the best
-    is the one with which the step waits least; a row whose idle share was not measured is taken to wait as little as
-    its rate allows. Without it, the best is the fastest.
+    is the one with which the step waits least; a row whose idle share was not measured is assumed to wait only as long
+    as its throughput implies. Without it, the best is the fastest.
     """
     equal = equal_to_best(rows, demand)
 

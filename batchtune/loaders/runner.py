@@ -15,13 +15,13 @@ import psutil
 from msgspec.structs import replace
 
 from batchtune.errors import LoaderError, OptionError
-from batchtune.loaders.protocol import Open, Opened, Reply, Take, Taken
+from batchtune.loaders.protocol import LoaderReply, Open, Opened, Take, Taken
 from batchtune.loaders.settings import LoaderSettings
 from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost, tail
 from batchtune.results import Arguments, LoaderOutcome, Reproduced
 from batchtune.units import format_seconds
 
-Answer = TypeVar("Answer", Opened, Taken)
+LoaderAnswer = TypeVar("LoaderAnswer", Opened, Taken)
 
 _WARM_UP_BATCHES = 8
 # The most epochs of a measurement, if they end at once.
@@ -70,7 +70,7 @@ class LoaderRunner:
 
     def __init__(self, settings: LoaderSettings) -> None:
         self._settings = settings
-        self._nursery = Nursery("batchtune.loaders.worker", Reply, {})
+        self._nursery = Nursery("batchtune.loaders.worker", LoaderReply, {})
 
     def close(self) -> None:
         """End the process that workers are forked from."""
@@ -197,7 +197,9 @@ class LoaderRunner:
         )
         return self._ask(request, Taken, limit)
 
-    def _ask(self, request: Message, kind: type[Answer], timeout: float) -> Answer:
+    def _ask(
+        self, request: Message, kind: type[LoaderAnswer], timeout: float
+    ) -> LoaderAnswer:
         try:
             reply = self._nursery.ask(request, (kind, Failed), timeout)
         except WorkerLost as lost:

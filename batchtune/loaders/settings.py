@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from batchtune.errors import UsageError, did_you_mean, invalid_field
-from batchtune.loaders import KINDS, Axes, LoaderKind
+from batchtune.loaders import KINDS, LoaderKind, SweptArguments
 from batchtune.results import Argument, Seed, WorkloadRecord, argument_text
 from batchtune.workloads import parse_options
 
@@ -139,7 +139,9 @@ def _values(text: str, values: str) -> list[Argument]:
     return [parse_options([f"value={word}"])["value"] for word in words]
 
 
-def swept_axes(kind: LoaderKind, axes: Axes, sweep: Axes, takes: Sequence[str]) -> Axes:
+def swept_axes(
+    kind: LoaderKind, axes: SweptArguments, sweep: SweptArguments, takes: Sequence[str]
+) -> SweptArguments:
     """Return the axes with the user's values in their place; further ones come last.
 
     Raises:

@@ -62,7 +62,7 @@ class LoaderProgress:
     seconds: float | None = None
 
 
-OnProgress = Callable[[LoaderProgress], None]
+OnLoaderProgress = Callable[[LoaderProgress], None]
 
 
 def run_loader_tuning(
@@ -70,7 +70,7 @@ def run_loader_tuning(
     folder: Path,
     *,
     force: bool = False,
-    on_progress: OnProgress,
+    on_progress: OnLoaderProgress,
 ) -> LoaderTuning:
     """Tune the loader against the step of a run folder, and write `loader.json` there.
 
@@ -112,7 +112,7 @@ class Tuner:
         settings: LoaderSettings,
         runner: LoaderRunner,
         folder: Path,
-        on_progress: OnProgress,
+        on_progress: OnLoaderProgress,
     ) -> None:
         self._settings = settings
         self._runner = runner
@@ -218,8 +218,8 @@ class Tuner:
     def _compare_best(self) -> None:
         """Measure the best settings in turns, until the best of all is one of these.
 
-        With step times, unmeasured settings are taken to wait as little as their rates allow. Where receiving batches
-        takes time, all of them wait longer: this ends once further settings don't shorten the wait.
+        With step times, an untested setting is assumed to wait only as long as its throughput implies. Where receiving
+        batches takes time, all of them wait longer. Stops when another round does not shorten the wait.
         """
         compared: set[str] = set()
         shortest = math.inf

@@ -24,10 +24,10 @@ from batchtune.errors import BatchtuneError, LoaderError
 from batchtune.loaders import KINDS, OpenLoader, Target, kind_of
 from batchtune.loaders.batches import digests_of, words_of
 from batchtune.loaders.protocol import (
+    LoaderReply,
+    LoaderRequest,
     Open,
     Opened,
-    Reply,
-    Request,
     Take,
     Taken,
     decode_request,
@@ -63,7 +63,7 @@ class _Loaders:
         # Its traceback keeps torch's iterator, which would wait for its workers as it goes, or for a lock left closed.
         self._raised: BaseException | None = None
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: LoaderRequest) -> LoaderReply:
         """Do what a request asks for."""
         try:
             if isinstance(request, Open):

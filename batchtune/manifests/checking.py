@@ -32,10 +32,10 @@ _COUNTED_BYTES = 32 * 1024 * 1024
 _Mask = npt.NDArray[np.bool_]
 
 # Called with the share of the bytes that is read, from 0 to 1, the number of examples, and the network traffic so far.
-OnProgress = Callable[[float, int, Traffic], None]
+OnReadProgress = Callable[[float, int, Traffic], None]
 
 
-class Task(NamedTuple):
+class ReadTask(NamedTuple):
     """One source to be read, in this process or another, with its file of target lengths, if it has one."""
 
     plan: Plan
@@ -348,7 +348,7 @@ def fault(value: object, scaled: float) -> str:
     return "negative"
 
 
-def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
+def read_part(task: ReadTask, on_progress: OnReadProgress | None = None) -> Part:
     """Read one source. Raises ManifestError if it can't be read; if others are, or --skip-invalid, the part says so."""
     plan = task.plan
     source = task.source
@@ -399,7 +399,7 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     return part
 
 
-def read_together(tasks: Sequence[Task]) -> list[Part]:
+def read_together(tasks: Sequence[ReadTask]) -> list[Part]:
     """Read some sources; objects over the network at the same time, as each waits for its requests."""
     if len(tasks) == 1 or not tasks[0].source.is_remote:
         return [read_part(task) for task in tasks]

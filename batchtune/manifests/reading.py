@@ -22,9 +22,9 @@ from batchtune.files import writing_whole
 from batchtune.lengths import Lengths, Shard, StreamLengths
 from batchtune.manifests.checking import (
     SHOWN,
-    OnProgress,
+    OnReadProgress,
     Part,
-    Task,
+    ReadTask,
     not_listed,
     read_part,
     read_together,
@@ -53,10 +53,10 @@ _UNLIKE = 200
 
 ENGINES = ("local", "ray")
 # Does units of tasks, as `run_in_processes` does them.
-Run = Callable[
+RunTasks = Callable[
     [
-        Callable[[list[Task]], list[Part]],
-        Mapping[int, list[Task]],
+        Callable[[list[ReadTask]], list[Part]],
+        Mapping[int, list[ReadTask]],
         Callable[[int, list[Part]], None],
         Callable[[], None],
     ],
@@ -70,7 +70,7 @@ def load_lengths(
     options: ReadOptions = _DEFAULTS,
     *,
     jobs: int = 1,
-    on_progress: OnProgress | None = None,
+    on_progress: OnReadProgress | None = None,
 ) -> Lengths:
     """Read the lengths of a data set, with their unit, the number left out by reason, and notes for the user.
 
@@ -96,7 +96,7 @@ def load_stream(
     options: ReadOptions = _DEFAULTS,
     *,
     jobs: int = 1,
-    on_progress: OnProgress | None = None,
+    on_progress: OnReadProgress | None = None,
     complete: bool = False,
 ) -> StreamLengths:
     """Read the lengths of a data set in their stored order; a table that `scan` sorted is put back into that.
@@ -167,7 +167,7 @@ def scan(
     engine: str = "local",
     ray_address: str | None = None,
     jobs: int = 1,
-    on_progress: OnProgress | None = None,
+    on_progress: OnReadProgress | None = None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Lengths:
     """Read a data set, and write a Parquet table with a row for each example, longest first.
@@ -260,7 +260,7 @@ class _Store:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
-    def load(self, tasks: Sequence[Task]) -> dict[int, Part]:
+    def load(self, tasks: Sequence[ReadTask]) -> dict[int, Part]:
         """Return index of a file → its examples; without those that are absent or damaged."""
         parts: dict[int, Part] = {}
         if self.folder is None or not self.folder.is_dir():
@@ -275,7 +275,7 @@ class _Store:
                     parts[index] = msgspec.msgpack.decode(content, type=Part)
         return parts
 
-    def save(self, task: Task, part: Part) -> None:
+    def save(self, task: ReadTask, part: Part) -> None:
         """Keep the examples of a file that was read to its end."""
         path = self._path(task, part.state)
         if path is not None and part.broken is None:
@@ -284,7 +284,7 @@ class _Store:
             with writing_whole(path, synced=False) as stream:
                 stream.write(msgspec.msgpack.encode(public))
 
-    def _path(self, task: Task, state: str | None) -> Path | None:
+    def _path(self, task: ReadTask, state: str | None) -> Path | None:
         """Name the file for the examples of a file in this state, read with these options; None for a pipe."""
         if self.folder is None or state is None:
             return None
@@ -298,7 +298,7 @@ class _Store:
         return self.folder / f"{digest[:32]}.part"
 
 
-def _state_now(task: Task) -> str | None:
+def _state_now(task: ReadTask) -> str | None:
     """Return the state of a task's files; None if they can't be read, which is reported when they are."""
     try:
         return task.state()
@@ -307,8 +307,11 @@ def _state_now(task: Task) -> str | None:
 
 
 def planned(
-    manifest: Manifest, options: ReadOptions, *, on_progress: OnProgress | None = None
-) -> tuple[Plan, list[Task]]:
+    manifest: Manifest,
+    options: ReadOptions,
+    *,
+    on_progress: OnReadProgress | None = None,
+) -> tuple[Plan, list[ReadTask]]:
     """Decide how a data set is read, source by source. Raises as `load_lengths` does."""
     check_choice("format", options.format, FORMATS)
     sources = expand(manifest, options.format)
@@ -338,17 +341,17 @@ def planned(
         )
     plan = replace(plan, label=label, alone=len(sources) == 1)
     return plan, [
-        Task(plan, *pair) for pair in itertools.zip_longest(sources, target_files)
+        ReadTask(plan, *pair) for pair in itertools.zip_longest(sources, target_files)
     ]
 
 
 def read_all(
-    tasks: Sequence[Task],
+    tasks: Sequence[ReadTask],
     jobs: int,
-    on_progress: OnProgress | None,
-    on_part: Callable[[Task, Part], None] = lambda task, part: None,
+    on_progress: OnReadProgress | None,
+    on_part: Callable[[ReadTask, Part], None] = lambda task, part: None,
     known: dict[int, Part] | None = None,
-    on_ray: Run | None = None,
+    on_ray: RunTasks | None = None,
 ) -> list[Part]:
     """Read the sources but for those that are known, by several processes where that is worth it, or `on_ray`.
 
@@ -411,7 +414,9 @@ def read_all(
     return [parts[index] for index in range(len(tasks))]
 
 
-def _units(missing: Mapping[int, Task], jobs: int, *, several: bool) -> list[list[int]]:
+def _units(
+    missing: Mapping[int, ReadTask], jobs: int, *, several: bool
+) -> list[list[int]]:
     """Return the tasks that one process reads together: objects over the network, or if `several` any."""
     indices = list(missing)
     together = 1

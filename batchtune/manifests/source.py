@@ -72,7 +72,7 @@ class Head:
         return [line.rstrip("\r") for line in lines if line.strip()]
 
 
-class Block(NamedTuple):
+class LineBlock(NamedTuple):
     """Some whole lines of a manifest, the first with that number: UTF-8; and how many of them end."""
 
     first_line: int
@@ -276,7 +276,7 @@ class Source:
         self._check_text(content, 1, 0)
         return content
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[LineBlock]:
         """Read whole lines, about 1 MiB at a time; a line longer than any example is an error."""
         # Once so much was freed, glibc keeps freed memory for the next blocks, which saves a quarter of the time.
         bytes(16 * 1024 * 1024)
@@ -304,10 +304,10 @@ class Source:
         if rest:
             yield self._block(rest, line, offset)
 
-    def _block(self, data: bytes, line: int, offset: int) -> Block:
+    def _block(self, data: bytes, line: int, offset: int) -> LineBlock:
         self._check_text(data, line, offset)
         # Far faster than `data.count`.
-        return Block(
+        return LineBlock(
             line,
             data,
             int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n"))),

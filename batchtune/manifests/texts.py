@@ -28,9 +28,9 @@ from batchtune.results import MALFORMED
 if TYPE_CHECKING:
     from jinja2 import Template
 
-Count = Callable[[Sequence[str]], Sequence[int]]
+TextCounter = Callable[[Sequence[str]], Sequence[int]]
 
-_COUNTS: dict[str, Count] = {
+_COUNTS: dict[str, TextCounter] = {
     "characters": lambda texts: list(map(len, texts)),
     "words": lambda texts: [len(text.split()) for text in texts],
     "bytes": lambda texts: [
@@ -42,7 +42,7 @@ _COUNTS: dict[str, Count] = {
 @lru_cache
 def counter(
     unit: str, tokenizer: str | None, *, adds_special_tokens: bool = True
-) -> Count:
+) -> TextCounter:
     """Return a function that counts characters, words, bytes, or tokens of texts.
 
     The tokenizer is a `tokenizer.json` of Hugging Face's tokenizers, or its folder; the special tokens that it adds to
@@ -90,7 +90,7 @@ def _tokenizer_file(tokenizer: str) -> Path:
     return path
 
 
-def measured(values: Values, count: Count) -> Sequence[object]:
+def measured(values: Values, count: TextCounter) -> Sequence[object]:
     """Replace texts, also those in lists, by their lengths; any other value is Unreadable, but for None."""
     if set(map(type, values)) == {str}:
         return count(values)  # type: ignore[arg-type]  # all are str

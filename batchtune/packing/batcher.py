@@ -9,11 +9,11 @@ import numpy as np
 from batchtune.epochs.batchers import ReshuffledBatcher
 from batchtune.epochs.layout import (
     EXAMPLES,
-    Cut,
-    Dealing,
-    Drawing,
+    EpochBatches,
     Indices,
     Layout,
+    RankSplit,
+    ShuffleKey,
     steps_per_rank,
 )
 from batchtune.lengths import IntArray
@@ -34,7 +34,7 @@ class PackedBatcher(ReshuffledBatcher):
         self._budget = budget
         self._pools = -(-tokens.size // pool_size)
 
-    def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
+    def _steps(self, drawing: ShuffleKey, dealing: RankSplit) -> tuple[Indices, Layout]:
         """Return the sequences, and the micro-batches of all pools."""
         shuffled = np.arange(self._count)
         if drawing.shuffle:
@@ -55,7 +55,7 @@ class PackedBatcher(ReshuffledBatcher):
             return steps_per_rank(steps) // accumulate * accumulate
         return -(-steps_per_rank(steps) // accumulate) * accumulate
 
-    def _dealt(self, examples: Indices, steps: Layout, per_rank: int) -> Cut:
+    def _dealt(self, examples: Indices, steps: Layout, per_rank: int) -> EpochBatches:
         """Return so many micro-batches for each rank, the slowest first, side by side with those that take as long."""
         seconds = self._budget.time_law.of_sequences(self._tokens)
         wanted = per_rank * steps.dealing.world_size
@@ -75,7 +75,7 @@ class PackedBatcher(ReshuffledBatcher):
                 buckets=layout.buckets[again],
                 rest=layout.rest[again],
             )
-        return Cut(packed.sequences, replace(layout, most_per_rank=per_rank))
+        return EpochBatches(packed.sequences, replace(layout, most_per_rank=per_rank))
 
     def _last_pool_packed_to(self, wanted: int, packed: Packed) -> Packed:
         """Return so many micro-batches if the last pool can make as many more."""
@@ -90,7 +90,7 @@ class PackedBatcher(ReshuffledBatcher):
             np.concatenate((packed.sizes[:before], last.sizes)),
         )
 
-    def _layout(self, packed: Packed, dealing: Dealing) -> Layout:
+    def _layout(self, packed: Packed, dealing: RankSplit) -> Layout:
         return Layout(
             starts=packed.starts,
             batch_sizes=packed.sizes,

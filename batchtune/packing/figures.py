@@ -7,7 +7,13 @@ import numpy.typing as npt
 from msgspec import structs
 
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import Cut, Dealing, Drawing, drawn, positions
+from batchtune.epochs.layout import (
+    EpochBatches,
+    RankSplit,
+    ShuffleKey,
+    drawn,
+    positions,
+)
 from batchtune.epochs.simulation import mates_in_cuts
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.packing.batcher import PackedBatcher
@@ -71,12 +77,12 @@ def row_of(
         steps=step_tokens.size,
         step_tokens_deviation=_deviation(step_tokens),
         slowest_rank=epoch_seconds * world_size / float(seconds.sum()),
-        # FLOPs are no seconds.
+        # The default law gives FLOPs, not seconds.
         estimated_epoch_seconds=None if budget.time_law == DENSE_7B else epoch_seconds,
     )
 
 
-def in_turn(batches: int, dealing: Dealing) -> IntArray:
+def in_turn(batches: int, dealing: RankSplit) -> IntArray:
     """Return the slots of micro-batches of which number i is rank i % world_size's, as for `row_of`."""
     number = np.arange(batches)
     step = number // (dealing.world_size * dealing.accumulate)
@@ -87,7 +93,7 @@ def simulated_row(
     lengths: npt.ArrayLike,
     budget: Budget,
     pool_size: int,
-    dealing: Dealing,
+    dealing: RankSplit,
     seed: int,
     proofs: FloatArray | None = None,
 ) -> PackedRow:
@@ -97,7 +103,7 @@ def simulated_row(
     cuts = []
     rows = []
     for epoch in range(_EPOCHS):
-        drawing = Drawing(seed=seed, epoch=epoch)
+        drawing = ShuffleKey(seed=seed, epoch=epoch)
         cut = batcher.cut(drawing, dealing)
         cuts.append(cut)
         packed = _drawn_batches(cut, drawing)
@@ -121,21 +127,21 @@ def simulated_row(
 def padded_step_tokens_deviation(
     tokens: npt.NDArray[np.number],
     batching: Batching,
-    dealing: Dealing,
+    dealing: RankSplit,
     seed: int,
 ) -> float:
     """Return the standard deviation of the tokens of a step / their mean, of an epoch of padded batches.
 
     Padding is not counted, as no loss is computed on it.
     """
-    drawing = Drawing(seed=seed, epoch=0)
+    drawing = ShuffleKey(seed=seed, epoch=0)
     cut = batching.batcher(tokens).cut(drawing, dealing)
     batches = _drawn_batches(cut, drawing)
     slots = in_turn(batches.count, dealing)
     return _deviation(_step_tokens(batches.sums(tokens), slots, dealing.world_size))
 
 
-def _drawn_batches(cut: Cut, drawing: Drawing) -> Packed:
+def _drawn_batches(cut: EpochBatches, drawing: ShuffleKey) -> Packed:
     """Return the batches of an epoch in their order."""
     order = drawn(cut, drawing)
     sizes = cut.layout.batch_sizes[order]

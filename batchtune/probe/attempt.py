@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from batchtune.probe.devices import Meter
 from batchtune.probe.failures import (
-    Verdict,
+    OomVerdict,
     at_recompile_limit,
     compilations,
     noting_ooms,
@@ -28,8 +28,8 @@ MOST_TIMED_STEPS = 30
 _MOST_COMPILING_STEPS = 20
 # Steps whose interquartile range is at most this part of their median are steady.
 _STEADY_TIMES = 0.05
-# Steps are equal that differ by no more than this in time (as an interquartile range over the median: a single step is
-# then known to about 10%) and in memory (over the limit).
+# Two steps count as equal if they differ by at most this in time (the interquartile range over the median: a single
+# step is then known to about 10%) and in memory (over the limit).
 _EQUAL_TIMES = 0.12
 _EQUAL_PEAKS = 0.001
 # How long steps are timed: steady ones, and others.
@@ -85,7 +85,7 @@ class Attempt:
     caught: list[str] = field(default_factory=list)
     stage: Stage | None = None
     error: str | None = None
-    verdict: Verdict | None = None
+    verdict: OomVerdict | None = None
     traceback: str | None = None
     leak: str | None = None
 

@@ -96,12 +96,13 @@ class Bracket:
         cap: What the data can fill, or the user allows.
         passed: The largest proven by its own trial, below any that failed, or 0.
         ran: The largest that ran at all, below any that failed; above `passed` if it leaves no margin.
-        tight: The smallest above `passed` that ran but leaves no margin.
+        over_margin: The smallest above `passed` that ran but leaves no margin.
         failed: The smallest that failed.
+        flushed: Whether that one would have fitted, had the allocator emptied its cache.
         tried, failures, given_up: How many sizes were tried, failed, and failed in turns after they had passed alone.
         peaks: (batch size, peak bytes) of those that ran, ascending by batch size.
-        surely: Proven by a trial with a longer length or target, or 0.
-        hardly: Failed, or left no margin, at a shorter length or target.
+        implied_low: Proven by a trial with a longer length or target, or 0.
+        implied_high: Failed, or left no margin, at a shorter length or target.
         step: The smallest difference in batch size that matters. It doubles with each size given up in turns: there the
             limit depends on what the other shapes leave behind, and creeping up to it would fail again and again.
     """
@@ -110,26 +111,27 @@ class Bracket:
     cap: int
     passed: int
     ran: int
-    tight: int | None
+    over_margin: int | None
     failed: int | None
     failed_by: ClosedBy | None
+    flushed: bool
     tried: int
     failures: int
     given_up: int
     peaks: tuple[tuple[int, float], ...]
-    surely: int
-    hardly: int | None
+    implied_low: int
+    implied_high: int | None
     step: int
 
     @property
     def beyond(self) -> int:
         """The smallest batch size ruled out here."""
-        return min(self.failed or self.cap + 1, self.tight or self.cap + 1)
+        return min(self.failed or self.cap + 1, self.over_margin or self.cap + 1)
 
     @property
     def nearest_beyond(self) -> int:
         """The smallest batch size ruled out here, or at a shorter length or target."""
-        return min(self.beyond, self.hardly or self.beyond)
+        return min(self.beyond, self.implied_high or self.beyond)
 
     @property
     def peak(self) -> float | None:
@@ -139,7 +141,7 @@ class Bracket:
     @property
     def proven(self) -> int:
         """The largest batch size proven, here or at a longer length or target."""
-        return max(self.passed, self.surely)
+        return max(self.passed, self.implied_low)
 
     @property
     def has_crept(self) -> bool:

@@ -134,6 +134,6 @@ class Compositions:
         return longest.and_then(self._shortest_first.first(tokens - in_longest))
 
     def padded_alike(self, sequences: int) -> BatchShape:
-        """Return one of the longest sequences with the shortest ones, which padded are as many of the longest."""
+        """Return one longest sequence and short ones: padded, the shape of `sequences` longest ones."""
         shortest = int(self._shortest_first.lengths[0])
         return BatchShape.packed([self.longest, *[shortest] * (sequences - 1)])

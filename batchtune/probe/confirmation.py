@@ -186,19 +186,14 @@ def error_in_turns(step: Trial) -> str:
     return f"in turns with the other shapes: {step.error or step.outcome}"
 
 
-def in_turns(
-    points: Sequence[FrontierPoint], trials: Sequence[Trial]
-) -> list[BatchShape]:
-    """Return the points' batches that ran, large and small ones in turns."""
-    peaks = {
-        trial.shape: trial.peak_bytes or 0 for trial in trials if trial.outcome == "ok"
-    }
-    shapes = {
-        BatchShape(point.batch_size, point.length, point.target_length)
-        for point in points
-    }
+def in_turns(points: Sequence[FrontierPoint]) -> list[BatchShape]:
+    """Return the points' batches that no other one contains, large and small ones in turns."""
+    shapes = {point.shape for point in points}
+    largest = [
+        shape for shape in shapes if not any(other.contains(shape) for other in shapes)
+    ]
     return alternating(
-        sorted(shapes & peaks.keys(), key=lambda shape: (-peaks[shape], str(shape)))
+        sorted(largest, key=lambda shape: (-shape.padded_length, str(shape)))
     )
 
 

@@ -59,10 +59,10 @@ _LIMITS = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_NPROC", "RLIMIT_CPU")
 # "Dynamo recompile limit exceeded"; before torch 2.7 "recompile_limit reached" and "cache_size_limit reached".
 _RECOMPILE_LIMIT = re.compile(r"(recompile|cache_size)[ _]limit")
 
-Verdict = Literal["oom", "disguised"]
+OomVerdict = Literal["oom", "disguised"]
 
 
-def message_verdict(message: str) -> Verdict | None:
+def message_verdict(message: str) -> OomVerdict | None:
     """Judge an error message: `oom`, `disguised` (an OOM if a smaller shape passes), or None for neither."""
     if _TRACEBACK in message:  # of another process, with lines of its source
         message = _INDENTED_LINES.sub("", message)
@@ -80,7 +80,7 @@ def _without_path(quoted: re.Match[str]) -> str:
     return quoted[0]
 
 
-def error_verdict(error: BaseException) -> Verdict | None:
+def error_verdict(error: BaseException) -> OomVerdict | None:
     """Judge an exception by its own type and message, then by those of what it was raised from.
 
     After `raise ... from cause`, the cause's verdict holds. An exception raised while another was being handled (its
@@ -138,7 +138,7 @@ def first_noted(trace: Any) -> str | None:
     return None
 
 
-def _own_verdict(error: BaseException) -> Verdict | None:
+def _own_verdict(error: BaseException) -> OomVerdict | None:
     if any(kind.__name__ in _OOM_TYPES for kind in type(error).__mro__):
         return "oom"
     if isinstance(error, _NEVER_OOM):

@@ -250,8 +250,7 @@ class Probing(ABC):
             return Turns()
         rounds = rounds_of(self.trials, self.device.limit_bytes)
         seconds = {
-            trial.shape: SLOWER_IN_TURNS * (trial.step_seconds or 0.0)
-            for trial in self.trials
+            shape: SLOWER_IN_TURNS * self._step_seconds(shape) for shape in shapes
         }
         left = shapes * rounds
         total = len(left)
@@ -275,6 +274,16 @@ class Probing(ABC):
             return True
 
         return confirm(self.measurer, shapes, rounds, on_step)
+
+    def _step_seconds(self, shape: BatchShape) -> float:
+        """Return the step time of the smallest shape that ran and contains this one; 0 if unknown."""
+        containing = [
+            (trial.shape.padded_length, trial.step_seconds)
+            for trial in self.trials
+            if trial.step_seconds is not None and is_covered(shape, [trial.shape])
+        ]
+        _, seconds = min(containing, default=(0.0, 0.0))
+        return seconds
 
     def _learn(self, turns: Turns) -> bool:
         """Take in what the turns showed; return whether anything must be measured again."""

@@ -28,7 +28,7 @@ from batchtune.probe.requests import (
     Prepare,
     Reply,
     Request,
-    Run,
+    RunTrial,
 )
 from batchtune.probe.verdicts import merged
 from batchtune.probe.worker import Worker
@@ -87,7 +87,7 @@ class Gang:
         if isinstance(request, Launch):
             _launched(request)
             return Launched()
-        assert isinstance(request, Prepare | Run)
+        assert isinstance(request, Prepare | RunTrial)
         started = time.monotonic()
         timeout_seconds = request.timeout_seconds or 0.0
         if isinstance(request, Prepare):
@@ -141,7 +141,7 @@ class Gang:
         )
 
 
-class Output:
+class PrintedOutput:
     """The end of what torchrun and its ranks print, all of which goes on to this process's own output."""
 
     def __init__(self) -> None:
@@ -167,10 +167,10 @@ class Output:
         return bytes(self._printed).decode(errors="replace")
 
 
-def _launched(launch: Launch) -> tuple[subprocess.Popen[bytes], Output]:
+def _launched(launch: Launch) -> tuple[subprocess.Popen[bytes], PrintedOutput]:
     """Start the ranks of this node, and follow what they print."""
     leader = f"{launch.host},{launch.leader_port},{launch.token}"
-    output = Output()
+    output = PrintedOutput()
     environment = environment_of_ranks(launch.nproc_per_node) | {GANG_VARIABLE: leader}
     if launch.allocator is not None:
         environment |= worker_variables(launch.allocator, os.environ)

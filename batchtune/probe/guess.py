@@ -23,7 +23,10 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     bracket = known.bracket(anchor)
     if known.closed_by(bracket) is not None:
         return None
-    if bracket.tight is not None and bracket.tight - bracket.passed <= bracket.step:
+    if (
+        bracket.over_margin is not None
+        and bracket.over_margin - bracket.passed <= bracket.step
+    ):
         return _to_a_failure(known, bracket)
     guess = _within_reach(known, bracket, _guess(known, bracket))
     left = 4 + int(math.log2(bracket.cap)) - bracket.tried
@@ -40,11 +43,11 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
         left = known.failures_left(anchor)
     high = bracket.beyond
     if (
-        bracket.hardly is not None
-        and bracket.hardly > bracket.passed + 1
+        bracket.implied_high is not None
+        and bracket.implied_high > bracket.passed + 1
         and not known.is_end(anchor)
     ):
-        high = min(high, bracket.hardly)
+        high = min(high, bracket.implied_high)
     rungs = between(known.task.rungs, bracket.passed, high)
     if rungs:
         told_apart = (1 << max(0, left - 1)) - 1  # rungs, by the trials after this one
@@ -62,8 +65,8 @@ def _up_by_peaks(known: Knowledge, bracket: Bracket, guess: int) -> int:
     If the model is far off, a length starts with what is proven. Its first peak then leads on as if all memory beyond
     what is in use between trials grew with the batch, and less far where many sizes have failed.
     """
-    if not bracket.peaks and bracket.surely and known.fit.is_misfit:
-        return min(guess, bracket.surely)
+    if not bracket.peaks and bracket.implied_low and known.fit.is_misfit:
+        return min(guess, bracket.implied_low)
     if len(bracket.peaks) != 1:
         return guess
     size, peak = bracket.peaks[0]
@@ -87,15 +90,15 @@ def _to_a_failure(known: Knowledge, bracket: Bracket) -> int:
 
 def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
     """Keep the guess within what other lengths have shown, and at least a step from what this one has."""
-    if bracket.hardly is not None and bracket.passed < bracket.hardly - 1:
-        guess = min(guess, bracket.hardly - 1)
-    if bracket.surely < bracket.beyond:
-        guess = max(guess, bracket.surely)
+    if bracket.implied_high is not None and bracket.passed < bracket.implied_high - 1:
+        guess = min(guess, bracket.implied_high - 1)
+    if bracket.implied_low < bracket.beyond:
+        guess = max(guess, bracket.implied_low)
     if bracket.passed:
         guess = max(guess, bracket.passed + bracket.step)
     if bracket.failed is not None:
         back = max(bracket.step, step_at(bracket.failed, known.settings.tolerance))
-        if _nearly_fitted(known, bracket):
+        if bracket.flushed:
             back += back // 2
         elif not bracket.passed:  # step back further each time
             back <<= max(0, bracket.failures - 1)
@@ -112,11 +115,11 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
         not bracket.given_up
         and bracket.failed is not None
         and not bracket.ran
-        and bracket.surely
+        and bracket.implied_low
     ):
-        if _nearly_fitted(known, bracket):
+        if bracket.flushed:
             return bracket.failed - 1
-        return bracket.surely
+        return bracket.implied_low
     multiple = known.next_multiple(bracket)
     if multiple is not None:
         return multiple
@@ -142,21 +145,14 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     return _middle(known, bracket)
 
 
-def _nearly_fitted(known: Knowledge, bracket: Bracket) -> bool:
-    """Return whether the smallest size that failed would have fitted, had the allocator emptied its cache."""
-    if bracket.failed is None:
-        return False
-    return known.failures[bracket.anchor.shape(bracket.failed)].flushed
-
-
 def _middle(known: Knowledge, bracket: Bracket) -> int:
     """Return the rung in the middle of what is open, by other lengths too where they leave any."""
     low = bracket.passed
     high = bracket.beyond
-    if low < bracket.surely < high:
-        low = bracket.surely
-    if bracket.hardly is not None and low < bracket.hardly < high:
-        high = bracket.hardly
+    if low < bracket.implied_low < high:
+        low = bracket.implied_low
+    if bracket.implied_high is not None and low < bracket.implied_high < high:
+        high = bracket.implied_high
     open_rungs = between(known.task.rungs, low, high) or between(
         known.task.rungs, bracket.passed, bracket.beyond
     )
@@ -195,13 +191,13 @@ def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
         return min(size, as_longer)
     if (
         as_longer is not None
-        and bracket.surely
-        and size * bracket.surely > 1.1 * as_longer**2
+        and bracket.implied_low
+        and size * bracket.implied_low > 1.1 * as_longer**2
     ):
         size = as_longer  # the need of an example can't fall faster than the square of its length
-    if fit.is_misfit and bracket.surely and size <= _NEAR * bracket.surely:
+    if fit.is_misfit and bracket.implied_low and size <= _NEAR * bracket.implied_low:
         # Proven already: its own peak then shows where the limit is.
-        return bracket.surely
+        return bracket.implied_low
     return size
 
 

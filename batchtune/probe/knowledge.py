@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import cast
 
@@ -24,7 +24,7 @@ _SCATTER = 0.03
 
 
 @dataclass(slots=True)
-class Task:
+class SearchTask:
     """The goal of a search: the data, the memory, and the steps that were run in turns so far."""
 
     lengths: Lengths
@@ -38,21 +38,25 @@ class Knowledge(Outcomes):
     """All that is known from a list of trials; derived from them, never stored.
 
     A shape is proven if a trial passed that is at least as large in every respect and leaves the margin free: memory
-    is assumed to grow with batch size, length and target. `confirmed` as in `Outcomes`.
+    is assumed to grow with batch size, length and target. Failures in shuffled training don't count: they show what
+    tables can use, not what fits.
     """
 
     def __init__(
         self,
-        task: Task,
+        task: SearchTask,
         trials: Sequence[Trial],
-        confirmed: Collection[BatchShape] | None = None,
     ) -> None:
-        super().__init__(trials, Peaks(task.limit_bytes, trials, task.steps), confirmed)
+        alone = [trial for trial in trials if not trial.shuffled]
+        super().__init__(alone, Peaks(task.limit_bytes, trials, task.steps))
         self.task = task
+        self._failed_in_tables = Shapes(
+            trial.shape for trial in trials if trial.shuffled
+        )
         self.lengths = task.lengths
         self.settings = task.settings
         self._sizes: dict[Anchor, list[int]] = defaultdict(list)
-        for trial in trials:
+        for trial in alone:
             if trial.outcome == "error" or (trial.timing and trial.outcome == "ok"):
                 continue
             sizes = self._sizes[Anchor(trial.length, trial.target_length)]
@@ -61,6 +65,7 @@ class Knowledge(Outcomes):
         self._ran = Shapes(self.passed)
         proven = [shape for shape in self.of_shape if self.is_proven(shape)]
         self._proven = Shapes(proven)
+        self._in_tables = Shapes(map(self._in_a_table, proven))
         ooms = [
             shape
             for shape, failure in self.failures.items()
@@ -173,6 +178,30 @@ class Knowledge(Outcomes):
                     return largest
         return 0
 
+    def table_size(self, anchor: Anchor) -> int:
+        """Return the largest batch size here for tables: proven, and smaller than what failed in them; or 0."""
+        proven = self.proven_sizes(*anchor.arrays)[0]
+        failed = self._failed_in_tables.smallest_below(*anchor.arrays)[0]
+        small_enough = self._in_tables.largest_beyond(
+            *anchor.arrays, self._in_tables.sizes < failed
+        )[0]
+        return int(min(proven, small_enough))
+
+    def _in_a_table(self, shape: BatchShape) -> BatchShape:
+        """Return a proven shape with as few examples as leave free what tables lacked that failed in shuffled training.
+
+        What it takes beyond what is in use between trials is taken to be in proportion to the examples: a table's own
+        proof runs them.
+        """
+        peaks = self.peaks
+        peak = peaks.highest(shape)
+        if peak is None or not peaks.fragments_bytes:
+            return shape
+        rest = peaks.rest_bytes or 0
+        room = peaks.limit_bytes - peaks.margin.free_bytes - peaks.unusable_bytes - rest
+        share = min(1.0, max(0.0, room / max(1, peak - rest)))
+        return replace(shape, batch_size=max(1, int(shape.batch_size * share)))
+
     def possible_sizes(
         self, lengths: FloatArray, targets: FloatArray | None = None
     ) -> FloatArray:
@@ -222,10 +251,10 @@ class Knowledge(Outcomes):
         peaks = [(size, self.peaks.highest(anchor.shape(size))) for size in ran]
         given_up = sum(trial.confirmation for trial in failures.values())
         cap = self.cap(anchor)
-        surely = self._proven.largest_beyond(
+        implied_low = self._proven.largest_beyond(
             *anchor.arrays, self._proven.elsewhere(anchor)
         )[0]
-        hardly = self._out_of_reach.smallest_below(
+        implied_high = self._out_of_reach.smallest_below(
             *anchor.arrays, self._out_of_reach.elsewhere(anchor)
         )[0]
         return Bracket(
@@ -233,19 +262,20 @@ class Knowledge(Outcomes):
             cap=cap,
             passed=passed,
             ran=max(ran, default=0),
-            tight=min((size for size in ran if size > passed), default=None),
+            over_margin=min((size for size in ran if size > passed), default=None),
             failed=failed,
             failed_by=None
             if failed is None
             else cast(ClosedBy, failures[failed].outcome),
+            flushed=failed is not None and failures[failed].flushed,
             tried=len(sizes),
             failures=len(failures),
             given_up=given_up,
             peaks=tuple(
                 (size, float(peak)) for size, peak in peaks if peak is not None
             ),
-            surely=0 if self.is_contradicted else min(int(surely), cap),
-            hardly=None if np.isinf(hardly) else int(hardly),
+            implied_low=0 if self.is_contradicted else min(int(implied_low), cap),
+            implied_high=None if np.isinf(implied_high) else int(implied_high),
             step=step_at(passed or failed or 1, self.tolerance) << max(0, given_up - 1),
         )
 
@@ -311,12 +341,15 @@ class Knowledge(Outcomes):
             at_an_end = (
                 bracket.ran >= bracket.cap or bracket.failed is not None or not is_end
             )
-            if bracket.tight == 1 and at_an_end:
+            if bracket.over_margin == 1 and at_an_end:
                 return "memory"
             return None
         if bracket.failed is not None and bracket.failed - bracket.passed <= step:
             return bracket.failed_by
-        if bracket.tight is not None and bracket.tight - bracket.passed <= step:
+        if (
+            bracket.over_margin is not None
+            and bracket.over_margin - bracket.passed <= step
+        ):
             if not is_end or bracket.ran >= bracket.cap:
                 return "memory"
             # Less than one step above the margin is not worth a search.

@@ -16,9 +16,9 @@ _LEAST_MARGIN = 0.001
 _BEYOND_WHAT_WAS_FREE = 4
 # With each table that failed in shuffled training, this much more of the limit stays free, up to so much. A batch a
 # little smaller fails as often: tables of transformer-lm and conformer failed at 0.98, 0.95 and 0.9 of the sizes that
-# pass alone, none at 0.85.
-_OF_EACH_TABLE = 0.05
-_OF_ALL_TABLES = 0.25
+# pass alone, none at 0.85. With 5% of the limit free, one ran out of memory in 2 of 3 epochs.
+_OF_EACH_TABLE = 0.075
+_OF_ALL_TABLES = 0.3
 # A cache holds pages (of 20 MiB in expandable segments), and some are only used in part: batches that leave less than
 # this part of the limit may run out of memory after others. transformer-lm base in fp32 under 24 GiB did so with 1.1%
 # free, in 2 of 3 shuffled epochs on the emulated device.
@@ -30,9 +30,9 @@ _TELLING_SHARE = 0.6
 class Peaks:
     """The peaks of all trials and of the steps in turns, and the margin that they ask for.
 
-    Some processes hold more than others from their start on, whatever they run: all peaks are as in the one that holds
-    the most. What a process holds after a trial may be buffers of that trial's size, which its own peak includes. The
-    first step of a process may need more than later ones, and counts apart.
+    Baseline memory differs between processes from their start on, whatever they run: each peak is shifted to the
+    baseline of the process that holds the most. What a process holds after a trial may be buffers of that trial's size,
+    which its own peak includes. The first step of a process may need more than later ones, and counts apart.
     """
 
     def __init__(
@@ -45,11 +45,16 @@ class Peaks:
         self._repetitions = 0
         # Steps first: a worker that goes on with trials after its turns has taken its first step there.
         evidence = [*steps, *trials]
-        first_of_worker: dict[int, int] = {}
+        # Of turns in an earlier run of the probe only the failures are journalled: what began such a worker is unknown.
+        first_of_worker: dict[int, int | None] = {}
         for number, trial in enumerate(evidence):
-            if trial.worker is not None and not trial.confirmation:
-                first_of_worker.setdefault(trial.worker, number)
+            if trial.worker is not None:
+                began = None if trial.confirmation else number
+                first_of_worker.setdefault(trial.worker, began)
         firsts = set(first_of_worker.values())
+        after_turns = {
+            worker for worker, began in first_of_worker.items() if began is None
+        }
         passed = [
             (number, trial)
             for number, trial in enumerate(evidence)
@@ -58,7 +63,7 @@ class Peaks:
         self._starts: dict[int | None, int] = {}
         for trial in evidence:
             held = trial.rest_bytes if trial.held_bytes is None else trial.held_bytes
-            if held is not None:
+            if held is not None and trial.worker not in after_turns:
                 self._starts.setdefault(trial.worker, held)
         self._rests: dict[int | None, list[int]] = defaultdict(list)
         rests = []
@@ -73,13 +78,10 @@ class Peaks:
             trial.peak_bytes is not None for _, trial in passed
         )
         """Whether peaks can be measured here; True before anything has passed."""
-        before = [False, *(trial.shuffled for trial in trials)]
-        tables = sum(
-            trial.shuffled and not shuffled
-            for shuffled, trial in zip(before, trials, strict=False)
-        )
+        tables = sum(trial.shuffled for trial in trials)
         share = min(_OF_ALL_TABLES, _OF_EACH_TABLE * tables)
-        self._fragments_bytes = int(share * limit_bytes)
+        self.fragments_bytes = int(share * limit_bytes)
+        """What batches of tables leave free besides, for what the allocator can't use between its blocks."""
         self.overhead = _overhead(trials, limit_bytes)
         self._first_steps = [
             step for number, step in enumerate(steps) if number in firsts
@@ -110,24 +112,19 @@ class Peaks:
         return max(self._starts.values()) - self._starts[trial.worker]
 
     def leaves_margin(self, shape: BatchShape) -> bool:
-        """Return whether a shape that passed leaves the margin free; a single example, that without fragments.
+        """Return whether a shape that passed leaves the margin free.
 
         One that passed as the first of its process needs no room for that beyond its own.
         """
         lowest = min(self._peaks.get(shape, ()), default=None)
         if lowest is None:
             return True
-        single_bytes = 0
-        unusable_bytes = self.unusable_bytes
-        if shape.batch_size == 1:
-            single_bytes = self._fragments_bytes
-            unusable_bytes = 0
-        wanted = self._margin_bytes(0.0) - single_bytes
-        if self.limit_bytes - lowest < wanted + unusable_bytes:
+        unusable_bytes = self.unusable_bytes if shape.batch_size > 1 else 0
+        if self.limit_bytes - lowest < self._margin_bytes(0.0) + unusable_bytes:
             return False
         if shape in self._passed_first:
             return True
-        wanted = self._margin_bytes(float(self.margin.first_step_bytes)) - single_bytes
+        wanted = self._margin_bytes(float(self.margin.first_step_bytes))
         return self._free(shape, lowest) >= wanted
 
     @property
@@ -144,7 +141,7 @@ class Peaks:
             spread_bytes=self._spread_bytes,
             first_step_bytes=first_step_bytes,
             repetitions=self._repetitions,
-            fragments_bytes=self._fragments_bytes,
+            fragments_bytes=self.fragments_bytes,
         )
 
     def _margin_bytes(self, first_step_bytes: float) -> int:
@@ -153,7 +150,6 @@ class Peaks:
         return int(
             max(_SPREADS * self._spread_bytes, first_step_bytes)
             + _LEAST_MARGIN * self.limit_bytes
-            + self._fragments_bytes
         )
 
     @cached_property

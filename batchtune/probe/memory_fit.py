@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 
@@ -163,26 +164,37 @@ class MemoryFit:
 
         An allocator that can't use every last byte (fragments, large blocks) fails where the peak would have been lower
         than the limit. What can be used is then between that and the highest peak that ran. Two lengths must show it:
-        failures further below the limit, or below that peak, are leaps of memory.
+        failures further below the limit, or below that peak, are leaps of memory. But shapes that only fit once the
+        allocator has emptied its cache show it however far below the limit.
         """
+        highest = float(self._peaks.highest_of_all)
+        flushed_at = [
+            self._would_be(bracket) for bracket in self._brackets if bracket.flushed
+        ]
+        too_much = [would_be for would_be in flushed_at if would_be is not None]
+        if len(too_much) > 1:
+            typical = median(too_much)
+            usable = (min(highest, typical) + typical) / 2
+            return min(self._room_by_limit, usable - self._peaks.margin.bytes)
         limit = self._limit_bytes / self._peaks.overhead
         unusable = _UNUSABLE * (limit - (self._peaks.rest_bytes or 0))
-        usable = max(float(self._peaks.highest_of_all), limit - unusable)
+        usable = max(highest, limit - unusable)
         failed_at = []
         for bracket in self._brackets:
-            if (
-                bracket.failed
-                and bracket.failed_by == "oom"
-                and not bracket.given_up
-                and bracket.peaks
-            ):
-                size, peak = bracket.peaks[-1]
-                would_be = peak + (self.need(bracket) or 0.0) * (bracket.failed - size)
-                if usable <= would_be < limit:
-                    failed_at.append(would_be)
+            would_be = self._would_be(bracket)
+            if would_be is not None and usable <= would_be < limit:
+                failed_at.append(would_be)
         if len(failed_at) < 2 or self._leaps:
             return self._room_by_limit
         return (usable + min(failed_at)) / 2 - self._peaks.margin.bytes
+
+    def _would_be(self, bracket: Bracket) -> float | None:
+        """Return what the smallest size that ran out of memory alone would have taken; None without one or peaks."""
+        is_oom = bracket.failed_by == "oom" and not bracket.given_up
+        if bracket.failed is None or not is_oom or not bracket.peaks:
+            return None
+        size, peak = bracket.peaks[-1]
+        return peak + (self.need(bracket) or 0.0) * (bracket.failed - size)
 
     @property
     def _room_by_limit(self) -> float:
@@ -241,7 +253,8 @@ class MemoryFit:
         """The sizes just above which a batch failed though its length's peaks left room for it."""
         distances = []  # (the size that passed, how far above it the next one failed)
         for bracket in self._brackets:
-            if not bracket.failed or bracket.failed_by != "oom" or bracket.peak is None:
+            is_oom = bracket.failed_by == "oom" and not bracket.flushed
+            if not bracket.failed or not is_oom or bracket.peak is None:
                 continue
             distance = bracket.failed - bracket.passed
             need = bracket.measured_need()

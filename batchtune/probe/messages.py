@@ -45,7 +45,7 @@ _IN_ONE_PIECE = 0.95
 SLOWER_IN_TURNS = 1.25
 """A step among other shapes, with its batch, may take so many times as long as in its trial."""
 
-# Trials whose longest says how long the next may take.
+# The next trial may take as long as the longest of this many recent ones.
 _RECENT = 5
 
 
@@ -400,10 +400,15 @@ def about_falls(falls: Sequence[tuple[BatchShape, BatchShape]]) -> Iterator[str]
 def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:
     """Yield the reason for a large margin."""
     if margin is not None and margin.fragments_bytes:
+        advice = ""
+        if device.fragments:
+            advice = (
+                ", for what CUDA's native allocator can't use. PYTORCH_ALLOC_CONF=expandable_segments:True, in "
+                "training too, makes that room usable"
+            )
         yield (
             f"Tables with larger batches ran out of memory in shuffled training: {format_size(margin.fragments_bytes)} "
-            f"are left free, {margin.fragments_bytes / device.limit_bytes:.0%} of the limit, for what CUDA's native "
-            "allocator can't use. PYTORCH_ALLOC_CONF=expandable_segments:True, in training too, makes that room usable"
+            f"are left free, {margin.fragments_bytes / device.limit_bytes:.1%} of the limit{advice}"
         )
     elif margin is not None and margin.bytes > _LARGE_MARGIN * device.limit_bytes:
         yield (

@@ -1,4 +1,7 @@
-"""Which shapes passed and which failed, by all trials of each: one that crashed, or fell, is tried again first."""
+"""Decides from all trials of a shape whether it passed or failed.
+
+A crash, or an out-of-memory error below a size that passed, needs a second trial.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class Outcomes:
         """Return the median step time of a shape; None if unknown."""
         times = [
             trial.step_seconds
-            for trial in self.of_shape[shape]
+            for trial in self.of_shape.get(shape, ())
             if trial.step_seconds is not None
         ]
         if not times:

@@ -60,8 +60,9 @@ _MISFIT = 0.02
 _WORTH_A_TERM = 0.5
 # The first batch that is compared has so many times the tokens of the longest sequence.
 _CONTRAST = 1.25
-# Half of the tokens in the shortest sequences: with so much more than the longest ones take, as a share of what these
-# take beyond a single one, the workload may pad; it does if padding alone would explain this share of the memory.
+# Padding test: a batch with half of its tokens in the shortest sequences takes this much more memory than one of the
+# longest ones alone, relative to that batch's growth: suspect padding. The workload pads if padding alone explains
+# `_AS_PADDED` of the difference.
 _SUSPICIOUS = 0.25
 _AS_PADDED = 0.75
 # Peaks of so near numbers of tokens, as a share, differ by chance.
@@ -95,7 +96,7 @@ def _well_below(tokens: int, last: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bracket:
+class TokenBracket:
     """The bounds of the tokens of one composition.
 
     Attributes:
@@ -127,7 +128,7 @@ class Bracket:
 class _Limit:
     """The most tokens of a composition: the proven ones if something closes it, else where to try next."""
 
-    bracket: Bracket
+    bracket: TokenBracket
     tokens: int
     closed_by: ClosedBy | None
 
@@ -235,7 +236,7 @@ class PackedKnowledge(Outcomes):
         return min(ooms, default=None)
 
     @cached_property
-    def brackets(self) -> dict[Composition, Bracket]:
+    def brackets(self) -> dict[Composition, TokenBracket]:
         """The bounds of each composition."""
         return {name: self._bracket(name) for name in COMPOSITIONS}
 
@@ -244,7 +245,7 @@ class PackedKnowledge(Outcomes):
         shape = self.task.compositions.shape
         return {tokens: shape(name, tokens) for tokens in self.budgets}
 
-    def _bracket(self, name: Composition) -> Bracket:
+    def _bracket(self, name: Composition) -> TokenBracket:
         shapes = self.shapes_of(name)
         failures = {
             tokens: self.failures[shape]
@@ -267,7 +268,7 @@ class PackedKnowledge(Outcomes):
         given_up = sum(trial.confirmation for trial in failures.values())
         peaks = [(tokens, self.peaks.highest(shapes[tokens])) for tokens in ran]
         step = step_at(low or high, self.task.settings.tolerance)
-        return Bracket(
+        return TokenBracket(
             composition=name,
             low=low,
             high=high,
@@ -365,7 +366,7 @@ class PackedKnowledge(Outcomes):
 
     # Where to try next
 
-    def limit(self, bracket: Bracket) -> _Limit:
+    def limit(self, bracket: TokenBracket) -> _Limit:
         """Return the most tokens of a composition, as far as they are known."""
         cap = self.task.cap
         low = bracket.low
@@ -377,7 +378,7 @@ class PackedKnowledge(Outcomes):
             return _Limit(bracket, low, "memory")
         return _Limit(bracket, self._guess(bracket), None)
 
-    def _leaves_no_room(self, bracket: Bracket) -> bool:
+    def _leaves_no_room(self, bracket: TokenBracket) -> bool:
         """Return whether a step more surely does not fit, by the peaks of the composition and the law."""
         peaks = dict(bracket.ran)
         beyond = min(bracket.low + bracket.step, self.task.cap)
@@ -391,7 +392,7 @@ class PackedKnowledge(Outcomes):
         need = 0.9 * (more - here)
         return 0 < need and self.room_bytes - peak < need
 
-    def _guess(self, bracket: Bracket) -> int:
+    def _guess(self, bracket: TokenBracket) -> int:
         """Return how many tokens to try next."""
         cap = self.task.cap
         least = self.task.compositions.longest
@@ -423,7 +424,7 @@ class PackedKnowledge(Outcomes):
             return max(lowest, int((low * bracket.high) ** 0.5))
         return max(lowest, (low + bracket.high) // 2)
 
-    def _reach(self, bracket: Bracket) -> int:
+    def _reach(self, bracket: TokenBracket) -> int:
         """Return how far the trials of a composition lead at most."""
         dear = self.task.settings.failures_are_dear
         first_step = _FIRST_STEP
@@ -448,14 +449,14 @@ class PackedKnowledge(Outcomes):
             return max(int(_LEAST_STEP * last), in_proportion)
         return _FARTHEST * last
 
-    def _by_last_step(self, bracket: Bracket) -> int:
+    def _by_last_step(self, bracket: TokenBracket) -> int:
         """Return the tokens at the limit if memory grows on as between the last two; the cap if it did not grow."""
         (before, low), (last, peak) = bracket.ran[-2:]
         if peak - low <= self.peaks.margin.bytes:
             return self.task.cap
         return last + int((self.room_bytes - peak) * (last - before) / (peak - low))
 
-    def _by_law(self, bracket: Bracket, lowest: int, highest: int) -> int:
+    def _by_law(self, bracket: TokenBracket, lowest: int, highest: int) -> int:
         """Return the most tokens within bounds that leave room for half a step, by the law."""
         name = bracket.composition
         if self.predicted(name, highest) is None:

@@ -91,7 +91,7 @@ def drop_gradients() -> None:
             parameter.grad = None
 
 
-class Training:
+class TrainingCheck:
     """Tells whether any step so far has changed a parameter, without keeping one alive or copying it.
 
     An operation in place raises a tensor's version, but neither a write to `parameter.data` nor a CUDA graph does. So

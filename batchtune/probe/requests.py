@@ -103,7 +103,7 @@ class Ready(Message, frozen=True):
     packed: bool = False
 
 
-class Run(Message, frozen=True):
+class RunTrial(Message, frozen=True):
     """Asks for a trial (several steps with one batch), or for a `single` step of a new batch, as in training.
 
     A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first. If `noting`, an
@@ -185,5 +185,5 @@ class Decision(Message, frozen=True):
     value: int
 
 
-Request = Identify | Describe | Prepare | Run
+Request = Identify | Describe | Prepare | RunTrial
 Reply = Identified | Described | Ready | Ran | Launched | Failed

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchtune.lengths import Lengths
-from batchtune.probe.bounds import Anchor, ladder
+from batchtune.probe.bounds import Anchor, Shapes, ladder
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.guess import next_batch_size
-from batchtune.probe.knowledge import Knowledge, Task
+from batchtune.probe.knowledge import Knowledge, SearchTask
 from batchtune.probe.margin import Peaks
 from batchtune.probe.messages import IgnoresShape, NothingFits, SingleFails, TooLong
 from batchtune.probe.outcomes import Outcomes
@@ -60,22 +60,18 @@ class FrontierSearch:
             settings.tolerance,
             min(lengths.count, settings.max_batch_size or lengths.count),
         )
-        self.task = Task(lengths, settings, limit_bytes, rungs)
+        self.task = SearchTask(lengths, settings, limit_bytes, rungs)
         self._lengths = lengths
         self._num_lengths = min(settings.num_lengths, lengths.histogram.lengths.size)
         self._refine = refine
         self._basis: tuple[tuple[Trial, ...], tuple[Trial, ...]] | None = None
         self._latest = Knowledge(self.task, ())
 
-    def known(
-        self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None
-    ) -> Knowledge:
+    def known(self, trials: Sequence[Trial]) -> Knowledge:
         """Return the conclusions from the trials.
 
         Those from the same trials are kept: between two trials the search and its progress ask for them several times.
         """
-        if confirmed is not None:
-            return Knowledge(self.task, trials, confirmed)
         basis = (tuple(trials), tuple(self.task.steps))
         if self._basis != basis:
             self._latest = Knowledge(self.task, basis[0])
@@ -155,10 +151,11 @@ class FrontierSearch:
     ) -> list[FrontierPoint]:
         """Return the closed lengths, in ascending order, each with the longest target at or below it.
 
-        `confirmed` as in `Knowledge`. If `joint`, return the pairs of a length and a shorter target instead. If the
-        search is `unfinished`, lengths count as well at which a larger size may fit.
+        With `confirmed`, only sizes count that one of these batches contains. If `joint`, return the pairs of a length
+        and a shorter target instead. If the search is `unfinished`, lengths count as well at which a larger size may
+        fit.
         """
-        known = self.known(trials, confirmed)
+        known = self.known(trials)
         points = []
         for anchor in sorted(self._order(known)):
             bracket = known.bracket(anchor)
@@ -167,7 +164,13 @@ class FrontierSearch:
                 closed_by = "time"
             elif closed_by is None and confirmed is not None:
                 closed_by = bracket.failed_by or "memory"
-            size = min(int(known.proven_sizes(*anchor.arrays)[0]), bracket.cap)
+            size = min(known.table_size(anchor), bracket.cap)
+            if confirmed is not None:
+                size = min(
+                    size, int(Shapes(confirmed).largest_beyond(*anchor.arrays)[0])
+                )
+            if closed_by is not None and size < bracket.proven:
+                closed_by = "memory"  # tables or turns have shown that
             is_joint = anchor != known.anchor(anchor.length)
             if closed_by is None or size == 0 or is_joint != joint:
                 continue

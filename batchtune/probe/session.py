@@ -12,7 +12,7 @@ from batchtune.errors import NoStepError, linked_errors
 from batchtune.probe.attempt import OOM_COUNTED, Agree, Attempt, alone
 from batchtune.probe.devices import Meter
 from batchtune.probe.failures import (
-    Verdict,
+    OomVerdict,
     compilations,
     error_verdict,
     lowered_limit,
@@ -193,7 +193,7 @@ def drain_autograd() -> None:
         torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())
 
 
-def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
+def _described(error: BaseException) -> tuple[str, OomVerdict | None, str | None]:
     """Return an exception's message, its verdict, and its traceback.
 
     The failed step's variables are freed first: otherwise no memory may be left to write a text.

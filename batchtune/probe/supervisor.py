@@ -46,7 +46,7 @@ from batchtune.probe.requests import (
     Ran,
     Ready,
     Reply,
-    Run,
+    RunTrial,
     ScriptRequest,
 )
 from batchtune.probe.settings import ProbeSettings
@@ -212,14 +212,14 @@ class Supervisor(Measurer):
 
         If the worker dies or hangs, that is the trial's outcome (`crash`, `oom`, `timeout`). Raises as `start`.
         """
-        ran = self._run(Run(shape=shape), fresh=fresh)
+        ran = self._run(RunTrial(shape=shape), fresh=fresh)
         return replace(ran, trial=replace(ran.trial, index=index, timing=timing))
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
         """Run one step of a new batch with the allocator's cache as it is, or emptied first if `release`."""
-        return self._run(Run(shape=shape, single=True, release=release))
+        return self._run(RunTrial(shape=shape, single=True, release=release))
 
-    def _run(self, request: Run, *, fresh: bool = False) -> Ran:
+    def _run(self, request: RunTrial, *, fresh: bool = False) -> Ran:
         started = time.monotonic()
         if not self._has_worker or (fresh and not self._unused):
             self._start_worker()

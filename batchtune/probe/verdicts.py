@@ -21,7 +21,7 @@ from batchtune.probe.requests import (
     Ran,
     Ready,
     Reply,
-    Run,
+    RunTrial,
 )
 from batchtune.processes.worker import Failed, judged_end
 from batchtune.results import Device, Outcome, RankDevice, Trial, Twin
@@ -60,7 +60,7 @@ _OF_TRIALS = (
     "compilations",
     "at_recompile_limit",
 )
-# What all ranks must have learned alike of the batches of their script.
+# Facts about the script's batches that must agree on every rank.
 _LEARNED = (
     "batches",
     "per_unit",
@@ -117,7 +117,7 @@ def first_to_end(output: str) -> tuple[str, str] | None:
 
 def merged(
     replies: Mapping[int, Reply],
-    request: Prepare | Describe | Run,
+    request: Prepare | Describe | RunTrial,
     world_size: int | None,
 ) -> Reply:
     """Return one reply to a request that all ranks got, of theirs by rank, in the order in which they came."""
@@ -132,7 +132,7 @@ def merged(
     rank = next(rank for rank, cause in causes.items() if cause == first)
     reply = replies[rank]
     outcome = _OUTCOMES[first]
-    if not isinstance(request, Run):
+    if not isinstance(request, RunTrial):
         assert isinstance(reply, Failed)
         alike = [other for other in replies.values() if other == reply]
         message = reply.message

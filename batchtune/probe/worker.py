@@ -21,7 +21,7 @@ from batchtune.allocators import VARIABLES
 from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.failures import error_verdict, lowered_limit, process_limits
-from batchtune.probe.parameters import Training, gradient_bytes
+from batchtune.probe.parameters import TrainingCheck, gradient_bytes
 from batchtune.probe.requests import (
     Describe,
     Described,
@@ -32,7 +32,7 @@ from batchtune.probe.requests import (
     Ready,
     Reply,
     Request,
-    Run,
+    RunTrial,
     Stage,
 )
 from batchtune.probe.session import Session
@@ -79,13 +79,13 @@ class Worker:
     """The workload that this process built, and the answers to what is asked of it."""
 
     _session: Session
-    _training: Training
+    _training: TrainingCheck
     _stage: Stage = "device"
     _limits: Mapping[str, int]
 
     def answer(self, request: Request) -> Reply:
         """Do what a request asks for."""
-        if isinstance(request, Run):
+        if isinstance(request, RunTrial):
             return self._run(request)
         self._limits = process_limits()
         try:
@@ -110,7 +110,7 @@ class Worker:
                 return replace(failed, outcome="oom")
             return failed
 
-    def _run(self, request: Run) -> Ran:
+    def _run(self, request: RunTrial) -> Ran:
         """Run a trial, or a single step."""
         if request.single:
             return self._session.step(
@@ -183,7 +183,7 @@ class Worker:
         ddp_bytes = gradient_bytes() if probed_with.ddp else 0
         meter.settle(reserve_of(probed_with, meter.device.kind), ddp_bytes)
         self._session = Session(workload, meter, self.agree)
-        self._training = Training()
+        self._training = TrainingCheck()
         settings = {**_torch_settings(), **meter.switches()}
         device = replace(meter.device, settings=settings)
         return Ready(

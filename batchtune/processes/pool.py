@@ -15,17 +15,17 @@ from typing import TypeVar
 
 from batchtune.processes import keep_out_the_working_folder
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
 
 _LONGEST_WAIT_SECONDS = 0.5
 
 
 def run_in_processes(
-    work: Callable[[Task], Result],
-    tasks: Mapping[int, Task],
+    work: Callable[[TaskT], ResultT],
+    tasks: Mapping[int, TaskT],
     jobs: int,
-    take: Callable[[int, Result], None],
+    take: Callable[[int, ResultT], None],
     on_wait: Callable[[], None],
 ) -> None:
     """Do the tasks in several new interpreters (a fork of a process with threads can hang).

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from batchtune.errors import BatchtuneError, UsageError, shortened
-from batchtune.processes.pool import Result, Task
+from batchtune.processes.pool import ResultT, TaskT
 
 # How often a task is done again whose worker, or machine, died.
 _RETRIES = 3
@@ -17,9 +17,9 @@ _PATIENCE_SECONDS = 10.0
 
 
 def run_on_ray(
-    work: Callable[[Task], Result],
-    tasks: Mapping[int, Task],
-    take: Callable[[int, Result], None],
+    work: Callable[[TaskT], ResultT],
+    tasks: Mapping[int, TaskT],
+    take: Callable[[int, ResultT], None],
     on_wait: Callable[[], None],
     *,
     address: str | None,
@@ -69,9 +69,9 @@ def _connect(ray: Any, address: str | None) -> None:
 
 def _run(
     ray: Any,
-    work: Callable[[Task], Result],
-    tasks: Mapping[int, Task],
-    take: Callable[[int, Result], None],
+    work: Callable[[TaskT], ResultT],
+    tasks: Mapping[int, TaskT],
+    take: Callable[[int, ResultT], None],
     on_wait: Callable[[], None],
 ) -> None:
     on_worker = ray.remote(num_cpus=1, max_retries=_RETRIES)(work)

@@ -26,8 +26,8 @@ from batchtune.processes.nursery import ready
 from batchtune.results import MALFORMED, LoaderOutcome
 from batchtune.workloads.loading import last_frame, user_stack
 
-Answer = TypeVar("Answer", bound="Message")
-Request = TypeVar("Request")
+AnswerT = TypeVar("AnswerT", bound="Message")
+RequestT = TypeVar("RequestT")
 
 MARK = "BATCHTUNE_WORKER"
 """Environment variable of the nursery and of everything below it, whatever else a process does to hide."""
@@ -272,8 +272,8 @@ class Nursery:
         self._reader.start()
 
     def ask(
-        self, request: Message, kinds: tuple[type[Answer], ...], timeout_seconds: float
-    ) -> Answer:
+        self, request: Message, kinds: tuple[type[AnswerT], ...], timeout_seconds: float
+    ) -> AnswerT:
         """Send the worker a request, and wait for a reply of these kinds. Raises WorkerLost if none comes in time."""
         connection = self._connection
         if not connection.said and ready([connection.channel], 0):
@@ -478,8 +478,8 @@ def oom_kills() -> int | None:
 
 def serve(
     channel: socket.socket,
-    decode: Callable[[bytes], Request],
-    answer: Callable[[Request], Message],
+    decode: Callable[[bytes], RequestT],
+    answer: Callable[[RequestT], Message],
 ) -> None:
     """Answer requests until the supervisor closes the socket.
 

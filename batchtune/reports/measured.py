@@ -121,7 +121,7 @@ def _sentences(probe: Probe) -> Iterator[str]:
         yield "Each length was measured with the longest target that occurs at or below it."
     if probe.margin is not None:
         yield (
-            f"{format_size(probe.margin.bytes)} are kept free: equal batches differ by up to "
+            f"{format_size(probe.margin.free_bytes)} are kept free: equal batches differ by up to "
             f"{format_size(probe.margin.spread_bytes)} in {counted(probe.margin.repetitions, 'repetition')}."
         )
     outcomes = Counter(trial.outcome for trial in probe.trials)

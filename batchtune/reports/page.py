@@ -209,6 +209,9 @@ def verdict_section(verdicts: Sequence[Verdict]) -> Section:
     ]
     outcomes = Counter(verdict.outcome for verdict in verdicts)
     sentence = f"Rules: {outcomes['holds']} of {len(verdicts)} hold."
+    failing = [verdict.rule for verdict in ordered if verdict.outcome == "fails"]
+    if failing:
+        sentence += f" Failing: {', '.join(failing)}."
     if outcomes["error"]:
         sentence += f" {outcomes['error']} can't be judged."
     return Section(

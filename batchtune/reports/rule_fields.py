@@ -36,6 +36,7 @@ _OF_WHOLE_RESULTS = {
     "stale",
     "beyond",
     "changed",
+    "gradient_difference",
     "max_batch_length",
     "stream.batches_per_rank",
     "stream.max_batch_length",

@@ -11,11 +11,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from batchtune.buckets.advice import close_in_steps
+from batchtune.buckets.advice import (
+    close_in_steps,
+    keeps_current,
+    keeps_examples,
+    keeps_steps,
+)
 from batchtune.errors import without_commands
 from batchtune.reports import RunResults
 from batchtune.results import Costed, Row, StreamRow, StreamSweep, Sweep, cost_of
-from batchtune.trust import rough_times
+from batchtune.trust import WORST_COMPARED_ERROR, rough_times
 from batchtune.units import (
     counted,
     format_length,
@@ -41,8 +46,6 @@ _MAX_ROWS = 100
 CURRENT = "your current config"
 # A max_batch_length below this share of the one that fits is worth a warning; a rounded one is not.
 _LOW_LIMIT = 0.95
-# Times with a larger error say nothing about which batches are faster.
-_WORST_ERROR = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +223,7 @@ class Times:
         self.rough = []
         if run.probe is not None:
             self.rough = rough_times(run.probe.device, run.probe.trials)
-        exact = self.error is None or self.error <= _WORST_ERROR
+        exact = self.error is None or self.error <= WORST_COMPARED_ERROR
         self.are_reliable = sweep.has_times and exact and not self.rough
 
     def doubts(self) -> Iterator[str]:
@@ -228,7 +231,7 @@ class Times:
         if self.are_reliable:
             return
         saved = "the time saved may be much less"
-        if self.error is not None and self.error > _WORST_ERROR:
+        if self.error is not None and self.error > WORST_COMPARED_ERROR:
             yield (
                 f"The step times are not reliable (error {format_percent(self.error)}): {saved}. Probe again with "
                 "--force on a machine that does nothing else."
@@ -269,39 +272,13 @@ def headline(
     return f"{verb} {what}."
 
 
-def keeps_steps(sweep: AnySweep) -> bool:
-    """Return whether an epoch keeps its optimizer steps, so that padded lengths compare where times are not known."""
-    return sweep.settings.get("keep") == "same" or sweep.min_steps is not None
-
-
-def _keeps_examples(row: AnyRow) -> bool:
-    return isinstance(row, Row) and row.keeps_examples
-
-
-def keeps_current(sweep: AnySweep, row: AnyRow, *, timed: bool) -> bool:
-    """Return whether the user's own config fits and costs less than a row."""
-    current = sweep.current
-    if current is None or sweep.current_fits is False:
-        return False
-    if timed and row.equal_to_best and current.equal_to_best:
-        return False
-    kept = keeps_steps(sweep)
-    close = _keeps_examples(row) or close_in_steps(current, row)
-    if kept and not timed and not close:
-        return False
-    own, found = (
-        cost_of(costed, timed=timed, steps_kept=kept) for costed in (current, row)
-    )
-    return own < found
-
-
 def _advantage(
     row: AnyRow, name: str, other: Costed, *, timed: bool, steps_kept: bool
 ) -> str:
     """Say how a row compares with another: `1.34 times faster than NAME`, `37.9% fewer batches than with NAME`."""
     seconds = row.estimated_epoch_seconds
     is_timed = timed and seconds and other.estimated_epoch_seconds
-    close = _keeps_examples(row) or close_in_steps(other, row)
+    close = keeps_examples(row) or close_in_steps(other, row)
     if not is_timed and steps_kept and close:
         change = 1 - row.padded_length / other.padded_length
         less = "less" if change >= 0 else "more"
@@ -442,12 +419,16 @@ def sizes_table(
 
 
 def left_free(run: RunResults) -> str:
-    """Say how much memory proven batches leave free, after a comma or a semicolon."""
+    """Say how much memory proven batches leave free and why that is enough, after a comma or a semicolon."""
     probe = run.probe
-    if probe is None or probe.margin is None or not probe.margin.bytes:
+    if probe is None or probe.margin is None or not probe.margin.free_bytes:
         return "; how much memory that leaves free is not known"
-    share = format_percent(probe.margin.bytes / probe.device.limit_bytes)
-    return f", and leaves {format_size(probe.margin.bytes)} ({share} of the limit) free"
+    margin = probe.margin
+    share = format_percent(margin.free_bytes / probe.device.limit_bytes)
+    return (
+        f", and leaves {format_size(margin.free_bytes)} ({share} of the limit) free: peaks of equal batches differ by "
+        f"{format_size(margin.spread_bytes)} at most"
+    )
 
 
 def swept_warnings(run: RunResults, sweep: AnySweep, command: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from batchtune.buckets.advice import keeps_current
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports import RunResults
 from batchtune.reports.section import (
@@ -19,7 +20,6 @@ from batchtune.reports.section import (
     fewer_steps,
     format_share,
     headline,
-    keeps_current,
     known,
     make_table,
     sizes_table,

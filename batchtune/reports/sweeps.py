@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from batchtune.buckets.advice import keeps_current, keeps_steps
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports import RunResults
+from batchtune.reports.gradient import of_gradient
 from batchtune.reports.packing import packing_section
 from batchtune.reports.section import (
     CURRENT,
@@ -23,8 +25,6 @@ from batchtune.reports.section import (
     fewer_steps,
     format_shape,
     headline,
-    keeps_current,
-    keeps_steps,
     known,
     left_free,
     make_table,
@@ -265,11 +265,7 @@ def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
     own = sweep.settings.get("accumulate")
     if own != row.accumulate:
         yield f"Train with a gradient accumulation of {row.accumulate} instead of {own}."
-    if not row.equal_counts:
-        yield (
-            "The gradient of a step is the same if the loss weighs all tokens of the step alike, as Transformers' "
-            "Trainer does. If it is a mean over the examples of each micro-batch: --equal-counts."
-        )
+    yield from of_gradient(sweep, row)
     steps_kept = keeps_steps(sweep)
 
     def cost(other: Row) -> float:

@@ -30,6 +30,9 @@ EQUAL_TWINS = 0.02
 WRONG_TWINS = 0.05
 """Nor do those that differ by more than this; a probe goes on only if it is forced."""
 
+SAME_GRADIENT = 0.01
+"""Gradients of a step that differ by no larger share are the same: half precision rounds to 0.4%."""
+
 
 class Twin(Record, frozen=True, kw_only=True):
     """A batch of a script's own, and one made with the same shape: what a step with each allocated at its peak."""
@@ -58,10 +61,11 @@ class Twin(Record, frozen=True, kw_only=True):
 
 
 class OwnBatches(Record, frozen=True, kw_only=True):
-    """The batches of one epoch that a script's own batch sampler makes, as many on every rank as on the first.
+    """The batches of an epoch as a training makes them now: those of its own batch sampler, or recorded ones.
 
     Attributes:
-        sampler: The name of its class.
+        sampler: The name of its class; `a recorded training` if it was not watched itself.
+        ranks: As many as the first one makes are counted for each.
         batches, padded_length: Of all ranks, for as many examples as the data has.
         shapes: Of all batches, or of some that stand for them: evenly spaced in the order of their padded lengths.
         mates_again, effective_buckets: As for a row of a sweep.
@@ -72,8 +76,42 @@ class OwnBatches(Record, frozen=True, kw_only=True):
     batches: Size
     padded_length: Positive
     shapes: Annotated[list[BatchShape], msgspec.Meta(min_length=1)]
-    mates_again: Share
-    effective_buckets: Amount
+    mates_again: Share | None = None
+    effective_buckets: Amount | None = None
+
+
+class StepGradient(Record, frozen=True, kw_only=True):
+    """How the gradient of one optimizer step depends on the micro-batches that its examples are cut into.
+
+    Differences are relative: the norm of the difference of two gradients / the norm of the first, as the optimizers get
+    them, with dropout off. None: not measured, because `unknown`, or because what was measured before says enough.
+
+    Attributes:
+        again: Between the script's own micro-batches, and the same in reverse order: rounding and chance.
+        any_counts: To micro-batches of similar lengths.
+        equal_counts: To those of as many examples each.
+        mates: How much of the gradient of a micro-batch no weighted mean of those of its two halves gives: nothing,
+            unless it depends on which examples share a micro-batch.
+        batch_norm: Modules that normalise over a micro-batch, by kind: `3 × BatchNorm1d`.
+    """
+
+    unknown: str | None = None
+    again: Amount | None = None
+    any_counts: Amount | None = None
+    equal_counts: Amount | None = None
+    mates: Amount | None = None
+    batch_norm: list[str] = msgspec.field(default_factory=list)
+
+    def of_cut(self, *, equal_counts: bool) -> float | None:
+        """Return the difference to micro-batches of the same number of examples, or of any; None if unknown."""
+        if equal_counts and self.equal_counts is not None:
+            return self.equal_counts
+        return self.any_counts
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the same micro-batches give another gradient each time."""
+        return (self.again or 0.0) > SAME_GRADIENT
 
 
 class Script(Record, frozen=True, kw_only=True):
@@ -91,6 +129,7 @@ class Script(Record, frozen=True, kw_only=True):
         packed: Whether its batches are packed: rows of sequences without padding.
         batch_size: Of its own batches, on each rank; None where they are not drawn at random, all of one size.
         own_batches: What its own batch sampler makes, if the manifest's rows are its examples, in other cases.
+        gradient: How its loss depends on the cut of a step; None where a step is one batch, or if measured earlier.
     """
 
     batches: list[str]
@@ -105,6 +144,7 @@ class Script(Record, frozen=True, kw_only=True):
     packed: bool = False
     batch_size: Size | None = None
     own_batches: OwnBatches | None = None
+    gradient: StepGradient | None = None
 
     @property
     def why_unproven(self) -> str | None:

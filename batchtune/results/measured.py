@@ -192,6 +192,11 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
     peak_bytes: Bytes | None
     trial: Count | None = None
 
+    @property
+    def shape(self) -> BatchShape:
+        """The batch."""
+        return BatchShape(self.batch_size, self.length, self.target_length)
+
 
 class Margin(Record, frozen=True, kw_only=True):
     """The memory that a proven batch leaves free, because peaks of equal batches differ.
@@ -199,12 +204,12 @@ class Margin(Record, frozen=True, kw_only=True):
     A batch is proven if its lowest measured peak, plus `bytes`, is within the limit.
 
     Attributes:
-        bytes: The larger of 1.1 × `spread_bytes` and `first_step_bytes`, + 0.1% of the limit, + `fragments_bytes`.
+        bytes: The larger of 1.1 × `spread_bytes` and `first_step_bytes`, + 0.1% of the limit.
         spread_bytes: The widest range of peaks of equal batches, or of what the process holds between trials.
         first_step_bytes: How far the first step of a process exceeds later ones with the same batch.
         repetitions: How many peaks were compared.
-        fragments_bytes: For what the allocator can't use between its blocks: more with each table that failed in
-            shuffled training.
+        fragments_bytes: What is left free besides, as the allocator can't use it between its blocks: more with each
+            table that failed in shuffled training.
     """
 
     bytes: Bytes
@@ -212,6 +217,11 @@ class Margin(Record, frozen=True, kw_only=True):
     first_step_bytes: Bytes
     repetitions: Count
     fragments_bytes: Bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """All that batches of a table leave free."""
+        return self.bytes + self.fragments_bytes
 
 
 class CostModel(Record, frozen=True, kw_only=True):

@@ -56,6 +56,8 @@ class SweepSettings(Record, frozen=True, kw_only=True):
             several micro-batches, `steps` where they don't differ so, `nothing` where they are not known.
         micro_batches: Into how many micro-batches each rank's share of such a step is cut; None: as many as now.
         equal_counts: Whether the micro-batches of a step that keeps its examples hold the same number of them.
+        throughput_fraction: Batches are made smaller as long as they reach this part of the best throughput, where
+            nothing is kept; None: they fill the memory.
     """
 
     strategies: tuple[str, ...] = ()
@@ -75,6 +77,7 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     keep: Keep | None = None
     micro_batches: Size | None = None
     equal_counts: bool = False
+    throughput_fraction: _Part | None = None
 
 
 class Costed(Protocol):
@@ -121,8 +124,8 @@ class EpochFigures(Record, frozen=True, kw_only=True):
     largest_batch_size: Size
     batch_size_variation: CostRatio
     largest_padded_length: Amount
-    effective_buckets: Cost
-    mates_again: CostShare
+    effective_buckets: Cost | None
+    mates_again: CostShare | None
     length_correlation: Correlation | None = None
     estimated_epoch_seconds: Cost | None = None
     estimated_epoch_error_seconds: Cost | None = None
@@ -132,9 +135,15 @@ class EpochFigures(Record, frozen=True, kw_only=True):
     unproven: CostCount | None = None
 
     @property
-    def randomness(self) -> float:
-        """The probability that two mates are not mates again in the next epoch."""
-        return 1 - self.mates_again
+    def randomness(self) -> float | None:
+        """The probability that two mates are not mates again in the next epoch; None for a recorded training."""
+        return None if self.mates_again is None else 1 - self.mates_again
+
+    @property
+    def known_mates_again(self) -> float:
+        """The value of mates_again, which every row has that a sweep compares."""
+        assert self.mates_again is not None
+        return self.mates_again
 
 
 class Row(EpochFigures, frozen=True, kw_only=True):
@@ -151,7 +160,7 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         padded_length: Cells of the epoch's batches, expected over shuffles.
         padding_ratio: Padded cells / all cells; those of an example dealt a second time count as padded.
         fill: True length, of each example once, / (batches × max_batch_length).
-        mean_batch_size: Examples in a batch, counting one dealt twice twice.
+        mean_batch_size: Examples per batch; repeated examples count each time.
         largest_padded_length: Of any batch that this table can form on these data.
         effective_buckets: 1 / Σ p², p the share of the examples in each bucket. For pools: mates_again / the same for
             batches of the same sizes drawn from all examples.
@@ -165,10 +174,11 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         unproven: How many buckets have a batch size that is not proven: no batch at least as large in every respect
             ran, alone and in turns. None without a probe.
         repeated_examples: How many examples are dealt a second time, to give every rank the same number of batches.
-        mates_again: The probability that two examples of one batch share a batch again in the next epoch.
+        mates_again: The probability that two examples of one batch share a batch again in the next epoch; None for
+            a recorded training, which does not say which examples a batch held, as effective_buckets.
         length_correlation: Of the lengths of two examples of one batch; None if all lengths are equal.
-        pool_size, batch_overhead, accumulate, equal_counts: As in `sampler.yaml`; pool_size is None if batches are made
-            in buckets.
+        pool_size, batch_overhead, accumulate, equal_counts, pair_cost: As in `sampler.yaml`; pool_size is None if
+            batches are made in buckets.
         simulated_epochs: How many epochs the figures are means of; None: they are exact expectations.
         batches_deviation, epoch_seconds_deviation: From epoch to epoch; None for exact expectations.
     """
@@ -184,6 +194,7 @@ class Row(EpochFigures, frozen=True, kw_only=True):
     batch_overhead: Amount | None = None
     accumulate: Size | None = None
     equal_counts: bool = False
+    pair_cost: Amount | None = None
     simulated_epochs: Count | None = None
 
     @property

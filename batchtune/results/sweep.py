@@ -9,12 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from batchtune.results.devices import StepGradient
 from batchtune.results.packing import LawCoefficients, PackingSweep
 from batchtune.results.rows import Row, SamplerKind, SweepSettings, have_times
 from batchtune.results.shared import (
     ROUNDING,
     Amount,
     Bytes,
+    CostRatio,
     Count,
     Length,
     LengthsSummary,
@@ -187,6 +189,8 @@ class Sweep(Result, frozen=True, kw_only=True):
         packing: The packers, if the training packs (its probe does, or --max-tokens says so); the other rows are then
             what to do without packing.
         proof: The recommended row's batches as they ran in shuffled training; None if they did not run.
+        gradient: How the gradient of a step of the probed script depends on its micro-batches; None if unknown.
+        gradient_difference: To that of the recommended row, whose steps keep their examples; None if unknown.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -213,6 +217,8 @@ class Sweep(Result, frozen=True, kw_only=True):
     recommended_table: Count | None = None
     packing: PackingSweep | msgspec.UnsetType = msgspec.UNSET
     proof: Proof | None = None
+    gradient: StepGradient | None = None
+    gradient_difference: CostRatio | None = None
 
     def problems(self) -> Iterator[str]:
         """Check the settings, the indices of rows, the quantiles, and the recommended row's figures."""
@@ -375,6 +381,8 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             of them on all ranks, are those that training draws: its gradient accumulation; None for other samplers.
         own_accumulate: How many of the training's own batches, on each rank, make a step.
         equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one.
+        pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1; steps are cut
+            to minimise the total. None: only positions cost.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sampler"
@@ -398,3 +406,4 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     accumulate: Size | None = None
     own_accumulate: Size | None = None
     equal_counts: bool = False
+    pair_cost: Amount | None = None

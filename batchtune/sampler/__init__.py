@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 
 import numpy.typing as npt
 
-from batchtune.arguments import is_number, whole
-from batchtune.errors import shortened
+from batchtune.arguments import whole
 from batchtune.packing.batcher import PackedBatcher
 from batchtune.packing.packing import Budget
 from batchtune.packing.time_law import DENSE_7B, TimeLaw
-from batchtune.sampler.arguments import MOST_ACCUMULATED
+from batchtune.sampler.arguments import MOST_ACCUMULATED, cost
 from batchtune.sampler.base import EpochBatchSampler, TableBatchSampler
 from batchtune.sampler.same_step import SameStepBatchSampler
 from batchtune.sampler.stream import BucketedStream
@@ -132,11 +131,7 @@ class PooledBatchSampler(TableBatchSampler):
     ) -> None:
         self.pool_size = whole("pool_size", pool_size, 1)
         if batch_overhead is not None:
-            if not is_number(batch_overhead) or not 0 <= batch_overhead < 1e300:
-                raise ValueError(
-                    f"batch_overhead must be finite and at least 0, got {shortened(batch_overhead)}"
-                )
-            self.batch_overhead = float(batch_overhead)
+            self.batch_overhead = cost("batch_overhead", batch_overhead)
         super().__init__(lengths, **options)
 
 

@@ -16,7 +16,7 @@ import torch.distributed  # noqa: TID253  # this module is torch's: the package 
 from torch.utils.data import Dataset, Sampler  # noqa: TID253  # as above
 
 from batchtune.allocators import in_force, in_words, setting_for
-from batchtune.arguments import whole
+from batchtune.arguments import is_number, whole
 from batchtune.errors import shortened
 from batchtune.results import StreamConfig
 
@@ -130,6 +130,15 @@ def flag(name: str, value: bool) -> bool:
     if not isinstance(value, (int, np.integer, np.bool_)) or value not in (0, 1):
         raise ValueError(f"{name} must be True or False, got {shortened(value)}")
     return bool(value)
+
+
+def cost(name: str, value: float) -> float:
+    """Return the value as a float; raise ValueError unless it is finite and at least 0."""
+    if not is_number(value) or not 0 <= value < 1e300:
+        raise ValueError(
+            f"{name} must be finite and at least 0, got {shortened(value)}"
+        )
+    return float(value)
 
 
 def check_function(name: str, value: object) -> None:

@@ -20,19 +20,17 @@ from batchtune.arguments import whole
 from batchtune.epochs.batchers import Batcher, Batching
 from batchtune.epochs.layout import (
     ORDERINGS,
-    Dealing,
-    Drawing,
     Ordering,
+    RankSplit,
+    ShuffleKey,
     drawn,
     dropped_examples,
 )
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.errors import shortened
-from batchtune.exports.run_configs import read_any_sampler_yaml
+from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.lengths import Lengths
-from batchtune.manifests import ReadOptions
-from batchtune.manifests.reading import load_ordered_lengths
-from batchtune.results import PackedConfig, SamplerConfig
+from batchtune.results import PackedConfig, ReadingRecord, SamplerConfig
 from batchtune.sampler.arguments import (
     LARGEST_SEED,
     OnRanks,
@@ -53,7 +51,7 @@ _OF_ALL = (
     "drop_last",
     "seed",
 )
-_READING = set(ReadOptions.__struct_fields__)
+_READING = set(ReadingRecord.__struct_fields__)
 
 
 class EpochBatchSampler(OnRanks, Sampler[list[int]]):
@@ -224,14 +222,14 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             yield batch
         now.running = False
 
-    def _plan(self, epoch: int) -> tuple[Drawing, Dealing]:
-        drawing = Drawing(
+    def _plan(self, epoch: int) -> tuple[ShuffleKey, RankSplit]:
+        drawing = ShuffleKey(
             shuffle=self.shuffle,
             ordering=self.batch_ordering,
             seed=self.seed,
             epoch=epoch,
         )
-        return drawing, Dealing(
+        return drawing, RankSplit(
             world_size=self.world_size,
             same_bucket=self.same_bucket,
             drop_last=self.drop_last,
@@ -396,6 +394,9 @@ def tuned_lengths(
         name: overrides.pop(name) for name in sorted(_READING & overrides.keys())
     }
     if isinstance(lengths, (str, Path)):
+        from batchtune.manifests import ReadOptions
+        from batchtune.manifests.reading import load_ordered_lengths
+
         for name in ("length_scale", "tokenizer"):
             if reading.get(name) is not None:
                 reading[name] = str(reading[name])

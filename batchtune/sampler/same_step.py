@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,12 @@ from batchtune.arguments import whole
 from batchtune.epochs.layout import Indices
 from batchtune.epochs.same_step import StepCutter, micro_batches
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
-from batchtune.exports.run_configs import read_sampler_yaml
+from batchtune.exports.reading import read_sampler_yaml
 from batchtune.sampler.arguments import (
     MOST_ACCUMULATED,
     OnRanks,
     checked_ranks,
+    cost,
     flag,
 )
 from batchtune.sampler.base import tuned_lengths, warn_of_other_lengths
@@ -30,6 +32,8 @@ from batchtune.units import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 
 class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
@@ -50,6 +54,16 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
     side by side cost about the same. The batch sampler is dealt to ranks by a `DistributedSampler` (or what inherits
     from it), or by accelerate's `BatchSamplerShard`. Any other is taken to draw this rank's examples alone.
 
+    **Loops that are told where steps end.** With `accumulate="fewest"`, each step has as few micro-batches as hold its
+    examples, and their number varies. `sampler.steps(loader)` yields those of one optimizer step at a time::
+
+        for micro_batches in sampler.steps(loader):
+            tokens = sum(int((batch != PAD).sum()) for batch in micro_batches)
+            for batch in micro_batches:
+                (summed_loss(model, batch) / tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
     **Resuming.** Skip batches as the trainer does without batchtune; the own sampler must draw as it did before.
 
     Args:
@@ -59,9 +73,12 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
         own_accumulate: How many of the batch sampler's batches make a step, on each rank.
         accumulate: The training's gradient accumulation with this sampler; None: as many as `own_accumulate`. If a
-            step's examples don't fit into that number, the shortest of them move to the next step.
+            step's examples don't fit into that number, the shortest of them move to the next step. `fewest`: as few as
+            hold them, as many on each rank; then `len()` raises TypeError.
         equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one, for a loss
             that is a mean over the examples of each.
+        pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1: steps are then
+            cut for the least cost, not the least padding.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`
             when the sampler is first used.
         overlong: Whether examples beyond the last boundary are an `error` or batches of a `single` example.
@@ -78,8 +95,9 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         bucket_boundaries: npt.ArrayLike,
         bucket_batch_sizes: npt.ArrayLike,
         own_accumulate: int,
-        accumulate: int | None = None,
+        accumulate: int | Literal["fewest"] | None = None,
         equal_counts: bool = False,
+        pair_cost: float | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         overlong: Literal["error", "single"] = "error",
@@ -88,10 +106,21 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         self.own_accumulate = whole(
             "own_accumulate", own_accumulate, 1, highest=MOST_ACCUMULATED
         )
-        if accumulate is None:
-            accumulate = own_accumulate
-        self.accumulate = whole("accumulate", accumulate, 1, highest=MOST_ACCUMULATED)
+        # None: it varies from step to step.
+        self.accumulate: int | None = None
+        if accumulate != "fewest":
+            self.accumulate = whole(
+                "accumulate",
+                own_accumulate if accumulate is None else accumulate,
+                1,
+                highest=MOST_ACCUMULATED,
+            )
+        # Of the micro-batches that were yielded and not yet trained on, whether each ends its step.
+        self._ends: deque[bool] = deque()
         self.equal_counts = flag("equal_counts", equal_counts)
+        self.pair_cost = None
+        if pair_cost is not None:
+            self.pair_cost = cost("pair_cost", pair_cost)
         self._ranks = checked_ranks(rank, world_size)
         self._lengths = checked_lengths(lengths)
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
@@ -128,6 +157,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             "own_accumulate": config.own_accumulate,
             "accumulate": config.accumulate,
             "equal_counts": config.equal_counts,
+            "pair_cost": config.pair_cost,
         }
         sampler = cls(batch_sampler, lengths, **{**options, **overrides})
         sampler._allocator = config.evidence.allocator
@@ -149,8 +179,22 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         """Return the number of micro-batches that this rank has; raises TypeError if the own sampler has no length."""
         return self.batches_for(len(self.batch_sampler))
 
+    def steps(self, loader: Iterable[T]) -> Iterator[list[T]]:
+        """Yield the batches of each optimizer step, on this rank, of a loader over this sampler; an epoch of them."""
+        step = []
+        for batch in loader:
+            step.append(batch)
+            if self._ends.popleft():
+                yield step
+                step = []
+
     def batches_for(self, own_batches: int, ranks: int = 1) -> int:
-        """Return how many micro-batches take the place of `own_batches`, on this many ranks together."""
+        """Return how many micro-batches take the place of `own_batches`, on this many ranks together.
+
+        Raises TypeError where their number varies.
+        """
+        if self.accumulate is None:
+            raise TypeError("the number of micro-batches varies from step to step")
         return micro_batches(
             own_batches, self.own_accumulate * ranks, self.accumulate * ranks
         )
@@ -160,23 +204,33 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         self._compare_allocator()
         ranks = _of_all_ranks(self.batch_sampler, self.rank, self.world_size)
         cutter = StepCutter(
-            self._lengths, self._table, len(ranks.batches), self.equal_counts
+            self._lengths,
+            self._table,
+            len(ranks.batches),
+            self.equal_counts,
+            self.pair_cost,
         )
+        self._ends.clear()
         for batches, left in cutter.epoch(self._steps(ranks.batches)):
-            if left.size:
+            if left.size and self.accumulate is not None:
                 # The same each time, so that Python shows it once.
                 warnings.warn(
                     f"a step's examples do not fit into {counted(self.accumulate, 'micro-batch')}, and some of them "
                     "move to the next step: a larger `accumulate` keeps each in its own",
                     stacklevel=2,
                 )
-            for batch in batches[ranks.ours :: len(ranks.batches)]:
+            ours = batches[ranks.ours :: len(ranks.batches)]
+            for place, batch in enumerate(ours, 1):
+                self._ends.append(place == len(ours))
                 yield batch.tolist()
 
     def _steps(
         self, batches: Sequence[Iterator[Sequence[int]]]
-    ) -> Iterator[tuple[Indices, int]]:
-        """Yield the examples of each step on all ranks, and how many micro-batches each rank makes of them."""
+    ) -> Iterator[tuple[Indices, int | None]]:
+        """Yield the examples of each step on all ranks, and how many micro-batches each rank makes of them.
+
+        None: as few as hold them.
+        """
         rows = zip(*batches, strict=True)
         while own := list(itertools.islice(rows, self.own_accumulate)):
             examples = [index for row in own for batch in row for index in batch]
@@ -185,7 +239,10 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
                     f"the batch sampler draws example {max(examples):,}, but there are {self._lengths.size:,} lengths: "
                     "lengths[i] must be that of dataset[i]"
                 )
-            yield np.array(examples), self.batches_for(len(own))
+            each = None
+            if self.accumulate is not None:
+                each = self.batches_for(len(own))
+            yield np.array(examples), each
 
 
 class _Ranks(NamedTuple):

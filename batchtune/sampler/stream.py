@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  #
 from batchtune.arguments import is_number, whole
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import shortened
-from batchtune.exports.run_configs import read_stream_yaml
+from batchtune.exports.reading import read_stream_yaml
 from batchtune.results import STREAM_ALGORITHMS, StreamAlgorithm
 from batchtune.sampler.arguments import (
     LARGEST_SEED,
@@ -32,9 +32,9 @@ from batchtune.sampler.worker import (
     ExampleLimits,
     Held,
     NextEpochs,
-    Place,
     Position,
-    Source,
+    StreamSource,
+    WorkerPlace,
     at_epoch,
 )
 from batchtune.streams.bucketed import StreamBatching, batched, stream_random
@@ -115,7 +115,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
     def __init__(
         self,
-        source: Source | None = None,
+        source: StreamSource | None = None,
         *,
         length_of: Callable[[Any], float],
         bucket_boundaries: npt.ArrayLike,
@@ -205,7 +205,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     def from_config(
         cls,
         path: str | Path,
-        source: Source | None = None,
+        source: StreamSource | None = None,
         *,
         length_of: Callable[[Any], float],
         **options: Any,
@@ -250,7 +250,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             )
         return self(self.source)
 
-    def __call__(self, examples: Source) -> Iterator[Any]:
+    def __call__(self, examples: StreamSource) -> Iterator[Any]:
         """Return the batches of one pass over the examples, as a stage of a pipeline does."""
         # In a worker whose part of the epoch is over.
         if self._resumed is not None and self._resumed.finished:
@@ -259,7 +259,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self._position = self._resumed or Position(self._epochs.of(self.rank))
         return self._batches(examples)
 
-    def _batches(self, source: Source) -> Iterator[Any]:
+    def _batches(self, source: StreamSource) -> Iterator[Any]:
         # All of this runs with the first batch: loaders make iterators that they never use.
         self._refuse_second_dealing()
         self._compare_allocator()
@@ -267,7 +267,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self._resumed = None
         epoch = self._epochs.of(self.rank) if resumed is None else resumed.epoch
         self._epochs.set(self.rank, epoch + 1)
-        place = Place.of_this_worker(*self._process)
+        place = WorkerPlace.of_this_worker(*self._process)
         if resumed is not None and resumed.place != place:
             raise ValueError(
                 "the state was loaded into the stream in the process itself, but workers of a DataLoader read it: load "
@@ -300,7 +300,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             )
 
     def _passes(
-        self, source: Source, epoch: int, held: Held, place: Place
+        self, source: StreamSource, epoch: int, held: Held, place: WorkerPlace
     ) -> Iterator[list[int]]:
         """Yield the batches of one pass over a worker's part of the source; for a nominal epoch, of pass after pass.
 
@@ -374,7 +374,9 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         check_state(
             "stream", state_dict, Position(0).state(), self._identity, "all options"
         )
-        position = Position.of_state(state_dict, Place.of_this_worker(*self._process))
+        position = Position.of_state(
+            state_dict, WorkerPlace.of_this_worker(*self._process)
+        )
         self._epochs.set(self.rank, position.epoch + position.finished)
         self._position = position
         # Only a loader with workers goes on where some have ended and others have not.
@@ -390,7 +392,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     def _identity(self) -> dict[str, Any]:
         return {
             "options": self._digest,
-            **Place.of_this_worker(*self._process)._asdict(),
+            **WorkerPlace.of_this_worker(*self._process)._asdict(),
         }
 
     @property

@@ -23,7 +23,7 @@ from batchtune.sampler.arguments import (
 )
 from batchtune.streams.bucketed import Reader
 
-Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
+StreamSource: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
 """The examples of a stream, or a function of the epoch that returns them."""
 
 _END = object()
@@ -148,7 +148,7 @@ class Held(Reader):
         return list(map(self._held.pop, places))
 
 
-class Place(NamedTuple):
+class WorkerPlace(NamedTuple):
     """A worker of a rank; in a process without workers both `worker` and `workers` are 0."""
 
     rank: int
@@ -157,7 +157,7 @@ class Place(NamedTuple):
     workers: int = 0
 
     @classmethod
-    def of_this_worker(cls, rank: int, world_size: int) -> Place:
+    def of_this_worker(cls, rank: int, world_size: int) -> WorkerPlace:
         """Return the place of the worker that this runs in."""
         info = get_worker_info()
         if info is None:
@@ -193,11 +193,11 @@ class Position:
     batches: int = 0
     read: str = ""  # the digest of the lengths that were read until then; while a pass runs, `held` has it
     finished: bool = False
-    place: Place | None = None  # of the worker that resumes there
+    place: WorkerPlace | None = None  # of the worker that resumes there
     held: Held | None = None
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], place: Place) -> Position:
+    def of_state(cls, state: Mapping[str, Any], place: WorkerPlace) -> Position:
         """Return the place that a state describes; raise ValueError if one of its values is of the wrong kind."""
         read = state["read"]
         if not isinstance(read, str):

@@ -25,10 +25,11 @@ from batchtune.probe.requests import (
     Prepare,
     Ran,
     Ready,
-    Run,
+    RunTrial,
 )
-from batchtune.results import BatchShape, Script, Twin
+from batchtune.results import BatchShape, Script, StepGradient, Twin
 from batchtune.results.devices import WRONG_TWINS
+from batchtune.scripts import gradients
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Learned
@@ -86,7 +87,7 @@ class ScriptWorker(RankWorker):
             pyarrow.parquet.write_table(table, stream, compression="zstd")
         return Described(loader=described(loader))
 
-    def _run(self, request: Run) -> Ran:
+    def _run(self, request: RunTrial) -> Ran:
         """Run a trial or a single step; after a failure the script starts anew, unless it goes on by itself."""
         ran = super()._run(request)
         goes_on = ran.trial.flushed or (ran.trial.caught and self._goes_on)
@@ -135,8 +136,11 @@ class ScriptWorker(RankWorker):
         loop.call(feed.end_own)
         fed = Fed(loop, source, meter, accumulation, self._place.largest)
         self._goes_on = accumulation == 1 and fed.stale == 0
+        gradient = None
         if script.compare:
             twins = self._compared(fed, pairs)
+            if accumulation * self._place.world_size > 1:
+                gradient = self._gradient(source, feed.loader, fed, accumulation)
         _check(twins, force=script.force)
         self._stage = "device"
         meter.hold(request.examples, _SPENT_BYTES)
@@ -155,6 +159,7 @@ class ScriptWorker(RankWorker):
             twins=twins,
             packed=fed.packed,
             batch_size=random_batch_size(feed.loader),
+            gradient=gradient,
         )
         if source.target_scale is not None:
             facts = replace(
@@ -261,6 +266,20 @@ class ScriptWorker(RankWorker):
             if self.agree(time.monotonic() - started > _TWIN_SECONDS):
                 break
         return twins
+
+    def _gradient(
+        self, source: Drawn | Learned, loader: Any, fed: Fed, accumulation: int
+    ) -> StepGradient:
+        """Return how the gradient of a step depends on its cut, where its examples can be cut otherwise."""
+        if not isinstance(source, Drawn) or source.packed:
+            why = "its examples can't be drawn one by one, or are packed"
+            return StepGradient(
+                unknown=why, batch_norm=self._loop.call(gradients.batch_norms)
+            )
+        step = gradients.Step(source, _batch_size(loader), accumulation, self._place)
+        return gradients.step_gradient(
+            self._loop, step, accumulation, fed.stale, self._place
+        )
 
 
 def _batch_size(loader: Any) -> int:

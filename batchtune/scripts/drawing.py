@@ -18,7 +18,7 @@ from batchtune.results import BatchShape
 from batchtune.scripts.following import NAME_THEM, Leaves, followed_sizes
 from batchtune.scripts.packed_rows import batches_of, is_offsets, packed_row
 from batchtune.scripts.per_unit import Scale, scale_by_rows
-from batchtune.scripts.relations import Place, Relation, Unclear
+from batchtune.scripts.relations import LeafAxis, Relation, Unclear
 from batchtune.scripts.trees import flatten, measures, rebuilt
 
 Collate = Callable[[list[Any]], Any]
@@ -208,13 +208,26 @@ class Drawn:
             shape = BatchShape(among.size, longest, target)
             yield shape, own, self._batch(self._padded(among, shape))
 
+    def random(self, count: int) -> tuple[IntArray, FloatArray]:
+        """Return the positions of random examples, and their lengths; the same ones each time."""
+        random = np.random.default_rng(0)
+        positions = random.choice(
+            self._numbers.size, count, replace=count > self._numbers.size
+        )
+        return positions, self._lengths[positions]
+
+    def example(self, position: int) -> Any:
+        """Return the data set's example at a position."""
+        return self._dataset[int(self._numbers[position])]
+
+    def collated(self, examples: Sequence[Any]) -> Any:
+        """Return the batch of these examples. Raises Unclear if the collate function fails."""
+        return collated(self._collate, examples)
+
     def _batch(self, positions: Sequence[int]) -> Any:
         """Return the batch of the examples at these positions; each is read once."""
-        examples = {
-            position: self._dataset[int(self._numbers[position])]
-            for position in set(positions)
-        }
-        return collated(self._collate, [examples[position] for position in positions])
+        examples = {position: self.example(position) for position in set(positions)}
+        return self.collated([examples[position] for position in positions])
 
     def _nearest(self, length: float) -> int:
         """Return the position of the shortest example that is as long, or else of the longest."""
@@ -262,7 +275,7 @@ NO_TARGETS = (
 )
 
 
-def _pair(seen: Leaves, place: Place) -> tuple[float, float]:
+def _pair(seen: Leaves, place: LeafAxis) -> tuple[float, float]:
     """Return a size in the batch of the shortest example, and in that of it and three of the longest."""
     path, key = place
     shortest, mixed = (measures(leaf)[key] for leaf in seen[path])

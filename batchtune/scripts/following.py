@@ -9,7 +9,7 @@ import numpy as np
 
 from batchtune.manifests.base import INPUTS
 from batchtune.scripts.relations import (
-    Place,
+    LeafAxis,
     Relation,
     Seen,
     Terms,
@@ -20,7 +20,7 @@ from batchtune.scripts.relations import (
 from batchtune.scripts.trees import measured, sizes
 
 Leaves = dict[str, list[Any]]
-Relations = dict[Place, Relation]
+Relations = dict[LeafAxis, Relation]
 
 NAME_THEM = (
     "Name the leaf that has the length with --length-key, and the target's with "
@@ -29,11 +29,11 @@ NAME_THEM = (
 
 
 # The names of the leaves that have the length and the target, from the user; a name of no leaf is ignored.
-Keys = tuple[str | None, str | None]
+LengthKeys = tuple[str | None, str | None]
 
 
 def followed_sizes(
-    leaves: Leaves, terms: Terms, noun: str, keys: Keys | None = None
+    leaves: Leaves, terms: Terms, noun: str, keys: LengthKeys | None = None
 ) -> tuple[Terms, Relations]:
     """Return all terms, and how every size that varies follows them.
 
@@ -77,7 +77,7 @@ def followed_sizes(
 
 
 def followed(
-    leaves: Leaves, terms: Terms, noun: str, keys: Keys | None = None
+    leaves: Leaves, terms: Terms, noun: str, keys: LengthKeys | None = None
 ) -> tuple[Terms, Relations]:
     """Return what `followed_sizes` does, and how numbers follow the terms that stand alone, or one for each row.
 
@@ -122,11 +122,11 @@ def _found(
     term: str,
     relations: Relations,
     left: Seen,
-    keys: Keys,
+    keys: LengthKeys,
 ) -> None:
     """Make the size that the first key names, or the longest, a term, and take what follows it from those left."""
 
-    def rank(place: Place) -> tuple[int, bool, float]:
+    def rank(place: LeafAxis) -> tuple[int, bool, float]:
         path = place[0]
         is_input = path.rpartition(".")[2] in INPUTS
         named = _names(keys[0], path) - _names(keys[1], path)
@@ -155,7 +155,7 @@ def _is_text(leaf: Any) -> bool:
     return isinstance(leaf, (list, tuple)) and any(isinstance(x, str) for x in leaf)
 
 
-def has_rows(path: str, relations: Mapping[Place, Relation]) -> bool:
+def has_rows(path: str, relations: Mapping[LeafAxis, Relation]) -> bool:
     """Return whether the first axis of a leaf is the batch size."""
     return relations.get((path, 0)) == Relation("B")
 

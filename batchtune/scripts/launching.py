@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from batchtune.errors import ProbeError, WorkloadError
-from batchtune.probe.gang import Output
+from batchtune.probe.gang import PrintedOutput
 from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import (
     Describe,
@@ -28,7 +28,7 @@ from batchtune.probe.requests import (
     Ran,
     Reply,
     Request,
-    Run,
+    RunTrial,
     ScriptRequest,
 )
 from batchtune.probe.verdicts import merged
@@ -59,7 +59,7 @@ class Launcher:
     """A script that was started, and the connections to its processes that train."""
 
     _process: subprocess.Popen[bytes]
-    _output: Output
+    _output: PrintedOutput
     _ranks: Ranks
     _oom_kills: int | None
 
@@ -88,7 +88,7 @@ class Launcher:
             return reply
         if reply.outcome == "crash":
             self._end_as_the_script()
-        if not isinstance(request, Run):
+        if not isinstance(request, RunTrial):
             return reply
         trial = Trial.of(request.shape, "timeout", error=reply.message)
         return Ran(trial=trial, renew=True)
@@ -104,7 +104,7 @@ class Launcher:
                 "address": [host, listener.getsockname()[1]],
                 "token": token,
             }
-            output = Output()
+            output = PrintedOutput()
             self._ranks = Ranks(listener, token, None, output.text, self._oom_kills)
             try:
                 self._process = start(

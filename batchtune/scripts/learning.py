@@ -20,8 +20,8 @@ from batchtune.scripts.packed_rows import packed_row
 from batchtune.scripts.per_unit import Scale, scale_of
 from batchtune.scripts.relations import (
     MANY,
-    Axes,
-    Place,
+    AxisShape,
+    LeafAxis,
     Relation,
     Terms,
     Unclear,
@@ -37,7 +37,7 @@ from batchtune.scripts.trees import (
 )
 from batchtune.scripts.whole_batches import layout, learned_from_batches
 
-__all__ = ["Axes", "Learned", "Unclear"]
+__all__ = ["AxisShape", "Learned", "Unclear"]
 
 
 @dataclass
@@ -162,29 +162,29 @@ class Learned:
         """Return a batch of this shape, in the manifest's units."""
         size = self.scale.size
         if shape.sequences is not None:
-            return self.sized(Axes.packed(map(size, shape.sequences)))
+            return self.sized(AxisShape.packed(map(size, shape.sequences)))
         target = self.longest_target or None
         if shape.target_length is not None and self.target_scale is not None:
             target = self.target_scale.size(shape.target_length)
-        return self.sized(Axes(shape.batch_size, size(shape.length), target))
+        return self.sized(AxisShape(shape.batch_size, size(shape.length), target))
 
-    def sized(self, axes: Axes) -> Any:
+    def sized(self, axes: AxisShape) -> Any:
         """Return a batch with axes of these sizes."""
         leaves = _leaves(self._template, self._relations)
         for (path, key), relation in self._relations.items():
             leaves[path] = _changed(leaves[path], key, relation, axes)
         return rebuilt(self._template, leaves)
 
-    def axes_of(self, batch: Any) -> Axes:
+    def axes_of(self, batch: Any) -> AxisShape:
         """Return the shape of a batch of the script, exactly or up to the multiple that it is padded to."""
         leaves = _leaves(batch, self._relations)
         row = packed_row(leaves)
         if self.packed and row is not None:
-            return Axes.packed(row.tolist())
+            return AxisShape.packed(row.tolist())
         seen = measured({path: [leaf] for path, leaf in leaves.items()})
         found: dict[str, int] = {}
 
-        def doubt(item: tuple[Place, Relation]) -> tuple[bool, bool]:
+        def doubt(item: tuple[LeafAxis, Relation]) -> tuple[bool, bool]:
             (_, key), relation = item
             return key == "value", relation != Relation(relation.term)
 
@@ -194,16 +194,16 @@ class Learned:
                 found.setdefault(relation.term, relation.term_of(seen[place][0]))
         if not {"B", "L"} <= found.keys():
             raise Unclear("a batch of the script does not show its size and length")
-        return Axes(found["B"], found["L"], found.get("T"))
+        return AxisShape(found["B"], found["L"], found.get("T"))
 
 
-def _leaves(tree: Any, relations: Mapping[Place, Relation]) -> dict[str, Any]:
+def _leaves(tree: Any, relations: Mapping[LeafAxis, Relation]) -> dict[str, Any]:
     """Return the leaves of a tree by path, not taken further apart than those that follow something."""
     leaves = flatten([tree], stops={path for path, _ in relations})
     return {path: leaf for path, (leaf,) in leaves.items()}
 
 
-def _changed(leaf: Any, key: int | str, relation: Relation, axes: Axes) -> Any:
+def _changed(leaf: Any, key: int | str, relation: Relation, axes: AxisShape) -> Any:
     """Return a leaf with another size or other values."""
     wanted = relation.at(axes)
     size = max(1, round(wanted))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchtune.errors import shortened
-from batchtune.scripts.relations import Numbers, Unclear
+from batchtune.scripts.relations import FloatArray, Unclear
 from batchtune.units import format_number
 
 _PER_SECOND = [8000, 11025, 16000, 22050, 24000, 32000, 44100, 48000]
@@ -40,7 +40,7 @@ class Scale:
 
 
 def scale_of(
-    seen: Sequence[int], lengths: Numbers, given: float | None, *, what: str
+    seen: Sequence[int], lengths: FloatArray, given: float | None, *, what: str
 ) -> Scale:
     """Return how an axis of the script follows a manifest in any order; `given` is --per-unit.
 
@@ -98,7 +98,7 @@ def _unless_given(scale: Scale, given: float | None) -> Scale:
     return scale
 
 
-def units_per_length(seen: Sequence[int], lengths: Numbers, *, what: str) -> float:
+def units_per_length(seen: Sequence[int], lengths: FloatArray, *, what: str) -> float:
     """Return how many units of the script's axis are one unit of the manifest: 16000 samples are 1 s.
 
     Args:
@@ -130,7 +130,7 @@ def units_per_length(seen: Sequence[int], lengths: Numbers, *, what: str) -> flo
     )
 
 
-def _are_members(sizes: Numbers, per_unit: float, lengths: Numbers) -> bool:
+def _are_members(sizes: FloatArray, per_unit: float, lengths: FloatArray) -> bool:
     """Return whether each size is a length of the manifest, to one unit or half a digit of the manifest."""
     slack = max(1.0, per_unit * digit_of(lengths) / 2)
     next_longer = np.searchsorted(per_unit * lengths, sizes - slack)
@@ -138,7 +138,7 @@ def _are_members(sizes: Numbers, per_unit: float, lengths: Numbers) -> bool:
     return bool((nearest <= sizes + slack).all())
 
 
-def digit_of(lengths: Numbers) -> float:
+def digit_of(lengths: FloatArray) -> float:
     """Return what the manifest's lengths are rounded to: 1, 0.1, 0.01, 0.001, or 0 for more digits."""
     for digits in range(4):
         if abs(lengths - np.round(lengths, digits)).max() < 1e-9:
@@ -146,7 +146,7 @@ def digit_of(lengths: Numbers) -> float:
     return 0.0
 
 
-def _alike(scaled: Numbers, lengths: Numbers) -> bool:
+def _alike(scaled: FloatArray, lengths: FloatArray) -> bool:
     """Return whether half of the sizes are below the middle of the manifest's lengths, or above it in whole batches."""
     share = float((lengths <= np.median(scaled)).mean())
     return share >= _LOWEST and (share <= _HIGHEST or len(scaled) <= _FEW)

@@ -13,11 +13,11 @@ from batchtune.errors import WorkloadError
 from batchtune.results import BatchShape
 
 # A leaf's path, and what of it is measured: the size of an axis, its largest `value`, its longest item (`inner`).
-Place = tuple[str, int | str]
+LeafAxis = tuple[str, int | str]
 # One number for each example or batch.
-Numbers = npt.NDArray[np.float64]
-Seen = dict[Place, Numbers]
-Terms = dict[str, Numbers]
+FloatArray = npt.NDArray[np.float64]
+Seen = dict[LeafAxis, FloatArray]
+Terms = dict[str, FloatArray]
 
 # What would fit this rarely without being related is taken for related.
 _CHANCE = 1e-4
@@ -31,7 +31,7 @@ class Unclear(WorkloadError):
     """What a training script's examples or batches don't tell: the message shows what was seen, the hint what helps."""
 
 
-class Axes(BatchShape):
+class AxisShape(BatchShape):
     """A batch's shape in units of its own axes, such as samples or tokens, not in the manifest's unit."""
 
     __slots__ = ()
@@ -67,7 +67,7 @@ class Relation:
     whole: bool = True
     sure: bool = True
 
-    def at(self, axes: Axes) -> float:
+    def at(self, axes: AxisShape) -> float:
         """Return the size or value in a batch of this shape."""
         value = self.ratio * axes.terms()[self.term] + self.offset
         return self.step * math.floor(value + 1e-6) if self.whole else value
@@ -91,7 +91,7 @@ class Relation:
         return f"{word}{offset:+}" if offset else word
 
 
-def fitted(term: str, base: Numbers, seen: Numbers) -> Relation | None:
+def fitted(term: str, base: FloatArray, seen: FloatArray) -> Relation | None:
     """Return the relation that all seen sizes or values follow, plain ratios first; None if they follow none.
 
     `base` is the term in each of the batches or examples, `seen` the size or value there.
@@ -121,7 +121,7 @@ def fitted(term: str, base: Numbers, seen: Numbers) -> Relation | None:
     return None
 
 
-def _multiple(lengths: Numbers, padded: Numbers) -> int:
+def _multiple(lengths: FloatArray, padded: FloatArray) -> int:
     """Return the multiple that lengths are padded to; 0 if they are not."""
     multiple = int(np.gcd.reduce(padded.astype(np.int64)))
     if np.array_equal(np.ceil(lengths / multiple) * multiple, padded):
@@ -130,7 +130,7 @@ def _multiple(lengths: Numbers, padded: Numbers) -> int:
 
 
 def _with_ratio(
-    term: str, ratio: float, base: Numbers, seen: Numbers
+    term: str, ratio: float, base: FloatArray, seen: FloatArray
 ) -> Relation | None:
     """Return the relation with this ratio if one offset explains every number."""
     rest = np.round(seen - ratio * base, 9)
@@ -145,13 +145,13 @@ def _with_ratio(
     return Relation(term, ratio, [*offsets, lowest][0], sure=sure)
 
 
-def _is_sure(seen: Numbers) -> bool:
+def _is_sure(seen: FloatArray) -> bool:
     """Return whether unrelated numbers hardly ever fit a line to within 1: two of them always do."""
     share = 1 / (np.ptp(seen) + 1)
     return bool(share ** (len(seen) - 2) < _CHANCE)
 
 
-def _proportional(term: str, base: Numbers, seen: Numbers) -> Relation | None:
+def _proportional(term: str, base: FloatArray, seen: FloatArray) -> Relation | None:
     """Return the relation of values that are not whole, such as durations, which may be rounded; all are above 0."""
     ratio = float(base @ seen / (base @ base))
     width = _ROUNDED * seen.max()
@@ -161,7 +161,7 @@ def _proportional(term: str, base: Numbers, seen: Numbers) -> Relation | None:
     return Relation(term, 1 / per_unit, whole=False, sure=_is_sure(seen / (2 * width)))
 
 
-def first_fit(terms: Terms, seen: Numbers) -> Relation | None:
+def first_fit(terms: Terms, seen: FloatArray) -> Relation | None:
     """Return the relation to the first term that explains what was seen; None without one."""
     for term, base in terms.items():
         found = fitted(term, base, seen)

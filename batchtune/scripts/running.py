@@ -67,7 +67,7 @@ def length(loader: Any, own: Callable[[Any], int], options: Mapping[str, Any]) -
     return batches
 
 
-class Given:
+class GivenBatches:
     """The batches that the training loader of this process is given.
 
     Attributes:
@@ -77,7 +77,7 @@ class Given:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        from batchtune.exports.run_configs import read_any_sampler_yaml
+        from batchtune.exports.reading import read_any_sampler_yaml
 
         self._options = options
         self._config = Path(options["run"], SAMPLER_FILE)
@@ -210,11 +210,11 @@ class Given:
         )
 
 
-_given: Given | None = None
+_given: GivenBatches | None = None
 
 
-def _of_this_process(options: Mapping[str, Any]) -> Given:
+def _of_this_process(options: Mapping[str, Any]) -> GivenBatches:
     global _given
     if _given is None:
-        _given = Given(options)
+        _given = GivenBatches(options)
     return _given

@@ -41,7 +41,7 @@ _CACHES = (
 )
 
 
-class Place(NamedTuple):
+class ScratchPlace(NamedTuple):
     """Where a script runs, and how it is kept from the user's files.
 
     Attributes:
@@ -89,14 +89,14 @@ def start(
     )
 
 
-def _places(script: ScriptRequest) -> Iterator[Place]:
+def _places(script: ScriptRequest) -> Iterator[ScratchPlace]:
     """Yield where a script can run, the best place first. Raises ProbeError if the scratch folder can't be written."""
     working = Path.cwd()
     temporary = os.path.join(script.scratch, TEMPORARY)
     try:
         os.makedirs(temporary, exist_ok=True)
         if script.unprotected:
-            yield Place(working, None, {})
+            yield ScratchPlace(working, None, {})
             return
         folder = Path(tempfile.mkdtemp(dir=script.scratch))
         outside = folder / "outside"
@@ -118,7 +118,9 @@ def _places(script: ScriptRequest) -> Iterator[Place]:
                 ],
                 read_only=str(outside),
             )
-            yield Place(working, enter, {"outside": str(outside), "writable": []})
+            yield ScratchPlace(
+                working, enter, {"outside": str(outside), "writable": []}
+            )
         copy = mirror(working, folder / "copy")
     except OSError as error:
         raise ProbeError(
@@ -127,7 +129,7 @@ def _places(script: ScriptRequest) -> Iterator[Place]:
         ) from error
     writable = [temporary, str(folder / "copy"), *caches]
     options = {"outside": str(outside), "writable": writable}
-    yield Place(copy, partial(landlock.confine, writable), options)
+    yield ScratchPlace(copy, partial(landlock.confine, writable), options)
 
 
 def is_cluster() -> bool:

@@ -18,7 +18,7 @@ import msgspec
 
 from batchtune.files import open_to_append, unwritable
 from batchtune.probe.devices import backend_for
-from batchtune.probe.devices.cuda import Peaks
+from batchtune.probe.devices.cuda import PeakCounter
 from batchtune.probe.parameters import training_gpu
 from batchtune.results import BatchShape, TrainingStart, TrainingStep, meta_of
 
@@ -140,7 +140,7 @@ class Clock:
             self._gpu = training_gpu()
         if self._gpu is not None:
             self.device = self._cuda.get_device_name(self._gpu)
-            self._peaks = Peaks(self._gpu)
+            self._peaks = PeakCounter(self._gpu)
 
     def mark(self) -> Any:
         """Return the time now, or an event in the GPU's current stream."""

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.scripts.following import (
-    Keys,
     Leaves,
+    LengthKeys,
     Relations,
     followed,
     has_rows,
     ranges,
 )
 from batchtune.scripts.packed_rows import batches_of, packed_row
-from batchtune.scripts.relations import Numbers, Relation, Seen, Terms, Unclear
+from batchtune.scripts.relations import FloatArray, Relation, Seen, Terms, Unclear
 from batchtune.scripts.trees import measured, numeric, sizes
 
 _FEWEST = 6
@@ -26,7 +26,7 @@ _LONGEST_STRIDE = 16
 
 
 def learned_from_batches(
-    leaves: Leaves, keys: Keys, batch_size_key: str | None
+    leaves: Leaves, keys: LengthKeys, batch_size_key: str | None
 ) -> tuple[Terms, Relations]:
     """Return the axes of each batch, and how the leaves follow them.
 
@@ -73,7 +73,7 @@ def _check_fixed_sizes(seen: Seen, terms: Terms, relations: Relations) -> None:
                 )
 
 
-def _batch_sizes(seen: Seen, key: str | None) -> Numbers:
+def _batch_sizes(seen: Seen, key: str | None) -> FloatArray:
     """Return the first size of every leaf, or of the one that the key names, in each batch."""
     firsts = {path: values for (path, axis), values in seen.items() if axis == 0}
     if key in firsts:

@@ -47,13 +47,13 @@ def recommend_stream(
     allowed = [
         row
         for row in rows
-        if min_randomness is None or row.randomness >= min_randomness
+        if min_randomness is None or 1 - row.known_mates_again >= min_randomness
     ]
     if not allowed:
-        most_random = max(rows, key=lambda row: row.randomness)
+        most_random = min(rows, key=lambda row: row.known_mates_again)
         reason = (
             f"no way is as random as --min-randomness {min_randomness:g} asks; the most random is {most_random.name}, "
-            f"with {most_random.randomness:.3g}"
+            f"with {1 - most_random.known_mates_again:.3g}"
         )
         return Recommendation(None, reason, None)
     allowed = [row for row in allowed if not row.unproven] or allowed
@@ -62,14 +62,14 @@ def recommend_stream(
     if min_randomness is None and in_buckets:
         most_again = _best_of(
             in_buckets, timed=timed, steps_kept=steps_kept
-        ).mates_again * (1 + _EQUAL_AGAIN)
+        ).known_mates_again * (1 + _EQUAL_AGAIN)
         random_enough = [
             row
             for row in allowed
-            if row.algorithm == "bucket" or row.mates_again <= most_again
+            if row.algorithm == "bucket" or row.known_mates_again <= most_again
         ]
     row = _best_of(random_enough, timed=timed, steps_kept=steps_kept)
-    # SpeechBrain's own at its best: as random, if there is such.
+    # The best row of SpeechBrain; one that is random enough comes first.
     by_speechbrain = [other for other in random_enough if other.by_speechbrain]
     if not by_speechbrain:
         by_speechbrain = [other for other in allowed if other.by_speechbrain]
@@ -84,10 +84,11 @@ def recommend_stream(
         )
     cheapest = min(allowed, key=cost)
     saves = cost(cheapest) < cost(row) * (1 - _EQUAL)
-    if saves and cheapest.mates_again > row.mates_again:
+    if saves and cheapest.known_mates_again > row.known_mates_again:
         reason += (
             f"; {cheapest.name} takes {_described(cheapest, timed=timed)}, but batch mates meet again in "
-            f"{format_percent(cheapest.mates_again)} of cases, not {format_percent(row.mates_again)} (--min-randomness)"
+            f"{format_percent(cheapest.known_mates_again)} of cases, not {format_percent(row.known_mates_again)} "
+            "(--min-randomness)"
         )
     portable = None if speechbrain is None else rows.index(speechbrain)
     return Recommendation(rows.index(row), reason, portable)
@@ -112,7 +113,7 @@ def _best_of(rows: Sequence[StreamRow], *, timed: bool, steps_kept: bool) -> Str
     smallest = min(row.buffer_size for row in equal)
     return min(
         (row for row in equal if row.buffer_size == smallest),
-        key=lambda row: cost(row) * (1 + row.mates_again),
+        key=lambda row: cost(row) * (1 + row.known_mates_again),
     )
 
 
@@ -226,11 +227,11 @@ def row_cautions(
     """Yield what is wrong with the recommended row."""
     if row is None:
         return
-    usual = 0.0 if map_style is None else map_style.mates_again
-    if row.mates_again > max(_MANY_AGAIN, 1.5 * usual):
+    usual = 0.0 if map_style is None else map_style.known_mates_again
+    if row.known_mates_again > max(_MANY_AGAIN, 1.5 * usual):
         yield (
-            f"batch mates of one epoch are mates again in the next in {format_percent(row.mates_again)} of cases: "
-            "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
+            f"batch mates of one epoch are mates again in the next in {format_percent(row.known_mates_again)} of "
+            "cases: larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
         )
     if (
         not shards.idle_workers

@@ -12,8 +12,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.layout import Cut, Dealing, EpochShapes, Layout, positions
-from batchtune.epochs.measured_costs import StepSeconds
+from batchtune.epochs.layout import (
+    EpochBatches,
+    EpochShapes,
+    Layout,
+    RankSplit,
+    positions,
+)
+from batchtune.epochs.measured_costs import StepTimeFunction
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray
@@ -213,7 +219,7 @@ class StreamEpoch:
         most_held: The most that any worker held at once, as true length.
     """
 
-    cut: Cut
+    cut: EpochBatches
     shapes: EpochShapes
     batches_by_worker: IntArray
     weights: FloatArray
@@ -254,7 +260,7 @@ def simulate_stream(
         batch_sizes=sizes,
         buckets=buckets,
         rest=np.zeros(sizes.size, dtype=np.bool_),
-        dealing=Dealing(drop_last=True),
+        dealing=RankSplit(drop_last=True),
         count=stored.lengths.size,
         in_order=True,
     )
@@ -264,7 +270,7 @@ def simulate_stream(
     batches_by_worker = np.array([batches.ends.size for batches in made])
     longest = np.maximum.reduceat(stored.lengths[order], starts)
     return StreamEpoch(
-        cut=Cut(order, layout),
+        cut=EpochBatches(order, layout),
         shapes=EpochShapes(sizes, longest, longest_targets, buckets),
         batches_by_worker=batches_by_worker,
         weights=np.repeat(stored.scale, batches_by_worker),
@@ -352,7 +358,7 @@ def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> Epoc
 
 
 def epoch_seconds(
-    stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSeconds
+    stored: StoredStream, epoch: StreamEpoch, step_seconds: StepTimeFunction
 ) -> float:
     """Return the time of an epoch: a rank takes its workers' batches in turn, and each step waits for the slowest.
 

@@ -17,14 +17,14 @@ from batchtune.buckets.advice import longer_than
 from batchtune.buckets.current_settings import (
     OPTION,
     YOURS,
-    Given,
+    GivenSettings,
     Known,
-    Length,
+    SettingLength,
     Settings,
-    Size,
+    SettingSize,
     read_settings,
 )
-from batchtune.configs import STREAM_LIMITS, Block, Recipe, entries
+from batchtune.configs import STREAM_LIMITS, Recipe, RecipeBlock, entries
 from batchtune.epochs.table import Limits
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import Share
@@ -77,15 +77,15 @@ class PivotSettings(Settings, frozen=True, kw_only=True):
     SIGNS = STREAM_LIMITS
     AROUND = ("buffersize", "drop_end", *_SAMPLE_LENGTHS, "sample_rate")
 
-    target_batch_numel: Length
-    max_batch_numel: Length | None = None
-    max_batch_size: Size | None = None
+    target_batch_numel: SettingLength
+    max_batch_numel: SettingLength | None = None
+    max_batch_size: SettingSize | None = None
     max_padding_ratio: Share | None = 0.2
-    buffersize: Size = 1024
+    buffersize: SettingSize = 1024
     drop_end: bool = False
-    min_sample_len: Length | None = None
-    max_sample_len: Length | None = None
-    sample_rate: Length | None = None
+    min_sample_len: SettingLength | None = None
+    max_sample_len: SettingLength | None = None
+    sample_rate: SettingLength | None = None
 
     def keeps(self, lengths: FloatArray) -> npt.NDArray[np.bool_]:
         """Return which examples the length limits keep."""
@@ -97,12 +97,12 @@ class PivotSettings(Settings, frozen=True, kw_only=True):
         return kept
 
     @classmethod
-    def find(cls, recipe: Recipe) -> Block | None:
+    def find(cls, recipe: Recipe) -> RecipeBlock | None:
         """Return the training's settings: those passed to the function, if the file's top has them, too."""
         return recipe.stream_block(f"{OPTION} {recipe.name}:")
 
     @classmethod
-    def check_block(cls, recipe: Recipe, block: Block) -> None:
+    def check_block(cls, recipe: Recipe, block: RecipeBlock) -> None:
         """Refuse another `sampler_fn`."""
         recipe.check_block(block)
         for mapping in block.chain:
@@ -113,7 +113,9 @@ class PivotSettings(Settings, frozen=True, kw_only=True):
                 )
                 raise recipe.wrong(function, problem, "Leave --current out.")
 
-    def current(self, given: Given[PivotSettings], lengths: Lengths) -> CurrentStream:
+    def current(
+        self, given: GivenSettings[PivotSettings], lengths: Lengths
+    ) -> CurrentStream:
         """Return the settings in the unit of the lengths: numbers of samples become seconds."""
         rate = self._rate(given, lengths)
         batching = structs.replace(self, sample_rate=None)
@@ -149,7 +151,9 @@ class PivotSettings(Settings, frozen=True, kw_only=True):
             values["sample_rate"] = rate
         return CurrentStream(batching, given.record(describe, values), tuple(notes))
 
-    def _rate(self, given: Given[PivotSettings], lengths: Lengths) -> float | None:
+    def _rate(
+        self, given: GivenSettings[PivotSettings], lengths: Lengths
+    ) -> float | None:
         """Return how many samples a second the limits count; None if they count in the lengths' unit."""
         rate = self.sample_rate
         if lengths.unit not in PER_SECOND:

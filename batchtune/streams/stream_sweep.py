@@ -14,14 +14,14 @@ from msgspec import structs, to_builtins
 
 from batchtune.buckets.advice import kept_steps, longer_than, recommend
 from batchtune.buckets.alternatives import check_min_steps, share_for
-from batchtune.buckets.current_settings import Size
+from batchtune.buckets.current_settings import SettingSize
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
 from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.buckets.sweep import all_fit, costs_in, needed_limit, sweep
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import (
     Costs,
-    StepSeconds,
+    StepTimeFunction,
     shrunk,
     shrunk_limit,
 )
@@ -91,12 +91,12 @@ class StreamSettings(StreamedWith, frozen=True, kw_only=True):
         min_steps: The fewest optimizer steps of an epoch, one for each batch of a rank.
     """
 
-    buffer_sizes: tuple[Size | Literal["all"], ...] = (256, 1024, 4096)
-    num_buckets: tuple[Size, ...] = (4, 8, 12, 16, 20)
-    max_batch_size: Size | None = None
+    buffer_sizes: tuple[SettingSize | Literal["all"], ...] = (256, 1024, 4096)
+    num_buckets: tuple[SettingSize, ...] = (4, 8, 12, 16, 20)
+    max_batch_size: SettingSize | None = None
     bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
     min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    min_steps: Size | None = None
+    min_steps: SettingSize | None = None
 
 
 def run_stream_sweep(
@@ -152,7 +152,7 @@ def sweep_stream(
     fitting = limits
     share = 1.0
     if settings.min_steps is not None:
-        dealing = Dealing(world_size=settings.world_size)
+        dealing = RankSplit(world_size=settings.world_size)
         check_min_steps(settings.min_steps, lengths, dealing)
         # Ranks need not have as many: each should have enough on average.
         fewest = min(lengths.count, settings.min_steps * settings.world_size)
@@ -362,7 +362,7 @@ def _priced(
 
 
 def _time(
-    epochs: Sequence[StreamEpoch], stored: StoredStream, step_seconds: StepSeconds
+    epochs: Sequence[StreamEpoch], stored: StoredStream, step_seconds: StepTimeFunction
 ) -> EpochTime:
     """Return the mean time of simulated epochs."""
     times = np.array([epoch_seconds(stored, epoch, step_seconds) for epoch in epochs])

@@ -35,7 +35,8 @@ from batchtune.verify.plan import FEWEST_STEPS, PlannedBatch, Subject, VerifyPla
 from batchtune.verify.rules import DoneSteps, judge
 
 # Shuffled batches run in this many more processes if starting one takes at most this share of the time of the
-# steps so far.
+# steps so far; in a brief plan, if its time is enough for that. On a GPU one more always proves a table: what the
+# allocator holds differs from process to process.
 _MOST_RESTARTS = 2
 _START_SHARE = 0.5
 # Most processes that run out of memory do so in the first 32 steps.
@@ -58,7 +59,7 @@ class VerifyProgress:
     device: Device
 
 
-OnProgress = Callable[[VerifyProgress], None]
+OnVerifyProgress = Callable[[VerifyProgress], None]
 
 
 def run_verify(
@@ -67,7 +68,7 @@ def run_verify(
     folder: Path,
     *,
     on_note: Callable[[str], None],
-    on_progress: OnProgress,
+    on_progress: OnVerifyProgress,
     nodes: Nodes | None = None,
     deadline: float = math.inf,
 ) -> Verification:
@@ -102,7 +103,7 @@ def verify(
     plan: VerifyPlan,
     workload: WorkloadRecord,
     *,
-    on_progress: OnProgress,
+    on_progress: OnVerifyProgress,
     deadline: float = math.inf,
 ) -> Verification:
     """Run the planned batches, one step after the other, until the deadline on the monotonic clock; and judge them.
@@ -138,7 +139,7 @@ class _Runner:
     stepper: Measurer
     workload: str
     device: Device
-    on_progress: OnProgress
+    on_progress: OnVerifyProgress
     deadline: float
     enough_at: float = math.inf  # shuffled batches then end, once the fewest have run
     done: DoneSteps = field(default_factory=DoneSteps)
@@ -156,8 +157,7 @@ class _Runner:
         if self.device.fragments and not self._is_refuted:
             self._run_pairs()
         for restart in range(1, _MOST_RESTARTS + 1):
-            is_dear = start_seconds > _START_SHARE * done.seconds
-            if done.failures or is_dear or time.monotonic() > self.enough_at:
+            if done.failures or not self._may_restart(start_seconds):
                 break
             self._restart()
             steps = min(planned, _STEPS_AFTER_A_RESTART)
@@ -171,6 +171,15 @@ class _Runner:
     def _is_refuted(self) -> bool:
         """Whether no further failure matters: a brief plan only asks whether all batches fit."""
         return self.plan.settings.brief and bool(self.done.failures)
+
+    def _may_restart(self, start_seconds: float) -> bool:
+        """Return whether another process is worth the time of its start."""
+        if not self.plan.settings.brief:
+            return start_seconds <= _START_SHARE * self.done.seconds
+        ends = self.enough_at
+        if self.device.kind == "cuda" and not self.done.restarted:
+            ends = self.deadline
+        return time.monotonic() + start_seconds < ends
 
     def _restart(self) -> None:
         self.stepper.start()

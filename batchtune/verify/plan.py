@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from batchtune.epochs.batchers import Batcher, Batching
-from batchtune.epochs.layout import Dealing, Drawing, EpochShapes, shapes_of
+from batchtune.epochs.layout import EpochShapes, RankSplit, ShuffleKey, shapes_of
 from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, UsageError
@@ -301,8 +301,8 @@ class VerifyPlan:
             assert self.stream is not None
             return stream_epoch(self.stream, self.config, epoch)
         seed = self.settings.seed_of(self.config)
-        drawing = Drawing(ordering=self.config.batch_ordering, seed=seed + epoch)
-        cut = self._batcher.cut(drawing, Dealing(drop_last=self.config.drop_last))
+        drawing = ShuffleKey(ordering=self.config.batch_ordering, seed=seed + epoch)
+        cut = self._batcher.cut(drawing, RankSplit(drop_last=self.config.drop_last))
         return shapes_of(cut, drawing, self._sample.values, self._sample.targets)
 
     @cached_property

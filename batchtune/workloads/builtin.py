@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from batchtune.results import BatchShape
 from batchtune.workloads.training import (
     Blocks,
+    ModelSize,
     Natural,
     SelfAttention,
-    Size,
     Spans,
     TrainingConfig,
     TrainingWorkload,
@@ -36,11 +36,11 @@ class ConformerCTCConfig(TrainingConfig, frozen=True, kw_only=True):
     Sizes and their parameters: tiny 0.5 million, small 4.1 million, base 25 million, large 104 million.
     """
 
-    SIZES: ClassVar[Mapping[str, Size]] = {
-        "tiny": Size(dim=64, layers=4, heads=4, vocab=1024),
-        "small": Size(dim=144, layers=8, heads=4, vocab=1024),
-        "base": Size(dim=256, layers=16, heads=4, vocab=1024),
-        "large": Size(dim=512, layers=17, heads=8, vocab=1024),
+    SIZES: ClassVar[Mapping[str, ModelSize]] = {
+        "tiny": ModelSize(dim=64, layers=4, heads=4, vocab=1024),
+        "small": ModelSize(dim=144, layers=8, heads=4, vocab=1024),
+        "base": ModelSize(dim=256, layers=16, heads=4, vocab=1024),
+        "large": ModelSize(dim=512, layers=17, heads=8, vocab=1024),
     }
 
     # Of the manifest's lengths; a frame has 10 ms.
@@ -194,11 +194,11 @@ class TransformerLMConfig(TrainingConfig, frozen=True):
     million, base 110 million, large 335 million.
     """
 
-    SIZES: ClassVar[Mapping[str, Size]] = {
-        "tiny": Size(dim=128, layers=2, heads=2, vocab=8192),
-        "small": Size(dim=256, layers=4, heads=4, vocab=8192),
-        "base": Size(dim=768, layers=12, heads=12, vocab=32000),
-        "large": Size(dim=1024, layers=24, heads=16, vocab=32000),
+    SIZES: ClassVar[Mapping[str, ModelSize]] = {
+        "tiny": ModelSize(dim=128, layers=2, heads=2, vocab=8192),
+        "small": ModelSize(dim=256, layers=4, heads=4, vocab=8192),
+        "base": ModelSize(dim=768, layers=12, heads=12, vocab=32000),
+        "large": ModelSize(dim=1024, layers=24, heads=16, vocab=32000),
     }
 
     # Whether sequences stand in one row without padding, each attending to itself alone.
@@ -272,7 +272,7 @@ class LanguageModel(nn.Module):
         # As it is the output layer's weight too.
         nn.init.normal_(self.embedding.weight, std=hyper.dim**-0.5)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Blocks(config, lambda: Block(hyper, config.dropout))
+        self.blocks = Blocks(config, lambda: TransformerBlock(hyper, config.dropout))
         self.norm = nn.LayerNorm(hyper.dim)
 
     def forward(self, tokens: Tensor, spans: Spans | None = None) -> Tensor:
@@ -281,10 +281,10 @@ class LanguageModel(nn.Module):
         return F.linear(self.norm(x), self.embedding.weight)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Causal self-attention and feed-forward, each with a residual connection."""
 
-    def __init__(self, hyper: Size, dropout: float) -> None:
+    def __init__(self, hyper: ModelSize, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(hyper.dim)
         self.attention = SelfAttention(hyper.dim, hyper.heads, causal=True)

@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class ModelSize:
     """The hyperparameters that a `size` stands for."""
 
     dim: int
@@ -48,7 +48,7 @@ Natural = Annotated[int, msgspec.Meta(ge=1)]
 class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Options that every built-in workload takes."""
 
-    SIZES: ClassVar[Mapping[str, Size]]
+    SIZES: ClassVar[Mapping[str, ModelSize]]
 
     # A preset; `dim`, `layers`, `heads` and `vocab` override it one by one.
     size: Literal["tiny", "small", "base", "large"] = "small"
@@ -78,7 +78,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
-    def hyper(self) -> Size:
+    def hyper(self) -> ModelSize:
         """The preset with what is set explicitly in place of its own values."""
         given = {
             name: getattr(self, name) for name in ("dim", "layers", "heads", "vocab")

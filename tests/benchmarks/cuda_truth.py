@@ -2,9 +2,10 @@
 
 `tune` probes, sweeps and proves. Then the truth: whole epochs of its sampler (at most `--steps` steps), each with
 another seed and in a fresh process under the limit that was probed. A row for each case: trials and OOMs a length of
-the probe, tables that the proof ran, then processes that ran out of memory, steps, and the highest reserved share of
-the limit. With `--brute-force`, the largest batch of the longest example by trying every size from the answer upwards,
-and the answer's share of it. `--list` prints the cases, which are arguments; without any, all run.
+the probe (a table that failed counts as one; packed batches have compositions instead of lengths), tables that the
+proof ran, then processes that ran out of memory, steps, and the highest reserved share of the limit. With
+`--brute-force`, the largest batch of the longest example by trying every size from the answer upwards, and the answer's
+share of it. `--list` prints the cases, which are arguments; without any, all run.
 
 Runs on a GPU, or on the emulated device, whose memory is torch's own allocator's: the row then says `emulated`. Exits
 with 1 where a proven table runs out of memory, or where one is not proven. Packed rows are proven by the probe alone.
@@ -32,8 +33,9 @@ from public_lengths import code, sharegpt
 from real_lengths import librispeech_seconds
 
 import batchtune
-from batchtune.exports.run_configs import read_any_sampler_yaml
+from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.lengths import FloatArray, Lengths
+from batchtune.probe.compositions import COMPOSITIONS
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, PackedConfig, Probe, Sweep
 from batchtune.units import format_percent, parse_size
@@ -247,9 +249,11 @@ def run_case(
         share = None
         if arguments.brute_force and probe.frontier:
             share = share_of_brute_force(probe, stepper)
-    measured = len({(trial.length, trial.target_length) for trial in probe.trials})
-    ooms = sum(trial.outcome == "oom" for trial in probe.trials)
     is_packed = probe.packed is not None
+    measured = len({(trial.length, trial.target_length) for trial in probe.trials})
+    if is_packed:
+        measured = len(COMPOSITIONS)
+    ooms = sum(trial.outcome == "oom" for trial in probe.trials)
     holds = is_packed or (proof is not None and proof.holds)
     cells = {
         "device": "emulated" if "emulated" in probe.device.name.lower() else "real",

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from batchtune import BucketBatchSampler
-from batchtune.epochs.layout import Dealing
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray
-from batchtune.results import Row
 
 SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5
 
 
-def frontier(lengths: FloatArray) -> IntArray:
+def frontier(lengths):
     return np.maximum(1, 400 / lengths**0.9).astype(np.int64)
 
 
-def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
+def step_seconds(batch_sizes, lengths):
     return 0.02 + 1e-3 * batch_sizes * lengths
 
 
@@ -32,9 +26,7 @@ PROBED = Costs(
 )
 
 
-def epochs_of(
-    table: BucketTable | Row, values: FloatArray, dealing: Dealing, number: int
-) -> Iterator[list[list[list[int]]]]:
+def epochs_of(table, values, dealing, number):
     """The batches that each rank's sampler makes, epoch by epoch."""
     samplers = [
         BucketBatchSampler(

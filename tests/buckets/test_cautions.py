@@ -17,7 +17,7 @@ SPEECH = Lengths.of(np.linspace(1, 20, 500), unit="s")
 SECONDS = np.array([3.0, 9.0, 12.0, 15.0, 24.0])
 
 
-def warnings_of(current: str) -> list[str]:
+def warnings_of(current):
     settings = SweepSettings(strategies=("optimal",), num_buckets=(2,))
     return sweep(SPEECH, 600.0, settings, Costs(), read_current(current)).warnings
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from manifests.samples import damaged
 from ruamel.yaml import YAML
 
-from batchtune.buckets.current import Current, current_batching, read_current
-from batchtune.epochs.table import BucketTable, speechbrain_table
+from batchtune.buckets.current import current_batching, read_current
+from batchtune.epochs.table import speechbrain_table
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
 
@@ -23,17 +22,17 @@ LENGTHS = Lengths.of(
 TABLE = "bucket_boundaries=5:10:60,bucket_batch_sizes=20:10:2"
 
 
-def of_file(tmp_path: Path, text: str, key_path: str = "") -> Current:
+def of_file(tmp_path, text, key_path=""):
     path = tmp_path / "train.yaml"
     path.write_text(text, encoding="utf-8")
     return read_current(f"{path}{key_path}")
 
 
-def record_of(current: Current) -> dict[str, Any]:
+def record_of(current):
     return current.settings.record()
 
 
-def table_of(text: str) -> BucketTable:
+def table_of(text):
     return current_batching(read_current(text), LENGTHS).table
 
 

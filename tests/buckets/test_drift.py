@@ -14,44 +14,40 @@ from batchtune.buckets.drift import drift
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
-from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Drift, Sweep, SweepSettings
+from batchtune.lengths import Lengths
+from batchtune.results import SweepSettings
 
 RANDOM = np.random.default_rng(7)
-SPEECH: FloatArray = np.round(np.clip(RANDOM.gamma(8.0, 1.6, 1000), 1.0, 30.0), 1)
+SPEECH = np.round(np.clip(RANDOM.gamma(8.0, 1.6, 1000), 1.0, 30.0), 1)
 SETTINGS = SweepSettings(strategies=("quantile", "optimal"), num_buckets=(5, 8))
 
 some_lengths = st.lists(st.integers(1, 400).map(float), min_size=1, max_size=60)
 
 
 def made(
-    values: FloatArray | list[float],
-    settings: SweepSettings = SETTINGS,
-    costs: Costs | None = None,
-) -> Sweep:
+    values,
+    settings=SETTINGS,
+    costs=None,
+):
     return with_recommended(
         sweep(Lengths.of(values, unit="s"), 600.0, settings, costs or Costs())
     )
 
 
-def with_recommended(found: Sweep, index: int = -1) -> Sweep:
+def with_recommended(found, index=-1):
     """The sweep with a row recommended, even where none beats the baseline."""
     return replace(found, recommended=index % len(found.rows))
 
 
-def of(
-    values: FloatArray | list[float], tuned: Sweep, costs: Costs | None = None
-) -> Drift:
+def of(values, tuned, costs=None):
     return drift(Lengths.of(values, unit="s"), tuned, costs or Costs())
 
 
-def frontier(lengths: FloatArray) -> IntArray:
+def frontier(lengths):
     return np.maximum(1, (900.0 / lengths).astype(np.int64))
 
 
-def step_seconds(
-    sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None
-) -> FloatArray:
+def step_seconds(sizes, lengths, targets=None):
     return 0.02 + 1e-4 * sizes * lengths + 1e-6 * sizes * lengths**2
 
 
@@ -117,7 +113,7 @@ def test_the_settings_of_the_sweep_hold_for_the_table_tuned_anew():
 
 
 def test_a_limit_below_the_probes_holds_for_the_table_tuned_anew():
-    def capped(lengths: FloatArray) -> IntArray:
+    def capped(lengths):
         return np.minimum(
             frontier(lengths), np.maximum(1, (600.0 / lengths).astype(np.int64))
         )
@@ -130,14 +126,14 @@ def test_a_limit_below_the_probes_holds_for_the_table_tuned_anew():
 
 
 def test_beyond_the_probe_a_new_table_takes_only_proven_sizes():
-    def further(lengths: FloatArray) -> IntArray:
+    def further(lengths):
         """What must fit where memory grows with the square of the length."""
         stretched = np.maximum(lengths / SPEECH.max(), 1.0)
         return np.maximum(
             1, frontier(np.minimum(lengths, SPEECH.max())) / stretched**2
         ).astype(np.int64)
 
-    def probed(lengths: FloatArray) -> IntArray:
+    def probed(lengths):
         return np.where(lengths <= SPEECH.max(), frontier(lengths), 10**6)
 
     costs = dataclasses.replace(MEASURED, frontier=probed, continued_frontier=further)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from batchtune.buckets.epoch_cost import EpochTime, equal_to_best, time_errors
-from batchtune.lengths import FloatArray
 
 
-def cost_of(seconds: float, errors: FloatArray | None) -> EpochTime:
+def cost_of(seconds, errors):
     return EpochTime(seconds=seconds, errors=errors)
 
 

@@ -52,7 +52,7 @@ def test_no_row_has_fewer_steps(
     assert min(row.steps for row in found.rows) >= min_steps
 
 
-def swept(min_steps: int | None) -> SweepSettings:
+def swept(min_steps):
     return SweepSettings(num_buckets=(4, 8), min_steps=min_steps)
 
 
@@ -119,3 +119,20 @@ def test_a_stream_keeps_them_too():
     found = sweep_stream(stream, 300, chosen, PROBED)
     assert min(row.batches for row in found.rows) >= 90
     assert "at least 90 optimizer steps" in found.reason
+
+
+def test_batches_are_no_larger_than_the_throughput_needs():
+    """A step takes 10 ms and 1 ms for each 100 s: 95% of the throughput of 100,000 s takes 15,850 s."""
+
+    def step_seconds(sizes, lengths, targets=None):
+        return 0.01 + sizes * lengths * 1e-5
+
+    costs = Costs(step_seconds=step_seconds)
+    chosen = SweepSettings(num_buckets=(8,), throughput_fraction=0.95)
+    found = sweep(DATA, 100_000, chosen, costs)
+    assert 15_850 < found.max_batch_length < 18_000
+    assert "times as large as what fits, which reach 95%" in found.reason
+    with pytest.raises(UsageError, match="--keep steps says already how large"):
+        sweep(DATA, 300, chosen, costs, read_current("batch_size=4"))
+    with pytest.raises(UsageError, match="needs step times"):
+        sweep(DATA, 300, chosen, Costs())

@@ -7,21 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.buckets.optimal import optimal_boundaries
-from batchtune.lengths import FloatArray, Histogram
+from batchtune.lengths import Histogram
 
 
-def histogram_of(counts: list[int]) -> Histogram:
+def histogram_of(counts):
     return Histogram(np.arange(1.0, len(counts) + 1), np.array(counts, dtype=np.int64))
 
 
-def cost_of(histogram: Histogram, costs: FloatArray, boundaries: FloatArray) -> float:
+def cost_of(histogram, costs, boundaries):
     ends = np.searchsorted(histogram.lengths, boundaries)
     return float(np.sum(costs[ends] * np.diff(histogram.cumulative[ends], prepend=0)))
 
 
-def by_brute_force(
-    histogram: Histogram, costs: FloatArray, most: int
-) -> tuple[float, int]:
+def by_brute_force(histogram, costs, most):
     """The least cost over all sets of at most `most` ends, and the fewest buckets that give it."""
     longest = len(costs) - 1
     return min(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,21 +13,19 @@ from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs, TypicalTargets
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Row, SweepSettings
-
-Seconds = Callable[..., FloatArray]
+from batchtune.lengths import Lengths
+from batchtune.results import SweepSettings
 
 
-def cells(sizes: Any, lengths: Any) -> FloatArray:
+def cells(sizes, lengths):
     return 1e-4 * np.asarray(sizes, dtype=np.float64) * lengths
 
 
-def constant_and_cells(sizes: Any, lengths: Any) -> FloatArray:
+def constant_and_cells(sizes, lengths):
     return 0.005 + cells(sizes, lengths)
 
 
-def quadratic(sizes: Any, lengths: Any) -> FloatArray:
+def quadratic(sizes, lengths):
     return (
         0.005
         + cells(sizes, lengths) ** 0.9
@@ -37,27 +33,27 @@ def quadratic(sizes: Any, lengths: Any) -> FloatArray:
     )
 
 
-def in_tiles(sizes: Any, lengths: Any) -> FloatArray:
+def in_tiles(sizes, lengths):
     return 0.002 * np.ceil(np.asarray(sizes) / 4) * np.ceil(np.asarray(lengths) / 3)
 
 
-TIMES: list[Seconds] = [cells, constant_and_cells, quadratic, in_tiles]
+TIMES = [cells, constant_and_cells, quadratic, in_tiles]
 
 
 def optimal_rows(
-    lengths: Lengths,
-    num_buckets: tuple[int, ...],
-    costs: Costs,
+    lengths,
+    num_buckets,
+    costs,
     *,
-    max_batch_length: float = 300,
-) -> list[Row]:
+    max_batch_length=300,
+):
     """Sized by the frontier where there is one."""
     chosen = SweepSettings(strategies=("optimal",), num_buckets=num_buckets)
     rows = sweep(lengths, max_batch_length, chosen, costs).rows
     return [row for row in rows if row.sizing == rows[-1].sizing]
 
 
-def cost(row: Row) -> float:
+def cost(row):
     return (
         row.batches
         if row.estimated_epoch_seconds is None
@@ -65,9 +61,7 @@ def cost(row: Row) -> float:
     )
 
 
-def least_by_brute_force(
-    lengths: Lengths, sizes: IntArray, seconds: Seconds | None
-) -> list[float]:
+def least_by_brute_force(lengths, sizes, seconds):
     """What the row of the cheapest table with at most 1, 2, ... boundaries says it costs."""
     pricing = Pricing(
         lengths=lengths,
@@ -77,7 +71,7 @@ def least_by_brute_force(
         targets=None if seconds is None else TypicalTargets.of(lengths),
     )
     ends = lengths.histogram.lengths
-    found: list[float] = []
+    found = []
     for buckets in range(1, ends.size + 1):
         for inner in combinations(range(ends.size - 1), buckets - 1):
             chosen = [*inner, ends.size - 1]

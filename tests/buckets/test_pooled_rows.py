@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from buckets import speech
@@ -15,30 +13,26 @@ from batchtune.buckets.strategies import parse_sizes
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs import simulation
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import ON_ONE_RANK, Drawing, drawn
+from batchtune.epochs.layout import ON_ONE_RANK, ShuffleKey, drawn
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.simulation import mates_in_cuts, simulate_epochs
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
-from batchtune.results import Row, Sweep, SweepSettings
+from batchtune.results import SweepSettings
 
 SPEECH = Lengths.of(speech.SPEECH, unit="s")
 TIMED = Costs(step_seconds=step_seconds)
 
 
-def swept(
-    lengths: Lengths, *pool_sizes: int, costs: Costs = TIMED, **options: Any
-) -> Sweep:
+def swept(lengths, *pool_sizes, costs=TIMED, **options):
     settings = SweepSettings(
         strategies=("pooled",), pool_sizes=pool_sizes, **{"seed": 7, **options}
     )
     return sweep(lengths, 300, settings, costs)
 
 
-def row_of(
-    lengths: Lengths, pool_size: int, *, costs: Costs = TIMED, **options: Any
-) -> Row:
+def row_of(lengths, pool_size, *, costs=TIMED, **options):
     (row,) = swept(lengths, pool_size, costs=costs, **options).rows
     return row
 
@@ -54,7 +48,7 @@ def test_figures_are_means_of_the_first_epochs(pool_size):
     padded = []
     seconds = []
     for epoch in range(row.simulated_epochs or 0):
-        drawing = Drawing(seed=7, epoch=epoch)
+        drawing = ShuffleKey(seed=7, epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
         shapes = [
             (len(batch), SPEECH.values[batch].max())
@@ -89,7 +83,7 @@ def test_mates_meet_again_as_often_as_in_real_epochs(count, examples, monkeypatc
     real = []
     for seed in range(4):
         cuts = [
-            batcher.cut(Drawing(seed=seed, epoch=epoch), ON_ONE_RANK)
+            batcher.cut(ShuffleKey(seed=seed, epoch=epoch), ON_ONE_RANK)
             for epoch in range(12)
         ]
         real.append(mates_in_cuts(cuts, lengths.values).again)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from buckets.speech import epochs_of
 
-from batchtune.buckets.epoch_cost import EpochTime, Pricing
-from batchtune.epochs.layout import Dealing
+from batchtune.buckets.epoch_cost import Pricing
+from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.table import BucketTable, batch_sizes_for
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 
 RANDOM = np.random.default_rng(4)
 PROMPTS = np.exp(RANDOM.normal(6.5, 1.0, 8000)).clip(16, 4000).round()
@@ -17,13 +17,11 @@ ANSWERS = np.exp(RANDOM.normal(5.0, 0.9, 8000)).clip(1, 1500).round()
 CHAT = Lengths.of(PROMPTS, ANSWERS)
 
 
-def step_seconds(
-    sizes: FloatArray, lengths: FloatArray, targets: FloatArray | float = 0.0
-) -> FloatArray:
+def step_seconds(sizes, lengths, targets=0.0):
     return 0.02 + 1e-6 * sizes * (lengths + 3 * targets)
 
 
-def estimated(lengths: Lengths, table: BucketTable, dealing: Dealing) -> EpochTime:
+def estimated(lengths, table, dealing):
     pricing = Pricing(
         lengths=lengths,
         total=lengths.total,
@@ -36,7 +34,7 @@ def estimated(lengths: Lengths, table: BucketTable, dealing: Dealing) -> EpochTi
     return time
 
 
-def really_dealt(table: BucketTable, dealing: Dealing) -> float:
+def really_dealt(table, dealing):
     """The mean time of epochs of the real sampler, each step as long as its slowest rank."""
     seconds = []
     for ranks in epochs_of(table, PROMPTS, dealing, 4):
@@ -55,7 +53,7 @@ def really_dealt(table: BucketTable, dealing: Dealing) -> float:
 def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket):
     boundaries = np.quantile(PROMPTS, np.arange(1, 11) / 10)
     table = BucketTable(boundaries, batch_sizes_for(boundaries, 16_000))
-    dealing = Dealing(world_size=8, same_bucket=same_bucket)
+    dealing = RankSplit(world_size=8, same_bucket=same_bucket)
     time = estimated(CHAT, table, dealing)
     real = really_dealt(table, dealing)
     assert time.seconds == pytest.approx(real, rel=0.02)
@@ -64,7 +62,7 @@ def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket):
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_batches_that_all_take_as_long_never_wait(accumulate):
-    dealing = Dealing(world_size=8, accumulate=accumulate)
+    dealing = RankSplit(world_size=8, accumulate=accumulate)
     table = BucketTable.of([5], [10])
     ranks = estimated(Lengths.of([5.0] * 240), table, dealing).ranks
     assert ranks is not None

@@ -7,20 +7,19 @@ from msgspec.structs import replace
 from report_records import made_row, made_sweep
 
 from batchtune.buckets.advice import recommend, trade_off
-from batchtune.results import Baseline, Row, Sizing
 
 
 def row(
-    batches: int,
-    buckets: int = 10,
-    seconds: float | None = None,
+    batches,
+    buckets=10,
+    seconds=None,
     *,
-    strategy: str = "optimal",
-    sizing: Sizing = "length",
-    unproven: int | None = None,
-    again: float = 0.0,
-    pool_size: int | None = None,
-) -> Row:
+    strategy="optimal",
+    sizing="length",
+    unproven=None,
+    again=0.0,
+    pool_size=None,
+):
     boundaries = [float(n) for n in range(1, buckets + 1)]
     made = made_row(strategy, boundaries, batches, 1.0, buckets, 1.0, timed=False)
     return replace(
@@ -34,13 +33,13 @@ def row(
 
 
 def pools(
-    batches: int,
-    size: int,
-    again: float,
-    seconds: float | None = None,
+    batches,
+    size,
+    again,
+    seconds=None,
     *,
-    unproven: int | None = None,
-) -> Row:
+    unproven=None,
+):
     return row(
         batches,
         60,
@@ -52,9 +51,7 @@ def pools(
     )
 
 
-def fixed(
-    batches: int, shuffled: float | None = None, by_length: float | None = None
-) -> list[Baseline]:
+def fixed(batches, shuffled=None, by_length=None):
     random, by_lengths = (
         replace(baseline, batches=batches, padded_length=1.0)
         for baseline in made_sweep().baselines
@@ -155,11 +152,11 @@ ROWS = st.lists(
 )
 
 
-def columns(rows: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+def columns(rows):
     return [cost for cost, _ in rows], [buckets for _, buckets in rows]
 
 
-def beaten(row: tuple[float, float], rows: list[tuple[float, float]]) -> bool:
+def beaten(row, rows):
     return any(
         other != row and other[0] <= row[0] and other[1] <= row[1] for other in rows
     )
@@ -192,6 +189,13 @@ TABLE = row(1000, 12, 100.0, again=0.05)
 def test_pools_are_recommended_if_faster_and_as_random(found, expected):
     chosen = recommend([TABLE, found], fixed(2000))
     assert (chosen.row, chosen.portable) == (expected, 0)
+
+
+def test_times_that_do_not_compare_leave_the_choice_to_batches():
+    rows = [row(900, seconds=200.0), row(1000, seconds=100.0)]
+    chosen = [recommend(rows, fixed(2000), timed=timed) for timed in (True, False)]
+    assert [each.row for each in chosen] == [1, 0]
+    assert "estimated" not in chosen[1].reason
 
 
 def test_of_pools_as_fast_as_the_fastest_the_most_random_win():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as changed
+
 import numpy as np
 import pytest
 from buckets.test_min_steps import PROBED
@@ -11,22 +13,28 @@ from report_records import proven_probe
 from batchtune.buckets.current import read_current
 from batchtune.buckets.drift import drift
 from batchtune.buckets.sweep import sweep
+from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import UsageError
 from batchtune.exports.run_configs import sampler_config
 from batchtune.lengths import Lengths
-from batchtune.results import Row, SamplerConfig, Sweep, SweepSettings
+from batchtune.results import (
+    SamplerConfig,
+    Script,
+    StepGradient,
+    SweepSettings,
+)
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 3000).clip(1, 60))
 
 
-def swept(current: str | None = "batch_size=4", **settings: object) -> Sweep:
+def swept(current="batch_size=4", **settings):
     settings["strategies"] = ("exponential",)
-    chosen = SweepSettings(num_buckets=(12,), **settings)  # type: ignore[arg-type]
-    return sweep(DATA, 240, chosen, PROBED, current and read_current(current))  # type: ignore[arg-type]
+    chosen = SweepSettings(num_buckets=(12,), **settings)
+    return sweep(DATA, 240, chosen, PROBED, current and read_current(current))
 
 
-def recommended(found: Sweep) -> Row:
+def recommended(found):
     row = found.recommended_row
     assert row is not None
     return row
@@ -44,12 +52,54 @@ def test_steps_of_several_micro_batches_keep_their_examples():
     assert found.learning_rate is None and found.recommended_table is None
 
 
+@pytest.mark.parametrize(("equal_counts", "difference"), [(False, 0.1), (True, 0.0)])
+def test_the_scripts_gradient_is_that_of_the_recommended_cut(equal_counts, difference):
+    script = Script(
+        batches=["x: [B, L] int64"],
+        loader="Texts, 3,000 examples",
+        per_unit=1.0,
+        target_per_unit=None,
+        accumulation=16,
+        look_ahead=0,
+        batch_size=4,
+        gradient=StepGradient(again=0.0, any_counts=0.1, equal_counts=0.0),
+    )
+    settings = SweepSettings(
+        strategies=("exponential",), num_buckets=(12,), equal_counts=equal_counts
+    )
+    found = sweep(
+        DATA,
+        240,
+        settings,
+        changed(PROBED, accumulate=16, script=script),
+        read_current("batch_size=4"),
+    )
+    assert recommended(found).keeps_examples
+    assert found.gradient_difference == difference
+
+
 def test_fewer_micro_batches_only_where_they_are_asked_for():
     now, least = (row for row in swept(accumulate=16).rows if row.keeps_examples)
     fewest = least.accumulate
     assert now.accumulate == 16 and fewest is not None and fewest < 16
     row = recommended(swept(accumulate=16, micro_batches=fewest + 1))
     assert row.accumulate == fewest + 1
+
+
+def test_steps_are_cut_by_their_measured_times():
+    def step_seconds(sizes, lengths, targets=None):
+        return 0.01 + sizes * lengths * (1e-4 + 1e-4 * lengths)
+
+    rows = []
+    for costs in (PROBED, changed(PROBED, step_seconds=step_seconds)):
+        settings = SweepSettings(
+            strategies=("exponential",), num_buckets=(12,), accumulate=8
+        )
+        found = sweep(DATA, 240, settings, costs, read_current("batch_size=8"))
+        rows.append(recommended(found))
+    assert rows[0].pair_cost is None
+    assert rows[1].pair_cost == pytest.approx(1)
+    assert rows[1].padded_length > rows[0].padded_length
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -101,6 +151,27 @@ def test_other_lengths_make_a_cut_stale_by_what_it_pads():
     assert drift(DATA, found, PROBED).stale == 0
     other = Lengths.of(DATA.values[::2] * 0.9)
     assert 0 <= drift(other, found, PROBED).stale < 0.2
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_where_nothing_is_to_be_gained_nothing_is_recommended(accumulate):
+    settings = SweepSettings(num_buckets=(2,), accumulate=accumulate)
+    found = sweep(
+        Lengths.of([50.0] * 400), 400, settings, Costs(), read_current("batch_size=4")
+    )
+    assert found.recommended is None and found.recommended_table is None
+    if accumulate > 1:
+        assert found.reason.startswith("keep your current config: an epoch takes 100")
+
+
+def test_a_current_config_that_is_better_is_kept():
+    """Its sizes are measured ones, and the table swept is too coarse."""
+    fine = ":".join(str(edge) for edge in range(2, 61))
+    sizes = ":".join(str(240 // edge) for edge in range(2, 61))
+    current = f"bucket_boundaries={fine},bucket_batch_sizes={sizes}"
+    found = swept(current, keep="nothing")
+    assert found.recommended is None
+    assert found.reason.startswith("keep your current config")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ LENGTHS = st.lists(
 NUM_BUCKETS = st.lists(st.integers(1, 25), min_size=1, max_size=4)
 
 
-def problem_of(values: list[float], max_batch_length: float) -> Problem:
+def problem_of(values, max_batch_length):
     histogram = Lengths.of(values).histogram
     return Problem(
         histogram=histogram,
@@ -52,14 +52,12 @@ class TestEveryStrategy:
         assert boundaries[-1] == max(values)
 
 
-def boundaries(
-    strategy: str, values: list[float], num_buckets: int, limit: float = 100
-) -> list[float]:
+def boundaries(strategy, values, num_buckets, limit=100):
     return (
         STRATEGIES[strategy]
         .boundaries(problem_of(values, limit), [num_buckets])[0]
         .tolist()
-    )  # type: ignore[no-any-return]
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from report_records import forced_probe
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import run_sweep, sweep
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import Costs, Frontier
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
@@ -37,14 +37,14 @@ TABLES = tuple(name for name, strategy in STRATEGIES.items() if not strategy.in_
 
 
 def swept(
-    values: list[float] | FloatArray,
-    max_batch_length: float = 300,
-    costs: Costs = NONE_KNOWN,
+    values,
+    max_batch_length=300,
+    costs=NONE_KNOWN,
     *,
-    strategies: tuple[str, ...] = tuple(STRATEGIES),
-    num_buckets: tuple[int, ...] = (3, 8),
-    max_batch_size: int | None = None,
-) -> Sweep:
+    strategies=tuple(STRATEGIES),
+    num_buckets=(3, 8),
+    max_batch_size=None,
+):
     chosen = SweepSettings(
         strategies=strategies,
         num_buckets=num_buckets,
@@ -139,7 +139,7 @@ def test_the_bound_is_exact_if_the_total_fills_whole_batches():
 def test_no_row_and_no_baseline_beats_the_bound(
     values, max_batch_length, fits, max_batch_size
 ):
-    def uneven(lengths: FloatArray) -> IntArray:
+    def uneven(lengths):
         return np.array(fits)[np.minimum(5, lengths // 10).astype(int)]
 
     costs = Costs(frontier=None if fits is None else uneven, step_seconds=step_seconds)
@@ -260,7 +260,7 @@ def test_sizes_beyond_the_longest_shrink_and_are_unproven():
     [(1, False), (2, False), (2, True), (8, False), (64, True)],
 )
 def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size, same_bucket):
-    dealing = Dealing(world_size=world_size, same_bucket=same_bucket)
+    dealing = RankSplit(world_size=world_size, same_bucket=same_bucket)
     values = SPEECH
     chosen = SweepSettings(
         strategies=("optimal", "linear"),
@@ -360,7 +360,7 @@ def test_joint_tables_are_compared_if_memory_depends_on_targets():
     costs = Costs(
         frontier=lambda long: np.maximum(
             1, 3000 / (long + lengths.targets.max())
-        ).astype(np.int64),  # type: ignore[union-attr]
+        ).astype(np.int64),
         joint_frontier=lambda long, target: np.maximum(
             1, 3000 / (long + target)
         ).astype(np.int64),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -9,16 +8,13 @@ from hypothesis import strategies as st
 
 from batchtune.buckets.optimal import optimal_table_2d
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray
-
-Pair = tuple[float, float]
 
 
-def pairs_of(table: BucketTable) -> list[Pair]:
+def pairs_of(table):
     return list(zip(*(edges.tolist() for edges in table.pairs), strict=True))
 
 
-def strictly(pairs: list[Pair], length: float, target: float) -> int | None:
+def strictly(pairs, length, target):
     """NeMo's rule in its strict mode, pair by pair."""
     own = min((of for of, _ in pairs if length <= of), default=None)
     return next(
@@ -26,35 +22,35 @@ def strictly(pairs: list[Pair], length: float, target: float) -> int | None:
     )
 
 
-def costs_up_to(budget: float) -> Callable[[FloatArray, FloatArray], FloatArray]:
+def costs_up_to(budget):
     return lambda of, by: 1 / np.maximum(1, budget // (of + by))
 
 
-def looked_up(costs: FloatArray) -> Callable[[FloatArray, FloatArray], FloatArray]:
+def looked_up(costs):
     """Costs by whole length (from 1) and whole target (from 0), without any order in them."""
     return lambda of, by: costs[of.astype(np.int64) - 1, by.astype(np.int64)]
 
 
 def cost_of(
-    table: BucketTable,
-    lengths: FloatArray,
-    targets: FloatArray,
-    costs: Callable[..., FloatArray],
-) -> float:
+    table,
+    lengths,
+    targets,
+    costs,
+):
     return float(np.sum(costs(*table.pairs)[table.assign(lengths, targets)]))
 
 
-def table_of(pairs: list[Pair]) -> BucketTable:
+def table_of(pairs):
     boundaries, tops = np.array(pairs).T
     return BucketTable(boundaries, np.ones(len(pairs), dtype=np.int64), tops)
 
 
-def subsets(values: list[float]) -> Iterator[tuple[float, ...]]:
+def subsets(values):
     for size in range(len(values) + 1):
         yield from combinations(values, size)
 
 
-def tables(lengths: FloatArray, targets: FloatArray) -> Iterator[list[Pair]]:
+def tables(lengths, targets):
     """All tables whose boundaries are lengths and targets that occur."""
     for inner in subsets(sorted({*lengths.tolist()} - {lengths.max()})):
         ends = [*inner, float(lengths.max())]
@@ -73,7 +69,7 @@ def tables(lengths: FloatArray, targets: FloatArray) -> Iterator[list[Pair]]:
             ]
 
 
-def made_case(rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+def made_case(rng):
     count = int(rng.integers(1, 14))
     lengths = rng.integers(1, 4, count).astype(float)
     return lengths, rng.integers(0, 4, count).astype(float)
@@ -84,7 +80,7 @@ def test_no_table_costs_less_and_fewer_buckets_win_a_tie():
     for _ in range(30):
         lengths, targets = made_case(rng)
         costs = looked_up(rng.integers(0, 9, (3, 4)).astype(float))
-        least: dict[int, float] = {}
+        least = {}
         for pairs in tables(lengths, targets):
             cost = cost_of(table_of(pairs), lengths, targets, costs)
             least[len(pairs)] = min(cost, least.get(len(pairs), np.inf))

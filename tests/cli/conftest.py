@@ -7,10 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from shared_nursery import OF_LOADERS, SHARED
@@ -18,12 +17,8 @@ from typer.testing import CliRunner
 
 from batchtune.cli.app import app
 from batchtune.probe.devices.law import MadeDevice
-from batchtune.probe.requests import Ran
-from batchtune.results import BatchShape
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-Fault = Callable[[BatchShape, int], Ran | None]
-Plan = Callable[[Fault], None]
 KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"
 FAULTY = f"{Path(__file__).parents[1] / 'probe' / 'faulty_workload.py'}"
 STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
@@ -58,11 +53,11 @@ def batchtune(tmp_path):
     """
 
     def run(
-        *arguments: object,
-        env: dict[str, str] | None = None,
-        code: int | None = None,
-        **options: object,
-    ) -> subprocess.CompletedProcess[str]:
+        *arguments,
+        env=None,
+        code=None,
+        **options,
+    ):
         run = run_in if options else run_here_in
         ran = run(tmp_path, *arguments, env=env, **options)
         assert code in (None, ran.returncode), (
@@ -80,21 +75,19 @@ def succeed(batchtune):
     return partial(batchtune, code=0)
 
 
-def flat(text: str) -> str:
+def flat(text):
     """A text in one line, as it was before it was broken to the width of a terminal."""
     return " ".join(text.split())
 
 
-def result_in(folder: Path, name: str = "sweep") -> dict[str, Any]:
+def result_in(folder, name="sweep"):
     """A result of the run in this folder."""
     path = folder / "batchtune-run" / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text())
+    found = json.loads(path.read_text())
     return found
 
 
-def run_here(
-    *arguments: object, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_here(*arguments, env=None):
     """Runs a command in this process; workers come from a nursery that runs already, unless they need `env`."""
     handlers = {
         number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)
@@ -115,9 +108,7 @@ def run_here(
     return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)
 
 
-def run_here_in(
-    folder: Path, *arguments: object, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_here_in(folder, *arguments, env=None):
     """Runs a command in this process and in a folder, without the caller's settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -127,11 +118,11 @@ def run_here_in(
 
 
 def run_in(
-    folder: Path,
-    *arguments: object,
-    env: dict[str, str] | None = None,
-    **options: object,
-) -> subprocess.CompletedProcess[str]:
+    folder,
+    *arguments,
+    env=None,
+    **options,
+):
     """Runs a command in a folder, without the caller's settings."""
     clean = {
         key: value
@@ -145,14 +136,14 @@ def run_in(
         capture_output=True,
         text=True,
         **options,
-    )  # type: ignore[call-overload, no-any-return]
+    )
 
 
 @pytest.fixture(scope="session")
 def verified(made_once):
     """A folder with a manifest, the run folder of `tune --verify --json`, and its stdout; not to be written to."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         write_lengths(folder / "lengths.csv", [5, 10, 20] * 200)
         options = ["--device", STEADY_LAW, "--num-buckets", "2", "--verify", "--json"]
         ran = run_here_in(folder, "tune", "lengths.csv", *options)
@@ -166,10 +157,10 @@ def verified(made_once):
 def plan(monkeypatch):
     """`plan(fault)`: what devices made by a law do instead of the law, from now on."""
 
-    def plan(fault: Fault) -> None:
+    def plan(fault):
         made = MadeDevice.of
 
-        def of(*arguments: Any) -> MadeDevice:
+        def of(*arguments):
             device = made(*arguments)
             device.fault = fault
             return device
@@ -179,17 +170,17 @@ def plan(monkeypatch):
     return plan
 
 
-def interrupted_at(number: int) -> Fault:
+def interrupted_at(number):
     """An interruption by the user in the n-th trial or step, from 0."""
 
-    def fault(shape: BatchShape, run: int) -> None:
+    def fault(shape, run):
         if run == number:
             raise KeyboardInterrupt
 
     return fault
 
 
-def command(*arguments: object) -> list[str]:
+def command(*arguments):
     return [sys.executable, "-m", "batchtune", *map(str, arguments)]
 
 
@@ -199,17 +190,17 @@ def manifest(tmp_path):
     return write_manifest(tmp_path / "lengths.csv")
 
 
-def write_manifest(path: Path) -> Path:
+def write_manifest(path):
     return write_lengths(path, [5, 10, 20] * 12)
 
 
-def write_lengths(path: Path, lengths: Iterable[object], key: str = "duration") -> Path:
+def write_lengths(path, lengths, key="duration"):
     """Writes a table of examples with these lengths."""
     rows = (f"utt{number},{length}\n" for number, length in enumerate(lengths))
     path.write_text(f"id,{key}\n" + "".join(rows))
     return path
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     """The bytes of each file in a folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -4,8 +4,6 @@ import math
 import re
 import resource
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from cli.conftest import LAW, command, contents, result_in
@@ -13,20 +11,16 @@ from made_trials import ran as reply_of
 
 from batchtune.cli.app import COMMANDS, load_command
 from batchtune.errors import UsageError
-from batchtune.probe.requests import Ran
-from batchtune.results import BatchShape
 
 LIMIT = ["--max-batch-length", 60]
 ROWS = "id,duration\na,1.5\nb,2.5\nc,3.5\n"
 
-Case = tuple[Callable[[Path], None], str]
 
-
-def text(content: str, encoding: str = "utf-8") -> Callable[[Path], None]:
+def text(content, encoding="utf-8"):
     return lambda path: path.write_text(content, encoding=encoding) and None
 
 
-MANIFESTS: dict[str, Case] = {
+MANIFESTS = {
     "missing": (lambda path: None, "no such file|does not exist"),
     "empty": (text(""), "empty"),
     "folder": (lambda path: path.mkdir(), "folder"),
@@ -44,9 +38,7 @@ MANIFESTS: dict[str, Case] = {
 }
 
 
-def assert_one_message(
-    ran: "subprocess.CompletedProcess[str]", code: int, pattern: str
-) -> None:
+def assert_one_message(ran, code, pattern):
     assert ran.returncode == code, ran.stderr
     assert "Traceback (most recent" not in ran.stderr.replace("  | Traceback", "")
     assert len(re.findall("^Error:", ran.stderr, re.MULTILINE)) == 1
@@ -165,7 +157,7 @@ def test_without_a_unit_the_workload_must_be_named(batchtune, tmp_path):
 
 
 def test_a_workload_that_fails_is_its_own_error(batchtune, manifest, tmp_path, plan):
-    def broken(shape: BatchShape, number: int) -> Ran:
+    def broken(shape, number):
         line = "    torch.ones(2, 3) @ torch.ones(2, 3)"
         return reply_of(shape, "error", line, error="RuntimeError: mat1 and mat2")
 

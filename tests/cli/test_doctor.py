@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
-from cli.conftest import Run, flat
+from cli.conftest import flat
 from jsonschema import Draft202012Validator
 from probe.made_nvml import GIB, NO_PERMISSION, MadeGpu, MadeNvml
 
@@ -22,7 +20,7 @@ PROBLEM = "libcudart.so.12: cannot open shared object file"
 NO_TORCH = f"raise ImportError('{PROBLEM}')"
 
 
-def put_first(folder: Path, **modules: str) -> dict[str, str]:
+def put_first(folder, **modules):
     """An environment in which modules of these names and texts are imported instead of the real ones."""
     folder.mkdir(exist_ok=True)
     for name, text in modules.items():
@@ -34,11 +32,9 @@ def put_first(folder: Path, **modules: str) -> dict[str, str]:
     }
 
 
-def doctor(
-    succeed: Run, env: dict[str, str] | None = None, *options: str
-) -> dict[str, Any]:
+def doctor(succeed, env=None, *options):
     ran = succeed("doctor", "--json", *options, env=env)
-    found: dict[str, Any] = json.loads(ran.stdout)
+    found = json.loads(ran.stdout)
     assert list(Draft202012Validator(schema_of("doctor")).iter_errors(found)) == []
     return found
 

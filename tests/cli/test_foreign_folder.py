@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from multiprocessing import resource_tracker
-from pathlib import Path
 
 import pytest
 from cli.conftest import write_manifest
@@ -80,9 +79,7 @@ def foreign(tmp_path):
     return folder
 
 
-def run(
-    folder: Path, *arguments: object, command: tuple[object, ...] = ()
-) -> subprocess.CompletedProcess[str]:
+def run(folder, *arguments, command=()):
     """Runs a command as the script `batchtune` does, or as `command`; fails if a file of the folder has run."""
     program = folder.parent / "bin" / "batchtune"
     program.parent.mkdir(exist_ok=True)
@@ -117,7 +114,7 @@ def test_as_a_module_it_runs_no_library_of_the_folder(foreign):
     assert ran.returncode == 0, ran.stderr
 
 
-def where(_: int) -> list[str]:
+def where(_):
     return sys.path
 
 
@@ -126,7 +123,7 @@ def test_a_pool_runs_nothing_of_the_working_folder(foreign, monkeypatch):
     monkeypatch.setattr(
         resource_tracker, "_resource_tracker", resource_tracker.ResourceTracker()
     )
-    paths: dict[int, list[str]] = {}
+    paths = {}
     run_in_processes(where, {0: 0}, 1, paths.__setitem__, lambda: None)
     assert paths and str(foreign) not in paths[0]
     assert not (foreign.parent / "marks").exists()
@@ -154,7 +151,7 @@ def test_a_loader_from_elsewhere_runs_nothing_of_the_folder(foreign):
     elsewhere.mkdir()
     (elsewhere / "loaders.py").write_text(LOADER)
     few = (
-        *("--sweep", "num_workers=0:1", "--sweep", "multiprocessing_context=spawn"),
+        *("--sweep", "num_workers=1", "--sweep", "multiprocessing_context=spawn"),
         *("--sweep", "prefetch_factor=2", "--sweep", "in_order=true"),
         *("--seconds", 0.2, "--trials", 1, "--step-ms", 1),
     )

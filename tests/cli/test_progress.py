@@ -7,7 +7,7 @@ import os
 import pty
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, cast
+from typing import cast
 
 from msgspec.structs import replace
 from report_records import made_probe, made_trial
@@ -23,7 +23,7 @@ LAW = "law:constant=100MB,linear=1MB,limit=8GB"
 WORKLOAD = ProbeSettings(workload="step.py:Step", options={})
 
 
-def progress_of(**changes: Any) -> ProbeProgress:
+def progress_of(**changes):
     facts = {
         "shape": SHAPE,
         "trial": None,
@@ -42,10 +42,10 @@ class Clock:
     seconds: float
     now: float = 0.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds):
         self.now += seconds
         return self.now > self.seconds
 

@@ -137,7 +137,7 @@ def test_wrong_usage_says_what_is_right(batchtune, tmp_path, options, message):
     assert message in ran.stderr
 
 
-def made_rank(rank: int) -> RankDevice:
+def made_rank(rank):
     return RankDevice(
         rank=rank,
         host="here",

@@ -1,4 +1,4 @@
-"""A real model from a manifest to a whole shuffled epoch under a real limit, as processes: nothing runs out of memory.
+"""A real model from a manifest to a whole shuffled epoch under a real limit: nothing runs out of memory.
 
 Batches are as large as was proven, and the epochs' seeds are not the probe's: whatever peaks above what was measured
 shows here.
@@ -11,17 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.conftest import ANY_TIME, result_in, run_in, write_lengths
+from cli.conftest import ANY_TIME, result_in, run_here_in, write_lengths
 
 SPEECH = f"{Path(__file__).parents[1] / 'speech_workload.py'}:SpeechTagger"
 # A half of the model's usual width: half as many batches.
 WORKLOAD = ["--workload", SPEECH, "--set", "dim=32", "--device", "cpu"]
 MEMORY = ["--memory", "360MiB", "--memory-fraction", "1.0"]
+FEW = ["--num-lengths", 5, "--max-lengths", 7]
 # Each test takes some minutes, and many where other programs run beside it: no time is held.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def speech_lengths() -> list[float]:
+def speech_lengths():
     """Of the kind of LibriSpeech's at half their time: 0.7 to 12.3 s, most between 6 and 8."""
     rng = np.random.default_rng(5)
     long = np.clip(rng.normal(7.15, 0.6, 187), 0.7, 12.25)
@@ -31,16 +32,16 @@ def speech_lengths() -> list[float]:
     return np.round(lengths, 3).tolist()
 
 
-def said_by(folder: Path, *arguments: object) -> str:
+def said_by(folder, *arguments):
     """Runs a command that has to succeed; what it printed."""
-    ran = run_in(folder, *arguments)
+    ran = run_here_in(folder, *arguments)
     assert ran.returncode == 0, f"{arguments[0]}: {ran.stdout}\n{ran.stderr}"
     return ran.stdout
 
 
 def test_after_tune_alone_an_epoch_runs_without_oom(tmp_path):
     manifest = write_lengths(tmp_path / "lengths.csv", speech_lengths())
-    said_by(tmp_path, "tune", manifest, *WORKLOAD, *MEMORY)
+    said_by(tmp_path, "tune", manifest, *WORKLOAD, *MEMORY, *FEW)
     said_by(tmp_path, "report", "--fail-if", "unproven > 0")
     asked = ["--workload", SPEECH, "--set", "dim=32", "--epoch", "--seed", 3, "--json"]
     found = json.loads(said_by(tmp_path, "verify", "lengths.csv", *asked, *ANY_TIME))

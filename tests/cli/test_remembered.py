@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from cli.conftest import Run, write_lengths
+from cli.conftest import write_lengths
 
 TOLD = "Options taken from the run in batchtune-run: --max-length 30."
 
@@ -21,7 +20,7 @@ def swept(succeed, tmp_path):
     return tmp_path / "batchtune-run"
 
 
-def again(batchtune: Run, *options: object) -> Any:
+def again(batchtune, *options):
     few = ("--max-batch-length", 90, "--num-buckets", "2:4")
     return batchtune("sweep-buckets", "train.csv", *few, *options)
 

@@ -30,12 +30,12 @@ def not_on_github(monkeypatch):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
 
-def given(rules: list[str]) -> list[str]:
+def given(rules):
     """The options of a command line that give these rules."""
     return [word for rule in rules for word in ("--fail-if", rule)]
 
 
-def assert_usage(ran: Ran, words: str) -> None:
+def assert_usage(ran, words):
     assert ran.returncode == 2, ran.stderr
     assert words in ran.stderr
     assert "Traceback" not in ran.stderr

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -19,7 +18,7 @@ from typer.testing import CliRunner
 from batchtune.cli.app import app
 
 
-def write_shard(path: Path, first: int, count: int = 3) -> None:
+def write_shard(path, first, count=3):
     """Write a shard of wavs of 0.1 s, 0.2 s, … with as long texts."""
     members = []
     for number in range(first, first + count):
@@ -39,7 +38,7 @@ def shards(tmp_path):
     return folder
 
 
-def rows(path: Path) -> list[dict[str, object]]:
+def rows(path):
     return pyarrow.parquet.read_table(path).to_pylist()
 
 
@@ -133,7 +132,7 @@ def test_an_interrupted_scan_leaves_no_process_and_goes_on(succeed, tmp_path):
 def test_interrupted_while_it_writes_it_says_what_is_kept(
     batchtune, succeed, shards, tmp_path, monkeypatch
 ):
-    def interrupt(*arguments: object, **options: object) -> None:
+    def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
     command = ("scan", shards, "-o", "lengths.parquet")

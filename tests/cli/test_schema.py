@@ -13,10 +13,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli.conftest import run_here
@@ -32,11 +30,11 @@ SNAPSHOTS = Path(__file__).parent / "schemas"
 
 
 @cache
-def validator(name: str) -> Draft202012Validator:
+def validator(name):
     return Draft202012Validator(schema_of(name))
 
 
-def errors(name: str, document: Any) -> list[str]:
+def errors(name, document):
     return [
         f"{error.json_path}: {error.message}"
         for error in validator(name).iter_errors(document)
@@ -47,10 +45,10 @@ def errors(name: str, document: Any) -> list[str]:
 def written(made_once, verified):
     """A folder with what commands write: a run folder, and what they print with --json; not to be written to."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         shutil.copytree(verified, folder, dirs_exist_ok=True)
         run, manifest = folder / "batchtune-run", folder / "lengths.csv"
-        commands: dict[str, list[object]] = {
+        commands = {
             "sweep-buckets": [manifest, "--num-buckets", "2:3", "--run", run, "--json"],
             "scan": [manifest, "--json"],
             "report": [run, "--format", "json"],
@@ -64,7 +62,7 @@ def written(made_once, verified):
     return made_once("schema-written", make)
 
 
-def documents(written: Path) -> Iterator[tuple[str, str, Any]]:
+def documents(written):
     """Where it was found, which schema holds for it, and the document."""
     run = written / "batchtune-run"
     for name in ("run", "probe", "sweep", "verify"):

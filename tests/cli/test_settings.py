@@ -1,12 +1,10 @@
 """Flags override the environment, and nothing else sets an option."""
 
-from pathlib import Path
-
 import pytest
 from cli.conftest import result_in
 
 
-def counts(tmp_path: Path) -> set[int]:
+def counts(tmp_path):
     rows = result_in(tmp_path)["rows"]
     return {row["num_buckets"] for row in rows if row["pool_size"] is None}
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +12,11 @@ from packed_records import TIME_MODEL, packed_probe
 from ruamel.yaml import YAML
 
 from batchtune import PackedBatchSampler, sampler_from_config
-from batchtune.results import Probe, write_result
+from batchtune.results import write_result
 
 LENGTHS = np.random.default_rng(0).lognormal(5, 0.8, 600).clip(8, 1000).astype(int)
 FAST = ("--num-buckets", 5, "--strategy", "quantile", "--unit", "tokens")
 ALONE = ("--unit", "tokens", "--strategy", "packed")
-
-Swept = Callable[..., tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture
@@ -32,15 +28,15 @@ def text(tmp_path):
 def sweep(succeed, text, tmp_path):
     """`sweep(*options)`: what a sweep of the text prints, in one line, and its sweep.json."""
 
-    def sweep(*options: object) -> tuple[str, dict[str, Any]]:
+    def sweep(*options):
         ran = succeed("sweep-buckets", text, *FAST, *options)
         return flat(ran.stdout), result_in(tmp_path)
 
     return sweep
 
 
-def recommended(packing: dict[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = packing["rows"][packing["recommended"]]
+def recommended(packing):
+    row = packing["rows"][packing["recommended"]]
     return row
 
 
@@ -154,7 +150,7 @@ class TestOfAProbe:
         folder = tmp_path / "batchtune-run"
         folder.mkdir()
 
-        def write_probe(**fields: Any) -> Probe:
+        def write_probe(**fields):
             probe = packed_probe(LENGTHS, 2048, **fields)
             write_result(folder / "probe.json", probe)
             return probe

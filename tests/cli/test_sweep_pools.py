@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from cli.conftest import result_in, write_lengths
@@ -18,7 +16,7 @@ def speech(tmp_path):
     return write_lengths(tmp_path / "speech.csv", values.round(2))
 
 
-def sizes(tmp_path: Path) -> list[int]:
+def sizes(tmp_path):
     return [row["pool_size"] for row in result_in(tmp_path)["rows"]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 from cli.conftest import result_in
@@ -12,7 +11,6 @@ from msgspec.structs import replace
 from report_records import made_probe
 from ruamel.yaml import YAML
 
-from batchtune.lengths import Lengths
 from batchtune.manifests import load_lengths
 from batchtune.results import write_result
 
@@ -20,9 +18,9 @@ LIMIT = ["--max-batch-length", 100]
 SMALL = [*LIMIT, "--buffer-size", "32,128", "--num-buckets", "4"]
 
 
-def write_shards(folder: Path, count: int = 4, samples: int = 100) -> list[Path]:
+def write_shards(folder, count=4, samples=100):
     random = np.random.default_rng(3)
-    paths: list[Path] = []
+    paths = []
     for number in range(count):
         members = []
         for sample in range(samples):
@@ -102,7 +100,7 @@ def test_a_damaged_shard_is_an_error_or_counted(batchtune, succeed, tmp_path):
 
 def test_a_stream_is_for_the_ranks_that_were_probed(succeed, tmp_path):
     shards = write_shards(tmp_path)
-    lengths: Lengths = load_lengths([str(path) for path in shards])
+    lengths = load_lengths([str(path) for path in shards])
     made = made_probe()
     device = replace(made.device, world_size=4)
     run = tmp_path / "batchtune-run"

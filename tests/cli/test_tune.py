@@ -22,7 +22,7 @@ from cli.conftest import (
 )
 
 from batchtune import sampler_from_config
-from batchtune.exports.run_configs import read_sampler_yaml
+from batchtune.exports.reading import read_sampler_yaml
 from batchtune.results import Probe, read_result
 from batchtune.run_folder import alone_in
 
@@ -38,7 +38,7 @@ WORKLOAD = [
 def tuned(made_once):
     """A folder with the manifest, and what a tune left in batchtune-run; not to be written to."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         write_manifest(folder / "lengths.csv")
         ran = run_here_in(folder, "tune", "lengths.csv", "--device", LAW)
         assert ran.returncode == 0, ran.stderr
@@ -70,7 +70,7 @@ def test_tune_makes_a_config_that_a_dataloader_runs(succeed, manifest, tmp_path)
     lengths = [(5.0, 10.0, 20.0)[number % 3] for number in range(36)]
     loader = torch.utils.data.DataLoader(
         lengths, batch_sampler=sampler_from_config(run / "sampler.yaml", lengths)
-    )  # type: ignore[arg-type]
+    )
     batches = [batch.tolist() for batch in loader]
     evidence = read_sampler_yaml(run / "sampler.yaml").evidence
     assert (
@@ -160,7 +160,7 @@ def test_a_workload_that_cant_be_built_costs_no_earlier_run(batchtune, manifest,
     assert contents(run) == before
 
 
-def alive(process: int) -> bool:
+def alive(process):
     try:
         return (
             Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]

@@ -189,7 +189,7 @@ def test_two_epochs_from_one_seed_are_compared(tuning, tmp_path):
     assert result_in(tmp_path, "loader")["reproduced"]["first_difference"] == 0
 
 
-UNUSABLE: list[tuple[list[str], int, str]] = [
+UNUSABLE = [
     (["missing.py:make"], 1, "missing.py does not exist"),
     (["loaders.py:mak"], 1, "Did you mean 'make'?"),
     (["loaders.py:broken"], 1, "the corpus is not mounted"),

@@ -10,9 +10,8 @@ from cli.conftest import flat, interrupted_at, result_in, write_lengths
 from made_trials import ran as reply_of
 from msgspec.structs import replace
 
-from batchtune.exports.run_configs import read_sampler_yaml, render_sampler_yaml
-from batchtune.probe.requests import Ran
-from batchtune.results import BatchShape
+from batchtune.exports.reading import read_sampler_yaml
+from batchtune.exports.run_configs import render_sampler_yaml
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def test_a_command_that_the_record_names_is_not_run(batchtune, run, tmp_path):
 
 
 def test_the_workloads_own_error_ends_with_1_and_its_traceback(batchtune, run, plan):
-    def broken(shape: BatchShape, number: int) -> Ran:
+    def broken(shape, number):
         return reply_of(shape, "error", traceback="raise IndexError", error="token 7")
 
     plan(broken)

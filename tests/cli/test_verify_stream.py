@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from cli.conftest import flat, run_here_in
 
-from batchtune.exports.run_configs import read_stream_yaml
+from batchtune.exports.reading import read_stream_yaml
 
 STEPS = ["--steps", 14]
 
@@ -18,7 +17,7 @@ STEPS = ["--steps", 14]
 def swept(verified, made_once):
     """The folder of `verified`, with a sweep of its stream in the run folder."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         shutil.copytree(verified, folder, dirs_exist_ok=True)
         options = [
             "--shard-size",

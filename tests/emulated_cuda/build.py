@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -44,7 +43,7 @@ REFUSES = re.compile(
 )
 
 
-def torch_libraries() -> list[Path]:
+def torch_libraries():
     """The libraries of torch's CUDA build; none where another build is installed, or no torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -55,7 +54,7 @@ def torch_libraries() -> list[Path]:
     return sorted(libraries.glob("*.so*"))
 
 
-def what_is_missing() -> str | None:
+def what_is_missing():
     """Why the device can't be built here; None if it can."""
     if not torch_libraries():
         return "needs the CUDA build of torch (.ci/cuda)"
@@ -65,13 +64,13 @@ def what_is_missing() -> str | None:
     return None
 
 
-def build(folder: Path) -> dict[str, str]:
+def build(folder):
     """Compile into a folder; return the environment variables that show the device to a process."""
     compile_into(folder)
     return environment(folder)
 
 
-def compile_into(folder: Path) -> None:
+def compile_into(folder):
     """Make the library, and NVIDIA's file names for it.
 
     Raises:
@@ -96,7 +95,7 @@ def compile_into(folder: Path) -> None:
         (folder / name).symlink_to(LIBRARY)
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder):
     """The environment variables that show a process the device that was built into a folder."""
     search_path = filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")])
     return {
@@ -106,33 +105,33 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def output(*command: str | Path) -> str:
+def output(*command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def compile_source(source: Path, folder: Path) -> Path:
+def compile_source(source, folder):
     compiled = folder / f"{source.stem}.o"
     subprocess.run([*COMPILER, "-c", source, "-o", compiled], check=True)
     return compiled
 
 
-def header(library: Path) -> str:
+def header(library):
     """The files that a library needs, and the versions that it needs of them."""
     return output("objdump", "-p", library)
 
 
-def imported_functions(library: Path) -> set[str]:
+def imported_functions(library):
     names = output(
         "nm", "-D", "--undefined-only", "--without-symbol-versions", library
     ).split()
     return {name for name in names if NVIDIAS_FUNCTION.fullmatch(name)}
 
 
-def defined_functions(objects: Iterable[Path]) -> set[str]:
+def defined_functions(objects):
     return set(output("nm", "--extern-only", "--defined-only", *objects).split())
 
 
-def definition(name: str) -> str:
+def definition(name):
     """A function that nobody wrote, in C."""
     if PRODUCT.fullmatch(name):
         return (
@@ -147,12 +146,12 @@ def definition(name: str) -> str:
     return f"void trace(const char *, const char *);\nlong {name}(void) {{ {body} }}"
 
 
-def file_names(headers: Iterable[str]) -> set[str]:
+def file_names(headers):
     needed = re.findall(r"NEEDED\s+(\S+)", "".join(headers))
     return LOADED_AT_RUN_TIME.union(filter(NVIDIAS_FILE.fullmatch, needed))
 
 
-def versions(headers: Iterable[str]) -> set[str]:
+def versions(headers):
     """The names of the versions that are needed of NVIDIA's libraries."""
     found = set[str]()
     for text in headers:
@@ -162,7 +161,7 @@ def versions(headers: Iterable[str]) -> set[str]:
     return found
 
 
-def link(objects: Iterable[Path], versions: Iterable[str], library: Path) -> None:
+def link(objects, versions, library):
     """Link the library; it has the versions, but no function needs one."""
     script = library.with_suffix(".map")
     script.write_text("".join(f"{version} {{ }};\n" for version in sorted(versions)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ from emulated_cuda.machine import Machine
 from without_device import module_without
 
 MISSING = what_is_missing()
+BUILT = "EMULATED_CUDA_BUILT"
+"""Environment variable: the folder of a device that was built before."""
 
 
-def pytest_pycollect_makemodule(
-    module_path: Path, parent: pytest.Collector
-) -> pytest.Module | None:
+def pytest_pycollect_makemodule(module_path, parent):
     if MISSING is None:
         return None
     return module_without(f"the emulated CUDA device {MISSING}", module_path, parent)
@@ -23,5 +24,8 @@ def pytest_pycollect_makemodule(
 @pytest.fixture
 def emulated_cuda(made_once, tmp_path):
     """Runs a program on emulated devices that no other test uses."""
-    built = made_once("emulated-cuda", compile_into)
+    if BUILT in os.environ:
+        built = Path(os.environ[BUILT])
+    else:
+        built = made_once("emulated-cuda", compile_into)
     return Machine(built, tmp_path / "state")

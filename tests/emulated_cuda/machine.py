@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from emulated_cuda.build import environment
 
@@ -20,11 +19,11 @@ CONTEXT = 300 * MIB
 class Machine:
     """A machine with emulated devices, whose memory its programs share."""
 
-    def __init__(self, built: Path, state: Path) -> None:
+    def __init__(self, built, state):
         self._built = built
         self._state = state
 
-    def variables(self, memory: str, devices: int, **settings: str) -> dict[str, str]:
+    def variables(self, memory, devices, **settings):
         """The environment of a program; the settings are further variables."""
         return {
             **os.environ,
@@ -36,9 +35,7 @@ class Machine:
             **settings,
         }
 
-    def __call__(
-        self, *arguments: str, memory: str = "2GiB", devices: int = 1, **settings: str
-    ) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments, memory="2GiB", devices=1, **settings):
         """Run Python with these arguments to its end, whatever that is."""
         return subprocess.run(
             [sys.executable, *arguments],
@@ -49,12 +46,12 @@ class Machine:
 
     def figures(
         self,
-        program: str,
-        *arguments: str,
-        memory: str = "2GiB",
-        devices: int = 1,
-        **settings: str,
-    ) -> Any:
+        program,
+        *arguments,
+        memory="2GiB",
+        devices=1,
+        **settings,
+    ):
         """What a program's last line says, in JSON; the program must succeed."""
         ran = self(
             "-c", program, *arguments, memory=memory, devices=devices, **settings
@@ -62,7 +59,7 @@ class Machine:
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout.splitlines()[-1])
 
-    def batchtune(self, *arguments: str, memory: str = "2GiB", devices: int = 1) -> str:
+    def batchtune(self, *arguments, memory="2GiB", devices=1):
         """What a command of batchtune prints; it must succeed."""
         ran = self("-m", "batchtune", *arguments, memory=memory, devices=devices)
         assert ran.returncode == 0, ran.stderr
@@ -70,12 +67,12 @@ class Machine:
 
     def start(
         self,
-        program: str,
-        *arguments: str,
-        memory: str = "2GiB",
-        devices: int = 1,
-        **settings: str,
-    ) -> subprocess.Popen[str]:
+        program,
+        *arguments,
+        memory="2GiB",
+        devices=1,
+        **settings,
+    ):
         """Start a program, which is talked to by its standard input and output."""
         return subprocess.Popen(
             [sys.executable, "-c", program, *arguments],

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from emulated_cuda.machine import MIB
 
 pytestmark = pytest.mark.process
 LENGTHS = np.repeat([64.0, 512.0], [3000, 300])
@@ -27,7 +28,7 @@ print(json.dumps([device.allocator, device.allocator_problem]))
 """
 
 
-def test_a_run_keeps_to_its_allocator(emulated_cuda, tmp_path):
+def test_a_run_is_verified_and_keeps_to_its_allocator(emulated_cuda, tmp_path):
     manifest = tmp_path / "lengths.csv"
     manifest.write_text("length\n" + "\n".join(map(str, LENGTHS.astype(int))) + "\n")
     run = tmp_path / "run"
@@ -36,8 +37,13 @@ def test_a_run_keeps_to_its_allocator(emulated_cuda, tmp_path):
     few = ("--num-lengths", "2", "--max-lengths", "2", "--tolerance", "0.2")
     probe = ("probe-oom", *source, *step, *few, "--device", "cuda")
     told = emulated_cuda.batchtune(*probe, memory="1GiB")
-    device = json.loads((run / "probe.json").read_text())["device"]
+    probed = json.loads((run / "probe.json").read_text())
+    device = probed["device"]
+    assert (device["name"], device["total_bytes"]) == ("Emulated GPU", 1024 * MIB)
     assert device["allocator"] == "expandable"
+    shortest, longest = probed["frontier"]
+    assert longest["closed_by"] == "oom"
+    assert shortest["batch_size"] > longest["batch_size"] > 1
     assert "Train with PYTORCH_ALLOC_CONF=expandable_segments:True" in told
     emulated_cuda.batchtune("sweep-buckets", *source, "--num-buckets", "2")
     assert "  allocator: expandable\n" in (run / "sampler.yaml").read_text()
@@ -45,6 +51,8 @@ def test_a_run_keeps_to_its_allocator(emulated_cuda, tmp_path):
     emulated_cuda.batchtune(*verify, memory="1GiB")
     verified = json.loads((run / "verify.json").read_text())
     assert verified["device"]["allocator"] == "expandable"
+    assert verified["failures"] == []
+    assert verified["steps"] == verified["planned_steps"] > 0
     for command, message in (
         (verify, "was measured with expandable segments, but this runs without"),
         (probe, "allocator = expandable, now native"),

@@ -6,39 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from emulated_cuda.machine import MIB, ROOT
+from emulated_cuda.machine import ROOT
 
 pytestmark = pytest.mark.process
 EMULATED = ROOT / "tests" / "benchmarks" / "emulated_steps.json"
-WORKLOAD = ("--workload", "builtin:transformer-lm", "--set", "size=tiny")
-
-
-@pytest.fixture
-def manifest(tmp_path):
-    """Lengths of 2,400 examples."""
-    path = tmp_path / "lengths.jsonl"
-    lines = [json.dumps({"length": 64 + 64 * (number % 4)}) for number in range(2400)]
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-def test_a_table_is_probed_swept_and_verified(emulated_cuda, manifest, tmp_path):
-    run = str(tmp_path / "run")
-    lengths = (manifest, "--length-key", "length", "--unit", "tokens", "--run", run)
-    emulated_cuda.batchtune("probe-oom", *lengths, *WORKLOAD, "--device", "cuda")
-    emulated_cuda.batchtune("sweep-buckets", *lengths)
-    options = ("--device", "cuda", "--json")
-    ran = emulated_cuda("-m", "batchtune", "verify", *lengths, *WORKLOAD, *options)
-    # Its exit code also says whether steps took the time that was predicted.
-    verification = json.loads(ran.stdout)
-    assert verification["failures"] == []
-    assert verification["steps"] == verification["planned_steps"] > 0
-    probe = json.loads((tmp_path / "run" / "probe.json").read_text())
-    assert probe["device"]["name"] == "Emulated GPU"
-    assert probe["device"]["total_bytes"] == 2048 * MIB
-    shortest, longest = probe["frontier"][0], probe["frontier"][-1]
-    assert shortest["closed_by"] == longest["closed_by"] == "oom"
-    assert shortest["batch_size"] > longest["batch_size"] > 10
 
 
 def test_doctor_shows_the_devices(emulated_cuda):

@@ -20,78 +20,74 @@ def loss_of(model, batch_size, length, device):
 """
 
 STEPS = """
-model = made("cuda")
-parameters = list(model.parameters())
-tensors = sum(-(-p.numel() * 4 // 512) * 512 for p in parameters)
-allocated = torch.cuda.memory_allocated
-optimizer = torch.optim.AdamW(parameters, fused=False, foreach=True)
-figures = {"tensors": tensors, "model": allocated()}
-loss = loss_of(model, 4, 32, "cuda")
-loss.backward()
-del loss
-# What torch holds for cuBLAS is no gradient.
-torch._C._cuda_clearCublasWorkspaces()
-figures["gradients"] = allocated() - figures["model"]
-optimizer.step()
-figures["states"] = allocated() - figures["model"] - figures["gradients"]
-optimizer.zero_grad(set_to_none=True)
-figures["left"] = allocated() - figures["model"] - figures["states"]
+def tensors_of(parameters):
+    return sum(-(-p.numel() * 4 // 512) * 512 for p in parameters)
+
+def step():
+    model = made("cuda")
+    parameters = list(model.parameters())
+    allocated = torch.cuda.memory_allocated
+    optimizer = torch.optim.AdamW(parameters, fused=False, foreach=True)
+    figures = {"tensors": tensors_of(parameters), "model": allocated()}
+    loss = loss_of(model, 4, 32, "cuda")
+    loss.backward()
+    del loss
+    # What torch holds for cuBLAS is no gradient.
+    torch._C._cuda_clearCublasWorkspaces()
+    figures["gradients"] = allocated() - figures["model"]
+    optimizer.step()
+    figures["states"] = allocated() - figures["model"] - figures["gradients"]
+    optimizer.zero_grad(set_to_none=True)
+    figures["left"] = allocated() - figures["model"] - figures["states"]
+    return figures
+
+def peaks(dtype):
+    model = made("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler(enabled=dtype == torch.float16)
+    def peak(batch_size):
+        torch.cuda.reset_peak_memory_stats()
+        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            loss = loss_of(model, batch_size, 64, "cuda")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return torch.cuda.max_memory_allocated()
+    peak(8)
+    return [peak(batch_size) for batch_size in (512, 1024, 1536)]
+
+def values():
+    copied = torch.arange(5.0).cuda()
+    pinned = torch.arange(5.0).pin_memory()
+    asynchronously = pinned.to("cuda", non_blocking=True)
+    computed = copied + 1
+    return {
+        "copied": copied.tolist(),
+        "pinned": [pinned.is_pinned(), asynchronously.tolist()],
+        "computed": computed.tolist(),
+        "finite": computed.isfinite().all().item(),
+        "nan": computed.isnan().any().item(),
+    }
+
+figures = {"step": step()}
+figures["peaks"] = [peaks(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+figures["values"] = values()
 print(json.dumps(figures))
 """
 
-PEAKS = """
-dtype = getattr(torch, sys.argv[1])
-model = made("cuda")
-optimizer = torch.optim.AdamW(model.parameters())
-scaler = torch.amp.GradScaler(enabled=dtype == torch.float16)
-def peak(batch_size):
-    torch.cuda.reset_peak_memory_stats()
-    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
-        loss = loss_of(model, batch_size, 64, "cuda")
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad(set_to_none=True)
-    return torch.cuda.max_memory_allocated()
-peak(8)
-print(json.dumps([peak(batch_size) for batch_size in (512, 1024, 1536)]))
-"""
 
-
-def test_a_step_of_a_transformer_takes_what_its_tensors_take(emulated_cuda):
-    figures = emulated_cuda.figures(MODEL + STEPS)
-    assert figures["model"] == figures["tensors"]
-    assert figures["gradients"] == figures["tensors"]
-    assert figures["states"] == 2 * figures["tensors"]
-    assert figures["left"] == 0
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_peak_grows_by_the_same_for_each_example(emulated_cuda, dtype):
-    small, middle, large = emulated_cuda.figures(MODEL + PEAKS, dtype, memory="8GiB")
-    assert middle - small > 256 * MIB
-    assert large - middle == pytest.approx(middle - small, rel=0.01)
-
-
-VALUES = """
-import json, torch
-copied = torch.arange(5.0).cuda()
-pinned = torch.arange(5.0).pin_memory()
-asynchronously = pinned.to("cuda", non_blocking=True)
-computed = copied + 1
-print(json.dumps({
-    "copied": copied.tolist(),
-    "pinned": [pinned.is_pinned(), asynchronously.tolist()],
-    "computed": computed.tolist(),
-    "finite": computed.isfinite().all().item(),
-    "nan": computed.isnan().any().item(),
-}))
-"""
-
-
-def test_what_was_copied_is_there_and_what_was_computed_is_zero(emulated_cuda):
+def test_tensors_take_their_memory_and_have_no_computed_values(emulated_cuda):
+    figures = emulated_cuda.figures(MODEL + STEPS, memory="8GiB")
+    step = figures["step"]
+    assert step["model"] == step["gradients"] == step["tensors"]
+    assert step["states"] == 2 * step["tensors"]
+    assert step["left"] == 0
+    for small, middle, large in figures["peaks"]:
+        assert middle - small > 256 * MIB
+        assert large - middle == pytest.approx(middle - small, rel=0.01)
     counted = [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert emulated_cuda.figures(VALUES) == {
+    assert figures["values"] == {
         "copied": counted,
         "pinned": [True, counted],
         "computed": [0.0] * 5,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from emulated_cuda.machine import CONTEXT, MIB, Machine
+from emulated_cuda.machine import CONTEXT, MIB
 
 pytestmark = pytest.mark.process
 DRIVERS_BYTES = 256 * MIB
@@ -42,9 +41,7 @@ print(json.dumps(cards))
 
 
 @contextmanager
-def holder(
-    machine: Machine, size_bytes: int, device: str, **settings: str
-) -> Iterator[int]:
+def holder(machine, size_bytes, device, **settings):
     """A process that holds memory of a device of a machine with two; yields its id, and kills it."""
     with machine.start(
         HOLDER, str(size_bytes), device, devices=2, **settings
@@ -57,23 +54,20 @@ def holder(
 
 
 def test_each_device_has_memory_that_its_processes_share(emulated_cuda):
-    with holder(emulated_cuda, 1024 * MIB, "cuda:1"):
+    with holder(emulated_cuda, 1024 * MIB, "cuda:1") as pid:
         first, second = emulated_cuda.figures(FREE, devices=2)
+        cards = emulated_cuda.figures(NVML, devices=2)
     assert first == [2048 * MIB - CONTEXT, 2048 * MIB]
     # Two contexts there, of the holder and of the one that asks.
     assert second == [1024 * MIB - 2 * CONTEXT, 2048 * MIB]
+    check_nvml(*cards, pid, 1024 * MIB + CONTEXT)
+    # What a killed process held is free.
+    free = [2048 * MIB - CONTEXT, 2048 * MIB]
+    assert emulated_cuda.figures(FREE, devices=2) == [free, free]
 
 
-def test_what_a_killed_process_held_is_free(emulated_cuda):
-    with holder(emulated_cuda, 1024 * MIB, "cuda:0"):
-        pass
-    assert emulated_cuda.figures(FREE) == [[2048 * MIB - CONTEXT, 2048 * MIB]]
-
-
-def test_nvml_tells_of_the_same_devices(emulated_cuda):
-    with holder(emulated_cuda, 64 * MIB, "cuda:1") as pid:
-        first, second = emulated_cuda.figures(NVML, devices=2)
-    used = 64 * MIB + CONTEXT
+def check_nvml(first, second, pid, used):
+    """NVML tells of the same devices; a process uses memory of the second one."""
     total = 2048 * MIB + DRIVERS_BYTES
     assert first["name"] == second["name"] == "Emulated GPU"
     assert first["uuid"] != second["uuid"]

@@ -6,9 +6,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import ORDERINGS, Cut, Dealing, Drawing, drawn
+from batchtune.epochs.layout import (
+    ORDERINGS,
+    RankSplit,
+    ShuffleKey,
+    drawn,
+)
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray
 
 BOUNDARIES = np.array([5.0, 12.0, 30.0])
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=70).map(
@@ -26,11 +30,11 @@ IN_POOLS = st.builds(Batching, REAL_TABLES, st.integers(1, 80), OVERHEADS)
 BATCHINGS = IN_BUCKETS | IN_POOLS
 RANKS = st.integers(1, 5)
 DEALINGS = st.builds(
-    Dealing, world_size=RANKS, same_bucket=st.booleans(), drop_last=st.booleans()
+    RankSplit, world_size=RANKS, same_bucket=st.booleans(), drop_last=st.booleans()
 )
-KEEPING = st.builds(Dealing, world_size=RANKS, same_bucket=st.booleans())
+KEEPING = st.builds(RankSplit, world_size=RANKS, same_bucket=st.booleans())
 DRAWINGS = st.builds(
-    Drawing,
+    ShuffleKey,
     shuffle=st.booleans(),
     ordering=st.sampled_from(ORDERINGS),
     seed=st.integers(0, 2**70),
@@ -40,9 +44,7 @@ DRAWINGS = st.builds(
 Batches = list[list[int]]
 
 
-def batches_of_all_ranks(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
-) -> tuple[Cut, list[Batches]]:
+def batches_of_all_ranks(lengths, batching, dealing, drawing):
     """Returns an epoch's cut, and each rank's batches."""
     cut = batching.batcher(lengths).cut(drawing, dealing)
     order = drawn(cut, drawing, lengths)

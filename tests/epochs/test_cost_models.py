@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from batchtune.lengths import FloatArray
 from batchtune.results import CostModel
 
 MEASURED = json.loads((Path(__file__).parent / "measured_shapes.json").read_text())
-Cost = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 Shapes = tuple[FloatArray, FloatArray, FloatArray]
 LIMIT = 8e9
 BASE = 1e9
-OF_LENGTHS: dict[str, dict[str, float]] = {
+OF_LENGTHS = {
     "linear": {"linear": 2e6},
     "quadratic": {"quadratic": 1e3},
     "affine": {"example": 3e7, "linear": 1e6},
@@ -30,11 +28,11 @@ OF_LENGTHS: dict[str, dict[str, float]] = {
     "affine and quadratic": {"example": 3e7, "linear": 1e6, "quadratic": 500},
     "of the batch size and quadratic": {"example": 3e7, "quadratic": 1e3},
 }
-FLOORED: dict[str, dict[str, float]] = {
+FLOORED = {
     "a floor": {"floor": 2.5e9, "linear": 1e6},
     "a floor below an affine law": {"floor": 2.5e9, "example": 3e7, "linear": 1e6},
 }
-OF_TARGETS: dict[str, dict[str, float]] = {
+OF_TARGETS = {
     "transducer": {"cross": 4e3},
     "affine transducer": {"example": 3e7, "linear": 1e6, "cross": 2e3},
     "transducer of nothing but its joint": {"example": 3e7, "cross": 4e3},
@@ -66,7 +64,7 @@ COEFFICIENTS = (
 SEEDS = [0, 1]
 
 
-def drawn(count: int, seed: int = 1) -> Shapes:
+def drawn(count, seed=1):
     random = np.random.default_rng(seed)
     return (
         random.integers(1, 40, count).astype(float),
@@ -76,29 +74,29 @@ def drawn(count: int, seed: int = 1) -> Shapes:
 
 
 def fitted(
-    sizes: FloatArray,
-    lengths: FloatArray,
-    costs: FloatArray,
-    targets: FloatArray | None = None,
-    **more: FloatArray,
-) -> CostModel:
+    sizes,
+    lengths,
+    costs,
+    targets=None,
+    **more,
+):
     model = fit_cost(sizes, lengths, costs, targets, **more)
     assert model is not None
     return model
 
 
-def law_of(name: str) -> CostModel:
+def law_of(name):
     none = CostModel(
         floor=0.0, constant=BASE, linear=0.0, quadratic=0.0, relative_error=0.0
     )
     return replace(none, **LAWS[name])
 
 
-def cost_of(law: CostModel) -> Cost:
+def cost_of(law):
     return lambda b, x, t: predict(law, b, x, t)
 
 
-def probed(cost: Cost, count: int, seed: int = 0) -> Shapes:
+def probed(cost, count, seed=0):
     """Shapes as a probe measures them: two thirds near the limit, at lengths from 20 to 1500; the others smaller."""
     random = np.random.default_rng(seed)
     near = 2 * count // 3
@@ -121,7 +119,7 @@ def probed(cost: Cost, count: int, seed: int = 0) -> Shapes:
     )
 
 
-def errors(model: CostModel, shapes: Shapes, cost: Cost) -> FloatArray:
+def errors(model, shapes, cost):
     return predict(model, *shapes) / cost(*shapes) - 1
 
 
@@ -164,9 +162,7 @@ def test_noise_moves_a_law_by_about_as_much(name, seed):
     )
 
 
-def the_longer_of_both(
-    sizes: FloatArray, lengths: FloatArray, targets: FloatArray
-) -> FloatArray:
+def the_longer_of_both(sizes, lengths, targets):
     return BASE + sizes * 2e6 * np.maximum(lengths, 3 * targets)
 
 

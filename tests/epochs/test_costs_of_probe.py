@@ -13,7 +13,7 @@ from report_records import forced_probe, made_probe
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import Lengths
-from batchtune.results import Probe, RankDevice, SweepSettings
+from batchtune.results import RankDevice, SweepSettings
 
 
 def test_a_shape_with_steady_times_takes_as_long_as_it_took():
@@ -57,7 +57,7 @@ def test_a_model_that_is_absent_or_far_off_gives_no_times(error):
     assert costs_of(without).step_seconds is None
 
 
-def probe_with(sizes: dict[float, int], *, proven: bool = True) -> Probe:
+def probe_with(sizes, *, proven=True):
     """Point i is proven by trial 100 + i."""
     made = made_probe()
     points = [
@@ -94,7 +94,7 @@ def test_a_sweep_without_a_proven_row_warns():
     probe = probe_with({1.0: 90, 2.0: 60})
     lengths = Lengths.of([1.0] * 300 + [2.0] * 300 + [9.0])
 
-    def warnings(data: Lengths) -> str:
+    def warnings(data):
         found = sweep(
             data, 120.0, SweepSettings(strategies=("optimal",)), costs_of(probe)
         )

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import (
-    Dealing,
-    Drawing,
+    RankSplit,
+    ShuffleKey,
     drawn,
     dropped_examples,
     lay_out,
@@ -57,7 +57,7 @@ def test_every_example_is_in_one_batch_or_counted(lengths, batching, dealing, dr
 def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
     lengths, batching, world_size, drawing
 ):
-    dealing = Dealing(world_size=world_size, same_bucket=True)
+    dealing = RankSplit(world_size=world_size, same_bucket=True)
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
     for step in zip(*ranks, strict=True):
         sizes = [len(batch) for batch in step]
@@ -118,7 +118,7 @@ def test_sorted_batches_are_sorted_by_their_longest(
 @given(LENGTHS, IN_BUCKETS)
 @settings(deadline=None, max_examples=25)
 def test_without_shuffle_batches_follow_the_streaming_order(lengths, batching):
-    held: list[list[int]] = [[], [], []]
+    held = [[], [], []]
     streamed = []
     for example, bucket in enumerate(np.searchsorted(BOUNDARIES, lengths)):
         held[bucket].append(example)
@@ -126,7 +126,7 @@ def test_without_shuffle_batches_follow_the_streaming_order(lengths, batching):
             streamed.append(held[bucket])
             held[bucket] = []
     (only,) = batches_of_all_ranks(
-        lengths, batching, Dealing(), Drawing(shuffle=False)
+        lengths, batching, RankSplit(), ShuffleKey(shuffle=False)
     )[1]
     assert only == streamed + [batch for batch in held if batch]
 
@@ -155,15 +155,15 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
 @pytest.mark.parametrize(
     ("counts", "batch_sizes", "dealing", "made"),
     [
-        ([9, 14], [9, 7], Dealing(world_size=5), [5, 4, 4, 3, 7]),
-        ([2], [10], Dealing(world_size=5), [1] * 5),
+        ([9, 14], [9, 7], RankSplit(world_size=5), [5, 4, 4, 3, 7]),
+        ([2], [10], RankSplit(world_size=5), [1] * 5),
         (
             [29],
             [4],
-            Dealing(world_size=3, same_bucket=True),
+            RankSplit(world_size=3, same_bucket=True),
             [4, 4, 4, 4, 4, 4, 2, 2, 1],
         ),
-        ([3, 0], [2**53, 2**53], Dealing(world_size=2), [2, 1]),
+        ([3, 0], [2**53, 2**53], RankSplit(world_size=2), [2, 1]),
     ],
 )
 def test_batches_are_split_until_all_ranks_have_as_many(
@@ -179,10 +179,12 @@ def test_each_epoch_and_each_seed_has_another_shuffle(pool_size):
     batching = Batching(BucketTable(BOUNDARIES, np.array([4, 3, 2])), pool_size)
     lengths = np.arange(40) % 17 + 1.0
     drawings = [
-        Drawing(seed=seed, epoch=epoch) for seed in (0, 1, 2**32) for epoch in (0, 1, 2)
+        ShuffleKey(seed=seed, epoch=epoch)
+        for seed in (0, 1, 2**32)
+        for epoch in (0, 1, 2)
     ]
     epochs = {
-        str(batches_of_all_ranks(lengths, batching, Dealing(), drawing)[1])
+        str(batches_of_all_ranks(lengths, batching, RankSplit(), drawing)[1])
         for drawing in drawings
     }
     assert len(epochs) == len(drawings)

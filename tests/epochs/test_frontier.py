@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from batchtune.epochs.measured_costs import Frontier, largest_max_batch_length
 from batchtune.lengths import Lengths
-from batchtune.results import ClosedBy, FrontierPoint
+from batchtune.results import FrontierPoint
 
 
 def point(
-    length: float,
-    batch_size: int,
+    length,
+    batch_size,
     *,
-    closed_by: ClosedBy = "oom",
-    target: float | None = None,
-) -> FrontierPoint:
+    closed_by="oom",
+    target=None,
+):
     return FrontierPoint(
         length=length,
         target_length=target,

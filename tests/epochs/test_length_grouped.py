@@ -14,7 +14,7 @@ from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
 
-def by_transformers(lengths: list[float], batch_size: int, seed: int) -> list[int]:
+def by_transformers(lengths, batch_size, seed):
     trainer_pt_utils = pytest.importorskip("transformers.trainer_pt_utils")
     generator = torch.Generator().manual_seed(seed)
     return list(

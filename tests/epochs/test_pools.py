@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from drawn_batches import (
     BOUNDARIES,
@@ -21,38 +19,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing, Drawing
+from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray
 
-IN_ORDER = Drawing(shuffle=False)
+IN_ORDER = ShuffleKey(shuffle=False)
 
 
-def batching_of(
-    sizes: list[int], pool_size: int, overhead: float | None = None
-) -> Batching:
+def batching_of(sizes, pool_size, overhead=None):
     return Batching(BucketTable(BOUNDARIES, np.array(sizes)), pool_size, overhead)
 
 
-def pools_of(lengths: FloatArray, batching: Batching) -> list[list[list[int]]]:
+def pools_of(lengths, batching):
     """The batches of each pool on one rank, in the order in which they are cut; the data are not shuffled."""
     ends = np.cumsum([part.size for part in pool_slices(lengths, batching)])
-    pools: list[list[list[int]]] = [[] for _ in ends]
+    pools = [[] for _ in ends]
     for batch in batches_of_all_ranks(lengths, batching, ON_ONE_RANK, IN_ORDER)[1][0]:
         pools[int(np.searchsorted(ends, batch[0], side="right"))].append(batch)
     return pools
 
 
-def pool_slices(values: npt.NDArray[Any], batching: Batching) -> list[npt.NDArray[Any]]:
+def pool_slices(values, batching):
     assert batching.pool_size is not None
     return np.array_split(values, -(-values.size // batching.pool_size))
 
 
-def fits(batching: Batching, length: float) -> int:
+def fits(batching, length):
     return int(batching.table.batch_sizes[np.searchsorted(BOUNDARIES, length)])
 
 
-def least_cost(lengths: FloatArray, batching: Batching, overhead: float) -> float:
+def least_cost(lengths, batching, overhead):
     """What the cheapest cut of one pool costs, of all sizes of batches."""
     ordered = np.sort(lengths)[::-1]
     least = np.zeros(ordered.size + 1)
@@ -70,7 +65,7 @@ def test_without_rests_all_batches_are_full(lengths, sizes, pool_size, drawing):
     batching = batching_of(sizes, pool_size, 10.0)
     whole = {pool.size for pool in pool_slices(lengths, batching)}
     for batch in batches_of_all_ranks(
-        lengths, batching, Dealing(drop_last=True), drawing
+        lengths, batching, RankSplit(drop_last=True), drawing
     )[1][0]:
         assert len(batch) == fits(batching, lengths[batch].max()) or len(batch) in whole
 
@@ -80,7 +75,7 @@ def test_without_rests_all_batches_are_full(lengths, sizes, pool_size, drawing):
 def test_ranks_have_neighbours_of_a_pool_with_same_bucket(
     lengths, batching, world_size, drawing
 ):
-    dealing = Dealing(world_size=world_size, same_bucket=True)
+    dealing = RankSplit(world_size=world_size, same_bucket=True)
     for step in zip(
         *batches_of_all_ranks(lengths, batching, dealing, drawing)[1], strict=True
     ):

@@ -9,7 +9,7 @@ import pytest
 
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import tally
-from batchtune.epochs.layout import ON_ONE_RANK, Cut, Dealing, Drawing
+from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey
 from batchtune.epochs.simulation import (
     Mates,
     effective_buckets,
@@ -17,34 +17,30 @@ from batchtune.epochs.simulation import (
     mates_in_cuts,
 )
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 
 RANDOM = np.random.default_rng(5)
 SPEECH = Lengths.of(RANDOM.gamma(5, 2, 600).round(1).clip(1, 30))
 TABLE = BucketTable(np.array([5.0, 12.0, 30.0]), np.array([20, 8, 3]))
 
 
-def of_table(
-    lengths: Lengths, table: BucketTable, dealing: Dealing = ON_ONE_RANK
-) -> Mates:
+def of_table(lengths, table, dealing=ON_ONE_RANK):
     counted = tally(table.counts(lengths.histogram), table.batch_sizes, dealing)
     return mates_in_buckets(lengths.histogram, table, counted)
 
 
-def epochs_of(
-    values: FloatArray, batching: Batching, epochs: int, dealing: Dealing = ON_ONE_RANK
-) -> list[Cut]:
+def epochs_of(values, batching, epochs, dealing=ON_ONE_RANK):
     batcher = batching.batcher(values)
-    return [batcher.cut(Drawing(epoch=epoch), dealing) for epoch in range(epochs)]
+    return [batcher.cut(ShuffleKey(epoch=epoch), dealing) for epoch in range(epochs)]
 
 
 @pytest.mark.parametrize(
     "dealing",
     [
         ON_ONE_RANK,
-        Dealing(world_size=4),
-        Dealing(world_size=4, same_bucket=True),
-        Dealing(drop_last=True),
+        RankSplit(world_size=4),
+        RankSplit(world_size=4, same_bucket=True),
+        RankSplit(drop_last=True),
     ],
 )
 def test_expectations_of_tables_are_what_epochs_show(dealing):

@@ -5,6 +5,8 @@ import pytest
 from memory_laws import LAWS, LawDevice, made_lengths
 from training_lines import START, step, write
 
+from batchtune.buckets.current import read_current
+from batchtune.buckets.sweep import run_sweep
 from batchtune.epochs.recorded import (
     costs_of_training,
     trials_of,
@@ -14,16 +16,16 @@ from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import Probe, TrainingStep
+from batchtune.results import SweepSettings
 
 LENGTHS = Lengths.of(np.linspace(1, 30, 500).round(2))
 
 
-def step_seconds(size: float, length: float) -> float:
+def step_seconds(size, length):
     return 0.01 + 1e-3 * size * length
 
 
-def training(count: int = 2000) -> list[TrainingStep]:
+def training(count=2000):
     random = np.random.default_rng(0)
     steps = []
     for length in random.uniform(1, 30, count).round(2).tolist():
@@ -95,10 +97,56 @@ def test_an_oom_counts_as_a_trial_of_the_lengths():
     ]
 
 
+def recorded_epoch():
+    """Half an epoch of batches of 8 in steps of two; the first is padded beyond the longest example."""
+    order = np.random.default_rng(1).permutation(np.linspace(1, 30, 500).round(2))
+    longest = order[:256].reshape(16, 2, 8).max(axis=2)
+    longest[0, 0] = 31
+    return [
+        step(*((8, length) for length in pair), seconds=1.0)
+        for pair in longest.tolist()
+    ]
+
+
+def test_a_recorded_training_is_the_current_row(tmp_path):
+    steps = recorded_epoch()
+    folder = write(tmp_path, [START, *steps]).parent
+    settings = SweepSettings(strategies=("linear",), num_buckets=(8,))
+    swept = run_sweep(LENGTHS, settings, folder, from_training=True)
+    row = swept.current
+    assert row is not None and row.mates_again is None
+    padded = sum(shape.padded_length for each in steps for shape in each.batches)
+    assert row.padded_length == pytest.approx(padded * 500 / 256)
+    assert (row.batches, row.steps, row.largest_batch_size) == (62, 31, 8)
+    # Each step took a second.
+    assert row.estimated_epoch_seconds == pytest.approx(31, rel=0.1)
+    assert swept.settings["min_steps"] == 31
+    assert swept.current_settings is not None
+    named = swept.current_settings["describe"]
+    assert named == "the recorded training, of 16 steps"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [(None, None), ("training.jsonl", "no padded batches of these")]
+)
+def test_a_recording_of_other_data_is_no_current_row(tmp_path, given, said):
+    path = write(tmp_path, [START, step((8, 300.0))])
+    settings = SweepSettings(strategies=("linear",), num_buckets=(8,))
+    current = given and read_current(str(path))
+    if said is None:
+        swept = run_sweep(
+            LENGTHS, settings, tmp_path, max_batch_length=400, current=current
+        )
+        assert swept.current is None
+        return
+    with pytest.raises(ResultError, match=said):
+        run_sweep(LENGTHS, settings, tmp_path, max_batch_length=400, current=current)
+
+
 def test_the_next_probe_stays_below_a_recorded_oom(tmp_path):
     lengths = made_lengths("speech", count=300)
 
-    def probe() -> Probe:
+    def probe():
         device = LawDevice(LAWS["blocks of length"], lengths)
         settings = ProbeSettings(
             workload="made.py:Made",

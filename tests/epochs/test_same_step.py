@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from batchtune.epochs.same_step import (
     StepCutter,
     equal_parts,
-    least_padded,
+    least_costly,
     most_held,
 )
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray
 
 TABLE = BucketTable.of([10, 20, 40], [8, 4, 2])
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[FloatArray, IntArray, int]:
+def steps(draw):
     """Descending lengths, how many examples may begin there, and a number of micro-batches."""
     lengths = sorted(draw(st.lists(st.integers(1, 20), min_size=1, max_size=9)))
     fits = sorted(
@@ -41,7 +40,7 @@ def test_the_padding_is_the_least_of_all_cuts(step):
         sizes = np.diff(starts, append=lengths.size)
         if (sizes <= fits[starts]).all():
             costs.append(float(sizes @ lengths[starts]))
-    found = least_padded(lengths, fits, parts)
+    found = least_costly(lengths, fits, parts)
     if not costs:
         assert found is None
         return
@@ -59,12 +58,13 @@ def test_the_padding_is_the_least_of_all_cuts(step):
     each=st.integers(1, 6),
     ranks=st.sampled_from([1, 2, 3]),
     equal_counts=st.booleans(),
+    pair_cost=st.sampled_from([None, 0.1]),
 )
 def test_every_example_is_in_one_micro_batch_that_fits(
-    lengths, size, each, ranks, equal_counts
+    lengths, size, each, ranks, equal_counts, pair_cost
 ):
     values = np.array(lengths, dtype=np.float64)
-    cutter = StepCutter(values, TABLE, ranks, equal_counts)
+    cutter = StepCutter(values, TABLE, ranks, equal_counts, pair_cost)
     examples = np.arange(values.size)
     taken = [
         (step, each) for step in np.split(examples, range(size, values.size, size))
@@ -81,6 +81,20 @@ def test_every_example_is_in_one_micro_batch_that_fits(
             assert batch.size <= TABLE.batch_sizes[TABLE.assign(np.array([longest]))[0]]
 
 
+def test_the_least_cost_pads_long_examples_less():
+    lengths = np.random.default_rng(1).lognormal(2.5, 0.6, 64).clip(1, 40)
+    costs = []
+    for pair_cost in (None, 1.0):
+        batches, _ = StepCutter(lengths, TABLE, pair_cost=pair_cost).cut(
+            np.arange(64), 20
+        )
+        longest = np.array([lengths[batch].max() for batch in batches])
+        padded = np.array([batch.size for batch in batches]) * longest
+        costs.append((padded.sum(), (padded * (1 + longest)).sum()))
+    assert costs[0][0] < costs[1][0]
+    assert costs[0][1] > costs[1][1]
+
+
 def test_examples_that_do_not_fit_move_to_the_next_step():
     values = np.array([40.0, 40, 40, 30, 5, 5, 5, 5])
     cutter = StepCutter(values, TABLE)
@@ -91,7 +105,7 @@ def test_examples_that_do_not_fit_move_to_the_next_step():
 
 
 def test_micro_batches_of_equal_counts():
-    assert equal_parts(np.array([4] * 10), 3).tolist() == [3, 3, 4]  # type: ignore[union-attr]
+    assert equal_parts(np.array([4] * 10), 3).tolist() == [3, 3, 4]
     assert equal_parts(np.array([3] * 10), 3) is None
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -47,7 +46,7 @@ def test_batch_sizes_and_batch_count_match_speechbrain(
     assert_alike(real, values, max_batch_length, max_batch_ex=max_batch_ex, **buckets)
 
 
-def assert_alike(real: Any, values: list[float], limit: float, **options: Any) -> None:
+def assert_alike(real, values, limit, **options):
     histogram = Lengths.of(values).histogram
     table = speechbrain_table(histogram, limit, **options)
     assert table.batch_sizes.tolist() == real._bucket_lens[: table.num_buckets]

@@ -10,7 +10,7 @@ from timed_trials import timed_trial
 
 from batchtune.epochs.cost_model import predict
 from batchtune.epochs.step_times import StepTimes
-from batchtune.results import CostModel, Trial
+from batchtune.results import CostModel
 
 LINEAR = CostModel(
     floor=0.0, constant=0.01, linear=1e-3, quadratic=0.0, relative_error=0.05
@@ -31,7 +31,7 @@ TRIALS = st.lists(
 )
 
 
-def off_by(*rows: tuple[int, float, float], spread: float = 0.0) -> list[Trial]:
+def off_by(*rows, spread=0.0):
     """Trials that took so many times as long as the model says."""
     trials = []
     for size, length, ratio in rows:
@@ -40,13 +40,13 @@ def off_by(*rows: tuple[int, float, float], spread: float = 0.0) -> list[Trial]:
     return trials
 
 
-def fitted(trials: list[Trial]) -> StepTimes:
+def fitted(trials):
     times = StepTimes.fit(trials)
     assert times is not None
     return times
 
 
-def correction(times: StepTimes, size: float, length: float) -> float:
+def correction(times, size, length):
     return float(times(size, length) / predict(LINEAR, size, length))
 
 
@@ -78,7 +78,7 @@ def test_estimates_follow_near_measurements_else_the_model():
     assert corrections[-1] == pytest.approx(1, rel=0.01)
 
 
-def slow_now_and_then(size: int, mean_to_median: float, *, timed_steps: int) -> Trial:
+def slow_now_and_then(size, mean_to_median, *, timed_steps):
     seconds = 0.01 + 0.01 * size
     spread = None if timed_steps == 1 else 0.0
     return timed_trial(

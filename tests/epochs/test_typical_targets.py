@@ -8,10 +8,10 @@ import pytest
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing, Drawing, shapes_of
+from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey, shapes_of
 from batchtune.epochs.measured_costs import Costs, TypicalTargets, batch_seconds
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
 RANDOM = np.random.default_rng(4)
@@ -22,19 +22,19 @@ FEW = ("speechbrain", "optimal")
 
 
 def of_targets(
-    batch_sizes: FloatArray,
-    lengths: FloatArray,
-    target_lengths: FloatArray | None = None,
-) -> FloatArray:
+    batch_sizes,
+    lengths,
+    target_lengths=None,
+):
     assert target_lengths is not None
     return 0.01 + 1e-5 * np.asarray(batch_sizes) * (
         np.asarray(lengths) + np.asarray(target_lengths)
     )
 
 
-def batches_of_one_epoch(seed: int) -> tuple[FloatArray, ...]:
+def batches_of_one_epoch(seed):
     """Sizes, longest lengths and longest targets of the batches of a shuffled epoch."""
-    drawing = Drawing(seed=seed)
+    drawing = ShuffleKey(seed=seed)
     cut = Batching(TABLE).batcher(PROMPTS).cut(drawing, ON_ONE_RANK)
     shapes = shapes_of(cut, drawing, PROMPTS, ANSWERS)
     assert shapes.targets is not None
@@ -44,7 +44,7 @@ def batches_of_one_epoch(seed: int) -> tuple[FloatArray, ...]:
 TABLE = BucketTable(np.array([80.0, 200, 400, 900, 4000]), np.array([60, 25, 10, 5, 2]))
 
 
-def estimated_seconds(dealing: Dealing) -> float:
+def estimated_seconds(dealing):
     expected = expected_batches(CHAT.histogram, TABLE, dealing)
     targets = TypicalTargets.of(CHAT)
     return expected.sum_of(batch_seconds(of_targets, targets, TABLE.lower_edges))
@@ -59,14 +59,12 @@ def test_an_epochs_estimate_is_what_its_real_batches_take(drop_last):
         if drop_last:
             seconds = seconds[np.isin(batches[0], TABLE.batch_sizes)]
         real.append(seconds.sum())
-    estimate = estimated_seconds(Dealing(drop_last=drop_last))
+    estimate = estimated_seconds(RankSplit(drop_last=drop_last))
     assert estimate == pytest.approx(np.mean(real), rel=0.02)
 
 
 def test_every_time_of_a_sweep_knows_of_the_targets():
-    def of_lengths(
-        sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None
-    ) -> FloatArray:
+    def of_lengths(sizes, lengths, targets=None):
         return of_targets(sizes, lengths, np.zeros_like(lengths))
 
     found, without = (

@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -21,7 +19,7 @@ from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS
 from ruamel.yaml import YAML
 
 from batchtune.exports import FRAMEWORKS, Tuned
-from batchtune.results import Row, ShardAdvice, StreamRow, StreamSweep, Sweep
+from batchtune.results import ShardAdvice
 
 # Exports of a stream; the others are of a bucket table.
 STREAMS = (
@@ -36,7 +34,7 @@ PACKERS = ("verl", "openrlhf", "slime", "trl", "axolotl")
 TABLES = tuple(name for name in FRAMEWORKS if name not in (*STREAMS, *PACKERS))
 
 
-def for_export(name: str, sweep: Sweep, text: str = "even") -> Sweep:
+def for_export(name, sweep, text="even"):
     """The sweep, of a training that packs if the framework does."""
     return with_packing(sweep, text) if name in PACKERS else sweep
 
@@ -45,7 +43,7 @@ BOUNDARIES = [4.0, 8.0, 12.5, 14.5, 16.0, 24.525]
 BATCHES = {"bucket": 660, "pool": 640, "pivot": 700, "speechbrain": 790}
 
 
-def made_row(algorithm: Any, *, timed: bool = True) -> StreamRow:
+def made_row(algorithm, *, timed=True):
     """A row of the shared maker with a buffer of 1024, and with the table or the limits that the tests name."""
     batches = BATCHES[algorithm]
     row = replace(
@@ -69,9 +67,7 @@ def made_row(algorithm: Any, *, timed: bool = True) -> StreamRow:
     return replace(row, boundaries=BOUNDARIES, batch_sizes=sizes)
 
 
-def made_stream(
-    *, recommended: str = "bucket", timed: bool = True, unit: str | None = "s"
-) -> StreamSweep:
+def made_stream(*, recommended="bucket", timed=True, unit="s"):
     """The row of one algorithm is recommended."""
     rows = [made_row(algorithm, timed=timed) for algorithm in BATCHES]
     names, of_reports = list(BATCHES), streamed_records.made_stream()
@@ -101,13 +97,11 @@ def made_stream(
     )
 
 
-def without_recommendation(
-    sweep: StreamSweep, reason: str = "no row beats the baseline"
-) -> StreamSweep:
+def without_recommendation(sweep, reason="no row beats the baseline"):
     return replace(sweep, recommended=None, batches_per_rank=None, reason=reason)
 
 
-def stream_of(sweep: Sweep) -> StreamSweep:
+def stream_of(sweep):
     """A sweep of a stream of the same lengths, as free text and options have it; its buckets are of one row's table."""
     tables = [row for row in sweep.rows if row.pool_size is None] or sweep.rows
     row = next((row for row in tables if row is sweep.recommended_row), tables[-1])
@@ -136,25 +130,25 @@ def stream_of(sweep: Sweep) -> StreamSweep:
     )
 
 
-def tuned(sweep: Sweep, **fields: Any) -> Tuned:
+def tuned(sweep, **fields):
     """A run with a sweep, and one of a stream; a config is that of either."""
     if "config" in fields:
         fields["stream_config"] = fields["config"]
     return Tuned(sweep=sweep, stream=stream_of(sweep), **fields)
 
 
-def prose(text: str) -> str:
+def prose(text):
     """Comments with their line breaks undone."""
     return re.sub(r"\s*\n\s*#?\s*", " ", text)
 
 
-def row_of(sweep: Sweep) -> Row:
+def row_of(sweep):
     """The recommended row."""
     assert sweep.recommended_row is not None
     return sweep.recommended_row
 
 
-def executed(text: str, **names: Any) -> dict[str, Any]:
+def executed(text, **names):
     """The names of an exported snippet that ran, with these as names that it finds."""
     found = {"__name__": "snippet", **names}
     with warnings.catch_warnings():
@@ -163,7 +157,7 @@ def executed(text: str, **names: Any) -> dict[str, Any]:
     return found
 
 
-def cuts_of(durations: Iterable[float]) -> list[Any]:
+def cuts_of(durations):
     """Lhotse's cuts; the test is skipped without Lhotse."""
     cut = pytest.importorskip("lhotse").MonoCut
     return [
@@ -172,7 +166,7 @@ def cuts_of(durations: Iterable[float]) -> list[Any]:
     ]
 
 
-def changed(path: Path, config: Any, **fields: Any) -> Path:
+def changed(path, config, **fields):
     """Write a config that differs in these fields; a value of `...` leaves the field out."""
     document = {**msgspec.to_builtins(config), **fields}
     kept = {name: value for name, value in document.items() if value is not ...}
@@ -181,7 +175,7 @@ def changed(path: Path, config: Any, **fields: Any) -> Path:
     return path
 
 
-def assert_snapshot(name: str, text: str) -> None:
+def assert_snapshot(name, text):
     """Hold a text to its snapshot. `REFRESH_SNAPSHOTS=1` writes it anew; read the difference."""
     snapshot = Path(__file__).parent / "snapshots" / name
     if os.environ.get("REFRESH_SNAPSHOTS") == "1":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +17,14 @@ from batchtune.buckets.sweep import histogram_of, quantiles_of, sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.exports.cutting import batch_bins
-from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Sweep, SweepSettings
+from batchtune.lengths import Lengths
+from batchtune.results import SweepSettings
 
 RATE = 16_000
 MAX_BATCH_SECONDS = 600.0
 
 
-def swept(values: Any, unit: str | None, max_batch_length: float) -> Sweep:
+def swept(values, unit, max_batch_length):
     settings = SweepSettings(strategies=("optimal",), num_buckets=(13,))
     return sweep(
         Lengths.of(np.asarray(values, np.float64), unit=unit),
@@ -35,15 +34,15 @@ def swept(values: Any, unit: str | None, max_batch_length: float) -> Sweep:
     )
 
 
-def rendered(made: Sweep) -> str:
+def rendered(made):
     return export_of("espnet").render(Tuned(sweep=made))
 
 
-def fragment(text: str) -> dict[str, Any]:
+def fragment(text):
     return dict(YAML(typ="safe", pure=True).load(text))
 
 
-def cut(lengths: IntArray | FloatArray, bins: int) -> list[tuple[int, float]]:
+def cut(lengths, bins):
     """(batch size, longest length) of each batch of espnet2/samplers/num_elements_batch_sampler.py, one feature."""
     batches, size = [], 0
     for length in np.sort(lengths).tolist():

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +30,9 @@ from ruamel.yaml import YAML
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
-from batchtune.exports import FRAMEWORKS, Tuned, export_of
+from batchtune.exports import FRAMEWORKS, export_of
 from batchtune.lengths import UNITS, Lengths
-from batchtune.results import Sweep, SweepSettings
+from batchtune.results import SweepSettings
 
 # These work batch sizes out of max_batch_length; the others take any table.
 FROM_MAX_BATCH_LENGTH = {"speechbrain", "espnet", "fairseq"}
@@ -43,7 +42,7 @@ OURS = {"pytorch", "lightning", "transformers", "accelerate"}
 IN_SECONDS = {"nemo", "lhotse", "nemo-tarred", "lhotse-shar"}
 
 
-def frontier_sweep() -> Sweep:
+def frontier_sweep():
     """The recommended row takes its batch sizes from the frontier: a fifth more than max_batch_length allows."""
     made = made_sweep()
     index, row = next(
@@ -56,7 +55,7 @@ def frontier_sweep() -> Sweep:
     return replace(made, rows=rows, recommended=index)
 
 
-def pooled_sweep() -> Sweep:
+def pooled_sweep():
     """Pools are recommended; next to them the table that is recommended otherwise."""
     made = made_sweep()
     assert made.recommended is not None
@@ -73,7 +72,7 @@ def pooled_sweep() -> Sweep:
     )
 
 
-def of_lengths(values: Any, unit: str | None, max_batch_length: float) -> Sweep:
+def of_lengths(values, unit, max_batch_length):
     settings = SweepSettings(num_buckets=(5, 10))
     return sweep(
         Lengths.of(np.asarray(values, np.float64), unit=unit),
@@ -83,7 +82,7 @@ def of_lengths(values: Any, unit: str | None, max_batch_length: float) -> Sweep:
     )
 
 
-SWEEPS: dict[str, Any] = {
+SWEEPS = {
     **{
         f"in {unit}": (lambda unit=unit: made_sweep(unit=unit))
         for unit in (*UNITS, None)
@@ -100,7 +99,7 @@ SWEEPS: dict[str, Any] = {
 }
 
 
-def check(name: str, text: str) -> None:
+def check(name, text):
     """It can be read as what its name says it is, and is tidy."""
     assert text.endswith("\n") and not text.endswith("\n\n")
     assert all(character == "\n" or character.isprintable() for character in text)
@@ -108,7 +107,7 @@ def check(name: str, text: str) -> None:
     content(name, text)
 
 
-def content(name: str, text: str) -> Any:
+def content(name, text):
     """What a reader of the format sees, without comments."""
     suffix = Path(export_of(name).file).suffix
     if suffix == ".py":
@@ -186,7 +185,7 @@ HOSTILE = {
 }
 
 
-def hostile(name: str, text: str) -> Tuned:
+def hostile(name, text):
     """Every string of the run is this text; but the unit only where the framework takes any."""
     run = hostile_results(text)
     assert run.sweep is not None and run.probe is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +16,16 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.lengths import Lengths
-from batchtune.results import Sweep, SweepSettings
+from batchtune.results import SweepSettings
 
 RATE = 16_000
 
 
-def rendered(made: Sweep) -> str:
+def rendered(made):
     return export_of("fairseq").render(Tuned(sweep=made))
 
 
-def flags(text: str) -> dict[str, int]:
+def flags(text):
     """As the shell gives them to fairseq-train, with `grep -v "^#"`."""
     words = shlex.split(
         "\n".join(line for line in text.splitlines() if not line.startswith("#"))
@@ -91,7 +90,7 @@ def test_it_says_where_fairseq_stops():
 
 
 def test_the_real_batches_on_librispeech(samples):
-    fast: Any = pytest.importorskip("fairseq.data.data_utils_fast")
+    fast = pytest.importorskip("fairseq.data.data_utils_fast")
     seconds = Lengths.of(samples / RATE, unit="s")
     chosen = SweepSettings(strategies=("optimal",), num_buckets=(13,))
     written = flags(rendered(sweep(seconds, 600.0, chosen, Costs())))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,22 +28,22 @@ EXAMPLES = [torch.tensor([float(index)]) for index in range(900)]
 class Tiny(torch.nn.Module):
     """Its forward pass is a loss; it keeps the batches that it has seen."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
-        self.seen: list[list[int]] = []
+        self.seen = []
 
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, x):
         self.seen.append(list(map(int, x.flatten().tolist())))
         return {"loss": self.layer(x / 1e5).mean()}
 
 
-def stacked(examples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def stacked(examples):
     return {"x": torch.stack(examples)}
 
 
-def loss_of(model: Tiny, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    loss: torch.Tensor = model(**batch)["loss"]
+def loss_of(model, batch):
+    loss = model(**batch)["loss"]
     return loss
 
 
@@ -74,7 +72,7 @@ def config(made, tmp_path_factory):
 def run(made, config):
     """The snippet for a framework, executed: its names."""
 
-    def of_framework(framework: str) -> dict[str, Any]:
+    def of_framework(framework):
         return executed(export_of(framework).render(Tuned(sweep=made, config=config)))
 
     return of_framework
@@ -84,7 +82,7 @@ def run(made, config):
 def hold(config, lengths):
     """Checks batches of two epochs: the sampler's own, as many as the sampler says, every example once."""
 
-    def check(seen: list[list[int]]) -> None:
+    def check(seen):
         sampler = sampler_from_config(config, lengths)
         assert len(seen) == EPOCHS * len(sampler)
         assert seen == [batch for _ in range(EPOCHS) for batch in sampler]
@@ -94,10 +92,6 @@ def hold(config, lengths):
             )
 
     return check
-
-
-Snippet = Callable[[str], dict[str, Any]]
-Hold = Callable[[list[list[int]]], None]
 
 
 @pytest.mark.parametrize("framework", ["pytorch", "accelerate"])
@@ -119,15 +113,15 @@ def test_lightning(run, hold, lengths, tmp_path):
     lightning = pytest.importorskip("lightning")
     names, tiny = run("lightning"), Tiny()
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
+    class Module(lightning.LightningModule):
+        def __init__(self):
             super().__init__()
             self.tiny = tiny
 
-        def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+        def training_step(self, batch, _):
             return loss_of(self.tiny, batch)
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 1e-3)
 
     data = names["TunedDataModule"](EXAMPLES, lengths, stacked, num_workers=0)

@@ -6,7 +6,6 @@ import dataclasses
 import re
 from importlib.util import find_spec
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ from batchtune.exports.run_configs import (
     stream_config,
 )
 from batchtune.lengths import Lengths
-from batchtune.results import ReadingRecord, Sweep, SweepSettings
+from batchtune.results import ReadingRecord, SweepSettings
 
 ALL = np.concatenate(
     [np.linspace(1.0, 30.0, 900), np.linspace(30.5, 82.5, 100), [0.25] * 5]
@@ -43,11 +42,11 @@ ALL = np.concatenate(
 KEPT = ALL[(ALL >= 1) & (ALL <= 30)]
 
 
-def swept(unit: str = "s", scale: float = 1.0) -> Sweep:
+def swept(unit="s", scale=1.0):
     """Of the 900 lengths from 1 to 30 s, in another unit by its scale."""
     lengths = dataclasses.replace(
         Lengths.of(KEPT * scale),
-        unit=unit,  # type: ignore[arg-type]  # one of them
+        unit=unit,
         left_out={"longer than --max-length 30": 100, "shorter than --min-length 1": 5},
     )
     summary = replace(
@@ -58,7 +57,7 @@ def swept(unit: str = "s", scale: float = 1.0) -> Sweep:
     return replace(found, lengths=summary)
 
 
-def rendered(name: str, result: Sweep | None = None, **fields: Any) -> str:
+def rendered(name, result=None, **fields):
     found = for_export(name, result or swept())
     return export_of(name).render(tuned(found, **fields))
 
@@ -151,7 +150,7 @@ def test_the_snippets_of_our_sampler_have_a_function_for_it(name, tmp_path):
         names["train_loader"](examples, ALL, list, num_workers=0)
 
 
-def truncated() -> Sweep:
+def truncated():
     """Of all lengths, those beyond 30 s truncated to 30 s."""
     lengths = Lengths.of(np.minimum(ALL, 30.0), unit="s")
     reading = ReadingRecord(truncate=30.0)

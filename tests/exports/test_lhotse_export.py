@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.exports.lhotse import least_buffer
 from batchtune.lengths import Lengths
-from batchtune.results import Sweep, SweepSettings
+from batchtune.results import SweepSettings
 
 EXPORT = export_of("lhotse")
 
@@ -35,11 +34,11 @@ def swept(librispeech):
     return sweep(Lengths.of(librispeech, unit="s"), 600, chosen, Costs())
 
 
-def render(result: Sweep) -> str:
+def render(result):
     return EXPORT.render(Tuned(sweep=result))
 
 
-def batches(text: str, durations: np.ndarray, **options: Any) -> list[list[float]]:
+def batches(text, durations, **options):
     """The durations in each batch of an epoch."""
     sampler = executed(text)["make_sampler"](cuts_of(durations), **options)
     with warnings.catch_warnings():
@@ -47,9 +46,7 @@ def batches(text: str, durations: np.ndarray, **options: Any) -> list[list[float
         return [[cut.duration for cut in batch] for batch in sampler]
 
 
-def with_row(
-    boundaries: list[float], sizes: list[int], unit: str | None = "s"
-) -> Sweep:
+def with_row(boundaries, sizes, unit="s"):
     row = replace(row_of(made_sweep()), boundaries=boundaries, batch_sizes=sizes)
     lengths = replace(made_sweep().lengths, unit=unit, max=boundaries[-1])
     return replace(made_sweep(), rows=[row], recommended=0, lengths=lengths)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 import pytest
 from exports.stream_runs import PACKERS, for_export, prose, tuned
@@ -22,7 +21,6 @@ from ruamel.yaml import YAML
 from batchtune.errors import ResultError
 from batchtune.exports import FRAMEWORKS, export_of
 from batchtune.exports.run_configs import loader_config, render_loader_yaml
-from batchtune.results import Arguments, LoaderTuning
 
 BESIDE = {"prefetch_factor": 4, "pin_memory": True, "persistent_workers": True}
 OTHERS = {"multiprocessing_context": "spawn", "in_order": False}
@@ -33,7 +31,7 @@ IN_PYTHON = [
 ]
 
 
-def recommending(arguments: Arguments, **changes: Any) -> LoaderTuning:
+def recommending(arguments, **changes):
     """A loader that recommends these arguments."""
     made = made_loader()
     rows = [*made.rows]
@@ -47,7 +45,7 @@ def recommending(arguments: Arguments, **changes: Any) -> LoaderTuning:
 ALL = recommending({"num_workers": 6, **BESIDE, **OTHERS})
 
 
-def exported(name: str, loader: LoaderTuning | None) -> str:
+def exported(name, loader):
     found = for_export(name, made_sweep())
     return export_of(name).render(tuned(found, loader=loader))
 
@@ -139,7 +137,7 @@ def test_a_dataloader_gets_all_arguments(name):
 
 
 def test_the_code_makes_a_dataloader_with_these_arguments():
-    names: dict[str, Any] = {}
+    names = {}
     code = exported("pytorch", recommending({"num_workers": 2, **BESIDE})).split(
         "\n\n\ndef train("
     )[0]

@@ -12,7 +12,6 @@ import warnings
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.lengths import Lengths
-from batchtune.results import StreamSweep, Sweep, SweepSettings, TwoDimensionalRow
+from batchtune.results import SweepSettings, TwoDimensionalRow
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -71,18 +70,16 @@ def nemo():
             yield loading
 
 
-def render(result: Sweep) -> str:
+def render(result):
     return export_of("nemo").render(Tuned(sweep=result))
 
 
-def train_ds(text: str) -> dict[str, Any]:
-    settings: dict[str, Any] = YAML(typ="safe", pure=True).load(text)["model"][
-        "train_ds"
-    ]
+def train_ds(text):
+    settings = YAML(typ="safe", pure=True).load(text)["model"]["train_ds"]
     return settings
 
 
-def two_dimensional(text: str) -> dict[str, Any]:
+def two_dimensional(text):
     """The fragment with the commented alternative in place of what it replaces."""
     commented = (
         text[text.index("    # num_buckets:") :].split("\n\n")[0].replace("    # ", "")
@@ -90,9 +87,7 @@ def two_dimensional(text: str) -> dict[str, Any]:
     return {**train_ds(text), **YAML(typ="safe", pure=True).load(commented)}
 
 
-def nemo_batches(
-    nemo: Any, settings: dict[str, Any], path: Path, tokenizer: Any = None
-) -> list[list[float]]:
+def nemo_batches(nemo, settings, path, tokenizer=None):
     """The durations in each batch of an epoch, by NeMo's own reading of the settings."""
     from omegaconf import OmegaConf
 
@@ -109,7 +104,7 @@ def nemo_batches(
     return sorted(sorted(cut.duration for cut in batch) for batch in sampler)
 
 
-def write_cuts(path: Path, examples: list[tuple[float, int]]) -> Path:
+def write_cuts(path, examples):
     """Write cuts of these durations and numbers of letters."""
     lhotse = pytest.importorskip("lhotse")
     cuts = []
@@ -222,14 +217,14 @@ def test_the_best_table_over_both_lengths_stands_in_comments(unproven, said):
 class Seen(torch.utils.data.Dataset[list[tuple[int, float]]]):
     """Loads the audio, as a dataset of NeMo does, and tells what it was of: places and durations."""
 
-    def __getitem__(self, cuts: Any) -> list[tuple[int, float]]:
+    def __getitem__(self, cuts):
         assert all(
             cut.load_audio().shape == (1, round(cut.duration * RATE)) for cut in cuts
         )
         return [(int(Path(cut.id).stem), cut.duration) for cut in cuts]
 
 
-def swept_stream() -> StreamSweep:
+def swept_stream():
     """Of these examples on 2 ranks with 2 workers each, at most 2.5 s a batch."""
     made = stream_of(
         sweep(
@@ -289,7 +284,7 @@ def test_nemos_batches_of_tar_files_have_the_recommended_sizes(nemo, tarred, wor
         False,
         True,
     )
-    used: Counter[int] = Counter()
+    used = Counter()
     for batch in islice(loader, 100):
         (bucket,) = set(
             np.searchsorted(

@@ -20,9 +20,8 @@ from report_records import (
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
+from batchtune.exports.reading import read_sampler_yaml, read_stream_yaml
 from batchtune.exports.run_configs import (
-    read_sampler_yaml,
-    read_stream_yaml,
     render_sampler_yaml,
     render_stream_yaml,
     sampler_config,
@@ -34,7 +33,7 @@ STREAM = stream_config(made_stream())
 REFUSED = YAML(typ="safe").load(Path(__file__).with_name("refused_configs.yaml"))
 
 
-def written(folder: Path, text: str) -> Path:
+def written(folder, text):
     path = folder / "sampler.yaml"
     path.write_text(text, encoding="utf-8", newline="")
     return path
@@ -216,7 +215,7 @@ def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own():
         640,
     )
     assert found.evidence.allocator == "native"
-    assert found.evidence.margin_bytes == proven_probe().margin.bytes  # type: ignore[union-attr]
+    assert found.evidence.margin_bytes == proven_probe().margin.bytes
     unproven = [
         replace(row, unproven=int(row.algorithm == "pool")) for row in made.rows
     ]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ from batchtune.exports.base import Tuned
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.exports.templating import flow_list, number
 from batchtune.lengths import Lengths
-from batchtune.results import Sweep, SweepSettings
+from batchtune.results import SweepSettings
 
 EXPORT = export_of("speechbrain")
 
@@ -33,7 +31,7 @@ def librispeech():
     return librispeech_seconds()
 
 
-def loaded(text: str) -> dict[str, Any]:
+def loaded(text):
     """The file as a recipe's train.py gets it."""
     hyperpyyaml = pytest.importorskip("hyperpyyaml")
     with warnings.catch_warnings():
@@ -41,13 +39,11 @@ def loaded(text: str) -> dict[str, Any]:
         return dict(hyperpyyaml.load_hyperpyyaml(text))
 
 
-def render(result: Sweep) -> str:
+def render(result):
     return EXPORT.render(Tuned(sweep=result))
 
 
-def batches(
-    sampler: Any, values: Sequence[float] | np.ndarray, block: dict[str, Any]
-) -> int:
+def batches(sampler, values, block):
     return len(sampler([None] * len(values), lengths_list=list(values), **block))
 
 
@@ -104,7 +100,7 @@ def for_train_py(config):
     ]
 
 
-def examples() -> dict[str, dict[str, float]]:
+def examples():
     return {
         f"utt{index}": {"duration": value, "number": index}
         for index, value in enumerate(POOLED.tolist())
@@ -113,7 +109,7 @@ def examples() -> dict[str, dict[str, float]]:
 
 def test_speechbrains_loader_runs_the_pools(sampler, config, for_train_py):
     _, dataset, dataloader, _ = load_speechbrain()
-    names: dict[str, Any] = {
+    names = {
         "train_data": dataset.DynamicItemDataset(examples(), output_keys=["number"])
     }
     exec("\n".join(line for line in for_train_py if "asr_brain" not in line), names)

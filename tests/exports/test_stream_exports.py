@@ -11,7 +11,6 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
-from batchtune.results import StreamSweep, SweepSettings
+from batchtune.results import SweepSettings
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,7 +35,7 @@ SHARDS = 4
 
 
 @cache
-def of_table() -> StreamSweep:
+def of_table():
     """Of these examples, in seconds; at most 4000 samples a batch."""
     seconds = Lengths.of(SAMPLES / RATE, unit="s")
     return stream_of(
@@ -44,7 +43,7 @@ def of_table() -> StreamSweep:
     )
 
 
-def swept(*, batches: int = 12, **settings: Any) -> StreamSweep:
+def swept(*, batches=12, **settings):
     """With a buffer that holds some of a worker's."""
     made = of_table()
     rows = [replace(row, buffer_size=64, batches=2 * batches) for row in made.rows]
@@ -91,22 +90,22 @@ def config(tmp_path, closed):
     return str(path)
 
 
-def snippet(name: str, found: StreamSweep, **fields: Any) -> dict[str, Any]:
+def snippet(name, found, **fields):
     names = executed(export_of(name).render(Tuned(stream=found, **fields)))
     if name == "speechbrain-stream":
         names["AUDIO"] = "audio.pth"  # which the user has to set
     return names
 
 
-def length_of(example: dict[str, Any]) -> float:
+def length_of(example):
     return len(example["audio.pth"]) / RATE
 
 
-def keys(examples: list[dict[str, Any]]) -> list[int]:
+def keys(examples):
     return [int(example["__key__"]) for example in examples]
 
 
-def fits(batch: list[int], found: StreamSweep) -> bool:
+def fits(batch, found):
     """Whether a batch of these examples is within the table."""
     row = found.rows[0]
     bucket = int(np.searchsorted(row.boundaries, SAMPLES[batch].max() / RATE))
@@ -130,7 +129,7 @@ def speechbrain(monkeypatch, closed):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
-def ids(batches: Any) -> list[list[int]]:
+def ids(batches):
     return [sorted(int(key) for key in batch.id) for batch in batches]
 
 
@@ -170,7 +169,7 @@ def test_numels_count_what_speechbrain_counts(unit, written):
     ) == (unit == "tokens")
 
 
-def with_strangers(shards: str, folder: Path) -> str:
+def with_strangers(shards, folder):
     """The shards, with two examples of length 0 and one longer than all in the first."""
     webdataset = pytest.importorskip("webdataset")
     names = [Path(shards).parent / f"{number:02d}.tar" for number in range(SHARDS)]
@@ -227,7 +226,7 @@ def test_hugging_face_streams_are_dealt_and_shuffled(config):
     dataset = datasets.Dataset.from_dict(rows).to_iterable_dataset(num_shards=SHARDS)
     names = snippet("hf-streaming", swept(), stream_config=config)
 
-    def loader(rank: int) -> Any:
+    def loader(rank):
         return names["train_loader"](
             dataset,
             lambda example: example["samples"] / RATE,
@@ -252,11 +251,11 @@ def test_hugging_face_streams_are_dealt_and_shuffled(config):
 
 
 class Places(torch.utils.data.Dataset[list[int]]):
-    def __getitem__(self, cuts: Any) -> list[int]:
+    def __getitem__(self, cuts):
         return [int(cut.id.split("_")[0]) for cut in cuts]
 
 
-def write_shar(folder: Path, samples: list[int]) -> Path:
+def write_shar(folder, samples):
     lhotse = pytest.importorskip("lhotse")
     cuts = lhotse.CutSet.from_cuts(cuts_of(np.array(samples) / RATE))
     cuts.to_shar(folder, fields={}, shard_size=60, verbose=False)

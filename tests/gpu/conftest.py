@@ -18,9 +18,7 @@ if "EMULATED_CUDA_STATE" in os.environ:
     os.environ["EMULATED_CUDA_STATE"] += os.environ.get("PYTEST_XDIST_WORKER", "")
 
 
-def pytest_pycollect_makemodule(
-    module_path: Path, parent: pytest.Collector
-) -> pytest.Module | None:
+def pytest_pycollect_makemodule(module_path, parent):
     import torch
 
     if torch.cuda.is_available() or REPORT in os.environ:
@@ -28,7 +26,7 @@ def pytest_pycollect_makemodule(
     return module_without("no CUDA device", module_path, parent)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     done = passed_in(Path(os.environ.get(REPORT, os.devnull)))
     items[:] = [item for item in items if item.name not in done]
     import torch
@@ -40,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
-def passed_in(report: Path) -> set[str]:
+def passed_in(report):
     """The tests that a report names, but for those that failed; a line that a kill cut short counts for nothing."""
     done = set()
     for line in report.read_text().splitlines() if report.exists() else ():
@@ -51,7 +49,7 @@ def passed_in(report: Path) -> set[str]:
     return done
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+def pytest_runtest_logreport(report):
     if REPORT not in os.environ or (report.when != "call" and report.passed):
         return
     line = {"test": report.nodeid.partition("::")[2], "failed": report.failed}

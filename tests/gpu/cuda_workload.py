@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
-
-from batchtune import BatchShape
 
 MIB = 1 << 20
 
@@ -15,12 +11,12 @@ MIB = 1 << 20
 class Known:
     """Holds 1 MiB for each unit of padded length, in blocks that the allocator does not round, and really trains."""
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         self.device = device
         self.model = torch.nn.Linear(256, 256, device=device)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
-    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+    def make_batch(self, shape):
         return torch.ones(
             int(shape.batch_size * shape.length),
             MIB,
@@ -28,7 +24,7 @@ class Known:
             device=self.device,
         )
 
-    def step(self, batch: torch.Tensor) -> None:
+    def step(self, batch):
         self.optimizer.zero_grad(set_to_none=True)
         self.model(batch[:16, :256].float()).square().mean().backward()
         self.optimizer.step()
@@ -37,10 +33,10 @@ class Known:
 class CatchesItself(Known):
     """Takes its memory in the step, and goes on as if nothing had happened where it is not there."""
 
-    def make_batch(self, shape: BatchShape) -> BatchShape:  # type: ignore[override]
+    def make_batch(self, shape):
         return shape
 
-    def step(self, batch: BatchShape) -> None:  # type: ignore[override]
+    def step(self, batch):
         try:
             super().step(super().make_batch(batch))
         except torch.OutOfMemoryError:
@@ -50,10 +46,10 @@ class CatchesItself(Known):
 class Compiled:
     """A small convolutional model, compiled or not; the options are those that real training code has."""
 
-    def __init__(self, compile: bool = True, bf16: bool = False) -> None:
+    def __init__(self, compile=True, bf16=False):
         self.compile, self.bf16 = compile, bf16
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         self.device = device
         layers = [
             nn.Conv1d(64, 64, 5, padding=2),
@@ -61,16 +57,16 @@ class Compiled:
             nn.Conv1d(64, 64, 5, padding=2),
             nn.GELU(),
         ]
-        model: nn.Module = nn.Sequential(*layers, nn.Conv1d(64, 64, 1)).to(device)
+        model = nn.Sequential(*layers, nn.Conv1d(64, 64, 1)).to(device)
         self.optimizer = torch.optim.AdamW(model.parameters())
-        self.model: Any = torch.compile(model, dynamic=True) if self.compile else model
+        self.model = torch.compile(model, dynamic=True) if self.compile else model
 
-    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+    def make_batch(self, shape):
         return torch.ones(
             shape.batch_size, 64, int(shape.length * 1000), device=self.device
         )
 
-    def step(self, batch: torch.Tensor) -> None:
+    def step(self, batch):
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.bf16):
             loss = self.model(batch).float().square().mean()

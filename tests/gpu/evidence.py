@@ -26,7 +26,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +49,7 @@ class Part:
     minutes: float
 
 
-def tests(name: str, minutes: float) -> Part:
+def tests(name, minutes):
     """The part that runs `test_NAME_on_cuda.py`."""
     options = ("-q", "-p", "no:cacheprovider")
     return Part(
@@ -58,7 +57,7 @@ def tests(name: str, minutes: float) -> Part:
     )
 
 
-def benchmark(name: str, *arguments: str, minutes: float) -> Part:
+def benchmark(name, *arguments, minutes):
     """The part that runs a benchmark."""
     return Part((f"tests/benchmarks/{name}.py", *arguments), minutes)
 
@@ -97,14 +96,14 @@ PARTS = {
 }
 
 
-def machine() -> str:
+def machine():
     """The GPUs of this machine, or its CPU."""
     found = examine(120)
     gpus = [gpu.name for gpu in found.gpus if gpu.device is not None]
     return ", ".join(gpus) or f"{found.cpu.name} (CPU)"
 
 
-def run_part(name: str, folder: Path, here: str, deadline: float) -> bool:
+def run_part(name, folder, here, deadline):
     """Run a part that is not complete; whether it is now.
 
     Raises:
@@ -147,7 +146,7 @@ def run_part(name: str, folder: Path, here: str, deadline: float) -> bool:
     return outcome == COMPLETE
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv):
     """Run the parts; 1 where one is not complete."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

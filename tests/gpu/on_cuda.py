@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,22 +15,20 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-def needs_a_real_gpu(reason: str) -> pytest.MarkDecorator:
+def needs_a_real_gpu(reason):
     """Skip a test on the emulated device (tests/emulated_cuda), which does not have what the test needs."""
     emulated = torch.cuda.is_available() and "Emulated" in torch.cuda.get_device_name()
     return pytest.mark.skipif(emulated, reason=f"on the emulated device: {reason}")
 
 
-def named(workload: str) -> str:
+def named(workload):
     """A workload of this folder, or any other that is named in full."""
     return workload if ":" in workload else f"{WORKLOADS}:{workload}"
 
 
-def settings(
-    workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any
-) -> ProbeSettings:
+def settings(workload="Known", options=None, **changes):
     """Settings of a probe with a cap of 2 GiB, all of which may be used."""
-    values: dict[str, Any] = {
+    values = {
         "device": "cuda",
         "memory_bytes": 2 * GIB,
         "memory_fraction": 1.0,
@@ -42,8 +39,6 @@ def settings(
     )
 
 
-def supervise(
-    workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any
-) -> Supervisor:
+def supervise(workload="Known", options=None, **changes):
     """A supervisor with these settings."""
     return Supervisor(settings(workload, options, **changes))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gpu.on_cuda import needs_a_real_gpu
@@ -15,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "loaders"))
 
 from test_dali import needs_dali, target_of
 
-from batchtune.loaders import OpenLoader
 from batchtune.loaders.dali import DaliKind
 
 pytestmark = [needs_dali, needs_a_real_gpu("DALI brings its own CUDA runtime")]
@@ -31,13 +28,13 @@ def clips(tmp_path_factory):
     return str(folder)
 
 
-def opened(name: str, folder: str, **arguments: Any) -> OpenLoader:
+def opened(name, folder, **arguments):
     return DaliKind().open(
         target_of(name, {"folder": folder}, device="cuda:0"), arguments
     )
 
 
-def where(loader: OpenLoader) -> Iterator[tuple[str, int | None]]:
+def where(loader):
     for batch in loader.epoch():
         yield batch["power"].device.device_type, batch["stream"]
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from batchtune.loaders.protocol import Open, Opened, Reply, Take, Taken
+from batchtune.loaders.protocol import LoaderReply, Open, Opened, Take, Taken
 from batchtune.processes.worker import Failed, Nursery
-from batchtune.results import Arguments
 
 USERS = Path(__file__).parents[1] / "loaders" / "loaders_of_users.py"
 
 
-def epoch(nursery: Nursery, device: str, arguments: Arguments) -> tuple[Opened, Taken]:
+def epoch(nursery, device, arguments):
     nursery.start_worker()
-    asked: dict[str, Any] = {
+    asked = {
         "spec": f"{USERS}:arguments",
         "options": {},
         "kind": None,
@@ -43,12 +41,12 @@ def epoch(nursery: Nursery, device: str, arguments: Arguments) -> tuple[Opened, 
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_batches_arrive_as_they_were_made(pinned, context):
-    arguments: Arguments = {
+    arguments = {
         "num_workers": 2,
         "pin_memory": pinned,
         "multiprocessing_context": context,
     }
-    nursery = Nursery("batchtune.loaders.worker", Reply, {})
+    nursery = Nursery("batchtune.loaders.worker", LoaderReply, {})
     try:
         opened, there = epoch(nursery, "cuda:0", arguments)
         _, here = epoch(nursery, "cpu", {"num_workers": 2})

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import nvidia.dali.experimental.dynamic as ndd
 
 
-def reader_of(folder: str, files: int | None = None, **options: Any) -> Any:
+def reader_of(folder, files=None, **options):
     paths = sorted(map(str, Path(folder).glob("*.wav")))[:files]
     return ndd.readers.File(files=paths, labels=list(range(len(paths))), **options)
 
 
-def log_mel(encoded: Any, rng: Any = None) -> Any:
+def log_mel(encoded, rng=None):
     samples, _ = ndd.decoders.audio(encoded, dtype=ndd.float32, downmix=True)
     loudness = ndd.random.uniform(
         batch_size=samples.batch_size, range=(0.5, 1.0), rng=rng
@@ -28,13 +26,13 @@ def log_mel(encoded: Any, rng: Any = None) -> Any:
 
 
 def mels(
-    folder: str,
-    batch_size: int = 4,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    rng: Any = None,
-    seed: int = 0,
-) -> Iterator[dict[str, Any]]:
+    folder,
+    batch_size=4,
+    shard_id=0,
+    num_shards=1,
+    rng=None,
+    seed=0,
+):
     reader = reader_of(
         folder,
         random_shuffle=True,
@@ -54,14 +52,14 @@ class Labels:
 
     def __init__(
         self,
-        folder: str,
-        batch_size: int,
-        files: int,
-        shard_id: int,
-        num_shards: int,
-        stick: bool,
-        pad: bool,
-    ) -> None:
+        folder,
+        batch_size,
+        files,
+        shard_id,
+        num_shards,
+        stick,
+        pad,
+    ):
         self.batch_size = batch_size
         self.reader = reader_of(
             folder,
@@ -72,12 +70,12 @@ class Labels:
             pad_last_batch=pad,
         )
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for _, labels in self.reader.next_epoch(batch_size=self.batch_size):
             yield labels
 
 
-def fails(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
+def fails(folder, shard_id=0, num_shards=1):
     reader = reader_of(folder, shard_id=shard_id, num_shards=num_shards)
     for number, (encoded, _) in enumerate(reader.next_epoch(batch_size=2)):
         mel = log_mel(encoded)
@@ -86,19 +84,17 @@ def fails(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
         yield mel
 
 
-def decodes(folder: str) -> Iterator[Any]:
+def decodes(folder):
     """Decodes what is no audio."""
     for encoded, _ in reader_of(folder).next_epoch(batch_size=2):
         yield log_mel(encoded).torch(pad=True)
 
 
-def a_number() -> int:
+def a_number():
     return 7
 
 
-def where(
-    folder: str, device: str = "cpu", shard_id: int = 0, num_shards: int = 1
-) -> Iterator[Any]:
+def where(folder, device="cpu", shard_id=0, num_shards=1):
     """On the GPU, if it is asked for; with the stream that the operators run on."""
     reader = reader_of(
         folder, shard_id=shard_id, num_shards=num_shards, stick_to_shard=True

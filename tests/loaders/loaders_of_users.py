@@ -4,8 +4,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -16,13 +14,13 @@ COUNT = 40
 class Clips(Dataset[torch.Tensor]):
     """`bad` is the index of a clip that does `what`: raises, or gets its worker a signal."""
 
-    def __init__(self, count: int = COUNT, bad: int = -1, what: str = "") -> None:
+    def __init__(self, count=COUNT, bad=-1, what=""):
         self.count, self.bad, self.what = count, bad, what
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.count
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         if index == self.bad:
             match self.what:
                 case "memory":
@@ -42,7 +40,7 @@ class Clips(Dataset[torch.Tensor]):
         return torch.full((100 + index,), float(index))
 
 
-def pad(clips: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def pad(clips):
     lengths = torch.tensor([len(clip) for clip in clips])
     return {
         "wav": torch.nn.utils.rnn.pad_sequence(clips, batch_first=True),
@@ -50,9 +48,7 @@ def pad(clips: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def arguments(
-    bad: int = -1, what: str = "", count: int = COUNT, drop_last: bool = False
-) -> dict[str, Any]:
+def arguments(bad=-1, what="", count=COUNT, drop_last=False):
     made = Clips(count, bad, what)
     return {
         "dataset": made,
@@ -64,7 +60,7 @@ def arguments(
     }
 
 
-def with_lengths(batch_size: int | None = None, count: int = COUNT) -> dict[str, Any]:
+def with_lengths(batch_size=None, count=COUNT):
     lengths = [(100 + index) / 10 for index in range(count)]
     return {
         "dataset": Clips(),
@@ -74,62 +70,62 @@ def with_lengths(batch_size: int | None = None, count: int = COUNT) -> dict[str,
     }
 
 
-def with_lock() -> dict[str, Any]:
+def with_lock():
     clips = Clips()
-    clips.lock = threading.Lock()  # type: ignore[attr-defined]
+    clips.lock = threading.Lock()
     return {"dataset": clips, "collate_fn": pad}
 
 
-def half_of(clips: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def half_of(clips):
     return pad(clips[::2])
 
 
-def thinned() -> dict[str, Any]:
+def thinned():
     return {"dataset": Clips(), "batch_size": 8, "collate_fn": half_of}
 
 
-def without_data() -> dict[str, Any]:
+def without_data():
     return {"batch_size": 4}
 
 
-def misspelt() -> dict[str, Any]:
+def misspelt():
     return {"dataset": Clips(), "batch_sise": 4}
 
 
 class Batches(IterableDataset[torch.Tensor]):
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         for number in range(6):
             yield torch.ones(3, 50 + number)
 
 
 class FolderLoader(DataLoader[torch.Tensor]):
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder):
         super().__init__(Clips(), batch_size=4, collate_fn=pad)
 
 
-def own_class() -> DataLoader[torch.Tensor]:
+def own_class():
     return FolderLoader("clips")
 
 
-def generator() -> Iterator[torch.Tensor]:
+def generator():
     for number in range(5):
         yield torch.ones(3, 7 + number)
 
 
 class Endless(Dataset[torch.Tensor]):
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.ones(3)
 
 
-def number() -> int:
+def number():
     return 3
 
 
-def missing_dali() -> None:
+def missing_dali():
     import nvidia.dali_that_is_not_there  # noqa: F401
 
 
-def web_loader(folder: str, num_workers: int, prefetch_factor: int | None) -> Any:
+def web_loader(folder, num_workers, prefetch_factor):
     import webdataset as wds  # slow to import: only where it is used
 
     names = [f"{folder}/{number}.tar" for number in range(2)]

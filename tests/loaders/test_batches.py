@@ -26,7 +26,7 @@ class Speech:
 
 
 class Thing:
-    def __init__(self) -> None:
+    def __init__(self):
         self.wav, self._hidden, self.name = torch.ones(3, 40), torch.ones(99), "thing"
         self.itself = self
 

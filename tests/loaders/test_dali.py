@@ -10,14 +10,13 @@ import wave
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batchtune.errors import LoaderError
-from batchtune.loaders import OpenLoader, Target
+from batchtune.loaders import Target
 from batchtune.loaders.batches import digests_of, words_of
 from batchtune.loaders.dali import DaliKind
 from batchtune.workloads.loading import load_function, user_traceback
@@ -49,9 +48,7 @@ def wavs(tmp_path_factory):
 def opened(wavs):
     """`opened(name, options, **arguments)`: a loader of a target, in all threads again when the test ends."""
 
-    def open_loader(
-        name: str, options: dict[str, Any] | None = None, **arguments: Any
-    ) -> OpenLoader:
+    def open_loader(name, options=None, **arguments):
         return DaliKind().open(
             target_of(name, {"folder": wavs, **(options or {})}), arguments
         )
@@ -61,9 +58,7 @@ def opened(wavs):
         ndd.set_num_threads(None)
 
 
-def target_of(
-    name: str, options: dict[str, Any], device: str = "cpu", seed: int = 3
-) -> Target:
+def target_of(name, options, device="cpu", seed=3):
     """Its options are those that it takes."""
     function = load_function(
         name if ":" in name else f"{TARGETS}:{name}",
@@ -82,8 +77,8 @@ def target_of(
     )
 
 
-def digests(loader: OpenLoader, batches: int | None = None) -> list[dict[str, str]]:
-    with closing(loader.epoch()) as epoch:  # type: ignore[type-var]
+def digests(loader, batches=None):
+    with closing(loader.epoch()) as epoch:
         return [
             digests_of(batch)
             for _, batch in zip(range(batches or 99), epoch, strict=False)
@@ -149,7 +144,7 @@ def test_each_example_counts_once_in_an_epoch(
         target_of("Labels", options), {"reader_threads": threads, "queue_depth": 1}
     )
     for number in range(3):
-        counted: Counter[int] = Counter()
+        counted = Counter()
         for labels in loader.epoch():
             facts = loader.facts(labels)
             assert len(labels.shape) == batch_size  # DALI's batches are full

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from loader_records import loaded, made_dali
@@ -12,13 +10,13 @@ from msgspec.structs import replace
 
 from batchtune.loaders import read_tuning
 from batchtune.loaders import tuner as loader_tuner
-from batchtune.loaders.protocol import BatchFacts, Opened, Take, Taken
+from batchtune.loaders.protocol import BatchFacts, Opened, Taken
 from batchtune.loaders.recommend import reason_for, warnings_for
 from batchtune.loaders.runner import Measurement
 from batchtune.loaders.settings import LoaderSettings
-from batchtune.loaders.tuner import LoaderProgress, run_loader_tuning
+from batchtune.loaders.tuner import run_loader_tuning
 from batchtune.reports.page import build_page
-from batchtune.results import BUSY_IDLE, Arguments, Demand, LoaderTuning, Reproduced
+from batchtune.results import BUSY_IDLE, Demand, Reproduced
 
 BATCHES = 40
 
@@ -26,23 +24,21 @@ BATCHES = 40
 class MadeRunner:
     """Stands for LoaderRunner: each measurement is faster or slower by chance."""
 
-    def __init__(
-        self, noise: float, seed: int, seconds_of: Callable[[Arguments], float]
-    ) -> None:
+    def __init__(self, noise, seed, seconds_of):
         self.noise, self.random, self.seconds_of = (
             noise,
             random.Random(seed),
             seconds_of,
         )
 
-    def __call__(self, settings: LoaderSettings) -> MadeRunner:
+    def __call__(self, settings):
         return self
 
-    def close(self) -> None:
+    def close(self):
         return None
 
-    def inspect(self) -> Opened:
-        opened: dict[str, Any] = {
+    def inspect(self):
+        opened = {
             "pid": 1,
             "kind": "torch",
             "takes": [],
@@ -51,7 +47,7 @@ class MadeRunner:
         }
         return Opened(**opened, batches=BATCHES, dealt=True)
 
-    def measure(self, arguments: Arguments, request: Take) -> Measurement:
+    def measure(self, arguments, request):
         batch = self.seconds_of(arguments) * self.random.uniform(1, 1 + self.noise)
         given = request.steps or [0.0]
         steps = [given[number % len(given)] for number in range(BATCHES)]
@@ -68,18 +64,18 @@ class MadeRunner:
         )
         return Measurement(arguments=arguments, epochs=[taken])
 
-    def reproduced(self, arguments: Arguments) -> Reproduced:
+    def reproduced(self, arguments):
         return Reproduced(batches=1)
 
 
-def by_workers(arguments: Arguments) -> float:
+def by_workers(arguments):
     """Seconds of a batch: two workers are the fastest, more do not help."""
     return {0: 0.010, 1: 0.009}.get(int(arguments["num_workers"] or 0), 0.006)
 
 
 @pytest.fixture
 def tuned(tmp_path, monkeypatch):
-    def tune(noise: float = 0.0, seed: int = 0, **given: Any) -> LoaderTuning:
+    def tune(noise=0.0, seed=0, **given):
         runner = MadeRunner(noise, seed, by_workers)
         monkeypatch.setattr(loader_tuner, "LoaderRunner", runner)
         return run_loader_tuning(
@@ -131,7 +127,7 @@ def test_a_setting_that_delivers_enough_is_no_bottleneck(tuned, step, bottleneck
 
 
 def test_what_reproducing_takes_is_said_before(tmp_path, monkeypatch):
-    said: list[LoaderProgress] = []
+    said = []
     monkeypatch.setattr(loader_tuner, "LoaderRunner", MadeRunner(0.0, 0, by_workers))
     settings = LoaderSettings(
         target="a.py:make", sweep={"num_workers": [0]}, check_reproducible=True
@@ -151,7 +147,7 @@ def test_of_dali_reader_threads_are_too_few():
 
 
 def test_interrupted_it_keeps_what_it_has_measured(tmp_path, monkeypatch):
-    def interrupted(arguments: Arguments) -> float:
+    def interrupted(arguments):
         if arguments["num_workers"] == 2:
             raise KeyboardInterrupt
         return 0.01

@@ -13,9 +13,7 @@ from batchtune.results import Demand, LoaderRow
 STEP = Demand(source="step-ms", per="batch", step_seconds=0.01)
 
 
-def row(
-    workers: int, rate: float, idle: float | None = None, spread: float = 0.0
-) -> LoaderRow:
+def row(workers, rate, idle=None, spread=0.0):
     return LoaderRow(
         arguments={"num_workers": workers},
         workers=workers,
@@ -58,7 +56,7 @@ def test_the_fewest_workers_of_the_best_come_first(rows, demand, order):
     assert [row.workers for row in ranked(rows, demand)] == order
 
 
-def measurement(waits: list[float], workers: int, step: float = 0.0) -> Measurement:
+def measurement(waits, workers, step=0.0):
     facts = BatchFacts(examples=4, total_length=40.0, size_bytes=1000)
     taken = Taken(
         complete=True,

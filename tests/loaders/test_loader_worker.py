@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,23 +13,22 @@ from loader_workers import end_loader_workers
 from verify.made_stepper import made_config
 
 from batchtune.exports.run_configs import render_sampler_yaml
-from batchtune.loaders.protocol import Open, Opened, Reply, Request, Take, Taken
+from batchtune.loaders.protocol import LoaderReply, Open, Opened, Take, Taken
 from batchtune.loaders.worker import _Loaders, failed
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
-from batchtune.results import Arguments
 
 USERS = Path(__file__).parent / "loaders_of_users.py"
-TWO: Arguments = {"num_workers": 2, "prefetch_factor": 2}
+TWO = {"num_workers": 2, "prefetch_factor": 2}
 WITH_WORKERS = pytest.param(TWO, marks=pytest.mark.process)
 
 
 class Asker:
     """Opens loaders in this process, as a worker process does, and asks them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.loaders = _Loaders()
 
-    def open(self, name: str, arguments: Arguments | None = None, **asked: Any) -> Any:
+    def open(self, name, arguments=None, **asked):
         spec = name if ":" in name else f"{USERS}:{name}"
         every = {
             "spec": spec,
@@ -45,24 +43,20 @@ class Asker:
         )
         return self.ask(request, 60.0)
 
-    def take(self, *, timeout: float = 60.0, **asked: Any) -> Any:
+    def take(self, *, timeout=60.0, **asked):
         return self.ask(Take(**{"batches": None, "seconds": 30.0, **asked}), timeout)
 
-    def ask(self, request: Request, timeout: float) -> Reply:
+    def ask(self, request, timeout):
         return self.loaders.answer(request)
 
-    def epoch(
-        self, name: str, arguments: Arguments | None = None, **asked: Any
-    ) -> Taken:
+    def epoch(self, name, arguments=None, **asked):
         opened = self.open(name, arguments, **asked)
         assert isinstance(opened, Opened), opened
         taken = self.take(digests=True)
         assert isinstance(taken, Taken), taken
         return taken
 
-    def failure(
-        self, name: str, arguments: Arguments | None = None, **asked: Any
-    ) -> Failed:
+    def failure(self, name, arguments=None, **asked):
         reply = self.open(name, arguments, **asked)
         if isinstance(reply, Opened):
             reply = self.take()
@@ -70,24 +64,24 @@ class Asker:
         return reply
 
 
-def examples(taken: Taken) -> list[int | None]:
+def examples(taken):
     return [batch.examples for batch in taken.batches]
 
 
 class ProcessAsker(Asker):
     """Opens loaders in a worker process."""
 
-    def __init__(self) -> None:
-        self.nursery = Nursery("batchtune.loaders.worker", Reply, {})
+    def __init__(self):
+        self.nursery = Nursery("batchtune.loaders.worker", LoaderReply, {})
 
-    def open(self, *arguments: Any, **asked: Any) -> Any:
+    def open(self, *arguments, **asked):
         self.nursery.start_worker()
         return super().open(*arguments, **asked)
 
-    def ask(self, request: Request, timeout: float) -> Reply:
+    def ask(self, request, timeout):
         return self.nursery.ask(request, (Opened, Taken, Failed), timeout)
 
-    def close(self) -> None:
+    def close(self):
         self.nursery.end_worker()
         self.nursery.close()
 

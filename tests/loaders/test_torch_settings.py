@@ -12,7 +12,7 @@ from batchtune.errors import UsageError
 from batchtune.loaders import kind_of
 from batchtune.loaders.settings import swept_axes
 
-NOTHING: frozenset[str] = frozenset()
+NOTHING = frozenset()
 TORCH = kind_of("torch")
 
 

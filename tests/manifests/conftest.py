@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 
 CASES = Path(__file__).parent / "cases"
-Read = Callable[..., Lengths]
-Refusal = Callable[..., ManifestError]
 
 
 @pytest.fixture
 def read(tmp_path):
     """Writes a manifest and reads it: read(content, name="manifest", **options)."""
 
-    def run(content: str | bytes, name: str = "manifest", **options: object) -> Lengths:
+    def run(content, name="manifest", **options):
         path = tmp_path / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return load_lengths(path, ReadOptions(**options))  # type: ignore[arg-type]
+        return load_lengths(path, ReadOptions(**options))
 
     return run
 
@@ -34,9 +29,7 @@ def read(tmp_path):
 def refusal(read):
     """The ManifestError that reading a manifest must end with."""
 
-    def run(
-        content: str | bytes, name: str = "manifest", **options: object
-    ) -> ManifestError:
+    def run(content, name="manifest", **options):
         with pytest.raises(ManifestError) as caught:
             read(content, name, **options)
         assert caught.value.hint
@@ -45,12 +38,12 @@ def refusal(read):
     return run
 
 
-def cases(rows: dict[str, tuple[Any, ...]], names: str) -> pytest.MarkDecorator:
+def cases(rows, names):
     """Run a test for each row, which is named by what it holds."""
     return pytest.mark.parametrize(names.split(), rows.values(), ids=rows)
 
 
-def by_transformers(folder: Path, rows: Iterable[tuple[Any, Any]]) -> list[int]:
+def by_transformers(folder, rows):
     """The tokens of each chat and its tools in a training with transformers, in descending order."""
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)

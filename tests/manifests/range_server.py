@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 
 class RangeServer:
@@ -22,21 +20,21 @@ class RangeServer:
         on_request: Called with the number of each request, before it is answered.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
-        self.requests: list[tuple[str, str]] = []
+        self.requests = []
         self.sent = 0
-        self.status: dict[str, int] = {}
+        self.status = {}
         self.with_ranges = True
-        self.on_request: Callable[[int], None] = lambda number: None
+        self.on_request = lambda number: None
         self.url = ""
         self._lock = threading.Lock()
 
-    def reset(self) -> None:
+    def reset(self):
         self.requests.clear()
         self.sent = 0
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+    def answer(self, handler):
         with self._lock:
             self.requests.append((handler.command, handler.path))
             self.on_request(len(self.requests))
@@ -69,7 +67,7 @@ class RangeServer:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[RangeServer]:
+def serving(folder):
     """Serve a folder on a free port of the loopback interface."""
     files = RangeServer(folder)
 
@@ -77,12 +75,12 @@ def serving(folder: Path) -> Iterator[RangeServer]:
         disable_nagle_algorithm = True  # a body would wait 40 ms behind its header
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             files.answer(self)
 
         do_HEAD = do_GET
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 import struct
 import tarfile
 import wave
@@ -20,7 +19,7 @@ SAMPLE_RATE = 16_000
 Member = tuple[str, bytes]
 
 
-def shard(members: Sequence[Member], form: int = tarfile.PAX_FORMAT) -> bytes:
+def shard(members, form=tarfile.PAX_FORMAT):
     """A tar archive of files."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=form) as tar:
@@ -31,7 +30,7 @@ def shard(members: Sequence[Member], form: int = tarfile.PAX_FORMAT) -> bytes:
     return stream.getvalue()
 
 
-def wav(num_samples: int) -> bytes:
+def wav(num_samples):
     """A WAV file of silence."""
     stream = io.BytesIO()
     with wave.open(stream, "wb") as writer:
@@ -44,7 +43,7 @@ def wav(num_samples: int) -> bytes:
 _LONG_SAMPLES = 140_000
 
 
-def long_shard(number: int, examples: int) -> bytes:
+def long_shard(number, examples):
     """A shard of texts and long audio: the first two as old tar has them, others with pax headers."""
     members = []
     for example in range(examples):
@@ -77,49 +76,49 @@ class Sample:
     column: str = "duration"
     whole: bool = False
 
-    def content(self, values: Sequence[str]) -> bytes:
+    def content(self, values):
         """The file as bytes."""
         written = self.write(values)
         return written.encode() if isinstance(written, str) else written
 
 
-def _lines(head: str, line: str) -> Callable[[Sequence[str]], str]:
+def _lines(head, line):
     """Write a line for each length, which stands at `{v}`, with the number of the example at `{i}`."""
 
-    def write(values: Sequence[str]) -> str:
+    def write(values):
         return head + "".join(line.format(i=i, v=v) for i, v in enumerate(values))
 
     return write
 
 
-def _listed(head: str, entry: str, end: str) -> Callable[[Sequence[str]], str]:
+def _listed(head, entry, end):
     """Write a JSON text with an entry on each line."""
 
-    def write(values: Sequence[str]) -> str:
+    def write(values):
         entries = [entry.format(i=i, v=v) for i, v in enumerate(values)]
         return "\n".join([head, ",\n".join(entries), end, ""])
 
     return write
 
 
-def _text(values: Sequence[str]) -> str:
+def _text(values):
     return "".join("x" * int(value) + "\n" for value in values)
 
 
-def _arrow_table(values: Sequence[str]) -> pyarrow.Table:
+def _arrow_table(values):
     ids = pyarrow.array([f"utt{i}" for i in range(len(values))], pyarrow.string())
     return pyarrow.table(
         {"id": ids, "duration": pyarrow.array(values, pyarrow.string())}
     )
 
 
-def _parquet(values: Sequence[str]) -> bytes:
+def _parquet(values):
     stream = io.BytesIO()
     pyarrow.parquet.write_table(_arrow_table(values), stream)
     return stream.getvalue()
 
 
-def _arrow(values: Sequence[str]) -> bytes:
+def _arrow(values):
     table = _arrow_table(values)
     stream = io.BytesIO()
     with pyarrow.ipc.new_stream(stream, table.schema) as writer:
@@ -127,7 +126,7 @@ def _arrow(values: Sequence[str]) -> bytes:
     return stream.getvalue()
 
 
-def _webdataset(values: Sequence[str]) -> bytes:
+def _webdataset(values):
     members = []
     for index, value in enumerate(values):
         members.append((f"utt{index}.json", f'{{"duration": "{value}"}}'.encode()))
@@ -135,14 +134,14 @@ def _webdataset(values: Sequence[str]) -> bytes:
     return shard(members)
 
 
-def _mds(values: Sequence[str]) -> bytes:
+def _mds(values):
     sizes = np.array(values, int)
     offsets = 4 * (sizes.size + 2) + 2 + np.cumsum([0, *sizes])
     head = struct.pack("<I", sizes.size) + offsets.astype("<u4").tobytes()
     return head + b"{}" + bytes(sizes.sum())
 
 
-SAMPLES: dict[str, Sample] = {
+SAMPLES = {
     "sizes": Sample(_mds, None, text=False, ids=False, column="num_bytes", whole=True),
     "speechbrain-json": Sample(
         _listed("{", '"utt{i}": {{"duration": "{v}", "wrd": "A"}}', "}"),
@@ -170,7 +169,7 @@ SAMPLES: dict[str, Sample] = {
 }
 
 
-def damaged(content: bytes, draw: random.Random, words: Sequence[bytes]) -> bytes:
+def damaged(content, draw, words):
     """Some bytes replaced by random ones, by a word or by nothing; or all from there on cut off."""
     start = draw.randrange(len(content))
     end = draw.choice((start, start + draw.randrange(1, 9), start + 200, len(content)))

@@ -26,27 +26,27 @@ RATE = 16_000
 COUNT = 1234
 
 
-def payload_of(data: bytes) -> Payload:
+def payload_of(data):
     return Payload(len(data), lambda offset, size: data[offset : offset + size])
 
 
-def length(data: bytes) -> AudioLength:
+def length(data):
     return audio_length(payload_of(data))
 
 
-def reason(data: bytes) -> str:
+def reason(data):
     with pytest.raises(Unreadable) as caught:
         length(data)
     return caught.value.reason
 
 
 def written(
-    form: str,
-    subtype: str | None = None,
-    channels: int = 1,
-    count: int = COUNT,
-    **options: object,
-) -> bytes:
+    form,
+    subtype=None,
+    channels=1,
+    count=COUNT,
+    **options,
+):
     """A file written by libsndfile; the test is skipped without it."""
     soundfile = pytest.importorskip("soundfile")
     stream = io.BytesIO()
@@ -55,7 +55,7 @@ def written(
     return stream.getvalue()
 
 
-def chunk(name: bytes, data: bytes, size: int | None = None) -> bytes:
+def chunk(name, data, size=None):
     return (
         name
         + struct.pack("<I", len(data) if size is None else size)
@@ -64,19 +64,19 @@ def chunk(name: bytes, data: bytes, size: int | None = None) -> bytes:
     )
 
 
-def riff(*chunks: bytes, magic: bytes = b"RIFF", size: int | None = None) -> bytes:
+def riff(*chunks, magic=b"RIFF", size=None):
     body = b"WAVE" + b"".join(chunks)
     return magic + struct.pack("<I", len(body) if size is None else size) + body
 
 
 def fmt(
-    codec: int = 1,
-    channels: int = 1,
-    rate: int = RATE,
-    align: int = 2,
-    bits: int = 16,
-    more: bytes = b"",
-) -> bytes:
+    codec=1,
+    channels=1,
+    rate=RATE,
+    align=2,
+    bits=16,
+    more=b"",
+):
     return chunk(
         b"fmt ",
         struct.pack("<HHIIHH", codec, channels, rate, rate * align, align, bits) + more,
@@ -210,8 +210,8 @@ def test_opus_counts_the_samples_that_it_decodes_to():
     assert length(written("OGG", "OPUS", count=RATE)) == AudioLength(48_000, 48_000)
 
 
-def m4a(duration: int, rate: int) -> bytes:
-    def atom(name: bytes, *parts: bytes) -> bytes:
+def m4a(duration, rate):
+    def atom(name, *parts):
         return struct.pack(">I", 8 + len(b"".join(parts))) + name + b"".join(parts)
 
     sample = atom(
@@ -265,7 +265,7 @@ def test_without_mutagen_the_error_names_the_extra(monkeypatch):
     assert length(riff(fmt(), DATA)).num_samples == 1000
 
 
-def survives(data: bytes) -> None:
+def survives(data):
     try:
         found = length(data)
     except Unreadable as error:
@@ -302,7 +302,7 @@ def test_a_damaged_audio_file_is_read_or_refused(form, subtype):
 
 
 def test_an_error_of_the_disk_is_reported(tmp_path, monkeypatch):
-    def read_first_bytes(descriptor: int, size: int, offset: int) -> bytes:
+    def read_first_bytes(descriptor, size, offset):
         if offset > 0:
             raise OSError(errno.EIO, "Input/output error")
         return original(descriptor, size, offset)

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from samples import wav
 
 from batchtune.errors import ManifestError
-from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
-
-Folder = Callable[..., Lengths]
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Writes files into a folder and reads it: folder({"a.wav": …}, **options)."""
 
-    def load(files: dict[str, bytes | str], **options: object) -> Lengths:
+    def load(files, **options):
         for name, content in files.items():
             path = tmp_path / "audio" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return load_lengths(tmp_path / "audio", ReadOptions(**options))  # type: ignore[arg-type]
+        return load_lengths(tmp_path / "audio", ReadOptions(**options))
 
     return load
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -21,21 +19,21 @@ from batchtune.manifests import ReadOptions, load_lengths
 Content = str | bytes
 
 
-def lines(*rows: dict[str, Any]) -> str:
+def lines(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def said(role: str, content: object) -> dict[str, object]:
+def said(role, content):
     return {"role": role, "content": content}
 
 
-def parquet(rows: list[dict[str, Any]]) -> bytes:
+def parquet(rows):
     stream = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
     return stream.getvalue()
 
 
-def asked(prompt: str, *answers: str) -> list[dict[str, object]]:
+def asked(prompt, *answers):
     return [said("user", prompt), *(said("assistant", answer) for answer in answers)]
 
 
@@ -79,7 +77,7 @@ def test_the_lengths_are_right(tmp_path, files, options, lengths, unit):
     assert (found.values.tolist(), found.unit) == (lengths, unit)
 
 
-def written(folder: Path, files: Content | dict[str, str]) -> Path:
+def written(folder, files):
     """The folder with these files, or a file with this content."""
     if not isinstance(files, dict):
         path = folder / "manifest"
@@ -179,18 +177,18 @@ def test_prompt_and_completion_are_one_chat(tmp_path, tokenizer):
 SIZES = np.array([3, 12, 1])
 
 
-def megatron() -> bytes:
+def megatron():
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 3, 4)
     pointers = np.array([0, 12, 60], "<i8").tobytes()
     return head + SIZES.astype("<i4").tobytes() + pointers + bytes(32)
 
 
-def fairseq() -> bytes:
+def fairseq():
     head = b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, 4, 3)
     return head + SIZES.astype("<i4").tobytes() + bytes(24)
 
 
-def chunk(config: bytes = b"") -> bytes:
+def chunk(config=b""):
     begin = 4 + 4 * (SIZES.size + 1) + len(config)
     offsets = begin + np.cumsum([0, *SIZES])
     head = struct.pack("<I", SIZES.size) + offsets.astype("<u4").tobytes()
@@ -221,7 +219,7 @@ def test_a_header_that_breaks_off_or_lies_is_one_message(tmp_path, name):
             load_lengths(path, ReadOptions(format="sizes"))
 
 
-def huge(content: bytes) -> bytes:
+def huge(content):
     """The same with an absurd number of examples."""
     if content.startswith(b"MMIDIDX"):
         return content[:18] + struct.pack("<Q", 2**60) + content[26:]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -13,7 +11,7 @@ from manifests.conftest import by_transformers
 
 from batchtune.manifests import texts
 
-CHATS: list[dict[str, Any]] = [
+CHATS = [
     {
         "messages": [
             {"role": "user", "content": "one two"},
@@ -55,7 +53,7 @@ def with_template(tokenizer):
     write_config(tokenizer, chat_template=TEMPLATE)
 
 
-def write_config(folder: Path, **fields: object) -> None:
+def write_config(folder, **fields):
     bos = {"__type": "AddedToken", "content": "<s>"}
     config = {"bos_token": bos, "eos_token": "</s>", **fields}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -68,7 +66,7 @@ def test_a_note_says_how_chats_are_counted(read):
 
 @pytest.mark.parametrize("as_parquet", [False, True])
 def test_a_chat_template_counts_as_in_training(read, tokenizer, tmp_path, as_parquet):
-    content: str | bytes = LINES
+    content = LINES
     if as_parquet:
         path = tmp_path / "chats.parquet"
         pa.parquet.write_table(pa.Table.from_pylist(CHATS), path)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -15,11 +13,9 @@ import pytest
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths
-from batchtune.manifests.base import Format
 from batchtune.manifests.source import HEAD_BYTES, Head, Source
 
 KINDS = ("parquet", "arrow file", "arrow stream")
-Write = Callable[..., Format]
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -28,7 +24,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 def write(tmp_path):
     """Writes a table, or columns, and opens the file: write({"duration": [1.5]}, "arrow file")."""
 
-    def run(columns: Any, kind: str = "parquet", **options: Any) -> Format:
+    def run(columns, kind="parquet", **options):
         table = (
             columns if isinstance(columns, pyarrow.Table) else pyarrow.table(columns)
         )
@@ -46,8 +42,8 @@ def write(tmp_path):
     return run
 
 
-def values(reader: Format, key: str) -> list[object]:
-    found: list[object] = []
+def values(reader, key):
+    found = []
     for rows in reader.rows([key]):
         found += list(rows.columns[0])
     return found

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from batchtune.errors import ManifestError
@@ -28,9 +24,7 @@ def saved(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
 
-    def save(
-        change: Callable[[Any], Any] = lambda dataset: dataset, **options: Any
-    ) -> Path:
+    def save(change=lambda dataset: dataset, **options):
         change(datasets.Dataset.from_list(ROWS)).save_to_disk(
             tmp_path / "saved", **options
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -16,14 +15,14 @@ from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.inputs import expand
 
 
-def write(folder: Path, *names: str) -> None:
+def write(folder, *names):
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('{"id": "a", "duration": 1}\n')
 
 
-def named(folder: Path, spec: str, wanted: str | None = None) -> list[str]:
+def named(folder, spec, wanted=None):
     return [
         str(one.path.relative_to(folder)) for one in expand(f"{folder}/{spec}", wanted)
     ]

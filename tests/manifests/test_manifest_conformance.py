@@ -6,20 +6,17 @@ import errno
 import gzip
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import SAMPLES, Sample
+from samples import SAMPLES
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths, source
 from batchtune.manifests.source import Head, Source
-
-Writer = Callable[[Sequence[str]], bytes]
 
 INVALID = {
     "abc": "text",
@@ -37,7 +34,7 @@ VALUES = ["3", "12", "1", "7"]
 LENGTHS = [12.0, 7.0, 3.0, 1.0]
 
 
-def _those(wanted: Callable[[Sample], bool]) -> pytest.MarkDecorator:
+def _those(wanted):
     return pytest.mark.parametrize(
         "name", [name for name, sample in SAMPLES.items() if wanted(sample)]
     )
@@ -247,7 +244,7 @@ def test_an_empty_folder_is_an_error(tmp_path, name):
 
 @some_formats
 def test_an_unreadable_file_is_an_error(tmp_path, write, name, monkeypatch):
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     path = tmp_path / "secret"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from pathlib import Path
 
 import pytest
 from samples import SAMPLES, damaged
@@ -45,11 +44,11 @@ pytestmark = pytest.mark.parametrize(
 )
 
 
-def check(path: Path, content: bytes, name: str, **options: object) -> None:
+def check(path, content, name, **options):
     """Reads damaged content by its format's name and without: lengths, or one error."""
     path.write_bytes(content)
     with contextlib.suppress(BatchtuneError):
-        load_lengths(path, ReadOptions(format=name, **options))  # type: ignore[arg-type]
+        load_lengths(path, ReadOptions(format=name, **options))
     with contextlib.suppress(BatchtuneError):
         load_lengths(path)
 

@@ -9,7 +9,6 @@ import pytest
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, reading
-from batchtune.manifests.checking import Part
 
 pytestmark = [
     pytest.mark.process,
@@ -17,18 +16,18 @@ pytestmark = [
 ]
 
 
-def die() -> None:
+def die():
     """As the kernel ends a process that takes too much memory."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def parts_never_read(tasks: list[reading.Task]) -> list[Part]:
+def parts_never_read(tasks):
     if tasks[0].source.name == "b.csv":
         signal.pause()
     return reading.read_together(tasks)
 
 
-def killed_parts(tasks: list[reading.Task]) -> list[Part]:
+def killed_parts(tasks):
     if tasks[0].source.name == "b.csv":
         die()
     return reading.read_together(tasks)
@@ -53,7 +52,7 @@ def test_busy_processes_are_not_waited_for(manifests, monkeypatch):
     monkeypatch.setattr(reading, "read_together", parts_never_read)
     _, tasks = reading.planned(manifests, ReadOptions())
 
-    def interrupt(index: int, part: Part) -> None:
+    def interrupt(index, part):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):  # comes back

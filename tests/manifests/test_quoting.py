@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from samples import SAMPLES
 
-from batchtune.errors import BatchtuneError, ManifestError, shortened
+from batchtune.errors import ManifestError, shortened
 
 LONG = 20_000
 MOST_CHARACTERS = 1500
@@ -16,7 +16,7 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def assert_short(error: BatchtuneError) -> None:
+def assert_short(error):
     assert len(error.message) <= MOST_CHARACTERS
     assert len(error.hint or "") <= MOST_CHARACTERS
 

@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +13,6 @@ from manifests.samples import shard, wav
 
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.manifests import ReadOptions, scan
-from batchtune.manifests.storage import Traffic
 
 
 @pytest.fixture
@@ -22,7 +20,7 @@ def shards(tmp_path):
     return written(tmp_path / "shards", 48)
 
 
-def written(folder: Path, num_shards: int) -> Path:
+def written(folder, num_shards):
     folder.mkdir()
     for number in range(num_shards):
         members = []
@@ -53,7 +51,7 @@ def cluster():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def workers() -> list[psutil.Process]:
+def workers():
     """The processes that do tasks, by the names that Ray gives them."""
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -72,25 +70,24 @@ def workers() -> list[psutil.Process]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("histogram", [False, True])
-def test_the_same_bytes_after_both_workers_are_killed(
-    shards, cluster, tmp_path, histogram
-):
+def test_the_same_bytes_after_both_workers_are_killed(shards, cluster, tmp_path):
     options = ReadOptions(target_key="txt")
-    local = tmp_path / "local.parquet"
-    scan(shards, options, local, histogram=histogram)
-    killed: list[int] = []
+    killed = []
 
-    def kill(share: float, examples: int, traffic: Traffic) -> None:
+    def kill(share, examples, traffic):
         if examples and not killed:
             for process in workers():
                 process.send_signal(signal.SIGKILL)
                 killed.append(process.pid)
 
-    on_ray = tmp_path / "ray.parquet"
-    scan(shards, options, on_ray, histogram=histogram, engine="ray", on_progress=kill)
-    assert len(killed) >= 2
-    assert on_ray.read_bytes() == local.read_bytes()
+    for histogram in (False, True):
+        killed.clear()
+        local = tmp_path / f"local-{histogram}.parquet"
+        scan(shards, options, local, histogram=histogram)
+        ray = tmp_path / f"ray-{histogram}.parquet"
+        scan(shards, options, ray, histogram=histogram, engine="ray", on_progress=kill)
+        assert len(killed) >= 2
+        assert ray.read_bytes() == local.read_bytes()
 
 
 def test_a_missing_ray_is_named(tmp_path, monkeypatch):

@@ -16,13 +16,13 @@ from batchtune.manifests import FORMATS, ReadOptions, load_lengths
 from batchtune.manifests.source import Head
 
 
-def cases_of(name: str) -> pytest.MarkDecorator:
+def cases_of(name):
     """Run a test for each case of a file."""
     cases = YAML(typ="safe").load(CASES / name)
     return pytest.mark.parametrize("case", cases, ids=lambda case: case["case"])
 
 
-def in_all(said: str | list[str], text: str | None) -> bool:
+def in_all(said, text):
     """Whether a text holds what must be said."""
     parts = [said] if isinstance(said, str) else said
     return all(part in (text or "") for part in parts)

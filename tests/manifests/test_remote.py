@@ -7,8 +7,6 @@ import os
 import socket
 import sys
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -48,21 +46,21 @@ def server(tmp_path):
 def alone(monkeypatch):
     """What other processes would read is read here."""
 
-    def read_here(work: Any, tasks: Any, jobs: int, take: Any, on_wait: Any) -> None:
+    def read_here(work, tasks, jobs, take, on_wait):
         for key, task in tasks.items():
             take(key, work(task))
 
     monkeypatch.setattr(reading, "run_in_processes", read_here)
 
 
-def rows(path: Path) -> list[dict[str, object]]:
+def rows(path):
     table = pyarrow.parquet.read_table(path).drop_columns(["source"])
     return table.to_pylist()
 
 
-def refusal(manifest: str, **options: object) -> ManifestError:
+def refusal(manifest, **options):
     with pytest.raises(ManifestError) as caught:
-        load_lengths(manifest, ReadOptions(**options))  # type: ignore[arg-type]
+        load_lengths(manifest, ReadOptions(**options))
     assert caught.value.hint
     return caught.value
 
@@ -76,7 +74,7 @@ def test_few_bytes_of_shards_are_fetched_over_http(tmp_path):
         (long_shards / f"train-{number}.tar").write_bytes(long_shard(number, 20))
     names = "train-{0..3}.tar"
     options = ReadOptions(target_key="txt")
-    notes: list[str] = []
+    notes = []
     scan(f"{long_shards}/{names}", options, tmp_path / "local.parquet")
     with serving(long_shards) as server:
         output = tmp_path / "remote.parquet"
@@ -174,7 +172,7 @@ def test_an_object_that_changes_while_it_is_read(server, of_equal_size):
     content = path.read_bytes()
     changed = content[:-1] + b"x" if of_equal_size else content[: len(content) // 2]
 
-    def change(number: int) -> None:
+    def change(number):
         if number == 30:
             path.write_bytes(changed)
 
@@ -183,10 +181,10 @@ def test_an_object_that_changes_while_it_is_read(server, of_equal_size):
     assert "a.tar changed while it was read" in error.message
 
 
-def _unused_port() -> int:
+def _unused_port():
     """Return a port of this machine on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
+        port = listener.getsockname()[1]
     return port
 
 

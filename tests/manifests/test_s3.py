@@ -7,7 +7,7 @@ from manifests.samples import long_shard
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, scan
-from batchtune.manifests.storage import Traffic, _filesystem
+from batchtune.manifests.storage import _filesystem
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,7 +41,7 @@ def s3():
     server.stop()
 
 
-def forget_credentials() -> None:
+def forget_credentials():
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
@@ -55,9 +55,9 @@ def test_few_bytes_of_shards_are_fetched(s3, tmp_path, manifest):
         path.write_bytes(long_shard(number, 25))
         s3.upload_file(str(path), "bucket", f"train/{number}.tar")
     options = ReadOptions(target_key="txt")
-    fetched: list[Traffic] = []
+    fetched = []
 
-    def note_traffic(share: float, examples: int, traffic: Traffic) -> None:
+    def note_traffic(share, examples, traffic):
         fetched.append(traffic)
 
     output = tmp_path / "remote.parquet"

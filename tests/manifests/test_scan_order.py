@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas
 import pyarrow.parquet
 import pytest
@@ -27,9 +25,9 @@ def sources(tmp_path):
     return paths
 
 
-def scanned(sources: list[Path], **options: float) -> Path:
+def scanned(sources, **options):
     path = sources[0].with_name("lengths.parquet")
-    scan(sources, ReadOptions(target_key="words", **options), path)  # type: ignore[arg-type]
+    scan(sources, ReadOptions(target_key="words", **options), path)
     return path
 
 

@@ -23,7 +23,7 @@ LINES = b"".join(
 )
 
 
-def zstd(data: bytes) -> bytes:
+def zstd(data):
     sink = pyarrow.BufferOutputStream()
     with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
         stream.write(data)
@@ -88,7 +88,7 @@ def test_a_json_text_that_the_machine_cant_hold_is_one_error(
 
 
 def test_a_process_that_gets_no_memory_is_one_error(refusal, monkeypatch):
-    def no_memory(self: Source) -> bytes:
+    def no_memory(self):
         raise MemoryError
 
     monkeypatch.setattr(Source, "content", no_memory)
@@ -101,11 +101,11 @@ def test_a_device_is_no_manifest():
         load_lengths("/dev/zero")
 
 
-def pipe(data: bytes) -> Path:
+def pipe(data):
     """A pipe that hands out the data, as a shell's `<(…)` does."""
     reading, writing = os.pipe()
 
-    def write() -> None:
+    def write():
         with os.fdopen(writing, "wb") as stream:
             stream.write(data)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from pathlib import Path
 
 import pytest
 from samples import shard
@@ -12,7 +11,7 @@ from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, load_stream
 
 
-def write_shard(path: Path, samples: dict[str, float]) -> Path:
+def write_shard(path, samples):
     members = [
         (f"{key}.json", f'{{"duration": {duration}}}'.encode())
         for key, duration in samples.items()

@@ -8,7 +8,6 @@ import os
 import random
 import tarfile
 import tracemalloc
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +16,7 @@ from samples import shard
 
 from batchtune.errors import ManifestError
 from batchtune.manifests.source import Source
-from batchtune.manifests.tar import BLOCK, File, Tar, is_header, open_tar
+from batchtune.manifests.tar import BLOCK, File, is_header, open_tar
 
 FORMATS = {
     "ustar": tarfile.USTAR_FORMAT,
@@ -25,7 +24,6 @@ FORMATS = {
     "pax": tarfile.PAX_FORMAT,
 }
 
-Found = list[File]
 
 NAMES = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
@@ -34,9 +32,7 @@ NAMES = st.text(
 )
 
 
-def entry(
-    name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, **fields: object
-) -> tarfile.TarInfo:
+def entry(name, content=b"", kind=tarfile.REGTYPE, **fields):
     member = tarfile.TarInfo(name)
     member.size, member.type = len(content), kind
     for field, value in fields.items():
@@ -44,7 +40,7 @@ def entry(
     return member
 
 
-def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+def archive(*members):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for member, content in members:
@@ -52,17 +48,17 @@ def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return stream.getvalue()
 
 
-def files(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+def files(contents, form=tarfile.PAX_FORMAT):
     return shard(list(contents.items()), form)
 
 
 def header(
-    name: bytes,
-    size: bytes = b"0" * 11 + b"\0",
-    kind: bytes = b"0",
+    name,
+    size=b"0" * 11 + b"\0",
+    kind=b"0",
     *,
-    rest: dict[int, bytes] | None = None,
-) -> bytes:
+    rest=None,
+):
     """A header made by hand, with a right checksum."""
     block = bytearray(BLOCK)
     for offset, field in {
@@ -77,21 +73,21 @@ def header(
     return bytes(block)
 
 
-def padded(content: bytes) -> bytes:
+def padded(content):
     return content + bytes(-len(content) % BLOCK)
 
 
-def octal(number: int) -> bytes:
+def octal(number):
     return b"%011o\0" % number
 
 
-def indexed(path: Path) -> tuple[Found, Tar]:
+def indexed(path):
     with open_tar(Source(path)) as tar:
         return list(tar.members()), tar
 
 
-def until_error(path: Path) -> tuple[Found, ManifestError | None]:
-    found: Found = []
+def until_error(path):
+    found = []
     try:
         with open_tar(Source(path)) as tar:
             found.extend(tar.members())
@@ -101,14 +97,14 @@ def until_error(path: Path) -> tuple[Found, ManifestError | None]:
     return found, None
 
 
-def by_tarfile(data: bytes) -> Found:
+def by_tarfile(data):
     with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8") as tar:
         return [File(one.name, one.offset_data, one.size) for one in tar if one.isreg()]
 
 
 @pytest.fixture
 def write(tmp_path):
-    def run(data: bytes) -> Path:
+    def run(data):
         (tmp_path / "shard.tar").write_bytes(data)
         return tmp_path / "shard.tar"
 
@@ -230,7 +226,7 @@ def test_a_hole_behind_the_end_is_not_read(write, monkeypatch):
     path = write(files({"a.wav": b"1"}))
     os.truncate(path, 30 << 30)
     pread = os.pread
-    read: list[int] = []
+    read = []
     monkeypatch.setattr(
         os, "pread", lambda *where: read.append(where[1]) or pread(*where)
     )

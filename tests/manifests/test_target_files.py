@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 
 WAV2VEC = "/data\na.wav\t100\nb.wav\t200\nc.wav\t300\n"
 KALDI = "a 1.5\nb 2.5\nc 3.5\n"
 
 
-def pairs(lengths: Lengths) -> dict[float, float]:
+def pairs(lengths):
     assert lengths.targets is not None
     return dict(zip(lengths.values.tolist(), lengths.targets.tolist(), strict=True))
 
 
-def load(
-    folder: Path, manifest: str, targets: str, name: str = "targets", **options: object
-) -> Lengths:
+def load(folder, manifest, targets, name="targets", **options):
     (folder / "manifest").write_text(manifest)
     (folder / name).write_text(targets)
     return load_lengths(

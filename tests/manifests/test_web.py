@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -21,11 +20,9 @@ SIZE = 64 * 1024 * 1024
 PIECE = bytes(1024 * 1024)
 MOST = 2 * 1024 * 1024
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
 
 @contextmanager
-def server_of(answer: Answer) -> Iterator[tuple[str, threading.Event]]:
+def server_of(answer):
     """Serve files of 64 MiB, of which GET is answered so: the URL of one, and what is set when an answer broke off."""
     broke_off = threading.Event()
 
@@ -33,19 +30,19 @@ def server_of(answer: Answer) -> Iterator[tuple[str, threading.Event]]:
         disable_nagle_algorithm = True  # a body would wait 40 ms behind its header
         protocol_version = "HTTP/1.1"
 
-        def do_HEAD(self) -> None:
+        def do_HEAD(self):
             self.send_response(200)
             self.send_header("Content-Length", str(SIZE))
             self.end_headers()
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             try:
                 answer(self)
             except OSError:
                 broke_off.set()
             self.close_connection = True
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -60,45 +57,45 @@ def server_of(answer: Answer) -> Iterator[tuple[str, threading.Event]]:
             _filesystem.cache_clear()
 
 
-def begin(handler: BaseHTTPRequestHandler, status: int, **headers: str) -> None:
+def begin(handler, status, **headers):
     handler.send_response(status)
     for name, value in headers.items():
         handler.send_header(name.replace("_", "-"), value)
     handler.end_headers()
 
 
-def endless(handler: BaseHTTPRequestHandler) -> None:
+def endless(handler):
     while True:
         handler.wfile.write(PIECE)
 
 
-def ranges_ignored(handler: BaseHTTPRequestHandler) -> None:
+def ranges_ignored(handler):
     begin(handler, 200, Content_Length=str(SIZE))
     endless(handler)
 
 
-def whole_never_ends(handler: BaseHTTPRequestHandler) -> None:
+def whole_never_ends(handler):
     begin(handler, 200)
     endless(handler)
 
 
-def range_never_ends(handler: BaseHTTPRequestHandler) -> None:
+def range_never_ends(handler):
     asked = handler.headers["Range"].removeprefix("bytes=")
     begin(handler, 206, Content_Range=f"bytes {asked}/{SIZE}")
     endless(handler)
 
 
-def another_range(handler: BaseHTTPRequestHandler) -> None:
+def another_range(handler):
     begin(handler, 206, Content_Range=f"bytes 7-2054/{SIZE}", Content_Length="2048")
     handler.wfile.write(bytes(2048))
 
 
-def no_range(handler: BaseHTTPRequestHandler) -> None:
+def no_range(handler):
     begin(handler, 206, Content_Length="2048")
     handler.wfile.write(bytes(2048))
 
 
-def expands(handler: BaseHTTPRequestHandler) -> None:
+def expands(handler):
     asked = handler.headers["Range"].removeprefix("bytes=")
     body = gzip.compress(bytes(SIZE))
     begin(
@@ -111,7 +108,7 @@ def expands(handler: BaseHTTPRequestHandler) -> None:
     handler.wfile.write(body)
 
 
-def error_never_ends(handler: BaseHTTPRequestHandler) -> None:
+def error_never_ends(handler):
     begin(handler, 503)
     endless(handler)
 
@@ -152,10 +149,10 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch):
     # Its size is asked for first, in two ways.
     assert web._SILENT_SECONDS * max(2, 1 + storage._ATTEMPTS) <= 60
     monkeypatch.setattr(web, "_SILENT_SECONDS", 0.1)
-    asked: list[str] = []
+    asked = []
     released = threading.Event()
 
-    def silent(handler: BaseHTTPRequestHandler) -> None:
+    def silent(handler):
         asked.append(handler.path)
         released.wait(60)
 

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import re
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from manifests.conftest import cases
 from samples import SAMPLE_RATE as RATE
-from samples import Member, shard, wav
+from samples import shard, wav
 
 from batchtune.manifests import FORMATS, load_lengths
 from batchtune.manifests.base import Unreadable
@@ -25,13 +23,13 @@ from batchtune.manifests.source import Source
 FORMAT = FORMATS["webdataset"]
 
 
-def npy(*shape: int) -> bytes:
+def npy(*shape):
     stream = io.BytesIO()
     np.save(stream, np.zeros(shape))
     return stream.getvalue()
 
 
-def speech(count: int, start: int = 0) -> list[Member]:
+def speech(count, start=0):
     """Samples of a wav that is (number + 1) * 1000 samples long, a text and a json member."""
     members = []
     for number in range(start, start + count):
@@ -48,11 +46,9 @@ def speech(count: int, start: int = 0) -> list[Member]:
     return members
 
 
-def rows(
-    path: Path, length: str, target: str | None = None
-) -> tuple[list[str | None], list[object], list[object]]:
+def rows(path, length, target=None):
     """Keys, lengths and targets of a shard, and nothing checked."""
-    found: tuple[list[str | None], list[object], list[object]] = ([], [], [])
+    found = ([], [], [])
     for chunk in FORMAT(Source(path)).rows(
         [length] if target is None else [length, target]
     ):
@@ -64,7 +60,7 @@ def rows(
 
 @pytest.fixture
 def write(tmp_path):
-    def run(members: Sequence[Member] | bytes, name: str = "shard.tar") -> Path:
+    def run(members, name="shard.tar"):
         path = tmp_path / name
         path.write_bytes(members if isinstance(members, bytes) else shard(members))
         return path

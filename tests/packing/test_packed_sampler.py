@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,13 +22,13 @@ CAP = 40
 LENGTHS = np.random.default_rng(0).integers(1, CAP + 1, 301)
 
 
-def packed(lengths: Any = LENGTHS, **options: Any) -> PackedBatchSampler:
+def packed(lengths=LENGTHS, **options):
     return PackedBatchSampler(
         lengths, **{"max_tokens": CAP, "pool_size": 100, **options}
     )
 
 
-def ranks_of(world_size: int, **options: Any) -> list[PackedBatchSampler]:
+def ranks_of(world_size, **options):
     return [
         packed(rank=rank, world_size=world_size, **options)
         for rank in range(world_size)
@@ -119,7 +117,7 @@ def test_the_state_of_another_sampler_is_refused(options):
         packed(**options).load_state_dict(packed().state_dict())
 
 
-def huge(path: Path) -> Path:
+def huge(path):
     """Writes a copy of a sampler.yaml with an accumulation of 10**15."""
     text = path.read_text(encoding="utf-8")
     assert "\naccumulate: 2\n" in text
@@ -179,7 +177,7 @@ def test_a_config_makes_the_sampler(tmp_path):
     ],
 )
 def test_a_damaged_config_is_named(tmp_path, old, new):
-    options: dict[str, Any] = {"num_buckets": [5], "strategies": ["quantile"]}
+    options = {"num_buckets": [5], "strategies": ["quantile"]}
     sweep(LENGTHS, run=tmp_path, max_tokens=100, cut_at=30, **options)
     path = tmp_path / "sampler.yaml"
     path.write_text(path.read_text().replace(old, new))

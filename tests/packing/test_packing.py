@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +12,14 @@ from hypothesis import strategies as st
 
 import batchtune
 from batchtune import TimeLaw
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import RankSplit
 from batchtune.packing.figures import in_turn, row_of, simulated_row
 from batchtune.packing.packed import Packed
 from batchtune.packing.packers import PACKERS
 from batchtune.packing.packing import Budget
 from batchtune.packing.ranks import dealt, karmarkar_karp
 from batchtune.packing.time_law import DENSE_7B
-from batchtune.results import BatchShape, PackedRow
+from batchtune.results import BatchShape
 
 CAP = 40
 LENGTHS = st.lists(st.integers(1, CAP), min_size=1, max_size=80)
@@ -33,9 +32,9 @@ LAW = TimeLaw(
 PACKER = pytest.mark.parametrize("packer", PACKERS)
 
 
-def first_fit_in_order(lengths: list[int]) -> list[list[int]]:
+def first_fit_in_order(lengths):
     """By the definition: each length goes into the first batch with room."""
-    batches: list[list[int]] = []
+    batches = []
     for length in lengths:
         fitting = (batch for batch in batches if sum(batch) + length <= CAP)
         batch = next(fitting, None)
@@ -46,10 +45,10 @@ def first_fit_in_order(lengths: list[int]) -> list[list[int]]:
     return batches
 
 
-def best_fit_in_order(lengths: list[int]) -> list[list[int]]:
+def best_fit_in_order(lengths):
     """By the definition: each length goes into the fullest batch with room, of several the one last changed first."""
-    batches: list[list[int]] = []
-    changed: list[int] = []
+    batches = []
+    changed = []
     for time, length in enumerate(lengths):
         fitting = [
             (-sum(batch), changed[place], place)
@@ -66,7 +65,7 @@ def best_fit_in_order(lengths: list[int]) -> list[list[int]]:
     return batches
 
 
-def lengths_in(batches: list[list[int]], lengths: list[int]) -> list[list[int]]:
+def lengths_in(batches, lengths):
     return [[lengths[index] for index in batch] for batch in batches]
 
 
@@ -183,14 +182,12 @@ def test_ranks_finish_together_whatever_the_budget(count, max_tokens):
 # Figures.
 
 
-def packed_lists(batches: list[list[int]]) -> Packed:
+def packed_lists(batches):
     sizes = np.array([len(batch) for batch in batches])
     return Packed(np.concatenate(batches), sizes)
 
 
-def row_of_lists(
-    packed: Packed, lengths: Any, budget: Budget, dealing: Dealing, proofs: Any = None
-) -> PackedRow:
+def row_of_lists(packed, lengths, budget, dealing, proofs=None):
     return row_of(
         packed,
         in_turn(packed.count, dealing),
@@ -206,7 +203,7 @@ def test_figures_are_those_of_the_micro_batches():
     lengths = [30, 10, 50, 20, 5, 5]
     budget = Budget(max_tokens=40, cut_at=40, time_law=LAW)
     packed = packed_lists([[0, 1], [2], [3, 4], [5]])
-    row = row_of_lists(packed, lengths, budget, Dealing(world_size=2))
+    row = row_of_lists(packed, lengths, budget, RankSplit(world_size=2))
     seconds = [
         30 + 40 + 100 + 4,
         30 + 40 + 160 + 2,
@@ -225,7 +222,7 @@ def test_figures_are_those_of_the_micro_batches():
 def test_figures_count_what_exceeds_the_cap():
     budget = Budget(max_tokens=40)
     packed = packed_lists([[0, 1], [2]])
-    row = row_of_lists(packed, [30, 11, 40], budget, Dealing())
+    row = row_of_lists(packed, [30, 11, 40], budget, RankSplit())
     assert (row.over_cap, row.largest_tokens) == (1, 41)
     # By FLOPs no time is known.
     assert row.estimated_epoch_seconds is None
@@ -251,7 +248,7 @@ def test_micro_batches_that_no_proof_contains_are_unproven():
                 for shape in shapes
             ]
         ).reshape(-1, 4)
-        row = row_of_lists(packed, lengths, budget, Dealing(), proofs)
+        row = row_of_lists(packed, lengths, budget, RankSplit(), proofs)
         assert row.unproven == unproven
 
 
@@ -260,7 +257,7 @@ def test_mates_meet_again_less_often_in_smaller_pools_than_one():
     budget = Budget(max_tokens=CAP)
     again = {}
     for pool_size in (200, 2000):
-        row = simulated_row(lengths, budget, pool_size, Dealing(world_size=4), seed=0)
+        row = simulated_row(lengths, budget, pool_size, RankSplit(world_size=4), seed=0)
         assert row.over_cap == 0 and row.slowest_rank < 1.02
         again[pool_size] = row.mates_again
     assert again[200] < again[2000] < 0.2

@@ -8,39 +8,36 @@ import os
 import resource
 import signal
 import time
-from typing import Any
 
 import numpy as np
 import torch
 
-from batchtune import BatchShape
-
 
 class Good:
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         self.weight = torch.ones(4, requires_grad=True)
 
-    def make_batch(self, shape: BatchShape) -> BatchShape:
+    def make_batch(self, shape):
         return shape
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         (self.weight * batch.batch_size).sum().backward()
 
 
 class TrainsNothing(Good):
     """Forgets the optimizer's step."""
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         self.model = torch.nn.Linear(64, 64)
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         self.model(torch.ones(batch.batch_size, 64)).sum().backward()
 
 
 class ForksAndHangs(Good):
     """Starts a child of its own, as a data loader does, and says which."""
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         child = os.fork()
         if child == 0:
             time.sleep(1000)
@@ -49,7 +46,7 @@ class ForksAndHangs(Good):
         time.sleep(1000)
 
 
-def start_daemon() -> None:
+def start_daemon():
     """A grandchild in a session of its own, whose parent has ended: nothing leads from it to the worker."""
     child = os.fork()
     if child == 0:
@@ -63,11 +60,11 @@ def start_daemon() -> None:
 class StartsDaemons(Good):
     """Starts one in its setup and one in each step; of batches of two it dies, of larger ones it hangs."""
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         super().setup(device)
         start_daemon()
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         start_daemon()
         super().step(batch)
         if batch.batch_size == 2:
@@ -80,7 +77,7 @@ class StartsDaemons(Good):
 class KillsItsParent(Good):
     """Of one example, kills the process above it, as one does that cleans up by name."""
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         if batch.batch_size == 1:
             start_daemon()
             os.kill(os.getppid(), signal.SIGKILL)
@@ -91,12 +88,12 @@ class KillsItsParent(Good):
 class Faulty(Good):
     """Has another fault for each batch size; a batch of one has none."""
 
-    def make_batch(self, shape: BatchShape) -> BatchShape:
+    def make_batch(self, shape):
         if shape.batch_size == 2:
             self.run_out_in_numpy()
         return shape
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         super().step(batch)
         faults = {
             3: self.run_out_in_numpy,
@@ -110,32 +107,32 @@ class Faulty(Good):
         if batch.batch_size in faults:
             faults[batch.batch_size]()
 
-    def run_out_in_numpy(self) -> None:
+    def run_out_in_numpy(self):
         np.ones(4 << 30, dtype=np.uint8)
 
-    def run_out(self) -> None:
+    def run_out(self):
         torch.ones(4 << 30, dtype=torch.uint8)
 
-    def catch(self) -> None:
+    def catch(self):
         with contextlib.suppress(RuntimeError):
             self.run_out()
 
-    def read_from_nowhere(self) -> None:
+    def read_from_nowhere(self):
         ctypes.string_at(0)
 
-    def fork_and_leave(self) -> None:
+    def fork_and_leave(self):
         """Leave a child behind that holds every descriptor open."""
         if os.fork() == 0:
             time.sleep(1000)
         os._exit(3)
 
-    def scribble(self) -> None:
+    def scribble(self):
         """Write to descriptors that are not its own."""
         for number in range(3, 64):
             with contextlib.suppress(OSError):
                 os.write(number, b"debug: 7\n")
 
-    def hang(self) -> None:
+    def hang(self):
         time.sleep(1000)
 
 
@@ -143,12 +140,12 @@ class _HungryBackward(torch.autograd.Function):
     """Its backward pass takes four times what its input takes."""
 
     @staticmethod
-    def forward(ctx: Any, features: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, features):
         ctx.shape = features.shape
         return features.sum()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, gradient):
         return torch.ones(4, *ctx.shape).sum(0) * gradient
 
 
@@ -158,18 +155,18 @@ class TwoLosses(Good):
     So autograd still has the other's to do when it fails, with all that its graph holds.
     """
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         features = self.weight.sum() * torch.ones(
             batch.batch_size, int(batch.length * (1 << 18))
         )
         waiting = features.square().sum()
-        (_HungryBackward.apply(features) + waiting).backward()  # type: ignore[no-untyped-call]
+        (_HungryBackward.apply(features) + waiting).backward()
 
 
 class KeepsItsFeatures(Good):
     """Takes 1 MiB a unit of length, and keeps it until the next step has made its own."""
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         self.features = torch.ones(batch.batch_size, int(batch.length * (1 << 18)))
         torch.ones(4, *self.features.shape)
         self.features = torch.ones(1)
@@ -178,7 +175,7 @@ class KeepsItsFeatures(Good):
 class TakesEveryByte(Good):
     """Runs out of memory with small pieces: nothing is left to tell of it while the failed step's variables live."""
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         held = []
         while True:
             held.append(bytearray(4096))
@@ -187,20 +184,20 @@ class TakesEveryByte(Good):
 class LowersLimit(Good):
     """Allows its process less memory than the probe does, in its setup or in its steps."""
 
-    def __init__(self, where: str, fails: bool = False) -> None:
+    def __init__(self, where, fails=False):
         self.where, self.fails = where, fails
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         super().setup(device)
         if self.where == "setup":
             self.lower()
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         super().step(batch)
         if self.where == "step":
             self.lower()
 
-    def lower(self) -> None:
+    def lower(self):
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (64 << 20, hard))
         if self.fails:

@@ -9,7 +9,6 @@ import time
 import torch
 from torch import distributed, nn
 
-from batchtune import BatchShape
 from batchtune.workloads.training import wrapped
 
 WIDTH = 64
@@ -25,28 +24,28 @@ class Shared:
 
     def __init__(
         self,
-        parallel: str = "ddp",
-        ballast_rank: int = -1,
-        ballast_mib: int = 0,
-        fault: str = "",
-        fault_rank: int = 1,
-        fault_size: int = 3,
-    ) -> None:
+        parallel="ddp",
+        ballast_rank=-1,
+        ballast_mib=0,
+        fault="",
+        fault_rank=1,
+        fault_size=3,
+    ):
         self.parallel = parallel
         self.ballast = (ballast_rank, ballast_mib)
         self.fault = fault
         self.fault_at = (fault_rank, fault_size)
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         self.model = wrapped(nn.Linear(WIDTH, WIDTH), self.parallel)
         rank, mib = self.ballast
         if distributed.get_rank() == rank:
             self.held = torch.ones(mib << 18)
 
-    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+    def make_batch(self, shape):
         return torch.ones(shape.batch_size * ROWS_OF_A_MIB, WIDTH)
 
-    def step(self, batch: torch.Tensor) -> None:
+    def step(self, batch):
         here = (distributed.get_rank(), len(batch) // ROWS_OF_A_MIB)
         if self.fault and here == self.fault_at:
             getattr(self, self.fault)()
@@ -56,10 +55,10 @@ class Shared:
             for parameter in self.model.parameters():
                 parameter -= 0.001 * parameter.grad
 
-    def kill(self) -> None:
+    def kill(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def hang_for_good(self) -> None:
+    def hang_for_good(self):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(1000)
 
@@ -67,11 +66,11 @@ class Shared:
 class TellsWhenItHangs(Shared):
     """Is killed with a batch of three examples; makes a file and hangs with one of four."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path):
         super().__init__(fault="kill")
         self.path = path
 
-    def step(self, batch: torch.Tensor) -> None:
+    def step(self, batch):
         if len(batch) == 4 * ROWS_OF_A_MIB and distributed.get_rank() == 1:
             open(self.path, "w").close()
             time.sleep(1000)
@@ -81,6 +80,6 @@ class TellsWhenItHangs(Shared):
 class ByLength(Shared):
     """An example of length L has L / 100 MiB."""
 
-    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+    def make_batch(self, shape):
         examples = shape.batch_size * shape.length / 100
         return torch.ones(int(examples * ROWS_OF_A_MIB), WIDTH)

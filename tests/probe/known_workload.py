@@ -10,35 +10,31 @@ import sys
 
 import torch
 
-from batchtune import BatchShape
-
 
 class Known:
     """Prints to both streams all the time, as real training code does."""
 
-    def __init__(self, a: float = 20_000.0, b: float = 400.0) -> None:
+    def __init__(self, a=20_000.0, b=400.0):
         self.a, self.b = a, b
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         print("setting up", flush=True)
         self.model = torch.nn.Linear(64, 64).to(device)
-        self.momentum: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self.momentum = {}
 
-    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+    def make_batch(self, shape):
         print("{not json", file=sys.stderr, flush=True)
         size = int(shape.batch_size * shape.length * (self.a + self.b * shape.length))
         return torch.ones(size, dtype=torch.uint8)
 
-    def step(self, batch: torch.Tensor) -> None:
+    def step(self, batch):
         os.write(1, b"step\n")
         loss = self.model(batch[:64].float()).square().mean()
         loss.backward()
         descend(self.model, self.momentum)
 
 
-def descend(
-    model: torch.nn.Module, momentum: dict[torch.nn.Parameter, torch.Tensor]
-) -> None:
+def descend(model, momentum):
     """A step of gradient descent with momentum, whose state the first step makes."""
     with torch.no_grad():
         for parameter in model.parameters():

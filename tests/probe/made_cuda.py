@@ -6,9 +6,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 from probe.made_nvml import GIB, MadeGpu, MadeNvml
 
@@ -40,22 +38,22 @@ class MadeCuda:
     turned_off: bool = False
 
     @property
-    def expandable(self) -> bool:
+    def expandable(self):
         wanted = asked_for(settings_in(os.environ))
         return wanted == EXPANDABLE and self.grows and not self.turned_off
 
-    def create_context(self, device: torch.device) -> None:
+    def create_context(self, device):
         if self.expandable and self.refusal is not None:
             raise RuntimeError(self.refusal)
         self.take(self.context)
 
-    def set_settings(self, settings: str) -> None:
+    def set_settings(self, settings):
         self.turned_off = asked_for(settings) == NATIVE
 
-    def free(self) -> int:
+    def free(self):
         return self.total - self.others - self.outside - self.reserved
 
-    def properties(self, index: int) -> SimpleNamespace:
+    def properties(self, index):
         """As `torch.cuda.get_device_properties`."""
         place = {"pci_domain_id": 0, "pci_bus_id": 0x65 + index, "pci_device_id": 0}
         facts = {
@@ -66,7 +64,7 @@ class MadeCuda:
         }
         return SimpleNamespace(name="Made GPU", **facts, **place)
 
-    def show(self) -> None:
+    def show(self):
         """Lets NVML see the same."""
         self.gpu.free = self.free()
         held = self.outside + self.reserved
@@ -78,20 +76,18 @@ class MadeCuda:
         if self.nvml.gpus:
             self.nvml.show()
 
-    def take(self, outside: int) -> None:
+    def take(self, outside):
         self.outside += outside
         self.show()
 
-    def install(
-        self, patch: pytest.MonkeyPatch, gpus: list[MadeGpu] | None = None
-    ) -> MadeCuda:
+    def install(self, patch, gpus=None):
         """Take the place of `torch.cuda`; NVML shows `gpus`, its own unless given, or is absent if there are none."""
         self.nvml = MadeNvml([self.gpu] if gpus is None else gpus)
         if self.nvml.gpus:
             self.nvml.install(patch)
         else:
             patch.setitem(sys.modules, "pynvml", None)
-        made: dict[str, Any] = {
+        made = {
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "device_count": lambda: len(self.uuids),
@@ -119,5 +115,5 @@ class MadeCuda:
         self.show()
         return self
 
-    def limit(self) -> int:
+    def limit(self):
         return round(self.fraction * self.total)

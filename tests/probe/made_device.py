@@ -7,24 +7,20 @@ from collections.abc import Callable
 from made_trials import altered
 
 from batchtune.probe.devices.law import Coefficients, MadeDevice, failed
-from batchtune.probe.requests import Ran
-from batchtune.probe.search import FrontierSearch
-from batchtune.results import BatchShape, Outcome, Trial
+from batchtune.results import BatchShape
 
 MOST_TRIALS_EVER = 400
 Peak = Callable[[BatchShape], float]
 
 
-def quadratic_peak(
-    constant: float = 1e9, linear: float = 2e6, quadratic: float = 5e3
-) -> Peak:
+def quadratic_peak(constant=1e9, linear=2e6, quadratic=5e3):
     return Coefficients(constant=constant, linear=linear, quadratic=quadratic).bytes_of
 
 
 class SearchedDevice(MadeDevice):
     """Runs trials by a formula; `faults` holds the outcomes of the first trials of a (batch size, length)."""
 
-    def __init__(self, peak: Peak, limit_bytes: int, tells_peak: bool = True) -> None:
+    def __init__(self, peak, limit_bytes, tells_peak=True):
         super().__init__(
             bytes_of=peak,
             seconds_of=lambda shape: 1e-3 + 1e-4 * shape.padded_length,
@@ -34,28 +30,26 @@ class SearchedDevice(MadeDevice):
             fault=self._planned,
         )
         self.tells_peak = tells_peak
-        self.faults: dict[tuple[int, float], list[Outcome]] = {}
+        self.faults = {}
 
-    def _planned(self, shape: BatchShape, run: int) -> Ran | None:
+    def _planned(self, shape, run):
         outcomes = self.faults.get((shape.batch_size, shape.length))
         if not outcomes:
             return None
         outcome = outcomes.pop(0)
         return failed(shape, outcome, f"made {outcome}")
 
-    def run(self, shape: BatchShape, steps: int) -> Ran:
+    def run(self, shape, steps):
         reply = super().run(shape, steps)
         if self.tells_peak:
             return reply
         unknown = ("peak_bytes", "rest_bytes", "steady_peak_bytes", "peak_spread_bytes")
         return altered(reply, **dict.fromkeys(unknown))
 
-    def trial(self, shape: BatchShape, index: int) -> Trial:
+    def trial(self, shape, index):
         return self.measure(shape, index).trial
 
-    def largest(
-        self, length: float, cap: int, target_length: float | None = None
-    ) -> int:
+    def largest(self, length, cap, target_length=None):
         """The truth, by trying every batch size."""
         shapes = (BatchShape(size, length, target_length) for size in range(1, cap + 1))
         fitting = [
@@ -67,11 +61,11 @@ class SearchedDevice(MadeDevice):
 
 
 def search_to_the_end(
-    search: FrontierSearch,
-    device: MadeDevice,
-    trials: list[Trial] | None = None,
-    fresh: list[tuple[int, float]] | None = None,
-) -> list[Trial]:
+    search,
+    device,
+    trials=None,
+    fresh=None,
+):
     """Run what is proposed after these trials; `fresh` collects what was asked to be run in a new worker."""
     trials = [] if trials is None else trials
     while (proposal := search.propose(trials)) is not None:

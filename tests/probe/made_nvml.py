@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -44,7 +43,7 @@ class MadeGpu:
     instances: list[MadeGpu] = field(default_factory=list)
     fails: dict[str, int] = field(default_factory=dict)
 
-    def lines(self, kind: str = "gpu") -> Iterator[str]:
+    def lines(self, kind="gpu"):
         """Its description for the stub."""
         yield kind
         yield f"uuid {self.uuid}"
@@ -68,7 +67,7 @@ class MadeNvml:
     gpus: list[MadeGpu]
     fails: dict[str, int] = field(default_factory=dict)
 
-    def described(self) -> str:
+    def described(self):
         """All of it for the stub, as `STUB_NVML`."""
         failures = [f"fail {call} {code}" for call, code in self.fails.items()]
         return "\n".join(
@@ -79,7 +78,7 @@ class MadeNvml:
             ]
         )
 
-    def install(self, patch: pytest.MonkeyPatch) -> None:
+    def install(self, patch):
         """Make `pynvml` ask the stub until the test ends."""
         import pynvml
 
@@ -88,11 +87,11 @@ class MadeNvml:
         patch.setenv("STUB_NVML", "")
         self.show()
 
-    def show(self) -> None:
+    def show(self):
         """Tell the stub what has changed."""
         os.environ["STUB_NVML"] = self.described()
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """Variables with which another process asks the stub, loaded as the library itself is."""
         return {
             "STUB_NVML": self.described(),
@@ -101,7 +100,7 @@ class MadeNvml:
 
 
 @cache
-def stub_library() -> Path:
+def stub_library():
     """Compile the stub, once a process; without a compiler the test is skipped."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler (cc) for the stub of NVML")
@@ -115,13 +114,13 @@ def stub_library() -> Path:
     return library
 
 
-def divided_gpu(*uuids: str, **facts: object) -> MadeGpu:
+def divided_gpu(*uuids, **facts):
     """A GPU with one instance for each UUID."""
     instances = [
         MadeGpu(uuid=uuid, name="Made GPU 1g", total=10 * GIB, free=9 * GIB)
         for uuid in uuids
     ]
-    return MadeGpu(mig=True, instances=instances, **facts)  # type: ignore[arg-type]
+    return MadeGpu(mig=True, instances=instances, **facts)
 
 
 # When it is imported, and so in no test: unit tests start no process.

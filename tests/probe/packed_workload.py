@@ -5,21 +5,17 @@ from __future__ import annotations
 import torch
 from known_workload import Known
 
-from batchtune import BatchShape
-
 
 class Packed(Known):
     packed = True
 
-    def __init__(
-        self, a: float = 40_000.0, b: float = 100.0, c: float = 10_000.0
-    ) -> None:
+    def __init__(self, a=40_000.0, b=100.0, c=10_000.0):
         super().__init__(a, b)
         self.c = c
 
-    def size(self, shape: BatchShape) -> float:
+    def size(self, shape):
         per_token = self.a * shape.tokens + self.b * shape.squared_tokens
         return per_token + self.c * shape.batch_size
 
-    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+    def make_batch(self, shape):
         return torch.ones(int(self.size(shape)), dtype=torch.uint8)

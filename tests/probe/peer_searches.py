@@ -7,7 +7,7 @@ enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 Fits = Callable[[int, float], bool]
 """(batch size, length) → whether a batch of that shape fits: one trial."""
@@ -15,9 +15,7 @@ Cap = Callable[[float], int]
 """length → the largest batch size that is worth trying."""
 
 
-def each_length_anew(
-    fits: Fits, lengths: Sequence[float], cap: Cap, tolerance: float
-) -> Iterator[tuple[float, int]]:
+def each_length_anew(fits, lengths, cap, tolerance):
     """For each length by itself: from 2 doubled until it fails, then bisected between the last two.
 
     As PyTorch Lightning documents `lightning.pytorch.callbacks.BatchSizeFinder` with `mode="binsearch"` and
@@ -37,9 +35,7 @@ def each_length_anew(
         yield length, _bracketed(fits, length, 2, cap(length), tolerance)
 
 
-def from_the_last_answer(
-    fits: Fits, lengths: Sequence[float], cap: Cap, tolerance: float, start: int = 32
-) -> Iterator[tuple[float, int]]:
+def from_the_last_answer(fits, lengths, cap, tolerance, start=32):
     """From the longest to the shortest, each search begun where the last one ended.
 
     As NVIDIA NeMo documents its OOMptimizer (`scripts/speech_recognition/oomptimizer.py --help`, and NeMo's pull
@@ -64,9 +60,7 @@ def from_the_last_answer(
         start = max(1, found)
 
 
-def _bracketed(
-    fits: Fits, length: float, start: int, cap: int, tolerance: float
-) -> int:
+def _bracketed(fits, length, start, cap, tolerance):
     """Doubled from the start while it fits, halved while nothing has, then bisected down to the tolerance."""
     passed, failed, size = 0, cap + 1, min(start, cap)
     while failed - passed > max(1, int(passed * tolerance)):

@@ -12,11 +12,11 @@ from probe.made_cuda import MadeCuda
 from probe.made_nvml import MadeGpu
 from verify.made_stepper import made_stepper
 
-from batchtune.allocators import Choice, worker_variables
+from batchtune.allocators import worker_variables
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns
-from batchtune.probe.devices import Meter, backend_for
+from batchtune.probe.devices import backend_for
 from batchtune.probe.messages import about_turns
 from batchtune.probe.settings import (
     ProbeSettings,
@@ -26,7 +26,7 @@ from batchtune.probe.settings import (
 )
 from batchtune.probe.supervisor import worker_program
 from batchtune.probe.worker import _torch_settings
-from batchtune.results import TRIALS_FILE, BatchShape, Device, ProbedWith, Trial
+from batchtune.results import TRIALS_FILE, BatchShape, ProbedWith, Trial
 from batchtune.run_folder import append_trial
 from batchtune.trust import settings_differences, trust_warnings
 from batchtune.workloads.loading import first_line
@@ -40,10 +40,10 @@ def cuda(monkeypatch):
 
 
 def opened(
-    patch: pytest.MonkeyPatch,
-    allocator: Choice,
-    environment: dict[str, str] | None = None,
-) -> Meter:
+    patch,
+    allocator,
+    environment=None,
+):
     """A meter in a worker that such a user's supervisor starts."""
     for name, value in (environment or {}).items():
         patch.setenv(name, value)
@@ -125,7 +125,7 @@ def test_expandable_segments_that_do_not_work_are_an_error(
 
 
 def test_what_a_driver_refuses_for_other_reasons_stays_an_error(cuda, monkeypatch):
-    def refuse(device: torch.device) -> None:
+    def refuse(device):
         raise RuntimeError("CUDA error: all CUDA-capable devices are busy")
 
     monkeypatch.setattr("batchtune.probe.devices.cuda._create_context", refuse)
@@ -158,11 +158,11 @@ def test_the_workers_environment_holds_the_choice(monkeypatch, kind):
     assert "PYTORCH_CUDA_ALLOC_CONF" not in environment
 
 
-def settings(allocator: Choice) -> ProbeSettings:
+def settings(allocator):
     return ProbeSettings(workload="made.py:Made", options={}, allocator=allocator)
 
 
-def on(allocator: str | None) -> Device:
+def on(allocator):
     device = made_stepper().device
     return msgspec.structs.replace(device, allocator=allocator, torch="2.13.0")
 

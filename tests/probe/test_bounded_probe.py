@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,12 +26,9 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.messages import ProbeProgress
-from batchtune.probe.requests import Ran
 from batchtune.results import (
     PROBE_FILE,
     BatchShape,
-    Device,
     Probe,
     SweepSettings,
     read_result,
@@ -49,11 +44,11 @@ class Timed(LawDevice):
     most = math.inf
     start_seconds = 0.0
 
-    def start(self) -> Device:
+    def start(self):
         self.now += self.start_seconds
         return super().start()
 
-    def run(self, shape: BatchShape, steps: int) -> Ran:
+    def run(self, shape, steps):
         reply = super().run(shape, steps)
         self.now += 1.0
         if self.now > self.most:
@@ -68,7 +63,7 @@ def timed(monkeypatch):
     return device
 
 
-def probe_timed(device: Timed, folder: Path, minutes: float | None = None) -> Probe:
+def probe_timed(device, folder, minutes=None):
     return probe_on(device, folder, replace(LIMITED, minutes=minutes))
 
 
@@ -101,7 +96,7 @@ def test_what_the_turns_refute_is_replaced_within_minutes(
     class Unsteady(Timed):
         """Takes less memory in turns for all but the longest: the margin that this asks for is larger than before."""
 
-        def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        def step(self, shape, *, release=False):
             reply = super().step(shape, release=release)
             peak = reply.trial.peak_bytes
             if shape.length == self.lengths.longest or peak is None:
@@ -167,16 +162,16 @@ def test_an_interruption_overwrites_nothing_that_is_proven(timed, tmp_path):
 class Scattered(LawDevice):
     """Steps take up to five times as long, and later processes hold 1.5% of the memory less than the first."""
 
-    def seconds(self, shape: BatchShape) -> float:
+    def seconds(self, shape):
         return super().seconds(shape) * float(np.exp(self._random.normal(0.0, 0.5)))
 
-    def bytes(self, shape: BatchShape) -> float:
+    def bytes(self, shape):
         return super().bytes(shape) - self._less()
 
-    def _less(self) -> int:
+    def _less(self):
         return 120_000_000 if self.worker > 1 else 0
 
-    def run(self, shape: BatchShape, steps: int) -> Ran:
+    def run(self, shape, steps):
         reply = super().run(shape, steps)
         rest_bytes = reply.trial.rest_bytes
         if rest_bytes is None:
@@ -187,12 +182,12 @@ class Scattered(LawDevice):
 class Buffering(LawDevice):
     """A process keeps buffers of 60% of the largest batch that it has run, and may be replaced after each trial."""
 
-    def __init__(self, *arguments: Any, replaced: bool) -> None:
+    def __init__(self, *arguments, replaced):
         super().__init__(*arguments)
         self._replaced = replaced
         self._kept = {0: 0.0}  # by the worker
 
-    def run(self, shape: BatchShape, steps: int) -> Ran:
+    def run(self, shape, steps):
         reply = super().run(shape, steps)
         rest_bytes = reply.trial.rest_bytes
         if rest_bytes is None:
@@ -224,7 +219,7 @@ def test_what_processes_keep_of_their_batches_costs_no_trials(law, replaced):
         assert point.closed_by == "data" or not device.fits(beyond)
 
 
-def long_tailed(count: int = 8_000) -> Lengths:
+def long_tailed(count=8_000):
     """Lengths as those of meetings: most of a few seconds, the longest 48 times the median."""
     values = (
         np.exp(np.random.default_rng(11).normal(0.55, 1.0, count))
@@ -255,7 +250,7 @@ def test_scattered_times_cost_no_trials_on_a_long_tail():
 
 def test_the_time_left_is_known_in_the_confirmation(tmp_path):
     device = LawDevice(LAWS["linear"], made_lengths("speech", count=300))
-    said: list[ProbeProgress] = []
+    said = []
     probe_on(device, tmp_path, on_progress=said.append)
     left = [progress.seconds_left for progress in said if progress.confirming]
     assert left[-1]

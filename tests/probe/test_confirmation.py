@@ -4,9 +4,8 @@ import pytest
 from made_trials import altered, made_trial, ran
 from noted_device import NotedDevice, planned
 
-from batchtune.probe.confirmation import Turns, confirm, rounds_of
+from batchtune.probe.confirmation import confirm, rounds_of
 from batchtune.probe.margin import Peaks
-from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape
 
 LONG, SHORT, MIDDLE = BatchShape(4, 30.0), BatchShape(120, 1.0), BatchShape(12, 10.0)
@@ -14,13 +13,13 @@ SHAPES = [LONG, SHORT, MIDDLE]
 
 
 def stepper_of(
-    replies: dict[BatchShape, list[Ran | None]] | None = None,
-    reserved: tuple[int, ...] = (),
-) -> NotedDevice:
+    replies=None,
+    reserved=(),
+):
     """A device on which all passes but what is planned; its steps hold what is `reserved`, and then 100 bytes."""
     held = itertools.chain(reserved, itertools.repeat(100))
 
-    def alter(reply: Ran, number: int) -> Ran:
+    def alter(reply, number):
         if reply.trial.outcome != "ok":
             return reply
         return altered(reply, reserved_bytes=next(held))
@@ -35,7 +34,7 @@ def stepper_of(
     )
 
 
-def turns_of(stepper: NotedDevice) -> Turns:
+def turns_of(stepper):
     return confirm(stepper, SHAPES, rounds=2, on_step=lambda shape: True)
 
 
@@ -136,7 +135,7 @@ def test_cache_growth_counts_after_each_shape_ran_once(reserved, growth):
 def test_a_worker_replaced_mid_turns_has_a_first_step_too():
     stepper = stepper_of()
 
-    def replaced_at_the_fourth(reply: Ran, number: int) -> Ran:
+    def replaced_at_the_fourth(reply, number):
         """Lose the worker with the fourth step; the next needs more memory in its first step."""
         if number == 2:
             stepper.lose_worker()
@@ -146,6 +145,15 @@ def test_a_worker_replaced_mid_turns_has_a_first_step_too():
     peaks = Peaks(1000, [made_trial(LONG, peak_bytes=100)], turns_of(stepper).steps)
     assert peaks.margin.spread_bytes == 0
     assert peaks.margin.first_step_bytes == 50
+
+
+def test_what_a_worker_held_after_turns_of_an_earlier_run_is_not_how_it_began():
+    first, again = (
+        made_trial(SHORT, peak_bytes=600, held_bytes=held, worker=worker)
+        for held, worker in ((100, 1), (500, 2))
+    )
+    failed = made_trial(LONG, "oom", held_bytes=500, worker=2, confirmation=True)
+    assert Peaks(1000, [first, failed, again], []).margin.spread_bytes == 0
 
 
 def test_what_a_first_step_lacked_is_what_the_allocator_had_left():

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from worker_processes import gone, ours, processes_of, supervise, wait_for
 
 from batchtune.errors import WorkloadError
-from batchtune.results import BatchShape, Trial
+from batchtune.results import BatchShape
 
 ONE, TWO, THREE = (BatchShape(size, 3.0) for size in (1, 2, 3))
 
@@ -46,7 +46,7 @@ def test_each_fault_is_one_result_of_a_probe_that_goes_on():
     with supervise("Faulty") as supervisor:
         device = supervisor.start()
         before = supervisor.measure(ONE, 0).trial
-        trials: dict[int, Trial] = {}
+        trials = {}
         for size in FAULTS:
             limit = 1.0 if size == 9 else 60.0
             supervisor._settings = replace(

@@ -2,7 +2,6 @@ import itertools
 import math
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,13 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_trials import made_trial
-from probe.made_device import Peak, SearchedDevice, quadratic_peak, search_to_the_end
+from probe.made_device import SearchedDevice, quadratic_peak, search_to_the_end
 
 from batchtune.lengths import Lengths
 from batchtune.probe.messages import IgnoresShape, NothingFits, TooLong
 from batchtune.probe.search import FrontierSearch, are_alike
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import BatchShape, FrontierPoint, Trial
+from batchtune.results import BatchShape, Trial
 
 SPEECH = Lengths.of(
     np.round(np.random.default_rng(0).gamma(6.0, 2.0, 5000).clip(1, 30), 2)
@@ -35,45 +34,41 @@ SMOOTH = {
 }
 
 
-def _noise(shape: BatchShape) -> float:
+def _noise(shape):
     """Between -0.5 and 0.5, the same for the same shape."""
     return hash((shape.batch_size, shape.length)) % 1000 / 1000 - 0.5
 
 
 def run(
-    lengths: Lengths,
-    device: SearchedDevice,
-    trials: list[Trial] | None = None,
+    lengths,
+    device,
+    trials=None,
     *,
-    fresh: list[tuple[int, float]] | None = None,
-    **settings: Any,
-) -> tuple[list[FrontierPoint], list[Trial]]:
+    fresh=None,
+    **settings,
+):
     """Searches to the end; `fresh` collects what was asked to be run in a new worker."""
     search = search_of(lengths, device, **settings)
     trials = search_to_the_end(search, device, trials, fresh)
     return search.frontier(trials), trials
 
 
-def search_of(
-    lengths: Lengths, device: SearchedDevice, **settings: Any
-) -> FrontierSearch:
+def search_of(lengths, device, **settings):
     given = {"num_lengths": 12, "tolerance": 0.01, **settings}
     probed_with = ProbeSettings(workload="made", options={}, **given)
     return FrontierSearch(lengths, probed_with, device.limit_bytes)
 
 
-def of_8_gb(peak: Peak | None = None) -> SearchedDevice:
+def of_8_gb(peak=None):
     return SearchedDevice(peak or quadratic_peak(), limit_bytes=8_000_000_000)
 
 
-def without_proofs(points: list[FrontierPoint]) -> list[FrontierPoint]:
+def without_proofs(points):
     """Which trial proves a size depends on how many there were before."""
     return [msgspec.structs.replace(point, trial=None) for point in points]
 
 
-def assert_true(
-    lengths: Lengths, device: SearchedDevice, points: list[FrontierPoint]
-) -> None:
+def assert_true(lengths, device, points):
     """Never above the truth, and below it by no more than a per cent, or one example."""
     for point in points:
         cap = lengths.histogram.count_up_to(point.length)
@@ -105,7 +100,7 @@ def test_without_known_peaks_other_lengths_bound_the_search():
     assert len(trials) <= 5 * len(points)
 
 
-def assert_within_bound(lengths: Lengths, trials: list[Trial], most: int) -> None:
+def assert_within_bound(lengths, trials, most):
     """A shape that is tried again in a fresh worker counts once."""
     sizes = Counter(
         length for _, length in {(trial.batch_size, trial.length) for trial in trials}
@@ -128,7 +123,7 @@ def test_on_any_device_it_ends_within_bisections_bound(
     """Where ranks have to start anew after a failure, failures have a bound of their own."""
     lengths = Lengths.of(values)
 
-    def peak(shape: BatchShape) -> float:
+    def peak(shape):
         return 1e9 * table[(shape.batch_size * 7 + int(shape.length)) % len(table)]
 
     device = SearchedDevice(peak, 1_000_000_000, tells_peak)
@@ -179,7 +174,7 @@ def test_first_steps_that_run_out_of_memory_make_no_length_creep():
     """Each widens the margin, which reopens lengths that have had their trials."""
     device = of_8_gb()
     search = search_of(SPEECH, device)
-    trials: list[Trial] = []
+    trials = []
     for worker in range(4):
         search_to_the_end(search, device, trials)
         point = search.frontier(trials)[7]
@@ -209,7 +204,7 @@ def test_below_a_size_that_nearly_fitted_no_search_creeps():
     assert wanted.shape.batch_size == 1125
 
 
-def failed_in_alternation(point: FrontierPoint, index: int) -> Trial:
+def failed_in_alternation(point, index):
     shape = BatchShape(point.batch_size, point.length, point.target_length)
     error = "in alternation with the other shapes"
     return made_trial(shape, "oom", index=index, error=error, confirmation=True)
@@ -220,7 +215,7 @@ def test_a_failure_below_a_pass_is_retried_in_a_fresh_worker():
     undisturbed, _ = run(SPEECH, device)
     shape = 1, SPEECH.shortest
     device.faults = {shape: ["oom"]}
-    fresh: list[tuple[int, float]] = []
+    fresh = []
     points, trials = run(SPEECH, device, fresh=fresh)
     assert without_proofs(points) == without_proofs(undisturbed)
     assert [(t.batch_size, t.length) for t in trials].count(shape) == 2
@@ -346,11 +341,11 @@ def test_batches_are_alike_within_what_a_heap_varies_by(
 ):
     small = BatchShape(1, 10.0)
     large = BatchShape(ratio, 10.0)
-    known: Any = SimpleNamespace(
+    known = SimpleNamespace(
         passes=lambda shape: True,
         median_seconds={small: 0.001, large: 0.001 * more_time}.get,
     )
-    peaks: Any = SimpleNamespace(
+    peaks = SimpleNamespace(
         highest={small: 99 * MIB, large: 99 * MIB + more_bytes}.get,
         margin=SimpleNamespace(bytes=MIB // 2),
     )

@@ -29,11 +29,11 @@ def no_process_stays():
 
 
 def settings(
-    workload: str = "Shared",
+    workload="Shared",
     *,
-    memory_mib: int = 460,
-    **options: object,
-) -> ProbeSettings:
+    memory_mib=460,
+    **options,
+):
     return ProbeSettings(
         workload=workload if ":" in workload else f"{GANG}:{workload}",
         options=options,
@@ -45,8 +45,8 @@ def settings(
     )
 
 
-def supervise(workload: str = "Shared", **options: object) -> Supervisor:
-    return Supervisor(settings(workload, **options), lengths=LENGTHS)  # type: ignore[arg-type]
+def supervise(workload="Shared", **options):
+    return Supervisor(settings(workload, **options), lengths=LENGTHS)
 
 
 @pytest.mark.process

@@ -12,7 +12,7 @@ LAW = "law:constant=1GB,linear=2MB,quadratic=5kB,limit=8GB,seconds=0.5,seconds_l
 SHAPE = BatchShape(4, 10.0)
 
 
-def device(value: str = LAW, limit_bytes: int | None = None) -> MadeDevice:
+def device(value=LAW, limit_bytes=None):
     settings = ProbeSettings(
         workload="law", options={}, device=value, memory_fraction=1.0
     )
@@ -94,7 +94,7 @@ def test_a_wrong_coefficient_is_named(value, message, hint):
 )
 def test_a_law_takes_neither_scripts_nor_ranks(options):
     with pytest.raises(UsageError, match=r"--device law:…"):
-        ProbeSettings(workload="law", options={}, device=LAW, **options)  # type: ignore[arg-type]
+        ProbeSettings(workload="law", options={}, device=LAW, **options)
 
 
 def test_no_device_is_made_by_a_law_unless_asked():

@@ -7,9 +7,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from probe.made_cuda import MIB, MadeCuda
 from probe.made_nvml import GIB, LOST, MadeGpu
 
 from batchtune.errors import ProbeError
-from batchtune.probe.devices import DeviceIdentity, Meter, backend_for
+from batchtune.probe.devices import backend_for
 from batchtune.probe.devices import cuda as cuda_module
 from batchtune.probe.requests import Prepare, Ready
 from batchtune.probe.worker import Worker
@@ -29,24 +27,22 @@ def cuda(monkeypatch):
     return MadeCuda(MadeGpu()).install(monkeypatch)
 
 
-def open_meter(
-    device: str, memory: int | None, fraction: float, limit: int | None
-) -> Meter:
+def open_meter(device, memory, fraction, limit):
     wanted = ProbedWith(memory_bytes=memory, memory_fraction=fraction)
     return backend_for(device).open(device, wanted, limit)
 
 
-def identify(device: str) -> DeviceIdentity:
+def identify(device):
     return backend_for(device).identify(device)
 
 
 def settled(
-    memory: int | None = None,
-    fraction: float = 1.0,
-    limit: int | None = None,
-    reserve: int = 0,
-    ddp: int = 0,
-) -> Meter:
+    memory=None,
+    fraction=1.0,
+    limit=None,
+    reserve=0,
+    ddp=0,
+):
     meter = open_meter("cuda", memory, fraction, limit)
     meter.limit()
     meter.settle(reserve, ddp)
@@ -105,7 +101,7 @@ def test_no_memory_left_for_batches_is_reported_with_its_users(cuda):
 
 
 def test_a_device_that_can_not_be_used_is_told(cuda, monkeypatch):
-    def refuse(device: object) -> None:
+    def refuse(device):
         raise RuntimeError(
             "CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"
         )
@@ -227,7 +223,7 @@ def test_the_gpu_is_chosen_before_the_workload_is_imported(monkeypatch, tmp_path
     worker = Worker()
     reply = worker.answer(request)
     assert isinstance(reply, Ready), reply
-    assert worker._session._workload.at_import == 1  # type: ignore[attr-defined]
+    assert worker._session._workload.at_import == 1
 
 
 USERS = """
@@ -421,7 +417,7 @@ def test_on_the_cpu_a_worker_holds_what_training_holds():
     assert held["worker"] - 32 * MIB < held["training"] < held["worker"]
 
 
-def peak_mib(held: AbstractContextManager[object]) -> int:
+def peak_mib(held):
     """By how many MiB what is held raises the peak of the CPU's meter above what was in use before."""
     meter = open_meter("cpu", None, 1.0, None)
     meter.reset()
@@ -431,7 +427,7 @@ def peak_mib(held: AbstractContextManager[object]) -> int:
 
 
 @contextmanager
-def pages_of_a_file(path: Path) -> Iterator[None]:
+def pages_of_a_file(path):
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
@@ -441,7 +437,7 @@ def pages_of_a_file(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_memory(mib: int, *, touched: bool) -> Iterator[None]:
+def new_memory(mib, *, touched):
     """New pages: what an earlier test freed may still be the process's own."""
     anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     with mmap.mmap(-1, mib * MIB, flags=anonymous) as pages:

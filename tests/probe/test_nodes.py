@@ -5,10 +5,9 @@ import random
 import socket
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -27,7 +26,7 @@ from batchtune.results import BatchShape, Probe, read_result
 FACTS = {"PyTorch": "2.13.0", "--set": "['layers=2']"}
 
 
-def free_ports() -> int:
+def free_ports():
     """The first of three ports in a row that nothing uses, below those that the kernel gives to connections."""
     while True:
         first = random.randrange(20_000, 32_000)
@@ -39,7 +38,7 @@ def free_ports() -> int:
         return first
 
 
-def launch_of(node_rank: int, nnodes: int = 2, port: int = 0) -> Launch:
+def launch_of(node_rank, nnodes=2, port=0):
     return Launch(
         nproc_per_node=1,
         nnodes=nnodes,
@@ -49,7 +48,7 @@ def launch_of(node_rank: int, nnodes: int = 2, port: int = 0) -> Launch:
     )
 
 
-def greeting_of(node_rank: int, **facts: str) -> Greeting:
+def greeting_of(node_rank, **facts):
     return Greeting(
         token="", node_rank=node_rank, host=f"host{node_rank}", facts={**FACTS, **facts}
     )
@@ -58,45 +57,45 @@ def greeting_of(node_rank: int, **facts: str) -> Greeting:
 class MadeNursery:
     """What an agent does with its worker process, in words."""
 
-    def __init__(self, *program: object) -> None:
-        self.done: list[Any] = []
+    def __init__(self, *program):
+        self.done = []
         MADE.append(self)
 
-    def start_worker(self) -> None:
+    def start_worker(self):
         self.done.append("start")
 
-    def ask(self, request: Launch, kinds: object, timeout_seconds: float) -> Launched:
+    def ask(self, request, kinds, timeout_seconds):
         self.done.append(request)
         return Launched()
 
-    def output(self) -> str:
+    def output(self):
         return "last words\n"
 
-    def end_worker(self) -> None:
+    def end_worker(self):
         self.done.append("end")
 
-    def close(self) -> None:
+    def close(self):
         self.done.append("close")
 
 
-MADE: list[MadeNursery] = []
+MADE = []
 
 
 class Cluster:
     """Node 0, and agents as threads."""
 
-    def __init__(self, nnodes: int = 2) -> None:
+    def __init__(self, nnodes=2):
         self.nnodes = nnodes
         self.port = free_ports()
         self.nodes = Nodes(launch_of(0, nnodes, self.port), greeting_of(0))
         self.threads = ThreadPoolExecutor()
 
-    def agent(self, node_rank: int, **facts: str) -> Future[None]:
+    def agent(self, node_rank, **facts):
         launch = launch_of(node_rank, self.nnodes, self.port)
         greeting = greeting_of(node_rank, **facts)
         return self.threads.submit(serve_node_0, launch, greeting, 20.0)
 
-    def stranger(self, says: bytes) -> socket.socket:
+    def stranger(self, says):
         channel = socket.create_connection(("127.0.0.1", self.port + 1))
         channel.sendall(says)
         return channel
@@ -314,9 +313,7 @@ def test_a_rank_may_fail_on_another_node_but_no_node_may_be_lost(tmp_path):
     assert not ours()
 
 
-def two_nodes(
-    folder: Path, command: list[str], *others: str
-) -> list[subprocess.CompletedProcess[str]]:
+def two_nodes(folder, command, *others):
     """What becomes of the command on two nodes, which have folders of their own, of node 0 first."""
     started = []
     endpoint = f"127.0.0.1:{free_ports()}"
@@ -348,26 +345,27 @@ def two_nodes(
     return ended
 
 
-def write_lengths(folder: Path) -> None:
+def write_lengths(folder):
     folder.mkdir()
     rows = [f"{number},{24 + 76 * (number % 4)}\n" for number in range(2000)]
     (folder / "lengths.csv").write_text("id,tokens\n" + "".join(rows))
 
 
-def probing(*further: str) -> list[str]:
+def probing(command, *further):
     return [
-        *("tune", "lengths.csv", "--workload", f"{GANG}:ByLength", "--device", "cpu"),
+        *(command, "lengths.csv", "--workload", f"{GANG}:ByLength", "--device", "cpu"),
         *("--memory", "460MiB", "--memory-fraction", "1", "--num-lengths", "2"),
-        *("--num-buckets", "2", "--setup-timeout", "60", *further),
+        *("--setup-timeout", "300", *further),
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_two_nodes_find_what_two_ranks_find(tmp_path):
+def test_two_nodes_find_what_fits_on_two_ranks(tmp_path):
     write_lengths(tmp_path / "node0")
-    verify = ["--verify", "--verify-steps", "3", "--time-tolerance", "1000"]
-    node_0, node_1 = two_nodes(tmp_path, probing("--nproc-per-node", "1", *verify))
+    tune = probing("tune", "--nproc-per-node", "1", "--num-buckets", "2")
+    tune += ["--verify", "--verify-steps", "3", "--time-tolerance", "1000"]
+    node_0, node_1 = two_nodes(tmp_path, tune)
     assert (node_0.returncode, node_1.returncode) == (0, 0), node_0.stderr
     assert node_1.stdout == ""
     # Node 1 has no manifest, and writes nothing.
@@ -377,28 +375,22 @@ def test_two_nodes_find_what_two_ranks_find(tmp_path):
     of_nodes = read_result(run / "probe.json", Probe)
     assert of_nodes.settings["nnodes"] == 2
     assert (of_nodes.device.nnodes, of_nodes.device.world_size) == (2, 2)
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "batchtune"),
-            *probing("--nproc-per-node", "2", "--run", "one"),
-        ],
-        cwd=tmp_path / "node0",
-        capture_output=True,
-        check=True,
-    )
-    of_ranks = read_result(tmp_path / "node0" / "one" / "probe.json", Probe)
-    assert of_ranks.device.nnodes == 1
-    assert all(trial.rank in (0, 1) for trial in of_ranks.trials)
-    assert [rank.rank for rank in of_ranks.device.ranks] == [0, 1]
-    for point, other in zip(of_nodes.frontier, of_ranks.frontier, strict=True):
-        assert abs(point.batch_size - other.batch_size) <= 1
+    assert all(trial.rank in (0, 1) for trial in of_nodes.trials)
+    assert [rank.rank for rank in of_nodes.device.ranks] == [0, 1]
+    with Supervisor(settings("ByLength"), lengths=LENGTHS) as supervisor:
+        outcomes = [
+            supervisor.measure(BatchShape(size, point.length), 0).trial.outcome
+            for point in of_nodes.frontier
+            for size in (point.batch_size - 1, 2 * point.batch_size)
+        ]
+    assert outcomes == ["ok", "oom"] * len(of_nodes.frontier)
     assert not ours()
 
 
 @pytest.mark.process
 def test_nodes_with_other_options_are_refused(tmp_path):
     write_lengths(tmp_path / "node0")
-    command = probing("--nproc-per-node", "1")
+    command = probing("tune", "--nproc-per-node", "1")
     ended = two_nodes(tmp_path, command, "--memory", "300MiB")
     for process in ended:
         assert process.returncode == 1

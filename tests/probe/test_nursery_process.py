@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,10 +28,8 @@ def work(channel):
 serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), work)
 """
 
-Start = Callable[..., "tuple[subprocess.Popen[bytes], socket.socket]"]
 
-
-def send_start(control: socket.socket, workers: socket.socket, output: int = 2) -> None:
+def send_start(control, workers, output=2):
     folder = os.open(".", os.O_RDONLY)
     socket.send_fds(control, [b"start"], [workers.fileno(), output, folder])
     os.close(folder)
@@ -42,11 +39,9 @@ def send_start(control: socket.socket, workers: socket.socket, output: int = 2) 
 def start(tmp_path, monkeypatch):
     """`start("exit 3")`: a nursery whose worker is a shell in an empty folder, and our end of its control socket."""
     monkeypatch.chdir(tmp_path)
-    started: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+    started = []
 
-    def run(
-        script: str, program: str = "/bin/sh", output: int = 2
-    ) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def run(script, program="/bin/sh", output=2):
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel, workers = socket.socketpair()
         with theirs, channel, workers:
@@ -69,12 +64,12 @@ def start(tmp_path, monkeypatch):
         process.wait()
 
 
-def exit_code(control: socket.socket) -> int:
+def exit_code(control):
     """The worker's exit code, as the nursery reports it."""
     return int(control.recv(64))
 
 
-def daemon() -> int:
+def daemon():
     deadline = time.monotonic() + 20
     while not (text := Path("daemon").read_text() if Path("daemon").exists() else ""):
         assert time.monotonic() < deadline
@@ -82,7 +77,7 @@ def daemon() -> int:
     return int(text)
 
 
-def ends(pid: int) -> bool:
+def ends(pid):
     """Whether a process ends soon."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

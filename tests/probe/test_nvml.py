@@ -24,7 +24,7 @@ from batchtune.probe.devices.nvml import all_gpus, find_gpu, named_reasons
 from batchtune.results import DeviceProcess, DoctorGpu
 
 
-def facts_of(monkeypatch: pytest.MonkeyPatch, gpu: MadeGpu) -> DoctorGpu:
+def facts_of(monkeypatch, gpu):
     MadeNvml([gpu]).install(monkeypatch)
     found = find_gpu(gpu.uuid, gpu.pci)
     return found.facts()

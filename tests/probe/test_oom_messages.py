@@ -235,7 +235,7 @@ def test_a_lack_of_memory_of_the_system_is_one_in_a_worker_too():
     assert error_verdict(OSError(passed_on)) == "oom"
 
 
-def raised(kind: str) -> BaseException:
+def raised(kind):
     """A workload's own error, raised in the named relation to a lack of memory."""
     try:
         try:

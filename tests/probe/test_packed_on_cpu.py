@@ -38,7 +38,7 @@ def test_the_budget_is_what_a_brute_force_finds(tmp_path):
     compositions = Compositions(LENGTHS, 0)
 
     @cache
-    def holds(tokens: int) -> bool:
+    def holds(tokens):
         shapes = [compositions.shape(name, tokens) for name in COMPOSITIONS]
         return all(
             supervisor.measure(shape, 0).trial.outcome == "ok" for shape in shapes

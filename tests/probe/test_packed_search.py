@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -18,7 +16,6 @@ from memory_laws import LIMIT_BYTES, Law, ooms, warns
 from packed_laws import (
     SENTENCES,
     TOKENS,
-    Memory,
     PackedDevice,
     drawn_batches,
     probe_packed,
@@ -33,16 +30,15 @@ from batchtune.probe.packed_search import (
     MOST_TRIALS,
     MOST_UNEVEN_TRIALS,
 )
-from batchtune.probe.requests import Ran
 from batchtune.results import PROBE_FILE, BatchShape, Probe, read_result
 
 
-def linear(shape: BatchShape) -> float:
+def linear(shape):
     return 1e5 * shape.tokens
 
 
 # Memory that does not grow evenly: a mask over the row, a floor, pages, another kernel.
-ROUGH: dict[str, Memory] = {
+ROUGH = {
     "mask": lambda shape: 1e5 * shape.tokens + 4.0 * shape.tokens**2,
     "floor": lambda shape: max(3e9, 1e5 * shape.tokens),
     "high floor": lambda shape: max(6.5e9, 1e5 * shape.tokens),
@@ -57,13 +53,13 @@ EVEN = ("mask", "floor", "concave")
 
 
 def probed(
-    memory: Memory,
+    memory,
     *,
-    noise: float = 0.0,
-    lengths: Lengths = TOKENS,
-    dear: bool = False,
-    **changed: object,
-) -> tuple[PackedDevice, Probe]:
+    noise=0.0,
+    lengths=TOKENS,
+    dear=False,
+    **changed,
+):
     device = PackedDevice(
         Law(lambda size, length, target: 0.0, noise=noise),
         lengths,
@@ -73,7 +69,7 @@ def probed(
         return device, probe_packed(device, Path(folder), dear=dear, **changed)
 
 
-def assert_never_too_large(device: PackedDevice, probe: Probe) -> int:
+def assert_never_too_large(device, probe):
     """The budget holds for its compositions and all that they contain; return the largest that does."""
     packed = probe.packed
     truth = device.largest_budget(int(device.lengths.total))
@@ -105,7 +101,7 @@ def assert_never_too_large(device: PackedDevice, probe: Probe) -> int:
 def test_even_memory_is_found_within_two_per_cent(
     token, squared, sequence, noise, lengths, dear
 ):
-    def memory(shape: BatchShape) -> float:
+    def memory(shape):
         return (
             token * shape.tokens
             + squared * shape.squared_tokens
@@ -200,7 +196,7 @@ def test_a_workload_that_pads_is_told():
 
 def test_a_workload_that_ignores_the_batch_is_told():
     class Ignores(PackedDevice):
-        def seconds(self, shape: BatchShape) -> float:
+        def seconds(self, shape):
             return 0.1
 
     device = Ignores(memory=lambda shape: 1e9)
@@ -227,7 +223,7 @@ def test_a_longest_sequence_that_fits_alone_may_be_no_budget():
 
 
 PADDED = Lengths.of([3.0])  # by a workload that pads
-BAD_INPUT: list[tuple[Lengths, dict[str, object], str]] = [
+BAD_INPUT = [
     (Lengths.of([3.0, 2.5, 1.5]), {}, "2 of 3 are fractional, such as 2.5"),
     (Lengths.of([3.0, 2.0], [1.0, 1.0]), {}, "packed sequences have one length"),
     (TOKENS, {"max_batch_size": 8}, "--max-batch-size is for padded batches"),
@@ -257,19 +253,17 @@ def test_trials_of_the_other_kind_are_refused(packed, tmp_path):
 class Unsteady(PackedDevice):
     """Is interrupted after `most` trials and steps, or answers otherwise once: `answer` replaces a trial's reply."""
 
-    def __init__(
-        self, most: int = 10**6, answer: Callable[[Ran], Ran] = lambda reply: reply
-    ) -> None:
+    def __init__(self, most=10**6, answer=lambda reply: reply):
         super().__init__()
         self.most = most
         self.answer = answer
         self.count = 0
 
-    def measure(self, shape: BatchShape, index: int, **how: Any) -> Ran:
+    def measure(self, shape, index, **how):
         reply = super().measure(shape, index, **how)
         return reply if how.get("fresh") else self.answer(reply)
 
-    def run(self, shape: BatchShape, steps: int) -> Ran:
+    def run(self, shape, steps):
         self.count += 1
         if self.count > self.most:
             raise KeyboardInterrupt
@@ -306,9 +300,9 @@ def test_minutes_end_a_packed_probe(tmp_path, monkeypatch):
 
 
 def test_a_crash_is_tried_again_before_it_is_believed(tmp_path):
-    crashed: list[BatchShape] = []
+    crashed = []
 
-    def crash_once(reply: Ran) -> Ran:
+    def crash_once(reply):
         trial = reply.trial
         if trial.index < 4:
             return reply
@@ -324,7 +318,7 @@ def test_a_crash_is_tried_again_before_it_is_believed(tmp_path):
 
 def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path):
     class Fragments(PackedDevice):
-        def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        def step(self, shape, *, release=False):
             reply = super().step(shape, release=release)
             if self.bytes(shape) <= 0.97 * LIMIT_BYTES:
                 return reply
@@ -337,7 +331,7 @@ def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path):
     assert probe.confirmation.given_up > 0
 
 
-def holding_more(reply: Ran, more: int) -> Ran:
+def holding_more(reply, more):
     """The reply of a process that holds so many bytes more."""
     trial = reply.trial
     if trial.peak_bytes is None:
@@ -347,12 +341,12 @@ def holding_more(reply: Ran, more: int) -> Ran:
     return altered(reply, peak_bytes=peak_bytes, rest_bytes=rest_bytes)
 
 
-def holds_more_with_each_trial(reply: Ran) -> Ran:
+def holds_more_with_each_trial(reply):
     """The margin grows with it: nothing near the limit is proven any more."""
     return holding_more(reply, 40_000_000 * max(0, reply.trial.index - 8))
 
 
-def holds_more_after_many_sequences(reply: Ran, kept: float) -> Ran:
+def holds_more_after_many_sequences(reply, kept):
     """From the first batch of very many sequences on."""
     if reply.trial.shape.batch_size <= 1000:
         return reply

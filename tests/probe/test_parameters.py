@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from batchtune.probe.parameters import Training, drop_gradients
+from batchtune.probe.parameters import TrainingCheck, drop_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -16,21 +16,21 @@ def nothing_of_other_tests_is_trained():
     gc.collect()
 
 
-def with_an_optimizer(model: torch.nn.Linear) -> None:
+def with_an_optimizer(model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
 
 
-def through_data(model: torch.nn.Linear) -> None:
+def through_data(model):
     model.weight.data.sub_(1.0)
 
 
-def without_backward(model: torch.nn.Linear) -> None:
+def without_backward(model):
     model(torch.ones(1, 4)).sum()
 
 
-def without_an_optimizer_step(model: torch.nn.Linear) -> None:
+def without_an_optimizer_step(model):
     model(torch.ones(1, 4)).sum().backward()
 
 
@@ -45,7 +45,7 @@ def without_an_optimizer_step(model: torch.nn.Linear) -> None:
 )
 def test_a_change_is_seen_however_it_is_written(step, expected):
     model = torch.nn.Linear(4, 2)
-    training = Training()
+    training = TrainingCheck()
     for has_changed in expected:
         step(model)
         assert training.has_changed() is has_changed
@@ -53,7 +53,7 @@ def test_a_change_is_seen_however_it_is_written(step, expected):
 
 def test_a_model_that_was_replaced_is_neither_known_nor_kept():
     model = torch.nn.Linear(4, 2)
-    training = Training()
+    training = TrainingCheck()
     del model
     assert training.has_changed() is None
 

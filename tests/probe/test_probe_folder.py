@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 from made_trials import ran
@@ -13,14 +11,11 @@ from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.requests import Ran
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
     TRIALS_FILE,
-    BatchShape,
-    Outcome,
     Probe,
     read_result,
 )
@@ -31,13 +26,11 @@ PADDED = Law(lambda size, length, target: size * length)
 SETTINGS = ProbeSettings(workload="train.py:Mine", options={}, num_lengths=3)
 
 
-def probed(
-    device: LawDevice, folder: Path, settings: ProbeSettings = SETTINGS, **how: Any
-) -> Probe:
+def probed(device, folder, settings=SETTINGS, **how):
     return probe_on(device, folder, settings, **how)
 
 
-def padded(fitting: float = 7.0, lengths: Lengths = LENGTHS) -> LawDevice:
+def padded(fitting=7.0, lengths=LENGTHS):
     return LawDevice(PADDED, lengths, fitting=fitting)
 
 
@@ -96,8 +89,8 @@ def test_too_little_memory_for_anything_is_told(tmp_path):
 
 
 def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path):
-    notes: list[str] = []
-    left: list[float | None] = []
+    notes = []
+    left = []
     with pytest.raises(ProbeError, match=r"12 of 36 examples exceed 10") as caught:
         probed(
             padded(fitting=0.7),
@@ -123,16 +116,16 @@ CAUGHT = "caught by the workload, whose step still returned: RuntimeError"
 
 
 def failing(
-    lengths: list[float],
-    outcome: Outcome,
-    error: str,
+    lengths,
+    outcome,
+    error,
     *,
-    above: int = 0,
-    caught: bool = False,
-) -> LawDevice:
+    above=0,
+    caught=False,
+):
     """A device that fails with batches of more examples than `above`."""
 
-    def fault(shape: BatchShape, run: int) -> Ran | None:
+    def fault(shape, run):
         if shape.batch_size <= above:
             return None
         return replace(ran(shape, outcome, error=error, caught=caught), renew=True)

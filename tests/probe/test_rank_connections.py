@@ -4,9 +4,7 @@ import re
 import select
 import socket
 import subprocess
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -15,30 +13,30 @@ import batchtune
 from batchtune.probe import ranks as ranks_module
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.ranks import Ranks
-from batchtune.probe.requests import Hello, Ran, Reply, Run, Vote
+from batchtune.probe.requests import Hello, Ran, RunTrial, Vote
 from batchtune.probe.verdicts import cause_of
 from batchtune.processes.worker import OUTERMOST_FRAME, Failed, encode
 from batchtune.results import BatchShape, Trial
 
 SHAPE = BatchShape(4, 3.0)
-RUN = Run(shape=SHAPE)
+RUN = RunTrial(shape=SHAPE)
 TOKEN = "0123"
 
 
-def ran(outcome: Any = "ok", error: str | None = None) -> Ran:
+def ran(outcome="ok", error=None):
     return Ran(trial=Trial.of(SHAPE, outcome, error=error))
 
 
 class MadeRank:
     """A rank's side of its connection."""
 
-    def __init__(self, port: int, rank: int) -> None:
+    def __init__(self, port, rank):
         self.channel = socket.create_connection(("127.0.0.1", port))
         self.replies = self.channel.makefile("rb")
         self.place = RankPlace(self.channel, self.replies, rank, 2)
         self.place.say(self.place.hello(TOKEN))
 
-    def close(self) -> None:
+    def close(self):
         self.replies.close()
         self.channel.close()
 
@@ -46,7 +44,7 @@ class MadeRank:
 class Led:
     """Two ranks and what leads them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
             self.ranks = Ranks(listener, TOKEN, 2, lambda: "last words", None)
@@ -63,9 +61,7 @@ class Led:
                 stranger.close()
         self.threads = ThreadPoolExecutor()
 
-    def gather(
-        self, *acts: Callable[[MadeRank], object], seconds: float = 20.0
-    ) -> dict[int, Reply]:
+    def gather(self, *acts, seconds=20.0):
         """What comes of a request to which each rank reacts by its own act."""
         self.ranks.send(RUN)
         for rank in self.made:
@@ -81,7 +77,7 @@ class Led:
         self.results = [act.result() for act in acting]
         return replies
 
-    def close(self) -> None:
+    def close(self):
         self.ranks.close()
         for rank in self.made:
             rank.close()
@@ -99,36 +95,33 @@ def led(monkeypatch):
     made.close()
 
 
-def causes(replies: dict[int, Reply]) -> dict[int, str | None]:
+def causes(replies):
     return {rank: cause_of(reply) for rank, reply in replies.items()}
 
 
-def message(reply: Reply) -> str:
+def message(reply):
     return reply.message
 
 
-Act = Callable[[MadeRank], object]
+def nothing(rank): ...
 
 
-def nothing(rank: MadeRank) -> None: ...
-
-
-def saying(reply: Any) -> Act:
+def saying(reply):
     return lambda rank: rank.place.say(reply)
 
 
-def sending(words: bytes) -> Act:
+def sending(words):
     return lambda rank: rank.channel.sendall(words)
 
 
-def closing(rank: MadeRank) -> None:
+def closing(rank):
     rank.channel.shutdown(socket.SHUT_RDWR)
 
 
-def printing(stack: str) -> Act:
+def printing(stack):
     """Prints its stack when it is asked where it hangs."""
 
-    def act(rank: MadeRank) -> None:
+    def act(rank):
         select.select([], [], [rank.channel], 20.0)
         assert rank.channel.recv(1, socket.MSG_OOB) == b"!"
         rank.channel.sendall(stack.encode())
@@ -136,7 +129,7 @@ def printing(stack: str) -> Act:
     return act
 
 
-def stack(*frames: str) -> str:
+def stack(*frames):
     """The stack of a thread whose innermost frame comes first."""
     lines = [f"  File {frame}" for frame in frames]
     first = "Thread 0x1 (most recent call first):"
@@ -146,7 +139,7 @@ def stack(*frames: str) -> str:
 def test_all_ranks_take_the_decision_of_any(led):
     votes = {0: [False, False, True], 1: [False, True, False]}
 
-    def act(rank: MadeRank) -> list[bool]:
+    def act(rank):
         decided = [rank.place.agree(vote) for vote in votes[rank.place.rank]]
         decided.append(rank.place.largest(-rank.place.rank) == 0)
         rank.place.say(ran())

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from batchtune.probe.attempt import MOST_TIMED_STEPS, enough, interquartile_range
 
 
-def timed(*seconds: float, brief: bool = False) -> int:
+def timed(*seconds, brief=False):
     """After how many steps it is enough, when the times come round again and again."""
-    taken: list[float] = []
+    taken = []
     while not enough(taken, brief=brief):
         taken.append(seconds[len(taken) % len(seconds)])
     return len(taken)
 
 
 def test_shorter_and_unsteady_steps_are_timed_more_often():
-    cases: dict[tuple[float, ...], int] = {
+    cases = {
         (10.0,): 1,  # very long: one
         (9.0,): 3,
         (0.05,): 3,  # steady

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, lock_device
-from batchtune.probe.requests import Identified, Identify, Prepare, Ran, Ready, Run
+from batchtune.probe.requests import Identified, Identify, Prepare, Ran, Ready, RunTrial
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor, worker_program
 from batchtune.processes.worker import (
@@ -45,39 +45,39 @@ CPU = DeviceIdentity("cpu", "the CPU", shared=True)
 class MadeNursery:
     """Gives the answers in turn, after one for each start; raises those that are exceptions."""
 
-    def __init__(self, *answers: Ran | WorkerLost) -> None:
+    def __init__(self, *answers):
         self.answers = list(answers)
         self.device = CPU
-        self.ready: Ready | Failed | WorkerLost = Ready(device=DEVICE)
+        self.ready = Ready(device=DEVICE)
         self.started = 0
         self.ended = 0
 
-    def start_worker(self) -> None:
+    def start_worker(self):
         self.started += 1
 
-    def ask(self, request: Any, kinds: Any, timeout_seconds: float) -> Any:
+    def ask(self, request, kinds, timeout_seconds):
         answer: Any
         if isinstance(request, Identify):
             answer = Identified(device=self.device)
         elif isinstance(request, Prepare):
             answer = self.ready
         else:
-            assert isinstance(request, Run)
+            assert isinstance(request, RunTrial)
             assert request.timeout_seconds == 15.0
             answer = self.answers.pop(0)
         if isinstance(answer, WorkerLost):
             raise answer
         return answer
 
-    def end_worker(self) -> None:
+    def end_worker(self):
         self.ended += 1
 
-    def close(self) -> None: ...
+    def close(self): ...
 
 
-def supervised(nursery: MadeNursery) -> Supervisor:
+def supervised(nursery):
     supervisor = Supervisor(SETTINGS)
-    supervisor._nursery = nursery  # type: ignore[assignment]
+    supervisor._nursery = nursery
     return supervisor
 
 
@@ -248,10 +248,10 @@ def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(nursery, supervisor)
 
 
 def test_a_gpu_in_use_can_be_waited_for(nursery, supervisor):
-    notes: list[str] = []
+    notes = []
     lock = lock_device(GPU.id, GPU.name)
 
-    def on_note(text: str) -> None:
+    def on_note(text):
         notes.append(text)
         lock.close()
 
@@ -277,12 +277,12 @@ def test_a_second_probe_on_the_cpu_knows_of_the_first(supervisor):
 class MadeWorker(Nursery):
     """Of its worker there is only the channel, whose other end is `far`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(*worker_program())
         channel, self.far = socket.socketpair()
         self._connection = Connection(channel)
 
-    def _ended(self, seconds: float = 0.0) -> int | None:
+    def _ended(self, seconds=0.0):
         return None
 
 
@@ -296,7 +296,7 @@ def worker():
 
 RAN = encode(ran(SHAPE)) + b"\n"
 IDENTIFIED = encode(Identified(device=CPU)) + b"\n"
-RUN = Run(shape=SHAPE)
+RUN = RunTrial(shape=SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ RUN = Run(shape=SHAPE)
     ids=["forges", "repeats"],
 )
 def test_what_a_workload_writes_to_the_channel_is_a_crash(worker, unasked, words):
-    def answer() -> None:
+    def answer():
         assert worker.far.recv(1 << 16) == encode(RUN) + b"\n"
         worker.far.sendall(words)
 

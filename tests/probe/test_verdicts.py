@@ -1,19 +1,17 @@
 """One reply of all ranks' replies, made here: what counts of several, and which failure explains the others."""
 
-from typing import Any
-
 import pytest
 from made_devices import made_device
 from msgspec.structs import replace
 
 from batchtune.probe.failures import message_verdict
-from batchtune.probe.requests import Prepare, Ran, Ready, Reply, Run
+from batchtune.probe.requests import Prepare, Ran, Ready, RunTrial
 from batchtune.probe.verdicts import merged
 from batchtune.processes.worker import Failed
-from batchtune.results import BatchShape, Device, ProbedWith, RankDevice, Trial
+from batchtune.results import BatchShape, ProbedWith, RankDevice, Trial
 
 SHAPE = BatchShape(4, 3.0)
-RUN = Run(shape=SHAPE, timeout_seconds=15.0)
+RUN = RunTrial(shape=SHAPE, timeout_seconds=15.0)
 PREPARE = Prepare(
     workload="w",
     options={},
@@ -29,11 +27,11 @@ GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer
 OWN = "ValueError: tokens and labels differ"
 
 
-def ran(outcome: Any = "ok", error: str | None = None, **facts: Any) -> Ran:
+def ran(outcome="ok", error=None, **facts):
     return Ran(trial=Trial.of(SHAPE, outcome, error=error, **facts), stage="step")
 
 
-def failed(outcome: Any, message: str, **facts: Any) -> Failed:
+def failed(outcome, message, **facts):
     return Failed(outcome=outcome, message=message, **facts)
 
 
@@ -65,7 +63,7 @@ def test_the_worst_of_all_ranks_counts():
 KILLED = failed("crash", "its process was killed by SIGKILL")
 HANGS = failed("timeout", "no answer within 15 s; it hangs at train.py, line 28")
 # What goes wrong on a rank → its reply, the outcome of all, and whether it counts among those out of memory.
-FAULTS: dict[str, tuple[Reply, str, bool]] = {
+FAULTS = {
     "out of memory": (ran("oom", OOM), "oom", True),
     "caught": (failed("oom", CAUGHT), "oom", True),
     "killed for memory": (failed("oom", "std::bad_alloc"), "oom", True),
@@ -92,13 +90,13 @@ FAULTS: dict[str, tuple[Reply, str, bool]] = {
 def test_a_fault_of_one_rank_is_the_result_of_all(others, fault):
     """A lost connection follows from another rank's fault, if the other one did not only fail to answer."""
     own, outcome, is_oom = FAULTS[fault]
-    lost = [rank for rank, reply in others.items() if reply.trial.outcome != "ok"]  # type: ignore[union-attr]
+    lost = [rank for rank, reply in others.items() if reply.trial.outcome != "ok"]
     reply = merged({**others, 3: own}, RUN, 4)
     trial = reply.trial
     if outcome == "timeout" and lost:
         assert (trial.outcome, trial.rank) == ("crash", lost[0])
         return
-    error = own.trial.error if isinstance(own, Ran) else own.message  # type: ignore[union-attr]
+    error = own.trial.error if isinstance(own, Ran) else own.message
     assert (trial.outcome, trial.rank) == (outcome, 3)
     assert trial.oom_ranks == ([3] if is_oom else [])
     assert trial.error == f"rank 3: {error}"
@@ -146,7 +144,7 @@ def test_where_a_ranks_error_was_raised_is_kept():
     assert (reply.stage, reply.traceback) == ("make_batch", "train.py, line 3")
 
 
-def device(rank: int, limit_bytes: int, **facts: Any) -> Device:
+def device(rank, limit_bytes, **facts):
     own = RankDevice(
         rank=rank,
         host="here",

@@ -4,8 +4,6 @@ import contextlib
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from made_devices import MIB, StillMeter, made_device
@@ -22,7 +20,7 @@ SHAPE = BatchShape(4, 3.0)
 class MadeMeter(StillMeter):
     """A device of 1000 MiB; it does what its workload says."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.device = made_device(
             kind="cuda", limit_bytes=1000 * MIB, allocator="native"
         )
@@ -32,115 +30,112 @@ class MadeMeter(StillMeter):
         self.sound = True
         self.released = 0
         self.queued = False
-        self.clocks: list[int] = []
+        self.clocks = []
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.queued = False
 
-    def note_clock(self) -> None:
+    def note_clock(self):
         self.clocks.append(1980 if self.queued else 210)
 
-    def release(self) -> None:
+    def release(self):
         self.released += 1
 
-    def peak(self) -> int:
+    def peak(self):
         return self.used + 50 * MIB
 
-    def reserved(self) -> int:
+    def reserved(self):
         return self.used + 70 * MIB
 
-    def in_use(self) -> int:
+    def in_use(self):
         return self.used
 
-    def surroundings(self) -> dict[str, Any]:
+    def surroundings(self):
         return {
             "outside_bytes": 300 * MIB,
             "sm_clock_mhz": 1410,
             "throttle_reasons": ["power cap"],
         }
 
-    def retries_and_ooms(self) -> tuple[int, int]:
+    def retries_and_ooms(self):
         return self.flushed, self.raised
 
-    def healthy(self) -> bool:
+    def healthy(self):
         return self.sound
 
-    def worn(self) -> bool:
+    def worn(self):
         return False
 
 
 class MadeWorkload:
     """Does in its n-th step what it was told to."""
 
-    def __init__(self, meter: MadeMeter, act: "Act") -> None:
+    def __init__(self, meter, act):
         self.meter = meter
         self.act = act
         self.steps = 0
 
-    def setup(self, device: object) -> None: ...
+    def setup(self, device): ...
 
-    def make_batch(self, shape: BatchShape) -> BatchShape:
+    def make_batch(self, shape):
         return shape
 
-    def step(self, batch: BatchShape) -> None:
+    def step(self, batch):
         self.steps += 1
         self.meter.queued = True
         self.act(self.meter, batch, self.steps)
 
 
-Act = Callable[[MadeMeter, BatchShape, int], None]
-
-
-def session(act: Act, *agree: Any) -> Session:
+def session(act, *agree):
     meter = MadeMeter()
     return Session(MadeWorkload(meter, act), meter, *agree)
 
 
-def out_of_memory() -> None:
+def out_of_memory():
     raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-def out_in_disguise() -> None:
+def out_in_disguise():
     raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.")
 
 
-def fail() -> None:
+def fail():
     raise ValueError("tokens and labels differ")
 
 
-def leave() -> None:
+def leave():
     sys.exit(3)
 
 
-def fail_unprintably() -> None:
+def fail_unprintably():
     raise ValueError("a lone surrogate: \udcff " + "x" * 1_000_000)
 
 
-def fail_without_words() -> None:
+def fail_without_words():
     class Wordless(Exception):
-        def __str__(self) -> str:
+        def __str__(self):
             raise RuntimeError("no words")
 
     raise Wordless
 
 
-def nothing(meter: MadeMeter, batch: BatchShape, number: int) -> None: ...
+def nothing(meter, batch, number): ...
 
 
-def failing(fault: Callable[[], None], *numbers: int) -> Act:
+def failing(fault, *numbers):
     """Has the fault in these steps, or in all."""
 
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+    def act(meter, batch, number):
         if number in numbers or not numbers:
             fault()
 
     return act
 
 
-def catching(number: int = 1) -> Act:
+def catching(number=1):
     """Runs out of memory from this step on, and goes on as if nothing had happened."""
 
-    def act(meter: MadeMeter, batch: BatchShape, step: int) -> None:
+    def act(meter, batch, step):
         if step >= number:
             with contextlib.suppress(RuntimeError):
                 meter.raised += 1
@@ -149,17 +144,17 @@ def catching(number: int = 1) -> Act:
     return act
 
 
-def flushing(*numbers: int, times: int = 1) -> Act:
+def flushing(*numbers, times=1):
     """Empties the allocator's cache in these steps, or in all."""
 
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+    def act(meter, batch, number):
         if number in numbers or not numbers:
             meter.flushed += times
 
     return act
 
 
-def raises_in_the_allocator(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+def raises_in_the_allocator(meter, batch, number):
     meter.raised += 1
 
 
@@ -177,13 +172,13 @@ RAISED = {
 def test_what_is_raised_is_judged_alike_wherever_it_is(fault, step, sound):
     """In making the batch (0), in the warm-up, or in a timed step; `sticky`: nothing works any more afterwards."""
 
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+    def act(meter, batch, number):
         if number == step:
             meter.sound = sound
             fault()
 
     class Workload(MadeWorkload):
-        def make_batch(self, shape: BatchShape) -> BatchShape:
+        def make_batch(self, shape):
             self.act(self.meter, shape, 0)
             return shape
 
@@ -229,7 +224,7 @@ def test_an_oom_caught_by_the_workload_counts_wherever_it_is(step):
 
 
 def test_a_leak_is_reported_as_one():
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+    def act(meter, batch, number):
         meter.used += 4 * MIB
 
     measured = session(act).measure(SHAPE)
@@ -244,7 +239,7 @@ def test_a_leak_is_reported_as_one():
 def test_a_step_of_varying_time_is_repeated_with_its_spread(monkeypatch):
     now = 0.0
 
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+    def act(meter, batch, number):
         nonlocal now
         now += (0.01, 0.03)[number % 2]
 
@@ -266,30 +261,30 @@ def test_a_single_step_may_hold_an_error_that_a_library_caught():
 
 
 def test_the_clock_is_read_once_while_a_timed_step_is_queued():
-    steps: list[int] = []
+    steps = []
     made = session(lambda meter, batch, number: steps.append(len(meter.clocks)))
     made.measure(SHAPE)
-    assert made._meter.clocks == [1980]  # type: ignore[attr-defined]
+    assert made._meter.clocks == [1980]
     assert steps[:3] == [0, 0, 1]
 
 
 def test_a_flush_in_the_warm_up_ends_the_try_at_once():
     made = session(flushing(1, 2))
     trial = made.measure(SHAPE).trial
-    assert made._workload.steps == 2  # type: ignore[attr-defined]
+    assert made._workload.steps == 2
     assert (trial.outcome, trial.alloc_retries) == ("oom", 1)
-    assert made._meter.released == 3  # type: ignore[attr-defined]
+    assert made._meter.released == 3
 
 
 def compiled_step(
-    mean: Callable[[Any], Any],
-) -> Callable[[MadeMeter, BatchShape, int], None]:
+    mean,
+):
     """A step whose forward pass torch.compile compiles for every batch size."""
     import torch
 
     compiled = torch.compile(mean, backend="eager", dynamic=False)
 
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+    def act(meter, batch, number):
         compiled(torch.ones(batch.batch_size))
 
     return act
@@ -302,7 +297,7 @@ def test_a_step_that_compiles_is_not_timed(monkeypatch):
     now = 0.0
     mean = compiled_step(lambda batch: batch.mean())
 
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+    def act(meter, batch, number):
         nonlocal now
         before = counters["frames"]["total"]
         if number == 3:
@@ -335,7 +330,7 @@ def test_the_recompile_limit_is_recorded_and_reported(monkeypatch):
 
 @pytest.mark.parametrize(("kept", "renew"), [(0, False), (1, False), (50, True)])
 def test_memory_that_a_failure_keeps_costs_the_worker(kept, renew):
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+    def act(meter, batch, number):
         meter.used += 30 * MIB * (number == 1)  # such as the optimizer's state
         if batch.batch_size > 4:
             meter.used += kept * MIB
@@ -362,14 +357,14 @@ def test_a_single_step_counts_flushes_and_is_not_run_again():
     made = session(flushing(times=2))
     trial = made.step(SHAPE).trial
     assert (trial.outcome, trial.alloc_retries) == ("ok", 2)
-    assert made._workload.steps == 1  # type: ignore[attr-defined]
+    assert made._workload.steps == 1
 
 
-def unsteady(meter: MadeMeter, shape: BatchShape, step: int) -> None:
+def unsteady(meter, shape, step):
     meter.used = 100 * MIB + 2 * MIB * (step % 2)
 
 
-def growing_in_brief_trials(meter: MadeMeter, shape: BatchShape, step: int) -> None:
+def growing_in_brief_trials(meter, shape, step):
     """Their two steps are not taken for a leak."""
     is_brief = step > 12  # after three trials of four steps
     meter.used = 100 * MIB + is_brief * ((step + 1) % 2) * MIB
@@ -393,19 +388,19 @@ def test_after_steady_trials_a_long_step_is_timed_once(act, steps, monkeypatch):
 class Agreed:
     """Notes what a rank says to the others; they want what is given, in turn, and then nothing."""
 
-    def __init__(self, *others: bool) -> None:
+    def __init__(self, *others):
         self.others = iter(others)
-        self.votes: list[bool] = []
-        self.caught: list[str | None] = []
+        self.votes = []
+        self.caught = []
 
-    def __call__(self, wanted: bool, caught: str | None = None) -> bool:
+    def __call__(self, wanted, caught=None):
         self.votes.append(wanted)
         self.caught.append(caught)
         return next(self.others, False) or wanted
 
 
 def test_ranks_run_as_many_steps_as_any_of_them_needs():
-    def steps(*others: bool) -> int:
+    def steps(*others):
         # Steps take no time here, so 30 are timed, after the warm-up.
         trial = session(nothing, Agreed(*others)).measure(SHAPE).trial
         assert trial.outcome == "ok"

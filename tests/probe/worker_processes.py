@@ -14,12 +14,12 @@ FAULTY = Path(__file__).parent / "faulty_workload.py"
 
 
 def supervise(
-    name: str,
+    name,
     *,
-    shared: bool = True,
-    memory_bytes: int = 1 << 30,
-    **options: float | str,
-) -> Supervisor:
+    shared=True,
+    memory_bytes=1 << 30,
+    **options,
+):
     """A supervisor of one of the faulty workloads, or of any other by its whole name.
 
     If its workers need other variables of the environment, they can't be `shared` with other tests.
@@ -37,7 +37,7 @@ def supervise(
     return supervisor
 
 
-def processes_of(supervisor: int) -> set[int]:
+def processes_of(supervisor):
     """All processes that a supervisor's process started, and all that those started, by their environment."""
     found = set()
     for entry in Path("/proc").iterdir():
@@ -52,7 +52,7 @@ def processes_of(supervisor: int) -> set[int]:
     return found
 
 
-def names_of(supervisor: int) -> list[str]:
+def names_of(supervisor):
     """What those processes run."""
     return [
         Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
@@ -60,7 +60,7 @@ def names_of(supervisor: int) -> list[str]:
     ]
 
 
-def gone(supervisor: int, seconds: float = 20.0) -> bool:
+def gone(supervisor, seconds=20.0):
     """Whether they all end, within the time."""
     deadline = time.monotonic() + seconds
     while processes_of(supervisor):
@@ -70,7 +70,7 @@ def gone(supervisor: int, seconds: float = 20.0) -> bool:
     return True
 
 
-def wait_for(path: Path, seconds: float = 60.0) -> str:
+def wait_for(path, seconds=60.0):
     """What a file holds, once it is there."""
     deadline = time.monotonic() + seconds
     while not path.exists():
@@ -79,6 +79,6 @@ def wait_for(path: Path, seconds: float = 60.0) -> str:
     return path.read_text()
 
 
-def ours() -> set[int]:
+def ours():
     """The processes of this process's supervisors, but for what tests share."""
     return processes_of(os.getpid()) - SHARED.pids() - OF_LOADERS.pids()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
 
-def with_row(result: Any, place: int | None = None, **changes: Any) -> Any:
+def with_row(result, place=None, **changes):
     """The result of a sweep or a tuning with other numbers in a row: the recommended one, or the one in this place."""
     place = result.recommended if place is None else place
     rows = list(result.rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -21,24 +19,22 @@ from reports.changed import with_row as changed
 from batchtune.errors import UsageError
 from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.page import drift_sentences
-from batchtune.reports.rule_fields import RuleInputs
-from batchtune.results import Sweep, Verdict
 
 replace = msgspec.structs.replace
 SWEEP = made_sweep()
 
 
-def with_row(**changes: Any) -> Sweep:
-    sweep: Sweep = changed(SWEEP, **changes)
+def with_row(**changes):
+    sweep = changed(SWEEP, **changes)
     return sweep
 
 
-def verdict_of(rule: str, evidence: RuleInputs) -> Verdict:
+def verdict_of(rule, evidence):
     (verdict,) = judge(parse_rules([rule]), evidence)
     return verdict
 
 
-def outcome(rule: str, sweep: Sweep | None = None, **evidence: Any) -> str:
+def outcome(rule, sweep=None, **evidence):
     return verdict_of(rule, rule_inputs(sweep=sweep or SWEEP, **evidence)).outcome
 
 

@@ -29,48 +29,48 @@ HOSTILE = [
 
 
 @cache
-def whole_page() -> str:
+def whole_page():
     return render(RESULTS, CONFIGS)
 
 
 class PageReader(HTMLParser):
     """Reads a page's elements, and checks on the way that each is closed in its place."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.scripts: dict[str, str] = {}
-        self.open: list[str] = []
+        self.elements = []
+        self.text = []
+        self.scripts = {}
+        self.open = []
         self.feed(page)
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.open and self.open[-1] == "script":
             name = self.elements[-1][1].get("id") or "page"
             self.scripts[name] = self.scripts.get(name, "") + data
         else:
             self.text.append(data)
 
-    def names(self) -> set[str]:
+    def names(self):
         return {tag for tag, _ in self.elements}
 
-    def attributes(self) -> set[str]:
+    def attributes(self):
         return {name for _, attributes in self.elements for name in attributes}
 
-    def policy(self) -> str:
+    def policy(self):
         return next(
             str(attributes["content"])
             for _, attributes in self.elements
@@ -78,11 +78,11 @@ class PageReader(HTMLParser):
         )
 
 
-def plotly_of(page: PageReader) -> bytes:
+def plotly_of(page):
     return gzip.decompress(base64.b64decode(page.scripts["plotly"]))
 
 
-def own_part(page: str) -> str:
+def own_part(page):
     """The page without plotly.js."""
     return re.sub(r'(id="plotly">)[^<]*', r"\1", page)
 
@@ -108,7 +108,7 @@ def test_no_string_of_a_file_becomes_markup_in_a_chart():
         assert not re.findall(r"<(?!/?b>|br>)", shown)
 
 
-def strings_of(value: object) -> list[str]:
+def strings_of(value):
     if isinstance(value, str):
         return [value]
     items = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from html_records import with_data
 from loader_records import all_failed, loaded, made_iterable
@@ -16,10 +14,8 @@ from streamed_records import BUFFERS, empty_stream, made_stream, whole_stream
 from batchtune.reports import RunResults
 from batchtune.reports.html.charts import figures, label
 
-Traces = dict[str, dict[str, Any]]
 
-
-def drawn(name: str, results: RunResults | None = None, **records: Any) -> Traces:
+def drawn(name, results=None, **records):
     """Name → trace of a chart; empty without that chart."""
     run = results or RunResults(name="run", **records)
     for figure in figures(run):
@@ -134,11 +130,20 @@ def test_the_histogram_has_its_bins_and_the_batch_sizes(logarithmic):
 
 def test_every_trial_is_a_point_by_its_outcome():
     probe = made_probe()
+    shortest, *others = probe.frontier
+    shortest = replace(shortest, closed_by="data")
+    probe = replace(probe, frontier=[shortest, *others])
     traces = drawn("frontier", probe=probe)
-    largest = traces["largest that fits"]
-    assert largest["x"] == sorted(largest["x"]) and largest["y"] == sorted(
-        largest["y"], reverse=True
-    )
+    # What the data end is no part of the line that memory draws.
+    for name, ends in (
+        ("largest that memory allows", False),
+        ("all that the data have", True),
+    ):
+        points = [
+            point for point in probe.frontier if (point.closed_by == "data") is ends
+        ]
+        assert traces[name]["x"] == [point.length for point in points]
+        assert traces[name]["y"] == [point.batch_size for point in points]
     assert len(traces["passed"]["x"]) == sum(
         trial.outcome == "ok" for trial in probe.trials
     )

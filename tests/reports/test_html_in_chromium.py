@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -44,18 +43,18 @@ QUIET = [
 
 
 @cache
-def shown() -> RunResults:
+def shown():
     """A run with all that a page can show, whose every string is HTML and script."""
     return hostile_full_results(HOSTILE)
 
 
 @cache
-def whole_page() -> str:
+def whole_page():
     return render(shown(), {**CONFIGS, "hostile": HOSTILE})
 
 
 @cache
-def chromium() -> str | None:
+def chromium():
     """An installed Chromium that starts; a stub that asks to install another package does not."""
     for name in (
         "chromium",
@@ -106,7 +105,7 @@ class Opened:
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
-    def count(self, selector: str) -> int:
+    def count(self, selector):
         return self.page.locator(selector).count()
 
 
@@ -118,8 +117,8 @@ def opened(browser, tmp_path_factory):
     """`opened(text, **context)`: a page of this text, opened from a file as a reader would."""
 
     @contextmanager
-    def opened(text: str, *, drawn: bool = True, **settings: Any) -> Iterator[Opened]:
-        path: Path = tmp_path_factory.mktemp("page") / "report.html"
+    def opened(text, *, drawn=True, **settings):
+        path = tmp_path_factory.mktemp("page") / "report.html"
         path.write_text(text, encoding="utf-8")
         context = browser.new_context(
             **{"viewport": {"width": 960, "height": 900}, **settings}
@@ -206,7 +205,7 @@ def test_the_button_copies_the_config_without_a_clipboard_too(opened):
         assert report.complaints == []
 
 
-def pasted(page: Page) -> str:
+def pasted(page):
     """What the clipboard holds, as a reader would find out."""
     page.evaluate(
         "document.body.append(Object.assign(document.createElement('textarea'), {id: 'pasted'}))"

@@ -66,7 +66,7 @@ def test_any_text_gives_well_formed_xml(text, outcome):
         value=1,
         limit=1.0,
         message=text,
-    )  # type: ignore[arg-type]
+    )
     root = ElementTree.fromstring(render_junit([verdict], text).encode())
     case = root.find("testsuite/testcase")
     assert case is not None

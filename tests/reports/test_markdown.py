@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from report_records import hostile_results, made_probe, made_sweep
 
 from batchtune.reports import RunResults, markdown
 from batchtune.reports.markdown import MAX_BYTES, escape, render
 from batchtune.reports.section import clean
-from batchtune.results import Answer, Verdict
+from batchtune.results import Verdict
 
 RESULTS = RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep())
 
@@ -23,7 +22,7 @@ RESULTS = RunResults(name="librispeech-100", probe=made_probe(), sweep=made_swee
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
 
 
-def shown_text(inline: Token) -> str:
+def shown_text(inline):
     """What a reader sees of inline Markdown; markup in it fails the test."""
     children = inline.children or []
     assert {child.type for child in children} <= {"text", "text_special"}, children
@@ -83,8 +82,8 @@ def test_no_raw_html_comes_out_of_any_string():
     assert not kinds & {"html_block", "html_inline"}
 
 
-def judged(count: int = 3) -> tuple[Verdict, ...]:
-    outcomes: tuple[Answer, ...] = ("holds", "fails", "error")
+def judged(count=3):
+    outcomes = ("holds", "fails", "error")
     return tuple(
         Verdict(
             rule=f"batches > {number}",
@@ -100,7 +99,9 @@ def judged(count: int = 3) -> tuple[Verdict, ...]:
 def test_verdicts_come_first_as_a_table_with_signs():
     lines = render(replace(RESULTS, verdicts=judged())).splitlines()
     start = lines.index("## Rules")
-    assert lines[2] == "- Rules: 1 of 3 hold. 1 can't be judged."
+    assert (
+        lines[2] == "- Rules: 1 of 3 hold. Failing: batches &gt; 1. 1 can't be judged."
+    )
     assert lines[start : start + 7] == [
         "## Rules",
         "",
@@ -112,7 +113,7 @@ def test_verdicts_come_first_as_a_table_with_signs():
     ]
 
 
-def huge_results(text: str, rows: int) -> RunResults:
+def huge_results(text, rows):
     results = hostile_results(text)
     assert results.sweep is not None and results.verification is not None
     row = results.sweep.rows[0]

@@ -10,11 +10,9 @@ from report_records import made_sweep
 
 from batchtune.reports import RunResults
 from batchtune.reports.packing import packing_section
-from batchtune.reports.section import Section
-from batchtune.results import Sweep
 
 
-def section_of(sweep: Sweep) -> Section:
+def section_of(sweep):
     run = RunResults(name="run", folder=Path("run"), sweep=sweep)
     assert sweep.packed is not None
     return packing_section(run, sweep, sweep.packed)

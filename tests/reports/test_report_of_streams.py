@@ -10,14 +10,13 @@ from streamed_records import made_stream, whole_stream
 
 from batchtune.reports import RunResults
 from batchtune.reports.page import build_page
-from batchtune.results import StreamSweep
 
 
-def alone(stream: StreamSweep) -> RunResults:
+def alone(stream):
     return RunResults(name="run", stream=stream)
 
 
-def said(stream: StreamSweep) -> str:
+def said(stream):
     return " ".join(summary_of(stream=stream))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from loader_records import all_failed, bottleneck, made_dali, made_iterable, made_loader
 from msgspec.structs import replace
@@ -22,7 +20,6 @@ from reports.changed import with_row
 from streamed_records import made_stream, whole_stream
 
 from batchtune.reports.gate import judge, parse_rules
-from batchtune.results import Verdict
 
 POOLS = {"sweep": pooled_sweep()}
 STREAM = {"sweep": None, "stream": whole_stream()}
@@ -40,7 +37,7 @@ FAILED = {**TABLE, "verification": failed_verification()}
 DRIFT = {**TABLE, "drift": made_drift()}
 
 
-def verdict_of(rule: str, **records: Any) -> Verdict:
+def verdict_of(rule, **records):
     (verdict,) = judge(parse_rules([rule]), rule_inputs(**records))
     return verdict
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from loader_records import made_iterable, made_loader
@@ -29,7 +28,7 @@ from batchtune.results import SweepSettings, write_result
 OTHER = {"fingerprint": "0" * 64}
 
 
-def write_run(folder: Path, **results: Any) -> Path:
+def write_run(folder, **results):
     for name, result in results.items():
         write_result(folder / f"{name}.json", result)
     return folder

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from batchtune.lengths import Lengths, Unit
+from batchtune.lengths import Lengths
 from batchtune.reports.page import make_page
 from batchtune.reports.survey import survey, survey_section, survey_sentences
 from batchtune.reports.terminal import text_of
-from batchtune.results import Percentiles
 
 FLOATS = st.floats(1e-9, 1e15)
 ANY_LENGTHS = st.one_of(
@@ -26,7 +25,7 @@ ANY_LENGTHS = st.one_of(
 )
 
 
-def nearest_rank(values: list[float], thousandths: int) -> float:
+def nearest_rank(values, thousandths):
     """The smallest value that at least that share does not exceed, by counting."""
     return min(
         value
@@ -35,15 +34,15 @@ def nearest_rank(values: list[float], thousandths: int) -> float:
     )
 
 
-def percentiles(spread: Percentiles) -> list[float]:
+def percentiles(spread):
     return [spread.min, spread.median, spread.p95, spread.p99, spread.p999, spread.max]
 
 
-def warnings_of(values: list[float], unit: Unit | None = None) -> list[str]:
+def warnings_of(values, unit=None):
     return survey(Lengths.of(values, unit=unit)).warnings
 
 
-def spoken(count: int = 2000) -> list[float]:
+def spoken(count=2000):
     """Lengths as of spoken sentences: 1 s to 16 s, each different."""
     return [1 + 15 * (index + 0.37) / count for index in range(count)]
 
@@ -175,7 +174,7 @@ def test_the_histogram_has_bars_as_long_as_the_shares(encoding, bar):
     class Stream(io.StringIO):
         pass
 
-    Stream.encoding = encoding  # type: ignore[assignment]
+    Stream.encoding = encoding
     console = Console(file=Stream(), width=80, color_system=None, _environ={})
     scan = survey(Lengths.of([1] * 10 + [20] * 40, unit="tokens"))
     lines = text_of(

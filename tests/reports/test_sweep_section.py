@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace as with_results
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -29,20 +28,21 @@ from report_records import (
 
 from batchtune.probe.supervisor import about_script
 from batchtune.reports import RunResults
+from batchtune.reports.gradient import of_gradient
 from batchtune.reports.page import build_page
 from batchtune.reports.section import clean, make_table
 from batchtune.reports.sweeps import today_row
-from batchtune.results import Probe, Sweep, WorkloadRecord
+from batchtune.results import StepGradient, WorkloadRecord
 
 SPEECHBRAIN = "SpeechBrain's num_buckets=20"
 BOTH = RunResults(name="run", probe=made_probe(), sweep=made_sweep())
 
 
-def with_rows(sweep: Sweep, **changes: Any) -> Sweep:
+def with_rows(sweep, **changes):
     return replace(sweep, rows=[replace(row, **changes) for row in sweep.rows])
 
 
-def with_error_of_model(error: float) -> Probe:
+def with_error_of_model(error):
     """A probe whose model of step times misses its trials by so much."""
     probe = made_probe()
     assert probe.models.step_seconds is not None
@@ -362,7 +362,7 @@ def test_sizes_are_not_proven_by_batches_unlike_a_scripts_own():
     assert any("no batch size will be proven" in note for note in notes_on(probe))
 
 
-def notes_on(probe: Probe) -> list[str]:
+def notes_on(probe):
     assert probe.device.script is not None
     return list(about_script(probe.device.script))
 
@@ -440,3 +440,37 @@ def test_equal_lengths_have_no_other_number_of_buckets():
 )
 def test_a_string_becomes_one_harmless_line(text, cleaned):
     assert clean(text) == cleaned
+
+
+# The gradient of a step whose examples are cut otherwise
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"any_counts": 3e-7}, r"gradient is the same \(difference 3e-07\)"),
+        ({"any_counts": 0.12, "equal_counts": 2e-7}, "12.0%: .* over the examples"),
+        ({"any_counts": 0.12, "equal_counts": 0.2, "mates": 0.0}, "over the tokens"),
+        ({"any_counts": 0.3, "equal_counts": 0.2, "mates": 0.5}, "in-batch negatives"),
+        (
+            {
+                "any_counts": 0.3,
+                "equal_counts": 0.2,
+                "mates": 0.5,
+                "batch_norm": ["3 × BatchNorm1d"],
+            },
+            r"batch norm \(3 × BatchNorm1d\) takes .*--equal-counts it differs by 20",
+        ),
+        ({"again": 0.3, "any_counts": 0.4}, "by 40.0%, and by 30.0% if .* are random"),
+        ({"unknown": "its batches are packed"}, "not compared: its batches are packed"),
+    ],
+)
+def test_what_a_loss_makes_of_other_micro_batches_is_said(changes, words):
+    gradient = StepGradient(**changes)
+    row = replace(made_sweep().rows[0], pool_size=64, accumulate=16)
+    sweep = replace(
+        made_sweep(),
+        gradient=gradient,
+        gradient_difference=gradient.of_cut(equal_counts=False),
+    )
+    assert re.search(words, " ".join(of_gradient(sweep, row)))

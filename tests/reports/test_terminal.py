@@ -95,7 +95,7 @@ SHOWN = [
 ]
 
 
-def printed(results: RunResults, console: Console, *, full: bool = True) -> str:
+def printed(results, console, *, full=True):
     return text_of(build_page(results), console, full=full)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,14 +14,11 @@ from training_lines import START, step, write
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ResultError
 from batchtune.files import open_to_append
-from batchtune.reports import FORMATS, RunResults, load_run, render
+from batchtune.reports import FORMATS, load_run, render
 from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.page import build_page
 from batchtune.reports.rule_fields import RuleInputs
 from batchtune.results import (
-    Training,
-    TrainingStart,
-    TrainingStep,
     read_training,
     write_result,
 )
@@ -35,7 +31,7 @@ LINES = [
 ]
 
 
-def recorded(folder: Path, lines: list[TrainingStart | TrainingStep]) -> RunResults:
+def recorded(folder, lines):
     """The run of a probe and a sweep with a recorded training."""
     write_result(folder / "probe.json", made_probe())
     write_result(folder / "sweep.json", made_sweep())
@@ -43,7 +39,7 @@ def recorded(folder: Path, lines: list[TrainingStart | TrainingStep]) -> RunResu
     return load_run(folder)
 
 
-def training_of(run: RunResults) -> Training:
+def training_of(run):
     assert run.training is not None
     return run.training
 

@@ -21,10 +21,6 @@ from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.measured import verification_section
 from batchtune.reports.page import build_page, build_verification_page
 from batchtune.results import (
-    Probe,
-    StreamSweep,
-    Sweep,
-    Verification,
     WorkloadRecord,
 )
 
@@ -32,9 +28,7 @@ replace = msgspec.structs.replace
 SWEEP = replace(made_sweep(), warnings=[])
 
 
-def run_with(
-    verification: Verification, probe: Probe | None = None, sweep: Sweep = SWEEP
-) -> RunResults:
+def run_with(verification, probe=None, sweep=SWEEP):
     return RunResults(
         name="run",
         probe=probe or made_probe(),
@@ -43,11 +37,11 @@ def run_with(
     )
 
 
-def warnings_in(results: RunResults) -> list[str]:
+def warnings_in(results):
     return build_page(results).warnings
 
 
-def said_of(verification: Verification) -> list[str]:
+def said_of(verification):
     return list(verification_section(run_with(verification)).sentences)
 
 
@@ -116,7 +110,7 @@ def test_the_verification_has_a_page_of_its_own():
 # Of a stream
 
 
-def of_stream(stream: StreamSweep, **changes: object) -> Verification:
+def of_stream(stream, **changes):
     row = stream.recommended_row
     assert row is not None
     ran = {

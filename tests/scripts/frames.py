@@ -8,21 +8,21 @@ from torch.utils.data import Dataset
 class Lengths(Dataset):
     """Features of 20 to 99 frames."""
 
-    def __init__(self, count: int = 40) -> None:
+    def __init__(self, count=40):
         self.lengths = [20 + 37 * index % 80 for index in range(count)]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.randn(self.lengths[index], 16)
 
 
-def collate(examples: list[torch.Tensor]) -> torch.Tensor:
+def collate(examples):
     return pad_sequence(examples, batch_first=True)
 
 
-def layers() -> torch.nn.Sequential:
+def layers():
     """Takes 256 activations for each frame."""
     return torch.nn.Sequential(
         torch.nn.Linear(16, 256), torch.nn.Tanh(), torch.nn.Linear(256, 16)

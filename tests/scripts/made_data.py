@@ -12,7 +12,7 @@ from real_speechbrain import load_speechbrain
 from torch.nn.utils.rnn import pad_sequence
 
 
-def speech(samples: int, tokens: int) -> dict[str, Any]:
+def speech(samples, tokens):
     return {
         "id": "utterance",
         "sig": torch.rand(samples) + 0.1,
@@ -22,7 +22,7 @@ def speech(samples: int, tokens: int) -> dict[str, Any]:
     }
 
 
-def text(tokens: int, _: int) -> dict[str, Any]:
+def text(tokens, _):
     ids = torch.randint(3, 100, (tokens,)).tolist()
     return {
         "input_ids": ids,
@@ -31,45 +31,45 @@ def text(tokens: int, _: int) -> dict[str, Any]:
     }
 
 
-def whisper(tokens: int, _: int) -> dict[str, Any]:
+def whisper(tokens, _):
     labels = torch.randint(3, 50, (tokens,)).tolist()
     return {"input_features": torch.rand(8, 30), "labels": labels}
 
 
-def wav2vec2(samples: int, tokens: int) -> dict[str, Any]:
+def wav2vec2(samples, tokens):
     return {
         "input_values": (torch.rand(samples) + 0.1).numpy(),
         "labels": torch.randint(3, 30, (tokens,)).tolist(),
     }
 
 
-def features(frames: int, tokens: int) -> tuple[Any, ...]:
+def features(frames, tokens):
     target = torch.randint(1, 30, (tokens,))
     return torch.rand(frames, 10) + 0.1, target, "utterance"
 
 
-def graph(nodes: int, edges: int) -> dict[str, Any]:
+def graph(nodes, edges):
     ends = torch.randint(0, nodes, (2, edges))
     return {"x": torch.rand(nodes, 8), "edge_index": ends}
 
 
-def padded(sequences: list[Any], value: float = 0) -> torch.Tensor:
+def padded(sequences, value=0):
     tensors = [torch.as_tensor(sequence) for sequence in sequences]
     return pad_sequence(tensors, batch_first=True, padding_value=value)
 
 
-def column(examples: list[Any], key: Any) -> list[Any]:
+def column(examples, key):
     """Takes a key out of all examples, as collate functions of Transformers do."""
     if isinstance(examples[0], dict):
         return [example.pop(key) for example in examples]
     return [example[key] for example in examples]
 
 
-def speechbrain(examples: list[Any]) -> Any:
+def speechbrain(examples):
     return load_speechbrain()[2].PaddedBatch(examples)
 
 
-def causal(examples: list[Any]) -> Any:
+def causal(examples):
     from transformers import BatchEncoding
 
     return BatchEncoding(
@@ -81,12 +81,12 @@ def causal(examples: list[Any]) -> Any:
     )
 
 
-def to_multiple_of_8(examples: list[Any]) -> Any:
+def to_multiple_of_8(examples):
     ids = padded(column(examples, "input_ids"))
     return {"input_ids": torch.nn.functional.pad(ids, (0, -ids.shape[1] % 8))}
 
 
-def sequence_to_sequence(examples: list[Any]) -> dict[str, Any]:
+def sequence_to_sequence(examples):
     features = torch.stack(column(examples, "input_features"))
     return {
         "input_features": features,
@@ -94,7 +94,7 @@ def sequence_to_sequence(examples: list[Any]) -> dict[str, Any]:
     }
 
 
-def waves(examples: list[Any]) -> dict[str, Any]:
+def waves(examples):
     values = column(examples, "input_values")
     masks = [torch.ones(len(value), dtype=torch.long) for value in values]
     return {
@@ -104,7 +104,7 @@ def waves(examples: list[Any]) -> dict[str, Any]:
     }
 
 
-def subsampled(examples: list[Any]) -> tuple[Any, ...]:
+def subsampled(examples):
     x = column(examples, 0)
     y = column(examples, 1)
     x_lengths = torch.tensor([len(one) for one in x])
@@ -121,7 +121,7 @@ def subsampled(examples: list[Any]) -> tuple[Any, ...]:
     )
 
 
-def packed(examples: list[Any]) -> dict[str, Any]:
+def packed(examples):
     rows = column(examples, "input_ids")
     lengths = [len(row) for row in rows]
     ids = torch.cat([torch.tensor(row) for row in rows])[None]
@@ -135,7 +135,7 @@ def packed(examples: list[Any]) -> dict[str, Any]:
     }
 
 
-def ragged(examples: list[Any]) -> dict[str, Any]:
+def ragged(examples):
     return {"xs": column(examples, "sig"), "ys": column(examples, "tokens")}
 
 
@@ -146,7 +146,7 @@ class Graphs:
     batch: torch.Tensor
 
 
-def graphs(examples: list[Any]) -> Graphs:
+def graphs(examples):
     nodes = column(examples, "x")
     shifts = np.cumsum([0] + [len(x) for x in nodes])
     edges = column(examples, "edge_index")
@@ -169,7 +169,7 @@ class Case(NamedTuple):
     target_length: int | None
     length_key: str | None = None
 
-    def random(self, seed: int) -> list[Any]:
+    def random(self, seed):
         """Makes 60 examples."""
         torch.manual_seed(seed)
         drawn = np.random.default_rng(seed)
@@ -177,7 +177,7 @@ class Case(NamedTuple):
         targets = drawn.integers(*self.targets, 60).tolist()
         return list(map(self.example, lengths, targets))
 
-    def equal(self, count: int) -> list[Any]:
+    def equal(self, count):
         """Makes examples of exactly these lengths."""
         return [
             self.example(self.length, self.target_length or 0) for _ in range(count)

@@ -1,6 +1,5 @@
 """Training loops that look ahead and accumulate as frameworks do, with the sizes of the batches that each step used."""
 
-from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import torch
@@ -8,7 +7,7 @@ import torch
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def batches(count: int, start: int = 0) -> list[Batch]:
+def batches(count, start=0):
     """Batches whose lengths tell them apart: of 2 examples, 10 + number long, with targets of 3."""
     lengths = range(10 + start, 10 + start + count)
     return [
@@ -20,18 +19,18 @@ def batches(count: int, start: int = 0) -> list[Batch]:
 class Trainer:
     """A model with its optimizer; `steps` are the lengths that each optimizer step was made of."""
 
-    def __init__(self, *, skipped_steps: int = 0) -> None:
+    def __init__(self, *, skipped_steps=0):
         self.model = torch.nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.steps: list[list[int]] = []
-        self._lengths: list[int] = []
+        self.steps = []
+        self._lengths = []
         self._skipped = skipped_steps
 
-    def train(self, batch: Batch) -> None:
+    def train(self, batch):
         self.model(batch[0]).sum().backward()
         self._lengths.append(batch[0].shape[1])
 
-    def step(self) -> None:
+    def step(self):
         if self._skipped:  # as a gradient scaler does, whose gradients overflow
             self._skipped -= 1
             return
@@ -41,7 +40,7 @@ class Trainer:
         self._lengths = []
 
 
-def plain(trainer: Trainer, loader: Iterable[Batch], accumulate: int) -> None:
+def plain(trainer, loader, accumulate):
     """A loop of one's own; an incomplete accumulation ends with the epoch."""
     pending = 0
     for batch in loader:
@@ -54,12 +53,12 @@ def plain(trainer: Trainer, loader: Iterable[Batch], accumulate: int) -> None:
         trainer.step()
 
 
-def one_ahead(trainer: Trainer, loader: Iterable[Batch], accumulate: int) -> None:
+def one_ahead(trainer, loader, accumulate):
     """As accelerate's loader: it gets a batch before it gives the one before."""
     plain(trainer, ahead_by_one(loader), accumulate)
 
 
-def in_groups(trainer: Trainer, loader: Iterable[Batch], accumulate: int) -> None:
+def in_groups(trainer, loader, accumulate):
     """As the Trainer of Transformers: it gets all batches of a step, from a loader that is one ahead."""
     iterator = ahead_by_one(loader)
     while group := list(islice(iterator, accumulate)):
@@ -68,7 +67,7 @@ def in_groups(trainer: Trainer, loader: Iterable[Batch], accumulate: int) -> Non
         trainer.step()
 
 
-def ahead_by_one(loader: Iterable[Batch]) -> Iterator[Batch]:
+def ahead_by_one(loader):
     iterator = iter(loader)
     current = next(iterator)
     for following in iterator:

@@ -6,15 +6,11 @@ import itertools
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 from made_devices import StillMeter
 
-from batchtune.results import BatchShape
 from batchtune.scripts import feeding
 from batchtune.scripts.answering import Fed
 from batchtune.scripts.feeding import Feed, Loop
@@ -25,35 +21,35 @@ class MadeLearned:
 
     packed = False
 
-    def make(self, shape: BatchShape) -> tuple[int, int]:
+    def make(self, shape):
         return (shape.batch_size, int(shape.length))
 
 
-def fed_by(loop: Loop, accumulation: int = 1, meter: StillMeter | None = None) -> Fed:
+def fed_by(loop, accumulation=1, meter=None):
     """The script of this loop as a workload."""
-    learned: Any = MadeLearned()
+    learned = MadeLearned()
     return Fed(loop, learned, meter or StillMeter(), accumulation)
 
 
 class Training:
     """A loop that trains on batches of `feed` in its own thread, and notes for each optimizer step which they were."""
 
-    def __init__(self, loop: Loop, accumulation: int, look_ahead: int) -> None:
-        self.steps: list[list[Any]] = []
+    def __init__(self, loop, accumulation, look_ahead):
+        self.steps = []
         self._loop = loop
         self._accumulation = accumulation
         self._look_ahead = look_ahead
         self.thread = threading.Thread(target=self._train, daemon=True)
         self.thread.start()
 
-    def _fetched(self) -> Iterator[Any]:
-        ahead: deque[Any] = deque()
+    def _fetched(self):
+        ahead = deque()
         while True:
             ahead.append(self._loop.next_batch())
             if len(ahead) > self._look_ahead:
                 yield ahead.popleft()
 
-    def _train(self) -> None:
+    def _train(self):
         batches = self._fetched()
         while True:
             step = list(itertools.islice(batches, self._accumulation))
@@ -69,13 +65,13 @@ class MadeScript:
 
     def __init__(
         self,
-        patch: pytest.MonkeyPatch,
-        train: Callable[[Loop, Iterator[Any]], None],
-        *loaders: Any,
-    ) -> None:
+        patch,
+        train,
+        *loaders,
+    ):
         self.loop = Loop()
         self._trains = threading.Event()
-        self._at_exit: list[Callable[[], None]] = []
+        self._at_exit = []
         patch.setattr(feeding, "_loop", self.loop)
         patch.setattr(feeding, "_answer_the_probe", self._answer)
         exits = SimpleNamespace(
@@ -95,19 +91,19 @@ class MadeScript:
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    def measured(self) -> Loop:
+    def measured(self):
         """Its training loop, once it is known."""
         assert self._trains.wait(20.0)
         return self.loop
 
-    def _register(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _register(self, function, *arguments):
         self._at_exit.append(lambda: function(*arguments))
 
-    def _answer(self, loop: Loop, feed: Feed) -> None:
+    def _answer(self, loop, feed):
         loop.feed = feed
         self._trains.set()
 
-    def _run(self) -> None:
+    def _run(self):
         feeds = [Feed(loader, loader.__iter__) for loader in self._loaders]
         try:
             self._train(self.loop, zip(*feeds, strict=False))

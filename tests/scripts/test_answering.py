@@ -5,9 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -20,7 +17,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from batchtune.lengths import RowLength
-from batchtune.probe.parameters import Training
+from batchtune.probe.parameters import TrainingCheck
 from batchtune.probe.rank import RankPlace
 from batchtune.probe.requests import (
     Describe,
@@ -28,8 +25,7 @@ from batchtune.probe.requests import (
     Prepare,
     Ran,
     Ready,
-    Reply,
-    Run,
+    RunTrial,
     ScriptRequest,
 )
 from batchtune.probe.session import Session
@@ -51,10 +47,10 @@ TIMED_OUT = "no answer within 8 s; it hangs at train.py, line 28, in fail"
 class Stream(IterableDataset[torch.Tensor]):
     """Gives whole batches of one to eight examples, or single examples."""
 
-    def __init__(self, *, whole: bool) -> None:
+    def __init__(self, *, whole):
         self.whole = whole
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         data = Lengths()
         for first in range(0, len(data), 4):
             examples = [data[first + place] for place in range(1 + first // 4 % 4)]
@@ -64,25 +60,25 @@ class Stream(IterableDataset[torch.Tensor]):
                 yield from examples
 
 
-def loader_of(data: Any, **options: Any) -> DataLoader[Any]:
+def loader_of(data, **options):
     return DataLoader(data, **{"batch_size": 4, "collate_fn": collate, **options})
 
 
-def worker_of(loop: Loop, world_size: int = 1) -> ScriptWorker:
+def worker_of(loop, world_size=1):
     channel, other = socket.socketpair()
     with other, channel, channel.makefile("rb") as replies:
         return ScriptWorker(loop, RankPlace(channel, replies, 0, world_size))
 
 
-def raising(error: BaseException) -> Callable[[], None]:
-    def fail() -> None:
+def raising(error):
+    def fail():
         raise error
 
     return fail
 
 
-def catching(error: BaseException) -> Callable[[], None]:
-    def end() -> None:
+def catching(error):
+    def end():
         try:
             raise error
         except RuntimeError:
@@ -95,10 +91,10 @@ OOM = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 BUG = KeyError("no such speaker")
 
 
-def trained_with(fail: Callable[[], None], *, catches: bool = False) -> Any:
+def trained_with(fail, *, catches=False):
     """A training loop that fails in a large batch; it may catch that, and go on without a step."""
 
-    def train(loop: Loop, batches: Iterator[Any]) -> None:
+    def train(loop, batches):
         for (batch,) in batches:
             try:
                 if batch[0] > FAILS_ABOVE:
@@ -129,8 +125,8 @@ def test_a_failure_is_that_of_its_batch(monkeypatch, fail, catches, outcome, err
     loop = MadeScript(monkeypatch, train, small).measured()
     worker = worker_of(loop)
     worker._session = Session(fed_by(loop), StillMeter())
-    worker._training = Training()
-    before, failed = (worker.answer(Run(shape=shape)) for shape in (SMALL, LARGE))
+    worker._training = TrainingCheck()
+    before, failed = (worker.answer(RunTrial(shape=shape)) for shape in (SMALL, LARGE))
     assert isinstance(before, Ran) and isinstance(failed, Ran)
     assert (before.trial.outcome, before.renew) == ("ok", False)
     # The script starts anew: nothing is known of its state.
@@ -143,7 +139,7 @@ def test_a_failure_is_that_of_its_batch(monkeypatch, fail, catches, outcome, err
 
 @pytest.mark.parametrize("noting", [False, True])
 def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(monkeypatch, noting):
-    def train(loop: Loop, batches: Iterator[Any]) -> None:
+    def train(loop, batches):
         large = 0
         for (batch,) in batches:
             large += batch[0] > FAILS_ABOVE
@@ -158,7 +154,7 @@ def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(monkeypatch, noting)
     loop = MadeScript(monkeypatch, train, small).measured()
     worker = worker_of(loop)
     worker._session = Session(fed_by(loop), StillMeter())
-    ran = worker.answer(Run(shape=LARGE, noting=noting))
+    ran = worker.answer(RunTrial(shape=LARGE, noting=noting))
     assert isinstance(ran, Ran)
     assert ran.trial.outcome == ("oom" if noting else "error")
     assert (ran.unexplained, ran.renew) == (not noting, True)
@@ -166,9 +162,9 @@ def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(monkeypatch, noting)
 
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_a_step_that_a_script_skips_ran_out_of_memory(monkeypatch, goes_on):
-    ooms: list[int] = []
+    ooms = []
 
-    def run_out() -> None:
+    def run_out():
         ooms.append(1)
         raise OOM
 
@@ -181,7 +177,7 @@ def test_a_step_that_a_script_skips_ran_out_of_memory(monkeypatch, goes_on):
     worker._goes_on = goes_on
     worker._session = Session(fed_by(loop, meter=meter), meter)
     failed, after = (
-        worker.answer(Run(shape=shape, single=True)) for shape in (LARGE, SMALL)
+        worker.answer(RunTrial(shape=shape, single=True)) for shape in (LARGE, SMALL)
     )
     assert isinstance(failed, Ran) and isinstance(after, Ran)
     assert (failed.trial.outcome, failed.renew) == ("oom", not goes_on)
@@ -195,7 +191,7 @@ def test_an_oom_that_ends_the_process_is_known_in_any_step():
     loop = Loop()
     loop.feed = Feed(loader_of(Lengths()), lambda: iter([]))
 
-    def end() -> None:
+    def end():
         try:
             catching(OOM)()
         finally:
@@ -209,7 +205,7 @@ def test_an_oom_that_ends_the_process_is_known_in_any_step():
 
 def test_a_script_that_hangs_is_a_timeout():
     hangs = Failed(message=TIMED_OUT, outcome="timeout")
-    ran = Launcher()._alone(hangs, Run(shape=LARGE))
+    ran = Launcher()._alone(hangs, RunTrial(shape=LARGE))
     assert isinstance(ran, Ran)
     trial = ran.trial
     assert (trial.shape, trial.outcome, trial.error) == (LARGE, "timeout", TIMED_OUT)
@@ -222,7 +218,7 @@ def test_a_script_that_hangs_is_a_timeout():
 def test_a_loop_without_optimizer_steps_says_what_it_got(monkeypatch, capsys):
     """It is no failure, as the script that trains may have started it."""
 
-    def train(loop: Loop, batches: Iterator[Any]) -> None:
+    def train(loop, batches):
         for _ in batches:
             pass
 
@@ -256,7 +252,7 @@ def test_a_script_without_a_loader_says_what_it_imported(rank, monkeypatch, caps
     )
 
 
-def lost(code: int, output: str) -> tuple[str, str | None]:
+def lost(code, output):
     """The message and the last output of a script that ended before it trained."""
     _, how = judged_end(code, output, None)
     error = script_error("python train.py", WorkerLost("crash", how, output))
@@ -314,20 +310,20 @@ def test_the_rank_that_ended_first_is_shown(words, how, shown):
         assert output == shown
 
 
-def train_on_all(loop: Loop, batches: Iterator[Any]) -> None:
+def train_on_all(loop, batches):
     for _ in batches:
         loop.steps += 1
 
 
 def prepared(
-    patch: pytest.MonkeyPatch,
-    loop: Loop,
-    world_size: int = 1,
-    settings: ProbedWith | None = None,
-    trained: Sequence[torch.nn.Parameter] = (),
-    rows: Sequence[float] = (),
-    **options: Any,
-) -> Reply:
+    patch,
+    loop,
+    world_size=1,
+    settings=None,
+    trained=(),
+    rows=(),
+    **options,
+):
     """What a script that has trained these parameters answers when it is to be measured, on a made device."""
     worker = worker_of(loop, world_size)
     patch.setattr(answering, "trained_parameters", lambda: trained)
@@ -403,7 +399,7 @@ def test_ranks_that_learned_different_batches_are_refused():
 def test_of_several_loaders_one_is_chosen(monkeypatch):
     seen = []
 
-    def train(loop: Loop, batches: Iterator[Any]) -> None:
+    def train(loop, batches):
         for batch, other in batches:
             seen.append((len(batch), len(other)))
             loop.steps += 1
@@ -455,7 +451,7 @@ def test_any_loader_can_be_learned_from(monkeypatch, loader, name, batch_size):
 def test_rows_in_the_order_of_the_data_set_are_drawn(monkeypatch, seconds, twins):
     """Where steps are slow, fewer batches are compared."""
     monkeypatch.setattr(answering, "_TWIN_SECONDS", seconds)
-    written: list[Path | None] = []
+    written = []
     monkeypatch.setattr(
         answering, "write_own_batches", lambda _, path: written.append(path)
     )
@@ -476,18 +472,18 @@ def test_rows_in_the_order_of_the_data_set_are_drawn(monkeypatch, seconds, twins
 @pytest.mark.parametrize("known", [True, False])
 def test_rows_in_another_order_are_found_by_the_data_sets_own(monkeypatch, known):
     """Without numbers of its own, what its batches are made of is learned."""
-    data: Any = Lengths()
+    data = Lengths()
     if not known:
         data = [data[index] for index in range(len(data))]
-    learned: list[Any] = []
+    learned = []
     from_examples = answering.Learned.from_examples
 
-    def learn(examples: Any, *arguments: Any, **names: Any) -> Any:
+    def learn(examples, *arguments, **names):
         learned.append(examples)
         return from_examples(examples, *arguments, **names)
 
     monkeypatch.setattr(answering.Learned, "from_examples", learn)
-    written: list[Any] = []
+    written = []
     monkeypatch.setattr(
         answering, "write_own_batches", lambda *given: written.append(given)
     )
@@ -500,7 +496,7 @@ def test_rows_in_another_order_are_found_by_the_data_sets_own(monkeypatch, known
 
 
 def test_a_data_set_without_numbers_is_measured(monkeypatch, tmp_path):
-    data: Any = [torch.ones(length, 16) for length in Lengths().lengths]
+    data = [torch.ones(length, 16) for length in Lengths().lengths]
     loop = MadeScript(monkeypatch, train_on_all, loader_of(data)).measured()
     path = tmp_path / "lengths.parquet"
     script = ScriptRequest(command=[], scratch="")

@@ -1,7 +1,5 @@
 """Tests of the recorder in a loop of one's own, in the real Lightning and Transformers, and in a made SpeechBrain."""
 
-from typing import Any
-
 import made_loops
 import pytest
 import torch
@@ -25,16 +23,16 @@ def test_lightning_trains_on_what_its_callback_records(tmp_path):
     from lightning.pytorch import Trainer as LightningTrainer
 
     class Module(LightningModule):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(4, 1)
-            self.seen: list[int] = []
+            self.seen = []
 
-        def training_step(self, batch: Any, index: int) -> Any:
+        def training_step(self, batch, index):
             self.seen.append(batch[0].shape[1])
             return self.layer(batch[0]).sum()
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
     module = Module()
@@ -69,7 +67,7 @@ def test_transformers_trains_on_what_its_callback_records(tmp_path, torchaudio_o
         num_attention_heads=1,
     )
 
-    def collate(examples: list[Any]) -> dict[str, Any]:
+    def collate(examples):
         ids = torch.ones(len(examples), examples[0], dtype=torch.long)
         return {"input_ids": ids, "labels": ids}
 
@@ -85,7 +83,7 @@ def test_transformers_trains_on_what_its_callback_records(tmp_path, torchaudio_o
         disable_tqdm=True,
     )
     lengths = list(range(10, 16))
-    data: Any = lengths
+    data = lengths
     trainer = TransformersTrainer(
         LlamaForCausalLM(config),
         arguments,
@@ -103,10 +101,10 @@ def test_transformers_trains_on_what_its_callback_records(tmp_path, torchaudio_o
 class Brain:
     """The part of SpeechBrain's `Brain` that trains."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.trainer = Trainer()
 
-    def fit_batch(self, batch: Any) -> float:
+    def fit_batch(self, batch):
         self.trainer.train(batch)
         self.trainer.step()
         return 0.5

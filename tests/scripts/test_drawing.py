@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,9 @@ from batchtune.scripts.learning import Unclear
 from batchtune.scripts.trees import flatten, sizes
 
 
-def shapes(batch: Any) -> dict[str, Any]:
+def shapes(batch):
     """The type and shape of every leaf; of lists of arrays each shape."""
-    found: dict[str, Any] = {}
+    found = {}
     for path, (leaf,) in flatten([batch], stops={"xs", "ys"}).items():
         shape = sizes(leaf)
         if isinstance(leaf, list):
@@ -30,25 +29,25 @@ def shapes(batch: Any) -> dict[str, Any]:
     return found
 
 
-def rows_of(lengths: Sequence[float], targets: Sequence[float] | None) -> Any:
+def rows_of(lengths, targets):
     given = targets or [None] * len(lengths)
     return list(map(RowLength, range(len(lengths)), lengths, given))
 
 
 def drawn_by(
-    data: Any,
-    collate: Any,
-    lengths: Sequence[float],
-    targets: Sequence[float] | None = None,
-    **options: Any,
-) -> Drawn:
+    data,
+    collate,
+    lengths,
+    targets=None,
+    **options,
+):
     """What draws by a manifest of these lengths, in the order of the data set."""
     drawn = Drawn(data, collate, **options)
     assert drawn.follows(rows_of(lengths, targets), 1.0, {})
     return drawn
 
 
-def drawn_of(name: str, seed: int) -> Drawn:
+def drawn_of(name, seed):
     """Draws by its own measurements."""
     case = CASES[name]
     examples = case.random(seed)
@@ -124,19 +123,19 @@ def test_batches_may_be_padded_to_a_multiple():
 class Numbered:
     """Example i is as long as the i-th length, with the i-th target, and holds nothing but its number."""
 
-    def __init__(self, lengths: Sequence[int], targets: Sequence[int]) -> None:
+    def __init__(self, lengths, targets):
         self.sizes = list(zip(lengths, targets, strict=True))
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.sizes)
 
-    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, number):
         length, target = self.sizes[number]
         x = torch.full((length,), number)
         return {"x": x, "y": torch.full((target,), number)}
 
 
-def pad_numbered(examples: list[Any]) -> dict[str, torch.Tensor]:
+def pad_numbered(examples):
     return {
         key: padded([example[key] for example in examples], -1) for key in ("x", "y")
     }
@@ -148,11 +147,11 @@ TARGETS = RANDOM.permutation(np.arange(5, 505)).tolist()
 NUMBERED = Numbered(LENGTHS, TARGETS)
 
 
-def numbers_of(drawn: Drawn, *shape: Any) -> list[int]:
+def numbers_of(drawn, *shape):
     """The examples of a batch of this shape, which it has."""
     batch = drawn.make(BatchShape(*shape))
     assert batch["x"].shape == shape[:2]
-    numbers: list[int] = batch["x"][:, 0].tolist()
+    numbers = batch["x"][:, 0].tolist()
     return numbers
 
 
@@ -218,7 +217,7 @@ def test_numbers_that_belong_together_stay_so():
     ]
     data = [{**one, "mel": torch.rand(int(one["durations"].sum()), 8)} for one in data]
 
-    def collate(examples: list[Any]) -> Any:
+    def collate(examples):
         for example in examples:
             assert example["durations"].sum() == len(example["mel"])
         return padded([example["mel"] for example in examples])
@@ -233,7 +232,7 @@ def test_numbers_that_belong_together_stay_so():
 
 
 def test_a_mask_that_is_true_at_padding_is_no_length():
-    def collate(examples: list[Any]) -> Any:
+    def collate(examples):
         x = padded(examples)
         return x, x.eq(0)
 
@@ -245,7 +244,7 @@ def test_a_mask_that_is_true_at_padding_is_no_length():
 
 
 def test_targets_that_only_collating_knows_are_drawn():
-    def tokenizing(examples: list[Any]) -> dict[str, Any]:
+    def tokenizing(examples):
         ids = [torch.zeros(len(example["text"])) for example in examples]
         sig = [example["sig"] for example in examples]
         return {"sig": padded(sig), "ids": padded(ids)}
@@ -276,7 +275,7 @@ def test_a_chat_model_gets_padding_to_mask():
     """A Hugging Face model makes its mask only where something is padded."""
     chats = [{"input_ids": [5] * length} for length in LENGTHS]
 
-    def collate(rows: list[Any]) -> dict[str, Any]:
+    def collate(rows):
         ids = padded([row["input_ids"] for row in rows])
         return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
@@ -291,7 +290,7 @@ def test_a_chat_model_gets_padding_to_mask():
 
 
 def test_collating_may_change_examples_in_place():
-    def extending(examples: list[Any]) -> Any:
+    def extending(examples):
         for example in examples:
             example["turns"][0].append(1)
             example["ids"] += [0]
@@ -308,13 +307,13 @@ def test_examples_are_released():
     class Samples(np.ndarray[Any, Any]):
         """An array that can be referred to weakly."""
 
-    alive: list[weakref.ref[Any]] = []
+    alive = []
 
     class Data:
-        def __len__(self) -> int:
+        def __len__(self):
             return 45
 
-        def __getitem__(self, number: int) -> Any:
+        def __getitem__(self, number):
             example = np.zeros(5 + number).view(Samples)
             alive.append(weakref.ref(example))
             return example
@@ -324,15 +323,15 @@ def test_examples_are_released():
     assert drawn.lengths and not any(one() is not None for one in alive)
 
 
-def speech(samples: int, tokens: int, **more: Any) -> dict[str, Any]:
+def speech(samples, tokens, **more):
     return {"sig": np.zeros(samples), "tokens": [1] * tokens, **more}
 
 
-def pads(examples: list[Any]) -> dict[str, Any]:
+def pads(examples):
     return {key: padded([one[key] for one in examples]) for key in ("sig", "tokens")}
 
 
-def varied(seed: int = 0) -> list[dict[str, Any]]:
+def varied(seed=0):
     random = np.random.default_rng(seed)
     return [
         speech(int(n), int(random.integers(5, 40)))
@@ -356,7 +355,7 @@ def test_keys_say_which_leaf_is_the_length():
     assert drawn.targets == tokens
 
 
-def with_column(name: str, item: Any) -> list[dict[str, Any]]:
+def with_column(name, item):
     """Examples with one more list, as long as no other leaf."""
     return [
         {**example, name: [item] * (7 * number % 31 + 1)}
@@ -369,11 +368,11 @@ def test_words_of_a_transcript_are_no_length():
     assert Drawn(examples, pads).targets is not None
 
 
-def crops(examples: list[Any]) -> Any:
+def crops(examples):
     return torch.stack([torch.zeros(100) for _ in examples])
 
 
-def fails(examples: list[Any]) -> Any:
+def fails(examples):
     raise KeyError("path")
 
 
@@ -402,7 +401,7 @@ def test_what_examples_do_not_tell_is_unclear(examples, collate, length_key, mes
 
 
 def test_a_third_length_needs_a_key():
-    def pads_all(examples: list[Any]) -> dict[str, Any]:
+    def pads_all(examples):
         return {**pads(examples), "notes": padded([one["notes"] for one in examples])}
 
     with pytest.raises(Unclear, match="notes axis 1 from 1 to 31") as raised:

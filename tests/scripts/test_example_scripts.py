@@ -3,90 +3,92 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cli.conftest import run_in
+from cli.conftest import run_here_in
+from shared_nursery import SharedNursery
 
+from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.supervisor import Supervisor, worker_program
+from batchtune.processes.worker import Nursery
 from batchtune.results import (
     PROBE_FILE,
     SWEEP_FILE,
+    BatchShape,
     Probe,
-    Script,
     Sweep,
     read_result,
 )
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
-
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+PAGES = " ".join(" ".join(page.read_text() for page in EXAMPLES.glob("*.md")).split())
 
 
-class Tuned(NamedTuple):
-    """How a script of the examples is tuned and run.
+class Example(NamedTuple):
+    """A script of the examples, its manifest, and what is known of it.
 
-    Memory is for 5 to 20 of the longest examples; `per_unit` of its own batches are one unit of the manifest. `shorter`
-    is an option for an epoch of few steps, `checkpoint` what that leaves.
+    Memory is for 5 to 20 of the longest examples; `per_unit` of its own batches are one unit of the manifest.
+    `shorter` are options for an epoch of few steps, `checkpoint` what that leaves.
     """
 
-    script: list[str]
-    source: list[str]
-    memory: str
+    command: list[str]
+    manifest: str
+    columns: dict[str, str]
+    memory_mib: int
     per_unit: int
-    shorter: str
-    checkpoint: str
+    accumulation: int
+    look_ahead: int
+    ranks: int = 1
+    shorter: str = ""
+    checkpoint: str = ""
 
 
-SPEECH = ["speech_train.csv", "--target-key=text"]
-CODE = ["code_train.csv"]
-TUNED = {
-    "ddp": Tuned(
-        *(["ddp.py"], SPEECH, "576MiB", 100),
+def speech(*command):
+    return [*command], "speech_train.csv", {"target_key": "text"}
+
+
+def code(*command):
+    return [*command], "code_train.csv", {}
+
+
+FOUND = {
+    "ddp": Example(
+        *speech(*TORCHRUN, "ddp.py"),
+        *(576, 100, 1, 0, 2),
         *("--batch-size=64", "ddp/epoch-0.pt"),
     ),
-    "lightning": Tuned(
-        *(["lightning_asr.py"], SPEECH, "544MiB", 100),
+    "lightning's own ranks": Example(
+        *speech("lightning_asr.py", "--devices=2"), *(600, 100, 2, 0, 2)
+    ),
+    "lightning": Example(
+        *speech("lightning_asr.py"),
+        *(544, 100, 2, 0, 1),
         *("--batch-size=64", "lightning/**/*.ckpt"),
     ),
-    "speechbrain": Tuned(
-        *(["speechbrain_asr.py", "speechbrain_asr.yaml"], SPEECH, "640MiB", 16000),
+    "speechbrain": Example(
+        *speech("speechbrain_asr.py", "speechbrain_asr.yaml"),
+        *(640, 16000, 1, 0, 1),
         *("--batch_size=64", "speechbrain/save/*/encoder.ckpt"),
     ),
-    "llama": Tuned(
-        *(["llama.py"], CODE, "672MiB", 1),
+    "llama": Example(
+        *code("llama.py"),
+        *(672, 1, 2, 2, 1),
         *("--max_steps=2", "llama/model.safetensors"),
     ),
-    "packed": Tuned(
-        *(["packed_llama.py"], CODE, "672MiB", 1),
-        *("--max_steps=2", "packed_llama/model.safetensors"),
+    "packed": Example(*code("packed_llama.py"), *(672, 1, 1, 1)),
+    "whisper": Example(
+        *(["whisper.py"], "speech_train.csv", {"length_key": "text"}, 640, 1, 2, 2)
     ),
-    "whisper": Tuned(
-        *(["whisper.py"], ["speech_train.csv", "--length-key=text"], "640MiB", 1),
-        *("--max_steps=2", "whisper/model.safetensors"),
-    ),
+    "wav2vec2": Example(*speech("wav2vec2.py"), *(704, 16000, 2, 2)),
 }
-FEW = ["--num-lengths=3", "--max-lengths=3", "--tolerance=0.1"]
-BUCKETS = "--num-buckets=3:5"  # with more, 400 examples need more batches
-
-Batchtune = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """The environment of a script; an empty module takes torchaudio's place where that does not load."""
-    imported = subprocess.run(
-        [sys.executable, "-c", "import torchaudio"], capture_output=True, check=False
-    )
-    environment = {"OMP_NUM_THREADS": "1"}
-    if imported.returncode != 0:
-        folder = tmp_path_factory.mktemp("empty")
-        (folder / "torchaudio.py").touch()
-        environment["PYTHONPATH"] = str(folder)
-    return environment
 
 
 @pytest.fixture(autouse=True)
@@ -96,27 +98,57 @@ def examples_stay_as_they_are():
     assert digests() == before
 
 
-def digests() -> dict[str, str]:
+def digests():
     files = [path for path in EXAMPLES.iterdir() if path.is_file()]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def command_of(name: str) -> list[str]:
-    launcher = TORCHRUN if name == "ddp" else []
-    files = [str(EXAMPLES / file) for file in TUNED[name].script]
-    return [sys.executable, *launcher, *files]
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory):
+    """One nursery for the scripts; an empty module takes torchaudio's place where that does not load."""
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            importlib.import_module("torchaudio")
+        except (ImportError, OSError):
+            empty = tmp_path_factory.mktemp("empty")
+            (empty / "torchaudio.py").touch()
+            patch.setenv("PYTHONPATH", str(empty))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        nursery = SharedNursery(*worker_program(script=True))
+        patch.setattr("batchtune.probe.supervisor.Nursery", lambda *_: nursery)
+        yield
+        Nursery.close(nursery)
 
 
 @pytest.fixture
-def batchtune(tmp_path, environment):
-    """`batchtune("tune", ...)` in an empty folder."""
+def folder(tmp_path, monkeypatch):
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        ran = run_in(tmp_path, *words, env=environment)
-        assert ran.returncode == 0, ran.stderr
-        return ran
 
-    return run
+def command_of(example):
+    words = [
+        str(EXAMPLES / word) if (EXAMPLES / word).is_file() else word
+        for word in example.command
+    ]
+    return [sys.executable, *words]
+
+
+def lengths_of(example):
+    options = ReadOptions(**example.columns)
+    return load_lengths(str(EXAMPLES / example.manifest), options)
+
+
+def supervise(example, lengths):
+    settings = ProbeSettings(
+        workload="a script",
+        options={},
+        command=command_of(example),
+        memory_bytes=example.memory_mib << 20,
+        memory_fraction=0.9,
+    )
+    return Supervisor(settings, lengths=lengths)
 
 
 @pytest.mark.process
@@ -133,9 +165,8 @@ def test_the_manifests_are_those_that_are_made(tmp_path):
         assert (made / path.name).read_bytes() == path.read_bytes()
 
 
-def check_learned(folder: Path, per_unit: int) -> Script:
+def check_learned(device, per_unit):
     """Checks what the probe learned of a script, and that made batches take what the script's own do."""
-    device = read_result(folder / PROBE_FILE, Probe).device
     script = device.script
     assert script is not None
     assert script.per_unit == per_unit
@@ -149,47 +180,90 @@ def check_learned(folder: Path, per_unit: int) -> Script:
     return script
 
 
-def assert_shown_in_readme(script: Script) -> None:
-    learned = f"({script.loader}): {'; '.join(script.batches)}."
-    assert learned in (EXAMPLES / "README.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # each trial that runs out of memory starts the script anew
-@pytest.mark.parametrize("name", TUNED)
-def test_it_is_probed_run_and_recorded_as_it_is(name, tmp_path, batchtune):
-    """`tune` would prove the table, too: test_a_script_is_tuned_run_recorded_and_reported."""
-    tuned = TUNED[name]
-    manifest, *options = tuned.source
-    source = [str(EXAMPLES / manifest), *options]
-    command = command_of(name)
-    memory = f"--memory={tuned.memory}"
-    batchtune("probe-oom", *source, *FEW, memory, "--", *command)
-    assert [path.name for path in tmp_path.iterdir()] == ["batchtune-run"]
-    script = check_learned(tmp_path / "batchtune-run", tuned.per_unit)
-    if name in ("speechbrain", "packed"):
-        assert_shown_in_readme(script)
-    # Under these limits, the own batches of the longest examples do not fit.
-    batchtune("sweep-buckets", *source, BUCKETS, "--keep=nothing")
-    said = batchtune("run", *source, "--", *command, tuned.shorter).stderr
-    assert "gives the batches of" in said
-    assert list((tmp_path / "runs").glob(tuned.checkpoint))
-    assert "Recorded training" in batchtune("report").stdout
+def assert_shown(script):
+    """A page of the examples shows what was learned."""
+    assert f"({script.loader}): {'; '.join(script.batches)}." in PAGES
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_script_is_tuned_run_recorded_and_reported(tmp_path, batchtune):
-    """The commands of the examples' README, without a manifest."""
+@pytest.mark.parametrize("name", FOUND)
+def test_it_is_measured_as_it_is(name, folder):
+    """`tune` searches, and proves the table: test_a_script_is_tuned_run_recorded_and_reported."""
+    example = FOUND[name]
+    lengths = lengths_of(example)
+    longest = lengths.longest
+
+    def shape(size):
+        if name == "packed":
+            return BatchShape.packed([int(longest)] * size)
+        return BatchShape(size, longest, lengths.worst_target(longest))
+
+    with supervise(example, lengths) as supervisor:
+        device = supervisor.start()
+        fits, too_large = (
+            supervisor.measure(shape(size), index).trial
+            for index, size in enumerate((2, lengths.count))
+        )
+    assert (fits.outcome, too_large.outcome) == ("ok", "oom")
+    script = check_learned(device, example.per_unit)
+    found = (script.accumulation, script.look_ahead, device.world_size)
+    assert found == (example.accumulation, example.look_ahead, example.ranks)
+    assert script.packed == (name == "packed")
+    if name in ("speechbrain", "packed"):
+        assert_shown(script)
+    if name in ("lightning's own ranks", "wav2vec2"):
+        # From Lightning's closures, and the Trainer's steps; only the first model has batch norm.
+        gradient = script.gradient
+        assert gradient is not None and gradient.again is not None
+        assert gradient.again < 0.01 < (gradient.any_counts or 0.0)
+        assert bool(gradient.batch_norm) == (name != "wav2vec2")
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name in FOUND if FOUND[name].shorter])
+def test_it_runs_in_the_recommended_batches(name, folder, capfd):
+    """The Trainer of Transformers, once: llama's."""
+    example = FOUND[name]
+    options = [
+        f"--{column.replace('_', '-')}={value}"
+        for column, value in example.columns.items()
+    ]
+    source = [str(EXAMPLES / example.manifest), *options]
+    most = 10 * lengths_of(example).longest
+    table = [f"--max-batch-length={most}", "--num-buckets=3"]
+    words = ["--", *command_of(example), example.shorter]
+    for command in (["sweep-buckets", *source, *table], ["run", *source, *words]):
+        ran = run_here_in(folder, *command)
+        assert ran.returncode == 0, ran.stderr + capfd.readouterr().err
+    assert "gives the batches of" in capfd.readouterr().err
+    assert list((folder / "runs").glob(example.checkpoint))
+    assert "Recorded training" in run_here_in(folder, "report").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_script_is_tuned_run_recorded_and_reported(folder, capfd):
+    """The commands of the scripts' first page, without a manifest."""
+
+    def batchtune(*words):
+        ran = run_here_in(folder, *words, env={})  # from the nursery of scripts
+        assert ran.returncode == 0, ran.stderr + capfd.readouterr().err
+        return ran
+
     for name in ("plain.py", "speech_train.csv", "speech_valid.csv"):
-        (tmp_path / name).write_bytes((EXAMPLES / name).read_bytes())
+        (folder / name).write_bytes((EXAMPLES / name).read_bytes())
     script = ["--", sys.executable, "plain.py"]
-    run = tmp_path / "batchtune-run"
-    tuned = batchtune("tune", *FEW, BUCKETS, "--memory=700MiB", *script)
+    run = folder / "batchtune-run"
+    few = ["--num-lengths=3", "--max-lengths=3", "--tolerance=0.1"]
+    # With more buckets, 400 examples need more batches.
+    tuned = batchtune("tune", *few, "--num-buckets=3:5", "--memory=700MiB", *script)
     assert "the script's own data set (" in tuned.stderr
     assert "▶ recommended" in tuned.stdout, tuned.stdout + tuned.stderr
-    assert not (tmp_path / "runs").exists()  # the probe trains in a scratch folder
-    assert_shown_in_readme(check_learned(run, 100))
+    assert not (folder / "runs").exists()  # the probe trains in a scratch folder
+    assert_shown(check_learned(read_result(run / PROBE_FILE, Probe).device, 100))
     sweep = read_result(run / SWEEP_FILE, Sweep)
     assert sweep.lengths.count == 400 and sweep.recommended_row is not None
     proof = sweep.proof  # the script itself ran these batches, in a fresh process
@@ -199,41 +273,17 @@ def test_a_script_is_tuned_run_recorded_and_reported(tmp_path, batchtune):
     current = "Your current config is fixed batches of 8 (as the script's DataLoader"
     assert current in " ".join(tuned.stdout.split())
 
-    trained = batchtune("run", *script)
+    capfd.readouterr()
+    batchtune("run", *script)
+    trained = capfd.readouterr()
     given = f"{run.name}/sampler.yaml, {sweep.recommended_row.batches} an epoch."
-    assert "the DataLoader of Speech gives the batches of" in trained.stderr
-    assert given in trained.stderr
-    assert "epoch 0: valid loss" in trained.stdout
-    assert (tmp_path / "runs" / "plain" / "epoch-0.pt").is_file()
+    assert "the DataLoader of Speech gives the batches of" in trained.err
+    assert given in trained.err
+    assert "epoch 0: valid loss" in trained.out
+    assert (folder / "runs" / "plain" / "epoch-0.pt").is_file()
 
-    recorded = batchtune("record", f"--run={run}", *script)
+    recorded = batchtune("record", f"--run={run}", *script, "--batch-size=64")
     assert f"Recorded in {run}" in recorded.stderr
     shown = batchtune("report").stdout
-    assert "▶ recommended" in shown and "Recorded training: 50 steps" in shown
-    assert (tmp_path / "plain.py").read_bytes() == (EXAMPLES / "plain.py").read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("command", "memory", "per_unit", "look_ahead", "ranks"),
-    [
-        (["lightning_asr.py", "--devices=2"], "600MiB", 100, 0, 2),
-        (["wav2vec2.py"], "704MiB", 16000, 2, 1),
-    ],
-    ids=["lightning's own ranks", "wav2vec2"],
-)
-def test_it_is_probed_as_it_is(
-    tmp_path, batchtune, command, memory, per_unit, look_ahead, ranks
-):
-    """Ranks are tuned and verified in test_script_ranks.py; `run` hands wav2vec2's Trainer its batches as llama's."""
-    script, *options = command
-    words = ["probe-oom", str(EXAMPLES / "speech_train.csv"), "--target-key=text"]
-    words += ["--num-lengths=2", "--max-lengths=2", "--tolerance=0.1"]
-    started = [sys.executable, str(EXAMPLES / script), *options]
-    batchtune(*words, f"--memory={memory}", "--", *started)
-    folder = tmp_path / "batchtune-run"
-    learned = check_learned(folder, per_unit)
-    assert (learned.accumulation, learned.look_ahead) == (2, look_ahead)
-    device = read_result(folder / PROBE_FILE, Probe).device
-    assert device.world_size == ranks
+    assert "▶ recommended" in shown and "Recorded training: 7 steps" in shown
+    assert (folder / "plain.py").read_bytes() == (EXAMPLES / "plain.py").read_bytes()

@@ -11,7 +11,7 @@ from batchtune.errors import WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import BatchShape, Trial
+from batchtune.results import BatchShape
 
 SCRIPT = Path(__file__).with_name("small_script.py")
 LENGTHS = Lengths.of([20 + 37 * index % 80 for index in range(40)], unit="frames")
@@ -20,7 +20,7 @@ LARGE = BatchShape(30, 60.0)
 TOO_LARGE = BatchShape(40, 60.0)  # for the script, by its own fault
 
 
-def supervise(*command: str) -> Supervisor:
+def supervise(*command):
     settings = ProbeSettings(
         workload="a script",
         options={},
@@ -32,13 +32,13 @@ def supervise(*command: str) -> Supervisor:
     return Supervisor(settings, lengths=LENGTHS)
 
 
-def check_growth(small: Trial, large: Trial, frames: int) -> None:
+def check_growth(small, large, frames):
     """The features and 256 activations of each frame that one has more, forward and backward."""
     growth = (large.peak_bytes or 0) - (small.peak_bytes or 0)
     assert 4 * 256 < growth / frames < 4 * (5 * 256 + 16)
 
 
-def supervise_script(variant: str) -> Supervisor:
+def supervise_script(variant):
     return supervise(sys.executable, str(SCRIPT), variant)
 
 
@@ -52,7 +52,7 @@ def working_folder(tmp_path, monkeypatch):
 
 @pytest.mark.process
 def test_a_script_trains_on_the_wanted_shapes_until_it_fails(working_folder):
-    notes: list[str] = []
+    notes = []
     supervisor = supervise_script("oom")
     supervisor._note = notes.append
     with supervisor:
@@ -80,7 +80,7 @@ def test_a_script_trains_on_the_wanted_shapes_until_it_fails(working_folder):
 @pytest.mark.slow
 def test_a_script_that_packs_trains_on_rows_of_sequences():
     """Its loader spawns its worker, which must not be measured in the script's place."""
-    notes: list[str] = []
+    notes = []
     supervisor = supervise_script("packed")
     supervisor._note = notes.append
     rows = [[99, 20, 61], [99] * 30 + [20] * 20]
@@ -104,10 +104,9 @@ def test_a_script_that_packs_trains_on_rows_of_sequences():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_an_oom_is_known_that_mp_spawn_catches(ranks):
+def test_an_oom_is_known_that_mp_spawn_catches():
     script = str(SCRIPT.with_name("spawning_script.py"))
-    with supervise(sys.executable, script, "oom", str(ranks)) as supervisor:
+    with supervise(sys.executable, script, "oom", "2") as supervisor:
         supervisor.start()
         before, failed = (
             supervisor.measure(shape, index).trial

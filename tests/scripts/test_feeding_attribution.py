@@ -30,7 +30,7 @@ def test_a_measured_step_trains_on_what_was_asked_for(accumulation, look_ahead):
 def test_an_error_of_the_loop_is_raised_in_the_step():
     loop = Loop()
 
-    def train() -> None:
+    def train():
         loop.next_batch()
         error = torch.OutOfMemoryError("CUDA out of memory")
         loop.end(error)
@@ -43,7 +43,7 @@ def test_an_error_of_the_loop_is_raised_in_the_step():
 def test_a_loop_without_an_optimizer_step_is_no_training():
     loop = Loop()
 
-    def go_on() -> None:
+    def go_on():
         while True:
             loop.next_batch()
 

@@ -14,7 +14,7 @@ import batchtune.scripts
 HOOK = Path(batchtune.scripts.__file__).with_name("hook")
 
 
-def ran(code: str, folder: Path, *options: str, variable: str | None) -> str:
+def ran(code, folder, *options, variable):
     """What a Python prints that runs this code with the hook, and with a `sitecustomize` of the user's."""
     (folder / "sitecustomize.py").write_text("print('the user\\'s own')\n")
     environment = {**os.environ, "PYTHONPATH": f"{HOOK}{os.pathsep}{folder}"}

@@ -1,22 +1,19 @@
 """What is learned of whole batches: made ones equal what the script's own code would collate."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from made_data import CASES, Case, padded
+from made_data import CASES, padded
 
-from batchtune.scripts.learning import Axes, Learned, Unclear
+from batchtune.scripts.learning import AxisShape, Learned, Unclear
 from batchtune.scripts.trees import flatten, numeric, sizes
 
 BATCH_SIZES = [3, 4, 5, 3, 6, 4]
 
 
-def facts(batch: Any) -> dict[str, Any]:
+def facts(batch):
     """The type and shape of every leaf; of lists of arrays each shape, of short ones all values."""
-    found: dict[str, Any] = {}
+    found = {}
     for path, (leaf,) in flatten([batch], stops={"xs", "ys"}).items():
         kind = getattr(leaf, "dtype", type(leaf))
         values = numeric(leaf)
@@ -29,26 +26,26 @@ def facts(batch: Any) -> dict[str, Any]:
     return found
 
 
-def random_batches(case: Case, seed: int) -> list[Any]:
+def random_batches(case, seed):
     examples = case.random(seed)
     return [case.collate([examples.pop() for _ in range(size)]) for size in BATCH_SIZES]
 
 
-def of_columns(make: Callable[[int, int], Any], seed: int = 0) -> list[Any]:
+def of_columns(make, seed=0):
     """Batches that are made of their number of rows and of columns, 50 to 499."""
     random = np.random.default_rng(seed)
     return [make(rows, int(random.integers(50, 500))) for rows in BATCH_SIZES]
 
 
-def same_as_collated(case: Case, learned: Learned) -> bool:
-    axes = Axes(7, case.length, case.target_length)
+def same_as_collated(case, learned):
+    axes = AxisShape(7, case.length, case.target_length)
     made = learned.sized(axes)
     seen = learned.axes_of(made)
     assert (seen.row, seen.target_length) == (axes.row, axes.target_length)
     return facts(made) == facts(case.collate(case.equal(7)))
 
 
-def check_seed(seed: int) -> int:
+def check_seed(seed):
     """Learns every case and returns how often whole batches told enough."""
     understood = 0
     for name, case in CASES.items():
@@ -67,7 +64,7 @@ def test_made_batches_equal_collated_ones():
 
 @pytest.mark.slow
 def test_made_batches_equal_collated_ones_for_many_seeds():
-    assert sum(map(check_seed, range(30))) >= 180
+    assert sum(map(check_seed, range(10))) >= 60
 
 
 def test_single_rows_and_few_batches_are_unclear():
@@ -85,7 +82,7 @@ def test_batches_of_one_size_are_understood_unless_doubtful():
     batches = [
         {"x": torch.rand(8, n), "y": torch.randint(0, 9, (8,))} for n in sizes_seen
     ]
-    made = Learned.from_batches(batches).sized(Axes(3, 77))
+    made = Learned.from_batches(batches).sized(AxisShape(3, 77))
     assert made["x"].shape == (3, 77) and made["y"].shape == (3,)
     with pytest.raises(
         Unclear, match=r"every batch has 8 rows: .* \(heads \(value\)\)"
@@ -94,7 +91,7 @@ def test_batches_of_one_size_are_understood_unless_doubtful():
 
 
 def test_a_size_that_may_follow_the_length_is_unclear():
-    def batch(rows: int, length: int) -> dict[str, Any]:
+    def batch(rows, length):
         mask = torch.ones(rows, -(-length // 3))
         return {"x": torch.zeros(rows, length, 40), "mask": mask}
 
@@ -103,25 +100,25 @@ def test_a_size_that_may_follow_the_length_is_unclear():
         Learned.from_batches([batch(*shape) for shape in shapes])
     shapes = zip(BATCH_SIZES, [31, 93, 62, 93, 31, 42], strict=True)
     learned = Learned.from_batches([batch(*shape) for shape in shapes])
-    assert sizes(learned.sized(Axes(2, 99))["mask"]) == (2, 33)
+    assert sizes(learned.sized(AxisShape(2, 99))["mask"]) == (2, 33)
 
 
 def test_a_batch_size_key_settles_a_tie():
-    def make(rows: int, columns: int) -> dict[str, Any]:
+    def make(rows, columns):
         return {"x": torch.rand(rows, columns), "order": torch.ones(columns)}
 
     batches = of_columns(make)
     with pytest.raises(Unclear, match=r"the first axis .* is not the same") as raised:
         Learned.from_batches(batches)
     assert "--batch-size-key" in str(raised.value.hint)
-    made = Learned.from_batches(batches, batch_size_key="x").sized(Axes(2, 60))
+    made = Learned.from_batches(batches, batch_size_key="x").sized(AxisShape(2, 60))
     assert made["x"].shape == (2, 60) and made["order"].shape == (60,)
 
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("prompt", [0, 3])
 def test_made_rows_have_no_padding(left, prompt):
-    def side(rows: list[Any], value: int) -> torch.Tensor:
+    def side(rows, value):
         if not left:
             return padded(rows, value)
         return padded([row.flip(0) for row in rows], value).flip(1)
@@ -139,25 +136,25 @@ def test_made_rows_have_no_padding(left, prompt):
                 "mask": side(masks, 0),
             }
         )
-    made = Learned.from_batches(batches).sized(Axes(3, 100))
+    made = Learned.from_batches(batches).sized(AxisShape(3, 100))
     assert made["mask"].all() and (made["ids"] >= 3).all()
     assert made["labels"].shape == (3, 100)
     assert made["mask"].shape == (3, 100 - prompt)
 
 
 def test_lengths_of_batches_padded_to_a_multiple_are_whole():
-    def make(rows: int, longest: int) -> dict[str, Any]:
+    def make(rows, longest):
         lengths = longest - torch.arange(rows)
         return {"x": torch.rand(rows, longest + -longest % 8), "lengths": lengths}
 
-    made = Learned.from_batches(of_columns(make)).sized(Axes(3, 304))
+    made = Learned.from_batches(of_columns(make)).sized(AxisShape(3, 304))
     assert made["x"].shape == (3, 304) and made["lengths"].tolist() == [304] * 3
 
 
 def test_the_largest_of_few_tokens_is_no_length():
     """It fits 1/544·L+79, which is what a stride of 544 would make of an offset of 79."""
 
-    def make(rows: int, columns: int) -> dict[str, Any]:
+    def make(rows, columns):
         tokens = torch.full((rows,), 79 + columns // 544)
         return {"x": torch.rand(rows, columns), "tokens": tokens}
 
@@ -168,14 +165,16 @@ def test_the_largest_of_few_tokens_is_no_length():
 
 
 def test_numbers_of_speakers_are_no_lengths():
-    def make(rows: int, columns: int) -> dict[str, Any]:
+    def make(rows, columns):
         speakers = torch.randint(0, 40, (rows,))
         return {"x": torch.rand(rows, columns), "speakers": speakers}
 
     for seed in range(20):
         torch.manual_seed(seed)
         try:
-            made = Learned.from_batches(of_columns(make, seed)).sized(Axes(3, 5000))
+            made = Learned.from_batches(of_columns(make, seed)).sized(
+                AxisShape(3, 5000)
+            )
         except Unclear:
             continue
         assert made["speakers"].max() < 40

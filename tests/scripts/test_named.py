@@ -7,24 +7,22 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
-from cli.conftest import run_in, write_lengths
+from cli.conftest import run_here_in, write_lengths
 
-from batchtune.cli.options import ManifestOptions, Task, WorkloadOptions
+from batchtune.cli.options import ManifestOptions, ModelTask, WorkloadOptions
 from batchtune.errors import UsageError
 from batchtune.scripts.learning import Learned
 from batchtune.scripts.named import named_command, script_options
 from batchtune.scripts.named.examples import examples, pad
 from batchtune.scripts.named.torch_script import train
 
-TrainTask = Callable[..., str]
 MODELS = str(Path(__file__).with_name("named_models.py"))
 TEXT_MODEL = {
     "vocab_size": 64,
@@ -47,7 +45,7 @@ ENCODER_DECODER = {
         for what in ("layers", "attention_heads", "ffn_dim")
     },
 }
-CONFIGS: dict[str, dict[str, Any]] = {
+CONFIGS = {
     "causal-lm": {"model_type": "llama", **TEXT_MODEL},
     "sequence-classification": {"model_type": "llama", **TEXT_MODEL},
     "ctc": {
@@ -125,7 +123,7 @@ def test_a_torch_model_trains(monkeypatch, name, options):
     train(MODELS, name, options)
 
 
-def run(patch: pytest.MonkeyPatch, kind: str, *arguments: str) -> None:
+def run(patch, kind, *arguments):
     """Runs the script of a framework in this process."""
     module = f"batchtune.scripts.named.{kind}_script"
     patch.setattr(sys, "argv", [module, *arguments])
@@ -139,7 +137,7 @@ def made_model(tmp_path, monkeypatch, torchaudio_or_none, capsys):
     pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)
 
-    def train_task(task: str, *options: str) -> str:
+    def train_task(task, *options):
         config = tmp_path / "config.json"
         config.write_text(json.dumps(CONFIGS[task]))
         run(monkeypatch, "transformers", str(config), "", f"task={task}", *options)
@@ -150,7 +148,7 @@ def made_model(tmp_path, monkeypatch, torchaudio_or_none, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("task", get_args(Task))
+@pytest.mark.parametrize("task", get_args(ModelTask))
 def test_a_model_of_transformers_trains(made_model, task):
     assert "train_loss" in made_model(task, "max_steps=2", "length=50")
 
@@ -197,8 +195,16 @@ def test_a_named_model_is_probed(tmp_path):
     manifest = write_lengths(tmp_path / "lengths.csv", lengths, "num_tokens")
     words = ["probe-oom", str(manifest), "--workload", f"torch:{MODELS}:Tagger"]
     words += ["--loss", "cross_entropy", "--set", "dim=64", "--memory", "500MiB"]
-    words += ["--num-lengths", "2", "--max-lengths", "2", "--device", "cpu", "--json"]
-    ran = run_in(tmp_path, *words)
+    words += [
+        "--num-lengths",
+        "2",
+        "--max-batch-size",
+        "4",
+        "--device",
+        "cpu",
+        "--json",
+    ]
+    ran = run_here_in(tmp_path, *words, env={})
     assert ran.returncode == 0, ran.stderr
     probe = json.loads(ran.stdout)
     assert probe["workload"]["options"] == {

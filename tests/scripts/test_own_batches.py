@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,8 @@ from batchtune.buckets.current import own_current
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.own_batches import counted
-from batchtune.lengths import FloatArray, Lengths
-from batchtune.results import OwnBatches, Script, SweepSettings
+from batchtune.lengths import Lengths
+from batchtune.results import Script, SweepSettings
 from batchtune.scripts import script_loaders
 from batchtune.scripts.script_loaders import write_own_batches
 
@@ -34,26 +32,24 @@ TARGETS = np.array([float(index % 13) for index in range(400)])
 class Unread:
     """A data set whose examples are not to be read."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return VALUES.size
 
 
 class Buckets:
     """Sorts examples, cuts them into batches of 16, shuffles the batches: the same ones in each epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         order = np.argsort(VALUES, kind="stable").tolist()
         self.batches = [order[first : first + 16] for first in range(0, 400, 16)]
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self):
         random.shuffle(self.batches)
         return iter(self.batches)
 
 
-def own_batches(
-    path: Path, batch_sampler: Any, ranks: int = 1, targets: FloatArray | None = None
-) -> OwnBatches | None:
-    loader: Any = DataLoader(Unread(), batch_sampler=batch_sampler)  # type: ignore[arg-type]
+def own_batches(path, batch_sampler, ranks=1, targets=None):
+    loader = DataLoader(Unread(), batch_sampler=batch_sampler)
     write_own_batches(loader, path / "own.npz")
     lengths = Lengths.of(VALUES, targets).with_rows(VALUES, targets)
     return counted(path / "own.npz", lengths, ranks)
@@ -75,8 +71,8 @@ def test_the_batches_of_a_sampler_are_counted(tmp_path):
 class Shards(DistributedSampler[Any]):
     """Shuffles by its epoch, as scripts tell it."""
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(Unread(), 2, rank)  # type: ignore[arg-type]
+    def __init__(self, rank):
+        super().__init__(Unread(), 2, rank)
 
 
 def test_the_batches_of_one_rank_stand_for_all(tmp_path):
@@ -90,7 +86,7 @@ def test_the_batches_of_one_rank_stand_for_all(tmp_path):
 @pytest.mark.parametrize("split", [False, True])
 def test_the_batches_of_a_rank_by_accelerate_are_counted(tmp_path, split):
     shards = pytest.importorskip("accelerate.data_loader")
-    whole = BatchSampler(RandomSampler(Unread()), 8, drop_last=False)  # type: ignore[arg-type]
+    whole = BatchSampler(RandomSampler(Unread()), 8, drop_last=False)
     shard = shards.BatchSamplerShard(whole, 2, 0, split_batches=split)
     own = own_batches(tmp_path, shard, ranks=2)
     assert own is not None and own.batches == (100 if split else 50)
@@ -98,10 +94,10 @@ def test_the_batches_of_a_rank_by_accelerate_are_counted(tmp_path, split):
 
 
 class Wrong:
-    def __init__(self, batches: Any) -> None:
+    def __init__(self, batches):
         self.batches = batches
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return iter(self.batches)
 
 
@@ -134,7 +130,7 @@ def test_they_are_the_current_row_of_a_sweep(tmp_path):
         own_batches=own,
     )
 
-    def step_seconds(sizes: FloatArray, lengths: FloatArray, *_: Any) -> FloatArray:
+    def step_seconds(sizes, lengths, *_):
         return 0.01 + sizes * lengths * 1e-4
 
     costs = Costs(step_seconds=step_seconds, accumulate=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -20,16 +19,16 @@ from batchtune.scripts.own_lengths import own_table, rows_in_order
 class Examples:
     """A data set of three examples, with attributes."""
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 3
 
 
-def columns(**attributes: Any) -> dict[str, list[Any]]:
+def columns(**attributes):
     table = own_table(Examples(**attributes), lambda: None, 60.0)
-    held: dict[str, list[Any]] = table.to_pydict()
+    held = table.to_pydict()
     return held
 
 
@@ -71,7 +70,7 @@ def test_without_numbers_for_each_example_it_is_an_error(attributes):
 # What the examples show
 
 
-def measured(data: Any, collate: Any, seconds: float = 60.0) -> pyarrow.Table:
+def measured(data, collate, seconds=60.0):
     table = own_table(data, lambda: Drawn(data, collate, every=4), seconds)
     # In the data set's order, which a table of lengths is not known to have.
     assert table["row"].to_pylist() == list(range(len(data)))
@@ -90,7 +89,7 @@ def test_targets_that_are_longer_than_inputs_are_targets():
     }
     data = datasets.Dataset.from_dict(rows)
 
-    def collate(examples: list[Any]) -> Any:
+    def collate(examples):
         return {
             key: padded([one[key] for one in examples])
             for key in ("input_ids", "labels")
@@ -103,12 +102,12 @@ def test_targets_that_are_longer_than_inputs_are_targets():
 @pytest.mark.parametrize("kind", ["token lists", "texts"])
 def test_examples_are_measured_if_the_data_set_holds_no_numbers(kind, tmp_path):
     lengths = [3 + 37 * number % 331 for number in range(300)]
-    rows: list[Any] = [[5] * length for length in lengths]
+    rows = [[5] * length for length in lengths]
     collate = padded
     if kind == "texts":
         rows = [" ".join(["ab"] * length) for length in lengths]
 
-        def collate(texts: list[Any]) -> torch.Tensor:
+        def collate(texts):
             return padded([[len(word) for word in text.split()] for text in texts])
 
     path = tmp_path / "lengths.parquet"
@@ -120,16 +119,16 @@ def test_examples_are_measured_if_the_data_set_holds_no_numbers(kind, tmp_path):
 
 def test_the_column_is_used_that_the_examples_follow(tmp_path):
     class Speech(Examples):
-        def __init__(self) -> None:
+        def __init__(self):
             self.rows = [
                 {"duration": str(0.5 + 7 * n % 83 / 10), "num_tokens": 5 + n % 7}
                 for n in range(300)
             ]
 
-        def __len__(self) -> int:
+        def __len__(self):
             return 300
 
-        def __getitem__(self, index: int) -> Any:
+        def __getitem__(self, index):
             frames = int(float(self.rows[index]["duration"]) * 24000) // 256 + 1
             return torch.zeros(frames, 4)
 
@@ -141,15 +140,15 @@ def test_the_column_is_used_that_the_examples_follow(tmp_path):
 
 def test_numbers_that_are_no_lengths_are_none():
     class Spoken(Examples):
-        def __init__(self) -> None:
+        def __init__(self):
             self.rows = [
                 {"speaker": n % 7, "text": "a" * (9 + n % 50)} for n in range(90)
             ]
 
-        def __len__(self) -> int:
+        def __len__(self):
             return len(self.rows)
 
-        def __getitem__(self, index: int) -> Any:
+        def __getitem__(self, index):
             return [5] * len(self.rows[index]["text"])
 
     table = measured(Spoken(), padded).to_pydict()
@@ -172,7 +171,7 @@ def test_rows_are_found_by_lengths_in_another_order(count):
         durations = seconds
         sizes = targets
 
-        def __len__(self) -> int:
+        def __len__(self):
             return count
 
     rounded = seconds.round(4)

@@ -14,13 +14,13 @@ from made_data import column, packed, padded
 from batchtune.lengths import RowLength
 from batchtune.results import BatchShape
 from batchtune.scripts.drawing import Drawn
-from batchtune.scripts.learning import Axes, Learned, Unclear
+from batchtune.scripts.learning import AxisShape, Learned, Unclear
 from batchtune.scripts.packed_rows import packed_row
 
 Collate = Callable[[list[Any]], Any]
 
 
-def examples(seed: int = 0, count: int = 60) -> list[dict[str, Any]]:
+def examples(seed=0, count=60):
     random = np.random.default_rng(seed)
     lengths = random.integers(5, 200, count)
     return [
@@ -28,15 +28,15 @@ def examples(seed: int = 0, count: int = 60) -> list[dict[str, Any]]:
     ]
 
 
-def of_lengths(row: tuple[int, ...]) -> list[dict[str, Any]]:
+def of_lengths(row):
     return [{"input_ids": [5] * length} for length in row]
 
 
-def rows_of(batch: list[dict[str, Any]]) -> list[torch.Tensor]:
+def rows_of(batch):
     return [torch.tensor(row) for row in column(batch, "input_ids")]
 
 
-def to_multiple_of_64(batch: list[Any]) -> dict[str, Any]:
+def to_multiple_of_64(batch):
     """As TRL pads: each token of the padding is a sequence of its own."""
     made = packed(batch)
     more = -made["input_ids"].shape[1] % 64
@@ -51,7 +51,7 @@ def to_multiple_of_64(batch: list[Any]) -> dict[str, Any]:
     }
 
 
-def last_one_longer(batch: list[Any]) -> dict[str, Any]:
+def last_one_longer(batch):
     """Padding is part of the last sequence."""
     ids = torch.cat(rows_of(copy.deepcopy(batch)))
     ids = torch.nn.functional.pad(ids, (0, -len(ids) % 64))
@@ -59,7 +59,7 @@ def last_one_longer(batch: list[Any]) -> dict[str, Any]:
     return {"ids": ids, "offsets": torch.tensor(offsets)}
 
 
-def shifted(batch: list[Any]) -> dict[str, Any]:
+def shifted(batch):
     rows = rows_of(batch)
     return {
         "x": torch.cat([row[:-1] for row in rows])[None],
@@ -68,14 +68,14 @@ def shifted(batch: list[Any]) -> dict[str, Any]:
     }
 
 
-def each_to_multiple_of_8(batch: list[Any]) -> dict[str, Any]:
+def each_to_multiple_of_8(batch):
     """As context parallelism needs it."""
     rows = [torch.nn.functional.pad(row, (0, -len(row) % 8)) for row in rows_of(batch)]
     numbers = [torch.full((len(row),), number) for number, row in enumerate(rows)]
     return {"ids": torch.cat(rows), "document_ids": torch.cat(numbers)}
 
 
-def with_mask(batch: list[Any]) -> dict[str, Any]:
+def with_mask(batch):
     """Each sequence sees itself alone; its label follows none of the lengths."""
     rows = rows_of(batch)
     numbers = [torch.full((len(row),), number) for number, row in enumerate(rows)]
@@ -88,19 +88,19 @@ def with_mask(batch: list[Any]) -> dict[str, Any]:
     }
 
 
-def flattening(**options: bool) -> Collate:
+def flattening(**options):
     transformers = pytest.importorskip("transformers")
-    collate: Collate = transformers.DataCollatorWithFlattening(**options)
+    collate = transformers.DataCollatorWithFlattening(**options)
     return collate
 
 
-FLATTENING: list[dict[str, bool]] = [
+FLATTENING = [
     {},
     {"return_flash_attn_kwargs": True, "return_seq_idx": True},
     {"return_position_ids": False, "return_seq_idx": True},
     {"return_position_ids": False, "return_flash_attn_kwargs": True},
 ]
-OTHERS: list[Collate] = [
+OTHERS = [
     packed,
     shifted,
     last_one_longer,
@@ -109,7 +109,7 @@ OTHERS: list[Collate] = [
 ]
 
 
-def same(left: Any, right: Any) -> bool:
+def same(left, right):
     return left.keys() == right.keys() and all(
         (
             np.shape(left[name]) == np.shape(right[name])
@@ -120,7 +120,7 @@ def same(left: Any, right: Any) -> bool:
     )
 
 
-def drawn_of(collate: Collate, data: list[dict[str, Any]] | None = None) -> Drawn:
+def drawn_of(collate, data=None):
     """What draws by the lengths of its examples: of 5 to 199 tokens, if no others are given."""
     data = data or examples(count=200)
     drawn = Drawn(data, collate)
@@ -162,7 +162,7 @@ def test_lines_show_sums():
 def test_a_batch_without_bounds_is_one_sequence():
     """To the model it is, so a made one is the same."""
 
-    def concatenated(batch: list[Any]) -> Any:
+    def concatenated(batch):
         return torch.cat(rows_of(batch))
 
     drawn = drawn_of(concatenated, of_lengths((30, 9) * 9))
@@ -171,7 +171,7 @@ def test_a_batch_without_bounds_is_one_sequence():
 
 
 def test_padded_batches_without_a_batch_axis_are_not_packed():
-    def flat(batch: list[Any]) -> Any:
+    def flat(batch):
         ids = padded(rows_of(batch))
         return {"ids": ids.flatten(), "rows": torch.zeros(len(ids))}
 
@@ -194,7 +194,7 @@ def test_whole_batches_that_are_packed_tell_their_rows(collate):
     learned = Learned.from_batches(batches)
     row = (152, 40, 40, 8)
     assert learned.packed
-    made = learned.sized(Axes.packed(row))
+    made = learned.sized(AxisShape.packed(row))
     assert same(made, collate(of_lengths(row)))
     assert learned.axes_of(made).row == row
 

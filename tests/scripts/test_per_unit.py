@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from batchtune.scripts.learning import Unclear
 from batchtune.scripts.per_unit import (
@@ -13,13 +12,13 @@ from batchtune.scripts.per_unit import (
 )
 
 
-def durations(seed: int) -> NDArray[np.float64]:
+def durations(seed):
     """Of 5,000 utterances in seconds, to the sample."""
     seconds = np.random.default_rng(seed).lognormal(1.8, 0.6, 5000).clip(0.5, 30)
     return np.round(seconds * 16000) / 16000
 
 
-def found(sizes: NDArray[np.float64], lengths: NDArray[np.float64]) -> float:
+def found(sizes, lengths):
     part = np.random.default_rng(0).choice(sizes, 200, replace=False)
     seen = [int(size) for size in part]
     return units_per_length(seen, np.sort(lengths), what="sig")

@@ -4,17 +4,15 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import made_loops
 import pytest
 import torch
-from made_loops import Batch, Trainer, batches
+from made_loops import Trainer, batches
 
 from batchtune.errors import ResultError
-from batchtune.results import BatchShape, TrainingStep, read_training
+from batchtune.results import BatchShape, read_training
 from batchtune.scripts.recorder import Recorder
 from batchtune.scripts.recording import wrap
 from batchtune.scripts.training_log import TrainingLog
@@ -23,11 +21,11 @@ from batchtune.scripts.training_log import TrainingLog
 class Watched:
     """A loader whose iterators are watched."""
 
-    def __init__(self, loader: Iterable[Batch], recorder: Recorder) -> None:
+    def __init__(self, loader, recorder):
         self.loader = loader
         self.recorder = recorder
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self):
         return self.recorder.watch(self.loader)
 
 
@@ -36,11 +34,11 @@ def path(tmp_path):
     return tmp_path / "training.jsonl"
 
 
-def steps_in(path: Path) -> list[TrainingStep]:
+def steps_in(path):
     return [step for recording in read_training(path) for step in recording.steps]
 
 
-def lengths_in(path: Path) -> list[list[float]]:
+def lengths_in(path):
     return [[batch.length for batch in step.batches] for step in steps_in(path)]
 
 
@@ -109,11 +107,11 @@ def test_batches_of_a_loader_without_steps_are_left_out(path):
 class Attributes:
     """A batch as SpeechBrain makes them."""
 
-    def __init__(self, **parts: Any) -> None:
+    def __init__(self, **parts):
         self.__dict__.update(parts)
 
 
-def packed_batch(*lengths: int) -> dict[str, torch.Tensor]:
+def packed_batch(*lengths):
     positions = torch.cat([torch.arange(length) for length in lengths])
     return {"input_ids": torch.ones_like(positions)[None], "position_ids": positions}
 
@@ -153,7 +151,7 @@ def test_shapes_of_batches(batch, shape, path):
     assert shapes_of(batch, path) == ([] if shape is None else [shape])
 
 
-def shapes_of(batch: Any, path: Path, axis: int = 1) -> list[BatchShape]:
+def shapes_of(batch, path, axis=1):
     with pytest.raises(MemoryError), Recorder(path.parent, axis=axis) as recorder:
         for _ in recorder.watch([batch]):
             raise MemoryError
@@ -166,7 +164,7 @@ def test_the_axis_of_the_length_can_be_another(path):
 
 
 def test_a_full_disk_ends_only_the_recording(path, capsys, monkeypatch):
-    def full(file: int, data: bytes) -> int:
+    def full(file, data):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "write", full)
@@ -180,7 +178,7 @@ def test_a_full_disk_ends_only_the_recording(path, capsys, monkeypatch):
     assert "No space left" in warning
 
 
-def logs(path: Path, patch: pytest.MonkeyPatch, port: str) -> Iterator[TrainingLog]:
+def logs(path, patch, port):
     """The open logs of two ranks that meet at this port."""
     patch.setattr(torch.distributed, "is_initialized", lambda: True)
     patch.setattr(torch.distributed, "get_world_size", lambda: 2)
@@ -208,7 +206,7 @@ def test_ranks_share_a_recording_and_trainings_do_not(path, monkeypatch):
 
 
 def test_a_recorders_own_error_ends_only_the_recording(path, capsys, monkeypatch):
-    def fail(*_: Any) -> None:
+    def fail(*_):
         raise RuntimeError("a bug")
 
     trainer = Trainer()
@@ -263,7 +261,7 @@ def train(count, epochs):
 """
 
 
-def script(folder: Path, end: str) -> str:
+def script(folder, end):
     """A script that records itself, and ends with these lines."""
     options = {"recorder": {"run": str(folder)}}
     return SCRIPT.format(tests=str(Path(__file__).parent), options=options) + end

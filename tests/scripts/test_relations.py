@@ -1,14 +1,13 @@
 """How sizes follow lengths: what collate functions and models do to a length is found again."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from batchtune.scripts.relations import Axes, fitted
+from batchtune.scripts.relations import AxisShape, fitted
 
-SIZES: dict[str, Callable[[int], int]] = {
+SIZES = {
     "L": lambda length: length,
     "L-1": lambda length: length - 1,
     "160·L": lambda length: 160 * length,
@@ -27,11 +26,13 @@ def test_plain_relations_are_found_exactly(word):
     relation = fitted("L", base, seen)
     assert relation is not None and relation.sure and str(relation) == word
     for length in range(50, 900):
-        size = relation.at(Axes(1, length))
+        size = relation.at(AxisShape(1, length))
         assert size == SIZES[word](length)
         longest = relation.term_of(size)
         assert (
-            relation.at(Axes(1, longest)) == size < relation.at(Axes(1, longest + 100))
+            relation.at(AxisShape(1, longest))
+            == size
+            < relation.at(AxisShape(1, longest + 100))
         )
         assert longest >= length
 
@@ -39,7 +40,7 @@ def test_plain_relations_are_found_exactly(word):
 def test_sizes_that_are_even_by_chance_are_no_multiples():
     base = np.array([400, 408, 416, 433, 450, 467], float)
     relation = fitted("L", base, base // 4)
-    assert relation is not None and relation.at(Axes(1, 406)) == 101
+    assert relation is not None and relation.at(AxisShape(1, 406)) == 101
 
 
 def test_two_roundings_that_both_fit_are_not_sure():

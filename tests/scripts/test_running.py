@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from torch.utils.data import (
 
 from batchtune import sampler_from_config
 from batchtune.allocators import VARIABLES
-from batchtune.exports.run_configs import read_any_sampler_yaml, render_sampler_yaml
+from batchtune.exports.reading import read_any_sampler_yaml
+from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.results import PROBE_FILE, write_result
 from batchtune.scripts import running
 from batchtune.scripts.running import LENGTHS_FILE
@@ -47,16 +48,12 @@ SAME_STEPS = ["--max-batch-length", 100, "--current", "batch_size=4"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--standalone"]
 
-Started = Callable[[str], dict[str, Any]]
-Line = tuple[str, int, int, list[int]]
-Run = Callable[..., tuple[list[Line], str]]
-
 
 @pytest.fixture(scope="module")
 def folder(made_once):
     """A manifest and a run of it."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         write_lengths(folder / "train.csv", LENGTHS)
         write_lengths(folder / "short.csv", LENGTHS[:30])
         (folder / "stream").mkdir()
@@ -73,36 +70,34 @@ def folder(made_once):
     return made_once("tuned-for-scripts", make)
 
 
-def pad(examples: list[torch.Tensor]) -> torch.Tensor:
+def pad(examples):
     return torch.nn.utils.rnn.pad_sequence(examples, True)
 
 
-def loader_of(lengths: Any, **options: Any) -> Any:
-    data: Any = [torch.ones(int(length)) for length in lengths]
+def loader_of(lengths, **options):
+    data = [torch.ones(int(length)) for length in lengths]
     return DataLoader(data, collate_fn=pad, **options)
 
 
 class Rows(Dataset[Any]):
     """Example i is 10 · LENGTHS[i] times its index."""
 
-    def __init__(self, lengths: Any) -> None:
+    def __init__(self, lengths):
         self.lengths = lengths
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.full((10 * int(self.lengths[index]),), index)
 
 
 class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(Rows(LENGTHS))
 
 
-def recommended(
-    folder: Path, epoch: int, run: str = "batchtune-run", **options: Any
-) -> list[list[int]]:
+def recommended(folder, epoch, run="batchtune-run", **options):
     config = folder / run / "sampler.yaml"
     return list(sampler_from_config(config, LENGTHS, epoch=epoch, **options))
 
@@ -111,9 +106,7 @@ def recommended(
 def run(folder, capfd):
     """`run(command, *words)`: runs the script; the lines that it printed, and what batchtune and it said beside."""
 
-    def run(
-        command: list[str], *script: str, to: str = "batchtune-run"
-    ) -> tuple[list[Line], str]:
+    def run(command, *script, to="batchtune-run"):
         words = [*command, str(SCRIPT), *script]
         ran = run_here_in(folder, "run", "train.csv", "--run", to, "--", *words)
         said = capfd.readouterr()
@@ -124,14 +117,14 @@ def run(folder, capfd):
     return run
 
 
-def trained_by_itself(script: list[str]) -> list[Line]:
-    """The lines that the script prints on two ranks without batchtune."""
-    words = [*TORCHRUN, str(SCRIPT), *script]
-    ran = subprocess.run(words, capture_output=True, text=True, check=True)
-    return [tuple(json.loads(line)) for line in ran.stdout.splitlines()]
+def own_batches(epoch, rank):
+    """The batches of the script on one of two ranks without batchtune."""
+    sampler = DistributedSampler(LENGTHS, 2, rank)
+    sampler.set_epoch(epoch)
+    return list(BatchSampler(sampler, 4, False))
 
 
-def batches(lines: list[Line], what: str, epoch: int, rank: int = 0) -> list[list[int]]:
+def batches(lines, what, epoch, rank=0):
     return [line[3] for line in lines if line[:3] == (what, rank, epoch)]
 
 
@@ -150,36 +143,30 @@ def test_a_script_trains_on_the_recommended_batches(folder, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", [[], ["--accelerate"]], ids=["ddp", "accelerate"])
-def test_each_of_two_ranks_trains_on_its_batches(folder, run, option):
-    if option:
-        pytest.importorskip("accelerate")
-    lines, stderr = run(TORCHRUN, *option)
+def test_each_of_two_ranks_trains_on_its_batches(folder, run):
+    pytest.importorskip("accelerate")
+    lines, stderr = run(TORCHRUN, "--accelerate")
     for rank in range(2):
         for epoch in range(2):
             expected = recommended(folder, epoch, rank=rank, world_size=2)
             assert batches(lines, "train", epoch, rank) == expected
         assert batches(lines, "length", 0, rank) == [[len(expected), 3]]
         # accelerate steps the schedule, which is made before, once for each rank.
-        before = [[2 * len(expected)] for _ in option]
-        assert batches(lines, "before", 0, rank) == before
+        assert batches(lines, "before", 0, rank) == [[2 * len(expected)]]
     assert stderr.count(f"{len(expected)} an epoch on each rank") == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", [[], ["--accelerate"]], ids=["ddp", "accelerate"])
-def test_two_ranks_keep_the_examples_of_each_step(folder, run, option):
-    own = trained_by_itself(option)
-    lines, stderr = run(TORCHRUN, *option, to="same-on-ranks")
+def test_two_ranks_keep_the_examples_of_each_step(run):
+    """The epoch is that of the script's own sampler."""
+    lines, stderr = run(TORCHRUN, to="same-on-ranks")
     for epoch in range(2):
         steps = []
-        for trained in (own, lines):
-            ranks = [batches(trained, "train", epoch, rank) for rank in range(2)]
-            together = zip(*ranks, strict=True)
+        for of_rank in (partial(batches, lines, "train"), own_batches):
+            together = zip(of_rank(epoch, 0), of_rank(epoch, 1), strict=True)
             steps.append([sorted([*first, *second]) for first, second in together])
         assert steps[0] == steps[1]
-    for what in ("before", "length"):
-        assert batches(lines, what, 0) == batches(own, what, 0)
+    assert batches(lines, "length", 0) == [[len(own_batches(0, 0)), 3]]
     assert "on each rank" in stderr
 
 
@@ -188,7 +175,7 @@ def started(folder, tmp_path, monkeypatch):
     """`started(run)`: the options of a script that was started with the batches of this run, in this process."""
     LENGTHS.tofile(tmp_path / LENGTHS_FILE)
 
-    def start(name: str) -> dict[str, Any]:
+    def start(name):
         monkeypatch.setattr(running, "_given", None)
         run = str(folder / name)
         return {
@@ -201,7 +188,7 @@ def started(folder, tmp_path, monkeypatch):
     return start
 
 
-def trained_on(loader: Any, options: dict[str, Any]) -> list[list[int]]:
+def trained_on(loader, options):
     """The examples of each batch that a loop over a script's loader gets, until the first optimizer step."""
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight])
@@ -215,7 +202,7 @@ def trained_on(loader: Any, options: dict[str, Any]) -> list[list[int]]:
 @pytest.mark.parametrize("name", ["batchtune-run", "packed"])
 def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
     options = started(name)
-    data: Any = Rows(LENGTHS)
+    data = Rows(LENGTHS)
     loader = DataLoader(data, batch_size=4, collate_fn=pad)
     for epoch in range(2):
         expected = recommended(folder, epoch, name)
@@ -229,14 +216,14 @@ def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
 def test_each_step_has_its_own_examples_in_other_micro_batches(started, ahead):
     """Also in a loop that fetches a batch ahead, as accelerate's loaders do."""
     options = started("same")
-    data: Any = Rows(LENGTHS)
+    data = Rows(LENGTHS)
     loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=pad)
     torch.manual_seed(0)
     own = [index for batch in loader for index in batch[:, 0].tolist()]
     torch.manual_seed(0)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     assert running.length(loader, len, options) == 15
-    steps: list[list[float]] = [[]]
+    steps = [[]]
     padded = 0
     given = running.wrap(loader, lambda: DataLoader.__iter__(loader), options)
     fetched = [next(given) for _ in range(ahead)]
@@ -257,7 +244,7 @@ def test_each_step_has_its_own_examples_in_other_micro_batches(started, ahead):
 
 def test_a_script_that_steps_otherwise_is_told_its_accumulation(started):
     """A step of more batches, too, which may be without mixed precision's first steps."""
-    data: Any = Rows(LENGTHS)
+    data = Rows(LENGTHS)
     loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=pad)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     for own in (1, 6):
@@ -359,9 +346,9 @@ def test_a_script_runs_with_the_measured_allocator(
         monkeypatch.delenv(name, raising=False)
     for name, value in user.items():
         monkeypatch.setenv(name, value)
-    given: list[dict[str, str]] = []
+    given = []
 
-    def note(words: list[str], environment: dict[str, str]) -> int:
+    def note(words, environment):
         names = {*VARIABLES, THRESHOLD} & environment.keys()
         given.append({name: environment[name] for name in names})
         return 1
@@ -451,7 +438,7 @@ def test_an_index_or_a_time_says_nothing_about_the_order(beside):
         examples = [
             (torch.zeros(int(length)), beside(row)) for row, length in enumerate(stored)
         ]
-        loader = DataLoader(examples, batch_size=1)  # type: ignore[arg-type]
+        loader = DataLoader(examples, batch_size=1)
         assert ("different orders" in (unsafe(loader, ascending) or "")) == noticed
 
 

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ways_to_write import FILE, TORCH, WAYS
@@ -26,14 +25,14 @@ HYDRA = "outputs/2026-11-29/10-00-00/version_0/checkpoints"
 LARGE = 33 << 20
 
 
-def refuse(*_: Any, **__: Any) -> None:
+def refuse(*_, **__):
     raise OSError("refused")
 
 
 @pytest.fixture(params=["mounts", "user namespace", "landlock"])
 def protection(request, monkeypatch):
     """The way in which scripts are kept from files, where this kernel has it."""
-    kind: str = request.param
+    kind = request.param
     enter = {
         "mounts": mounts.enter,
         "user namespace": partial(mounts.enter, privileged=False),
@@ -50,11 +49,11 @@ def protection(request, monkeypatch):
     yield kind
 
 
-def environment(options: Any) -> dict[str, str]:
+def environment(options):
     return dict(os.environ)
 
 
-def ran(*command: str, times: int = 1) -> str:
+def ran(*command, times=1):
     """What a command prints that runs as a script does, in its last start."""
     with script_request(list(command)) as script:
         for _ in range(times):
@@ -64,7 +63,7 @@ def ran(*command: str, times: int = 1) -> str:
     return printed.decode()
 
 
-def make_layouts(root: Path) -> list[str]:
+def make_layouts(root):
     """Make a project with a folder for each layout, and in each a file for each way to write."""
     project = root / "project"
     elsewhere = root / "elsewhere"
@@ -95,12 +94,12 @@ def make_layouts(root: Path) -> list[str]:
     return [*plain, "linked files", "hard links", "linked folder"]
 
 
-def state_of(root: Path, *, metadata: bool) -> dict[str, Any]:
+def state_of(root, *, metadata):
     """What stands in each file and link below a folder, and with `metadata` all that is known of it."""
     state = {}
     for path in sorted(root.rglob("*")):
         status = path.lstat()
-        content: Any = None
+        content = None
         if path.is_symlink():
             content = os.readlink(path)
         elif path.is_file() and status.st_size == LARGE:
@@ -231,7 +230,7 @@ def test_what_runs_on_other_machines_is_confined_in_a_copy(tmp_path, monkeypatch
 
 
 def test_a_full_disk_is_said_to_be_full(tmp_path, monkeypatch):
-    def full(*_: Any, **__: Any) -> None:
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/last.pt")
 
     monkeypatch.chdir(tmp_path)

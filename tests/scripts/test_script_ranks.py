@@ -23,8 +23,8 @@ from batchtune.results import (
     BatchShape,
     Device,
     Probe,
+    Sweep,
     Trial,
-    Verification,
     read_result,
 )
 
@@ -38,9 +38,7 @@ LARGE = BatchShape(150, 60.0)
 TOO_LARGE = BatchShape(201, 20.0)  # for rank 1, by its own fault
 
 
-def supervise(
-    *command: str, ranks: int = 2, timeout_seconds: float = 60.0
-) -> Supervisor:
+def supervise(*command, ranks=2, timeout_seconds=60.0):
     """The supervisor of a command that torchrun starts on these ranks."""
     settings = ProbeSettings(
         workload="a script",
@@ -64,7 +62,7 @@ def working_folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_process_outlives_its_test():
-    def started() -> set[int]:
+    def started():
         children = psutil.Process().children(recursive=True)
         return {child.pid for child in children} - OF_SCRIPTS.pids()
 
@@ -100,7 +98,7 @@ def together(working_folder):
     return Together(device, small, large, others, failed)
 
 
-def check_device(device: Device, look_ahead: int) -> None:
+def check_device(device, look_ahead):
     """What is known of a script that accumulates over two batches on two ranks."""
     assert (device.world_size, device.backend) == (2, "gloo")
     assert [rank.rank for rank in device.ranks] == [0, 1]
@@ -165,18 +163,6 @@ def test_a_rank_that_hangs_says_where():
 
 
 @pytest.mark.slow
-def test_a_rank_that_leaves_before_it_trains_says_so():
-    """The other one fails because of it, and says more."""
-    with (
-        supervise(str(SCRIPT), "ends") as supervisor,
-        pytest.raises(WorkloadError, match="rank 1 ended first") as raised,
-    ):
-        supervisor.start()
-    output = raised.value.traceback or ""
-    assert output.startswith("batchtune: ranked_script.py iterated over no torch Data")
-
-
-@pytest.mark.slow
 def test_torchrun_tells_how_a_silent_rank_has_ended():
     program = "test $RANK = 0 && exec sleep 100; exit 5"
     ended = "rank 1 ended first: its process ended with exit code 5"
@@ -213,13 +199,13 @@ def test_torchruns_banner_is_none_of_a_script_s_words():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ranks_are_tuned_and_verified(together, tmp_path):
+def test_ranks_are_tuned_and_proven(together, tmp_path):
     # By what this machine's processes take: a limit that half of the data fits into leaves nothing to tune.
     base_bytes = max(rank.base_bytes for rank in together.device.ranks)
     words = ["tune", f"--memory={base_bytes + (20 << 20)}B", "--memory-fraction=1"]
     # With more buckets, 400 examples need more batches.
     words += ["--num-lengths=3", "--max-lengths=3", "--num-buckets=2:4"]
-    words += ["--tolerance=0.1", "--verify", "--verify-steps=20", "--time-tolerance=10"]
+    words += ["--tolerance=0.1"]
     ran = run_in(tmp_path, *words, "--", *TORCHRUN, "--nproc-per-node=2", *ACCELERATED)
     assert ran.returncode == 0, ran.stderr
     assert "the script's own data set (Lengths, 400 examples)" in ran.stderr
@@ -232,4 +218,5 @@ def test_ranks_are_tuned_and_verified(together, tmp_path):
     assert (folder / "sampler.yaml").exists(), ran.stdout + ran.stderr
     ooms = [trial for trial in probe.trials if trial.outcome == "oom"]
     assert ooms and all(trial.oom_ranks for trial in ooms)
-    assert read_result(folder / "verify.json", Verification).failures == []
+    proof = read_result(folder / "sweep.json", Sweep).proof
+    assert proof is not None and proof.holds

@@ -19,27 +19,27 @@ if "RANK" not in os.environ:
 class Rows(Dataset[torch.Tensor]):
     """Example i is 10 · (1 + 7·i mod 23) long, and holds its index."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count):
         self.count = count
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.count
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.full((10 * (1 + index * 7 % 23),), float(index))
 
 
-def pad(examples: list[torch.Tensor]) -> torch.Tensor:
+def pad(examples):
     return torch.nn.utils.rnn.pad_sequence(examples, True, -1.0)
 
 
-def say(what: str, epoch: int, numbers: list[int]) -> None:
+def say(what, epoch, numbers):
     line = [what, int(os.environ.get("RANK", "0")), epoch, numbers]
     # At once: two ranks write to one pipe.
     os.write(1, f"{json.dumps(line)}\n".encode())
 
 
-def indices(batch: torch.Tensor) -> list[int]:
+def indices(batch):
     return [int(index) for index in batch[:, 0]]
 
 

@@ -17,14 +17,13 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 FILE = "last.pt"
 NEW = b"new, and longer than what was there before"
 
 
-def shell(line: str) -> Callable[[str], object]:
+def shell(line):
     return lambda path: subprocess.run(
         ["sh", "-c", line, "sh", path, os.path.dirname(path)],
         check=True,
@@ -32,16 +31,16 @@ def shell(line: str) -> Callable[[str], object]:
     )
 
 
-def opened(mode: str) -> Callable[[str], object]:
-    def write(path: str) -> None:
+def opened(mode):
+    def write(path):
         with open(path, mode) as file:
             file.write(NEW)
 
     return write
 
 
-def descriptor(flags: int) -> Callable[[str], object]:
-    def write(path: str) -> None:
+def descriptor(flags):
+    def write(path):
         file = os.open(path, os.O_WRONLY | flags)
         os.write(file, NEW)
         os.close(file)
@@ -49,90 +48,90 @@ def descriptor(flags: int) -> Callable[[str], object]:
     return write
 
 
-def python(code: str) -> Callable[[str], object]:
+def python(code):
     return lambda path: subprocess.run(
         [sys.executable, "-c", code, path], check=True, stderr=subprocess.DEVNULL
     )
 
 
-def beside(path: str) -> str:
+def beside(path):
     new = f"{path}.new"
     Path(new).write_bytes(NEW)
     return new
 
 
-def torch_save(path: str) -> None:
+def torch_save(path):
     import torch
 
     torch.save(torch.ones(9), path)
 
 
-def numpy_save(path: str) -> None:
+def numpy_save(path):
     import numpy as np
 
     with open(path, "r+b") as file:
         np.save(file, np.ones(9))
 
 
-def numpy_memmap(path: str) -> None:
+def numpy_memmap(path):
     import numpy as np
 
     np.memmap(path, dtype=np.uint8, mode="r+", shape=4)[:] = 9
 
 
-def mapped(path: str) -> None:
+def mapped(path):
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 4) as memory:
         memory[:4] = b"new!"
 
 
-def hard_linked(path: str) -> None:
+def hard_linked(path):
     os.link(path, f"{path}.link")
     Path(f"{path}.link").write_bytes(NEW)
 
 
-def linked(path: str) -> None:
+def linked(path):
     os.symlink(os.path.realpath(path), f"{path}.link")
     Path(f"{path}.link").write_bytes(NEW)
 
 
-def made_writable(path: str) -> None:
+def made_writable(path):
     os.chmod(path, 0o666)
     Path(path).write_bytes(NEW)
 
 
-def database(path: str) -> None:
+def database(path):
     os.remove(path)
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("create table t (a)")
 
 
-def archive(path: str) -> None:
+def archive(path):
     with tarfile.open(f"{path}.tar", "w") as tar:
         tar.add(beside(path), FILE)
     with tarfile.open(f"{path}.tar") as tar:
         tar.extractall(os.path.dirname(path))
 
 
-def zipped(path: str) -> None:
+def zipped(path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a", NEW)
 
 
-def pickled(path: str) -> None:
+def pickled(path):
     with open(path, "wb") as file:
         pickle.dump(NEW, file)
 
 
-def copied_in_kernel(path: str) -> None:
+def copied_in_kernel(path):
     with open(beside(path), "rb") as source, open(path, "r+b") as target:
         os.copy_file_range(source.fileno(), target.fileno(), len(NEW))
 
 
-def folder_renamed(path: str) -> None:
+def folder_renamed(path):
     os.rename(os.path.dirname(path), f"{os.path.dirname(path)}-old")
 
 
-WAYS: dict[str, Callable[[str], object]] = {
+WAYS = {
     "open w": opened("wb"),
     "open r+": opened("r+b"),
     "open a": opened("ab"),
@@ -178,7 +177,7 @@ WAYS: dict[str, Callable[[str], object]] = {
 TORCH = "torch.save"
 
 
-def main() -> None:
+def main():
     layouts = sys.argv[1:]
     ways = WAYS
     if layouts[0] == "--torch":

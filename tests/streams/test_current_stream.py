@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
-from batchtune.streams.speechbrain import CurrentStream, PivotSettings, stream_current
+from batchtune.streams.speechbrain import PivotSettings, stream_current
 
 SECONDS = Lengths.of(
     np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(1, 24.5), unit="s"
@@ -32,15 +29,15 @@ valid_dynamic_batch_kwargs:
 """
 
 
-def pivot(target: float, most: float | None = None, **fields: Any) -> PivotSettings:
+def pivot(target, most=None, **fields):
     return PivotSettings(target_batch_numel=target, max_batch_numel=most, **fields)
 
 
-def read(text: str, unit: str | None = "s", factor: float = 1.0) -> CurrentStream:
+def read(text, unit="s", factor=1.0):
     return stream_current(text, Lengths.of(SECONDS.values * factor, unit=unit))
 
 
-def of_file(folder: Path, text: str, key_path: str = "") -> CurrentStream:
+def of_file(folder, text, key_path=""):
     (folder / "train.yaml").write_text(text, encoding="utf-8")
     return read(f"{folder / 'train.yaml'}{key_path}")
 

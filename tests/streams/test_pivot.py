@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 
-from batchtune.streams.bucketed import StreamBatches
 from batchtune.streams.speechbrain import PivotSettings, speechbrain_batches
 
 OF_SAMPLER = (
@@ -21,13 +18,11 @@ OF_SAMPLER = (
 )
 
 
-def real_batches(
-    function: Any, lengths: list[float], keywords: dict[str, Any], seed: int
-) -> tuple[list[list[int]], list[int], Any]:
+def real_batches(function, lengths, keywords, seed):
     """SpeechBrain's batches, how many examples it had read for each, and the state of `random` afterwards."""
     read = 0
 
-    def stream() -> Iterator[tuple[float, int]]:
+    def stream():
         nonlocal read
         for place, length in enumerate(lengths):
             read += 1
@@ -49,20 +44,18 @@ def real_batches(
     return batches, reads, random.getstate()
 
 
-def our_batches(
-    lengths: list[float], keywords: dict[str, Any], seed: int
-) -> tuple[list[list[int]], list[int], Any]:
+def our_batches(lengths, keywords, seed):
     generator = random.Random(seed)
     found = speechbrain_batches(lengths, PivotSettings(**keywords), generator)
     return in_lists(found), found.read.tolist(), generator.getstate()
 
 
-def in_lists(found: StreamBatches) -> list[list[int]]:
+def in_lists(found):
     starts = [0, *found.ends.tolist()]
     return [found.examples[start:end].tolist() for start, end in pairwise(starts)]
 
 
-def made_up(rng: np.random.Generator, most: int) -> tuple[list[float], dict[str, Any]]:
+def made_up(rng, most):
     """Lengths, some of them 0, whole or not; keywords, in and out of all that makes sense."""
     count = int(rng.integers(0, most))
     # Few distinct ones, so that neighbours pad equally and rounding decides.
@@ -101,7 +94,7 @@ def made_up(rng: np.random.Generator, most: int) -> tuple[list[float], dict[str,
     return lengths, keywords
 
 
-def assert_batches_agree(function: Any, cases: int, most: int, seed: int) -> None:
+def assert_batches_agree(function, cases, most, seed):
     rng = np.random.default_rng(seed)
     batched = 0
     for case in range(cases):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import random
 import tarfile
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,16 +32,16 @@ def urls(tmp_path_factory):
     return sorted(map(str, folder.iterdir()))
 
 
-def sharded(**settings: int) -> StreamedWith:
+def sharded(**settings):
     return StreamedWith(**{"shuffle_shards": 0, "shuffle_buffer": 0, **settings})
 
 
 def epochs_of_webdataset(
-    urls: list[str],
-    sharding: StreamedWith,
-    who: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> list[list[int]]:
+    urls,
+    sharding,
+    who,
+    monkeypatch,
+):
     """What a worker that lives for three epochs reads."""
     wds = pytest.importorskip("webdataset")
     rank, worker = who
@@ -106,7 +105,7 @@ def test_each_worker_reads_as_in_webdataset(urls, sharding, monkeypatch):
 def test_shuffling_is_webdatasets(count, buffer_size, seed):
     filters = pytest.importorskip("webdataset.filters")
     theirs, ours = random.Random(seed), random.Random(seed)
-    real: Any = iter(range(count))
+    real = iter(range(count))
     if buffer_size > 0:  # `.shuffle` leaves the stage out otherwise
         real = filters.shuffle(buffer_size, rng=theirs)(real)
     assert shuffled(np.arange(count), buffer_size, ours).tolist() == list(real)

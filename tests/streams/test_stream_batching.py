@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import replace
 from itertools import chain, product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.streams.bucketed import (
-    StreamBatches,
     StreamBatching,
     stream_batches,
     stream_random,
@@ -34,7 +33,7 @@ SPEECH = np.random.default_rng(0).gamma(4, 3, 4000) + 1
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> BucketTable:
+def tables(draw):
     edges = sorted(draw(st.sets(st.integers(1, 11), max_size=4)) | {12})
     return BucketTable.of(
         edges,
@@ -42,32 +41,28 @@ def tables(draw: st.DrawFn) -> BucketTable:
     )
 
 
-def batching(
-    algorithm: Any, table: BucketTable, buffer_size: int, **options: Any
-) -> StreamBatching:
+def batching(algorithm, table, buffer_size, **options):
     return StreamBatching(
         algorithm=algorithm, table=table, buffer_size=buffer_size, **options
     )
 
 
-def lists(made: StreamBatches) -> list[list[int]]:
+def lists(made):
     return [
         batch.tolist() for batch in np.split(made.examples, made.ends)[: made.ends.size]
     ]
 
 
-def fits(table: BucketTable, lengths: np.ndarray, batch: list[int]) -> int:
+def fits(table, lengths, batch):
     return int(table.batch_sizes[table.assign(lengths[batch].max(keepdims=True))[0]])
 
 
-def speech_table(buckets: int, max_batch_length: float = 300) -> BucketTable:
+def speech_table(buckets, max_batch_length=300):
     edges = np.quantile(SPEECH, np.linspace(0, 1, buckets + 1)[1:])
     return BucketTable(edges, batch_sizes_for(edges, max_batch_length))
 
 
-def of_speech(
-    algorithm: str, table: BucketTable, buffer_size: int, epoch: int = 0, **options: Any
-) -> list[list[int]]:
+def of_speech(algorithm, table, buffer_size, epoch=0, **options):
     return lists(
         stream_batches(
             SPEECH,
@@ -152,7 +147,7 @@ def test_a_pivots_batch_is_speechbrains(
     # The pivot is then the example that was read first.
     way = replace(way, shuffle=False)
     batches = lists(stream_batches(lengths, way, stream_random(0, 0)))
-    held: list[Held] = []
+    held = []
     for place, length in enumerate(lengths.tolist()):
         bisect.insort(held, Held(length, place))
         if len(held) == buffer_size:

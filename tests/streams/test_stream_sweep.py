@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths, Shard
+from batchtune.lengths import Lengths, Shard
 from batchtune.manifests import StreamLengths
-from batchtune.results import StreamedWith, StreamSweep, checked
+from batchtune.results import StreamedWith, checked
 from batchtune.streams import simulated as stream_simulation
 from batchtune.streams.advice import recommend_stream
 from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_random
@@ -29,16 +29,14 @@ from batchtune.streams.speechbrain import (
 from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
 
 
-def frontier(lengths: FloatArray) -> IntArray:
+def frontier(lengths):
     return np.maximum(1, (300 / (lengths + 0.02 * lengths**2)).astype(np.int64))
 
 
 MEASURED = Costs(step_seconds=step_seconds, frontier=frontier, proven=frontier)
 
 
-def stream_of(
-    values: FloatArray, shards: list[int] | None = None, *, repeated: int | None = 0
-) -> StreamLengths:
+def stream_of(values, shards=None, *, repeated=0):
     """A stream in so many shards; without, a manifest."""
     return StreamLengths(
         lengths=Lengths.of(values, unit="s"),
@@ -53,11 +51,11 @@ def stream_of(
 
 
 def swept(
-    values: FloatArray = SPEECH,
-    shards: list[int] | None = None,
-    current: CurrentStream | None = None,
-    **options: object,
-) -> StreamSweep:
+    values=SPEECH,
+    shards=None,
+    current=None,
+    **options,
+):
     chosen = {"buffer_sizes": (100, 400), "num_buckets": (4, 8), **options}
     settings = checked(StreamSettings, chosen)
     return sweep_stream(stream_of(values, shards), 300.0, settings, MEASURED, current)
@@ -196,7 +194,7 @@ def test_speechbrains_limits_allow_only_what_fits(pairs):
     lengths, sizes = np.array(sorted(pairs)).T
     sizes = np.minimum.accumulate(sizes).astype(np.int64)
 
-    def fits(asked: FloatArray) -> IntArray:
+    def fits(asked):
         return sizes[np.searchsorted(lengths, asked)]
 
     limit = speechbrain_limit(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 
 import msgspec
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 from made_trials import altered, made_trial
 from noted_device import NotedDevice
 
-from batchtune.lengths import Lengths
-from batchtune.probe.requests import Ran
 from batchtune.results import (
     BatchShape,
     CostModel,
@@ -22,12 +19,9 @@ from batchtune.results import (
     Probe,
     SamplerConfig,
     SamplerEvidence,
-    StreamConfig,
-    Trial,
     WorkloadRecord,
 )
-from batchtune.streams.simulated import StoredStream
-from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
+from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 MIB = 1 << 20
 BASE_BYTES = 100 * MIB
@@ -36,16 +30,16 @@ SECONDS_PER_CELL = 1e-4
 CONSTANT_SECONDS = 0.01
 
 
-def cells(shape: BatchShape) -> float:
+def cells(shape):
     return shape.padded_length + shape.batch_size * (shape.target_length or 0.0)
 
 
-def need(shape: BatchShape) -> int:
+def need(shape):
     """One MiB a cell over a base."""
     return BASE_BYTES + int(cells(shape) * MIB)
 
 
-def seconds(shape: BatchShape) -> float:
+def seconds(shape):
     return CONSTANT_SECONDS + SECONDS_PER_CELL * shape.padded_length
 
 
@@ -55,11 +49,11 @@ SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3)
 
 
 def made_plan(
-    lengths: Lengths,
-    config: SamplerConfig | StreamConfig,
-    seed: int = 0,
-    stream: StoredStream | None = None,
-) -> VerifyPlan:
+    lengths,
+    config,
+    seed=0,
+    stream=None,
+):
     """The verification of a whole epoch."""
     return VerifyPlan(
         lengths=lengths,
@@ -70,14 +64,14 @@ def made_plan(
     )
 
 
-def epoch(plan: VerifyPlan, number: int = 0) -> list[PlannedBatch]:
+def epoch(plan, number=0):
     batches = len(plan.first_epoch)
     return list(
         islice(plan.shuffled_batches(), number * batches, (number + 1) * batches)
     )
 
 
-def check_worst_batches(plan: VerifyPlan) -> None:
+def check_worst_batches(plan):
     """Check that no batch of an epoch needs more than a worst one.
 
     Of batches of one there may be two worst ones, each the longest in one way.
@@ -96,19 +90,19 @@ def check_worst_batches(plan: VerifyPlan) -> None:
 
 def made_stepper(
     *,
-    limit_bytes: int = LIMIT_BYTES,
-    slower: float = 1.0,
-    cache_bytes: int = 0,
-    retries: int = 0,
-    leak_bytes: int = 0,
-    fault: Callable[[BatchShape, int], Ran | None] = lambda shape, run: None,
-) -> NotedDevice:
+    limit_bytes=LIMIT_BYTES,
+    slower=1.0,
+    cache_bytes=0,
+    retries=0,
+    leak_bytes=0,
+    fault=lambda shape, run: None,
+):
     """A device whose steps take what `need` and `seconds` say.
 
     Its allocator's cache grows by `cache_bytes` with each step, and is emptied `retries` times in each.
     """
 
-    def alter(reply: Ran, number: int) -> Ran:
+    def alter(reply, number):
         if reply.trial.outcome != "ok":
             return reply
         kept = leak_bytes + cache_bytes
@@ -127,12 +121,12 @@ def made_stepper(
 
 
 def made_config(
-    boundaries: list[float],
-    sizes: list[int],
+    boundaries,
+    sizes,
     *,
-    multiple_of: float | None = None,
-    **changes: object,
-) -> SamplerConfig:
+    multiple_of=None,
+    **changes,
+):
     made = SamplerConfig(
         format=SamplerConfig.FORMAT,
         version=SamplerConfig.VERSION,
@@ -158,7 +152,7 @@ def made_config(
     return msgspec.structs.replace(made, **changes)
 
 
-def made_probe(lengths: Lengths, *, timed: bool = True) -> Probe:
+def made_probe(lengths, *, timed=True):
     """What a probe of the made device finds: 900 cells at every length."""
     points = [
         FrontierPoint(
@@ -209,7 +203,7 @@ _TRIED = [
 ]
 
 
-def _trial(index: int, shape: BatchShape) -> Trial:
+def _trial(index, shape):
     return made_trial(
         shape, index=index, steps=3, step_seconds=seconds(shape), peak_bytes=need(shape)
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from batchtune.verify.rules import growth_of, leaks
@@ -16,7 +15,7 @@ RISES = range(0, 48 * 12_288, 12_288)
 FALLS_BACK = range(-122_880, 270_336, 24_576)
 
 
-def figures(grown: npt.ArrayLike, noise_bytes: float = 0.0) -> list[int | None]:
+def figures(grown, noise_bytes=0.0):
     """Return 500 MiB and so much more after each step, with noise."""
     values = np.asarray(grown, dtype=np.float64)
     noise = np.random.default_rng(0).normal(0, noise_bytes, values.size)

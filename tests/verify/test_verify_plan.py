@@ -20,20 +20,20 @@ from batchtune.epochs.expectation import expected_batches
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import BatchShape
-from batchtune.verify.plan import PlannedBatch, VerifyPlan
+from batchtune.verify.plan import PlannedBatch
 
 
 def planned(
-    lengths: Lengths,
-    sizes: list[int],
-    boundaries: list[float] = BOUNDARIES,
-    seed: int = 0,
-    **changes: object,
-) -> VerifyPlan:
+    lengths,
+    sizes,
+    boundaries=BOUNDARIES,
+    seed=0,
+    **changes,
+):
     return made_plan(lengths, made_config(boundaries, sizes, **changes), seed)
 
 
-def shapes(batches: list[PlannedBatch]) -> list[BatchShape]:
+def shapes(batches):
     return [batch.shape for batch in batches]
 
 

@@ -19,10 +19,9 @@ from batchtune import PooledBatchSampler
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import BatchShape
-from batchtune.verify.plan import VerifyPlan
 
 
-def planned(lengths: Lengths, sizes: list[int], **changes: object) -> VerifyPlan:
+def planned(lengths, sizes, **changes):
     return made_plan(
         lengths, made_config(BOUNDARIES, sizes, sampler="pooled", **changes)
     )

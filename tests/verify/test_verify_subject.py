@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from verify.made_stepper import LIMIT_BYTES, made_probe
 
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
-from batchtune.results import Probe, WorkloadRecord
-from batchtune.verify.plan import Subject, subject_of
+from batchtune.results import WorkloadRecord
+from batchtune.verify.plan import subject_of
 
 LENGTHS = Lengths.of([1.0, 2.0, 30.0])
 PROBE = msgspec.structs.replace(
@@ -30,7 +28,7 @@ PROBE = msgspec.structs.replace(
 OWN = {"workload": "made.py:Made", "options": {"dim": 64}}
 
 
-def subject(folder: Path, **asked: object) -> Subject:
+def subject(folder, **asked):
     return subject_of(
         LENGTHS,
         PROBE,
@@ -39,7 +37,7 @@ def subject(folder: Path, **asked: object) -> Subject:
     )
 
 
-def probed(spec: str, **options: object) -> Probe:
+def probed(spec, **options):
     return msgspec.structs.replace(
         PROBE, workload=WorkloadRecord(spec=spec, options=options)
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from made_trials import ran
 from msgspec.structs import replace
-from noted_device import NotedDevice
 from verify.made_stepper import (
     LIMIT_BYTES,
     MIB,
@@ -19,16 +18,12 @@ from verify.made_stepper import (
 
 from batchtune.errors import ResultError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.devices.law import NAME, MadeDevice
-from batchtune.probe.requests import Ran
+from batchtune.probe.devices.law import NAME
 from batchtune.results import (
     BatchShape,
-    Probe,
-    SamplerConfig,
-    Verification,
     WorkloadRecord,
 )
-from batchtune.verify import VerifyProgress, verify
+from batchtune.verify import verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
@@ -38,22 +33,20 @@ MADE = WorkloadRecord(spec="made.py:Made", options={})
 
 
 def verified(
-    stepper: MadeDevice,
-    config: SamplerConfig = FITS,
-    lengths: Lengths = LENGTHS,
-    probe: Probe | None = None,
-    on_progress: Callable[[VerifyProgress], None] = lambda progress: None,
-    **settings: object,
-) -> Verification:
-    chosen = VerifySettings(**(settings or {"steps": 60}))  # type: ignore[arg-type]
+    stepper,
+    config=FITS,
+    lengths=LENGTHS,
+    probe=None,
+    on_progress=lambda progress: None,
+    **settings,
+):
+    chosen = VerifySettings(**(settings or {"steps": 60}))
     plan = VerifyPlan(lengths=lengths, config=config, settings=chosen, probe=probe)
     return verify(stepper, plan, MADE, on_progress=on_progress)
 
 
-def failing(
-    shape: BatchShape, outcome: str, error: str
-) -> Callable[[BatchShape, int], Ran | None]:
-    def fault(now: BatchShape, run: int) -> Ran | None:
+def failing(shape, outcome, error):
+    def fault(now, run):
         same = (now.batch_size, now.length) == (shape.batch_size, shape.length)
         return ran(now, outcome, error=error, traceback="its end") if same else None
 
@@ -86,7 +79,7 @@ def test_the_worst_shapes_are_run_first_and_then_in_alternation():
     ]
 
 
-def on_cuda(stepper: NotedDevice, **changes: object) -> NotedDevice:
+def on_cuda(stepper, **changes):
     """The device as one whose allocator is CUDA's native one, unless the changes say otherwise."""
     cuda = {"kind": "cuda", "allocator": "native", **changes}
     stepper.device = replace(stepper.device, **cuda)
@@ -110,6 +103,28 @@ def test_other_shuffles_follow_in_further_processes():
         stepper.shapes[start : start + 60] for start in starts[1:]
     ]
     assert runs[0] != runs[1] != runs[2] != runs[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "processes"),
+    [("cpu", 5, 1), ("cpu", 15, 2), ("cpu", 25, 3), ("cuda", 5, 2)],
+)
+def test_a_proof_uses_its_time_for_further_processes(
+    monkeypatch, kind, seconds, processes
+):
+    clock = [0.0]
+    made_time = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("batchtune.verify.time", made_time)
+    stepper = on_cuda(made_stepper(), kind=kind, allocator="expandable")
+    start = stepper.start
+
+    def slow_start():
+        clock[0] += 20
+        return start()
+
+    stepper.start = slow_start
+    found = verified(stepper, brief=True, seconds=seconds)
+    assert found.processes == processes
 
 
 @pytest.mark.parametrize(
@@ -148,9 +163,9 @@ def test_without_time_for_pairs_each_shape_runs_before_three():
 
 
 def test_a_crash_counts_only_if_it_comes_again():
-    crashed: list[BatchShape] = []
+    crashed = []
 
-    def once(shape: BatchShape, step: int) -> Ran | None:
+    def once(shape, step):
         if shape.batch_size == 75 and not crashed:
             crashed.append(shape)
             return ran(shape, "crash", error="SIGSEGV")
@@ -184,7 +199,7 @@ def test_an_oom_is_reported_with_its_bucket():
 
 
 def test_a_failing_shuffled_batch_ends_the_run():
-    def fragmented(shape: BatchShape, run: int) -> Ran | None:
+    def fragmented(shape, run):
         return (
             ran(shape, "oom", error="CUDA out of memory")
             if run >= 20 and shape.batch_size == 75
@@ -224,7 +239,7 @@ def test_an_oom_in_disguise_counts_if_half_the_batch_passes():
 
 
 def test_what_fails_whatever_the_size_is_the_workloads_own_error():
-    def always(shape: BatchShape, run: int) -> Ran | None:
+    def always(shape, run):
         return ran(shape, "oom", error=DISGUISED)
 
     with pytest.raises(WorkloadError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
@@ -293,7 +308,7 @@ def test_another_allocator_than_was_measured_is_refused():
 
 
 def test_progress_is_told_before_each_step():
-    told: list[VerifyProgress] = []
+    told = []
     stepper = made_stepper()
     verified(stepper, on_progress=told.append)
     assert [(one.phase, one.done) for one in told[5:8]] == [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,11 +18,9 @@ from verify.made_stepper import (
 
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.devices.law import MadeDevice
-from batchtune.results import StreamConfig, StreamedWith, Verification, WorkloadRecord
+from batchtune.results import StreamConfig, StreamedWith, WorkloadRecord
 from batchtune.streams.simulated import StoredStream
 from batchtune.verify import verify
-from batchtune.verify.plan import VerifyPlan
 
 VALUES = np.random.default_rng(0).integers(1, 31, 2000).astype(np.float64)
 SHARDING = StreamedWith(workers=2, shuffle_shards=4, shuffle_buffer=0)
@@ -32,12 +28,12 @@ ALGORITHMS = st.sampled_from(["bucket", "pool", "pivot"])
 
 
 def planned(
-    values: Any = VALUES,
-    sizes: list[int] | None = None,
-    targets: Any = None,
-    sharding: StreamedWith = SHARDING,
-    **changes: Any,
-) -> VerifyPlan:
+    values=VALUES,
+    sizes=None,
+    targets=None,
+    sharding=SHARDING,
+    **changes,
+):
     """A plan for shards of 5 examples."""
     lengths = Lengths.of(values, targets)
     config = StreamConfig(
@@ -66,7 +62,7 @@ def planned(
     return made_plan(lengths, config, stream=stored)
 
 
-def verified(stepper: MadeDevice, plan: VerifyPlan) -> Verification:
+def verified(stepper, plan):
     workload = WorkloadRecord(spec="made.py:Made", options={})
     return verify(stepper, plan, workload, on_progress=lambda progress: None)
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import distributed
@@ -23,7 +21,7 @@ SHAPES = {
 }
 
 
-def built(name: str, **options: Any) -> Any:
+def built(name, **options):
     workload = load_workload(
         f"builtin:{name}", {"size": "tiny", "layers": 2, "vocab": 50, **options}
     )
@@ -31,7 +29,7 @@ def built(name: str, **options: Any) -> Any:
     return workload
 
 
-def parameters_of(workload: Any) -> torch.Tensor:
+def parameters_of(workload):
     return torch.cat(
         [
             parameter.detach().flatten().clone()
@@ -40,13 +38,13 @@ def parameters_of(workload: Any) -> torch.Tensor:
     )
 
 
-def gradients_of(workload: Any) -> torch.Tensor:
+def gradients_of(workload):
     return torch.cat(
         [parameter.grad.flatten().clone() for parameter in workload.model.parameters()]
     )
 
 
-RULES: list[tuple[dict[str, Any], str]] = [
+RULES = [
     ({"size": "huge"}, "size: Invalid enum value 'huge'"),
     ({"dim": 0}, "dim: must be a whole number of at least 1"),
     ({"layers": 2.5}, "layers: must be a whole number, got `float`"),
@@ -59,7 +57,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint": 1}, "checkpoint: must be true or false, got `int`"),
 ]
 
-RULES_OF: dict[str, list[tuple[dict[str, Any], str]]] = {
+RULES_OF = {
     "conformer-ctc": [
         ({"unit": "tokens"}, "unit: Invalid enum value 'tokens'"),
         ({"kernel": 4}, "kernel must be odd, got 4"),
@@ -159,7 +157,7 @@ class TestConformance:
     ],
 )
 def test_a_size_has_about_the_documented_number_of_parameters(name, size, millions):
-    workload: Any = load_workload(f"builtin:{name}", {"size": size})
+    workload = load_workload(f"builtin:{name}", {"size": size})
     with torch.device("meta"):
         model = workload.build_model()
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(
@@ -208,7 +206,7 @@ def test_a_text_batch_is_prompt_answer_and_the_next_token():
     assert torch.equal(batch.tokens[:, 1:], batch.following[:, :-1])
 
 
-def raise_out_of_memory(_: torch.Tensor) -> None:
+def raise_out_of_memory(_):
     raise MemoryError("made")
 
 
@@ -245,5 +243,5 @@ def test_ranks_train_together(name, parallel):
     assert norms_of(workload) != before
 
 
-def norms_of(workload: Any) -> list[float]:
+def norms_of(workload):
     return [float(value.detach().norm()) for value in workload.model.parameters()]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ def script():
     return runpy.run_path(str(SCRIPT))
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
+def rows_of(path):
     with path.open(encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
 
@@ -60,7 +59,7 @@ def test_the_custom_workload_has_at_most_30_lines():
 
 
 def test_the_custom_workload_trains_on_one_batch_repeatedly():
-    workload: Any = load_workload(
+    workload = load_workload(
         f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {"dim": 16, "vocab": 20}
     )
     workload.setup(torch.device("cpu"))

@@ -67,7 +67,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def failure(spec: str, **options: object) -> WorkloadError:
+def failure(spec, **options):
     with pytest.raises(WorkloadError) as caught:
         load_workload(spec, options)
     return caught.value
@@ -82,7 +82,7 @@ def failure(spec: str, **options: object) -> WorkloadError:
     ],
 )
 def test_a_class_or_a_function_gets_the_options(folder, spec):
-    assert load_workload(spec, {"layers": 5}).layers == 5  # type: ignore[attr-defined]
+    assert load_workload(spec, {"layers": 5}).layers == 5
 
 
 def test_a_file_may_import_its_siblings_from_another_folder(folder):
@@ -91,7 +91,7 @@ def test_a_file_may_import_its_siblings_from_another_folder(folder):
     (folder / "deep" / "workload_under_test_2.py").write_text(
         f"from sibling_model import LAYERS\n{GOOD}"
     )
-    assert load_workload("deep/workload_under_test_2.py:Good", {}).layers == 2  # type: ignore[attr-defined]
+    assert load_workload("deep/workload_under_test_2.py:Good", {}).layers == 2
 
 
 def test_a_file_takes_no_other_module_s_place(folder):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
@@ -17,7 +14,7 @@ from batchtune.workloads.loading import load_workload
 LENGTHS = [9, 1, 5, 5, 2]
 
 
-def built(**options: Any) -> Any:
+def built(**options):
     workload = load_workload(
         "builtin:transformer-lm",
         {"size": "tiny", "layers": 2, "vocab": 50, "packed": True} | options,
@@ -26,12 +23,12 @@ def built(**options: Any) -> Any:
     return workload
 
 
-def row(seed: int = 0) -> Tensor:
+def row(seed=0):
     made = torch.Generator().manual_seed(seed)
     return torch.randint(50, (1, sum(LENGTHS)), generator=made)
 
 
-def padded_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
+def padded_loss(model, tokens):
     """The same sequences as a padded batch, the padding and the last token of each masked."""
     sequences = tokens[0].split(LENGTHS)
     inputs = pad_sequence(sequences, batch_first=True)
@@ -42,7 +39,7 @@ def padded_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
-def gradients(model: torch.nn.Module) -> Tensor:
+def gradients(model):
     found = [parameter.grad.flatten().clone() for parameter in model.parameters()]
     model.zero_grad()
     return torch.cat(found)

@@ -19,7 +19,7 @@ _MAGIC = b"MMIDIDX\0\0"
 _MOST_IN_SHARD = 1 << 24
 
 
-class Sizes(Format):
+class IndexFile(Format):
     """An `.idx` of Megatron or fairseq (tokens), a shard of MosaicML's streaming or a chunk of LitData (bytes)."""
 
     name = "sizes"

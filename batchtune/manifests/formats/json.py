@@ -29,7 +29,7 @@ from batchtune.manifests.base import (
     id_name,
     walk,
 )
-from batchtune.manifests.source import Block, Head
+from batchtune.manifests.source import Head, LineBlock
 from batchtune.results import MALFORMED
 
 # A comma, and the key in an object.
@@ -173,14 +173,14 @@ class Nemo(Format):
             return (key,)
         return tuple(key.split("."))
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[LineBlock]:
         if self.opening is None:
             for block in self.source.blocks():
                 yield block._replace(data=without_nan(block.data))
         else:
-            yield Block(1, without_nan(self.source.content()), 0)
+            yield LineBlock(1, without_nan(self.source.content()), 0)
 
-    def _objects(self, block: Block, *kinds: Any) -> Collection[Any]:
+    def _objects(self, block: LineBlock, *kinds: Any) -> Collection[Any]:
         """Return the objects, of the first of these types that fits. Raises ManifestError for a fault."""
         decoded: Any
         for kind in kinds:
@@ -203,7 +203,7 @@ class Nemo(Format):
         return objects
 
     def _entries(
-        self, block: Block
+        self, block: LineBlock
     ) -> Iterator[tuple[str, str | None, bytes | msgspec.Raw]]:
         """Yield place, id and text of the objects of a block. Raises ManifestError for malformed JSON."""
         if self.opening is None:
@@ -238,11 +238,11 @@ class Nemo(Format):
             seen = "the JSON is nested too deeply"
         return ManifestError(f"{self.source.path}, {place}: {seen}", self.hint)
 
-    def _place(self, block: Block, index: int) -> str:
+    def _place(self, block: LineBlock, index: int) -> str:
         place, _, _ = next(islice(self._entries(block), index, None))
         return place
 
-    def _ids(self, block: Block) -> Sequence[str | None]:
+    def _ids(self, block: LineBlock) -> Sequence[str | None]:
         if self.opening == "{":
             return [name for _, name, _ in self._entries(block)]
         kind, (get,) = self._fields([(id_name(self._names) or "",)])

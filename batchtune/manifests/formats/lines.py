@@ -52,14 +52,14 @@ _KALDI_COLUMNS = {
     "feats_shape": "num_frames",
 }
 
-Record = tuple[int, Sequence[object]]  # line and cells
+NumberedCells = tuple[int, Sequence[object]]  # line and cells
 
 
 class _Lines(Format):
     """The part of a format of records, a line or more each, that is the same for all."""
 
     @abstractmethod
-    def opened(self) -> tuple[list[str], Iterator[Record]]:
+    def opened(self) -> tuple[list[str], Iterator[NumberedCells]]:
         """Return the names of the columns, "" for one without a name, and as many cells of each record."""
 
     def columns(self) -> Sequence[Column]:
@@ -102,7 +102,7 @@ def _stripped(ids: Sequence[object]) -> list[str | None]:
     return [None if name is None else str(name).strip() for name in ids]
 
 
-class Table(_Lines):
+class TableLines(_Lines):
     """CSV and TSV; blank lines are passed over. Between tabs and bars, quotes are text, as in Common Voice's tables.
 
     The columns of a table between bars without a header are called 1, 2, …
@@ -127,7 +127,7 @@ class Table(_Lines):
             number(name) is None for name in names
         )
 
-    def opened(self) -> tuple[list[str], Iterator[Record]]:
+    def opened(self) -> tuple[list[str], Iterator[NumberedCells]]:
         """Return the names in the header, and the cells of each row."""
         lines = self.source.lines()
         first_line, first = next(
@@ -153,7 +153,7 @@ class Table(_Lines):
         header_line: int,
         width: int,
         delimiter: str,
-    ) -> Iterator[Record]:
+    ) -> Iterator[NumberedCells]:
         # A long document is longer than the module's 131,072 characters.
         csv.field_size_limit(2**31 - 1)
         texts = (text for _, text in lines)
@@ -184,7 +184,7 @@ class Table(_Lines):
             ) from None
 
 
-class SpeechBrainCsv(Table):
+class SpeechBrainCsv(TableLines):
     """SpeechBrain's CSV, as its `DynamicItemDataset.from_csv` reads it: two rows with one id are an error."""
 
     name = "speechbrain-csv"
@@ -231,13 +231,13 @@ class _List(_Lines):
     # Between the words of a line; None for white space.
     separator: ClassVar[str | None] = None
 
-    def opened(self) -> tuple[list[str], Iterator[Record]]:
+    def opened(self) -> tuple[list[str], Iterator[NumberedCells]]:
         """Return the names of the columns, and their values on each line."""
         return [
             name for name in (self.id_column, self.value_column) if name is not None
         ], self.records()
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[NumberedCells]:
         """Yield all records. Raises ManifestError for other content."""
         for line, text in itertools.islice(
             self.source.lines(), self.first_line - 1, None
@@ -374,7 +374,7 @@ class Wav2vec(_List):
         )
 
 
-class Numbers(_List):
+class NumberLines(_List):
     """Lines of one number each, without ids; blank lines are passed over."""
 
     name = "numbers"
@@ -393,7 +393,7 @@ class Numbers(_List):
         return words
 
 
-class Text(Numbers):
+class Text(NumberLines):
     """Lines of text, each an example whose length is counted; blank lines are passed over."""
 
     name = "text"

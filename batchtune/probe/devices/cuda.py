@@ -140,7 +140,7 @@ class CudaMeter(Meter):
 
         self._cuda = torch.cuda
         self.torch_device = torch.device("cuda", card.index)
-        self._peaks = Peaks(card.index)
+        self._peaks = PeakCounter(card.index)
         _refuse_uncached()
         self._gpu = card.gpu
         self._clock: dict[str, Any] = {"sm_clock_mhz": None, "throttle_reasons": None}
@@ -394,7 +394,7 @@ class CudaMeter(Meter):
         return switches
 
 
-class Peaks:
+class PeakCounter:
     """A GPU's highest memory since `reset`, though the measured code may reset torch's own statistics meanwhile."""
 
     def __init__(self, index: int) -> None:

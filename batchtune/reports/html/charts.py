@@ -68,6 +68,7 @@ _OUTCOMES = (
 _MANY_SECONDS = 120.0  # more are counted in minutes
 # Bins that widen by more are spaced by their logarithm.
 _WIDENING = 1.5
+_ALL_DATA = {"symbol": "square-open", "size": 11, "line": {"width": 2}}
 _STAR = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
 
 
@@ -177,7 +178,8 @@ def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
         _axis("number of buckets"),
         name="sweep",
         title="What an epoch costs, by number of buckets",
-        caption="Each line is a strategy; lower is better. Horizontal lines are the baselines.",
+        caption="Each coloured line is a strategy; lower is better. Grey lines are for comparison: fixed batch sizes, "
+        "length-grouped batches, your own config, and the bound that no table can beat.",
     )
 
 
@@ -209,7 +211,7 @@ def _cost_figure(
 ) -> Figure:
     """Draw a line of the best row at each place of each series, and as levels those given and what has no place.
 
-    Levels that would press all rows flat are only named in the legend, where a click shows them.
+    Levels that would press all rows flat are only named in the legend, where a click shows them; the caption says so.
     """
     timed = Times(run, sweep).are_reliable
     chosen = sweep.recommended_row
@@ -237,11 +239,13 @@ def _cost_figure(
         return cost_of(costed, timed=timed) / divisor
 
     data = []
+    hidden = []
     ends = [place for _, place, _ in places]
     for dash, (name, level) in zip(cycle(_DASHES), levels.items(), strict=False):
-        visible = (
-            True if height(level) <= _HIGHEST * highest / divisor else "legendonly"
-        )
+        visible: bool | str = True
+        if height(level) > _HIGHEST * highest / divisor:
+            visible = "legendonly"
+            hidden.append(f"{name} ({_cost_words(level)})")
         trace = _level(
             name,
             ends,
@@ -261,6 +265,10 @@ def _cost_figure(
         if row is chosen:
             text = f"recommended: {row.name}, {_cost_words(row)}"
             data.append(_star((place, height(row), text)))
+    if hidden:
+        words["caption"] += (
+            f" Grey in the legend, because they cost far more than every row: {', '.join(hidden)}. A click shows them."
+        )
     return Figure(
         **words,
         data=data,
@@ -334,11 +342,22 @@ def _lengths_figure(sweep: Sweep) -> Figure:
 def _frontier_figure(probe: Probe) -> Figure:
     """Draw the largest batch that fits at each length, and the trials by their outcome."""
     unit = probe.lengths.unit
-    points = []
+    fitting: list[Point] = []
+    filled: list[Point] = []
     for point in probe.frontier:
-        text = f"largest: {format_shape(point.batch_size, point.length, unit)}, closed by {point.closed_by}"
-        points.append((point.length, point.batch_size, text))
-    data = [_trace("largest that fits", points, "--hue-4")]
+        shape = format_shape(point.batch_size, point.length, unit)
+        if point.closed_by == "data":
+            text = f"all that the data have: {shape}"
+            filled.append((point.length, point.batch_size, text))
+        else:
+            text = f"largest: {shape}, closed by {point.closed_by}"
+            fitting.append((point.length, point.batch_size, text))
+    data = []
+    if fitting:
+        data.append(_trace("largest that memory allows", fitting, "--hue-4"))
+    if filled:
+        looks = {"mode": "markers", "marker": _ALL_DATA}
+        data.append(_trace("all that the data have", filled, "--hue-4", **looks))
     for name, color, symbol, outcomes in _OUTCOMES:
         points = []
         for trial in probe.trials:
@@ -360,10 +379,15 @@ def _frontier_figure(probe: Probe) -> Figure:
                 )
             )
     oom = sum(trial.outcome == "oom" for trial in probe.trials)
+    caption = (
+        f"Found in {counted(len(probe.trials), 'trial')}, {oom} of them out of memory."
+    )
+    if filled:
+        caption += " Where the data have too few examples up to a length, their number is the largest batch."
     return Figure(
         name="frontier",
         title="Frontier: the largest batch, by length",
-        caption=f"Found in {counted(len(probe.trials), 'trial')}, {oom} of them out of memory.",
+        caption=caption,
         data=data,
         layout={
             "xaxis": _axis("length", unit, type="log"),

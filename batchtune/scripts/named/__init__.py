@@ -14,7 +14,7 @@ from typing import Any
 
 from batchtune.errors import UsageError, shortened
 
-# Framework → the option of the command line that it needs, and no other takes.
+# The CLI option that each framework requires. Other frameworks reject it.
 FLAGS = {
     "torch": "loss",
     "transformers": "task",

@@ -1,0 +1,178 @@
+"""Reads `sampler.yaml` and `stream.yaml`, which samplers run in every training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from batchtune.configs import parse_yaml, plain_value, read_text
+from batchtune.epochs.table import BucketTable
+from batchtune.errors import ResultError, shortened
+from batchtune.packing.packing import Budget
+from batchtune.packing.time_law import TimeLaw
+from batchtune.results import (
+    SAMPLER_FILE,
+    STREAM_CONFIG_FILE,
+    STREAM_FILE,
+    SWEEP_FILE,
+    PackedConfig,
+    Record,
+    SamplerConfig,
+    StreamConfig,
+    StreamSweep,
+    Sweep,
+    read_result,
+)
+
+
+def read_sampler_yaml(path: Path) -> SamplerConfig:
+    """Read and check a `sampler.yaml` of padded batches.
+
+    Raises ResultError as `_read_config` does, and for packed ones.
+    """
+    config = read_any_sampler_yaml(path)
+    if isinstance(config, PackedConfig):
+        raise ResultError(
+            f"{path} describes packed micro-batches, and padded batches are needed here",
+            "Run `batchtune sweep-buckets` without --max-tokens, in a run folder without a probe of packed batches.",
+        )
+    return config
+
+
+def read_any_sampler_yaml(path: Path) -> SamplerConfig | PackedConfig:
+    """Read and check a `sampler.yaml`; raises ResultError as `_read_config` does."""
+    config: SamplerConfig | PackedConfig = _read_config(
+        path,
+        SamplerConfig,
+        SAMPLER_FILE,
+        "sweep-buckets",
+        _check_sampler,
+        {"packed": PackedConfig},
+    )
+    return config
+
+
+def _check_sampler(config: SamplerConfig | PackedConfig) -> None:
+    """Raise ValueError if fields contradict each other."""
+    if isinstance(config, PackedConfig):
+        if config.time_law is not None:
+            TimeLaw(**config.time_law)
+        Budget(max_tokens=config.max_tokens, packer=config.packer, cut_at=config.cut_at)
+        return
+    BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
+    sizes = config.bucket_batch_sizes
+    if config.num_buckets != len(sizes):
+        raise ValueError(
+            f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}"
+        )
+    if config.max_batch_size != max(sizes):
+        raise ValueError(
+            f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}"
+        )
+    if (config.sampler == "bucket") == (config.pool_size is not None):
+        raise ValueError(
+            f"sampler is {config.sampler}, but pool_size is {config.pool_size}"
+        )
+    if config.batch_overhead is not None and config.sampler != "pooled":
+        raise ValueError(
+            f"batch_overhead belongs to the sampler pooled, but sampler is {config.sampler}"
+        )
+    for name in ("accumulate", "own_accumulate"):
+        if (config.sampler == "same-step") != (getattr(config, name) is not None):
+            raise ValueError(
+                f"sampler is {config.sampler}, but {name} is {getattr(config, name)}"
+            )
+
+
+def read_stream_yaml(path: Path) -> StreamConfig:
+    """Read and check a `stream.yaml`; raises ResultError as `_read_config` does."""
+    config: StreamConfig = _read_config(
+        path, StreamConfig, STREAM_CONFIG_FILE, "sweep-stream", _check_stream
+    )
+    return config
+
+
+def _check_stream(config: StreamConfig) -> None:
+    BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
+    if config.max_padding_ratio is not None and config.algorithm != "pivot":
+        raise ValueError(
+            f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}"
+        )
+
+
+def recommends_nothing(swept: Sweep | StreamSweep) -> bool:
+    """Whether a sweep has no row to write a config of."""
+    is_packed = isinstance(swept, Sweep) and swept.packed is not None
+    return swept.recommended is None and not is_packed
+
+
+def _why_none(path: Path) -> str | None:
+    """Return the reason of the sweep next to a config that does not exist; None unless it recommends nothing."""
+    kind: type[Sweep | StreamSweep] = Sweep
+    swept = path.with_name(SWEEP_FILE)
+    if path.name == STREAM_CONFIG_FILE:
+        kind = StreamSweep
+        swept = path.with_name(STREAM_FILE)
+    if not swept.exists():
+        return None
+    sweep = read_result(swept, kind)
+    if not recommends_nothing(sweep):
+        return None
+    return sweep.reason
+
+
+def _read_config(
+    path: Path,
+    kind: type[SamplerConfig] | type[StreamConfig],
+    name: str,
+    command: str,
+    check: Callable[[Any], None],
+    kinds: Mapping[str, type[Record]] = MappingProxyType({}),
+) -> Any:
+    """Read a config, which `command` writes as `name`; `check` raises ValueError on contradictions.
+
+    `kinds` are those of other values of `sampler`.
+
+    Raises:
+        ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names the field.
+    """
+    if not path.exists():
+        reason = _why_none(path)
+        if reason is not None:
+            raise ResultError(
+                f"{path} does not exist: {reason}",
+                f"Keep your current batches, or try `batchtune {command}` with other options.",
+            )
+        raise ResultError(
+            f"{path} does not exist",
+            f"`batchtune {command}` writes it. Another run folder is named with --run.",
+        )
+    again = f"Fix it, or create it again with `batchtune {command}`."
+    document = plain_value(parse_yaml(read_text(path, str(path), again), str(path)))
+    header = document if isinstance(document, dict) else {}
+    declared = header.get("format")
+    if declared != kind.FORMAT:
+        # Aliases may make the text of a list endless.
+        named = declared if isinstance(declared, str) else None
+        raise ResultError(
+            f"{path} has the format {shortened(named)}; a file of the format {kind.FORMAT!r} is needed here",
+            f"Give the {name} that `batchtune {command}` wrote.",
+        )
+    version = header.get("version")
+    if isinstance(version, int) and version > kind.VERSION:
+        raise ResultError(
+            f"{path} has version {version} of {declared}; this batchtune knows versions up to {kind.VERSION}",
+            "Install a newer batchtune.",
+        )
+    try:
+        config = msgspec.convert(
+            document, type=kinds.get(str(header.get("sampler"))[:20], kind)
+        )
+        check(config)
+    except ValueError as error:  # msgspec's own, too
+        raise ResultError(f"{path} is damaged: {error}", again) from error
+    return config

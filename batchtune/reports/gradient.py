@@ -1,0 +1,62 @@
+"""What a report says of a step's gradient, whose examples are cut into other micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from batchtune.results import Row, StepGradient, Sweep
+from batchtune.results.devices import SAME_GRADIENT
+from batchtune.units import format_percent
+
+_NOT_MEASURED = (
+    "The gradient of a step is the same if the loss weighs all tokens of the step alike, as Transformers' Trainer "
+    "does. If it is a mean over the examples of each micro-batch: --equal-counts."
+)
+_BY_TOKENS = "by the tokens of the whole step, as Transformers' Trainer does from 4.46 on (num_items_in_batch)"
+
+
+def of_gradient(sweep: Sweep, row: Row) -> Iterator[str]:
+    """Say whether a step's gradient stays the same, as far as it was measured, and why not."""
+    gradient = sweep.gradient
+    change = sweep.gradient_difference
+    if gradient is not None and gradient.unknown is not None:
+        yield f"The gradient of a step was not compared: {gradient.unknown}."
+    if gradient is None or change is None:
+        if not row.equal_counts:
+            yield _NOT_MEASURED
+        return
+    if change <= SAME_GRADIENT:
+        yield f"A step's gradient is the same (difference {_shown(change)})."
+    elif gradient.is_random:
+        yield (
+            f"A step's gradient differs by {_shown(change)}, and by {_shown(gradient.again)} if the same micro-batches "
+            "run again: the loss or the examples are random, with dropout off, so what the cut changes is not known."
+        )
+    else:
+        yield f"A step's gradient differs by {_shown(change)}: {_why(gradient, row)}."
+
+
+def _why(gradient: StepGradient, row: Row) -> str:
+    """Return why the gradient of a step depends on its cut, and what keeps it."""
+    equal = gradient.equal_counts
+    if equal is not None and equal <= SAME_GRADIENT:
+        return (
+            f"your loss is a mean over the examples of each micro-batch. --equal-counts keeps it (difference "
+            f"{_shown(equal)}), or divide by the examples of the whole step"
+        )
+    with_equal = ""
+    if equal is not None and not row.equal_counts:
+        with_equal = f"; with --equal-counts it differs by {_shown(equal)}"
+    if (gradient.mates or 0.0) > SAME_GRADIENT:
+        why = "your loss depends on which examples share a micro-batch, as with in-batch negatives"
+        if gradient.batch_norm:
+            why = f"batch norm ({', '.join(gradient.batch_norm)}) takes its statistics from each micro-batch"
+        return f"{why}. To train as now, keep your own batches{with_equal}"
+    return f"your loss is a mean over the tokens of each micro-batch. Divide {_BY_TOKENS}{with_equal}"
+
+
+def _shown(difference: float | None) -> str:
+    """Return a relative difference: `12.0%`, or `3e-07` where it is below 0.1%."""
+    if difference is not None and difference < 1e-3:
+        return f"{difference:.0e}"
+    return format_percent(difference or 0.0)
