@@ -51,12 +51,14 @@ class Axes:
         self.limit: int = results["limit_bytes"]
         # What the process holds before its first step is below the axis.
         self.held: int = results["held_bytes"]
-        self.seconds = max(sum(step[0] for step in trace) for trace in traces)
+        shipped, ours = (sum(step[0] for step in trace) for trace in traces)
+        self.seconds = max(shipped, ours)
         losses = [step[2] for trace in traces for step in trace]
         self.highest = max(losses)
         self.lowest = min(losses)
-        ratio = summary.batchtune.times_shipped or 0.0
-        self.title = f"The same steps, the same losses, {ratio:.2f} times as fast"
+        self.title = (
+            f"The same steps, the same losses, {shipped / ours:.2f} times as fast"
+        )
         self.conditions = (
             f"{summary.title}, {results['data']}, {summary.batch_words}; {results['machine']}; one epoch of "
             f"{len(traces[0])} optimizer steps"

@@ -40,7 +40,7 @@ NEVER_SLOWER = 0.99
 TIMES_BEST_PEER = 0.99
 # Of the losses of the same step, by rounding alone.
 SAME_LOSS = 1e-3
-FEWEST_ROUNDS = 3
+FEWEST_ROUNDS = 2
 Results = dict[str, Any]
 UNKNOWN = "–"  # noqa: RUF001  # as in all tables of batchtune
 
@@ -244,7 +244,7 @@ def table(summaries: Iterable[Summary]) -> str:
             epoch_of(ours),
             times(ours.times_shipped),
             f"{loss_of(ours)} ({loss_of(summary.shipped)})",
-            f"{ours.curve_difference:.0e}" if ours.trains_the_same else UNKNOWN,
+            precision(ours),
             UNKNOWN if peer is None else f"{epoch_of(peer)} ({peer.name})",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -271,6 +271,11 @@ def table_of_all(summaries: Iterable[Summary]) -> str:
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def precision(one: Shown) -> str:
+    """Return the largest difference of a step's loss, where the training is the same."""
+    return f"{one.curve_difference:.0e}" if one.trains_the_same else UNKNOWN
 
 
 def epoch_of(one: Shown) -> str:
@@ -360,7 +365,7 @@ def details(summary: Summary) -> str:
                 "padding": f"{facts['padding_ratio']:.1%}",
                 "OOMs": str(one.ooms),
                 "loss": loss_of(one),
-                "step's loss": f"{one.curve_difference or 0:.0e}",
+                "step's loss": precision(one),
                 "setting": facts["setting"],
             }
         )
@@ -411,9 +416,9 @@ def headline(summaries: list[Summary]) -> str:
     ratios = sorted(one.batchtune.times_shipped or 0.0 for one in same)
     largest = max(one.batchtune.curve_difference or 0.0 for one in same)
     words = (
-        f"**{ratios[0]:.2f} to {ratios[-1]:.2f} times as fast on {len(ratios)} of {len(summaries)} recipes, each "
-        f"step's loss equal to {largest:.0e}**, on {same[0].results['machine']}, without a GPU: small models on real "
-        "lengths, with gradient accumulation. [All recipes and peers](examples/FIGURES.md#recipes)."
+        f"**{ratios[0]:.2f} to {ratios[-1]:.2f} times as fast on the {len(ratios)} of {len(summaries)} recipes whose steps "
+        f"batchtune cuts anew; the loss of each step differs by at most {largest:.0e}**: small models on real lengths, "
+        f"{same[0].results['machine']}, no GPU ([all recipes and peers](examples/FIGURES.md#recipes))."
     )
     return f"{BEGIN}\n{words}\n{END}"
 
@@ -453,7 +458,7 @@ def summarise(folder: Path) -> None:
 
 
 def pictured(summaries: list[Summary]) -> Summary:
-    """Return the recipe to draw: of those whose training is the same, the one with the median gain."""
+    """Return the recipe to draw: of those whose training is the same, the one with the (lower) median gain."""
     same = [one for one in summaries if one.batchtune.trains_the_same]
     same.sort(key=lambda one: one.batchtune.times_shipped or 0.0)
-    return same[len(same) // 2]
+    return same[(len(same) - 1) // 2]

@@ -20,7 +20,7 @@ installed is left out by name.
 Each contender trains in a process of its own, on one thread of the CPU. In each round all train the same seed for one
 epoch, in turns of a step or a few, so that whatever slows the machine down slows all. A round's losses are those
 of examples that no one trained on. The learning rate grows with the square root of the mean step (AdamW). Rounds go
-on until the standard errors are below 1%, 3 rounds at least and 6 at most, or until the recipe's share of `--minutes`
+on until the standard errors are below 1%, 2 rounds at least and 6 at most, or until the recipe's share of `--minutes`
 is over. Half of the share is for the searches: a contender whose search takes longer is left out, by name.
 
 DIR/RECIPE.json is written after each round. An interrupted benchmark goes on from there; `--work` keeps what was found
