@@ -1,4 +1,4 @@
-"""Draws what `batchtune tune` prints, from a kept run: `python tests/terminal_picture.py` writes examples/tune.svg."""
+"""Draws what `batchtune report` prints of a kept run: `python tests/terminal_picture.py` writes examples/tune.svg."""
 
 import io
 import re
@@ -14,19 +14,18 @@ from batchtune.reports.page import build_page
 from batchtune.reports.terminal import text_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-# It made the run: train.py is scripts/llama.py with batches of 4, of which a step accumulates 4.
-COMMAND = "batchtune tune --memory 672MiB -- python train.py"
+COMMAND = "batchtune report"
+# The sweep of the recipe `sft` of tests/benchmarks/recipes.py, as `batchtune tune` wrote it.
 KEPT = EXAMPLES / "tuned"
 PICTURE = EXAMPLES / "tune.svg"
-WIDTH = 92
+WIDTH = 96
 # Fonts that rich would load from elsewhere.
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def picture() -> str:
     """Return the command and the report that it ends with, as rich draws a terminal."""
-    run = replace(load_run(KEPT), folder=DEFAULT_FOLDER, step=" -- python train.py")
-    page = build_page(replace(run, manifest=""))
+    page = build_page(replace(load_run(KEPT), folder=DEFAULT_FOLDER))
     settings = {"width": WIDTH, "force_terminal": True, "color_system": "truecolor"}
     printed = text_of(page, Console(file=io.StringIO(), **settings, _environ={}), full=False)  # fmt: skip
     console = Console(file=io.StringIO(), record=True, **settings, _environ={})
