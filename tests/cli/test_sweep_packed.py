@@ -126,7 +126,7 @@ def test_cut_sequences_are_counted(sweep):
             [10, 12],
             ("--max-tokens", 20, "--current", "axolotl:sequence_len=20"),
             "'axolotl:sequence_len=20' is neither a file nor key=value settings",
-            "by recording a training: `batchtune record -- COMMAND`",
+            "recorded with `batchtune record -- COMMAND`",
         ),
     ],
 )

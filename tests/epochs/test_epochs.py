@@ -195,9 +195,9 @@ def test_another_process_makes_the_same_batches():
     code = (
         "import numpy as np; from batchtune.epochs import batchers as b, layout as l, table as t\n"
         "table = t.BucketTable(np.array([9.0, 60.0]), np.array([5, 3]))\n"
-        "drawing = l.Drawing(seed=5, epoch=2)\n"
+        "drawing = l.ShuffleKey(seed=5, epoch=2)\n"
         "for batching in (b.Batching(table), b.Batching(table, 20, 12.5)):\n"
-        "    cut = batching.batcher(np.arange(50) % 17 + 1.0).cut(drawing, l.Dealing(world_size=2))\n"
+        "    cut = batching.batcher(np.arange(50) % 17 + 1.0).cut(drawing, l.RankSplit(world_size=2))\n"
         "    print(list(cut.lists(l.drawn(cut, drawing)[1::2])))"
     )
     command = [sys.executable, "-c", code]

@@ -147,7 +147,7 @@ def test_a_worker_replaced_mid_turns_has_a_first_step_too():
     assert peaks.margin.first_step_bytes == 50
 
 
-def test_what_a_worker_held_after_turns_of_an_earlier_run_is_not_how_it_began():
+def test_what_turns_of_an_earlier_run_left_is_no_beginning():
     first, again = (
         made_trial(SHORT, peak_bytes=600, held_bytes=held, worker=worker)
         for held, worker in ((100, 1), (500, 2))

@@ -65,7 +65,7 @@ class Led:
         """What comes of a request to which each rank reacts by its own act."""
         self.ranks.send(RUN)
         for rank in self.made:
-            assert b'"run"' in rank.replies.readline()
+            assert b'"runtrial"' in rank.replies.readline()
         acting = [
             self.threads.submit(act, rank)
             for act, rank in zip(acts, self.made, strict=True)
