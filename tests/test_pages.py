@@ -24,6 +24,7 @@ ELSEWHERE = re.compile(
     r"srun|--nnodes|--nproc-per-node|--simulate-world-size|--ranks-per-node|accelerate launch|://|--engine ray"
     r"|cuda:1|eval_mode"
     r"|pip install|-m pytest|examples/scripts/|\$RUN|batchtune (tune|probe-oom|verify) .*python train.py"
+    r"|batchtune run -- "
 )
 LAW = "law:constant=100MiB,linear=0.3MiB,limit=4GiB,seconds=0.01,seconds_linear=1e-4"
 # Real steps are few and small; a loader is measured for a moment.
