@@ -27,6 +27,7 @@ from batchtune.buckets.strategies import capped_by_num_buckets
 from batchtune.configs import LIMITS, Recipe, RecipeBlock, entries
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.own_batches import recorded
+from batchtune.epochs.recorded import accumulation_of
 from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import Lengths
 from batchtune.results import (
@@ -55,6 +56,11 @@ class TableSettings(Settings, frozen=True, kw_only=True):
     @property
     def random_batch_size(self) -> int | None:
         """How many examples each batch holds, if they are drawn at random from all; None for other batches."""
+        return None
+
+    @property
+    def accumulate(self) -> int | None:
+        """How many batches an optimizer step has, where the settings say so."""
         return None
 
     def batching(self, lengths: Lengths) -> Batching:
@@ -251,6 +257,11 @@ class RecordedBatches(TableSettings, frozen=True, kw_only=True):
 
     steps: list[TrainingStep]
 
+    @property
+    def accumulate(self) -> int | None:
+        """As many as most steps have."""
+        return accumulation_of(self.steps)
+
     def counted(self, lengths: Lengths) -> CountedBatches:
         """Return them as those of an epoch; raises ValueError if they are others."""
         own = recorded(self.steps, lengths)
@@ -319,10 +330,11 @@ def recorded_current(path: Path) -> Current:
 
 
 def known_recording(path: Path, lengths: Lengths) -> Current | None:
-    """Return the same where there is one, of padded batches of these lengths."""
+    """Return the same where there is one, of padded batches of these lengths that batchtune did not make."""
     if not path.exists():
         return None
-    if recorded(read_training(path)[-1].steps, lengths) is None:
+    last = read_training(path)[-1]
+    if last.start.tuned or recorded(last.steps, lengths) is None:
         return None
     return recorded_current(path)
 

@@ -145,19 +145,24 @@ def run_sweep(
             "Add --max-tokens N, or probe a workload that packs.",
         )
     limit = needed_limit(known, costs, folder)
-    dealing = RankSplit(
+    if current is None and costs.script is not None:
+        current = own_current(costs.script)
+    if current is None:
+        current = known_recording(folder / TRAINING_FILE, lengths)
+    own_accumulate = None if current is None else current.settings.accumulate
+    settings = structs.replace(
+        settings,
         world_size=settings.world_size or costs.world_size,
-        accumulate=settings.accumulate or costs.accumulate,
+        accumulate=settings.accumulate or own_accumulate or costs.accumulate,
+    )
+    dealing = RankSplit(
+        world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
     )
     packed_share = 1.0
     if budget is not None and settings.min_steps is not None:
         whole = budget.max_tokens
         budget = with_min_packed_steps(budget, lengths, settings.min_steps, dealing)
         packed_share = budget.max_tokens / whole
-    if current is None and costs.script is not None:
-        current = own_current(costs.script)
-    if current is None:
-        current = known_recording(folder / TRAINING_FILE, lengths)
     swept = sweep(lengths, limit, settings, costs, current, on_row, refuted)
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])

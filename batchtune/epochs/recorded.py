@@ -115,14 +115,15 @@ def costs_of_training(path: Path, lengths: Lengths) -> tuple[Costs, float]:
         step_seconds=times,
         device_name=recording.start.device,
         world_size=len({step.rank for step in recording.steps}),
-        accumulate=_accumulation(recording.steps),
+        accumulate=accumulation_of(recording.steps),
     )
     return costs, max(trial.shape.padded_length for trial in timed)
 
 
-def _accumulation(steps: Sequence[TrainingStep]) -> int:
+def accumulation_of(steps: Sequence[TrainingStep]) -> int:
     """Return how many batches most steps train on; the last of an epoch may have fewer."""
     counts = Counter(len(step.batches) for step in steps if step.batches)
+    counts[1] += 0  # none has a batch
     return counts.most_common(1)[0][0]
 
 

@@ -322,7 +322,10 @@ def training_notes(run: RunResults) -> list[str]:
 
 def steps_kept(sweep: AnySweep) -> Iterator[str]:
     """Say how many optimizer steps an epoch keeps, if that was asked for."""
-    if sweep.min_steps is not None:
+    packing = sweep.packed if isinstance(sweep, Sweep) else None
+    # By default, packing fills its token budget.
+    is_kept = packing is None or packing.row.steps >= (sweep.min_steps or 0)
+    if sweep.min_steps is not None and is_kept:
         steps = counted(sweep.min_steps, "optimizer step")
         yield f"An epoch keeps at least {steps} (--keep nothing fills the memory)."
 

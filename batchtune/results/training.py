@@ -40,12 +40,14 @@ class TrainingStart(Result, frozen=True, kw_only=True):
 
     Attributes:
         recording: Which one: all lines of one training say the same, and those of others something else.
+        tuned: Whether batchtune made its batches (`batchtune run`).
     """
 
     FORMAT: ClassVar[str] = "batchtune/training"
 
     device: str
     recording: str = ""
+    tuned: bool = False
 
 
 class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -61,6 +61,9 @@ class Recorder:
         axis: The axis of the length in the batch's tensors; those with fewer axes count with their last.
     """
 
+    # Whether batchtune makes the batches, as in `batchtune run`.
+    tuned = False
+
     def __init__(
         self,
         run: str | Path = "batchtune-run",
@@ -120,7 +123,7 @@ class Recorder:
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._log.open()
+        self._log.open(tuned=self.tuned)
         self._hooks = [
             register_module_forward_pre_hook(self._on_forward),
             register_optimizer_step_post_hook(self._on_optimizer_step),

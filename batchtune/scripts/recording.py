@@ -17,6 +17,7 @@ def wrap(
     """
     try:
         recorder = _recorder(**options["recorder"])
+        recorder.tuned = options.get("mode") == "run"
         recorder.begin()
     except Exception as error:
         print(f"Warning: batchtune records nothing: {error}", file=sys.stderr)

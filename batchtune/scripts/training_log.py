@@ -37,8 +37,11 @@ class TrainingLog:
         # Steps whose time the GPU has not reached yet, with the marks of their begin and end.
         self._waiting: deque[tuple[TrainingStep, Any, Any]] = deque()
 
-    def open(self) -> None:
-        """Begin a recording, on the GPU if this process has used one. Raises ResultError if it can't be written."""
+    def open(self, *, tuned: bool = False) -> None:
+        """Begin a recording, on the GPU if this process has used one; `tuned` as in `TrainingStart`.
+
+        Raises ResultError if it can't be written.
+        """
         from torch import distributed
 
         self._rank = 0
@@ -53,7 +56,7 @@ class TrainingLog:
         if self._rank == 0:
             device = self._clock.device
             meta = meta_of(TrainingStart)
-            self._write(TrainingStart(meta=meta, device=device))
+            self._write(TrainingStart(meta=meta, device=device, tuned=tuned))
 
     def begin_step(self) -> None:
         """Begin a step here: what came before, such as a validation, belongs to none."""

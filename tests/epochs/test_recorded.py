@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 from memory_laws import LAWS, LawDevice, made_lengths
+from msgspec import structs
 from training_lines import START, step, write
 
 from batchtune.buckets.current import read_current
+from batchtune.buckets.packed import Packing
 from batchtune.buckets.sweep import run_sweep
 from batchtune.epochs.recorded import (
     costs_of_training,
@@ -16,6 +18,8 @@ from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
+from batchtune.reports import RunResults
+from batchtune.reports.sweeps import sweep_section
 from batchtune.results import SweepSettings
 
 LENGTHS = Lengths.of(np.linspace(1, 30, 500).round(2))
@@ -124,6 +128,25 @@ def test_a_recorded_training_is_the_current_row(tmp_path):
     assert swept.current_settings is not None
     named = swept.current_settings["describe"]
     assert named == "the recorded training, of 16 steps"
+
+
+def test_packing_is_compared_with_the_steps_of_a_recording(tmp_path):
+    lengths = Lengths.of(np.arange(500) % 30 + 1)
+    folder = write(tmp_path, [START, *recorded_epoch()]).parent
+    settings = SweepSettings(strategies=("linear",), num_buckets=(8,))
+    swept = run_sweep(lengths, settings, folder, packing=Packing(max_tokens=600))
+    assert swept.packing is not None and swept.current is not None
+    assert swept.current.steps == swept.min_steps == 31
+    assert swept.settings["accumulate"] == 2
+    said = " ".join(sweep_section(RunResults(name="run", sweep=swept)).sentences)
+    assert swept.packing.row.steps < 31 and "keeps at least" not in said
+
+
+def test_a_training_in_batchtunes_batches_is_no_current_row(tmp_path):
+    start = structs.replace(START, tuned=True)
+    folder = write(tmp_path, [start, *recorded_epoch()]).parent
+    settings = SweepSettings(strategies=("linear",), num_buckets=(8,))
+    assert run_sweep(LENGTHS, settings, folder, max_batch_length=400).current is None
 
 
 @pytest.mark.parametrize(
