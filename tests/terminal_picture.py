@@ -23,7 +23,7 @@ WIDTH = 96
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
-def picture() -> str:
+def picture():
     """Return the command and the report that it ends with, as rich draws a terminal."""
     page = build_page(replace(load_run(KEPT), folder=DEFAULT_FOLDER))
     settings = {"width": WIDTH, "force_terminal": True, "color_system": "truecolor"}

@@ -112,30 +112,31 @@ def recorded_epoch():
     ]
 
 
+def swept_in(folder, lengths=LENGTHS, **options):
+    settings = SweepSettings(strategies=("linear",), num_buckets=(8,))
+    return run_sweep(lengths, settings, folder, **options)
+
+
 def test_a_recorded_training_is_the_current_row(tmp_path):
     steps = recorded_epoch()
-    folder = write(tmp_path, [START, *steps]).parent
-    settings = SweepSettings(strategies=("linear",), num_buckets=(8,))
-    swept = run_sweep(LENGTHS, settings, folder, from_training=True)
+    write(tmp_path, [START, *steps])
+    swept = swept_in(tmp_path, from_training=True)
     row = swept.current
-    assert row is not None and row.mates_again is None
+    assert row.mates_again is None
     padded = sum(shape.padded_length for each in steps for shape in each.batches)
     assert row.padded_length == pytest.approx(padded * 500 / 256)
     assert (row.batches, row.steps, row.largest_batch_size) == (62, 31, 8)
     # Each step took a second.
     assert row.estimated_epoch_seconds == pytest.approx(31, rel=0.1)
     assert swept.settings["min_steps"] == 31
-    assert swept.current_settings is not None
     named = swept.current_settings["describe"]
     assert named == "the recorded training, of 16 steps"
 
 
 def test_packing_is_compared_with_the_steps_of_a_recording(tmp_path):
+    write(tmp_path, [START, *recorded_epoch()])
     lengths = Lengths.of(np.arange(500) % 30 + 1)
-    folder = write(tmp_path, [START, *recorded_epoch()]).parent
-    settings = SweepSettings(strategies=("linear",), num_buckets=(8,))
-    swept = run_sweep(lengths, settings, folder, packing=Packing(max_tokens=600))
-    assert swept.packing is not None and swept.current is not None
+    swept = swept_in(tmp_path, lengths, packing=Packing(max_tokens=600))
     assert swept.current.steps == swept.min_steps == 31
     assert swept.settings["accumulate"] == 2
     said = " ".join(sweep_section(RunResults(name="run", sweep=swept)).sentences)
@@ -143,27 +144,16 @@ def test_packing_is_compared_with_the_steps_of_a_recording(tmp_path):
 
 
 def test_a_training_in_batchtunes_batches_is_no_current_row(tmp_path):
-    start = structs.replace(START, tuned=True)
-    folder = write(tmp_path, [start, *recorded_epoch()]).parent
-    settings = SweepSettings(strategies=("linear",), num_buckets=(8,))
-    assert run_sweep(LENGTHS, settings, folder, max_batch_length=400).current is None
+    write(tmp_path, [structs.replace(START, tuned=True), *recorded_epoch()])
+    assert swept_in(tmp_path, max_batch_length=400).current is None
 
 
-@pytest.mark.parametrize(
-    ("given", "said"), [(None, None), ("training.jsonl", "no padded batches of these")]
-)
-def test_a_recording_of_other_data_is_no_current_row(tmp_path, given, said):
+def test_a_recording_of_other_data_is_no_current_row(tmp_path):
     path = write(tmp_path, [START, step((8, 300.0))])
-    settings = SweepSettings(strategies=("linear",), num_buckets=(8,))
-    current = given and read_current(str(path))
-    if said is None:
-        swept = run_sweep(
-            LENGTHS, settings, tmp_path, max_batch_length=400, current=current
-        )
-        assert swept.current is None
-        return
-    with pytest.raises(ResultError, match=said):
-        run_sweep(LENGTHS, settings, tmp_path, max_batch_length=400, current=current)
+    assert swept_in(tmp_path, max_batch_length=400).current is None
+    current = read_current(str(path))
+    with pytest.raises(ResultError, match="no padded batches of these"):
+        swept_in(tmp_path, max_batch_length=400, current=current)
 
 
 def test_the_next_probe_stays_below_a_recorded_oom(tmp_path):
