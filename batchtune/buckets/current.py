@@ -31,7 +31,6 @@ from batchtune.epochs.recorded import accumulation_of
 from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import Lengths
 from batchtune.results import (
-    TRAINING_FILE,
     OwnBatches,
     Row,
     Script,
@@ -304,9 +303,9 @@ _TABLES: Known[TableSettings] = Known(
 def read_current(text: str) -> Current:
     """Read and check a user's current batching settings; raises as `read_settings` does.
 
-    The path of a `training.jsonl` stands for the last training recorded there.
+    The path of a `training.jsonl`, also under another name, stands for the last training recorded there.
     """
-    if Path(text).name == TRAINING_FILE:
+    if Path(text).suffix == ".jsonl":
         return recorded_current(Path(text))
     return read_settings(text, _TABLES)
 
