@@ -32,6 +32,7 @@ from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import Lengths
 from batchtune.results import (
     OwnBatches,
+    Recording,
     Row,
     Script,
     Sizing,
@@ -320,7 +321,11 @@ def fixed_batches(batch_size: int, source: str) -> Current:
 
 def recorded_current(path: Path) -> Current:
     """Return the batches of the last recorded training; raises ResultError if the file can't be read."""
-    settings = RecordedBatches(steps=read_training(path)[-1].steps)
+    return _of_recording(read_training(path)[-1], path)
+
+
+def _of_recording(recording: Recording, path: Path) -> Current:
+    settings = RecordedBatches(steps=recording.steps)
     return GivenSettings(
         settings=settings,
         names=frozenset(settings.__struct_fields__),
@@ -335,7 +340,7 @@ def known_recording(path: Path, lengths: Lengths) -> Current | None:
     last = read_training(path)[-1]
     if last.start.tuned or recorded(last.steps, lengths) is None:
         return None
-    return recorded_current(path)
+    return _of_recording(last, path)
 
 
 def own_current(script: Script) -> Current | None:

@@ -123,8 +123,7 @@ def costs_of_training(path: Path, lengths: Lengths) -> tuple[Costs, float]:
 def accumulation_of(steps: Sequence[TrainingStep]) -> int:
     """Return how many batches most steps train on; the last of an epoch may have fewer."""
     counts = Counter(len(step.batches) for step in steps if step.batches)
-    counts[1] += 0  # none has a batch
-    return counts.most_common(1)[0][0]
+    return max(counts, key=counts.__getitem__, default=1)
 
 
 def _typical(trials: Sequence[Trial]) -> list[Trial]:
