@@ -129,17 +129,25 @@ def test_another_format_or_a_newer_version_does_not_hold():
 
 
 def test_the_schemas_are_as_in_their_snapshots():
-    texts = {
-        f"{name}.schema.json": json.dumps(schema_of(name), indent=2, ensure_ascii=False)
-        for name in SCHEMAS
-    }
+    schemas = {f"{name}.schema.json": schema_of(name) for name in SCHEMAS}
     if os.environ.get("REFRESH_SNAPSHOTS") == "1":
-        for name, text in texts.items():
+        for name, schema in schemas.items():
+            text = json.dumps(schema, indent=2, ensure_ascii=False)
             (SNAPSHOTS / name).write_text(f"{text}\n", encoding="utf-8")
-    assert {
-        path.name: path.read_text(encoding="utf-8").strip()
-        for path in SNAPSHOTS.iterdir()
-    } == texts
+    snapshots = {
+        path.name: json.loads(path.read_bytes()) for path in SNAPSHOTS.iterdir()
+    }
+    assert without_names(snapshots) == without_names(schemas)
+
+
+def without_names(schemas):
+    """Return `schemas` without the rules for property names, which msgspec adds from 0.23 on."""
+    return json.loads(
+        json.dumps(schemas),
+        object_hook=lambda found: {
+            key: rule for key, rule in found.items() if key != "propertyNames"
+        },
+    )
 
 
 def test_a_schema_is_one_of_2020_12():

@@ -70,7 +70,6 @@ SPANS = "path,start,end,text\na.wav,1.0,3.5,x\na.wav,10,20,y\n"
         (parquet([{"x": [asked("ab", "c")]}]), {"length_key": "x[0]"}, [3], "characters"),
         (parquet(AUDIO), {}, [0.1, 0.05], "s"),
     ],
-    ids=str,
 )  # fmt: skip
 def test_the_lengths_are_right(tmp_path, files, options, lengths, unit):
     found = load_lengths(written(tmp_path, files), ReadOptions(**options))
