@@ -20,7 +20,7 @@ from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import optimal_boundaries
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import RankSplit, ShuffleKey, shapes_of
+from batchtune.epochs.layout import RankSplit, ShuffleKey
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
@@ -137,7 +137,7 @@ def drawn_trial(size, length, seconds, noise, random):
 def one_epoch():
     """Sizes and longest lengths of the batches of one epoch."""
     cut = Batching(TABLE).batcher(VALUES).cut(ShuffleKey(seed=1), RankSplit())
-    shapes = shapes_of(cut, ShuffleKey(seed=1), VALUES)
+    shapes = cut.shapes(VALUES, None)
     return shapes.batch_sizes.astype(float), shapes.lengths
 
 
