@@ -18,7 +18,8 @@ from packed_records import with_packing
 from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS
 from ruamel.yaml import YAML
 
-from batchtune.exports import FRAMEWORKS, Tuned
+from batchtune.exports import FRAMEWORKS
+from batchtune.exports.base import Tuned
 from batchtune.results import ShardAdvice
 
 # Exports of a stream; the others are of a bucket table.
