@@ -1,7 +1,5 @@
 """Imports the real SpeechBrain, for tests and benchmarks that compare with it."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

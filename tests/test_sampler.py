@@ -1,7 +1,5 @@
 """The drop-in batch sampler: what it refuses, its epochs, ranks and resumption."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """No table that may be had costs less, by what its row reports, than the one that `optimal` chooses."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`batchtune export` as a user runs it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -168,10 +168,6 @@ def run(make, noise, seed):
         lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=times
     )
     row = pricing.of_table("quantile", "length", TABLE.num_buckets, TABLE).row
-    assert (
-        row.estimated_epoch_seconds is not None
-        and row.estimated_epoch_error_seconds is not None
-    )
     expected = noise.mean * expected_batches(LENGTHS.histogram, TABLE).sum_of(law)
     sizes, longest = one_epoch()
     drawn = float(np.sum(law(sizes, longest) * noise.draw(random, sizes.size)))
@@ -242,7 +238,6 @@ def least_of_all(named, seed):
             )
         )
     times = StepTimes.fit(trials)
-    assert times is not None
     lengths = LENGTHS.histogram.lengths
     sizes = batch_sizes_for(measured[np.searchsorted(measured, lengths)], MOST)
     (ends,) = optimal_boundaries(LENGTHS.histogram, times(sizes, lengths) / sizes, [10])

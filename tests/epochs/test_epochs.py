@@ -1,7 +1,5 @@
 """One epoch's batches: what is in them, how many there are, and how they are dealt to ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import subprocess

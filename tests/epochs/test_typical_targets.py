@@ -1,7 +1,5 @@
 """The target length that a batch can be expected to have, and what that makes of the estimates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 The stream is LibriSpeech train-clean-100 on 2 ranks with 2 workers each.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

@@ -1,7 +1,5 @@
 """ESPnet: its samplers, with the batch_bins that is written, never exceed max_batch_length."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """fairseq: batches that it makes with the flags that are written."""
 
-from __future__ import annotations
-
 import shlex
 
 import numpy as np

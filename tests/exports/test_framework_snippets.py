@@ -1,7 +1,5 @@
 """The snippets for PyTorch and its trainers, run: the batches they train on are those of the sweep."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What was left out at tuning is left out by every export, too, or the export says how."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The exports of a stream, run by the libraries that they are for."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Loaders of DALI's dynamic mode, against the real DALI, on the CPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import random

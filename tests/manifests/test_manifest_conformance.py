@@ -1,7 +1,5 @@
 """What every manifest format must do. A new format adds a writer of a small file to `samples`, and runs all of it."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os
