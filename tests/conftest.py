@@ -13,8 +13,13 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tiers"]
+
+# No test asserts a time.
+settings.register_profile("untimed", settings.default, deadline=None)
+settings.load_profile("untimed")
 
 # Many tests start processes, each of which would compile all that it imports.
 sys.dont_write_bytecode = False

@@ -161,7 +161,7 @@ def test_overlong_examples_may_be_batches_of_one(made):
     st.booleans(),
     st.sampled_from(["random", "ascending", "descending"]),
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @pytest.mark.filterwarnings("ignore:drop_last leaves out all")
 def test_len_matches_iteration_and_ranks_share_the_examples(
     made, lengths, world_size, shuffle, drop_last, same_bucket, batch_ordering

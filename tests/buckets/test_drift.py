@@ -77,7 +77,7 @@ def test_what_is_beyond_the_table_makes_batches_of_one():
 
 
 @given(some_lengths, some_lengths)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_table_tuned_anew_by_the_remainders_is_never_worse(ours, theirs):
     found = of(ours, made(theirs))
     assert found.retuned_batches <= found.batches

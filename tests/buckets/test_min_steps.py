@@ -19,7 +19,7 @@ from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
 DATA = Lengths.of(SPEECH[:600], unit="s")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=30, max_size=80),
     min_steps=st.integers(1, 30),

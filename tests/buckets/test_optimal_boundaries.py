@@ -36,7 +36,7 @@ CASES = st.integers(1, 8).flatmap(
 
 
 @given(case=CASES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_no_boundaries_cost_less_and_fewer_buckets_win_a_tie(case):
     histogram = histogram_of(case[0])
     costs = np.array(case[1], dtype=float)

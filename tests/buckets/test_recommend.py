@@ -161,7 +161,7 @@ def beaten(row, rows):
 
 
 @given(ROWS)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_the_curve_holds_each_unbeaten_point_once_by_brute_force(rows):
     unbeaten = sorted({row for row in rows if not beaten(row, rows)})
     assert [rows[index] for index in trade_off(*columns(rows))] == unbeaten

@@ -29,7 +29,7 @@ class TestEveryStrategy:
     @given(
         values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=NUM_BUCKETS
     )
-    @settings(deadline=None, max_examples=25)
+    @settings(max_examples=25)
     def test_tables_put_every_example_in_exactly_one_bucket(
         self, strategy, values, max_batch_length, num_buckets
     ):

@@ -133,7 +133,7 @@ def test_the_bound_is_exact_if_the_total_fills_whole_batches():
     fits=st.none() | st.lists(st.integers(1, 40), min_size=6, max_size=6),
     max_batch_size=st.none() | st.integers(1, 20),
 )
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_no_row_and_no_baseline_beats_the_bound(
     values, max_batch_length, fits, max_batch_size
 ):

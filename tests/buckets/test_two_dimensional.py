@@ -101,7 +101,7 @@ RESOLUTIONS = st.sampled_from([1, 2, 7, 64])
     budget=st.integers(1, 500),
     most=st.integers(1, 9),
 )
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
     examples, resolution, budget, most
 ):

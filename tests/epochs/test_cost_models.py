@@ -238,7 +238,7 @@ MEASUREMENTS = st.lists(
 
 
 @given(MEASUREMENTS, st.booleans())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_whatever_was_measured_no_coefficient_is_negative(rows, with_targets):
     sizes, lengths, targets, costs = zip(*rows, strict=True)
     model = fit_cost(sizes, lengths, costs, targets if with_targets else None)
@@ -254,7 +254,7 @@ def test_whatever_was_measured_no_coefficient_is_negative(rows, with_targets):
     st.sampled_from(sorted(OF_TARGETS)),
     st.sampled_from([1 / 16000, 1000.0]),
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_neither_the_order_nor_the_unit_matters(order, name, unit):
     cost = cost_of(law_of(name))
     shapes = probed(cost, 15)

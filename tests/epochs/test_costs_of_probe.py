@@ -104,7 +104,7 @@ def test_a_sweep_without_a_proven_row_warns():
     st.lists(st.integers(1, 45), min_size=1, max_size=60),
     st.integers(1, 6),
 )
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_a_row_counts_buckets_without_a_trial_as_unproven(
     measured, values, num_buckets
 ):

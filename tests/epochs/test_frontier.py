@@ -38,7 +38,7 @@ ROWS = st.lists(
 
 
 @given(ROWS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_no_length_gets_more_than_a_shorter_one_was_seen_to_hold(rows):
     frontier = Frontier.of([point(length, size) for length, size in rows])
     for (shorter, few), (longer, _) in itertools.combinations(rows, 2):

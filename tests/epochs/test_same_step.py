@@ -49,7 +49,7 @@ def test_the_padding_is_the_least_of_all_cuts(step):
     assert most_held(fits).size <= parts
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
     size=st.integers(1, 30),

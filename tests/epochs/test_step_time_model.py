@@ -49,7 +49,7 @@ def correction(times, size, length):
 
 
 @given(TRIALS, st.integers(1, 2000), st.floats(0.01, 1e5))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_measured_shapes_are_met_and_others_within_the_misses(rows, size, length):
     trials = off_by(*rows)
     times = StepTimes.of(trials, LINEAR)

@@ -62,7 +62,7 @@ def librispeech(samples):
     return swept(samples / RATE, "s", MAX_BATCH_SECONDS)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     lengths=st.sampled_from([20, 300, 5000]).flatmap(
         lambda top: st.lists(st.integers(1, top), min_size=1, max_size=2500)

@@ -69,7 +69,7 @@ positive = st.floats(1e-9, 1e12)
     positive,
     texts,
 )
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_what_is_written_is_read_back_bit_for_bit(
     tmp_path_factory, boundaries, unit, seconds, text
 ):

@@ -275,7 +275,7 @@ def test_nothing_is_lost_across_blocks(read, write, named, monkeypatch):
 
 
 @free_formats
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(
     values=st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=1, max_size=20)
 )

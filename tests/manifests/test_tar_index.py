@@ -110,7 +110,7 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     contents=st.dictionaries(NAMES, st.integers(0, 1500), max_size=12),
     form=st.sampled_from(list(FORMATS)),

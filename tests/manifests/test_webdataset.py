@@ -229,7 +229,7 @@ def test_nothing_is_written_whatever_the_names_are(write, tmp_path, monkeypatch)
     assert not os.path.exists("/tmp/batchtune-never.wav")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(name=st.text(st.sampled_from("ab./\n_A"), max_size=9))
 @example(name="a/.b")
 @example(name="a\nb/c.d/.e")
@@ -238,7 +238,7 @@ def test_a_name_is_taken_apart_as_webdataset_does(name):
     assert key_and_suffix(name) == (key, (suffix or "").lower())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     names=st.lists(
         st.builds(

@@ -42,7 +42,7 @@ def ranks_of(world_size, **options):
     st.sampled_from(["even", "first-fit", "best-fit"]),
     st.integers(1, 60),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @pytest.mark.filterwarnings("ignore:drop_last leaves out all")
 def test_ranks_have_equal_counts_and_share_the_sequences(
     lengths, world_size, accumulate, shuffle, drop_last, packer, pool_size

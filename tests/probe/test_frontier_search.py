@@ -116,7 +116,7 @@ def assert_within_bound(lengths, trials, most):
     tells_peak=st.booleans(),
     ranks=st.sampled_from([None, 2]),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_on_any_device_it_ends_within_bisections_bound(
     values, table, tolerance, tells_peak, ranks
 ):
@@ -291,7 +291,7 @@ def test_a_continued_search_ignores_the_workloads_own_errors():
     limit_bytes=st.integers(1_000_000, 20_000_000_000),
     cut=st.integers(0, 200),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_it_finds_the_truth_however_often_it_is_interrupted(
     values, constant, linear, quadratic, limit_bytes, cut
 ):

@@ -56,7 +56,7 @@ no verify.json</error>
 
 
 @given(st.text(max_size=40), st.sampled_from(["holds", "fails", "error"]))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_any_text_gives_well_formed_xml(text, outcome):
     verdict = Verdict(
         rule=f"batches > 1 {text}",

@@ -33,7 +33,7 @@ SIGNS = st.text(
 
 
 @given(SIGNS)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_any_text_is_shown_unchanged_in_a_table_cell(text):
     table = f"| a | b |\n| :-- | --: |\n| {escape(text)} | end |"
     tokens = PARSER.parse(table)
@@ -43,7 +43,7 @@ def test_any_text_is_shown_unchanged_in_a_table_cell(text):
 
 
 @given(SIGNS)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_any_text_is_shown_unchanged_in_a_list(text):
     if text:
         tokens = PARSER.parse(f"- {escape(text)}")

@@ -182,7 +182,7 @@ def test_unproven_and_mixed_too_little_rows_are_not_taken(both):
         unique_by=lambda pair: pair[0],
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_speechbrains_limits_allow_only_what_fits(pairs):
     lengths, sizes = np.array(sorted(pairs)).T
     sizes = np.minimum.accumulate(sizes).astype(np.int64)

@@ -26,7 +26,7 @@ def planned(lengths, sizes, **changes):
 
 
 @given(FEW, SIZES, st.integers(1, 70), st.sampled_from([None, 3.0]), st.booleans())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_an_epoch_is_that_of_the_sampler(values, sizes, pool_size, overhead, drop_last):
     lengths = Lengths.of(values)
     sampler = PooledBatchSampler(
@@ -56,7 +56,7 @@ def test_an_epoch_is_that_of_the_sampler(values, sizes, pool_size, overhead, dro
 
 @given(FEW, SIZES, st.integers(1, 70))
 @example([1, 1, 6], [1, 2, 1], 2)  # the shorter half of a batch is of a lower bucket
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_no_batch_needs_more_than_a_worst_one(values, sizes, pool_size):
     check_worst_batches(
         planned(

@@ -71,7 +71,7 @@ def verified(stepper, plan):
     st.integers(1, 30),
     ALGORITHMS,
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_no_batch_needs_more_than_a_worst_one(values, sizes, buffer_size, algorithm):
     targets = [value % 7 for value in values]
     check_worst_batches(
