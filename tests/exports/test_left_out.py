@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from importlib.util import find_spec
 from itertools import chain
 
 import numpy as np
@@ -95,8 +94,6 @@ def test_speechbrains_line_keeps_what_was_tuned_with():
     text = rendered("speechbrain")
     (line,) = re.findall(r"^#     (train_data = .*)$", text, re.MULTILINE)
     assert "100 examples, longer than --max-length 30" in prose(text)
-    if find_spec("speechbrain") is None:
-        pytest.skip("speechbrain is not installed")
     examples = {
         str(index): {"duration": float(length)} for index, length in enumerate(ALL)
     }

@@ -6,7 +6,6 @@ import sys
 import types
 from collections import Counter
 from functools import cache
-from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 
@@ -117,8 +116,6 @@ def fits(batch, found):
 @pytest.fixture
 def speechbrain(monkeypatch, closed):
     """What the snippet imports of SpeechBrain."""
-    if find_spec("speechbrain") is None:
-        pytest.skip("speechbrain is not installed")
     dataloader, iterators = load_speechbrain()[2:]
     # For workers, whose batches are pickled.
     batch = types.ModuleType("speechbrain.dataio.batch")
