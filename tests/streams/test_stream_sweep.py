@@ -125,7 +125,6 @@ def test_the_smallest_buffer_within_1_percent_is_recommended(both):
     assert row.buffer_size == min(one.buffer_size for one in near)
     assert both.batches_per_rank == -(-row.batches // 2)
     assert both.reason.startswith(row.name)
-    assert both.recommended_speechbrain is not None
     assert both.rows[both.recommended_speechbrain].buffer_size == row.buffer_size
 
 
@@ -164,7 +163,6 @@ def test_the_seed_does_not_change_the_recommendation():
 def test_unproven_and_mixed_too_little_rows_are_not_taken(both):
     rows = list(both.rows)
     best = recommend_stream(rows).row
-    assert best is not None
     rows[best] = replace(rows[best], unproven=1)
     assert recommend_stream(rows).row != best
     most = max(row.randomness for row in rows)
