@@ -69,6 +69,19 @@ def temporary_folder_of_this_process(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="module")
+def folder_of_module(tmp_path_factory):
+    return tmp_path_factory.mktemp("module")
+
+
+@pytest.fixture
+def tmp_path(folder_of_module):
+    """A folder of each test, beside few others: pytest lists them all to name one, and a scratch links to them all."""
+    folder = folder_of_module / str(len(os.listdir(folder_of_module)))
+    folder.mkdir()
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk():
     """No power is lost while tests run."""
