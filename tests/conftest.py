@@ -13,8 +13,14 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tiers"]
+
+# So many examples of each law, the same ones in CI; more with `--hypothesis-profile=thorough`.
+for profile, examples in (("thorough", 300), ("few", 25)):
+    settings.register_profile(profile, settings(), max_examples=examples, deadline=None)
+settings.load_profile("few")
 
 # Many tests start processes, each of which would compile all that it imports.
 sys.dont_write_bytecode = False
