@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_samplers import TABLE
 from torch.utils.data import DataLoader
@@ -162,7 +162,6 @@ def test_overlong_examples_may_be_batches_of_one(made):
     st.booleans(),
     st.sampled_from(["random", "ascending", "descending"]),
 )
-@settings(max_examples=50)
 @pytest.mark.filterwarnings("ignore:drop_last leaves out all")
 def test_len_matches_iteration_and_ranks_share_the_examples(
     made, lengths, world_size, shuffle, drop_last, same_bucket, batch_ordering

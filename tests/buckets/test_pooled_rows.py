@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from buckets import speech
-from buckets.speech import frontier, step_seconds
+from buckets.speech import LONG_SPEECH, frontier, step_seconds
 
 from batchtune.buckets.drift import drift
 from batchtune.buckets.epoch_cost import Pricing
@@ -19,7 +18,7 @@ from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
-SPEECH = Lengths.of(speech.SPEECH, unit="s")
+SPEECH = Lengths.of(LONG_SPEECH, unit="s")
 TIMED = Costs(step_seconds=step_seconds)
 
 

@@ -23,7 +23,7 @@ from batchtune.results import (
 )
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
-DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 3000).clip(1, 60))
+DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 1000).clip(1, 60))
 
 
 def swept(current="batch_size=4", **settings):

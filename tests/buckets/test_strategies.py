@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.buckets.strategies import STRATEGIES, Problem
@@ -29,7 +29,6 @@ class TestEveryStrategy:
     @given(
         values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=NUM_BUCKETS
     )
-    @settings(max_examples=25)
     def test_tables_put_every_example_in_exactly_one_bucket(
         self, strategy, values, max_batch_length, num_buckets
     ):

@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 import pytest
 from buckets.speech import PROBED, SPEECH, epochs_of, step_seconds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from memory_laws import LAWS, LawDevice, made_lengths
 from msgspec.structs import replace
@@ -133,7 +133,6 @@ def test_the_bound_is_exact_if_the_total_fills_whole_batches():
     fits=st.none() | st.lists(st.integers(1, 40), min_size=6, max_size=6),
     max_batch_size=st.none() | st.integers(1, 20),
 )
-@settings(max_examples=25)
 def test_no_row_and_no_baseline_beats_the_bound(
     values, max_batch_length, fits, max_batch_size
 ):
@@ -268,7 +267,7 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size, same_bucket):
     )
     for row in sweep(Lengths.of(values), 150, chosen, NONE_KNOWN).rows:
         cells = []
-        for ranks in epochs_of(row, values, dealing, 20):
+        for ranks in epochs_of(row, values, dealing, 10):
             batches = list(itertools.chain(*ranks))
             sizes = [len(batch) for batch in batches]
             assert row.batches == len(batches)
@@ -340,11 +339,9 @@ def test_the_learning_rate_starts_from_the_fixed_batch_size():
         "fixed-random",
         row.mean_batch_size,
     )
-    assert (
-        hint.linear
-        == hint.square_root**2
-        == row.mean_batch_size / found.baselines[0].batch_size
-    )
+    ratio = row.mean_batch_size / found.baselines[0].batch_size
+    assert hint.linear == ratio
+    assert hint.square_root**2 == pytest.approx(ratio)
 
 
 def test_joint_tables_are_compared_if_memory_depends_on_targets():

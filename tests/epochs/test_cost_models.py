@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -237,7 +237,6 @@ MEASUREMENTS = st.lists(
 
 
 @given(MEASUREMENTS, st.booleans())
-@settings(max_examples=40)
 def test_whatever_was_measured_no_coefficient_is_negative(rows, with_targets):
     sizes, lengths, targets, costs = zip(*rows, strict=True)
     model = fit_cost(sizes, lengths, costs, targets if with_targets else None)
@@ -253,7 +252,6 @@ def test_whatever_was_measured_no_coefficient_is_negative(rows, with_targets):
     st.sampled_from(sorted(OF_TARGETS)),
     st.sampled_from([1 / 16000, 1000.0]),
 )
-@settings(max_examples=30)
 def test_neither_the_order_nor_the_unit_matters(order, name, unit):
     cost = cost_of(law_of(name))
     shapes = probed(cost, 15)

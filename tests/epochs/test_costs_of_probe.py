@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packed_records import packed_probe
 from report_records import forced_probe, made_probe
@@ -104,7 +104,6 @@ def test_a_sweep_without_a_proven_row_warns():
     st.lists(st.integers(1, 45), min_size=1, max_size=60),
     st.integers(1, 6),
 )
-@settings(max_examples=25)
 def test_a_row_counts_buckets_without_a_trial_as_unproven(
     measured, values, num_buckets
 ):

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.epochs.same_step import (
@@ -49,7 +49,6 @@ def test_the_padding_is_the_least_of_all_cuts(step):
     assert most_held(fits).size <= parts
 
 
-@settings(max_examples=50)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
     size=st.integers(1, 30),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from timed_trials import timed_trial
 
@@ -48,7 +48,6 @@ def correction(times, size, length):
 
 
 @given(TRIALS, st.integers(1, 2000), st.floats(0.01, 1e5))
-@settings(max_examples=40)
 def test_measured_shapes_are_met_and_others_within_the_misses(rows, size, length):
     trials = off_by(*rows)
     times = StepTimes.of(trials, LINEAR)

@@ -4,7 +4,7 @@ import importlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from real_lengths import librispeech_samples
@@ -62,7 +62,6 @@ def librispeech(samples):
     return swept(samples / RATE, "s", MAX_BATCH_SECONDS)
 
 
-@settings(max_examples=80)
 @given(
     lengths=st.sampled_from([20, 300, 5000]).flatmap(
         lambda top: st.lists(st.integers(1, top), min_size=1, max_size=2500)

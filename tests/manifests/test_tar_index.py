@@ -8,7 +8,7 @@ import tarfile
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from samples import shard
 
@@ -110,7 +110,6 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-@settings(max_examples=60)
 @given(
     contents=st.dictionaries(NAMES, st.integers(0, 1500), max_size=12),
     form=st.sampled_from(list(FORMATS)),

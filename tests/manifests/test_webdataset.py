@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from manifests.conftest import cases
 from samples import SAMPLE_RATE as RATE
@@ -229,7 +229,6 @@ def test_nothing_is_written_whatever_the_names_are(write, tmp_path, monkeypatch)
     assert not os.path.exists("/tmp/batchtune-never.wav")
 
 
-@settings(max_examples=100)
 @given(name=st.text(st.sampled_from("ab./\n_A"), max_size=9))
 @example(name="a/.b")
 @example(name="a\nb/c.d/.e")
@@ -238,7 +237,6 @@ def test_a_name_is_taken_apart_as_webdataset_does(name):
     assert key_and_suffix(name) == (key, (suffix or "").lower())
 
 
-@settings(max_examples=100)
 @given(
     names=st.lists(
         st.builds(

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune import (
@@ -42,7 +42,6 @@ def ranks_of(world_size, **options):
     st.sampled_from(["even", "first-fit", "best-fit"]),
     st.integers(1, 60),
 )
-@settings(max_examples=60)
 @pytest.mark.filterwarnings("ignore:drop_last leaves out all")
 def test_ranks_have_equal_counts_and_share_the_sequences(
     lengths, world_size, accumulate, shuffle, drop_last, packer, pool_size

@@ -2,12 +2,17 @@
 
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import distributed, nn
 
 from batchtune.workloads.training import wrapped
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+import uncompiled  # noqa: F401
 
 WIDTH = 64
 ROWS_OF_A_MIB = (1 << 20) // (4 * WIDTH)

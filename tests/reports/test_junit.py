@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.reports.gate import clean_xml, render_junit
@@ -56,7 +56,6 @@ no verify.json</error>
 
 
 @given(st.text(max_size=40), st.sampled_from(["holds", "fails", "error"]))
-@settings(max_examples=50)
 def test_any_text_gives_well_formed_xml(text, outcome):
     verdict = Verdict(
         rule=f"batches > 1 {text}",

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -46,7 +46,6 @@ def spoken(count=2000):
 
 
 @given(ANY_LENGTHS)
-@settings(max_examples=40)
 def test_percentiles_are_the_nearest_ranks(values):
     found = survey(Lengths.of(values))
     expected = [
@@ -60,7 +59,6 @@ def test_percentiles_are_the_nearest_ranks(values):
 
 
 @given(ANY_LENGTHS)
-@settings(max_examples=40)
 def test_the_bins_hold_each_example_once_in_descending_order(values):
     bins = survey(Lengths.of(values)).histogram
     assert [one.count for one in bins] == [

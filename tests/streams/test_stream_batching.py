@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.epochs.table import BucketTable, batch_sizes_for
@@ -72,7 +72,6 @@ def of_speech(algorithm, table, buffer_size, epoch=0, **options):
     )
 
 
-@settings(max_examples=75)
 @given(LENGTHS, ALGORITHMS, tables(), st.integers(1, 60), st.booleans(), st.booleans())
 def test_sizes_and_buffer_hold_and_each_example_comes_once(
     lengths, algorithm, table, buffer_size, shuffle, drop_last

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from buckets.speech import SPEECH, step_seconds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -180,7 +180,6 @@ def test_unproven_and_mixed_too_little_rows_are_not_taken(both):
         unique_by=lambda pair: pair[0],
     )
 )
-@settings(max_examples=60)
 def test_speechbrains_limits_allow_only_what_fits(pairs):
     lengths, sizes = np.array(sorted(pairs)).T
     sizes = np.minimum.accumulate(sizes).astype(np.int64)
