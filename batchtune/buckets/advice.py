@@ -256,7 +256,7 @@ def _why_same(row: Row, timed: bool) -> str:
     )
 
 
-def shown_cost(row: Row, timed: bool, steps_kept: bool) -> str:
+def shown_cost(row: Row | StreamRow, timed: bool, steps_kept: bool) -> str:
     """Return what an epoch takes: its estimated time, or its batches; with their padding if their number is kept."""
     batches = f"{format_number(row.batches)} batches"
     if timed and row.estimated_epoch_seconds is not None:
