@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 from report_records import (
     COUNT,
@@ -165,6 +167,7 @@ def hostile_stream(text):
     )
 
 
+@cache
 def stream_row(algorithm, place, *, timed, target):
     """A row with the buffer at a place in BUFFERS."""
     batches, paddings, again = MADE[algorithm]

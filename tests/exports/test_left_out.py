@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from functools import cache
 from importlib.util import find_spec
 from itertools import chain
 
@@ -42,6 +43,7 @@ ALL = np.concatenate(
 KEPT = ALL[(ALL >= 1) & (ALL <= 30)]
 
 
+@cache
 def swept(unit="s", scale=1.0):
     """Of the 900 lengths from 1 to 30 s, in another unit by its scale."""
     lengths = dataclasses.replace(

@@ -14,7 +14,7 @@ from torch import distributed, nn
 from batchtune.workloads.training import wrapped
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
-import uncompiled  # noqa: E402, F401
+import uncompiled  # noqa: F401
 
 WIDTH = 64
 ROWS_OF_A_MIB = (1 << 20) // (4 * WIDTH)
