@@ -1,7 +1,5 @@
 """Numbers with their units, at the edges where rounding changes the unit."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

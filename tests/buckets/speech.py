@@ -1,7 +1,5 @@
 """Made lengths as those of read speech, and what a probe would have measured of them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from batchtune import BucketBatchSampler

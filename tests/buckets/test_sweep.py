@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import itertools
 
@@ -321,7 +319,6 @@ def test_the_current_config_is_a_row_beside_the_others():
     settings = SweepSettings(num_buckets=(8,), keep="nothing")
     result = sweep(Lengths.of(SPEECH), 300, settings, PROBED, current)
     same = next(row for row in result.rows if row.strategy == "speechbrain")
-    assert result.current is not None
     assert replace(result.current, strategy="speechbrain", equal_to_best=None) == same
     assert result.current_settings == {
         "kind": "speechbrain",
@@ -330,10 +327,7 @@ def test_the_current_config_is_a_row_beside_the_others():
         "max_batch_length": 300.0,
         "num_buckets": 8,
     }
-    assert (
-        result.learning_rate is not None
-        and result.learning_rate.relative_to == "current"
-    )
+    assert result.learning_rate.relative_to == "current"
     assert result.learning_rate.from_batch_size == result.current.mean_batch_size
 
 
@@ -341,7 +335,6 @@ def test_the_learning_rate_starts_from_the_fixed_batch_size():
     found = swept(SPEECH)
     hint = found.learning_rate
     row = found.recommended_row
-    assert hint is not None and row is not None
     assert (hint.relative_to, hint.to_batch_size) == (
         "fixed-random",
         row.mean_batch_size,
@@ -383,9 +376,9 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path):
     write_result(tmp_path / PROBE_FILE, replace(probe, device=of_script))
     chosen = SweepSettings(strategies=("linear",), num_buckets=(10,))
     found = run_sweep(lengths, chosen, tmp_path)
-    assert found.current is not None and found.current.batches == 250
+    assert found.current.batches == 250
     # Its optimizer steps train on two batches each.
     assert found.current.steps == 125
     current = read_current("batch_size=4")
     found = run_sweep(lengths, chosen, tmp_path, current=current)
-    assert found.current is not None and found.current.batches == 500
+    assert found.current.batches == 500

@@ -8,8 +8,6 @@ change:
 and read the difference before keeping it: a field that is gone or means something else needs a new version.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The cost model's fit: what it finds, what it does not believe, and how well it meets real measurements."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path
@@ -137,7 +135,7 @@ def test_a_law_is_found_from_the_shapes_of_a_probe(name, count):
         assert getattr(model, coefficient) == pytest.approx(
             getattr(law, coefficient), rel=1e-6, abs=1e-3
         ), coefficient
-    assert model.largest_error is not None and model.largest_error < 1e-9
+    assert model.largest_error < 1e-9
 
 
 @pytest.mark.parametrize("seed", SEEDS)

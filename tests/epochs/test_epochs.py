@@ -1,7 +1,5 @@
 """One epoch's batches: what is in them, how many there are, and how they are dealt to ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import subprocess
@@ -32,7 +30,6 @@ from batchtune.epochs.layout import (
     drawn,
     dropped_examples,
     lay_out,
-    shapes_of,
 )
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
@@ -138,7 +135,7 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
 ):
     targets = np.array(drawn_targets[: lengths.size], dtype=np.float64)
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
-    shapes = shapes_of(cut, drawing, lengths, targets)
+    shapes = cut.shapes(lengths, targets, drawn(cut, drawing, lengths))
     in_turn = [batch for step in zip(*ranks, strict=True) for batch in step]
     assert shapes.targets is not None
     assert list(

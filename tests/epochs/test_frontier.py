@@ -1,7 +1,5 @@
 """The frontier between the shapes that were measured."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches from pools that are sorted by length."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -39,7 +37,6 @@ def pools_of(lengths, batching):
 
 
 def pool_slices(values, batching):
-    assert batching.pool_size is not None
     return np.array_split(values, -(-values.size // batching.pool_size))
 
 

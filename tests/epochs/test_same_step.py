@@ -1,7 +1,5 @@
 """Optimizer steps cut into micro-batches: the examples stay, the padding is least, and what fits is kept to."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np
@@ -44,7 +42,7 @@ def test_the_padding_is_the_least_of_all_cuts(step):
     if not costs:
         assert found is None
         return
-    assert found is not None and found.size == parts
+    assert found.size == parts
     starts = np.cumsum(found) - found
     assert (found <= fits[starts]).all()
     assert float(found @ lengths[starts]) == min(costs)

@@ -1,7 +1,5 @@
 """Step times: what was measured where there is anything, the model away from it; means of steps, not medians."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import assume, given

@@ -1,7 +1,5 @@
 """ESPnet: its samplers, with the batch_bins that is written, never exceed max_batch_length."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np
@@ -15,7 +13,8 @@ from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import histogram_of, quantiles_of, sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of
+from batchtune.exports import export_of
+from batchtune.exports.base import Tuned
 from batchtune.exports.cutting import batch_bins
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings

@@ -1,7 +1,5 @@
 """`sampler.yaml` and `stream.yaml`: written, read back, refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The SpeechBrain export, read by hyperpyyaml and run by SpeechBrain's own sampler."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The options of a reader, and the length scale as it is written."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

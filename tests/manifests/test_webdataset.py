@@ -1,7 +1,5 @@
 """Tar shards as WebDataset writes and reads them."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Packing: the cap, the packers' rules, ranks, and what is refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Workloads that several ranks train together, and that go wrong on one of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

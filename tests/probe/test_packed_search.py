@@ -1,7 +1,5 @@
 """The token budget of packed batches on a made device: never too large, within a per cent, in few trials."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from functools import partial

@@ -1,7 +1,5 @@
 """The CI gate: what its rules mean, at their edges."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The survey of a data set's lengths: its figures against plain definitions, and what it cautions against."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

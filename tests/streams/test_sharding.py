@@ -1,7 +1,5 @@
 """Which examples each worker reads, next to WebDataset itself; advice on how to write shards."""
 
-from __future__ import annotations
-
 import io
 import random
 import tarfile

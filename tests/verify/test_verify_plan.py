@@ -1,7 +1,5 @@
 """The batches that a verification runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The verification of batches that are cut from pools, on a made device."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

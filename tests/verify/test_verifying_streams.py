@@ -1,7 +1,5 @@
 """The verification of a stream's batches, on a made device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
