@@ -35,8 +35,8 @@ TOGETHER = (
     "exports/test_framework_snippets.py",
     "test_sampler_frameworks.py",
     "test_same_step_sampler.py",
-    "scripts/test_callbacks.py",
-    "scripts/test_named.py",
+    "scripts/",
+    "workloads/",
     "reports/test_html_in_chromium.py",
 )
 
