@@ -30,9 +30,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # first and in this order, since xdist deals out the tests in order, and evens out from the end of each process's share.
 TOGETHER = (
     "cli/",
+    "loaders/test_loader_worker.py",
     "probe/",
     "exports/test_framework_snippets.py",
     "test_sampler_frameworks.py",
+    "test_same_step_sampler.py",
+    "scripts/",
+    "workloads/",
     "reports/test_html_in_chromium.py",
 )
 

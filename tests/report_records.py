@@ -4,6 +4,7 @@
 `proven_sweep` do.
 """
 
+from functools import cache
 from statistics import NormalDist
 
 import msgspec
@@ -438,6 +439,7 @@ def without_recommendation(sweep):
     )
 
 
+@cache
 def _speechbrain_row(num_buckets, timed):
     # Its first boundary is max_batch_length / exp(2·z); all but a few of these examples lie below it.
     batch_size = int(
@@ -452,6 +454,7 @@ def _speechbrain_row(num_buckets, timed):
     )
 
 
+@cache
 def _filled_row(strategy, num_buckets, batches, timed):
     boundaries = [
         round(24.525 * ((i + 1) / num_buckets) ** 0.75, 3) for i in range(num_buckets)

@@ -1,5 +1,7 @@
 """Made records of a stream's sweep, for the tests of reports: LibriSpeech train-clean-100, as in `report_records`."""
 
+from functools import cache
+
 import msgspec
 from report_records import (
     COUNT,
@@ -163,6 +165,7 @@ def hostile_stream(text):
     )
 
 
+@cache
 def stream_row(algorithm, place, *, timed, target):
     """A row with the buffer at a place in BUFFERS."""
     batches, paddings, again = MADE[algorithm]

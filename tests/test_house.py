@@ -86,6 +86,8 @@ def imports(path):
 
     def visit(node, for_types):
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                continue
             if isinstance(child, ast.Import):
                 found.extend((alias.name, for_types) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):

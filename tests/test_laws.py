@@ -87,7 +87,7 @@ def missed(figures):
 
 
 def test_every_size_fits_and_little_is_lost():
-    lengths = made_lengths("speech", count=1000)
+    lengths = made_lengths("speech", count=FEW)
     assert not missed(measure(LAWS["batches in eights"], lengths, ("optimal",)))
 
 

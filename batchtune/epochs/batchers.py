@@ -321,14 +321,16 @@ class StepBatcher(Batcher):
             self._batching.pair_cost,
         )
         batches = [batch for step, _ in cutter.epoch(steps) for batch in step]
+        in_order = np.concatenate(batches)
         sizes = np.array([batch.size for batch in batches])
+        starts = np.cumsum(sizes) - sizes
         limiting = self._batching.table.assign(
-            np.array([self._lengths[batch].max() for batch in batches])
+            np.maximum.reduceat(self._lengths[in_order], starts)
         )
         return EpochBatches(
-            np.concatenate(batches),
+            in_order,
             Layout(
-                np.cumsum(sizes) - sizes,
+                starts,
                 sizes,
                 limiting.astype(np.int64),
                 np.zeros(sizes.size, dtype=bool),
@@ -355,6 +357,7 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
     powers = _NEXT_SIZE ** np.arange(math.log(largest.max()) / math.log(_NEXT_SIZE) + 1)
     sizes = np.unique(powers.astype(np.int64))
     rows = np.arange(pools)
+    num_compared = np.searchsorted(sizes, largest.max(axis=0))
     # The cost of each pool from an example on; no batch reaches beyond the pool.
     costs = np.full((size + int(sizes[-1]) + 1, pools), np.inf)
     costs[size] = 0.0
@@ -363,13 +366,14 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
         longest = lengths[:, first]
         held = largest[:, first]
         whole = longest * held + costs[first + held, rows]
-        compared = sizes[: np.searchsorted(sizes, held.max())]
+        compared = sizes[: num_compared[first], np.newaxis]
         if compared.size:
-            sums = costs[first + compared] + compared[:, np.newaxis] * longest
-            sums[compared[:, np.newaxis] >= held] = np.inf
-            lowest_sums = sums.min(axis=0)
-            smaller = lowest_sums < whole  # of equal costs the largest batch is taken
-            taken[smaller, first] = compared[sums[:, smaller].argmin(axis=0)]
+            sums = costs[first + compared[:, 0]] + compared * longest
+            sums[compared >= held] = np.inf
+            lowest = sums.argmin(axis=0)
+            lowest_sums = sums[lowest, rows]
+            # Of equal costs the largest batch is taken.
+            taken[:, first] = np.where(lowest_sums < whole, compared[lowest, 0], held)
             whole = np.minimum(whole, lowest_sums)
         costs[first] = overhead + whole
     return taken

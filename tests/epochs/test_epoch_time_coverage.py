@@ -26,7 +26,7 @@ from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.attempt import enough, interquartile_range
 
-RUNS = 60
+RUNS = 40
 MOST = 300.0
 """max_batch_length of the table; a probe's largest batches are larger where the examples are short."""
 VALUES = (np.random.default_rng(8).gamma(4, 3, 30_000) + 0.5).round(1).clip(max=40.0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -39,6 +40,7 @@ ALL = np.concatenate(
 KEPT = ALL[(ALL >= 1) & (ALL <= 30)]
 
 
+@cache
 def swept(unit="s", scale=1.0):
     """Of the 900 lengths from 1 to 30 s, in another unit by its scale."""
     lengths = dataclasses.replace(

@@ -1,6 +1,7 @@
 """The recommended arguments of a data loader: in loader.yaml, and in the config of every framework."""
 
 import ast
+from functools import cache
 
 import pytest
 from exports.stream_runs import PACKERS, for_export, prose, tuned
@@ -179,8 +180,11 @@ def test_arguments_of_the_users_own_function_are_named():
     ["\n__import__('os').abort()", '"""\nimport os', "\u2028import os", "\x1b[31m"],
 )
 def test_strings_of_strangers_stay_in_comments(name, text):
-    hostile = hostile_loader(text)
-    check(name, exported(name, hostile))
-    assert content(name, exported(name, hostile)) == content(
-        name, exported(name, hostile_loader("plain"))
-    )
+    hostile = exported(name, hostile_loader(text))
+    check(name, hostile)
+    assert content(name, hostile) == plain_content(name)
+
+
+@cache
+def plain_content(name):
+    return content(name, exported(name, hostile_loader("plain")))

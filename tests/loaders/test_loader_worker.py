@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from loader_workers import end_loader_workers
+from shared_nursery import OF_LOADERS
 from verify.made_stepper import made_config
 
 from batchtune.exports.run_configs import render_sampler_yaml
-from batchtune.loaders.protocol import LoaderReply, Open, Opened, Take, Taken
+from batchtune.loaders.protocol import Open, Opened, Take, Taken
 from batchtune.loaders.worker import _Loaders, failed
-from batchtune.processes.worker import Failed, Nursery, WorkerLost
+from batchtune.processes.worker import Failed, WorkerLost
 
 USERS = Path(__file__).parent / "loaders_of_users.py"
 TWO = {"num_workers": 2, "prefetch_factor": 2}
@@ -70,7 +71,7 @@ class ProcessAsker(Asker):
     """Opens loaders in a worker process."""
 
     def __init__(self):
-        self.nursery = Nursery("batchtune.loaders.worker", LoaderReply, {})
+        self.nursery = OF_LOADERS
 
     def open(self, *arguments, **asked):
         self.nursery.start_worker()
@@ -81,7 +82,6 @@ class ProcessAsker(Asker):
 
     def close(self):
         self.nursery.end_worker()
-        self.nursery.close()
 
 
 @pytest.fixture

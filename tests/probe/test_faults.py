@@ -69,10 +69,10 @@ def test_each_fault_is_one_result_of_a_probe_that_goes_on():
 
 @pytest.mark.parametrize("workload", ["TwoLosses", "KeepsItsFeatures"])
 def test_a_failure_leaves_no_memory_to_later_trials(workload):
-    with supervise(workload) as supervisor:
+    with supervise(workload, memory_bytes=600 << 20) as supervisor:
         supervisor.start()
         before, failed, after = (
-            supervisor.measure(BatchShape(size, 10.0), 0).trial for size in (1, 20, 1)
+            supervisor.measure(BatchShape(size, 10.0), 0).trial for size in (1, 10, 1)
         )
     assert failed.outcome == "oom"
     assert abs(after.peak_bytes - before.peak_bytes) < 6 << 20
