@@ -35,7 +35,6 @@ NAMES = (
         "msgspec",
         "pyarrow",
         "pandas",
-        "scipy",
         "pynvml",
         "typer",
         "rich",
