@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
 
+from batchtune.buckets.advice import best_of, proven_or_all
 from batchtune.buckets.alternatives import fewest_batches
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import RankSplit
@@ -26,13 +28,12 @@ from batchtune.results import (
     PackedRow,
     PackingSweep,
     Row,
-    epoch_costs,
+    cost_of,
+    have_times,
 )
 from batchtune.units import counted, format_number, format_percent, format_seconds
 
 POOL_SIZE = 8192
-# Among packers that cost at most this share more than the best, the evenness of ranks decides, then randomness.
-_TOLERANCE = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,17 +204,18 @@ def sweep_packers(
 
 
 def _best(rows: list[PackedRow]) -> PackedRow:
-    """Return the row to recommend: all of its micro-batches are proven, if any row's are, and it is among the fastest.
+    """Return the row to recommend: proven if any is, and of those among the fastest the one with the most even ranks.
 
-    Without times it is among those with the fewest micro-batches.
+    Without times it is among those with the fewest micro-batches. Of equally even ones the most random goes first.
     """
-    safe = [row for row in rows if not row.unproven] or rows
-    costs = epoch_costs(safe)
-    limit = min(costs) * (1 + _TOLERANCE)
-    near = [row for row, cost in zip(safe, costs, strict=True) if cost <= limit]
-    return min(
-        near, key=lambda row: (round(row.slowest_rank, 3), row.mates_again or 0.0)
+    allowed = proven_or_all(rows)
+    best = best_of(
+        allowed,
+        partial(cost_of, timed=have_times(allowed)),
+        lambda row: (round(row.slowest_rank, 3), row.mates_again or 0.0),
     )
+    assert best is not None
+    return best
 
 
 def _reason(
