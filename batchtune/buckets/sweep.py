@@ -15,12 +15,12 @@ from msgspec import structs
 from batchtune.buckets.advice import (
     Recommendation,
     cautions,
+    keeping_reason,
     keeps_current,
     keeps_steps,
     kept_steps,
     learning_rate,
     recommend,
-    shown_cost,
     too_few_examples,
     trade_off,
 )
@@ -408,15 +408,13 @@ def _is_rough(row: Row | None) -> bool:
 def _keeping(swept: Sweep, row: Row, *, timed: bool) -> Sweep:
     """Return a sweep that recommends to keep the user's own config: this row, its best, gains nothing."""
     assert swept.current is not None
-    steps_kept = keeps_steps(swept)
-    own, best = (
-        shown_cost(compared, timed, steps_kept) for compared in (swept.current, row)
-    )
     return structs.replace(
         swept,
         recommended=None,
         recommended_table=None,
-        reason=f"keep your current config: an epoch takes {own}; with {row.sized_name} {best}",
+        reason=keeping_reason(
+            swept.current, row, timed=timed, steps_kept=keeps_steps(swept)
+        ),
     )
 
 

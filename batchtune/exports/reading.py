@@ -169,6 +169,11 @@ def _read_config(
             f"{path} has version {version} of {declared}; this batchtune knows versions up to {kind.VERSION}",
             "Install a newer batchtune.",
         )
+    for field, value in header.items():
+        if str(value).lower().lstrip("+-.") in ("nan", "inf"):
+            raise ResultError(
+                f"{path} is damaged: {field} is {value}, not a finite number", again
+            )
     try:
         config = msgspec.convert(
             document, type=kinds.get(str(header.get("sampler"))[:20], kind)

@@ -371,9 +371,9 @@ def verification_section(run: RunResults) -> Section:
 def _outcome(verification: Verification) -> Iterator[str]:
     """Say whether it holds and why, most important first, and if not, what to do instead."""
     if verification.holds:
-        steps = counted(verification.steps, "shuffled step")
+        steps = counted(verification.steps, "shuffled batch")
         if verification.of_stream:
-            steps = f"{counted(verification.steps, 'step')} of the stream"
+            steps = f"{counted(verification.steps, 'batch')} of the stream"
         yield f"Verified: {steps} without running out of memory; {_time(verification)}."
         return
     yield "The verification does not hold."
@@ -404,7 +404,7 @@ def _verification_facts(verification: Verification) -> Iterator[str]:
     if verification.buffer_size is not None:
         kind = f"of the stream ({verification.algorithm} with a buffer of {format_number(verification.buffer_size)})"
     yield (
-        f"Ran {counted(verification.worst_steps, 'step')} with the worst batches, then "
+        f"Ran {counted(verification.worst_steps, 'worst batch')}, then "
         f"{format_number(verification.steps)} of {format_number(verification.planned_steps)} {kind}; an epoch has "
         f"{format_number(verification.epoch_batches)}."
     )

@@ -208,7 +208,7 @@ def _proof_in_training(proof: Proof | None) -> str:
             "The sizes ran alone and in turns, and are not yet proven in shuffled training: `batchtune verify` proves "
             "them."
         )
-    ran = counted(proof.steps, "shuffled step")
+    ran = counted(proof.steps, "shuffled batch")
     if proof.pairs:
         ran += f" and {counted(proof.pairs, 'pair')}"
     ran += f" in {counted(proof.processes, 'process')}"

@@ -336,6 +336,5 @@ def test_no_framework_is_imported():
         *FRAMEWORKS,
         "torch",
         "pandas",
-        "scipy",
         "pyarrow",
     }

@@ -327,7 +327,7 @@ EXPANDABLE = "expandable_segments:True"
         ("cuda", "expandable", {}, {OLD: EXPANDABLE, NEW: EXPANDABLE}, False),
         ("cuda", None, {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
         ("cuda", "native", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, True),
-        ("cpu", None, {}, {THRESHOLD: "16384"}, False),
+        ("cpu", None, {}, {}, False),
     ],
 )
 def test_a_script_runs_with_the_measured_allocator(

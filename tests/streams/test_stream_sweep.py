@@ -272,6 +272,17 @@ def test_current_settings_that_make_no_batch_are_refused(batching):
         swept(buffer_sizes=(100,), num_buckets=(4,), current=current)
 
 
+def test_current_settings_that_cost_no_more_are_kept():
+    settings = PivotSettings(
+        target_batch_numel=300, max_batch_numel=300, buffersize=1500
+    )
+    current = CurrentStream(batching=settings, settings={})
+    options = StreamSettings(buffer_sizes=(20,), num_buckets=(4,))
+    kept = sweep_stream(stream_of(SPEECH), 300.0, options, Costs(), current)
+    assert (kept.recommended, kept.current_fits) == (None, True)
+    assert kept.reason.startswith("keep your current config: an epoch takes")
+
+
 def test_settings_out_of_range_are_refused():
     for wrong in (
         {"workers": -1},
