@@ -16,7 +16,7 @@ from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.same_step import equal_parts, micro_batches, most_held
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
-from batchtune.lengths import Lengths
+from batchtune.lengths import IntArray, Lengths
 from batchtune.results import Keep, SweepSettings
 
 SAME_STEP = "same-step"
@@ -52,6 +52,34 @@ class OwnSteps:
     def have_micro_batches(self) -> bool:
         """Whether a step has several micro-batches, so that its examples can be cut otherwise."""
         return self.dealing.accumulate * self.dealing.world_size > 1
+
+    def accumulations(self, fewest: int, asked: int | None) -> list[int]:
+        """Return the numbers of micro-batches to compare: `asked` for, as now, and the `fewest` that hold a step.
+
+        Raises UsageError if a step can't be cut into as many as were asked for.
+        """
+        most = self.examples // self.dealing.world_size
+        numbers = [max(self.dealing.accumulate, fewest), fewest]
+        if asked is not None:
+            if not fewest <= asked <= most:
+                raise UsageError(
+                    f"--micro-batches {asked:,}: a rank's examples of a step make {fewest:,} to {most:,}, by what fits "
+                    "and how many there are",
+                    f"Give a number from {fewest:,} to {most:,}.",
+                )
+            numbers.insert(0, asked)
+        return list(dict.fromkeys(numbers))
+
+    def random(self, count: int, seed: int) -> Iterator[IntArray]:
+        """Yield the examples of many random steps of so many examples, some of them from the same epoch."""
+        random = np.random.default_rng(seed)
+        size = min(self.examples, count)
+        steps = (
+            step
+            for _ in range(1 + _STEPS * size // count)
+            for step in np.split(random.permutation(count), range(size, count, size))
+        )
+        return islice(steps, _STEPS)
 
     def batches(self, count: int, accumulate: int) -> int:
         """Return the micro-batches of all ranks in an epoch whose steps are cut into `accumulate` on each rank."""
@@ -117,17 +145,7 @@ def same_step_rows(
     boundaries = STRATEGIES["pooled"].boundaries(problem, [1])[0]
     table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
     fewest = _fewest(pricing.lengths, table, own, settings)
-    most = own.examples // own.dealing.world_size
-    numbers = [max(own.dealing.accumulate, fewest), fewest]
-    if settings.micro_batches is not None:
-        if not fewest <= settings.micro_batches <= most:
-            raise UsageError(
-                f"--micro-batches {settings.micro_batches:,}: a rank's examples of a step make {fewest:,} to {most:,}, "
-                "by what fits and how many there are",
-                f"Give a number from {fewest:,} to {most:,}.",
-            )
-        numbers.insert(0, settings.micro_batches)
-    for accumulate in dict.fromkeys(numbers):
+    for accumulate in own.accumulations(fewest, settings.micro_batches):
         batching = Batching(
             table,
             own.examples,
@@ -150,18 +168,10 @@ def _fewest(
     """Return the fewest micro-batches of a rank that each of many random steps fits into."""
     values = lengths.values
     fits = table.batch_sizes[table.assign(values)]
-    random = np.random.default_rng(settings.seed)
     size = min(own.examples, values.size)
-    steps = (
-        step
-        for _ in range(1 + _STEPS * size // values.size)
-        for step in np.split(
-            random.permutation(values.size), range(size, values.size, size)
-        )
-    )
     ranks = own.dealing.world_size
     each = 1
-    for step in islice(steps, _STEPS):
+    for step in own.random(values.size, settings.seed):
         ascending = np.sort(fits[step])
         each = max(each, -(-most_held(ascending).size // ranks))
         if settings.equal_counts:

@@ -84,7 +84,7 @@ class GivenBatches:
         self.lengths = np.fromfile(Path(options["scratch"], LENGTHS_FILE))
         self.accumulate: int | None = None
         config = read_any_sampler_yaml(self._config)
-        if config.sampler == "same-step":
+        if config.keeps_examples:
             self.accumulate = config.accumulate
         self.sampler = self._around(())
         self._own_sampler: Any = None
