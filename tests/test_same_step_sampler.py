@@ -95,6 +95,35 @@ def test_each_step_has_the_examples_that_it_has_without(name, ranks):
     assert padded[1] < 0.8 * padded[0]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("accumulate", [None, 3, "fewest"])
+def test_packed_steps_have_the_sequences_that_they_have_without(accumulate, ranks):
+    own = []
+    cut = []
+    for rank in range(ranks):
+        sampler = SameStepBatchSampler(
+            OWN["DistributedSampler"](rank, ranks),
+            LENGTHS,
+            max_tokens=350,
+            own_accumulate=4,
+            accumulate=accumulate,
+            rank=rank,
+            world_size=ranks,
+        )
+        own.append(list(OWN["DistributedSampler"](rank, ranks)))
+        loader = DataLoader(range(COUNT), batch_sampler=sampler, collate_fn=list)
+        steps = list(sampler.steps(loader))
+        cut.append(steps)
+        assert max(LENGTHS[batch].sum() for step in steps for batch in step) <= 350
+    if accumulate != "fewest":
+        assert {len(step) for step in cut[0][:-1]} == {accumulate or 4}
+    held = [
+        sorted(index for of_rank in step for batch in of_rank for index in batch)
+        for step in zip(*cut, strict=True)
+    ]
+    assert held == examples_of_steps(own, 4)
+
+
 def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler():
     shards = [OWN["SeedableRandomSampler"](0, 1) for _ in range(2)]
     wide = {**OPTIONS, "bucket_batch_sizes": [64, 32, 16]}
@@ -200,3 +229,10 @@ def test_wrong_arguments_are_named():
         SameStepBatchSampler(own, LENGTHS, pair_cost=-1, **OPTIONS)
     with pytest.raises(ValueError, match="beyond the last"):
         SameStepBatchSampler(own, LENGTHS * 2, **OPTIONS)
+    for options, why in (
+        ({}, "or max_tokens for packed ones"),
+        ({"max_tokens": 99, "equal_counts": True}, "are for padded micro-batches"),
+        ({"max_tokens": 50}, "sequences are longer than max_tokens"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            SameStepBatchSampler(own, LENGTHS, own_accumulate=4, **options)

@@ -254,6 +254,11 @@ def _step_rows(
         key=lambda step: int(tokens[step].sum()),
     )
     fewest = max(map(packer.fewest, fullest))
+    if fewest == 1 and not own.have_micro_batches:
+        raise UsageError(
+            "--keep same: a step is one micro-batch, as no gradient accumulation is known, and packing can't change it",
+            "Say it with --accumulate N, or leave --keep same out.",
+        )
     for accumulate in own.accumulations(fewest, settings.micro_batches):
         yield simulated_row(
             tokens,

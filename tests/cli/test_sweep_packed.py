@@ -11,7 +11,11 @@ from msgspec.structs import replace
 from packed_records import TIME_MODEL, packed_probe
 from ruamel.yaml import YAML
 
-from batchtune import PackedBatchSampler, sampler_from_config
+from batchtune import (
+    PackedBatchSampler,
+    SameStepBatchSampler,
+    sampler_from_config,
+)
 from batchtune.results import write_result
 
 LENGTHS = np.random.default_rng(0).lognormal(5, 0.8, 600).clip(8, 1000).astype(int)
@@ -256,6 +260,54 @@ class TestOfAProbe:
         )
         said = "150 with your current config (--min-steps 150 keeps as many)"
         assert said in output
+
+    @pytest.mark.usefixtures("probe")
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_steps_keep_their_sequences_in_fewer_micro_batches(
+        self, sweep, succeed, tmp_path, ranks
+    ):
+        own = ("--current", "batch_size=2", "--accumulate", 16, "--world-size", ranks)
+        output, swept = sweep(*own)
+        packing = swept["packing"]
+        row = recommended(packing)
+        fewest = row["accumulate"]
+        assert 1 < fewest < 16 and row["pool_size"] == 32 * ranks
+        assert row["steps"] == packing["padded_steps"] == -(-600 // (32 * ranks))
+        gain = packing["current"]["estimated_epoch_seconds"]
+        gain /= row["estimated_epoch_seconds"]
+        assert f"{gain:.2f} times faster than your current config; the same" in output
+        assert f"gradient accumulation of {fewest} instead of 16" in output
+        config = tmp_path / "batchtune-run" / "sampler.yaml"
+        steps = []
+        for rank in range(ranks):
+            shuffled = np.random.default_rng(1).permutation(600)[rank::ranks]
+            batches = np.split(shuffled, range(2, shuffled.size, 2))
+            sampler = SameStepBatchSampler.from_config(config, batches, LENGTHS)
+            loader = list(sampler)
+            assert len(loader) == len(sampler)
+            first = np.concatenate(loader[:fewest])
+            steps.append([sorted(first), sorted(shuffled[:32])])
+        assert all(cut == own for cut, own in steps)
+        assert "SameStepBatchSampler" in succeed("export", "--to", "pytorch").stdout
+        # As many as now where they are asked for.
+        packing = sweep(*own, "--micro-batches", 16)[1]["packing"]
+        assert recommended(packing)["accumulate"] == 16
+
+    @pytest.mark.usefixtures("probe")
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            (("--micro-batches", 1), "a rank's examples of a step make 6 to 32"),
+            (("--equal-counts",), "--equal-counts is for padded micro-batches"),
+            (("--accumulate", 1, "--keep", "same"), "a step is one micro-batch"),
+        ],
+    )
+    def test_steps_that_can_t_be_packed_so_are_refused(
+        self, batchtune, text, options, why
+    ):
+        own = ("--accumulate", 16, "--current", "batch_size=2")
+        ran = batchtune("sweep-buckets", text, *FAST, *own, *options)
+        assert ran.returncode == 2 and why in flat(ran.stderr)
 
     @pytest.mark.usefixtures("probe")
     def test_another_run_is_the_baseline(self, batchtune, succeed, text):
