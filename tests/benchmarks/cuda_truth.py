@@ -86,12 +86,17 @@ def code_files() -> Loaded:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained on which lengths; `beside` is a program that holds memory of the device meanwhile."""
+    """What is trained on which lengths; `beside` is a program that holds memory of the device meanwhile.
+
+    With `steps`, how many micro-batches of how many examples a training accumulates, each optimizer step keeps its
+    examples, in as few micro-batches as hold them.
+    """
 
     workload: str
     options: dict[str, Any] = field(default_factory=dict)
     lengths: Callable[[], Loaded] = tokens
     beside: str | None = None
+    steps: tuple[int, int] | None = None
 
     @property
     def unit(self) -> str:
@@ -118,10 +123,25 @@ def recipe(name: str, lengths: Callable[[], Loaded], **options: Any) -> Case:
     return Case(f"{FOLDER / 'recipe_models.py'}:{name}", options, lengths)
 
 
-def surrounded(beside: str | None = None, **options: Any) -> Case:
+def surrounded(
+    beside: str | None = None,
+    lengths: Callable[[], Loaded] = tokens,
+    steps: tuple[int, int] | None = None,
+    **options: Any,
+) -> Case:
     """Return a case of the base language model in a process that holds more."""
     workload = f"{FOLDER / 'cuda_workloads.py'}:Surrounded"
-    return Case(workload, options, beside=beside)
+    return Case(workload, options, lengths, beside, steps)
+
+
+def some(lengths: Callable[[], Loaded], count: int) -> Callable[[], Loaded]:
+    """Return what loads so many of these lengths, drawn at random."""
+
+    def load() -> Loaded:
+        values, _ = lengths()
+        return np.random.default_rng(0).choice(values, count, replace=False), None
+
+    return load
 
 
 CASES = {
@@ -147,6 +167,10 @@ CASES = {
     "second process": surrounded(beside=EMPTY),
     "validation": surrounded(validates=True),
     "accumulation": surrounded(accumulate=2),
+    "same steps": surrounded(accumulate=2, lengths=some(tokens, 20_000), steps=(32, 8)),
+    "same steps packed": surrounded(
+        accumulate=2, packed=True, lengths=some(chats, 6_000), steps=(32, 2)
+    ),
 }
 
 
@@ -165,14 +189,26 @@ def running(program: str | None) -> Iterator[None]:
         process.stdin.close()
 
 
-def epoch_of(lengths: Lengths, folder: Path, seed: int) -> Iterator[BatchShape]:
+def epoch_of(
+    lengths: Lengths, folder: Path, seed: int, steps: tuple[int, int] | None
+) -> Iterator[BatchShape]:
     """Yield the batches of a shuffled epoch of the recommended sampler."""
-    config = read_any_sampler_yaml(folder / "sampler.yaml")
+    path = folder / "sampler.yaml"
+    config = read_any_sampler_yaml(path)
+    if config.keeps_examples:
+        assert steps is not None
+        held = lengths.runs.each(lengths.runs.values)
+        order = np.random.default_rng(seed).permutation(held.size)
+        own = np.split(order, range(steps[1], held.size, steps[1]))
+        for batch in batchtune.SameStepBatchSampler.from_config(path, own, held):
+            if isinstance(config, PackedConfig):
+                yield BatchShape.packed(sorted(map(int, held[batch]), reverse=True))
+            else:
+                yield BatchShape(len(batch), float(held[batch].max()))
+        return
     if isinstance(config, PackedConfig):
         held = lengths.runs.each(lengths.runs.values)
-        sampler = batchtune.PackedBatchSampler.from_config(
-            folder / "sampler.yaml", held, seed=seed
-        )
+        sampler = batchtune.PackedBatchSampler.from_config(path, held, seed=seed)
         for batch in sampler:
             yield BatchShape.packed(held[batch].astype(int).tolist())
         return
@@ -184,13 +220,18 @@ def epoch_of(lengths: Lengths, folder: Path, seed: int) -> Iterator[BatchShape]:
 
 
 def epochs_that_fail(
-    lengths: Lengths, stepper: Supervisor, folder: Path, seeds: int, most: int
+    lengths: Lengths,
+    stepper: Supervisor,
+    folder: Path,
+    seeds: int,
+    most: int,
+    own: tuple[int, int] | None,
 ) -> tuple[int, int, int]:
     """How many processes ran out of memory, the steps of all, and the most bytes reserved."""
     failed, steps, reserved = 0, 0, 0
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         stepper.start()
-        for shape in itertools.islice(epoch_of(lengths, folder, seed), most):
+        for shape in itertools.islice(epoch_of(lengths, folder, seed, own), most):
             trial = stepper.step(shape).trial
             steps += 1
             reserved = max(reserved, trial.reserved_bytes or 0)
@@ -198,6 +239,12 @@ def epochs_that_fail(
                 failed += 1
                 break
     return failed, steps, reserved
+
+
+def fewest_micro_batches(sweep: Sweep) -> int:
+    """Return the fewest micro-batches that hold a step."""
+    rows = sweep.rows if sweep.packed is None else sweep.packed.rows
+    return min(row.accumulate for row in rows if row.accumulate is not None)
 
 
 def share_of_brute_force(probe: Probe, measurer: Supervisor) -> float:
@@ -227,24 +274,37 @@ def run_case(
         given["memory_bytes"] = parse_size(arguments.memory)
     if arguments.minutes is not None:
         given["minutes"] = arguments.minutes
+    if case.steps is not None:
+        given["accumulate"], size = case.steps
+        given["current"] = f"batch_size={size}"
     started = time.monotonic()
-    tuned = batchtune.tune(
-        case.workload,
-        lengths,
-        run=folder,
-        device="cuda",
-        options=case.options,
-        allocator=allocator,
-        **given,
-    )
+
+    def tune(**more: Any) -> Any:
+        return batchtune.tune(
+            case.workload,
+            lengths,
+            run=folder,
+            device="cuda",
+            options=case.options,
+            allocator=allocator,
+            **given,
+            **more,
+        )
+
+    tuned = tune()
+    options = dict(case.options)
+    if case.steps is not None:
+        fewest = fewest_micro_batches(tuned.sweep)
+        tuned = tune(micro_batches=fewest)
+        options.update(accumulate=fewest, apart=True)
     tuned_seconds = time.monotonic() - started
     assert isinstance(tuned.probe, Probe) and isinstance(tuned.sweep, Sweep)
     probe, proof = tuned.probe, tuned.sweep.proof
-    asked = {"workload": case.workload, "options": case.options}
+    asked = {"workload": case.workload, "options": options}
     subject = subject_of(lengths, probe, asked, folder)
     with Supervisor(subject.settings, subject.limit_bytes, lengths=lengths) as stepper:
         failed, steps, reserved = epochs_that_fail(
-            lengths, stepper, folder, arguments.seeds, arguments.steps
+            lengths, stepper, folder, arguments.seeds, arguments.steps, case.steps
         )
         share = None
         if arguments.brute_force and probe.frontier:

@@ -282,6 +282,26 @@ def test_packed_steps_keep_their_sequences_and_losses(folder, capfd):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_a_brain_that_accumulates_trains_the_same(folder, capfd):
+    """With SpeechBrain's ReproducibleRandomSampler; the script is tuned and run as it is."""
+    script = [sys.executable, str(Path(__file__).with_name("brain_script.py"))]
+    subprocess.run([*script, "plain.pt"], check=True)
+    few = ["--num-lengths=2", "--max-lengths=2", "--tolerance=0.3", "--num-buckets=3"]
+    for command in (["tune", "--memory=640MiB", *few], ["run"]):
+        ran = run_here_in(folder, *command, "--", *script, "cut.pt", env={})
+        assert ran.returncode == 0, ran.stderr + capfd.readouterr().err
+        if command[0] == "tune":
+            assert "Keep 16 examples in each optimizer step" in ran.stdout
+            assert not (folder / "cut.pt").exists()
+    said = capfd.readouterr()
+    assert "gives the batches of" in said.err
+    assert said.out.count("optimizer steps: 20") == 2
+    plain, cut = (torch.load(f"{name}.pt") for name in ("plain", "cut"))
+    assert all(torch.allclose(plain[name], cut[name], atol=1e-4) for name in plain)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_script_is_tuned_run_recorded_and_reported(folder, capfd):
     """The commands of the scripts' first page, without a manifest."""
 
