@@ -13,7 +13,13 @@ from batchtune.buckets.epoch_cost import Pricing, TimedRow
 from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import RankSplit
-from batchtune.epochs.same_step import equal_parts, micro_batches, most_held
+from batchtune.epochs.measured_costs import batch_seconds
+from batchtune.epochs.same_step import (
+    StepCutter,
+    equal_parts,
+    micro_batches,
+    most_held,
+)
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import IntArray, Lengths
@@ -22,6 +28,9 @@ from batchtune.results import Keep, SweepSettings
 SAME_STEP = "same-step"
 # The fewest micro-batches are those that all of this many random steps fit into.
 _STEPS = 4096
+# The least time is that of so many random steps, among so many numbers of micro-batches.
+_COMPARED = 32
+_NUMBERS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +62,13 @@ class OwnSteps:
         """Whether a step has several micro-batches, so that its examples can be cut otherwise."""
         return self.dealing.accumulate * self.dealing.world_size > 1
 
-    def accumulations(self, fewest: int, asked: int | None) -> list[int]:
-        """Return the numbers of micro-batches to compare: `asked` for, as now, and the `fewest` that hold a step.
+    def accumulations(self, fewest: int, asked: int | None, *others: int) -> list[int]:
+        """Return the numbers of micro-batches to compare: `asked` for, as now, others, the `fewest` that hold a step.
 
         Raises UsageError if a step can't be cut into as many as were asked for.
         """
         most = self.examples // self.dealing.world_size
-        numbers = [max(self.dealing.accumulate, fewest), fewest]
+        numbers = [max(self.dealing.accumulate, fewest), *others, fewest]
         if asked is not None:
             if not fewest <= asked <= most:
                 raise UsageError(
@@ -130,7 +139,7 @@ def _by_default(
 def same_step_rows(
     pricing: Pricing, limits: Limits, settings: SweepSettings, own: OwnSteps
 ) -> Iterator[TimedRow]:
-    """Yield the rows of as many micro-batches as now, and of the fewest that every step fits into.
+    """Yield the rows of as many micro-batches as now, of those that take the least time, and of the fewest that fit.
 
     Where the user says how many (`micro_batches`), the row of these is the first.
     """
@@ -145,7 +154,8 @@ def same_step_rows(
     boundaries = STRATEGIES["pooled"].boundaries(problem, [1])[0]
     table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
     fewest = _fewest(pricing.lengths, table, own, settings)
-    for accumulate in own.accumulations(fewest, settings.micro_batches):
+    cheapest = _cheapest(pricing, table, own, fewest, settings)
+    for accumulate in own.accumulations(fewest, settings.micro_batches, *cheapest):
         batching = Batching(
             table,
             own.examples,
@@ -160,6 +170,33 @@ def same_step_rows(
             of_steps.best_cut(batching),
             batches=own.batches(pricing.lengths.count, accumulate),
         )
+
+
+def _cheapest(
+    pricing: Pricing,
+    table: BucketTable,
+    own: OwnSteps,
+    fewest: int,
+    settings: SweepSettings,
+) -> list[int]:
+    """Return how many micro-batches of a rank take the least time, from the fewest to as many as now.
+
+    Fewer ones save what each takes by itself, and pad more. Empty if times are not known.
+    """
+    if pricing.step_seconds is None:
+        return []
+    batch_cost = batch_seconds(pricing.step_seconds, pricing.targets)
+    values = pricing.lengths.values
+    cutter = StepCutter(values, table, own.dealing.world_size, settings.equal_counts)
+    steps = list(islice(own.random(values.size, settings.seed), _COMPARED))
+    most = max(own.dealing.accumulate, fewest)
+    seconds: dict[int, float] = {}
+    for number in np.geomspace(fewest, most, _NUMBERS).round().astype(int).tolist():
+        batches = [batch for step in steps for batch in cutter.cut(step, number)[0]]
+        sizes = np.array([batch.size for batch in batches])
+        longest = np.array([values[batch].max() for batch in batches])
+        seconds[number] = float(batch_cost(sizes, longest).sum())
+    return [min(seconds, key=seconds.__getitem__)]
 
 
 def _fewest(
