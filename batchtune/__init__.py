@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         PackedBatchSampler,
         PooledBatchSampler,
         SameStepBatchSampler,
+        SameStepStream,
         sampler_from_config,
     )
     from batchtune.scripts.recorder import Recorder
@@ -32,6 +33,7 @@ __all__ = [
     "PooledBatchSampler",
     "Recorder",
     "SameStepBatchSampler",
+    "SameStepStream",
     "TimeLaw",
     "Workload",
     "__version__",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch.utils.data import (
     RandomSampler,
 )
 
-from batchtune import SameStepBatchSampler, sampler_from_config
+from batchtune import SameStepBatchSampler, SameStepStream, sampler_from_config
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 
@@ -210,6 +211,37 @@ def test_a_config_makes_it_around_the_own_batch_sampler(tmp_path):
     with pytest.raises(ResultError, match="own_accumulate is None"):
         damaged = config_file(tmp_path, own_accumulate=None)
         SameStepBatchSampler.from_config(damaged, own, lengths)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stream_keeps_the_examples_of_each_step(tmp_path, ranks):
+    lengths = [1 + 7 * index % 20 for index in range(100)]
+    stream = SameStepStream(
+        config_file(tmp_path),
+        range(100),
+        length_of=lengths.__getitem__,
+        rank=0,
+        world_size=ranks,
+    )
+    size = 16 // ranks
+    in_order = [list(range(100))[first : first + size] for first in range(0, 100, size)]
+    for _ in range(2):
+        batches = list(DataLoader(stream, batch_size=None))
+        assert examples_of_steps([batches], 4) == in_order
+
+
+def test_a_stream_has_one_worker_and_steps_to_keep(tmp_path, monkeypatch):
+    stream = SameStepStream(config_file(tmp_path), [1], length_of=float)
+    workers = SimpleNamespace(num_workers=2)
+    monkeypatch.setattr(
+        "batchtune.sampler.step_stream.get_worker_info", lambda: workers
+    )
+    with pytest.raises(RuntimeError, match="2 workers would each make steps"):
+        next(iter(stream))
+    path = tmp_path / "sampler.yaml"
+    path.write_text(render_sampler_yaml(sampler_config(made_sweep())))
+    with pytest.raises(ValueError, match="whose batches are of other steps"):
+        SameStepStream(path, [1], length_of=float)
 
 
 def test_examples_that_move_to_the_next_step_are_told():

@@ -15,6 +15,7 @@ from batchtune.packing.time_law import TimeLaw
 from batchtune.sampler.arguments import MOST_ACCUMULATED, cost
 from batchtune.sampler.base import EpochBatchSampler, TableBatchSampler
 from batchtune.sampler.same_step import SameStepBatchSampler
+from batchtune.sampler.step_stream import SameStepStream
 from batchtune.sampler.stream import BucketedStream
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "PackedBatchSampler",
     "PooledBatchSampler",
     "SameStepBatchSampler",
+    "SameStepStream",
     "sampler_from_config",
 ]
 

@@ -23,7 +23,7 @@ from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.packing.packing import budget_of
 from batchtune.packing.same_step import StepPacker
 from batchtune.packing.time_law import TimeLaw
-from batchtune.results import PackedConfig
+from batchtune.results import PackedConfig, SamplerConfig
 from batchtune.sampler.arguments import (
     MOST_ACCUMULATED,
     OnRanks,
@@ -133,27 +133,16 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         self._ends: deque[bool] = deque()
         self._ranks = checked_ranks(rank, world_size)
         self._lengths = checked_lengths(lengths)
-        self._cutter: Cutter
-        of_padded = (bucket_boundaries, bucket_batch_sizes, pair_cost)
-        if max_tokens is not None:
-            if equal_counts or any(value is not None for value in of_padded):
-                raise ValueError(
-                    "bucket_boundaries, bucket_batch_sizes, pair_cost and equal_counts are for padded micro-batches: "
-                    "leave them out with max_tokens"
-                )
-            budget = budget_of(max_tokens, time_law=time_law, cut_at=cut_at)
-            self._cutter = StepPacker(budget.checked(lengths), budget)
-            return
-        if bucket_boundaries is None or bucket_batch_sizes is None:
-            raise ValueError(
-                "give bucket_boundaries and bucket_batch_sizes for padded micro-batches, or max_tokens for packed ones"
-            )
-        table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
-        self._cutter = StepCutter(
-            self._lengths,
-            holding_all(self._lengths, table, overlong),
-            equal_counts=flag("equal_counts", equal_counts),
-            pair_cost=None if pair_cost is None else cost("pair_cost", pair_cost),
+        self._cutter = cutter_of(
+            lengths,
+            bucket_boundaries=bucket_boundaries,
+            bucket_batch_sizes=bucket_batch_sizes,
+            equal_counts=equal_counts,
+            pair_cost=pair_cost,
+            overlong=overlong,
+            max_tokens=max_tokens,
+            time_law=time_law,
+            cut_at=cut_at,
         )
 
     @classmethod
@@ -181,10 +170,10 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         lengths, targets = tuned_lengths(
             Path(path), config, lengths, length_of, targets, overrides
         )
-        names = _PACKED if isinstance(config, PackedConfig) else _PADDED
         options = {
-            name: getattr(config, name)
-            for name in ("own_accumulate", "accumulate", *names)
+            "own_accumulate": config.own_accumulate,
+            "accumulate": config.accumulate,
+            **options_of(config),
         }
         sampler = cls(batch_sampler, lengths, **{**options, **overrides})
         sampler._allocator = config.evidence.allocator
@@ -234,12 +223,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         self._ends.clear()
         for batches, left in cutter.epoch(self._steps(ranks.batches)):
             if left.size and self.accumulate is not None:
-                # The same each time, so that Python shows it once.
-                warnings.warn(
-                    f"a step's examples do not fit into {counted(self.accumulate, 'micro-batch')}, and some of them "
-                    "move to the next step: a larger `accumulate` keeps each in its own",
-                    stacklevel=2,
-                )
+                warn_of_moved(self.accumulate)
             ours = batches[ranks.ours :: len(ranks.batches)]
             for place, batch in enumerate(ours, 1):
                 self._ends.append(place == len(ours))
@@ -264,6 +248,57 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             if self.accumulate is not None:
                 each = self.batches_for(len(own))
             yield np.array(examples), each
+
+
+def warn_of_moved(accumulate: int) -> None:
+    """Warn that a step's examples don't fit: the same each time, so that Python shows it once."""
+    warnings.warn(
+        f"a step's examples do not fit into {counted(accumulate, 'micro-batch')}, and some of them move to the next "
+        "step: a larger `accumulate` keeps each in its own",
+        stacklevel=3,
+    )
+
+
+def options_of(config: SamplerConfig | PackedConfig) -> dict[str, Any]:
+    """Return the arguments of `cutter_of` that a config has."""
+    names = _PACKED if isinstance(config, PackedConfig) else _PADDED
+    return {name: getattr(config, name) for name in names}
+
+
+def cutter_of(
+    lengths: npt.ArrayLike,
+    *,
+    bucket_boundaries: npt.ArrayLike | None = None,
+    bucket_batch_sizes: npt.ArrayLike | None = None,
+    equal_counts: bool = False,
+    pair_cost: float | None = None,
+    overlong: Literal["error", "single"] = "error",
+    max_tokens: int | None = None,
+    time_law: TimeLaw | Mapping[str, float] | None = None,
+    cut_at: int | None = None,
+) -> Cutter:
+    """Return what cuts steps of examples with these lengths; arguments and errors are those of the sampler."""
+    of_padded = (bucket_boundaries, bucket_batch_sizes, pair_cost)
+    if max_tokens is not None:
+        if equal_counts or any(value is not None for value in of_padded):
+            raise ValueError(
+                "bucket_boundaries, bucket_batch_sizes, pair_cost and equal_counts are for padded micro-batches: "
+                "leave them out with max_tokens"
+            )
+        budget = budget_of(max_tokens, time_law=time_law, cut_at=cut_at)
+        return StepPacker(budget.checked(lengths), budget)
+    if bucket_boundaries is None or bucket_batch_sizes is None:
+        raise ValueError(
+            "give bucket_boundaries and bucket_batch_sizes for padded micro-batches, or max_tokens for packed ones"
+        )
+    values = checked_lengths(lengths)
+    table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
+    return StepCutter(
+        values,
+        holding_all(values, table, overlong),
+        equal_counts=flag("equal_counts", equal_counts),
+        pair_cost=None if pair_cost is None else cost("pair_cost", pair_cost),
+    )
 
 
 class _Ranks(NamedTuple):

@@ -117,7 +117,7 @@ def test_micro_batches_of_equal_counts():
     assert equal_parts(np.array([3] * 10), 3) is None
 
 
-def test_sequences_that_do_not_fit_move_to_the_next_step_or_into_more_micro_batches():
+def test_sequences_that_do_not_fit_move_on():
     packer = StepPacker(np.array([6, 6, 5, 5, 5, 3]), Budget(max_tokens=10))
     assert packer.fewest(np.arange(6)) == 4
     (first, left), (second, _) = packer.epoch([(np.arange(6), 2), (left_out(), 2)])
