@@ -28,11 +28,16 @@ from batchtune.scripts.relations import (
 )
 from batchtune.scripts.trees import (
     flatten,
+    joined,
     longest_row,
     measured,
+    numeric,
+    padding_of_rows,
     rebuilt,
     resized,
     sizes,
+    stretched,
+    taken,
     with_values,
 )
 from batchtune.scripts.whole_batches import layout, learned_from_batches
@@ -40,10 +45,23 @@ from batchtune.scripts.whole_batches import layout, learned_from_batches
 __all__ = ["AxisShape", "Learned", "Unclear"]
 
 
+# A row that shows how rows are padded is padding by this part at least.
+_PADDING = 0.1
+
+
+@dataclass(frozen=True)
+class PaddedRow:
+    """A padded row of a batch of the script: its leaves, each as a batch of one, and the part that is no padding."""
+
+    leaves: dict[str, Any]
+    filled: float
+
+
 @dataclass
 class Learned:
     """Makes batches of any shape, as the script's data set would, and measures its real ones.
 
+    Their last row is padded, if padding was seen, since many models make a mask only where there is padding.
     `lines` say what was learned of a batch, such as `sig: [B, L] float32`.
     """
 
@@ -52,6 +70,7 @@ class Learned:
     _terms: Terms
     _relations: Relations
     _template: Any  # the longest row of a batch
+    _padded: PaddedRow | None
     scale: Scale = Scale(1.0)  # noqa: RUF009  # it is frozen
     target_scale: Scale | None = None
     longest_target: int = 0
@@ -98,7 +117,10 @@ class Learned:
             if has_rows(path, relations)
         }
         template = rebuilt(batches[longest], rows)
-        return cls(_shown(leaves, relations), "ΣL" in terms, terms, relations, template)
+        packed = "ΣL" in terms
+        padded = None if packed else _padded_row(leaves, relations)
+        lines = _shown(leaves, relations)
+        return cls(lines, packed, terms, relations, template, padded)
 
     @property
     def lengths(self) -> list[int]:
@@ -156,7 +178,7 @@ class Learned:
             if axes.sequences is not None:
                 row = [max(1, round(size / per_unit)) for size in axes.sequences]
                 shape = BatchShape.packed(row)
-            yield shape, batch, self.sized(axes)
+            yield shape, batch, self._with_padding(self.sized(axes), axes)
 
     def make(self, shape: BatchShape) -> Any:
         """Return a batch of this shape, in the manifest's units."""
@@ -166,7 +188,8 @@ class Learned:
         target = self.longest_target or None
         if shape.target_length is not None and self.target_scale is not None:
             target = self.target_scale.size(shape.target_length)
-        return self.sized(AxisShape(shape.batch_size, size(shape.length), target))
+        axes = AxisShape(shape.batch_size, size(shape.length), target)
+        return self._with_padding(self.sized(axes), axes)
 
     def sized(self, axes: AxisShape) -> Any:
         """Return a batch with axes of these sizes."""
@@ -174,6 +197,18 @@ class Learned:
         for (path, key), relation in self._relations.items():
             leaves[path] = _changed(leaves[path], key, relation, axes)
         return rebuilt(self._template, leaves)
+
+    def _with_padding(self, batch: Any, axes: AxisShape) -> Any:
+        """Return a made batch with a padded row instead of its last one; as it is if it has one or two."""
+        if self._padded is None or axes.batch_size <= 2:
+            return batch
+        leaves = _leaves(batch, self._relations)
+        for path, row in self._padded.leaves.items():
+            for (of, key), relation in self._relations.items():
+                if of == path and key != 0:
+                    row = _stretched(row, key, relation, axes, self._padded.filled)
+            leaves[path] = joined(leaves[path][:-1], row)
+        return rebuilt(batch, leaves)
 
     def axes_of(self, batch: Any) -> AxisShape:
         """Return the shape of a batch of the script, exactly or up to the multiple that it is padded to."""
@@ -195,6 +230,49 @@ class Learned:
         if not {"B", "L"} <= found.keys():
             raise Unclear("a batch of the script does not show its size and length")
         return AxisShape(found["B"], found["L"], found.get("T"))
+
+
+def _padded_row(leaves: Leaves, relations: Relations) -> PaddedRow | None:
+    """Return the row of the batches that has least padding, of those with enough; None if there is none."""
+    of_rows = [path for path in leaves if has_rows(path, relations)]
+    axes = {
+        path: key
+        for (path, key), relation in relations.items()
+        if path in of_rows and isinstance(key, int) and relation.term == "L"
+    }
+    found: PaddedRow | None = None
+    for batch in range(len(next(iter(leaves.values())))):
+        shares = [
+            padding_of_rows(leaves[path][batch], axis)
+            for path, axis in axes.items()
+            if numeric(leaves[path][batch]) is not None
+        ]
+        if not shares:
+            return None
+        # Labels may begin alike where the others have no padding, and positions go on where these have some.
+        padding = np.sort(shares, axis=0)[(len(shares) - 1) // 2]
+        for row in np.flatnonzero(padding >= _PADDING):
+            filled = 1 - float(padding[row])
+            if found is None or filled > found.filled:
+                index = np.array([row])
+                rows = {path: taken(leaves[path][batch], 0, index) for path in of_rows}
+                found = PaddedRow(rows, filled)
+    return found
+
+
+def _stretched(
+    row: Any, key: int | str, relation: Relation, axes: AxisShape, filled: float
+) -> Any:
+    """Return a padded row's leaf with another size or other values, and the same share of padding."""
+    wanted = relation.at(axes)
+    size = max(1, round(wanted))
+    if isinstance(key, int):
+        return stretched(row, key, size)
+    if key == "inner":
+        return type(row)(stretched(item, 0, max(1, int(size * filled))) for item in row)
+    return with_values(
+        row, max(wanted * filled, 1) if relation.whole else wanted * filled
+    )
 
 
 def _leaves(tree: Any, relations: Mapping[LeafAxis, Relation]) -> dict[str, Any]:

@@ -151,6 +151,21 @@ def resized(leaf: Any, axis: int, size: int) -> Any:
     return taken(leaf, axis, np.arange(size) % sizes(leaf)[axis])
 
 
+def stretched(leaf: Any, axis: int, size: int) -> Any:
+    """Return a leaf with another size along an axis: each entry as many times as it takes, so that shares stay."""
+    count = sizes(leaf)[axis]
+    return taken(leaf, axis, np.arange(size) * count // size)
+
+
+def joined(leaf: Any, other: Any) -> Any:
+    """Return the rows of two leaves of the same type as one leaf."""
+    if isinstance(leaf, torch.Tensor):
+        return torch.cat([leaf, other])
+    if isinstance(leaf, np.ndarray):
+        return np.concatenate([leaf, other])
+    return leaf + other
+
+
 def with_values(leaf: Any, values: npt.ArrayLike) -> Any:
     """Return other values, broadcast to the leaf's shape, as the type that the leaf has."""
     wanted = np.broadcast_to(values, sizes(leaf))
@@ -158,6 +173,22 @@ def with_values(leaf: Any, values: npt.ArrayLike) -> Any:
         return torch.tensor(wanted).to(leaf)
     wanted = wanted.astype(np.asarray(leaf).dtype)
     return wanted if isinstance(leaf, np.ndarray) else wanted.tolist()
+
+
+def padding_of_rows(leaf: Any, axis: int) -> npt.NDArray[np.float64]:
+    """Return which share of each row of a batch's leaf is padding along an axis: equal values at one end.
+
+    A row of one value has none: it is a full mask.
+    """
+    values = np.moveaxis(np.asarray(numeric(leaf)), axis, 1)
+    rows = values.reshape(*values.shape[:2], -1)
+    is_as_next = (rows[:, 1:] == rows[:, :-1]).all(axis=2)
+    at_start = is_as_next.cumprod(axis=1).sum(axis=1)
+    at_end = is_as_next[:, ::-1].cumprod(axis=1).sum(axis=1)
+    longer = np.maximum(at_start, at_end)
+    shares: npt.NDArray[np.float64] = longer / rows.shape[1]
+    shares[is_as_next.all(axis=1)] = 0
+    return shares
 
 
 def longest_row(leaf: Any) -> Any:

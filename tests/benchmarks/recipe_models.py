@@ -71,7 +71,7 @@ class Training(ABC):
         """Train on a batch; return its mean loss."""
         loss, items = self.accumulate(batch)
         self.finish(items)
-        return loss / items
+        return loss / max(items, 1)  # on the emulated device all values are 0
 
     def accumulate(self, batch: Any) -> tuple[float, int]:
         """Add the gradient of a micro-batch's loss; return this loss, summed over its items, and their number."""

@@ -117,7 +117,7 @@ def test_a_batch_size_key_settles_a_tie():
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("prompt", [0, 3])
-def test_made_rows_have_no_padding(left, prompt):
+def test_the_last_made_row_alone_is_padded(left, prompt):
     def side(rows, value):
         if not left:
             return padded(rows, value)
@@ -134,12 +134,20 @@ def test_made_rows_have_no_padding(left, prompt):
                 "ids": side(rows, 0),
                 "labels": side(labels, -100),
                 "mask": side(masks, 0),
+                "lengths": torch.tensor(list(map(len, rows))),
             }
         )
-    made = Learned.from_batches(batches).sized(AxisShape(3, 100))
-    assert made["mask"].all() and (made["ids"] >= 3).all()
-    assert made["labels"].shape == (3, 100)
-    assert made["mask"].shape == (3, 100 - prompt)
+    learned = Learned.from_batches(batches)
+    for shape, _, made in learned.twins(batches):
+        full, padded_row = made["mask"][:-1], made["mask"][-1]
+        assert full.all() and (made["ids"][:-1] >= 3).all()
+        assert 0 < padded_row.sum() <= 0.9 * shape.length
+        assert made["ids"].shape == padded_row.expand(shape.batch_size, -1).shape
+        assert made["lengths"].tolist() == pytest.approx(made["mask"].sum(1), abs=2)
+    alone = learned.sized(AxisShape(3, 100))
+    assert alone["mask"].all() and (alone["ids"] >= 3).all()
+    assert alone["labels"].shape == (3, 100)
+    assert alone["mask"].shape == (3, 100 - prompt)
 
 
 def test_lengths_of_batches_padded_to_a_multiple_are_whole():
