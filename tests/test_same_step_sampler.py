@@ -33,6 +33,9 @@ OPTIONS = {
 }
 
 
+PACKED = {"max_tokens": 350, "own_accumulate": 4}
+
+
 def seedable(generator_seed):
     return SeedableRandomSampler(range(COUNT), data_seed=generator_seed)
 
@@ -72,9 +75,10 @@ def examples_of_steps(batches, accumulate):
     return steps
 
 
+@pytest.mark.parametrize("options", [OPTIONS, PACKED], ids=["padded", "packed"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", OWN)
-def test_each_step_has_the_examples_that_it_has_without(name, ranks):
+def test_each_step_has_the_examples_that_it_has_without(name, ranks, options):
     if name == "RandomSampler" and ranks > 1:
         pytest.skip("it is not dealt to ranks")
     own = []
@@ -84,45 +88,19 @@ def test_each_step_has_the_examples_that_it_has_without(name, ranks):
         own.append(list(OWN[name](rank, ranks)))
         torch.manual_seed(0)
         sampler = SameStepBatchSampler(
-            OWN[name](rank, ranks), LENGTHS, rank=rank, world_size=ranks, **OPTIONS
+            OWN[name](rank, ranks), LENGTHS, rank=rank, world_size=ranks, **options
         )
         cut.append(list(sampler))
         assert len(cut[-1]) == len(sampler)
     assert examples_of_steps(cut, 4) == examples_of_steps(own, 4)
+    if options is PACKED:
+        assert max(LENGTHS[batch].sum() for rank in cut for batch in rank) <= 350
+        return
     padded = [
         sum(len(batch) * LENGTHS[batch].max() for rank in batches for batch in rank)
         for batches in (own, cut)
     ]
     assert padded[1] < 0.8 * padded[0]
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("accumulate", [None, 3, "fewest"])
-def test_packed_steps_have_the_sequences_that_they_have_without(accumulate, ranks):
-    own = []
-    cut = []
-    for rank in range(ranks):
-        sampler = SameStepBatchSampler(
-            OWN["DistributedSampler"](rank, ranks),
-            LENGTHS,
-            max_tokens=350,
-            own_accumulate=4,
-            accumulate=accumulate,
-            rank=rank,
-            world_size=ranks,
-        )
-        own.append(list(OWN["DistributedSampler"](rank, ranks)))
-        loader = DataLoader(range(COUNT), batch_sampler=sampler, collate_fn=list)
-        steps = list(sampler.steps(loader))
-        cut.append(steps)
-        assert max(LENGTHS[batch].sum() for step in steps for batch in step) <= 350
-    if accumulate != "fewest":
-        assert {len(step) for step in cut[0][:-1]} == {accumulate or 4}
-    held = [
-        sorted(index for of_rank in step for batch in of_rank for index in batch)
-        for step in zip(*cut, strict=True)
-    ]
-    assert held == examples_of_steps(own, 4)
 
 
 def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler():

@@ -78,6 +78,11 @@ def chats() -> Loaded:
     return found.clip(2, 4096).astype(float), None
 
 
+def some_chats() -> Loaded:
+    """One chat of 16."""
+    return chats()[0][::16], None
+
+
 def code_files() -> Loaded:
     """Tokens of files of code, at most 8,192."""
     found = code(recipe_list.shared_data()) // 4
@@ -134,16 +139,6 @@ def surrounded(
     return Case(workload, options, lengths, beside, steps)
 
 
-def some(lengths: Callable[[], Loaded], count: int) -> Callable[[], Loaded]:
-    """Return what loads so many of these lengths, drawn at random."""
-
-    def load() -> Loaded:
-        values, _ = lengths()
-        return np.random.default_rng(0).choice(values, count, replace=False), None
-
-    return load
-
-
 CASES = {
     "LM tiny bf16": lm("tiny", "bf16"),
     "LM base bf16": lm("base", "bf16"),
@@ -167,9 +162,9 @@ CASES = {
     "second process": surrounded(beside=EMPTY),
     "validation": surrounded(validates=True),
     "accumulation": surrounded(accumulate=2),
-    "same steps": surrounded(accumulate=2, lengths=some(tokens, 20_000), steps=(32, 8)),
+    "same steps": surrounded(accumulate=2, steps=(32, 8)),
     "same steps packed": surrounded(
-        accumulate=2, packed=True, lengths=some(chats, 6_000), steps=(32, 2)
+        accumulate=2, packed=True, lengths=some_chats, steps=(32, 2)
     ),
 }
 
@@ -189,17 +184,15 @@ def running(program: str | None) -> Iterator[None]:
         process.stdin.close()
 
 
-def epoch_of(
-    lengths: Lengths, folder: Path, seed: int, steps: tuple[int, int] | None
-) -> Iterator[BatchShape]:
+def epoch_of(lengths: Lengths, folder: Path, seed: int) -> Iterator[BatchShape]:
     """Yield the batches of a shuffled epoch of the recommended sampler."""
     path = folder / "sampler.yaml"
     config = read_any_sampler_yaml(path)
+    held = lengths.runs.each(lengths.runs.values)
     if config.keeps_examples:
-        assert steps is not None
-        held = lengths.runs.each(lengths.runs.values)
         order = np.random.default_rng(seed).permutation(held.size)
-        own = np.split(order, range(steps[1], held.size, steps[1]))
+        size = config.pool_size // config.own_accumulate
+        own = np.split(order, range(size, held.size, size))
         for batch in batchtune.SameStepBatchSampler.from_config(path, own, held):
             if isinstance(config, PackedConfig):
                 yield BatchShape.packed(sorted(map(int, held[batch]), reverse=True))
@@ -207,7 +200,6 @@ def epoch_of(
                 yield BatchShape(len(batch), float(held[batch].max()))
         return
     if isinstance(config, PackedConfig):
-        held = lengths.runs.each(lengths.runs.values)
         sampler = batchtune.PackedBatchSampler.from_config(path, held, seed=seed)
         for batch in sampler:
             yield BatchShape.packed(held[batch].astype(int).tolist())
@@ -220,18 +212,13 @@ def epoch_of(
 
 
 def epochs_that_fail(
-    lengths: Lengths,
-    stepper: Supervisor,
-    folder: Path,
-    seeds: int,
-    most: int,
-    own: tuple[int, int] | None,
+    lengths: Lengths, stepper: Supervisor, folder: Path, seeds: int, most: int
 ) -> tuple[int, int, int]:
     """How many processes ran out of memory, the steps of all, and the most bytes reserved."""
     failed, steps, reserved = 0, 0, 0
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         stepper.start()
-        for shape in itertools.islice(epoch_of(lengths, folder, seed, own), most):
+        for shape in itertools.islice(epoch_of(lengths, folder, seed), most):
             trial = stepper.step(shape).trial
             steps += 1
             reserved = max(reserved, trial.reserved_bytes or 0)
@@ -239,12 +226,6 @@ def epochs_that_fail(
                 failed += 1
                 break
     return failed, steps, reserved
-
-
-def fewest_micro_batches(sweep: Sweep) -> int:
-    """Return the fewest micro-batches that hold a step."""
-    rows = sweep.rows if sweep.packed is None else sweep.packed.rows
-    return min(row.accumulate for row in rows if row.accumulate is not None)
 
 
 def share_of_brute_force(probe: Probe, measurer: Supervisor) -> float:
@@ -294,7 +275,8 @@ def run_case(
     tuned = tune()
     options = dict(case.options)
     if case.steps is not None:
-        fewest = fewest_micro_batches(tuned.sweep)
+        swept = tuned.sweep.packed or tuned.sweep
+        fewest = min(row.accumulate for row in swept.rows if row.keeps_examples)
         tuned = tune(micro_batches=fewest)
         options.update(accumulate=fewest, apart=True)
     tuned_seconds = time.monotonic() - started
@@ -304,7 +286,7 @@ def run_case(
     subject = subject_of(lengths, probe, asked, folder)
     with Supervisor(subject.settings, subject.limit_bytes, lengths=lengths) as stepper:
         failed, steps, reserved = epochs_that_fail(
-            lengths, stepper, folder, arguments.seeds, arguments.steps, case.steps
+            lengths, stepper, folder, arguments.seeds, arguments.steps
         )
         share = None
         if arguments.brute_force and probe.frontier:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from cli.conftest import run_here_in
-from safetensors.torch import load_file
 from shared_nursery import SharedNursery
 
 from batchtune.exports.reading import read_any_sampler_yaml
@@ -274,10 +273,6 @@ def test_packed_steps_keep_their_sequences_and_losses(folder, capfd):
         losses.append([entry["loss"] for entry in logged if "loss" in entry])
     assert len(losses[0]) == 4
     assert losses[1] == pytest.approx(losses[0], abs=1e-4)
-    plain, cut = (
-        load_file(folder / name / "model.safetensors") for name in ("plain", "cut")
-    )
-    assert all(torch.allclose(plain[name], cut[name], atol=1e-4) for name in plain)
 
 
 @pytest.mark.slow
