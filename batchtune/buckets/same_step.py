@@ -31,6 +31,8 @@ _STEPS = 4096
 # The least time is that of so many random steps, among so many numbers of micro-batches.
 _COMPARED = 32
 _NUMBERS = 12
+# As among tables: rows within this share of the best take as long.
+_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +183,8 @@ def _cheapest(
 ) -> list[int]:
     """Return how many micro-batches of a rank take the least time, from the fewest to as many as now.
 
-    Fewer ones save what each takes by itself, and pad more. Empty if times are not known.
+    Fewer ones save what each takes by itself, and pad more. Of those that take hardly more than the least, the most are
+    taken, which need the least memory. Empty if times are not known.
     """
     if pricing.step_seconds is None:
         return []
@@ -196,7 +199,8 @@ def _cheapest(
         sizes = np.array([batch.size for batch in batches])
         longest = np.array([values[batch].max() for batch in batches])
         seconds[number] = float(batch_cost(sizes, longest).sum())
-    return [min(seconds, key=seconds.__getitem__)]
+    limit = min(seconds.values()) * (1 + _TOLERANCE)
+    return [max(number for number in seconds if seconds[number] <= limit)]
 
 
 def _fewest(

@@ -89,7 +89,7 @@ def test_fewer_micro_batches_only_where_they_are_asked_for():
     for number in (fewest, fewest + 1, 8, 12):
         row = recommended(swept(accumulate=16, micro_batches=number))
         assert row.accumulate == number
-        assert row.estimated_epoch_seconds >= 0.99 * seconds[numbers[1]]
+        assert row.estimated_epoch_seconds >= 0.98 * seconds[numbers[1]]
 
 
 def test_steps_are_cut_by_their_measured_times():
