@@ -12,15 +12,12 @@ if TYPE_CHECKING:
     from batchtune.errors import BatchtuneError
     from batchtune.packing import TimeLaw, pack
     from batchtune.results import BatchShape
-    from batchtune.sampler import (
-        BucketBatchSampler,
-        BucketedStream,
-        PackedBatchSampler,
-        PooledBatchSampler,
-        SameStepBatchSampler,
-        SameStepStream,
-        sampler_from_config,
-    )
+    from batchtune.sampler.from_config import sampler_from_config
+    from batchtune.sampler.packed import PackedBatchSampler
+    from batchtune.sampler.same_step import SameStepBatchSampler
+    from batchtune.sampler.step_stream import SameStepStream
+    from batchtune.sampler.stream import BucketedStream
+    from batchtune.sampler.tables import BucketBatchSampler, PooledBatchSampler
     from batchtune.scripts.recorder import Recorder
     from batchtune.workloads import Workload
 
@@ -47,11 +44,18 @@ __all__ = [
 _HOMES = {
     "BatchShape": "results",
     "BatchtuneError": "errors",
+    "BucketBatchSampler": "sampler.tables",
+    "BucketedStream": "sampler.stream",
+    "PackedBatchSampler": "sampler.packed",
+    "PooledBatchSampler": "sampler.tables",
     "Recorder": "scripts.recorder",
+    "SameStepBatchSampler": "sampler.same_step",
+    "SameStepStream": "sampler.step_stream",
     "TimeLaw": "packing",
     "Workload": "workloads",
     "pack": "packing",
     "read_run": "api",
+    "sampler_from_config": "sampler.from_config",
     "sweep": "api",
     "tune": "api",
 }
@@ -87,7 +91,7 @@ def __getattr__(name: str) -> Any:
 
     if name == "probe":
         return import_module("batchtune.probe")
-    return getattr(import_module(f"batchtune.{_HOMES.get(name, 'sampler')}"), name)
+    return getattr(import_module(f"batchtune.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

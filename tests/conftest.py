@@ -13,8 +13,14 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tiers"]
+
+# So many examples of each law, the same ones in CI; more with `--hypothesis-profile=thorough`.
+for profile, examples in (("thorough", 300), ("few", 25)):
+    settings.register_profile(profile, settings(), max_examples=examples, deadline=None)
+settings.load_profile("few")
 
 # Many tests start processes, each of which would compile all that it imports.
 sys.dont_write_bytecode = False
@@ -67,6 +73,19 @@ def temporary_folder_of_this_process(tmp_path_factory):
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", str(folder))
         yield
+
+
+@pytest.fixture(scope="module")
+def folder_of_module(tmp_path_factory):
+    return tmp_path_factory.mktemp("module")
+
+
+@pytest.fixture
+def tmp_path(folder_of_module):
+    """A folder of each test, beside few others: pytest lists them all to name one, and a scratch links to them all."""
+    folder = folder_of_module / str(len(os.listdir(folder_of_module)))
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,5 @@
 """Made records for the tests of the HTML report: all that a page can show."""
 
-from __future__ import annotations
-
 import msgspec
 from loader_records import hostile_loader, made_loader
 from report_records import (

@@ -1,7 +1,5 @@
 """Made records of a loader's tuning, for the tests of reports and exports."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 from report_records import made_lengths, made_meta, made_probe, made_sweep
 

@@ -1,7 +1,5 @@
 """A device made by hand, and a meter of it that measures nothing."""
 
-from __future__ import annotations
-
 from batchtune.probe.devices import Meter
 from batchtune.results import Device
 

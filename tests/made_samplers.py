@@ -1,7 +1,5 @@
 """A small bucket table, and streams of made examples with it."""
 
-from __future__ import annotations
-
 from batchtune import BucketedStream
 
 TABLE = {

@@ -1,7 +1,5 @@
 """Trials made by hand, and the replies that carry them."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from batchtune.probe.requests import Ran

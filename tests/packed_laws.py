@@ -1,7 +1,5 @@
 """A made device for packed batches: its memory is a formula of the sequences, exact or with noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

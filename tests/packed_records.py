@@ -1,7 +1,5 @@
 """Made packers of a sweep, and probes of packed batches."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 from report_records import made_probe

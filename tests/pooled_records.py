@@ -1,7 +1,5 @@
 """Made records of pools, for the tests of reports: LibriSpeech train-clean-100, as in `report_records`."""
 
-from __future__ import annotations
-
 import msgspec
 from report_records import COUNT, TOTAL_SECONDS, made_row, whole_sweep
 

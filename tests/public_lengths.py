@@ -1,7 +1,5 @@
 """Token lengths of five public data sets, where they are in a folder `shared/data` beside a folder above this one."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The lengths of real data sets that are part of the tests: see data/README.md."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

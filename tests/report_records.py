@@ -4,8 +4,6 @@
 `proven_sweep` do.
 """
 
-from __future__ import annotations
-
 from statistics import NormalDist
 
 import msgspec

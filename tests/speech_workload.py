@@ -1,7 +1,5 @@
 """A small speech model as a workload: `--workload tests/speech_workload.py:SpeechTagger`, lengths in seconds."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

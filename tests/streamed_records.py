@@ -1,7 +1,5 @@
 """Made records of a stream's sweep, for the tests of reports: LibriSpeech train-clean-100, as in `report_records`."""
 
-from __future__ import annotations
-
 import msgspec
 from report_records import (
     COUNT,

@@ -1,7 +1,5 @@
 """torch's allocators: what an environment asks for, how a process gets one, and how training does."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The Python API: the command line's runs and records, from whatever holds the lengths, with DataFrames."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging

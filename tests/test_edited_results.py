@@ -1,7 +1,5 @@
 """Edited and damaged result files of a run: every command that reads them gives a result or one message."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

@@ -1,7 +1,5 @@
 """The harness that measures on a GPU works on the day: what it runs is there, and it goes on where it ended."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

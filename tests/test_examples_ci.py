@@ -1,7 +1,5 @@
 """The example's workflow for GitHub Actions: its steps are run here as the runner would run them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The example of a language model: its chats are counted as in training, and its step trains a Hugging Face model."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

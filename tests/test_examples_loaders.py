@@ -1,7 +1,5 @@
 """The example's three loaders: the same clips, the same features; each is tuned by the command."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The example's shards: their lengths are those that webdataset and soundfile decode."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The example's stream: SpeechBrain's function and our stage read as many batches as the sweep predicts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

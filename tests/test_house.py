@@ -195,13 +195,15 @@ def test_all_but_measuring_runs_without_torch(tmp_path):
 
 @pytest.mark.process
 def test_training_imports_little_of_batchtune():
-    code = "import sys, batchtune.sampler; print(*sys.modules)"
+    code = "import sys, batchtune; batchtune.BucketBatchSampler; print(*sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     loaded = ran.stdout.split()
-    own = {name.split(".")[1] for name in loaded if name.startswith("batchtune.")}
-    assert not own & {"manifests", "loaders", "processes", "buckets", "probe"}
+    modules = [name for name in loaded if name.startswith("batchtune.")]
+    assert len(modules) < 30
+    own = {name.split(".")[1] for name in modules}
+    assert not own & {"manifests", "loaders", "packing", "buckets", "probe", "streams"}
     assert not set(loaded) & {"scipy", "pandas", "pyarrow", "plotly", "jinja2"}
 
 

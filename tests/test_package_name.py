@@ -1,7 +1,5 @@
 """The name `batchtune` on the package index is a stranger's: nothing tells users to install it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The proof of a recommended table, and what is done where it fails, on a made device whose cache fragments."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from functools import partial
@@ -127,7 +125,7 @@ def test_a_table_that_runs_is_proven(tmp_path):
     device = made()
     swept, _ = proven(device, tmp_path)
     proof = swept.proof
-    assert proof is not None and proof.holds
+    assert proof.holds
     assert (proof.tables, proof.ooms, swept.unproven) == (1, 0, 0)
     assert proof.pairs > 0 and proof.steps > 12
     assert proof.processes == device.starts - 2 > 1  # the probe's own, and its turns'
@@ -167,7 +165,7 @@ def test_what_fails_is_lowered_and_all_is_proven_again(tmp_path):
 
 def test_where_nothing_holds_other_rows_are_tried(tmp_path):
     swept, _ = proven(made(usable=0.0), tmp_path)
-    assert swept.proof is not None and not swept.proof.holds
+    assert not swept.proof.holds
     assert swept.unproven == swept.recommended_row.sizes_in_use
     assert any(row.unproven for row in swept.rows)
     assert fails_the_gate(tmp_path)

@@ -1,7 +1,5 @@
 """No secret of a command or a URL is written to a file."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`SameStepBatchSampler` around the samplers of torch, accelerate and Lightning: each step keeps its examples."""
 
-from __future__ import annotations
-
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,7 +151,6 @@ def test_steps_of_as_few_micro_batches_as_it_takes(ranks, equal_counts):
 
 def test_the_example_loses_the_same_in_fewer_micro_batches():
     spec = spec_from_file_location("same_steps", EXAMPLE)
-    assert spec is not None and spec.loader is not None
     example = module_from_spec(spec)
     spec.loader.exec_module(example)
     own, cut = example.trained()

@@ -1,7 +1,6 @@
 """The drop-in batch sampler: what it refuses, its epochs, ranks and resumption."""
 
-from __future__ import annotations
-
+import itertools
 import pickle
 import warnings
 from fractions import Fraction
@@ -10,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_samplers import TABLE
 from torch.utils.data import DataLoader
@@ -163,7 +162,6 @@ def test_overlong_examples_may_be_batches_of_one(made):
     st.booleans(),
     st.sampled_from(["random", "ascending", "descending"]),
 )
-@settings(deadline=None, max_examples=50)
 @pytest.mark.filterwarnings("ignore:drop_last leaves out all")
 def test_len_matches_iteration_and_ranks_share_the_examples(
     made, lengths, world_size, shuffle, drop_last, same_bucket, batch_ordering
@@ -306,66 +304,35 @@ def loader_of(sampler, **options):
     )
 
 
-def assert_same_epochs(options):
-    loader = loader_of(in_buckets(), **options)
-    assert len(loader) == len(in_buckets())
-    assert [list(loader) for _ in range(3)] == [
-        list(in_buckets(epoch=epoch)) for epoch in range(3)
-    ]
-
-
-def assert_resumes(options, taken, leave):
-    """Behind what it delivered, while the first loader runs or after it was left."""
-    sampler = in_buckets()
-    running = iter(loader_of(sampler, **options))
-    before = [next(running) for _ in range(taken)]
-    if leave:
-        del running
-    resumed = in_buckets()
-    resumed.load_state_dict(sampler.state_dict())
-    loader = loader_of(resumed, **options)
-    after = [*loader, *loader]  # a pass that has nothing left of its epoch is empty
-    batches = list(in_buckets())
-    following = list(in_buckets(epoch=1))
-    assert (before + after)[: 2 * len(batches)] == batches + following
-
-
-LEAVE = pytest.mark.parametrize(
-    "leave", [False, True], ids=["while it runs", "after a break"]
-)
-
-
-def test_a_data_loader_gives_the_same_epochs():
-    assert_same_epochs({})
-
-
-@LEAVE
-def test_a_plain_loader_resumes_behind_what_it_delivered(leave):
-    count = len(in_buckets())
-    for taken in (1, 2, count - 1, count):
-        assert_resumes({}, taken, leave)
-
-
-@pytest.mark.process
-@LEAVE
-def test_a_loader_with_workers_resumes_behind_what_it_delivered(leave):
-    assert_resumes({"num_workers": 2}, 2, leave)
-    assert_resumes({"num_workers": 2}, len(in_buckets()), leave)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"num_workers": 2, "persistent_workers": True}, id="persistent"),
-        pytest.param({"num_workers": 1, "prefetch_factor": 20}, id="far ahead"),
+        {},
+        pytest.param({"num_workers": 2}, marks=pytest.mark.process),
+        pytest.param(
+            {"num_workers": 2, "persistent_workers": True}, marks=pytest.mark.slow
+        ),
+        pytest.param({"num_workers": 1, "prefetch_factor": 20}, marks=pytest.mark.slow),
     ],
 )
-def test_epochs_and_resuming_with_any_workers(options):
-    assert_same_epochs(options)
-    for taken in (2, len(in_buckets())):
-        assert_resumes(options, taken, leave=False)
-        assert_resumes(options, taken, leave=True)
+def test_a_plain_loader_resumes_behind_what_it_delivered(options):
+    """While it runs, and after a break."""
+    loader = loader_of(in_buckets(), **options)
+    epochs = [list(in_buckets(epoch=epoch)) for epoch in range(3)]
+    count = len(epochs[0])
+    assert len(loader) == count
+    assert [list(loader) for _ in range(3)] == epochs
+    for taken, leave in itertools.product((1, count - 1, count), (False, True)):
+        sampler = in_buckets()
+        running = iter(loader_of(sampler, **options))
+        before = [next(running) for _ in range(taken)]
+        if leave:
+            del running
+        resumed = in_buckets()
+        resumed.load_state_dict(sampler.state_dict())
+        loader = loader_of(resumed, **options)
+        after = [*loader, *loader]  # a pass that has nothing left of its epoch is empty
+        assert (before + after)[: 2 * count] == epochs[0] + epochs[1]
 
 
 def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made):

@@ -85,7 +85,16 @@ PERSISTENT = {**TWO, "persistent_workers": True}
 SNAPSHOTS = {**TWO, "snapshot_every_n_steps": 4}
 
 
-def assert_goes_on(options, taken):
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("taken", [0, 6, None])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param(SNAPSHOTS, marks=pytest.mark.slow),
+    ],
+)
+def test_a_stateful_loader_goes_on_in_mid_epoch(options, taken):
     loader = stateful(**options)
     assert [indices(batch) for batch in loader] == epoch(0)
     running = iter(loader)
@@ -96,26 +105,6 @@ def assert_goes_on(options, taken):
     resumed.load_state_dict(state)
     assert before + [indices(batch) for batch in resumed] == epoch(1)
     assert [indices(batch) for batch in resumed] == epoch(2)
-
-
-@pytest.mark.usefixtures("kind")
-@pytest.mark.parametrize("taken", [0, 6, None])
-def test_a_stateful_loader_goes_on_in_mid_epoch(taken):
-    assert_goes_on({}, taken)
-
-
-@pytest.mark.process
-def test_a_stateful_loader_with_workers_goes_on_in_mid_epoch():
-    assert_goes_on(TWO, 6)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("kind")
-def test_a_stateful_loader_with_any_workers_goes_on_in_mid_epoch():
-    for options in (TWO, PERSISTENT, SNAPSHOTS):
-        assert_goes_on(options, 6)
-    assert_goes_on(TWO, 0)
-    assert_goes_on(TWO, None)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What `BucketedStream` is given from outside: NumPy's numbers are taken, anything odd is one short error."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """Real shards, read by WebDataset in a real DataLoader, give the batches that sweeps simulate and `verify` runs."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import shutil

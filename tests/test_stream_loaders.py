@@ -1,7 +1,5 @@
 """BucketedStream in DataLoaders with workers, in WebDataset pipelines, on streams of Hugging Face."""
 
-from __future__ import annotations
-
 import itertools
 from itertools import chain, islice
 

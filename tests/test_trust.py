@@ -1,7 +1,5 @@
 """Warnings about figures that can't be trusted."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from report_records import GIB, made_probe, made_trial

@@ -1,11 +1,9 @@
 """Numbers with their units, at the edges where rounding changes the unit."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchtune.errors import UsageError
@@ -69,7 +67,6 @@ def test_a_size_is_shown_with_three_digits_in_a_fitting_unit(size_bytes, text):
 
 
 @given(st.integers(0, 2**60))
-@settings(deadline=None)
 @example(1152)
 def test_a_shown_size_is_within_half_a_percent_or_a_byte(size_bytes):
     shown = parse_size(format_size(size_bytes).replace(",", "")) if size_bytes else 0

@@ -1,7 +1,5 @@
 """Made trials for the tests of step times."""
 
-from __future__ import annotations
-
 from batchtune.results import Trial
 
 

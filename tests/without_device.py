@@ -1,7 +1,5 @@
 """Modules of tests that need a device: skipped as a whole without it."""
 
-from __future__ import annotations
-
 import pytest
 
 

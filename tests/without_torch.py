@@ -1,7 +1,5 @@
 """A Python where packages are as good as not installed."""
 
-from __future__ import annotations
-
 # What only a machine that trains has.
 UNINSTALLED = ("torch", "pandas", "pynvml", "nvidia")
 

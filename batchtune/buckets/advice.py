@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.epochs.table import Limits
@@ -13,6 +14,7 @@ from batchtune.results import (
     Baseline,
     Costed,
     LearningRate,
+    PackedRow,
     Row,
     StreamRow,
     StreamSweep,
@@ -28,8 +30,10 @@ from batchtune.units import (
     format_seconds,
 )
 
-# Among rows within this share of the best fewer buckets decide.
-_TOLERANCE = 0.01
+SweptRow = TypeVar("SweptRow", Row, StreamRow, PackedRow)
+
+# Rows that cost at most this share more than the cheapest are as good as that.
+TOLERANCE = 0.01
 # With a larger share of mates that meet again, the batches of all epochs are nearly the same.
 _SAME_EVERY_EPOCH = 0.5
 # A smaller share of the cost is no gain.
@@ -81,103 +85,80 @@ def recommend(
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     timed = timed and have_times(rows)
-    costs = [cost_of(row, timed=timed, steps_kept=steps_kept) for row in rows]
+    compares_fixed = timed and have_times([fixed])
+    cost = partial(cost_of, timed=timed, steps_kept=steps_kept)
+    because = partial(
+        _reason, cost=cost, fixed=fixed, steps_kept=steps_kept, timed=timed
+    )
     for index, row in enumerate(rows):
         if row.keeps_examples:
             return Recommendation(index, _why_same(row, timed), None)
     better = [
-        index
-        for index, row in enumerate(rows)
-        if _beats(
-            row, fixed, timed=timed and have_times([fixed]), steps_kept=steps_kept
-        )
+        row
+        for row in rows
+        if _beats(row, fixed, timed=compares_fixed, steps_kept=steps_kept)
     ]
-    proven = [index for index in better if not rows[index].unproven]
-    tables = [index for index in proven if not rows[index].uses_pools]
-    if not tables:
-        tables = [index for index in better if not rows[index].uses_pools]
-    tables = [index for index in tables if _is_random(rows[index], min_randomness)]
+    allowed = [row for row in better if not row.uses_pools]
+    allowed = [row for row in proven_or_all(allowed) if _is_random(row, min_randomness)]
     if steps_kept:
-        tables = _with_few_steps(rows, tables)
-    best = None
-    table = None
-    if tables:
-        # Among equals the one with fewer buckets is the best: nothing is then left to trade.
-        best = min(
-            tables,
-            key=lambda index: (
-                costs[index],
-                len(rows[index].boundaries),
-                rows[index].sizing != "length",
-            ),
-        )
-        near = [
-            index for index in tables if costs[index] <= costs[best] * (1 + _TOLERANCE)
-        ]
-        table = min(
-            near,
-            key=lambda index: (
-                len(rows[index].boundaries),
-                costs[index],
-                rows[index].sizing != "length",
-            ),
-        )
+        allowed = _with_few_steps(allowed)
+
+    def size(row: Row) -> tuple[int, float, bool]:
+        return len(row.boundaries), cost(row), row.sizing != "length"
+
+    table = best_of(allowed, cost, size)
+    portable = None
+    if table is not None:
+        portable = rows.index(table)
     pools = None
     if not few_shapes:
-        candidates = [index for index in proven if rows[index].uses_pools]
-        if steps_kept:
-            candidates = _with_few_steps(rows, candidates)
-        pools = _best_pools(rows, costs, candidates, table, min_randomness)
+        pools = _best_pools(rows, better, cost, table, min_randomness, steps_kept)
     if pools is not None:
-        reason = _reason(
-            rows,
-            costs,
-            pools,
-            fixed,
-            table,
-            "than the best table",
-            steps_kept=steps_kept,
-            timed=timed,
-        )
-        reason += f"; batch mates meet again in {format_percent(rows[pools].known_mates_again)} of cases"
+        reason = because(pools, table, "than the best table")
+        reason += f"; batch mates meet again in {format_percent(pools.known_mates_again)} of cases"
         if table is not None:
-            reason += (
-                f" (with the table {format_percent(rows[table].known_mates_again)})"
-            )
-        return Recommendation(pools, reason, table)
+            reason += f" (with the table {format_percent(table.known_mates_again)})"
+        return Recommendation(rows.index(pools), reason, portable)
     if table is None:
-        return Recommendation(
-            None,
-            _why_none(
-                rows,
-                better,
-                fixed,
-                steps_kept=steps_kept,
-                timed=timed and have_times([fixed]),
-            ),
-            None,
+        reason = _why_none(
+            rows, better, fixed, steps_kept=steps_kept, timed=compares_fixed
         )
-    reason = _reason(
-        rows,
-        costs,
-        table,
-        fixed,
-        best,
-        "than the best",
-        steps_kept=steps_kept,
-        timed=timed,
-    )
-    seconds = rows[table].estimated_epoch_seconds
+        return Recommendation(None, reason, None)
+    # Among equals the one with fewer buckets is the best: nothing is then left to trade.
+    cheapest = min(allowed, key=lambda row: (cost(row), *size(row)))
+    reason = because(table, cheapest, "than the best")
     for baseline in baselines:
-        fixed_seconds = baseline.estimated_epoch_seconds
-        if (
-            timed
-            and seconds is not None
-            and fixed_seconds is not None
-            and fixed_seconds < seconds
-        ):
-            reason += f"; {baseline.name} takes less time: an estimated {format_seconds(fixed_seconds)}"
-    return Recommendation(table, reason, table)
+        seconds = baseline.estimated_epoch_seconds
+        if timed and seconds is not None and seconds < cost(table):
+            reason += f"; {baseline.name} takes less time: an estimated {format_seconds(seconds)}"
+    return Recommendation(portable, reason, portable)
+
+
+def proven_or_all(rows: Sequence[SweptRow]) -> Sequence[SweptRow]:
+    """Return the rows whose batches are all proven to fit; without any, all rows."""
+    return [row for row in rows if not row.unproven] or rows
+
+
+def best_of(
+    rows: Sequence[SweptRow],
+    cost: Callable[[SweptRow], float],
+    preference: Callable[[SweptRow], tuple[float, ...]],
+    spread: Callable[[SweptRow], float] = lambda row: 0.0,
+) -> SweptRow | None:
+    """Return the row of least `preference` among those that cost at most 1% more than the cheapest; None without rows.
+
+    Those that cost more by no more than the `spread` of both, in the unit of the cost, are as good, too.
+    """
+    cheapest = min(rows, key=cost, default=None)
+    if cheapest is None:
+        return None
+    lowest = cost(cheapest)
+    equal = [
+        row
+        for row in rows
+        if cost(row) - lowest <= max(TOLERANCE * lowest, spread(row) + spread(cheapest))
+    ]
+    return min(equal, key=preference)
 
 
 def _beats(row: Row, fixed: Baseline, *, timed: bool, steps_kept: bool) -> bool:
@@ -194,45 +175,39 @@ def close_in_steps(costed: Costed, other: Costed) -> bool:
     return costed.batches <= other.batches * (1 + _MORE_STEPS)
 
 
-def _with_few_steps(rows: Sequence[Row], indices: Sequence[int]) -> list[int]:
+def _with_few_steps(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with at most 10% more batches than the one with the fewest."""
-    fewest = min(
-        (rows[index] for index in indices), key=lambda row: row.batches, default=None
-    )
-    return [
-        index
-        for index in indices
-        if fewest is not None and close_in_steps(rows[index], fewest)
-    ]
+    fewest = min(rows, key=lambda row: row.batches, default=None)
+    return [row for row in rows if fewest is not None and close_in_steps(row, fewest)]
 
 
 def _best_pools(
     rows: Sequence[Row],
-    costs: Sequence[float],
-    candidates: Sequence[int],
-    table: int | None,
+    better: Sequence[Row],
+    cost: Callable[[Row], float],
+    table: Row | None,
     min_randomness: float | None,
-) -> int | None:
-    """Return the position of the pools to prefer to the table, if any."""
+    steps_kept: bool,
+) -> Row | None:
+    """Return the pools to prefer to the table, if any of those that are `better` than a fixed batch size."""
+    reference = table
     highest_cost = math.inf
     if table is not None:
-        highest_cost = costs[table] * (1 - _TOLERANCE)
-    if min_randomness is None:
-        reference = table
-        if reference is None:
-            tables = [index for index, row in enumerate(rows) if not row.uses_pools]
-            reference = min(tables, key=lambda index: costs[index], default=None)
-        if reference is not None:
-            min_randomness = rows[reference].randomness
-    pools = [index for index in candidates if costs[index] < highest_cost]
-    pools = [index for index in pools if _is_random(rows[index], min_randomness)]
-    lowest_cost = min((costs[index] for index in pools), default=math.inf)
-    near = [index for index in pools if costs[index] <= lowest_cost * (1 + _TOLERANCE)]
-    return min(
-        near,
-        key=lambda index: (rows[index].known_mates_again, costs[index]),
-        default=None,
-    )
+        highest_cost = cost(table) * (1 - TOLERANCE)
+    else:
+        tables = [row for row in rows if not row.uses_pools]
+        reference = min(tables, key=cost, default=None)
+    if min_randomness is None and reference is not None:
+        min_randomness = reference.randomness
+    pools = [row for row in better if row.uses_pools and not row.unproven]
+    if steps_kept:
+        pools = _with_few_steps(pools)
+    pools = [
+        row
+        for row in pools
+        if cost(row) < highest_cost and _is_random(row, min_randomness)
+    ]
+    return best_of(pools, cost, lambda row: (row.known_mates_again, cost(row)))
 
 
 def _is_random(row: Row, min_randomness: float | None) -> bool:
@@ -241,26 +216,21 @@ def _is_random(row: Row, min_randomness: float | None) -> bool:
 
 
 def _reason(
-    rows: Sequence[Row],
-    costs: Sequence[float],
-    chosen: int,
-    fixed: Baseline,
-    other: int | None,
+    chosen: Row,
+    other: Row | None,
     than: str,
     *,
+    cost: Callable[[Row], float],
+    fixed: Baseline,
     steps_kept: bool,
     timed: bool,
 ) -> str:
     """Say what an epoch needs with the chosen row, next to another row and a fixed batch size."""
-
-    def shown(index: int) -> str:
-        return shown_cost(rows[index], timed, steps_kept)
-
     verb = "takes" if timed else "needs"
-    if rows[chosen].uses_pools:
+    if chosen.uses_pools:
         verb = verb.removesuffix("s")
-    reason = f"{rows[chosen].sized_name} {verb} {shown(chosen)}"
-    if other == chosen:
+    reason = f"{chosen.sized_name} {verb} {shown_cost(chosen, timed, steps_kept)}"
+    if other is chosen:
         least = "needs fewer"
         if timed:
             least = "takes less"
@@ -268,10 +238,11 @@ def _reason(
             least = "pads less"
         reason += f", and no table that may be recommended {least}"
     elif other is not None:
-        change = costs[chosen] / costs[other] - 1
+        change = cost(chosen) / cost(other) - 1
         how_much = f"{abs(change):.1%} {'more' if change > 0 else 'less'}"
-        reason += f", {how_much} {than} ({rows[other].sized_name}: {shown(other)})"
-        if not rows[chosen].uses_pools:
+        shown = shown_cost(other, timed, steps_kept)
+        reason += f", {how_much} {than} ({other.sized_name}: {shown})"
+        if not chosen.uses_pools:
             reason += ", and fewer buckets keep more randomness"
     return f"{reason}; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)} batches"
 
@@ -297,7 +268,7 @@ def shown_cost(row: Row, timed: bool, steps_kept: bool) -> str:
 
 def _why_none(
     rows: Sequence[Row],
-    better: Sequence[int],
+    better: Sequence[Row],
     fixed: Baseline,
     *,
     steps_kept: bool,
@@ -308,9 +279,7 @@ def _why_none(
         return "no padded batches are compared (--strategy packed)"
     size = format_number(fixed.batch_size)
     if better:
-        most_random = min(
-            (rows[index] for index in better), key=lambda row: row.known_mates_again
-        )
+        most_random = min(better, key=lambda row: row.known_mates_again)
         return (
             "no row that costs less than a fixed batch size is as random and of as few shapes as asked, with proven "
             f"sizes; the most random is {most_random.sized_name}, {1 - most_random.known_mates_again:.3g}"

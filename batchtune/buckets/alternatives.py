@@ -17,7 +17,7 @@ from batchtune.buckets.optimal import optimal_table_2d
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import (
     ON_ONE_RANK,
-    EpochShapes,
+    EpochBatches,
     RankSplit,
     ShuffleKey,
     lay_out,
@@ -123,7 +123,7 @@ def _simulated(batching: Batching, pricing: Pricing) -> tuple[int, float | None]
     for epoch in range(_SHUFFLES):
         drawing = ShuffleKey(epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
-        shapes.append(shapes_of(cut, drawing, lengths.values, lengths.targets))
+        shapes.append(shapes_of(cut, drawing, lengths))
     _, seconds = replace(pricing, dealing=ON_ONE_RANK).mean_cost(shapes, scale)
     return round(len(shapes[0]) * scale), seconds
 
@@ -152,12 +152,8 @@ def fixed_baselines(
         table.batch_sizes,
         RankSplit(world_size=pricing.dealing.world_size),
     )
-    targets = None
-    if in_order.targets is not None:
-        targets = np.maximum.reduceat(in_order.targets, layout.starts)
-    shapes = EpochShapes(
-        layout.batch_sizes, in_order.values[layout.starts], targets, layout.buckets
-    )
+    cut = EpochBatches(np.arange(in_order.count), layout)
+    shapes = cut.shapes(in_order.values, in_order.targets)
     scale, grouped = simulate_length_grouped(
         lengths, size, pricing.dealing, pricing.seed
     )

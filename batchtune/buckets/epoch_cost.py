@@ -65,6 +65,25 @@ class EpochTime:
     deviation: float | None = None
     ranks: RankTimes | None = None
 
+    @classmethod
+    def simulated(
+        cls,
+        times: FloatArray,
+        shapes: EpochShapes,
+        step_seconds: StepTimeFunction,
+        scale: float = 1.0,
+    ) -> EpochTime:
+        """Return the mean time of simulated epochs; `shapes` are those of one, and stand for `scale` times as many."""
+        seconds = float(times.mean())
+        spread = float(times.std(ddof=1))
+        return cls(
+            seconds=seconds,
+            errors=shape_errors(step_seconds, shapes, seconds),
+            chance=spread / math.sqrt(times.size),
+            # The batches that an epoch has beyond those that were simulated are independent of them.
+            deviation=spread / math.sqrt(scale),
+        )
+
     @property
     def standard_error(self) -> float | None:
         """The standard error of the time, in seconds; None if it is not known."""
@@ -306,34 +325,27 @@ class Pricing:
     def _simulated_time(
         self, simulated: SimulatedEpochs, step_seconds: StepTimeFunction
     ) -> EpochTime:
-        times = simulated.seconds(step_seconds, self.dealing)
-        seconds = float(times.mean())
-        spread = float(times.std(ddof=1))
-        ranks = None
-        if self.dealing.world_size > 1:
-            other = replace(self.dealing, same_bucket=not self.dealing.same_bucket)
-            dealt = simulate_epochs(simulated.batching, self.lengths, other, self.seed)
-            by_same_bucket = {
-                self.dealing.same_bucket: seconds,
-                other.same_bucket: float(dealt.seconds(step_seconds, other).mean()),
-            }
-            in_turn = [
-                shapes.seconds(step_seconds).sum() for shapes in simulated.shapes
-            ]
-            all_steps = float(np.mean(in_turn)) * simulated.scale
-            ranks = RankTimes(
-                without_waiting_epoch_seconds=all_steps / self.dealing.world_size,
-                independent_epoch_seconds=by_same_bucket[False],
-                same_bucket_epoch_seconds=by_same_bucket[True],
-            )
-        return EpochTime(
-            seconds=seconds,
-            errors=shape_errors(step_seconds, simulated.shapes[0], seconds),
-            chance=spread / math.sqrt(times.size),
-            # An epoch has as many times the batches that were simulated, which are independent.
-            deviation=spread / math.sqrt(simulated.scale),
-            ranks=ranks,
+        dealing = self.dealing
+        times = simulated.seconds(step_seconds, dealing)
+        time = EpochTime.simulated(
+            times, simulated.shapes[0], step_seconds, simulated.scale
         )
+        if dealing.world_size == 1:
+            return time
+        other = replace(dealing, same_bucket=not dealing.same_bucket)
+        dealt = simulate_epochs(simulated.batching, self.lengths, other, self.seed)
+        by_same_bucket = {
+            dealing.same_bucket: time.seconds,
+            other.same_bucket: float(dealt.seconds(step_seconds, other).mean()),
+        }
+        in_turn = [shapes.seconds(step_seconds).sum() for shapes in simulated.shapes]
+        all_steps = float(np.mean(in_turn)) * simulated.scale
+        ranks = RankTimes(
+            without_waiting_epoch_seconds=all_steps / dealing.world_size,
+            independent_epoch_seconds=by_same_bucket[False],
+            same_bucket_epoch_seconds=by_same_bucket[True],
+        )
+        return replace(time, ranks=ranks)
 
     def _priced(
         self,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
 
+from batchtune.buckets.advice import best_of, proven_or_all
 from batchtune.buckets.alternatives import fewest_batches
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.same_step import OwnSteps
@@ -35,15 +37,12 @@ from batchtune.results import (
     PackingSweep,
     Row,
     SweepSettings,
-    epoch_costs,
+    cost_of,
+    have_times,
 )
 from batchtune.units import counted, format_number, format_percent, format_seconds
 
 POOL_SIZE = 8192
-# Among packers that cost at most this share more than the best, the evenness of ranks decides, then randomness.
-_TOLERANCE = 0.005
-# Another gradient accumulation is recommended if it saves more than this share of the cost.
-_TOLERANCE_OF_STEPS = 0.01
 # Of many random steps, so many with the most tokens are packed to see how many micro-batches they need.
 _FULLEST = 64
 
@@ -273,24 +272,28 @@ def _step_rows(
 
 def _cheapest_steps(rows: Sequence[PackedRow]) -> PackedRow:
     """Return the cheapest row, or the first, with as many micro-batches as now, if that costs hardly more."""
-    costs = epoch_costs(rows)
-    if costs[0] <= min(costs) * (1 + _TOLERANCE_OF_STEPS):
-        return rows[0]
-    return rows[costs.index(min(costs))]
+    best = best_of(
+        rows,
+        partial(cost_of, timed=have_times(rows)),
+        lambda row: (row is not rows[0], row.batches),
+    )
+    assert best is not None
+    return best
 
 
 def _best(rows: list[PackedRow]) -> PackedRow:
-    """Return the row to recommend: all of its micro-batches are proven, if any row's are, and it is among the fastest.
+    """Return the row to recommend: proven if any is, and of those among the fastest the one with the most even ranks.
 
-    Without times it is among those with the fewest micro-batches.
+    Without times it is among those with the fewest micro-batches. Of equally even ones the most random goes first.
     """
-    safe = [row for row in rows if not row.unproven] or rows
-    costs = epoch_costs(safe)
-    limit = min(costs) * (1 + _TOLERANCE)
-    near = [row for row, cost in zip(safe, costs, strict=True) if cost <= limit]
-    return min(
-        near, key=lambda row: (round(row.slowest_rank, 3), row.mates_again or 0.0)
+    allowed = proven_or_all(rows)
+    best = best_of(
+        allowed,
+        partial(cost_of, timed=have_times(allowed)),
+        lambda row: (round(row.slowest_rank, 3), row.mates_again or 0.0),
     )
+    assert best is not None
+    return best
 
 
 def _reason(

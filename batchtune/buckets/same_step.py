@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 
+from batchtune.buckets.advice import TOLERANCE
 from batchtune.buckets.current import Current
 from batchtune.buckets.epoch_cost import Pricing, TimedRow
 from batchtune.buckets.strategies import STRATEGIES, Problem
@@ -31,8 +32,6 @@ _STEPS = 4096
 # The least time is that of so many random steps, among so many numbers of micro-batches.
 _COMPARED = 32
 _NUMBERS = 12
-# As among tables: rows within this share of the best take as long.
-_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +198,7 @@ def _cheapest(
         sizes = np.array([batch.size for batch in batches])
         longest = np.array([values[batch].max() for batch in batches])
         seconds[number] = float(batch_cost(sizes, longest).sum())
-    limit = min(seconds.values()) * (1 + _TOLERANCE)
+    limit = min(seconds.values()) * (1 + TOLERANCE)
     return [max(number for number in seconds if seconds[number] <= limit)]
 
 

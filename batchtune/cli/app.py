@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import sys
+from functools import cache
 from importlib import import_module
 from itertools import zip_longest
 from typing import Annotated, Any, NamedTuple
@@ -102,6 +103,8 @@ class Command(TyperCommand):
         parameters = {parameter.name: parameter for parameter in self.params}
         if "command" not in parameters:
             return args
+        if "manifest" in parameters:
+            parameters["manifest"].required = "--" not in args
         if "--" not in args:
             self._refuse_script(args)
             return args
@@ -119,8 +122,6 @@ class Command(TyperCommand):
                 f"{bounded(words[0])} can't be started: no program has this name",
                 hint,
             )
-        if "manifest" in parameters:
-            parameters["manifest"].required = False
         return [*args[:end], "--command", json.dumps(words)]
 
     def _refuse_script(self, args: list[str]) -> None:
@@ -282,6 +283,7 @@ def _report(error: BatchtuneError | MemoryError | OSError) -> None:
     console.note(f"Error: {message}")
 
 
+@cache
 def load_command(name: str) -> Any:
     """Import a command's module and make a command of its function; the module's `EXAMPLES` end its help."""
     module = import_module(f"batchtune.cli.{COMMANDS[name].module}")

@@ -19,7 +19,7 @@ from batchtune.cli.options import (
 from batchtune.errors import UsageError
 
 if TYPE_CHECKING:
-    from batchtune.exports import Tuned
+    from batchtune.exports.base import Tuned
     from batchtune.reports import RunResults
 
 EXAMPLES = {
@@ -80,7 +80,7 @@ def export(
 
 def tuned_run(results: RunResults) -> Tuned:
     """Return a run as exports need it; paths are relative to the working folder if the run is in it."""
-    from batchtune.exports import Tuned
+    from batchtune.exports.base import Tuned
 
     here = Path.cwd()
     folder = results.folder

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.lengths import FloatArray, IntArray
+from batchtune.lengths import FloatArray, IntArray, Lengths
 
 if TYPE_CHECKING:
     from batchtune.epochs.measured_costs import StepTimeFunction
@@ -240,6 +240,34 @@ class EpochBatches:
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             yield self.examples[start:end].tolist()
 
+    @classmethod
+    def in_row(cls, examples: Indices, sizes: IntArray, count: int) -> EpochBatches:
+        """Return batches of these sizes, of consecutive examples; `count` are the examples of the data set."""
+        none = np.zeros_like(sizes)
+        starts = np.cumsum(sizes) - sizes
+        layout = Layout(starts, sizes, none, none > 0, ON_ONE_RANK, count)
+        return cls(examples, layout)
+
+    def shapes(
+        self,
+        lengths: npt.NDArray[Any],
+        targets: npt.NDArray[Any] | None,
+        batches: IntArray | None = None,
+    ) -> EpochShapes:
+        """Return the shapes of these batches, or of all as they lie, from one length and target for each example."""
+        layout = self.layout
+        if batches is None:
+            batches = np.arange(layout.starts.size)
+        longest_targets = None
+        if targets is not None:
+            longest_targets = self.longest(targets, batches)
+        return EpochShapes(
+            layout.batch_sizes[batches],
+            self.longest(lengths, batches),
+            longest_targets,
+            layout.buckets[batches],
+        )
+
     def longest(self, values: npt.NDArray[Any], batches: IntArray) -> FloatArray:
         """Return the largest value of each of these batches, from one value for each example."""
         sizes = self.layout.batch_sizes[batches]
@@ -337,19 +365,7 @@ class EpochShapes:
         )
 
 
-def shapes_of(
-    cut: EpochBatches,
-    drawing: ShuffleKey,
-    lengths: FloatArray,
-    targets: FloatArray | None = None,
-) -> EpochShapes:
+def shapes_of(cut: EpochBatches, drawing: ShuffleKey, sample: Lengths) -> EpochShapes:
     """Return the shapes of the batches that all ranks have in one epoch: those of step 0, rank by rank, then step 1."""
-    layout = cut.layout
-    batches = drawn(cut, drawing, lengths)
-    longest_targets = None
-    if targets is not None:
-        longest_targets = cut.longest(targets, batches)
-    longest = cut.longest(lengths, batches)
-    return EpochShapes(
-        layout.batch_sizes[batches], longest, longest_targets, layout.buckets[batches]
-    )
+    lengths = sample.values
+    return cut.shapes(lengths, sample.targets, drawn(cut, drawing, lengths))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.epochs.layout import ON_ONE_RANK, EpochBatches, Layout
+from batchtune.epochs.layout import EpochBatches
 from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import BatchShape, OwnBatches, TrainingStep
@@ -40,14 +40,13 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
     share = first.examples.size / values.size
     if abs(share * ranks - 1) > _OTHER_EXAMPLES:
         return None
-    sizes = first.layout.batch_sizes
-    every = np.arange(sizes.size)
-    longest = first.longest(values, every)
-    worst = np.full(sizes.size, None)
-    if targets is not None:
-        worst = first.longest(targets, every)
-    kept = _kept(sizes * longest)
-    of_each = (values[kept].tolist() for values in (sizes, longest, worst))
+    shapes = first.shapes(values, targets)
+    sizes = shapes.batch_sizes
+    kept = _kept(sizes * shapes.lengths)
+    columns = [sizes, shapes.lengths]
+    if shapes.targets is not None:
+        columns.append(shapes.targets)
+    of_each = (column[kept].tolist() for column in columns)
     mates = mates_in_cuts([first, second], values)
     # Mates that meet again may do so on another rank: this one has only a part of them in its second epoch.
     again = mates.again / np.isin(first.examples, second.examples).mean()
@@ -55,7 +54,7 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
         sampler=sampler,
         ranks=ranks,
         batches=round(sizes.size / share),
-        padded_length=float((sizes * longest).sum()) / share,
+        padded_length=shapes.padded_length / share,
         shapes=list(map(BatchShape, *of_each)),
         mates_again=min(1.0, float(again)),
         effective_buckets=effective_buckets(mates.again, first.layout),
@@ -104,9 +103,4 @@ def _kept(padded_lengths: FloatArray) -> IntArray:
 def _cut(epoch: IntArray, count: int) -> EpochBatches:
     """Return the batches of an epoch, shape (2, examples): the number of its batch, and the example."""
     batches, examples = epoch
-    sizes = np.bincount(batches)
-    none = np.zeros_like(sizes)
-    starts = np.cumsum(sizes) - sizes
-    return EpochBatches(
-        examples, Layout(starts, sizes, none, none > 0, ON_ONE_RANK, count)
-    )
+    return EpochBatches.in_row(examples, np.bincount(batches), count)

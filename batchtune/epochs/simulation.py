@@ -129,7 +129,7 @@ def simulate_epochs(
         drawing = ShuffleKey(seed=seed, epoch=epoch)
         cut = batcher.cut(drawing, dealing)
         cuts.append(cut)
-        shapes.append(shapes_of(cut, drawing, sample.values, sample.targets))
+        shapes.append(shapes_of(cut, drawing, sample))
     return SimulatedEpochs(batching, lengths, sample, cuts, shapes)
 
 
@@ -196,21 +196,15 @@ def simulate_length_grouped(
     if dealing.world_size > 1:
         step = batch_size * dealing.world_size
         completed = -(-sample.count // step) * step
-    starts = np.arange(0, completed, batch_size)
-    sizes = np.diff(starts, append=completed)
+    sizes = np.diff(np.arange(0, completed, batch_size), append=completed)
     shapes = []
     for epoch in range(_epochs_of(sample, _FILLED)):
         shuffled = np.random.default_rng([seed, epoch]).permutation(sample.count)
         order = np.resize(
             length_grouped(sample.values, grouped_size, shuffled), completed
         )
-        targets = (
-            None
-            if sample.targets is None
-            else np.maximum.reduceat(sample.targets[order], starts)
-        )
-        longest = np.maximum.reduceat(sample.values[order], starts)
-        shapes.append(EpochShapes(sizes, longest, targets, np.zeros_like(sizes)))
+        cut = EpochBatches.in_row(order, sizes, sample.count)
+        shapes.append(cut.shapes(sample.values, sample.targets))
     return lengths.count / sample.count, shapes
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from batchtune.errors import ResultError, UsageError, did_you_mean, shortened
-from batchtune.exports.base import Export, Tuned
 from batchtune.results import LOADER_CONFIG_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
 
-__all__ = ["FRAMEWORKS", "Export", "Tuned", "configs_of", "export_of"]
+if TYPE_CHECKING:
+    from batchtune.exports.base import Export, Tuned
 
 # Name of --to → the module with it in `EXPORTS`, imported when needed.
 _MODULES = {

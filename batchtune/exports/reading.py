@@ -12,8 +12,6 @@ import msgspec
 from batchtune.configs import parse_yaml, plain_value, read_text
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, shortened
-from batchtune.packing.packing import Budget
-from batchtune.packing.time_law import TimeLaw
 from batchtune.results import (
     SAMPLER_FILE,
     STREAM_CONFIG_FILE,
@@ -59,6 +57,9 @@ def read_any_sampler_yaml(path: Path) -> SamplerConfig | PackedConfig:
 def _check_sampler(config: SamplerConfig | PackedConfig) -> None:
     """Raise ValueError if fields contradict each other."""
     if isinstance(config, PackedConfig):
+        from batchtune.packing.packing import Budget
+        from batchtune.packing.time_law import TimeLaw
+
         if config.time_law is not None:
             TimeLaw(**config.time_law)
         Budget(max_tokens=config.max_tokens, packer=config.packer, cut_at=config.cut_at)

@@ -25,7 +25,6 @@ from batchtune.results import (
     Positive,
     ProbedWith,
     Run,
-    Size,
     Trial,
     WorkloadRecord,
     meta_of,
@@ -41,22 +40,11 @@ from batchtune.run_folder import (
 )
 from batchtune.units import counted
 
-_RECORDED = (
-    *(
-        "device",
-        "memory_bytes",
-        "memory_fraction",
-        "num_lengths",
-        "max_lengths",
-        "tolerance",
-        "max_batch_size",
-    ),
-    *("seed", "reserve_bytes", "ddp", "allocator"),
-)
-# Recorded where several ranks are probed, or simulated.
-_RECORDED_OF_RANKS = ("nproc_per_node", "nnodes", "simulate_world_size")
-# Trials hold whatever the largest budget is.
-_RECORDED_IF_GIVEN = (*_RECORDED_OF_RANKS, "max_tokens")
+# Recorded where several ranks are probed, or simulated; and trials hold whatever the largest budget is.
+_RECORDED_IF_GIVEN = ("nproc_per_node", "nnodes", "simulate_world_size", "max_tokens")
+_RECORDED = [
+    name for name in ProbedWith.__struct_fields__ if name not in _RECORDED_IF_GIVEN
+]
 
 
 class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
@@ -69,10 +57,6 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
         command: Words of a training script's command, which runs unchanged; None for a workload.
         scratch: Folder for what a script writes; None: a temporary one; `none`: it writes to the user's files.
         force: Whether to go on although a script's own batches and made ones differ in memory.
-        num_lengths: How many lengths span the data, including the shortest and the longest.
-        max_lengths: How many to probe in all, with those added where tables need them; None: as many as are worth
-            their trials.
-        tolerance: How far below the true limit a batch size may be, as a fraction of it; at least one example.
         minutes: After which the probe ends with what is proven by then, the confirmation included; None: no limit.
         wait_seconds: How long to wait for another probe of the device to end; may be infinite.
     """
@@ -83,9 +67,6 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     scratch: str | None = None
     force: bool = False
     device: str = "auto"
-    num_lengths: Annotated[int, msgspec.Meta(ge=2)] = 12
-    max_lengths: Size | None = None
-    tolerance: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.01
     trial_timeout_seconds: Positive = 300.0
     setup_timeout_seconds: Positive = 600.0
     wait_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -165,12 +146,12 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""
-        settings = {name: getattr(self, name) for name in _RECORDED}
-        for name in _RECORDED_IF_GIVEN:
-            value = getattr(self, name)
-            if value is not None:
-                settings[name] = value
-        return settings
+        settings = {name: getattr(self, name) for name in ProbedWith.__struct_fields__}
+        return {
+            name: value
+            for name, value in settings.items()
+            if name in _RECORDED or value is not None
+        }
 
 
 def _ranks(recorded: Mapping[str, Any]) -> str:

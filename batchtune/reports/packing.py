@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 
 from batchtune.reports import RunResults
 from batchtune.reports.gradient import of_gradient
 from batchtune.reports.section import (
     CURRENT,
-    TIMES,
+    Cells,
     Section,
     Table,
+    comparison_table,
+    cost_cells,
     current_name,
-    format_share,
     known,
     left_free,
-    make_table,
     steps_kept,
     swept_warnings,
     training_notes,
@@ -30,9 +31,9 @@ from batchtune.results import (
 )
 from batchtune.units import (
     counted,
+    format_number,
     format_percent,
     format_ratio,
-    format_seconds,
     with_full_stop,
 )
 
@@ -201,25 +202,20 @@ def _accuracy(run: RunResults, row: PackedRow) -> Iterator[str]:
 
 def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
     """Lay out the packers, the best pools and table of padded batches, and a fixed batch size."""
-    reference = packing.row
-    hidden = []
-    if sweep.world_size == 1:
-        hidden.append("slowest rank")
-    if not any(row.cut_sequences for row in packing.rows):
-        hidden.append("cut")
-    rows = [_cells(_in_table(row), row, reference) for row in packing.rows]
+    rows = [packing.row]
+    rows += [row for row in packing.rows if row is not packing.row]
+    compared: dict[str, PackedRow | Row | Baseline] = {}
+    for row in rows:
+        compared[_in_table(row)] = row
     if packing.current is not None:
-        rows.append(_cells(f"{CURRENT}, packed", packing.current, reference))
-    rows += [
-        _padded_cells(name, padded, reference)
-        for name, padded in _padded(sweep).items()
-    ]
-    return make_table(
+        compared[f"{CURRENT}, packed"] = packing.current
+    return comparison_table(
         f"Packed to {packing.max_tokens:,} tokens, and padded",
-        [{**row, **dict.fromkeys(hidden)} for row in rows],
-        left=[""],
-        marked=packing.recommended,
-        brief=True,
+        {**compared, **_padded(sweep)},
+        partial(_cells, sweep.world_size),
+        timed=False,
+        steps_kept=True,
+        cost_name="tokens",
     )
 
 
@@ -250,42 +246,24 @@ def _in_table(row: PackedRow) -> str:
     return f"packed ({counted(row.accumulate, 'micro-batch')} a step)"
 
 
-def _padded_cells(
-    name: str, padded: Row | Baseline, reference: PackedRow
-) -> Mapping[str, str | None]:
-    again = None
-    largest = None
-    if isinstance(padded, Row):
-        again = padded.mates_again
-        largest = padded.largest_padded_length
+def _cells(ranks: int, costed: PackedRow | Row | Baseline) -> Cells:
+    """Return what an epoch costs, and what only packed batches have."""
+    largest: float | None = None
+    unproven = None
+    cut = None
+    slowest_rank = None
+    if isinstance(costed, Row):
+        largest = costed.largest_padded_length
+    elif isinstance(costed, PackedRow):
+        largest = costed.largest_tokens
+        unproven = costed.unproven
+        cut = costed.cut_sequences or None
+        if ranks > 1:
+            slowest_rank = f"+{format_percent(max(0.0, costed.slowest_rank - 1))}"
     return {
-        "": name,
-        "batches": f"{padded.batches:,}",
-        "padding": format_percent(padded.padding_ratio),
+        **cost_cells(costed),
         "largest": known(largest, "{:,.0f}".format),
-        "unproven": None,
-        "cut": None,
-        "slowest rank": None,
-        "mates again": known(again, format_share),
-        "tokens": _relative(padded.padded_length, reference),
-        "estimated epoch": known(padded.estimated_epoch_seconds, format_seconds),
+        "unproven": known(unproven, format_number),
+        "cut": known(cut, format_number),
+        "slowest rank": slowest_rank,
     }
-
-
-def _cells(name: str, row: PackedRow, reference: PackedRow) -> Mapping[str, str | None]:
-    return {
-        "": name,
-        "batches": f"{row.batches:,}",
-        "padding": format_percent(0.0),
-        "largest": f"{row.largest_tokens:,}",
-        "unproven": known(row.unproven, "{:,}".format),
-        "cut": f"{row.cut_sequences:,}",
-        "slowest rank": f"+{format_percent(max(0.0, row.slowest_rank - 1))}",
-        "mates again": known(row.mates_again, format_share),
-        "tokens": _relative(row.tokens, reference),
-        "estimated epoch": known(row.estimated_epoch_seconds, format_seconds),
-    }
-
-
-def _relative(tokens: float, reference: PackedRow) -> str:
-    return f"{format_ratio(tokens / reference.tokens)}{TIMES}"

@@ -355,15 +355,14 @@ def current_name(sweep: AnySweep) -> str:
     return f"{CURRENT} (does not fit)" if sweep.current_fits is False else CURRENT
 
 
-def cost_cells(
-    costed: Costed, *, padding: float | None, again: float | None
-) -> dict[str, str | None]:
-    """Return what every table on costs shows, by the titles of its columns; None is unknown."""
+def cost_cells(costed: Costed, *, timed: bool = True) -> dict[str, str | None]:
+    """Return what every table on costs shows, by the titles of its columns; None is unknown, as times not `timed`."""
+    seconds = costed.estimated_epoch_seconds if timed else None
     return {
         "batches": format_number(costed.batches),
-        "padding": known(padding, format_percent),
-        "mates again": known(again, format_share),
-        "estimated epoch": known(costed.estimated_epoch_seconds, format_seconds),
+        "padding": known(costed.padding_ratio, format_percent),
+        "mates again": known(costed.mates_again, format_share),
+        "estimated epoch": known(seconds, format_seconds),
     }
 
 
@@ -375,32 +374,20 @@ def comparison_table(
     timed: bool,
     steps_kept: bool,
     marked: int | None = 0,
+    cost_name: str = "relative",
 ) -> Table:
-    """Lay out what an epoch costs, with each cost as a multiple of the first one's; times only if they compare.
+    """Lay out what an epoch costs, with each cost as a multiple of the first one's, in a column `cost_name`.
 
     `marked` is the index of the recommended one; None if none is.
     """
-    costs = [
-        cost_of(costed, timed=timed, steps_kept=steps_kept)
-        for costed in compared.values()
-    ]
-    reference = costs[0]
     rows = []
-    for (name, costed), cost in zip(compared.items(), costs, strict=True):
-        relative = None
-        if cost and reference:
-            relative = f"{format_ratio(cost / reference)}{TIMES}"
-        row = {"": name, **cells_of(costed), "relative": relative}
-        if not timed:
-            row["estimated epoch"] = None
-        rows.append(row)
-    return make_table(
-        title,
-        rows,
-        left=[""],
-        marked=marked,
-        brief=True,
-    )
+    reference = 0.0
+    for name, costed in compared.items():
+        cost = cost_of(costed, timed=timed, steps_kept=steps_kept)
+        reference = reference or cost
+        relative = f"{format_ratio(cost / reference)}{TIMES}" if cost else None
+        rows.append({"": name, **cells_of(costed), cost_name: relative})
+    return make_table(title, rows, left=[""], marked=marked, brief=True)
 
 
 def sizes_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from batchtune.buckets.advice import keeps_current
 from batchtune.lengths import SPEECH_UNITS
@@ -259,7 +260,7 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
     return comparison_table(
         "What an epoch of the stream costs",
         compared,
-        _cells,
+        partial(_cells, timed=timed),
         timed=timed,
         steps_kept=stream.min_steps is not None,
         marked=1 if kept else 0,
@@ -296,12 +297,12 @@ def _way(row: StreamRow) -> str:
     return ", ".join(words)
 
 
-def _cells(row: AnyRow) -> dict[str, str | None]:
+def _cells(row: AnyRow, *, timed: bool = True) -> dict[str, str | None]:
     """Return the size of the buffer, which random access does not have, and the cost."""
     buffer = format_number(row.buffer_size) if isinstance(row, StreamRow) else None
     return {
         "buffer": buffer,
-        **cost_cells(row, padding=row.padding_ratio, again=row.mates_again),
+        **cost_cells(row, timed=timed),
     }
 
 

@@ -24,6 +24,7 @@ from batchtune.reports.section import (
     current_name,
     fewer_steps,
     format_shape,
+    format_share,
     headline,
     known,
     left_free,
@@ -354,26 +355,23 @@ def _comparison(sweep: Sweep, row: Row | None, *, timed: bool) -> Table:
     return comparison_table(
         title,
         compared,
-        partial(_cells, sweep),
+        partial(_cells, sweep, timed=timed),
         timed=timed,
         steps_kept=keeps_steps(sweep),
         marked=marked,
     )
 
 
-def _cells(sweep: Sweep, costed: Row | Baseline | LowerBound) -> dict[str, str | None]:
-    """Return what an epoch costs; nothing is padded at the bound, and examples of a fixed batch meet by chance."""
-    padding = None
-    again = None
-    if isinstance(costed, Row):
-        again = costed.mates_again
-    elif isinstance(costed, Baseline) and costed.name == _FIXED:
-        again = (min(costed.batch_size, sweep.lengths.count) - 1) / max(
-            1, sweep.lengths.count - 1
-        )
-    if not isinstance(costed, LowerBound):
-        padding = costed.padding_ratio
-    return cost_cells(costed, padding=padding, again=again)
+def _cells(
+    sweep: Sweep, costed: Row | Baseline | LowerBound, *, timed: bool = True
+) -> dict[str, str | None]:
+    """Return what an epoch costs; examples of a fixed batch meet by chance."""
+    cells = cost_cells(costed, timed=timed)
+    if isinstance(costed, Baseline) and costed.name == _FIXED:
+        others = min(costed.batch_size, sweep.lengths.count) - 1
+        again = others / max(1, sweep.lengths.count - 1)
+        cells["mates again"] = format_share(again)
+    return cells
 
 
 def _rows_table(sweep: Sweep, *, timed: bool) -> Table:

@@ -290,23 +290,35 @@ class Models(Record, frozen=True, kw_only=True):
 
 
 class ProbedWith(Record, frozen=True, kw_only=True):
-    """The settings of a probe that later commands read."""
+    """The settings of a probe that its trials depend on: those that `run.json` and `probe.json` record.
+
+    Attributes:
+        num_lengths: How many lengths span the data, including the shortest and the longest.
+        max_lengths: How many to probe in all, with those added where tables need them; None: as many as are worth
+            their trials.
+        tolerance: How far below the true limit a batch size may be, as a fraction of it; at least one example.
+        nproc_per_node: Ranks of a machine; None: one process, without a process group.
+        nnodes: Machines; None: one.
+        simulate_world_size: The ranks that one process stands for.
+        max_tokens: Of packed batches: no larger budget is tried. None: all tokens of the data.
+    """
 
     device: DeviceName = "auto"
     memory_bytes: Size | None = None
     memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    num_lengths: Annotated[int, msgspec.Meta(ge=2)] = 12
+    max_lengths: Size | None = None
+    tolerance: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.01
     max_batch_size: Size | None = None
-    # Of packed batches: no larger budget is tried. None: all tokens of the data.
-    max_tokens: Size | None = None
     seed: Seed = 0
     reserve_bytes: Bytes = 0
     ddp: bool = False
     allocator: Choice = "auto"
-    # None: one process, without a process group. Each rank is a process, so a file of somebody else's is bounded.
+    # Each rank is a process, so a file of somebody else's is bounded.
     nproc_per_node: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    nnodes: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None  # None: one
-    # Ranks that one process stands for.
+    nnodes: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     simulate_world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] | None = None
+    max_tokens: Size | None = None
 
     @property
     def world_size(self) -> int:

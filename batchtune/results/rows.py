@@ -92,6 +92,14 @@ class Costed(Protocol):
         """The cells of its batches."""
 
     @property
+    def padding_ratio(self) -> float | None:
+        """The part of them that is padding; None if it is not known."""
+
+    @property
+    def mates_again(self) -> float | None:
+        """The probability that mates are mates again in the next epoch; None if it is not known."""
+
+    @property
     def estimated_epoch_seconds(self) -> float | None:
         """The estimated time of one epoch; None without step times."""
 

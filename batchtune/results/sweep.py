@@ -51,6 +51,10 @@ class Baseline(Record, frozen=True, kw_only=True):
     padding_ratio: Share
     estimated_epoch_seconds: Amount | None
 
+    @property
+    def mates_again(self) -> None:
+        """Not worked out."""
+
 
 class LowerBound(Record, frozen=True, kw_only=True):
     """The cost that no bucket table can beat, over all ranks."""
@@ -58,6 +62,14 @@ class LowerBound(Record, frozen=True, kw_only=True):
     batches: Size
     padded_length: Amount
     estimated_epoch_seconds: Amount | None
+
+    @property
+    def padding_ratio(self) -> None:
+        """No batches reach the bound."""
+
+    @property
+    def mates_again(self) -> None:
+        """No batches reach the bound."""
 
 
 class HistogramBin(Record, frozen=True, kw_only=True):

@@ -96,7 +96,8 @@ class GivenBatches:
 
     def _around(self, own: Any) -> Any:
         """Return the sampler of the run; one that keeps the examples of steps takes them from the script's `own`."""
-        from batchtune.sampler import SameStepBatchSampler, sampler_from_config
+        from batchtune.sampler.from_config import sampler_from_config
+        from batchtune.sampler.same_step import SameStepBatchSampler
 
         with warnings.catch_warnings():
             # The command has compared them, together with the targets.

@@ -7,14 +7,17 @@ from functools import partial
 
 import numpy as np
 
-from batchtune.buckets.advice import Recommendation
+from batchtune.buckets.advice import (
+    TOLERANCE,
+    Recommendation,
+    best_of,
+    proven_or_all,
+)
 from batchtune.lengths import FloatArray
 from batchtune.manifests import StreamLengths
 from batchtune.results import Row, ShardAdvice, Shards, StreamRow, cost_of, have_times
 from batchtune.units import counted, format_number, format_percent, format_seconds
 
-# Costs within this share of the lowest are equal to it, as are those within the spread of the simulated epochs.
-_EQUAL = 0.01
 # Mates that meet again more often by less than this share meet as often: simulations differ by as much.
 _EQUAL_AGAIN = 0.05
 # A rank correlation of position and length above this: the shards are sorted.
@@ -44,7 +47,18 @@ def recommend_stream(
     """
     timed = have_times(rows)
     cost = partial(cost_of, timed=timed, steps_kept=steps_kept)
-    allowed = [
+
+    def spread(row: StreamRow) -> float:
+        deviation = row.epoch_seconds_deviation
+        if not timed:
+            deviation = None if steps_kept else row.batches_deviation
+        return deviation or 0.0
+
+    def buffer(row: StreamRow) -> tuple[float, float]:
+        return row.buffer_size, cost(row) * (1 + row.known_mates_again)
+
+    best = partial(best_of, cost=cost, preference=buffer, spread=spread)
+    allowed: Sequence[StreamRow] = [
         row
         for row in rows
         if min_randomness is None or 1 - row.known_mates_again >= min_randomness
@@ -56,34 +70,29 @@ def recommend_stream(
             f"with {1 - most_random.known_mates_again:.3g}"
         )
         return Recommendation(None, reason, None)
-    allowed = [row for row in allowed if not row.unproven] or allowed
+    allowed = proven_or_all(allowed)
     random_enough = allowed
-    in_buckets = [row for row in allowed if row.algorithm == "bucket"]
-    if min_randomness is None and in_buckets:
-        most_again = _best_of(
-            in_buckets, timed=timed, steps_kept=steps_kept
-        ).known_mates_again * (1 + _EQUAL_AGAIN)
+    in_buckets = best([row for row in allowed if row.algorithm == "bucket"])
+    if min_randomness is None and in_buckets is not None:
+        most_again = in_buckets.known_mates_again * (1 + _EQUAL_AGAIN)
         random_enough = [
             row
             for row in allowed
             if row.algorithm == "bucket" or row.known_mates_again <= most_again
         ]
-    row = _best_of(random_enough, timed=timed, steps_kept=steps_kept)
+    row = best(random_enough)
     # The best row of SpeechBrain; one that is random enough comes first.
-    by_speechbrain = [other for other in random_enough if other.by_speechbrain]
-    if not by_speechbrain:
-        by_speechbrain = [other for other in allowed if other.by_speechbrain]
-    speechbrain = None
-    if by_speechbrain:
-        speechbrain = _best_of(by_speechbrain, timed=timed, steps_kept=steps_kept)
-
+    speechbrain = best([other for other in random_enough if other.by_speechbrain])
+    if speechbrain is None:
+        speechbrain = best([other for other in allowed if other.by_speechbrain])
+    assert row is not None
     reason = f"{row.name} takes {_described(row, timed=timed)}"
     if speechbrain is not None and speechbrain is not row:
         reason += (
             f", {speechbrain.name} at its best {_described(speechbrain, timed=timed)}"
         )
     cheapest = min(allowed, key=cost)
-    saves = cost(cheapest) < cost(row) * (1 - _EQUAL)
+    saves = cost(cheapest) < cost(row) * (1 - TOLERANCE)
     if saves and cheapest.known_mates_again > row.known_mates_again:
         reason += (
             f"; {cheapest.name} takes {_described(cheapest, timed=timed)}, but batch mates meet again in "
@@ -92,29 +101,6 @@ def recommend_stream(
         )
     portable = None if speechbrain is None else rows.index(speechbrain)
     return Recommendation(rows.index(row), reason, portable)
-
-
-def _best_of(rows: Sequence[StreamRow], *, timed: bool, steps_kept: bool) -> StreamRow:
-    """Return the best of some rows: of those that are equal to the cheapest, with the smallest buffer."""
-    cost = partial(cost_of, timed=timed, steps_kept=steps_kept)
-    cheapest = min(rows, key=cost)
-
-    def is_equal(row: StreamRow) -> bool:
-        deviations = [row.batches_deviation, cheapest.batches_deviation]
-        if timed:
-            deviations = [row.epoch_seconds_deviation, cheapest.epoch_seconds_deviation]
-        elif steps_kept:
-            deviations = []
-        spread = sum(deviation or 0.0 for deviation in deviations)
-        lowest = cost(cheapest)
-        return cost(row) - lowest <= max(_EQUAL * lowest, spread)
-
-    equal = list(filter(is_equal, rows))
-    smallest = min(row.buffer_size for row in equal)
-    return min(
-        (row for row in equal if row.buffer_size == smallest),
-        key=lambda row: cost(row) * (1 + row.known_mates_again),
-    )
 
 
 def _described(row: StreamRow, *, timed: bool) -> str:

@@ -15,8 +15,6 @@ import numpy.typing as npt
 from batchtune.epochs.layout import (
     EpochBatches,
     EpochShapes,
-    Layout,
-    RankSplit,
     positions,
 )
 from batchtune.epochs.measured_costs import StepTimeFunction
@@ -252,26 +250,11 @@ def simulate_stream(
             examples.append(stream[batches.examples])
             largest_hold = max(largest_hold, most_held(batches, lengths))
     sizes = np.concatenate([np.diff(batches.ends, prepend=0) for batches in made])
-    starts = np.cumsum(sizes) - sizes
-    order = np.concatenate(examples)
-    buckets = np.zeros(sizes.size, dtype=np.int64)
-    layout = Layout(
-        starts=starts,
-        batch_sizes=sizes,
-        buckets=buckets,
-        rest=np.zeros(sizes.size, dtype=np.bool_),
-        dealing=RankSplit(drop_last=True),
-        count=stored.lengths.size,
-        in_order=True,
-    )
-    longest_targets = None
-    if stored.targets is not None:
-        longest_targets = np.maximum.reduceat(stored.targets[order], starts)
+    cut = EpochBatches.in_row(np.concatenate(examples), sizes, stored.lengths.size)
     batches_by_worker = np.array([batches.ends.size for batches in made])
-    longest = np.maximum.reduceat(stored.lengths[order], starts)
     return StreamEpoch(
-        cut=EpochBatches(order, layout),
-        shapes=EpochShapes(sizes, longest, longest_targets, buckets),
+        cut=cut,
+        shapes=cut.shapes(stored.lengths, stored.targets),
         batches_by_worker=batches_by_worker,
         weights=np.repeat(stored.scale, batches_by_worker),
         waits=np.concatenate([waits(batches) for batches in made]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,12 @@ from msgspec import structs, to_builtins
 from batchtune.buckets.advice import kept_steps, longer_than, recommend
 from batchtune.buckets.alternatives import check_min_steps, share_for
 from batchtune.buckets.current_settings import SettingSize
-from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
+from batchtune.buckets.epoch_cost import EpochTime, Pricing, with_equals
 from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.buckets.sweep import all_fit, costs_in, needed_limit, sweep
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import (
     Costs,
-    StepTimeFunction,
     shrunk,
     shrunk_limit,
 )
@@ -328,7 +326,8 @@ def _priced(
     time = None
     fields = _parameters(way)
     if pricing.step_seconds is not None:
-        time = _time(epochs, stored, pricing.step_seconds)
+        times = [epoch_seconds(stored, each, pricing.step_seconds) for each in epochs]
+        time = EpochTime.simulated(np.array(times), first.shapes, pricing.step_seconds)
         fields |= time.fields()
     row = StreamRow(
         **fields,
@@ -359,21 +358,6 @@ def _priced(
         unproven=unproven,
     )
     return row, time
-
-
-def _time(
-    epochs: Sequence[StreamEpoch], stored: StoredStream, step_seconds: StepTimeFunction
-) -> EpochTime:
-    """Return the mean time of simulated epochs."""
-    times = np.array([epoch_seconds(stored, epoch, step_seconds) for epoch in epochs])
-    seconds = float(times.mean())
-    deviation = float(times.std(ddof=1))
-    return EpochTime(
-        seconds=seconds,
-        errors=shape_errors(step_seconds, epochs[0].shapes, seconds),
-        chance=deviation / math.sqrt(len(epochs)),
-        deviation=deviation,
-    )
 
 
 def _parameters(way: AnyBatching) -> dict[str, Any]:

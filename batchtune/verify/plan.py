@@ -303,7 +303,7 @@ class VerifyPlan:
         seed = self.settings.seed_of(self.config)
         drawing = ShuffleKey(ordering=self.config.batch_ordering, seed=seed + epoch)
         cut = self._batcher.cut(drawing, RankSplit(drop_last=self.config.drop_last))
-        return shapes_of(cut, drawing, self._sample.values, self._sample.targets)
+        return shapes_of(cut, drawing, self._sample)
 
     @cached_property
     def _sample(self) -> Lengths:

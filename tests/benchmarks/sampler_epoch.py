@@ -51,12 +51,12 @@ print(json.dumps({"set_epoch": time.perf_counter() - start, "batches": len(sampl
 _OURS = (
     _COMMON
     + """
-import batchtune.sampler
+from batchtune.sampler.tables import BucketBatchSampler
 from batchtune.epochs.table import batch_sizes_for
 def memory(name):
     return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 sizes = batch_sizes_for(boundaries, max_batch_length)
-sampler_class = batchtune.sampler.BucketBatchSampler
+sampler_class = BucketBatchSampler
 list(sampler_class(lengths[:1000], bucket_boundaries=boundaries, bucket_batch_sizes=sizes))
 open("/proc/self/clear_refs", "w").write("5")
 before = memory("VmRSS")

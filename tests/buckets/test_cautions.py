@@ -1,7 +1,5 @@
 """The warnings about examples that are too long, wrong units, and the settings that are in use now."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The settings that a user has now: read from words and files, refused with one message, never executed."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,12 +1,10 @@
 """How far other lengths are from those of a run, and what its table costs on them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -18,7 +16,7 @@ from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
 RANDOM = np.random.default_rng(7)
-SPEECH = np.round(np.clip(RANDOM.gamma(8.0, 1.6, 1000), 1.0, 30.0), 1)
+SPEECH = np.round(np.clip(RANDOM.gamma(8.0, 1.6, 500), 1.0, 30.0), 1)
 SETTINGS = SweepSettings(strategies=("quantile", "optimal"), num_buckets=(5, 8))
 
 some_lengths = st.lists(st.integers(1, 400).map(float), min_size=1, max_size=60)
@@ -79,7 +77,6 @@ def test_what_is_beyond_the_table_makes_batches_of_one():
 
 
 @given(some_lengths, some_lengths)
-@settings(deadline=None, max_examples=30)
 def test_a_table_tuned_anew_by_the_remainders_is_never_worse(ours, theirs):
     found = of(ours, made(theirs))
     assert found.retuned_batches <= found.batches
@@ -88,7 +85,6 @@ def test_a_table_tuned_anew_by_the_remainders_is_never_worse(ours, theirs):
 
 def test_where_times_are_known_staleness_is_in_time():
     found = of(SPEECH * 1.4, made(SPEECH, costs=MEASURED), MEASURED)
-    assert found.epoch_seconds is not None and found.retuned_epoch_seconds is not None
     assert found.stale == max(
         0.0, found.epoch_seconds / found.retuned_epoch_seconds - 1
     )

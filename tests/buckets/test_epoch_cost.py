@@ -1,7 +1,5 @@
 """The errors of an epoch's time, and which times can't be told apart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,9 +1,7 @@
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.buckets.optimal import optimal_boundaries
@@ -38,7 +36,6 @@ CASES = st.integers(1, 8).flatmap(
 
 
 @given(case=CASES)
-@settings(deadline=None, max_examples=40)
 def test_no_boundaries_cost_less_and_fewer_buckets_win_a_tie(case):
     histogram = histogram_of(case[0])
     costs = np.array(case[1], dtype=float)

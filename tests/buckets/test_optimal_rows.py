@@ -1,7 +1,5 @@
 """No table that may be had costs less, by what its row reports, than the one that `optimal` chooses."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np
@@ -87,7 +85,7 @@ def least_by_brute_force(lengths, sizes, seconds):
     seconds=st.sampled_from([None, *TIMES]),
     steps=st.booleans(),
 )
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_no_other_table_costs_less_whatever_the_sizes(counts, seed, seconds, steps):
     rng = np.random.default_rng(seed)
     ends = np.cumsum(rng.integers(1, 9, len(counts))).astype(np.float64)

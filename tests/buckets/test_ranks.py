@@ -1,7 +1,5 @@
 """The time of an epoch on several ranks that wait for each other, against the real sampler."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from buckets.speech import epochs_of
@@ -65,7 +63,6 @@ def test_batches_that_all_take_as_long_never_wait(accumulate):
     dealing = RankSplit(world_size=8, accumulate=accumulate)
     table = BucketTable.of([5], [10])
     ranks = estimated(Lengths.of([5.0] * 240), table, dealing).ranks
-    assert ranks is not None
     without = pytest.approx(ranks.without_waiting_epoch_seconds)
     assert ranks.independent_epoch_seconds == without
     assert ranks.same_bucket_epoch_seconds == without

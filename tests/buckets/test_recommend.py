@@ -1,7 +1,5 @@
-from __future__ import annotations
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from report_records import made_row, made_sweep
@@ -163,7 +161,6 @@ def beaten(row, rows):
 
 
 @given(ROWS)
-@settings(deadline=None, max_examples=100)
 def test_the_curve_holds_each_unbeaten_point_once_by_brute_force(rows):
     unbeaten = sorted({row for row in rows if not beaten(row, rows)})
     assert [rows[index] for index in trade_off(*columns(rows))] == unbeaten

@@ -1,7 +1,5 @@
 """What a sweep keeps of the user's own training: the examples of each step, the number of steps, or nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace as changed
 
 import numpy as np
@@ -25,7 +23,7 @@ from batchtune.results import (
 )
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
-DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 3000).clip(1, 60))
+DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 1000).clip(1, 60))
 
 
 def swept(current="batch_size=4", **settings):
@@ -43,7 +41,6 @@ def recommended(found):
 def test_steps_of_several_micro_batches_keep_their_examples():
     found = swept(accumulate=16)
     row = recommended(found)
-    assert found.current is not None
     assert (row.accumulate, row.pool_size, row.steps) == (16, 64, found.current.steps)
     assert row.batches == found.current.batches
     assert row.padded_length < 0.8 * found.current.padded_length
@@ -113,9 +110,6 @@ def test_ranks_share_the_examples_of_a_step(ranks):
     found = swept(world_size=ranks, accumulate=8 // ranks)
     row = recommended(found)
     assert (row.pool_size, row.accumulate) == (32, 8 // ranks)
-    assert found.current is not None
-    assert row.estimated_epoch_seconds is not None
-    assert found.current.estimated_epoch_seconds is not None
     assert row.estimated_epoch_seconds < found.current.estimated_epoch_seconds
 
 
@@ -142,7 +136,6 @@ def test_equal_counts_pad_more_than_any_counts():
 
 def test_the_number_of_steps_is_kept_where_each_has_one_batch():
     found = swept()
-    assert found.current is not None
     assert found.settings["keep"] == "steps"
     assert found.min_steps == found.current.steps <= recommended(found).steps
 

@@ -1,8 +1,6 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.buckets.strategies import STRATEGIES, Problem
@@ -31,7 +29,6 @@ class TestEveryStrategy:
     @given(
         values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=NUM_BUCKETS
     )
-    @settings(deadline=None, max_examples=25)
     def test_tables_put_every_example_in_exactly_one_bucket(
         self, strategy, values, max_batch_length, num_buckets
     ):

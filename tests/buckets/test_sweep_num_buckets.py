@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from batchtune.buckets.strategies import checked_settings, parse_num_buckets

@@ -1,9 +1,7 @@
-from __future__ import annotations
-
 from itertools import combinations, pairwise, product
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.buckets.optimal import optimal_table_2d
@@ -103,7 +101,6 @@ RESOLUTIONS = st.sampled_from([1, 2, 7, 64])
     budget=st.integers(1, 500),
     most=st.integers(1, 9),
 )
-@settings(deadline=None, max_examples=25)
 def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
     examples, resolution, budget, most
 ):

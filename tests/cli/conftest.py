@@ -1,7 +1,5 @@
 """Runs batchtune as a user does: in this process, or in one of its own if streams or signals matter."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A training step whose memory and time depend on the padded length alone."""
 
-from __future__ import annotations
-
 import time
 
 import torch

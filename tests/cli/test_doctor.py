@@ -1,7 +1,5 @@
 """`batchtune doctor`: on this machine, with a torch that is broken, and with made GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,14 +1,13 @@
 """`batchtune export` as a user runs it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from exports.stream_runs import made_stream
 from report_records import made_sweep
 
-from batchtune.exports import FRAMEWORKS, Tuned, export_of
+from batchtune.exports import FRAMEWORKS, export_of
+from batchtune.exports.base import Tuned
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.results import SAMPLER_FILE, STREAM_FILE, SWEEP_FILE, write_result
 

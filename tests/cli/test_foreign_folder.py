@@ -1,7 +1,5 @@
 """The working folder may be anybody's: no Python file in it runs unless the command line names it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

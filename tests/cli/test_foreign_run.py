@@ -1,7 +1,5 @@
 """A run folder from a stranger: nothing in it leads out of it, and nothing is read without end."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The help: a manual page for each command, whose examples would run; and what is said of misspelt words."""
 
-from __future__ import annotations
-
 import pytest
 from cli.conftest import flat
 

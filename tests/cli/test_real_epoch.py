@@ -4,8 +4,6 @@ Batches are as large as was proven, and the epochs' seeds are not the probe's: w
 shows here.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of `batchtune record`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

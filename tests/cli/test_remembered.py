@@ -1,7 +1,5 @@
 """A run remembers how its manifest was read: later commands need not repeat it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

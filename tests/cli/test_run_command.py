@@ -1,7 +1,5 @@
 """Commands of a script and run folders on the command line, without starting a script."""
 
-from __future__ import annotations
-
 import pytest
 from typer.testing import CliRunner
 

@@ -1,7 +1,5 @@
 """`batchtune scan` as a process: what it writes, shows and keeps."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

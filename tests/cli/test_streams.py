@@ -1,7 +1,5 @@
 """A reader that leaves early, or was never there, does not change the exit code."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 

@@ -1,7 +1,5 @@
 """The options of `sweep-buckets`."""
 
-from __future__ import annotations
-
 import pytest
 from cli.conftest import flat, result_in
 

@@ -1,7 +1,5 @@
 """`sweep-buckets --max-tokens`: packers, what they are compared with, and what follows from them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import numpy as np

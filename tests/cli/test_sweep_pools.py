@@ -1,7 +1,5 @@
 """Pools in `sweep-buckets`, and what follows from them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cli.conftest import result_in, write_lengths

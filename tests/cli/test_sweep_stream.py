@@ -1,7 +1,5 @@
 """`batchtune sweep-stream`, as a user types it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`batchtune tune-loader`, as a user types it."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The main job for a training that packs, from end to end: probe, sweep, report, rules, export, sampler."""
 
-from __future__ import annotations
-
 import numpy as np
 from cli.conftest import write_lengths
 
@@ -20,12 +18,10 @@ def test_tune_of_a_training_that_packs(batchtune, succeed, tmp_path):
     run = tmp_path / "batchtune-run"
     probe = read_result(run / PROBE_FILE, Probe)
     packing = read_result(run / SWEEP_FILE, Sweep).packing
-    assert probe.packed is not None and packing is not None
     budget = probe.packed.max_tokens
     assert packing.max_tokens == packing.proven_tokens == budget
     # Of the rows, at most a few have more sequences than the halves and longer ones than the shortest.
     unproven = packing.row.unproven
-    assert unproven is not None
     assert unproven <= 0.05 * packing.row.batches * packing.row.simulated_epochs
     assert f"Set max_tokens = {budget:,} with" in ran.stdout
     assert "BucketBatchSampler" not in ran.stdout

@@ -1,7 +1,5 @@
 """`batchtune verify` and `tune --verify`, on a device made by a law."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """`batchtune verify --stream`, on a device made by a law."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -3,8 +3,6 @@
 One library holds all functions. It also stands under the file names of NVIDIA's libraries, none of which is needed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

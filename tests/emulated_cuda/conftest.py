@@ -1,7 +1,5 @@
 """The emulated CUDA device: skipped, by name, without torch's CUDA build. `.ci/cuda` makes its environment."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

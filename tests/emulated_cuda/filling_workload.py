@@ -1,7 +1,5 @@
 """A layer whose parameters, gradients and states of AdamW take 64 MiB each, and batches of 1 MiB for each example."""
 
-from __future__ import annotations
-
 import torch
 
 MIB = 1 << 20

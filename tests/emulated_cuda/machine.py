@@ -1,7 +1,5 @@
 """Programs on the emulated CUDA device."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

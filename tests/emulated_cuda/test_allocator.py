@@ -5,8 +5,6 @@ Blocks are multiples of 512 B. Requests up to 1 MiB share segments of 2 MiB, req
 https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
 """
 
-from __future__ import annotations
-
 import pytest
 from emulated_cuda.machine import CONTEXT, MIB
 

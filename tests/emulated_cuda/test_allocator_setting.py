@@ -1,7 +1,5 @@
 """The allocator of a run, with torch's own allocators: probed, verified, and compared where a sampler is used."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

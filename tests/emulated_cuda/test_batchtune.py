@@ -1,7 +1,5 @@
 """batchtune on the emulated device, from the probe to the verification. Memory is real here, times are not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training on the emulated device: memory as the sizes of tensors say, and values that are not computed."""
 
-from __future__ import annotations
-
 import pytest
 from emulated_cuda.machine import MIB
 

@@ -1,7 +1,5 @@
 """Processes and devices: who holds memory, what is left to others, and what NVML says of it."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest

@@ -1,7 +1,5 @@
 """Unchanged training scripts: the device that they choose, its peaks, and what they do about running out of memory."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

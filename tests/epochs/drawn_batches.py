@@ -1,7 +1,5 @@
 """Small data sets, tables, pools and drawings for hypothesis, and the batches that all ranks get."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 
 table_of = BucketTable.of

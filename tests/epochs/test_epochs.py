@@ -1,7 +1,5 @@
 """One epoch's batches: what is in them, how many there are, and how they are dealt to ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import subprocess
@@ -22,7 +20,7 @@ from drawn_batches import (
     RANKS,
     batches_of_all_ranks,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.epochs.batchers import Batching
@@ -32,14 +30,12 @@ from batchtune.epochs.layout import (
     drawn,
     dropped_examples,
     lay_out,
-    shapes_of,
 )
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
 
 
 @given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=100)
 def test_every_example_is_in_one_batch_or_counted(lengths, batching, dealing, drawing):
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
     found = Counter(example for rank in ranks for batch in rank for example in batch)
@@ -53,7 +49,6 @@ def test_every_example_is_in_one_batch_or_counted(lengths, batching, dealing, dr
 
 
 @given(LENGTHS, IN_BUCKETS, RANKS, DRAWINGS)
-@settings(deadline=None, max_examples=25)
 def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
     lengths, batching, world_size, drawing
 ):
@@ -80,7 +75,6 @@ def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
 
 
 @given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=50)
 def test_a_batch_holds_no_more_than_fit_with_its_longest(
     lengths, batching, dealing, drawing
 ):
@@ -99,7 +93,6 @@ def test_a_batch_holds_no_more_than_fit_with_its_longest(
 @given(
     LENGTHS, IN_BUCKETS, KEEPING, DRAWINGS, st.sampled_from(["ascending", "descending"])
 )
-@settings(deadline=None, max_examples=25)
 def test_sorted_batches_are_sorted_by_their_longest(
     lengths, batching, dealing, drawing, ordering
 ):
@@ -116,7 +109,6 @@ def test_sorted_batches_are_sorted_by_their_longest(
 
 
 @given(LENGTHS, IN_BUCKETS)
-@settings(deadline=None, max_examples=25)
 def test_without_shuffle_batches_follow_the_streaming_order(lengths, batching):
     held = [[], [], []]
     streamed = []
@@ -138,13 +130,12 @@ def test_without_shuffle_batches_follow_the_streaming_order(lengths, batching):
     DEALINGS,
     DRAWINGS,
 )
-@settings(deadline=None, max_examples=50)
 def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
     lengths, batching, drawn_targets, dealing, drawing
 ):
     targets = np.array(drawn_targets[: lengths.size], dtype=np.float64)
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
-    shapes = shapes_of(cut, drawing, lengths, targets)
+    shapes = cut.shapes(lengths, targets, drawn(cut, drawing, lengths))
     in_turn = [batch for step in zip(*ranks, strict=True) for batch in step]
     assert shapes.targets is not None
     assert list(

@@ -1,11 +1,9 @@
 """The frontier between the shapes that were measured."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.epochs.measured_costs import Frontier, largest_max_batch_length
@@ -40,7 +38,6 @@ ROWS = st.lists(
 
 
 @given(ROWS)
-@settings(deadline=None, max_examples=30)
 def test_no_length_gets_more_than_a_shorter_one_was_seen_to_hold(rows):
     frontier = Frontier.of([point(length, size) for length, size in rows])
     for (shorter, few), (longer, _) in itertools.combinations(rows, 2):

@@ -1,7 +1,5 @@
 """Length-grouped batches, against Transformers' own sampler, example for example."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

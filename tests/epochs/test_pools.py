@@ -1,7 +1,5 @@
 """Batches from pools that are sorted by length."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +13,7 @@ from drawn_batches import (
     SIZES,
     batches_of_all_ranks,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.epochs.batchers import Batching
@@ -39,7 +37,6 @@ def pools_of(lengths, batching):
 
 
 def pool_slices(values, batching):
-    assert batching.pool_size is not None
     return np.array_split(values, -(-values.size // batching.pool_size))
 
 
@@ -60,7 +57,6 @@ def least_cost(lengths, batching, overhead):
 
 
 @given(LENGTHS, SIZES, st.integers(1, 80), DRAWINGS)
-@settings(deadline=None, max_examples=25)
 def test_without_rests_all_batches_are_full(lengths, sizes, pool_size, drawing):
     batching = batching_of(sizes, pool_size, 10.0)
     whole = {pool.size for pool in pool_slices(lengths, batching)}
@@ -71,7 +67,6 @@ def test_without_rests_all_batches_are_full(lengths, sizes, pool_size, drawing):
 
 
 @given(LENGTHS, IN_POOLS, RANKS, DRAWINGS)
-@settings(deadline=None, max_examples=25)
 def test_ranks_have_neighbours_of_a_pool_with_same_bucket(
     lengths, batching, world_size, drawing
 ):
@@ -88,7 +83,6 @@ def test_ranks_have_neighbours_of_a_pool_with_same_bucket(
 
 
 @given(LENGTHS, SIZES, st.integers(1, 80))
-@settings(deadline=None, max_examples=40)
 def test_a_pool_is_filled_batch_by_batch_from_the_longest(lengths, sizes, pool_size):
     batching = batching_of(sizes, pool_size)
     slices = pool_slices(np.arange(lengths.size), batching)
@@ -101,7 +95,6 @@ def test_a_pool_is_filled_batch_by_batch_from_the_longest(lengths, sizes, pool_s
 
 
 @given(LENGTHS, SIZES, st.integers(1, 80), st.floats(0, 100))
-@settings(deadline=None, max_examples=40)
 def test_with_an_overhead_no_other_cut_costs_less(lengths, sizes, pool_size, overhead):
     batching = batching_of(sizes, pool_size, overhead)
     for part, pool in zip(

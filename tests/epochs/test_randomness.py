@@ -1,7 +1,5 @@
 """How often batch mates meet again, and how alike their lengths are."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

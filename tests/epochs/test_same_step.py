@@ -1,12 +1,10 @@
 """Optimizer steps cut into micro-batches: the examples stay, the padding is least, and what fits is kept to."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.epochs.same_step import (
@@ -46,14 +44,13 @@ def test_the_padding_is_the_least_of_all_cuts(step):
     if not costs:
         assert found is None
         return
-    assert found is not None and found.size == parts
+    assert found.size == parts
     starts = np.cumsum(found) - found
     assert (found <= fits[starts]).all()
     assert float(found @ lengths[starts]) == min(costs)
     assert most_held(fits).size <= parts
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
     size=st.integers(1, 30),

@@ -1,9 +1,7 @@
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.epochs.expectation import expected_batches
@@ -32,7 +30,6 @@ def test_the_boundaries_are_those_of_speechbrain_to_the_bit(real_dynamic_batch_s
     max_batch_length=st.floats(0.02, 2000),
     max_batch_ex=st.none() | st.integers(1, 30),
 )
-@settings(deadline=None, max_examples=50)
 def test_batch_sizes_and_batch_count_match_speechbrain(
     real_dynamic_batch_sampler, values, buckets, max_batch_length, max_batch_ex
 ):

@@ -1,10 +1,8 @@
 """Step times: what was measured where there is anything, the model away from it; means of steps, not medians."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from timed_trials import timed_trial
 
@@ -51,7 +49,6 @@ def correction(times, size, length):
 
 
 @given(TRIALS, st.integers(1, 2000), st.floats(0.01, 1e5))
-@settings(deadline=None, max_examples=40)
 def test_measured_shapes_are_met_and_others_within_the_misses(rows, size, length):
     trials = off_by(*rows)
     times = StepTimes.of(trials, LINEAR)

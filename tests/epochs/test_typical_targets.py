@@ -1,14 +1,12 @@
 """The target length that a batch can be expected to have, and what that makes of the estimates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey, shapes_of
+from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey
 from batchtune.epochs.measured_costs import Costs, TypicalTargets, batch_seconds
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
@@ -36,7 +34,7 @@ def batches_of_one_epoch(seed):
     """Sizes, longest lengths and longest targets of the batches of a shuffled epoch."""
     drawing = ShuffleKey(seed=seed)
     cut = Batching(TABLE).batcher(PROMPTS).cut(drawing, ON_ONE_RANK)
-    shapes = shapes_of(cut, drawing, PROMPTS, ANSWERS)
+    shapes = cut.shapes(PROMPTS, ANSWERS)
     assert shapes.targets is not None
     return shapes.batch_sizes, shapes.lengths, shapes.targets
 

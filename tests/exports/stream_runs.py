@@ -3,8 +3,6 @@
 The stream is LibriSpeech train-clean-100 on 2 ranks with 2 workers each.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import warnings
@@ -18,7 +16,8 @@ from packed_records import with_packing
 from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS
 from ruamel.yaml import YAML
 
-from batchtune.exports import FRAMEWORKS, Tuned
+from batchtune.exports import FRAMEWORKS
+from batchtune.exports.base import Tuned
 from batchtune.results import ShardAdvice
 
 # Exports of a stream; the others are of a bucket table.

@@ -1,12 +1,10 @@
 """ESPnet: its samplers, with the batch_bins that is written, never exceed max_batch_length."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from real_lengths import librispeech_samples
@@ -15,7 +13,8 @@ from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import histogram_of, quantiles_of, sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of
+from batchtune.exports import export_of
+from batchtune.exports.base import Tuned
 from batchtune.exports.cutting import batch_bins
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
@@ -63,7 +62,6 @@ def librispeech(samples):
     return swept(samples / RATE, "s", MAX_BATCH_SECONDS)
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     lengths=st.sampled_from([20, 300, 5000]).flatmap(
         lambda top: st.lists(st.integers(1, top), min_size=1, max_size=2500)

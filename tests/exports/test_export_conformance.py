@@ -1,7 +1,5 @@
 """What every export holds to, whatever the framework."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -188,7 +186,7 @@ HOSTILE = {
 def hostile(name, text):
     """Every string of the run is this text; but the unit only where the framework takes any."""
     run = hostile_results(text)
-    assert run.sweep is not None and run.probe is not None
+    assert run.probe is not None
     lengths = replace(run.sweep.lengths, unit="s" if name in IN_SECONDS else text)
     return tuned(
         for_export(name, replace(run.sweep, lengths=lengths), text),

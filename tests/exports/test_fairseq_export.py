@@ -1,7 +1,5 @@
 """fairseq: batches that it makes with the flags that are written."""
 
-from __future__ import annotations
-
 import shlex
 
 import numpy as np
@@ -14,7 +12,8 @@ from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of
+from batchtune.exports import export_of
+from batchtune.exports.base import Tuned
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 

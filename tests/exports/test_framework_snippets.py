@@ -1,7 +1,5 @@
 """The snippets for PyTorch and its trainers, run: the batches they train on are those of the sweep."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -12,7 +10,8 @@ from exports.stream_runs import executed
 from batchtune import sampler_from_config
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of
+from batchtune.exports import export_of
+from batchtune.exports.base import Tuned
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings

@@ -1,10 +1,7 @@
 """What was left out at tuning is left out by every export, too, or the export says how."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from importlib.util import find_spec
 from itertools import chain
 
 import numpy as np
@@ -97,8 +94,6 @@ def test_speechbrains_line_keeps_what_was_tuned_with():
     text = rendered("speechbrain")
     (line,) = re.findall(r"^#     (train_data = .*)$", text, re.MULTILINE)
     assert "100 examples, longer than --max-length 30" in prose(text)
-    if find_spec("speechbrain") is None:
-        pytest.skip("speechbrain is not installed")
     examples = {
         str(index): {"duration": float(length)} for index, length in enumerate(ALL)
     }

@@ -1,7 +1,5 @@
 """The Lhotse export, run by Lhotse's own sampler."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

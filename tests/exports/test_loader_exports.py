@@ -1,7 +1,5 @@
 """The recommended arguments of a data loader: in loader.yaml, and in the config of every framework."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -71,8 +69,7 @@ def test_loader_yaml_of_other_kinds(loader):
     document = YAML(typ="safe").load(render_loader_yaml(loader))
     row = loader.recommended_row
     assert (
-        row is not None
-        and document["arguments"] == row.arguments
+        document["arguments"] == row.arguments
         and document["evidence"]["gpu_idle"] is None
     )
 

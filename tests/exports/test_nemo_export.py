@@ -1,7 +1,5 @@
 """The NeMo exports, run by NeMo itself where it is installed, and by the sampler that it calls."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -1,13 +1,11 @@
 """`sampler.yaml` and `stream.yaml`: written, read back, refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import yaml
 from exports.stream_runs import assert_snapshot, changed, made_stream
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from report_records import (
@@ -71,7 +69,6 @@ positive = st.floats(1e-9, 1e12)
     positive,
     texts,
 )
-@settings(deadline=None, max_examples=25)
 def test_what_is_written_is_read_back_bit_for_bit(
     tmp_path_factory, boundaries, unit, seconds, text
 ):

@@ -1,13 +1,11 @@
 """The SpeechBrain export, read by hyperpyyaml and run by SpeechBrain's own sampler."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
 import pytest
 from exports.stream_runs import row_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from real_lengths import librispeech_seconds
@@ -61,7 +59,6 @@ def test_speechbrain_makes_the_rows_number_of_batches(sampler, librispeech, most
     assert batches(sampler, librispeech, block) == row_of(result).batches
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(min_value=1e-7, max_value=1e18), min_size=1, max_size=12))
 def test_numbers_survive_hyperpyyaml_exactly(values):
     found = loaded(f"a: {{b: {flow_list(values)}, c: {number(values[0])}}}\n")["a"]

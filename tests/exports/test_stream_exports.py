@@ -1,14 +1,11 @@
 """The exports of a stream, run by the libraries that they are for."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 import sys
 import types
 from collections import Counter
 from functools import cache
-from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 
@@ -21,7 +18,8 @@ from real_speechbrain import load_speechbrain
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of
+from batchtune.exports import export_of
+from batchtune.exports.base import Tuned
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
@@ -118,8 +116,6 @@ def fits(batch, found):
 @pytest.fixture
 def speechbrain(monkeypatch, closed):
     """What the snippet imports of SpeechBrain."""
-    if find_spec("speechbrain") is None:
-        pytest.skip("speechbrain is not installed")
     dataloader, iterators = load_speechbrain()[2:]
     # For workers, whose batches are pickled.
     batch = types.ModuleType("speechbrain.dataio.batch")

@@ -1,7 +1,5 @@
 """What needs a CUDA device: skipped, by name, where there is none. Run with `python -m pytest tests/gpu`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Workloads for the CUDA tests."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """What the CUDA tests share: supervisors, settings, and a process that holds memory of the device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

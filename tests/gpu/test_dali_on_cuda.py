@@ -1,7 +1,5 @@
 """Loaders of DALI's dynamic mode on a GPU: batches lie there, each reader thread has a stream, and seeds hold."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

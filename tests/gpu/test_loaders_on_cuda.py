@@ -1,7 +1,5 @@
 """Loaders whose batches go to a CUDA device."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

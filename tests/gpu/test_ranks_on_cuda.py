@@ -1,7 +1,5 @@
 """Ranks in an NCCL process group, one on each GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpu.on_cuda import settings

@@ -1,7 +1,5 @@
 """What surrounds a CUDA device: the driver's facts, memory outside the allocator, what is kept free, others."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

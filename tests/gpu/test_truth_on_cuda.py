@@ -1,7 +1,5 @@
 """The probe's answer of a compiled model on CUDA; of the built-in ones, `benchmarks/cuda_truth.py --brute-force`."""
 
-from __future__ import annotations
-
 import shutil
 import sysconfig
 from pathlib import Path

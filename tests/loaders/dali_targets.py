@@ -1,7 +1,5 @@
 """What the tests of DALI loaders measure: functions and classes as users write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nvidia.dali.experimental.dynamic as ndd

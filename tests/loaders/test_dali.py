@@ -1,7 +1,5 @@
 """Loaders of DALI's dynamic mode, against the real DALI, on the CPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import random
@@ -119,7 +117,6 @@ def test_functions_with_shards_are_read_by_two_threads():
 @needs_dali
 @settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

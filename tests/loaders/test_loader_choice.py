@@ -1,7 +1,5 @@
 """Which setting a loader's tuning chooses, with measurements that are made: on a machine whose speed varies."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -98,7 +96,7 @@ def test_no_row_is_faster_than_the_recommended_one(tuned, noise, seed):
     }
     found = tuned(noise, seed, sweep=sweep)
     chosen = found.recommended_row
-    assert chosen is not None and chosen.equal_to_best and chosen.examples_per_second
+    assert chosen.equal_to_best and chosen.examples_per_second
     for row in found.rows:
         faster = (
             row.examples_per_second is not None

@@ -1,7 +1,5 @@
 """Which setting of a loader is recommended, and what is made of what it delivered."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchtune.loaders.dataloader import TorchKind

@@ -1,7 +1,5 @@
 """The worker process of loaders: what it opens, what an epoch delivers, and how it says what went wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -230,7 +228,7 @@ def test_an_item_that_raises_shows_its_line(asker, workers):
     failure = asker.failure("arguments", workers, options={"bad": 17})
     assert failure.outcome == "error"
     assert failure.message == "ValueError: no such clip"
-    assert failure.traceback is not None and "in __getitem__" in failure.traceback
+    assert "in __getitem__" in failure.traceback
     assert failure.traceback.rstrip().endswith("ValueError: no such clip")
 
 

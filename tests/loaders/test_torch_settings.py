@@ -1,7 +1,5 @@
 """The settings of torch's DataLoader that are swept: each once."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

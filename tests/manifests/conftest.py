@@ -1,7 +1,5 @@
 """What the tests of the manifests share."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A web server on this machine that answers requests for ranges of files, with ETags, and counts what it serves."""
 
-from __future__ import annotations
-
 import re
 import threading
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Lengths of audio and array files by their headers: against libsndfile, and where the files are odd or damaged."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

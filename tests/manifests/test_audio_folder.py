@@ -1,7 +1,5 @@
 """The format `audio`: a folder of audio files."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

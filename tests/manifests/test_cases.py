@@ -1,7 +1,5 @@
 """Small data sets on which lengths went wrong, each with its right lengths, or the message that says what to do."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

@@ -1,7 +1,5 @@
 """Chats as examples: by their contents, or as a tokenizer's chat template renders them."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

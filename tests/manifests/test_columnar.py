@@ -1,7 +1,5 @@
 """The formats `parquet` and `arrow`: columns of any type, what stands in nested ones, and the table of `scan`."""
 
-from __future__ import annotations
-
 import datetime
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """Folders that Hugging Face's datasets saved."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchtune.errors import ManifestError

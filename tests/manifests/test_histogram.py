@@ -1,7 +1,5 @@
 """Histograms: what `scan --histogram` writes gives what the examples themselves give, whatever their number."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a user names, and the sources that it means."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """What every manifest format must do. A new format adds a writer of a small file to `samples`, and runs all of it."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os
@@ -277,7 +275,7 @@ def test_nothing_is_lost_across_blocks(read, write, named, monkeypatch):
 
 
 @free_formats
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(
     values=st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=1, max_size=20)
 )

@@ -1,7 +1,5 @@
 """Damaged manifests: right lengths or one message, whatever the damage. pyarrow's formats promise less, see below."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 

@@ -1,7 +1,5 @@
 """Processes that read along: what is lost with one that is killed is read again, and none is waited for in vain."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Messages quote little of what a file holds, however long its ids, keys and values are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

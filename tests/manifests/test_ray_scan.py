@@ -1,7 +1,5 @@
 """Scans on Ray: what is written is what this machine's processes write, even if workers are killed."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import sys

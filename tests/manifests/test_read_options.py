@@ -1,11 +1,9 @@
 """The options of a reader, and the length scale as it is written."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.errors import UsageError
@@ -49,7 +47,6 @@ def test_what_is_no_positive_number_is_a_usage_error(text):
     assert caught.value.hint
 
 
-@settings(deadline=None)
 @given(
     st.fractions(min_value=Fraction(1, 10**9), max_value=10**9, max_denominator=10**9)
 )
@@ -57,7 +54,6 @@ def test_a_written_fraction_is_read_back(scale):
     assert parse_scale(str(scale)) == scale
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_any_text_gives_a_positive_scale_or_a_usage_error(text):
     try:

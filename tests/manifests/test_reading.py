@@ -1,7 +1,5 @@
 """Manifests as texts, and what is read from them: the cases in `cases/read.yaml` and `cases/refused.yaml`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -36,7 +34,6 @@ def test_lengths_are_read(read, case):
     if "unit" in case:
         assert found.unit == case["unit"]
     if "targets" in case:
-        assert found.targets is not None
         assert found.targets.tolist() == case["targets"]
     assert in_all(case.get("note", ""), " ".join(found.notes))
 

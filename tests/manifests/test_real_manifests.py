@@ -1,7 +1,5 @@
 """Real lengths give the numbers that are known of them, in every format."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

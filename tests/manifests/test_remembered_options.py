@@ -1,7 +1,5 @@
 """Options that a run remembers: what is taken from it, and what is not."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchtune.manifests import ReadOptions

@@ -1,7 +1,5 @@
 """Sources on S3, as moto's server on this machine plays it; credentials are those of the environment."""
 
-from __future__ import annotations
-
 import pytest
 from manifests.samples import long_shard
 

@@ -1,7 +1,5 @@
 """The table that `scan` writes is sorted: the order of the data set is put back, or missing and refused."""
 
-from __future__ import annotations
-
 import pandas
 import pyarrow.parquet
 import pytest
@@ -36,7 +34,6 @@ def test_the_order_of_the_data_set_is_put_back(sources):
     assert pandas.read_parquet(table)["length"].tolist() == sorted(LENGTHS)[::-1]
     for found in (load_stream(table), load_ordered_lengths(table)):
         assert found.values.tolist() == LENGTHS
-        assert found.targets is not None
         assert found.targets.tolist() == [10 * length for length in LENGTHS]
     rows = [(number, x, 10.0 * x) for number, x in enumerate(LENGTHS)]
     assert list(load_lengths(table).rows) == rows

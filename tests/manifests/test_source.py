@@ -1,7 +1,5 @@
 """Files under manifests: compression, bombs, line ends."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

@@ -1,7 +1,5 @@
 """The lengths of a stream, as they are stored, shard after shard."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

@@ -1,7 +1,5 @@
 """The files in tar archives, found as Python's own tarfile finds them."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os
@@ -10,7 +8,7 @@ import tarfile
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from samples import shard
 
@@ -112,7 +110,6 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-@settings(deadline=None, max_examples=60)
 @given(
     contents=st.dictionaries(NAMES, st.integers(0, 1500), max_size=12),
     form=st.sampled_from(list(FORMATS)),
@@ -155,7 +152,6 @@ def test_any_byte_of_a_header_that_is_wrong_is_noticed(write):
         damaged[offset] ^= 0xFF
         found, error = until_error(write(bytes(damaged)))
         assert [one[0] for one in found] == ["a.wav"]
-        assert error is not None
         assert "is damaged at byte 1,024" in error.message
 
 
@@ -191,7 +187,6 @@ def test_a_pax_sparse_member_is_told_and_has_its_real_name(write):
 def test_a_member_that_is_cut_is_named_with_its_bytes(write):
     data = files({"a.wav": b"1" * 600, "b.wav": b"2" * 5000})
     error = until_error(write(data[:3000]))[1]
-    assert error is not None
     assert (
         "breaks off in the middle: its last member goes on up to byte 7,048"
         in error.message
@@ -207,7 +202,6 @@ def test_a_size_that_lies_is_an_error_and_takes_no_memory(write, size, compress)
         error = until_error(path)[1]
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert error is not None
         assert "breaks off" in error.message or "is damaged at byte 0" in error.message
         assert peak < 8 * 2**20
 
@@ -218,7 +212,6 @@ def test_an_extended_header_without_its_member_is_an_error(write, end):
     error = until_error(
         write(header(b"x", octal(len(record)), b"x") + padded(record) + end)
     )[1]
-    assert error is not None
     assert "is damaged at byte 0" in error.message
 
 

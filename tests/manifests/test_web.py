@@ -1,7 +1,5 @@
 """Web servers that answer other than they should: no more is read of them than was asked for, nor for long."""
 
-from __future__ import annotations
-
 import gzip
 import threading
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tar shards as WebDataset writes and reads them."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -9,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from manifests.conftest import cases
 from samples import SAMPLE_RATE as RATE
@@ -231,7 +229,6 @@ def test_nothing_is_written_whatever_the_names_are(write, tmp_path, monkeypatch)
     assert not os.path.exists("/tmp/batchtune-never.wav")
 
 
-@settings(max_examples=100, deadline=None)
 @given(name=st.text(st.sampled_from("ab./\n_A"), max_size=9))
 @example(name="a/.b")
 @example(name="a\nb/c.d/.e")
@@ -240,7 +237,6 @@ def test_a_name_is_taken_apart_as_webdataset_does(name):
     assert key_and_suffix(name) == (key, (suffix or "").lower())
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     names=st.lists(
         st.builds(

@@ -1,13 +1,11 @@
 """Packing: the cap, the packers' rules, ranks, and what is refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import batchtune
@@ -74,7 +72,6 @@ def lengths_in(batches, lengths):
 
 @PACKER
 @given(lengths=LENGTHS, world_size=st.integers(1, 5), accumulate=st.integers(1, 3))
-@settings(deadline=None)
 def test_no_batch_exceeds_the_cap_and_ranks_have_equally_many(
     packer, lengths, world_size, accumulate
 ):
@@ -94,7 +91,6 @@ def test_no_batch_exceeds_the_cap_and_ranks_have_equally_many(
 
 
 @given(LENGTHS)
-@settings(deadline=None)
 def test_first_fit_and_best_fit_are_those_by_definition(lengths):
     descending = sorted(lengths, reverse=True)
     tokens = np.array(descending)
@@ -109,7 +105,6 @@ def test_first_fit_and_best_fit_are_those_by_definition(lengths):
 
 
 @given(LENGTHS)
-@settings(deadline=None)
 def test_even_takes_1_percent_more_than_the_bound_at_most(lengths):
     bound = -(-sum(lengths) // CAP)
     by_first_fit = len(batchtune.pack(lengths, CAP, packer="first-fit"))
@@ -144,7 +139,6 @@ def test_few_micro_batches_of_many_sequences_are_even():
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 8))
-@settings(deadline=None)
 def test_ranks_are_as_even_as_by_karmarkar_karp(seconds, world_size):
     seconds = seconds[: len(seconds) // world_size * world_size]
     if not seconds:

@@ -1,7 +1,5 @@
 """Workloads that go wrong in one way each, for real."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,15 +1,18 @@
 """Workloads that several ranks train together, and that go wrong on one of them."""
 
-from __future__ import annotations
-
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import distributed, nn
 
 from batchtune.workloads.training import wrapped
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+import uncompiled  # noqa: F401
 
 WIDTH = 64
 ROWS_OF_A_MIB = (1 << 20) // (4 * WIDTH)

@@ -3,8 +3,6 @@
 The optimizer is written out: torch's own import its compiler, which takes each worker process another second.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """A made device for searches: its memory is a formula, exact and noise-free, and the truth is found by trying."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from made_trials import altered

@@ -1,7 +1,5 @@
 """Packed workloads whose memory is known: a row holds exactly a·Σ L + b·Σ L² + c·n bytes; and wrong ones."""
 
-from __future__ import annotations
-
 import torch
 from known_workload import Known
 

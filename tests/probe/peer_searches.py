@@ -5,8 +5,6 @@ the same for all that are compared is given: the lengths, what the data can fill
 enough.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 Fits = Callable[[int, float], bool]

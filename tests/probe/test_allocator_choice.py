@@ -1,7 +1,5 @@
 """The allocator of a probe: asked for, found out on a made CUDA device, recorded, and held to."""
 
-from __future__ import annotations
-
 import os
 
 import msgspec

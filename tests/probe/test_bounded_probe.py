@@ -1,7 +1,5 @@
 """How long a probe takes: what `--minutes`, interruptions, scattered times and a long tail make of it."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

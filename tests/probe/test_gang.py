@@ -54,7 +54,7 @@ def test_two_ranks_are_one_worker():
     with supervise(ballast_rank=1, ballast_mib=60) as supervisor:
         device = supervisor.start()
         fits, too_large = (
-            supervisor.measure(BatchShape(size, 100.0), 0).trial for size in (2, 26)
+            supervisor.measure(BatchShape(size, 100.0), 0).trial for size in (2, 32)
         )
     assert (device.world_size, device.nnodes, device.backend) == (2, 1, "gloo")
     assert device.limit_bytes == 460 * MIB

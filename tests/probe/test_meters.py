@@ -1,7 +1,5 @@
 """Meters: the CPU's under its real limit, CUDA's over a made torch.cuda and a made NVML."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

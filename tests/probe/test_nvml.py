@@ -1,7 +1,5 @@
 """What NVML tells of a GPU, and what is left where it can't: by a stub of it, asked through the real `pynvml`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The probe of packed batches on the CPU, under a real limit, as commands and from Python."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The token budget of packed batches on a made device: never too large, within a per cent, in few trials."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from functools import partial
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import example, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from made_trials import altered
 from memory_laws import LIMIT_BYTES, Law, ooms, warns
@@ -88,7 +85,6 @@ def assert_never_too_large(device, probe):
     return truth
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
 @example(163_278, 60.0, 3e6, 0.0, TOKENS, True)  # too little margin at first
 @given(
     token=st.floats(2e4, 1.5e6),

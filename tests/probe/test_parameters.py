@@ -1,7 +1,5 @@
 """Whether the steps so far have changed a parameter, however they write it."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

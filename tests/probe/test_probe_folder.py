@@ -1,7 +1,5 @@
 """The whole probe on a made device: its run folder, how it goes on in it, and what ends it with a message."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Where the probe measures more lengths, on a device whose memory is a formula."""
 
-from __future__ import annotations
-
 import numpy as np
 from probe.made_device import SearchedDevice, quadratic_peak, search_to_the_end
 

@@ -1,7 +1,5 @@
 """What surrounds a training step: gradients that DDP copies, and the settings that are recorded."""
 
-from __future__ import annotations
-
 import gc
 import os
 

@@ -1,7 +1,5 @@
 """Results with other numbers than the made ones."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 

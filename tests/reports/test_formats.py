@@ -1,7 +1,5 @@
 """What every format of a report must do; a new one in the registry is held to it too."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the charts of the HTML report show."""
 
-from __future__ import annotations
-
 import pytest
 from html_records import with_data
 from loader_records import all_failed, loaded, made_iterable
@@ -113,7 +111,6 @@ def test_a_stream_has_a_line_for_each_algorithm():
 def test_the_histogram_has_its_bins_and_the_batch_sizes(logarithmic):
     sweep = with_data(made_sweep(), logarithmic=logarithmic)
     row = sweep.recommended_row
-    assert row is not None
     traces = drawn("lengths", sweep=sweep)
     bars = traces["examples"]
     assert bars["y"] == [bin_.count for bin_ in sweep.histogram]

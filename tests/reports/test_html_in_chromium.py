@@ -233,10 +233,9 @@ def test_nothing_is_wider_than_the_window(light):
     for width in (390, 960):
         light.page.set_viewport_size({"width": width, "height": 800})
         main = light.page.locator("main").bounding_box()
-        assert main is not None and main["width"] <= width
+        assert main["width"] <= width
         for figure in figures(shown()):
             room = light.page.locator(f"#plot-{figure.name}").bounding_box()
-            assert room is not None
             drawn = f"#plot-{figure.name} .main-svg[width='{room['width']:g}']"
             light.page.locator(drawn).first.wait_for(state="attached")
         assert light.page.evaluate("document.scrollingElement.scrollWidth") <= width

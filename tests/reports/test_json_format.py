@@ -1,7 +1,5 @@
 """The report as JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

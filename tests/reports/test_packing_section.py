@@ -1,7 +1,5 @@
 """What a report says about packing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from msgspec.structs import replace

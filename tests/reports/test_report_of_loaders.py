@@ -1,7 +1,5 @@
 """What a report says of a data loader: in sentences, in tables, and in the verdicts of the gate."""
 
-from __future__ import annotations
-
 from loader_records import (
     loaded,
     made_iterable,

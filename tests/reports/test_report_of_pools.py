@@ -1,7 +1,5 @@
 """What a report says of pools: in sentences, in tables, and in the verdicts of the gate."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 from pooled_records import pooled_sweep
 from report_records import COUNT, summary_of

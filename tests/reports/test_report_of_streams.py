@@ -1,7 +1,5 @@
 """What a report says of a stream: in sentences, in tables, and in the verdicts of the gate."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from report_records import made_probe, summary_of, tables_of, warnings_of

@@ -1,13 +1,11 @@
 """The survey of a data set's lengths: its figures against plain definitions, and what it cautions against."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -48,7 +46,6 @@ def spoken(count=2000):
 
 
 @given(ANY_LENGTHS)
-@settings(deadline=None, max_examples=40)
 def test_percentiles_are_the_nearest_ranks(values):
     found = survey(Lengths.of(values))
     expected = [
@@ -62,7 +59,6 @@ def test_percentiles_are_the_nearest_ranks(values):
 
 
 @given(ANY_LENGTHS)
-@settings(deadline=None, max_examples=40)
 def test_the_bins_hold_each_example_once_in_descending_order(values):
     bins = survey(Lengths.of(values)).histogram
     assert [one.count for one in bins] == [

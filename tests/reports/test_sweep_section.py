@@ -1,7 +1,5 @@
 """What a report says of a sweep, and of the probe below it: sentences, tables, warnings, next commands."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace as with_results
 from pathlib import Path

@@ -7,8 +7,6 @@ The snapshots hold whole reports, 80 columns wide. To write them anew after a wa
 and read the difference before keeping it.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What reports and rules say of a recorded training."""
 
-from __future__ import annotations
-
 import os
 import tracemalloc
 
@@ -54,7 +52,6 @@ def test_measured_is_what_the_timed_steps_took(tmp_path):
 def test_predicted_is_what_the_probe_says_of_the_same_batches(tmp_path):
     training = training_of(recorded(tmp_path, LINES))
     seconds = costs_of(made_probe()).step_seconds
-    assert seconds is not None
     expected = float(seconds([60.0, 40.0], [10.0, 15.0]).mean())
     assert training.predicted_step_seconds == pytest.approx(expected)
     assert training.predicted_peak_bytes is not None

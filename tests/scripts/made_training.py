@@ -1,7 +1,5 @@
 """A script's training loop in a thread of the tests, as batchtune stands between it and its loaders."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What a script's failures become, and what is learned of its loaders: its loop runs in a thread of the tests."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import threading
@@ -413,7 +411,7 @@ def test_of_several_loaders_one_is_chosen(monkeypatch):
             "0: Lengths, 40 examples; 1: Lengths, 30 examples"
         )
     ready = prepared(monkeypatch, loop, loader=1)
-    assert isinstance(ready, Ready) and ready.device.script is not None
+    assert isinstance(ready, Ready)
     assert ready.device.script.loader == "Lengths, 30 examples"
     for _ in range(50):  # more than an epoch of the loader that delivers its own
         loop.train(lambda: [0] * 7)
@@ -490,7 +488,7 @@ def test_rows_in_another_order_are_found_by_the_data_sets_own(monkeypatch, known
     loop = MadeScript(monkeypatch, train_on_all, loader_of(data)).measured()
     rows = sorted(map(float, Lengths().lengths))
     ready = prepared(monkeypatch, loop, rows=rows)
-    assert isinstance(ready, Ready) and ready.device.script is not None
+    assert isinstance(ready, Ready)
     assert ready.device.script.batches == ["batch: [B, L, 16] float32"]
     assert (len(learned), written) == (not known, [])
 

@@ -1,7 +1,5 @@
 """Batches that are drawn from a script's own examples: of any shape, as its collate function makes them."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

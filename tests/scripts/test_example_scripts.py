@@ -171,7 +171,6 @@ def test_the_manifests_are_those_that_are_made(tmp_path):
 def check_learned(device, per_unit):
     """Checks what the probe learned of a script, and that made batches take what the script's own do."""
     script = device.script
-    assert script is not None
     assert script.per_unit == per_unit
     # Of packed batches none is made; where steps are slow, fewer are compared.
     compared = [0] if script.packed else [1, 2, 3]
@@ -218,7 +217,6 @@ def test_it_is_measured_as_it_is(name, folder):
     if name in ("lightning's own ranks", "wav2vec2"):
         # From Lightning's closures, and the Trainer's steps; only the first model has batch norm.
         gradient = script.gradient
-        assert gradient is not None and gradient.again is not None
         assert gradient.again < 0.01 < (gradient.any_counts or 0.0)
         assert bool(gradient.batch_norm) == (name != "wav2vec2")
     assert os.listdir(folder) == []
@@ -317,11 +315,11 @@ def test_a_script_is_tuned_run_recorded_and_reported(folder, capfd):
     assert not (folder / "runs").exists()  # the probe trains in a scratch folder
     assert_shown(check_learned(read_result(run / PROBE_FILE, Probe).device, 100))
     sweep = read_result(run / SWEEP_FILE, Sweep)
-    assert sweep.lengths.count == 400 and sweep.recommended_row is not None
+    assert sweep.lengths.count == 400
     proof = sweep.proof  # the script itself ran these batches, in a fresh process
-    assert proof is not None and proof.holds and proof.steps >= 12
+    assert proof.holds and proof.steps >= 12
     # What it would gain is told against its own DataLoader.
-    assert sweep.current is not None and sweep.current.batches == 50
+    assert sweep.current.batches == 50
     current = "Your current config is fixed batches of 8 (as the script's DataLoader"
     assert current in " ".join(tuned.stdout.split())
 

@@ -67,7 +67,6 @@ def test_a_script_trains_on_the_wanted_shapes_until_it_fails(working_folder):
     assert {trial.worker for trial in (small, large, failed)} == {1}
     check_growth(small, large, (30 - 4) * 60)
     script = device.script
-    assert script is not None
     assert script.loader == "Lengths, 40 examples"
     assert script.batches == ["batch: [B, L, 16] float32"]
     assert (script.per_unit, script.accumulation, script.look_ahead) == (1.0, 1, 0)
@@ -95,11 +94,11 @@ def test_a_script_that_packs_trains_on_rows_of_sequences():
     assert small.sequences == [(99, 1), (61, 1), (20, 1)]
     check_growth(small, large, sum(rows[1]) - sum(rows[0]))
     script = device.script
-    assert script is not None and script.packed
+    assert script.packed
     assert "x: [1, ΣL, 16] float32" in script.batches
     for twin in script.twins:
         assert abs(twin.difference) <= 0.02
-        assert twin.sequences is not None and len(twin.sequences) == 4
+        assert len(twin.sequences) == 4
     assert any("batches are packed" in note for note in notes)
 
 
@@ -182,5 +181,4 @@ def test_a_command_that_is_not_there_is_named():
 def test_lengths_are_sent_in_ascending_order():
     with supervise("a", "script") as supervisor:
         request = supervisor._script()
-    assert request is not None
     assert request.lengths == sorted(LENGTHS.values.tolist())

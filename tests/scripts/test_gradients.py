@@ -1,7 +1,5 @@
 """Whether a step's gradient depends on its micro-batches: loops whose losses weigh examples in different ways."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

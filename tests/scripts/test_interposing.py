@@ -1,7 +1,5 @@
 """The hook on PYTHONPATH in a process that batchtune did not start: nothing changes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

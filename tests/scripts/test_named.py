@@ -1,7 +1,5 @@
 """Workloads named by their framework: their commands, their errors, and the scripts, which run by themselves."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

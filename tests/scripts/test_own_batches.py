@@ -1,7 +1,5 @@
 """The batches of a script's own sampler: counted without reading an example, priced as a row of a sweep."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from typing import Any
@@ -58,7 +56,6 @@ def own_batches(path, batch_sampler, ranks=1, targets=None):
 def test_the_batches_of_a_sampler_are_counted(tmp_path):
     sampler = Buckets()
     own = own_batches(tmp_path, sampler, targets=TARGETS)
-    assert own is not None
     longest = [VALUES[batch].max() for batch in sampler.batches]
     worst = [TARGETS[batch].max() for batch in sampler.batches]
     assert (own.sampler, own.batches) == ("Buckets", 25)
@@ -77,7 +74,6 @@ class Shards(DistributedSampler[Any]):
 
 def test_the_batches_of_one_rank_stand_for_all(tmp_path):
     own = own_batches(tmp_path, BatchSampler(Shards(0), 10, False), ranks=2)
-    assert own is not None
     assert (own.batches, own.ranks) == (40, 2)
     # Of 399 others, 9 are an example's mates.
     assert own.mates_again == pytest.approx(9 / 399, rel=0.5)
@@ -89,7 +85,7 @@ def test_the_batches_of_a_rank_by_accelerate_are_counted(tmp_path, split):
     whole = BatchSampler(RandomSampler(Unread()), 8, drop_last=False)
     shard = shards.BatchSamplerShard(whole, 2, 0, split_batches=split)
     own = own_batches(tmp_path, shard, ranks=2)
-    assert own is not None and own.batches == (100 if split else 50)
+    assert own.batches == (100 if split else 50)
     assert {shape.batch_size for shape in own.shapes} == {4 if split else 8}
 
 
@@ -142,18 +138,17 @@ def test_they_are_the_current_row_of_a_sweep(tmp_path):
             Lengths.of(VALUES), limit, chosen, costs, current=own_current(script)
         )
         row = found.current
-        assert row is not None and found.current_fits is fits
+        assert found.current_fits is fits
         assert (row.batches, row.steps, row.largest_batch_size) == (25, 13, 16)
         padded = sum(16 * VALUES[batch].max() for batch in sampler.batches)
         assert row.padded_length == padded
         assert row.estimated_epoch_seconds == pytest.approx(0.25 + padded * 1e-4)
         assert row.padding_ratio == pytest.approx(1 - VALUES.sum() / padded)
     settings = found.current_settings
-    assert settings is not None
     assert settings["describe"] == "batches by Buckets, counted over an epoch"
 
 
 def test_a_tensor_is_an_index_too(tmp_path):
     batches = [[torch.tensor(first), first + 1] for first in range(0, 400, 2)]
     own = own_batches(tmp_path, Wrong(batches))
-    assert own is not None and own.batches == 200
+    assert own.batches == 200

@@ -1,7 +1,5 @@
 """The lengths of a script's own data set: what it holds, and what its examples show."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Collate functions that pack: what is learned of them makes any row of sequences, as they would collate it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -80,7 +80,7 @@ def test_samples_are_found_though_the_manifest_is_rounded():
     seconds = durations(0)[:200]
     samples = np.round(seconds * 16000).astype(int).tolist()
     scale = scale_by_rows(samples, np.round(seconds, 2).tolist(), 0.01, None)
-    assert scale is not None and scale.per_unit == 16000
+    assert scale.per_unit == 16000
 
 
 def test_a_given_ratio_that_the_rows_refute_is_an_error():

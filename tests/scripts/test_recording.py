@@ -295,7 +295,6 @@ def test_every_line_parses_after_a_kill(tmp_path):
     end = "train(100, 3)\nprint('trained', flush=True)\ntrain(100, 100_000)\n"
     program = [sys.executable, "-c", script(tmp_path, end)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "trained\n"
         process.kill()
     assert len(steps_in(tmp_path / "training.jsonl")) >= 200

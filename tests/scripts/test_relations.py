@@ -24,7 +24,7 @@ def test_plain_relations_are_found_exactly(word):
     base = random.integers(50, 900, 100).astype(float)
     seen = np.array([SIZES[word](int(length)) for length in base], float)
     relation = fitted("L", base, seen)
-    assert relation is not None and relation.sure and str(relation) == word
+    assert relation.sure and str(relation) == word
     for length in range(50, 900):
         size = relation.at(AxisShape(1, length))
         assert size == SIZES[word](length)
@@ -40,10 +40,10 @@ def test_plain_relations_are_found_exactly(word):
 def test_sizes_that_are_even_by_chance_are_no_multiples():
     base = np.array([400, 408, 416, 433, 450, 467], float)
     relation = fitted("L", base, base // 4)
-    assert relation is not None and relation.at(AxisShape(1, 406)) == 101
+    assert relation.at(AxisShape(1, 406)) == 101
 
 
 def test_two_roundings_that_both_fit_are_not_sure():
     base = np.array([401, 437, 522, 643, 735, 866], float)
     relation = fitted("L", base, np.ceil(base / 4))
-    assert relation is not None and not relation.sure
+    assert not relation.sure

@@ -1,7 +1,5 @@
 """`batchtune run`: a script that is not changed trains on exactly the recommended batches."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -425,7 +423,7 @@ def test_examples_in_another_order_are_noticed():
     shuffled = np.random.default_rng(0).permutation(LENGTHS)
     assert unsafe(loader_of(10 * LENGTHS + 2), LENGTHS) is None
     reason = unsafe(loader_of(10 * shuffled), LENGTHS)
-    assert reason is not None and "in different orders" in reason
+    assert "in different orders" in reason
     assert unsafe(loader_of(np.full(60, 30)), LENGTHS) is None
     noise = np.random.default_rng(1).uniform(0.9, 1.1, 60)
     assert unsafe(loader_of(100 * LENGTHS * noise), LENGTHS) is None
@@ -462,4 +460,4 @@ def test_other_loaders_are_not_the_training_loader():
     assert unlike(loader_of(LENGTHS), 60) is None
     assert unlike(loader_of(LENGTHS), 61) is not None
     whole = unlike(loader_of(LENGTHS, batch_size=None), 60)
-    assert whole is not None and "makes whole batches" in whole[0]
+    assert "makes whole batches" in whole[0]

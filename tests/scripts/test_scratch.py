@@ -1,7 +1,5 @@
 """The scratch: whatever a script does, the user's files stay as they are."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

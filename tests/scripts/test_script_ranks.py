@@ -103,7 +103,6 @@ def check_device(device, look_ahead):
     assert (device.world_size, device.backend) == (2, "gloo")
     assert [rank.rank for rank in device.ranks] == [0, 1]
     script = device.script
-    assert script is not None
     assert (script.loader, script.per_unit) == ("Lengths, 400 examples", 1.0)
     assert (script.accumulation, script.look_ahead) == (2, look_ahead)
     assert len(script.twins) == 6
@@ -219,4 +218,4 @@ def test_ranks_are_tuned_and_proven(together, tmp_path):
     ooms = [trial for trial in probe.trials if trial.outcome == "oom"]
     assert ooms and all(trial.oom_ranks for trial in ooms)
     proof = read_result(folder / "sweep.json", Sweep).proof
-    assert proof is not None and proof.holds
+    assert proof.holds

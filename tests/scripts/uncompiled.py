@@ -13,5 +13,7 @@ compiler.disable = lambda function, *_, **__: function
 compiler.graph_break = lambda: None
 compiler.trace_rules = ModuleType("trace_rules")  # for process groups
 compiler.trace_rules.clear_lru_cache = lambda: None
+compiler.utils = ModuleType("utils")  # for DDP
+compiler.utils.get_optimize_ddp_mode = lambda: "no_optimization"
 sys.modules["torch._dynamo"] = compiler
 torch._dynamo = compiler

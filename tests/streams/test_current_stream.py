@@ -1,7 +1,5 @@
 """A user's current way to batch a stream: read from words and files, in the unit of the lengths."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -76,10 +74,7 @@ def test_numels_in_samples_without_a_rate_ask_for_it():
         match=r"a limit of 960,000 seems to count samples, but the lengths s",
     ) as error:
         read(IN_SAMPLES)
-    assert (
-        error.value.hint is not None
-        and "Add sample_rate=16000 to the settings" in error.value.hint
-    )
+    assert "Add sample_rate=16000 to the settings" in error.value.hint
 
 
 def test_a_rate_for_lengths_that_are_no_time_is_an_error():

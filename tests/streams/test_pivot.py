@@ -1,7 +1,5 @@
 """SpeechBrain's `dynamic_bucketed_batch`, reproduced on lengths alone."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

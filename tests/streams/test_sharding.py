@@ -1,14 +1,12 @@
 """Which examples each worker reads, next to WebDataset itself; advice on how to write shards."""
 
-from __future__ import annotations
-
 import io
 import random
 import tarfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.results import StreamedWith
@@ -101,7 +99,6 @@ def test_each_worker_reads_as_in_webdataset(urls, sharding, monkeypatch):
     buffer_size=st.integers(0, 400),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=50)
 def test_shuffling_is_webdatasets(count, buffer_size, seed):
     filters = pytest.importorskip("webdataset.filters")
     theirs, ours = random.Random(seed), random.Random(seed)
@@ -128,7 +125,6 @@ def test_no_more_shards_are_advised_than_help(count, readers, shards):
     mean_bytes=st.none() | st.integers(1, 10**7),
     readers=st.integers(1, 128),
 )
-@settings(deadline=None, max_examples=100)
 def test_advised_shards_keep_every_worker_busy(count, mean_bytes, readers):
     total = None if mean_bytes is None else mean_bytes * count
     advice = advised_shards(count, total, readers)

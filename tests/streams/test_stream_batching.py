@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.epochs.table import BucketTable, batch_sizes_for
@@ -72,7 +72,6 @@ def of_speech(algorithm, table, buffer_size, epoch=0, **options):
     )
 
 
-@settings(max_examples=75, deadline=None)
 @given(LENGTHS, ALGORITHMS, tables(), st.integers(1, 60), st.booleans(), st.booleans())
 def test_sizes_and_buffer_hold_and_each_example_comes_once(
     lengths, algorithm, table, buffer_size, shuffle, drop_last
@@ -89,7 +88,6 @@ def test_sizes_and_buffer_hold_and_each_example_comes_once(
     assert len(left_out) < (int(table.batch_sizes.max()) if drop_last else 1)
 
 
-@settings(deadline=None)
 @given(LENGTHS, tables(), st.floats(0, 1), st.integers(1, 60), st.booleans())
 def test_a_pivots_batch_keeps_the_padding_ratio(
     lengths, table, ratio, buffer_size, shuffle
@@ -131,7 +129,6 @@ def test_pools_leave_hardly_a_batch_unfilled():
         assert len(unfilled) <= 2
 
 
-@settings(deadline=None)
 @given(LENGTHS, st.integers(12, 60), st.floats(0, 1), st.integers(1, 40))
 def test_a_pivots_batch_is_speechbrains(
     real_dynamic_bucketed_batch, lengths, most, ratio, buffer_size

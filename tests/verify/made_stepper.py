@@ -1,7 +1,5 @@
 """A made device for verifications, which holds a known number of cells; and a probe of it."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import msgspec

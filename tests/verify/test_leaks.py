@@ -1,7 +1,5 @@
 """Memory that creeps, and memory that only settles."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

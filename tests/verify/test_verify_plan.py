@@ -1,10 +1,8 @@
 """The batches that a verification runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from verify.made_stepper import (
     BOUNDARIES,
@@ -38,7 +36,6 @@ def shapes(batches):
 
 
 @given(FEW, SIZES, st.integers(0, 5))
-@settings(deadline=None)
 def test_an_epoch_is_that_of_the_sampler(values, sizes, seed):
     lengths = Lengths.of(values, [value % 7 for value in values])
     plan = planned(lengths, sizes, seed=seed)

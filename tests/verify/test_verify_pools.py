@@ -1,9 +1,7 @@
 """The verification of batches that are cut from pools, on a made device."""
 
-from __future__ import annotations
-
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from verify.made_stepper import (
     BOUNDARIES,
@@ -28,7 +26,6 @@ def planned(lengths, sizes, **changes):
 
 
 @given(FEW, SIZES, st.integers(1, 70), st.sampled_from([None, 3.0]), st.booleans())
-@settings(deadline=None, max_examples=50)
 def test_an_epoch_is_that_of_the_sampler(values, sizes, pool_size, overhead, drop_last):
     lengths = Lengths.of(values)
     sampler = PooledBatchSampler(
@@ -58,7 +55,6 @@ def test_an_epoch_is_that_of_the_sampler(values, sizes, pool_size, overhead, dro
 
 @given(FEW, SIZES, st.integers(1, 70))
 @example([1, 1, 6], [1, 2, 1], 2)  # the shorter half of a batch is of a lower bucket
-@settings(deadline=None, max_examples=50)
 def test_no_batch_needs_more_than_a_worst_one(values, sizes, pool_size):
     check_worst_batches(
         planned(

@@ -1,7 +1,5 @@
 """The workload, device and limit of a verification."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from verify.made_stepper import LIMIT_BYTES, made_probe

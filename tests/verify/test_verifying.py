@@ -1,7 +1,5 @@
 """The verification as a whole, on a made device."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

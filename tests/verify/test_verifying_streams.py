@@ -1,10 +1,8 @@
 """The verification of a stream's batches, on a made device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from verify.made_stepper import (
     BOUNDARIES,
@@ -73,7 +71,6 @@ def verified(stepper, plan):
     st.integers(1, 30),
     ALGORITHMS,
 )
-@settings(deadline=None, max_examples=60)
 def test_no_batch_needs_more_than_a_worst_one(values, sizes, buffer_size, algorithm):
     targets = [value % 7 for value in values]
     check_worst_batches(

@@ -1,7 +1,5 @@
 """The built-in language model on packed rows: each sequence trains as if it were alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F
