@@ -250,7 +250,13 @@ def run_case(
     case = CASES[name]
     values, targets = case.lengths()
     lengths = Lengths.of(values, targets, unit=case.unit)
-    given: dict[str, Any] = {"memory_bytes": None}
+    given: dict[str, Any] = {
+        "memory_bytes": None,
+        "run": folder,
+        "device": "cuda",
+        "options": case.options,
+        "allocator": allocator,
+    }
     if arguments.memory is not None:
         given["memory_bytes"] = parse_size(arguments.memory)
     if arguments.minutes is not None:
@@ -259,25 +265,12 @@ def run_case(
         given["accumulate"], size = case.steps
         given["current"] = f"batch_size={size}"
     started = time.monotonic()
-
-    def tune(**more: Any) -> Any:
-        return batchtune.tune(
-            case.workload,
-            lengths,
-            run=folder,
-            device="cuda",
-            options=case.options,
-            allocator=allocator,
-            **given,
-            **more,
-        )
-
-    tuned = tune()
+    tuned = batchtune.tune(case.workload, lengths, **given)
     options = dict(case.options)
     if case.steps is not None:
         swept = tuned.sweep.packed or tuned.sweep
         fewest = min(row.accumulate for row in swept.rows if row.keeps_examples)
-        tuned = tune(micro_batches=fewest)
+        tuned = batchtune.tune(case.workload, lengths, **given, micro_batches=fewest)
         options.update(accumulate=fewest, apart=True)
     tuned_seconds = time.monotonic() - started
     assert isinstance(tuned.probe, Probe) and isinstance(tuned.sweep, Sweep)

@@ -62,11 +62,8 @@ def test_packers_are_compared_and_the_config_runs(
     sampler = sampler_from_config(config, LENGTHS, rank=0, world_size=2)
     assert isinstance(sampler, PackedBatchSampler)
     assert 2 * len(sampler) == row["batches"]
-    gate = ("report", "--fail-if")
-    succeed(*gate, "packed.over_cap > 0")
-    assert batchtune(*gate, "packed.largest_tokens < 99999").returncode != 0
-    for name in ("markdown", "html"):
-        assert "even" in batchtune("report", "--format", name).stdout
+    succeed("report", "--fail-if", "packed.over_cap > 0")
+    assert "even" in batchtune("report", "--format", "html").stdout
     verified = batchtune("verify", text)
     assert "describes packed micro-batches" in verified.stderr
 
@@ -130,12 +127,6 @@ def test_cut_sequences_are_counted(sweep):
             ("--max-tokens", 20, "--current", "axolotl:sequence_len=20"),
             "'axolotl:sequence_len=20' is neither a file nor key=value settings",
             "recorded with `batchtune record -- COMMAND`",
-        ),
-        (
-            [10, 12],
-            (*STEPS, "--micro-batches", 3),
-            "a rank's examples of a step make 2 to 2",
-            "from 2",
         ),
         (
             [10, 12],
@@ -291,9 +282,7 @@ class TestOfAProbe:
         config = tmp_path / "batchtune-run" / "sampler.yaml"
         own = np.arange(600).reshape(-1, 2)
         sampler = SameStepBatchSampler.from_config(config, own, LENGTHS)
-        batches = list(sampler)
-        assert len(batches) == len(sampler)
-        first = np.concatenate(batches[:fewest])
+        first = np.concatenate(list(sampler)[:fewest])
         assert sorted(first) == list(range(32))
         assert "SameStepBatchSampler" in succeed("export", "--to", "pytorch").stdout
 

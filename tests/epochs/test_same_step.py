@@ -117,13 +117,9 @@ def test_micro_batches_of_equal_counts():
 def test_sequences_that_do_not_fit_move_on():
     packer = StepPacker(np.array([6, 6, 5, 5, 5, 3]), Budget(max_tokens=10))
     assert packer.fewest(np.arange(6)) == 4
-    (first, left), (second, _) = packer.epoch([(np.arange(6), 2), (left_out(), 2)])
+    (first, left), (second, _) = packer.epoch([(np.arange(6), 2), (np.arange(0), 2)])
     assert [len(batch) for batch in (*first, left)] == [2, 1, 3]
     assert sorted(np.concatenate(second).tolist()) == sorted(left.tolist())
-
-
-def left_out():
-    return np.array([], dtype=np.int64)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -153,18 +153,10 @@ def test_a_config_makes_the_sampler(tmp_path):
         sampler_from_config(path, LENGTHS[:50])
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("max_tokens: 100", "max_tokens: 20"),
-        ("packer: ", "packer: x"),
-        ("max_tokens: 100", "max_token: 100"),
-    ],
-)
-def test_a_damaged_config_is_named(tmp_path, old, new):
+def test_a_damaged_config_is_named(tmp_path):
     options = {"num_buckets": [5], "strategies": ["quantile"]}
     sweep(LENGTHS, run=tmp_path, max_tokens=100, cut_at=30, **options)
     path = tmp_path / "sampler.yaml"
-    path.write_text(path.read_text().replace(old, new))
+    path.write_text(path.read_text().replace("max_tokens: 100", "max_tokens: 20"))
     with pytest.raises(ResultError, match="is damaged"):
         sampler_from_config(path, LENGTHS)

@@ -79,7 +79,6 @@ FOUND = {
     "speechbrain": Example(
         *speech("speechbrain_asr.py", "speechbrain_asr.yaml"),
         *(640, 16000, 1, 0, 1),
-        *("--batch_size=64", "speechbrain/save/*/encoder.ckpt"),
     ),
     "llama": Example(
         *code("llama.py"),
@@ -246,7 +245,7 @@ def test_it_runs_in_the_recommended_batches(name, folder, capfd):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_packed_steps_keep_their_sequences_and_losses(folder, capfd):
+def test_packed_steps_keep_their_sequences_and_losses(folder):
     """Steps of 4 rows of 4 sequences, in as few rows as hold them."""
     command = command_of(FOUND["packed"])
     manifest = str(EXAMPLES / "code_train.csv")
@@ -265,11 +264,11 @@ def test_packed_steps_keep_their_sequences_and_losses(folder, capfd):
             subprocess.run(words, check=True)
         else:
             ran = run_here_in(folder, "run", manifest, "--", *words)
-            assert ran.returncode == 0, ran.stderr + capfd.readouterr().err
+            assert ran.returncode == 0, ran.stderr
         state = (folder / name / "checkpoint-4/trainer_state.json").read_text()
         logged = json.loads(state)["log_history"]
-        losses.append([entry["loss"] for entry in logged if "loss" in entry])
-    assert len(losses[0]) == 4
+        # The last entry is of the whole training.
+        losses.append([entry["loss"] for entry in logged[:4]])
     assert losses[1] == pytest.approx(losses[0], abs=1e-4)
 
 
@@ -283,9 +282,7 @@ def test_a_brain_that_accumulates_trains_the_same(folder, capfd):
     for command in (["tune", "--memory=640MiB", *few], ["run"]):
         ran = run_here_in(folder, *command, "--", *script, "cut.pt", env={})
         assert ran.returncode == 0, ran.stderr + capfd.readouterr().err
-        if command[0] == "tune":
-            assert "Keep 16 examples in each optimizer step" in ran.stdout
-            assert not (folder / "cut.pt").exists()
+    assert read_any_sampler_yaml(folder / "batchtune-run/sampler.yaml").accumulate == 4
     said = capfd.readouterr()
     assert "gives the batches of" in said.err
     assert said.out.count("optimizer steps: 20") == 2
