@@ -31,8 +31,9 @@ from torch.utils.data import BatchSampler
 
 from batchtune import BucketedStream, SameStepBatchSampler, sampler_from_config
 from batchtune.buckets.same_step import SAME_STEP
+from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.exports.run_configs import sampler_config
-from batchtune.results import SWEEP_FILE, PackedConfig, Sweep, read_result
+from batchtune.results import SWEEP_FILE, PackedConfig, Row, Sweep, read_result
 
 if TYPE_CHECKING:
     from benchmarks.recipes import RecipeBench as Bench
@@ -597,9 +598,8 @@ def by_default(bench: Bench) -> tuple[Epochs, str]:
         run = copied_run(bench, "run-steps-kept")
         swept_stream(bench, run, f"--min-steps={bench.shipped_steps}")
         return configured_stream(bench, run)
-    epochs, setting = recommended_in(bench, bench.run)
-    check_script(bench, epochs(0))
-    return epochs, setting
+    check_script(bench)
+    return recommended_in(bench, bench.run)
 
 
 def filled(bench: Bench) -> tuple[Epochs, str]:
@@ -630,28 +630,38 @@ def copied_run(bench: Bench, name: str, *without: str) -> Path:
     return run
 
 
-def check_script(bench: Bench, batches: Batches) -> None:
-    """Check that `batchtune run` gives an unchanged script these batches."""
+def check_script(bench: Bench) -> None:
+    """Check that `batchtune run` gives an unchanged script the recommended batches, of its own random steps."""
+    own = fixed(bench.lengths.size, bench.shipped_batch_size)
+    batches = recommended_in(bench, bench.run, own)[0](0)
+    accumulate = bench.recipe.accumulate
+    config = read_any_sampler_yaml(bench.run / "sampler.yaml")
+    if config.keeps_examples:
+        accumulate = config.accumulate
     said = call_batchtune(
         "run", *bench.manifest(), "--run", str(bench.run),
-        "--", *bench.script(), "--max-steps", str(STEPS_OF_THE_SCRIPT),
+        "--", *bench.script(accumulate), "--max-steps", str(STEPS_OF_THE_SCRIPT),
     )  # fmt: skip
     sizes = re.findall(r"^batch \d+, (.*?): loss", said, re.MULTILINE)
-    expected = batches[: STEPS_OF_THE_SCRIPT * bench.recipe.accumulate]
+    expected = batches[: STEPS_OF_THE_SCRIPT * accumulate]
     if sizes != [str(bench.size_of(batch)) for batch in expected]:
         raise NothingRecommended(f"`batchtune run` gave batches of {sizes}")
 
 
-def recommended_in(bench: Bench, run: Path) -> tuple[Epochs, str]:
-    """Batch as the config in a run folder says."""
+def recommended_in(
+    bench: Bench, run: Path, own: Epochs | None = None
+) -> tuple[Epochs, str]:
+    """Batch as the config in a run folder says; steps that keep their examples are those of `own`, or as shipped."""
     path = run / "sampler.yaml"
-    row = read_result(run / SWEEP_FILE, Sweep).recommended_row
-    if row is not None and row.strategy == SAME_STEP:
-        return same_steps(bench, path), f"{SAME_STEP}, {row.accumulate} micro-batches"
+    swept = read_result(run / SWEEP_FILE, Sweep)
+    row = swept.recommended_row if swept.packed is None else swept.packed.row
+    if row is not None and row.keeps_examples:
+        epochs = same_steps(bench, path, own or bench.shipped_epochs.__getitem__)
+        return epochs, f"{SAME_STEP}, {row.accumulate} micro-batches"
     if bench.recipe.is_packed:
         config = packed_config(run)
         setting = f"{config.packer}, max_tokens {config.max_tokens}"
-    elif row is None:
+    elif not isinstance(row, Row):
         raise NothingRecommended("no table beats a fixed batch size")
     else:
         setting = f"{row.strategy}, {row.num_buckets} buckets"
@@ -659,9 +669,8 @@ def recommended_in(bench: Bench, run: Path) -> tuple[Epochs, str]:
     return epochs_of(sampler), setting
 
 
-def same_steps(bench: Bench, path: Path) -> Epochs:
-    """Cut the steps of the shipped batches anew."""
-    own = fixed(bench.lengths.size, bench.shipped_batch_size)
+def same_steps(bench: Bench, path: Path, own: Epochs) -> Epochs:
+    """Cut the steps of these batches anew."""
 
     def epochs(epoch: int) -> Batches:
         sampler = SameStepBatchSampler.from_config(

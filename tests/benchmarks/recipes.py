@@ -177,8 +177,8 @@ class RecipeBench:
         self._all_targets = None if targets is None else targets[drawn]
         self.lengths: FloatArray = self._all[:count]
         self.targets = None if targets is None else self._all_targets[:count]
-        # Batches of an epoch as the recipe ships it, once they are known.
-        self.shipped_batches: Batches = []
+        # The batches of all epochs as the recipe ships it, once they are known.
+        self.shipped_epochs: list[Batches] = []
         self._worker: Worker | None = None
 
     def __enter__(self) -> RecipeBench:
@@ -188,8 +188,15 @@ class RecipeBench:
         self.release()
 
     @property
+    def shipped_batches(self) -> Batches:
+        """The batches of the first epoch as shipped."""
+        return self.shipped_epochs[0]
+
+    @property
     def shipped_batch_size(self) -> int:
-        """The examples of a shipped batch that is full."""
+        """The examples of a shipped batch that is full; of packed ones the mean."""
+        if self.recipe.is_packed:
+            return round(self.lengths.size / len(self.shipped_batches))
         return max(map(len, self.shipped_batches))
 
     @property
@@ -310,7 +317,7 @@ class RecipeBench:
         workload = f"{HERE / 'recipe_models.py'}:{self.recipe.training}"
         return ["--workload", workload, *settings, "--device", self.device]
 
-    def script(self) -> list[str]:
+    def script(self, accumulate: int) -> list[str]:
         """Write what the training needs as a script of its own; return the command that starts it."""
         path = self.folder / "recipe.json"
         targets = [None] * self.lengths.size
@@ -321,7 +328,7 @@ class RecipeBench:
             "options": self.recipe.options,
             "device": self.device,
             "batch_size": self.shipped_batch_size,
-            "accumulate": self.recipe.accumulate,
+            "accumulate": accumulate,
             "lengths": self.lengths.tolist(),
             "targets": targets,
         }
@@ -344,7 +351,7 @@ class RecipeBench:
         if self.recipe.streamed:
             return ["--keep", "nothing"]  # sweep-stream has the rest
         accumulate = ["--accumulate", str(self.recipe.accumulate)]
-        if self.recipe.is_packed or self.recipe.accumulate == 1:
+        if self.recipe.accumulate == 1:
             return [*accumulate, "--min-steps", str(self.shipped_steps)]
         return [*accumulate, "--current", f"batch_size={self.shipped_batch_size}"]
 
@@ -406,7 +413,7 @@ def found_settings(
                 reasons[contender.name] = WHY_LEFT_OUT.get(type(reason), str(reason))
             write_whole(path, json.dumps(found))
         if contender.kind == "shipped":
-            bench.shipped_batches = found[contender.name]["epochs"][0]
+            bench.shipped_epochs = found[contender.name]["epochs"]
             if "tuning" not in found:
                 progress(bench.recipe, "batchtune tune")
                 found["tuning"] = bench.tune()
@@ -426,7 +433,7 @@ def found_setting(
         setting += ENDED_EARLY
     batches = [epochs(epoch) for epoch in range(MOST_ROUNDS)]
     if contender.kind == "shipped":
-        bench.shipped_batches = batches[0]
+        bench.shipped_epochs = batches
     seconds = time.monotonic() - started
     progress(bench.recipe, f"{contender.name}: {setting}, in {seconds:.0f} s")
     return {
