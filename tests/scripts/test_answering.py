@@ -422,7 +422,7 @@ def test_of_several_loaders_one_is_chosen(monkeypatch):
     ("loader", "name", "batch_size"),
     [
         (loader_of(Lengths(), shuffle=True), "Lengths, 40 examples", 4),
-        (loader_of(Stream(whole=False)), "Stream", None),
+        (loader_of(Stream(whole=False)), "Stream", 4),
         (
             loader_of(Stream(whole=True), batch_size=None, collate_fn=None),
             *("Stream", None),
