@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from buckets.speech import SPEECH, step_seconds
+from buckets.speech import LONG_SPEECH as SPEECH
+from buckets.speech import step_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
