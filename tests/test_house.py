@@ -56,7 +56,6 @@ HEAVY = {
     *(
         "torch",
         "pandas",
-        "scipy",
         "plotly",
         "pyarrow",
         "pynvml",
@@ -157,7 +156,7 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.process
-def test_all_but_measuring_runs_without_torch(tmp_path):
+def test_all_but_measuring_runs_without_torch_and_extras(tmp_path):
     manifest, run = str(tmp_path / "lengths.csv"), str(tmp_path / "run")
     Path(manifest).write_text(
         "id,duration\n"
@@ -183,12 +182,13 @@ def test_all_but_measuring_runs_without_torch(tmp_path):
         ["doctor"],
         ["probe-oom", manifest, "--run", str(tmp_path / "other")],
     ]
-    env = {
-        "PYTHONPATH": os.pathsep.join([str(blocking(UNINSTALLED, tmp_path)), str(ROOT)])
-    }
+    absent = blocking((*UNINSTALLED, "plotly", "scipy"), tmp_path)
+    env = {"PYTHONPATH": os.pathsep.join([str(absent), str(ROOT)])}
     done = in_one_process(commands, env)
     assert done.stderr.count("LOADED") == len(commands) - 1, done.stderr
     assert "PyTorch" in done.stdout
+    for told in (done.stdout, done.stderr):
+        assert "The charts need plotly, which is not installed" in told
     *_, said = done.stderr.split("LOADED")
     assert done.returncode == 1
     assert "Error: " in said and "torch" in said.partition("Error: ")[2]
@@ -206,7 +206,7 @@ def test_training_imports_little_of_batchtune():
     assert len(modules) < 30
     own = {name.split(".")[1] for name in modules}
     assert not own & {"manifests", "loaders", "packing", "buckets", "probe", "streams"}
-    assert not set(loaded) & {"scipy", "pandas", "pyarrow", "plotly", "jinja2"}
+    assert not set(loaded) & {"pandas", "pyarrow", "plotly", "jinja2"}
 
 
 def in_one_process(commands, env):

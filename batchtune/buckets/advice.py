@@ -256,7 +256,16 @@ def _why_same(row: Row, timed: bool) -> str:
     )
 
 
-def shown_cost(row: Row, timed: bool, steps_kept: bool) -> str:
+def keeping_reason(
+    current: Row | StreamRow, row: Row | StreamRow, *, timed: bool, steps_kept: bool
+) -> str:
+    """Return that the user's own config costs no more than the best row, with what both cost."""
+    own, best = (shown_cost(each, timed, steps_kept) for each in (current, row))
+    name = row.sized_name if isinstance(row, Row) else row.name
+    return f"keep your current config: an epoch takes {own}; with {name} {best}"
+
+
+def shown_cost(row: Row | StreamRow, timed: bool, steps_kept: bool) -> str:
     """Return what an epoch takes: its estimated time, or its batches; with their padding if their number is kept."""
     batches = f"{format_number(row.batches)} batches"
     if timed and row.estimated_epoch_seconds is not None:

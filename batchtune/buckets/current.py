@@ -42,6 +42,8 @@ from batchtune.results import (
 from batchtune.units import counted, format_length
 
 _LARGEST_NUM_BUCKETS = 100_000
+# Recorded batches may be padded to a multiple, or hold a few tokens more than their longest example.
+_LITTLE_PADDING = 1.05
 
 
 class TableSettings(Settings, frozen=True, kw_only=True):
@@ -278,6 +280,23 @@ class RecordedBatches(TableSettings, frozen=True, kw_only=True):
     def priced(self, pricing: Pricing, batching: Batching) -> TimedRow:
         """Return the row of the batches that were recorded."""
         return self.counted(pricing.lengths).priced(pricing, batching)
+
+    def cautions(self, lengths: Lengths, row: Row) -> Iterator[str]:
+        """Warn of batches that are longer than any example."""
+        recorded_lengths = [
+            shape.length for step in self.steps for shape in step.batches
+        ]
+        longest = max(recorded_lengths)
+        beyond = sum(
+            length > _LITTLE_PADDING * lengths.longest for length in recorded_lengths
+        )
+        if beyond:
+            yield (
+                f"{beyond:,} of {counted(len(recorded_lengths), 'recorded batch')} are longer than any example, up to "
+                f"{format_length(longest, lengths.unit)}, and the longest example is "
+                f"{format_length(lengths.longest, lengths.unit)}: either the training pads beyond its longest example, "
+                "or it had other data. Then record it anew with this data, or leave --current out"
+            )
 
     def describe(self, unit: str | None) -> str:
         """Return what was recorded."""

@@ -287,7 +287,7 @@ class WorkerBar:
         elif probing.confirming:
             self._show(
                 probing,
-                f"Confirming in turns, step {probing.done + 1:,} of {probing.total:,}:",
+                f"Confirming in turns, batch {probing.done + 1:,} of {probing.total:,}:",
                 probing.seconds_left,
             )
         elif probing.shortening:
@@ -318,7 +318,7 @@ class WorkerBar:
         phase = verifying.phase.capitalize()
         self._show(
             verifying,
-            f"{phase} batches, step {verifying.done + 1:,} of {verifying.total:,}:",
+            f"{phase} batches, {verifying.done + 1:,} of {verifying.total:,}:",
         )
 
     def _show(

@@ -293,6 +293,9 @@ def _show(
         from batchtune.reports import html
 
         text = html.render(results, configs_of(tuned_run(results)))
+        missing = html.missing_charts(results)
+        if missing is not None:
+            console.note(f"Warning: {missing}")
     else:
         from batchtune.reports import render
 

@@ -148,7 +148,6 @@ def run(
         )
     stored, measured = _lengths_of_script(source, run)
     variables = _allocator_variables(measured, run / SAMPLER_FILE)
-    variables |= _heap_variables(run)
     # In the run folder, which the other nodes of a cluster see too.
     with temporary_folder("script-", run.absolute()) as scratch:
         stored.values.tofile(scratch / LENGTHS_FILE)
@@ -182,18 +181,6 @@ def _allocator_variables(measured: str | None, config: Path) -> dict[str, str]:
             "that fit may run out of memory. Unset that, or probe with it."
         )
     return {}
-
-
-def _heap_variables(folder: Path) -> dict[str, str]:
-    """Return the variables with which a process takes memory as the probe's workers did: on a CPU those of its heap."""
-    from batchtune.probe.devices import backend_for
-    from batchtune.results import PROBE_FILE, Probe, read_result
-
-    path = folder / PROBE_FILE
-    if not path.exists() or read_result(path, Probe).device.kind != "cpu":
-        return {}
-    variables = backend_for("cpu").WORKER_ENVIRONMENT
-    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 def _lengths_of_script(

@@ -82,7 +82,7 @@ def tune(
     verify_steps: Annotated[
         int | None,
         option(
-            "With --verify: number of shuffled steps (default: an epoch, at most 200 or a minute).",
+            "With --verify: number of shuffled batches (default: an epoch, at most 200 or a minute).",
             "N",
         ),
     ] = None,

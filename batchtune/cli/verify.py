@@ -102,7 +102,7 @@ def verify(
     steps: Annotated[
         int | None,
         option(
-            "Number of shuffled steps (default: an epoch, at most 200 or a minute).",
+            "Number of shuffled batches (default: an epoch, at most 200 or a minute).",
             "N",
         ),
     ] = None,
@@ -285,7 +285,7 @@ def run_with_progress(
         doing = "Proving the recommended batches with"
     epoch = len(plan.first_epoch)
     console.note(
-        f"{doing} {plan.planned_steps:,} shuffled steps; an epoch has {epoch:,}.",
+        f"{doing} {plan.planned_steps:,} shuffled batches; an epoch has {epoch:,}.",
         quiet=quiet,
     )
     on_note = partial(console.note, quiet=quiet)

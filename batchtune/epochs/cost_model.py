@@ -13,16 +13,21 @@ leave-one-out error, so that one that merely bends to few measurements loses.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple, cast
+from typing import cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.epochs.least_squares import (
+    BoolArray,
+    leverages,
+    nonnegative_fits,
+    scaled_columns,
+)
 from batchtune.lengths import FloatArray
 from batchtune.results import CostModel
 
@@ -60,6 +65,8 @@ _SUMS = {
     "sum": ("linear", "target_linear"),
     "sum of pairs": ("quadratic", "target_quadratic", "cross", "cross"),
 }
+# In a form's order.
+_COLUMNS = ("constant", "example", *_SUMS, *_TERMS[1:])
 
 _Form = tuple[str, ...]
 
@@ -105,21 +112,9 @@ def nonnegative(columns: FloatArray, weights: FloatArray) -> FloatArray:
 
     Columns have the shape (measured, coefficients).
     """
-    from scipy.optimize import nnls
-
-    scaled_to_one, scales = scaled_columns(columns)
-    coefficients, _ = nnls(
-        scaled_to_one * weights[:, np.newaxis], weights, maxiter=1000
-    )
-    found: FloatArray = coefficients / scales
-    return found
-
-
-def scaled_columns(columns: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return columns of norm 1, and what they were divided by: they may differ by many orders of magnitude."""
-    norms = np.linalg.norm(columns, axis=0)
-    scales = np.where(norms > 0, norms, 1.0)
-    return columns / scales, scales
+    every = np.ones((1, columns.shape[1]), dtype=bool)
+    weighted = columns * weights[:, np.newaxis]
+    return cast(FloatArray, nonnegative_fits(weighted, weights, every)[0])
 
 
 def needs_targets(model: CostModel) -> bool:
@@ -166,13 +161,16 @@ def fit_cost(
     for name, summed in _SUMS.items():
         columns[name] = np.sum([columns[term] for term in summed], axis=0)
     columns["constant"] = 1 / cost[order]
+    forms = list(_forms(size, long, target))
+    in_use = {"constant"}.union(*forms)
+    names = [name for name in _COLUMNS if name in in_use]
     measured = _Measured(
-        list(columns),
-        *scaled_columns(np.stack(list(columns.values()), axis=1)),
+        names,
+        *scaled_columns(np.stack([columns[name] for name in names], axis=1)),
         cost[order],
         weight[order] / np.sqrt(np.mean(weight**2)),
     )
-    model = measured.best(list(_forms(size, long, target)))
+    model = measured.best(forms)
     error = predict(model, size, long, target) / cost - 1
     return msgspec.structs.replace(
         model,
@@ -230,25 +228,18 @@ def _weight_of(form: _Form) -> int:
     return len(form) + (has_targets and not {"linear", "sum"} & set(form))
 
 
-class _Fit(NamedTuple):
-    """The terms of a form that have a positive coefficient, by their columns, and these coefficients."""
-
-    terms: tuple[int, ...]
-    coefficients: FloatArray
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Measured:
     """Measurements, from the smallest padded length on.
 
     Attributes:
-        terms: The names of the columns.
-        columns: Shape (measured, terms): each term's share of the cost, per unit of its coefficient, over its scale.
-        scales: Shape (terms,).
+        names: The names of the columns.
+        columns: Shape (measured, columns): each term's share of the cost, per unit of its coefficient, over its scale.
+        scales: Shape (columns,).
         cost, weights: Shape (measured,); the mean of the weights' squares is 1.
     """
 
-    terms: list[str]
+    names: list[str]
     columns: FloatArray
     scales: FloatArray
     cost: FloatArray
@@ -257,46 +248,55 @@ class _Measured:
     def best(self, forms: list[_Form]) -> CostModel:
         """Return the model that predicts left-out measurements best; if they are too few, the first form's."""
         candidates = []
-        for floor in (_AboveFloor(self, 0, 0.0), *self._floors(forms)):
-            known = set()
-            for index, form in enumerate(forms):
-                fit = floor.fit(form)
-                # An earlier form may say the same with fewer terms.
-                if fit.terms not in known:
-                    known.add(fit.terms)
-                    score = (
-                        (floor.error_of_left_out(fit) + _NEGLIGIBLE)
-                        * (1 + _PREFERENCE * index)
-                        / _WORTH_IT ** (_weight_of(form) + (floor.level > 0))
-                    )
-                    candidates.append((score, floor, fit))
+        columns = np.array(
+            [[name in ("constant", *form) for name in self.names] for form in forms]
+        )
+        for floor in (_AboveFloor(self, columns, 0, 0.0), *self._floors(columns)):
+            fits = floor.fits
+            # An earlier form may say the same with fewer terms.
+            _, distinct = np.unique(fits > 0, axis=0, return_index=True)
+            distinct.sort()
+            errors = floor.errors_of_left_out(fits[distinct])
+            for index, error in zip(distinct.tolist(), errors, strict=True):
+                score = (
+                    (error + _NEGLIGIBLE)
+                    * (1 + _PREFERENCE * index)
+                    / _WORTH_IT ** (_weight_of(forms[index]) + (floor.level > 0))
+                )
+                candidates.append((score, floor, fits[index]))
         best = min(candidates, key=lambda candidate: candidate[0])
         if all(np.isinf(score) for score, floor, _ in candidates if not floor.count):
             best = candidates[0]
-        _, floor, fit = best
-        return floor.model(fit)
+        _, floor, coefficients = best
+        return floor.model(coefficients)
 
-    def _floors(self, forms: list[_Form]) -> list[_AboveFloor]:
+    def _floors(self, forms: BoolArray) -> list[_AboveFloor]:
         """Return the floors on which some of the smallest costs may lie, at the level of their median.
 
         At least two, or a floor would explain a single one away; three must remain for the slopes; and costs on a floor
         are about the same.
         """
         floors = []
-        richest = max(forms, key=len)
         for count in range(2, self.cost.size - 2):
             lowest = self.cost[:count]
             if lowest.max() > _LEVEL * lowest.min():
                 break
-            floor = _AboveFloor(self, count, float(np.median(lowest)))
-            floors.append((floor.error(floor.fit(richest)), count, floor))
-        return [floor for _, _, floor in sorted(floors)[:_FLOORS]]
+            level = float(np.median(lowest))
+            floors.append(_AboveFloor(self, forms, count, level))
+        richest = forms.sum(axis=1).argmax()
+        floors.sort(key=lambda floor: floor.error(floor.fits[richest]))
+        return floors[:_FLOORS]
 
 
 class _AboveFloor:
-    """Measurements whose first `count` lie on a floor of this level. Forms are fitted to the others."""
+    """Measurements whose first `count` lie on a floor of this level. Forms are fitted to the others.
 
-    def __init__(self, measured: _Measured, count: int, level: float) -> None:
+    `fits` are the forms' coefficients, shape (forms, columns).
+    """
+
+    def __init__(
+        self, measured: _Measured, forms: BoolArray, count: int, level: float
+    ) -> None:
         self.count = count
         self.level = level
         self._measured = measured
@@ -305,61 +305,43 @@ class _AboveFloor:
         others = max(count, 2)
         self._floors_of_left_out = self._floors.copy()
         self._floors_of_left_out[:count] += (self._floors[:count] - 1) / (others - 1)
-        self._weights = measured.weights[count:, np.newaxis]
-        self._columns = measured.columns[count:] * self._weights
-        columns, self._scales = scaled_columns(measured.columns[count:])
-        self._scaled_columns = columns * self._weights
+        weights = measured.weights[count:]
+        self._columns = measured.columns[count:] * weights[:, np.newaxis]
+        self.fits = nonnegative_fits(self._columns, weights, forms)
 
-    def fit(self, form: _Form) -> _Fit:
-        """Fit a form."""
-        from scipy.optimize import nnls
-
-        terms = [self._measured.terms.index(name) for name in ("constant", *form)]
-        columns = self._scaled_columns.take(terms, axis=1)
-        coefficients, _ = nnls(columns, self._weights.ravel(), maxiter=1000)
-        used = coefficients.nonzero()[0]
-        places = tuple(terms[place] for place in used.tolist())
-        return _Fit(places, coefficients[used] / self._scales.take(places))
-
-    def model(self, fit: _Fit) -> CostModel:
+    def model(self, coefficients: FloatArray) -> CostModel:
         """Return the model of a fit, without its errors."""
-        coefficients = fit.coefficients / self._measured.scales.take(fit.terms)
         named = dict.fromkeys(_COEFFICIENTS, 0.0) | {"floor": self.level}
-        for place, coefficient in zip(fit.terms, coefficients.tolist(), strict=True):
-            name = self._measured.terms[place]
+        shares = (coefficients / self._measured.scales).tolist()
+        for name, coefficient in zip(self._measured.names, shares, strict=True):
             for term in _SUMS.get(name, (name,)):
                 named[term] += coefficient
         return CostModel(**named, relative_error=0.0)
 
-    def error(self, fit: _Fit) -> float:
+    def error(self, coefficients: FloatArray) -> float:
         """Return the root mean square of the relative errors of a fit."""
-        columns = self._measured.columns.take(fit.terms, axis=1)
-        return self._mean_error(np.maximum(columns @ fit.coefficients, self._floors))
+        predicted = self._measured.columns @ coefficients
+        return float(self._mean_errors(np.maximum(predicted, self._floors)))
 
-    def error_of_left_out(self, fit: _Fit) -> float:
+    def errors_of_left_out(self, fits: FloatArray) -> FloatArray:
         """Return the root mean square of the relative error of each measurement as predicted from all others.
 
         Leaving out row i of a least squares fit turns its residual r into r / (1 - h), h being the row's leverage
         (Allen 1974, the PRESS statistic), so that nothing has to be fitted anew. It is infinite if some coefficient
         hangs on a single measurement, or on none.
         """
-        from scipy.linalg.lapack import dgeqrf, dorgqr
+        leverage, independence = leverages(self._columns, fits > 0)
+        unknown = (leverage.max(axis=1) >= _DECIDES_ALONE) | (
+            independence <= _SAYS_THE_SAME
+        )
+        predicted = fits @ self._measured.columns.T
+        above = predicted[:, self.count :]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            predicted[:, self.count :] = 1 - (1 - above) / (1 - leverage)
+        errors = self._mean_errors(np.maximum(predicted, self._floors_of_left_out))
+        return np.where(unknown, np.inf, errors)
 
-        triangular, reflections, *_ = dgeqrf(self._columns.take(fit.terms, axis=1))
-        independent, *_ = dorgqr(triangular, reflections)
-        leverage = (independent**2).sum(axis=1)
-        if (
-            leverage.max() >= _DECIDES_ALONE
-            or np.abs(triangular.diagonal()).min() <= _SAYS_THE_SAME
-        ):
-            return np.inf
-        columns = self._measured.columns.take(fit.terms, axis=1)
-        predicted = columns @ fit.coefficients
-        above = slice(self.count, None)
-        predicted[above] = 1 - (1 - predicted[above]) / (1 - leverage)
-        return self._mean_error(np.maximum(predicted, self._floors_of_left_out))
-
-    def _mean_error(self, predicted: FloatArray) -> float:
-        """Return the root mean square of the weighted relative errors of predicted / measured costs."""
+    def _mean_errors(self, predicted: FloatArray) -> FloatArray:
+        """Return the root mean squares of the weighted relative errors of predicted / measured costs, the last axis."""
         weighted = self._measured.weights * (predicted - 1)
-        return math.sqrt((weighted**2).mean())
+        return cast(FloatArray, np.sqrt((weighted**2).mean(axis=-1)))

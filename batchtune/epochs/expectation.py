@@ -28,6 +28,8 @@ _TABLED_SIZES = 256
 _BLOCK = 64
 # A table of as many log-factorials takes 32 MiB; of larger numbers they are computed.
 _TABLED_FACTORIALS = 1 << 22
+_FIRST_LOG_FACTORIALS = np.array([math.lgamma(number + 1) for number in range(256)])
+_HALF_LOG_OF_TWO_PI = math.log(2 * math.pi) / 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,10 +194,8 @@ def log_orders(count: IntArray, drawn: IntArray) -> FloatArray:
     if count.max(initial=0) < _TABLED_FACTORIALS:
         table = _log_factorials()
         return table.take(count) - table.take(rest)
-    from scipy.special import gammaln
-
     count, drawn = np.broadcast_arrays(count, drawn)
-    logs = np.asarray(gammaln(count + 1.0) - gammaln(rest + 1.0))
+    logs = _log_factorial(count) - _log_factorial(rest)
     # Large ones differ by less than their rounding errors: there the terms of Stirling's series are subtracted.
     many = rest >= _TABLED_FACTORIALS
     total = count[many].astype(np.float64)
@@ -203,17 +203,26 @@ def log_orders(count: IntArray, drawn: IntArray) -> FloatArray:
     left = rest[many]
     logs[many] = taken * (np.log(total) - 1) - (left + 0.5) * np.log1p(-taken / total)
     logs[many] += (1 / total - 1 / left) / 12
-    return cast(FloatArray, logs)
+    return logs
 
 
 @lru_cache(maxsize=1)
 def _log_factorials() -> FloatArray:
     """Return the logarithms of 0!, 1!, 2! and so on."""
-    from scipy.special import gammaln
-
-    values = gammaln(np.arange(1.0, _TABLED_FACTORIALS + 1))
+    values = _log_factorial(np.arange(_TABLED_FACTORIALS))
     values.flags.writeable = False
-    return cast(FloatArray, values)
+    return values
+
+
+def _log_factorial(numbers: IntArray) -> FloatArray:
+    """Return the logarithm of the factorial of each number; of large ones by Stirling's series, exact to rounding."""
+    known = _FIRST_LOG_FACTORIALS.size
+    large = np.maximum(numbers, known).astype(np.float64)
+    logs = (large + 0.5) * np.log(large) - large + _HALF_LOG_OF_TWO_PI
+    logs += (1 / 12 - 1 / (360 * large * large)) / large
+    first = numbers < known
+    logs[first] = _FIRST_LOG_FACTORIALS[numbers[first]]
+    return logs
 
 
 class BucketCosts(ABC):

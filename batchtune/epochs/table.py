@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -182,7 +183,7 @@ def batch_sizes_for(
 
 
 def speechbrain_boundaries(num_buckets: int, max_batch_length: float) -> FloatArray:
-    """Return the boundaries that SpeechBrain's DynamicBatchSampler takes, to the bit.
+    """Return the boundaries that SpeechBrain's DynamicBatchSampler takes, but for rounding.
 
     Quantiles of lognormal(s=1), that is exp of the normal's, at the points i / (num_buckets + 1), scaled so
     that the last is max_batch_length (but for rounding). They depend on neither data nor seed.
@@ -190,12 +191,12 @@ def speechbrain_boundaries(num_buckets: int, max_batch_length: float) -> FloatAr
 
     Raises ValueError if `num_buckets` is below 1.
     """
-    from scipy.special import ndtri
-
     if num_buckets < 1:
         raise ValueError(f"num_buckets must be at least 1, got {num_buckets}")
     parts = num_buckets + 1
-    quantiles = np.exp(ndtri(np.linspace(1 / parts, num_buckets / parts, num_buckets)))
+    points = np.linspace(1 / parts, num_buckets / parts, num_buckets)
+    inverse = NormalDist().inv_cdf
+    quantiles = np.exp([inverse(point) for point in points.tolist()])
     return np.asarray(quantiles * max_batch_length / quantiles[-1], dtype=np.float64)
 
 

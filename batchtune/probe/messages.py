@@ -37,6 +37,7 @@ _MANY_RETRIES = 0.1
 
 # What an error asked for, such as `Tried to allocate 20.00 MiB`.
 _ASKED_FOR = re.compile(r"(?:Tried|Unable) to allocate ([\d.]+ [KMGT]iB)")
+_ASKED_FOR_BYTES = re.compile(r"tried to allocate (\d+) bytes")
 # If an error does not say it, memory was free where the peak is below this part of the limit; otherwise where both
 # together are below the other part: what is left may be in pieces.
 _HALF_FREE = 0.5
@@ -150,9 +151,25 @@ class NothingFits(ProbeError):
             return
         super().__init__(
             f"the memory limit of {format_size(limit_bytes)} is too small: even a batch of one of the shortest "
-            f"example ({shortest}) exceeds it ({trial.error or trial.outcome})",
+            f"example ({shortest}) exceeds it ({trial.error or trial.outcome}){_needed(trial, limit_bytes)}",
             f"{_unit_hint(lengths, workload)}{_GIVE_MORE.capitalize()}; {_START_OVER}.",
         )
+
+
+def _needed(trial: Trial, limit_bytes: int) -> str:
+    """Return a sentence on how much a batch needed when it failed, as far as that is known; else nothing."""
+    held = trial.failed_peak_bytes
+    if held is None:
+        return ""
+    asked = _ASKED_FOR.search(trial.error or "")
+    asked_bytes = _ASKED_FOR_BYTES.search(trial.error or "")
+    if asked is not None:
+        held += parse_size(asked[1])
+    elif asked_bytes is not None:
+        held += int(asked_bytes[1])
+    return (
+        f". It needs more than {format_size(max(held, limit_bytes))}, as far as it came"
+    )
 
 
 def _although_free(trial: Trial, limit_bytes: int) -> str:

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from batchtune.loaders import kind_of
 from batchtune.reports import RunResults
 from batchtune.reports.section import (
-    UNKNOWN,
     Section,
     Table,
+    failures_table,
     known,
     make_table,
     settings_table,
@@ -47,7 +47,20 @@ def loader_section(run: RunResults) -> Section:
         tables.append(_comparison(loader, row))
     if loader.working_rows:
         tables.append(_rows_table(loader))
-    tables += _failed_table(loader)
+    tables += failures_table(
+        "Settings that failed",
+        (
+            (
+                setting_name(loader, row),
+                _OUTCOMES.get(row.outcome, row.outcome),
+                row.error,
+            )
+            for row in _failed(loader)
+        ),
+        of="setting",
+        file="loader.json",
+        most=20,
+    )
     tables.append(
         settings_table(
             "Settings of the tuning", {"kind": loader.kind, **loader.settings}
@@ -188,28 +201,6 @@ def row_cells(row: LoaderRow) -> dict[str, str | None]:
 
 def _failed(loader: LoaderTuning) -> list[LoaderRow]:
     return [row for row in loader.rows if row.outcome != "ok"]
-
-
-def _failed_table(loader: LoaderTuning) -> list[Table]:
-    rows = [
-        {
-            "setting": setting_name(loader, row),
-            "outcome": _OUTCOMES.get(row.outcome, row.outcome),
-            "message": row.error or UNKNOWN,
-        }
-        for row in _failed(loader)
-    ]
-    if not rows:
-        return []
-    return [
-        make_table(
-            "Settings that failed",
-            rows,
-            left=["setting", "outcome", "message"],
-            file="loader.json",
-            most=20,
-        )
-    ]
 
 
 def _warnings(loader: LoaderTuning) -> Iterator[str]:

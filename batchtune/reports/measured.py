@@ -10,9 +10,9 @@ from msgspec.structs import asdict
 
 from batchtune.reports import RunResults
 from batchtune.reports.section import (
-    UNKNOWN,
     Section,
     Table,
+    failures_table,
     format_shape,
     known,
     make_table,
@@ -30,7 +30,6 @@ from batchtune.results import (
     StreamSweep,
     Trial,
     Verification,
-    VerifyFailure,
 )
 from batchtune.trust import settings_differences
 from batchtune.units import (
@@ -60,9 +59,12 @@ def probe_section(run: RunResults) -> Section:
         tables.append(_compositions_table(probe, probe.packed))
     tables += failures_table(
         "Trials that failed, but not for lack of memory",
-        failed,
-        probe.lengths.unit,
-        "probe.json",
+        (
+            (_trial_shape(trial, probe.lengths.unit), trial.outcome, trial.error)
+            for trial in failed
+        ),
+        of="batch shape",
+        file="probe.json",
     )
     if probe.trials:
         tables.append(_trials_table(probe))
@@ -339,51 +341,28 @@ def _trials_table(probe: Probe) -> Table:
     )
 
 
-def _failed_shape(failure: Trial | VerifyFailure, unit: str | None) -> str:
-    if isinstance(failure, Trial):
-        return _trial_shape(failure, unit)
-    return format_shape(failure.batch_size, failure.length, unit)
-
-
-def failures_table(
-    title: str, failures: list[Trial] | list[VerifyFailure], unit: str | None, file: str
-) -> list[Table]:
-    """Lay out the batches that failed; no table without any."""
-    rows = [
-        {
-            "batch shape": _failed_shape(failure, unit),
-            "outcome": failure.outcome,
-            "message": failure.error or UNKNOWN,
-        }
-        for failure in failures
-    ]
-    if not rows:
-        return []
-    return [
-        make_table(
-            title,
-            rows,
-            left=["batch shape", "outcome", "message"],
-            file=file,
-            most=10,
-        )
-    ]
-
-
 def verification_section(run: RunResults) -> Section:
     """Return what to report on `verify.json`."""
     verification = run.verification
     assert verification is not None
     outcome = list(_outcome(verification))
+    unit = verification.lengths.unit
     return Section(
         title="Verification",
         sentences=[*outcome, *_verification_facts(verification)],
         brief=len(outcome),
         tables=failures_table(
             "Batches that failed in the verification",
-            verification.failures,
-            verification.lengths.unit,
-            "verify.json",
+            (
+                (
+                    format_shape(failure.batch_size, failure.length, unit),
+                    failure.outcome,
+                    failure.error,
+                )
+                for failure in verification.failures
+            ),
+            of="batch shape",
+            file="verify.json",
         ),
         warnings=list(_verification_warnings(run, verification)),
     )
@@ -392,9 +371,9 @@ def verification_section(run: RunResults) -> Section:
 def _outcome(verification: Verification) -> Iterator[str]:
     """Say whether it holds and why, most important first, and if not, what to do instead."""
     if verification.holds:
-        steps = counted(verification.steps, "shuffled step")
+        steps = counted(verification.steps, "shuffled batch")
         if verification.of_stream:
-            steps = f"{counted(verification.steps, 'step')} of the stream"
+            steps = f"{counted(verification.steps, 'batch')} of the stream"
         yield f"Verified: {steps} without running out of memory; {_time(verification)}."
         return
     yield "The verification does not hold."
@@ -425,7 +404,7 @@ def _verification_facts(verification: Verification) -> Iterator[str]:
     if verification.buffer_size is not None:
         kind = f"of the stream ({verification.algorithm} with a buffer of {format_number(verification.buffer_size)})"
     yield (
-        f"Ran {counted(verification.worst_steps, 'step')} with the worst batches, then "
+        f"Ran {counted(verification.worst_steps, 'worst batch')}, then "
         f"{format_number(verification.steps)} of {format_number(verification.planned_steps)} {kind}; an epoch has "
         f"{format_number(verification.epoch_batches)}."
     )

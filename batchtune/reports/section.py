@@ -139,6 +139,24 @@ def make_table(
     )
 
 
+def failures_table(
+    title: str,
+    failures: Iterable[tuple[str, str, str | None]],
+    *,
+    of: str,
+    file: str,
+    most: int = 10,
+) -> list[Table]:
+    """Lay out what failed, its outcome and its message; `of` is the title of the first column. No table without any."""
+    rows = [
+        {of: failed, "outcome": outcome, "message": message or UNKNOWN}
+        for failed, outcome, message in failures
+    ]
+    if not rows:
+        return []
+    return [make_table(title, rows, left=list(rows[0]), file=file, most=most)]
+
+
 def facts_table(
     title: str, facts: Mapping[str, str | None], *, folded: bool = False
 ) -> Table:

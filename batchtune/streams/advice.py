@@ -12,11 +12,12 @@ from batchtune.buckets.advice import (
     Recommendation,
     best_of,
     proven_or_all,
+    shown_cost,
 )
 from batchtune.lengths import FloatArray
 from batchtune.manifests import StreamLengths
 from batchtune.results import Row, ShardAdvice, Shards, StreamRow, cost_of, have_times
-from batchtune.units import counted, format_number, format_percent, format_seconds
+from batchtune.units import counted, format_percent
 
 # Mates that meet again more often by less than this share meet as often: simulations differ by as much.
 _EQUAL_AGAIN = 0.05
@@ -57,6 +58,7 @@ def recommend_stream(
     def buffer(row: StreamRow) -> tuple[float, float]:
         return row.buffer_size, cost(row) * (1 + row.known_mates_again)
 
+    shown = partial(shown_cost, timed=timed, steps_kept=steps_kept)
     best = partial(best_of, cost=cost, preference=buffer, spread=spread)
     allowed: Sequence[StreamRow] = [
         row
@@ -86,29 +88,19 @@ def recommend_stream(
     if speechbrain is None:
         speechbrain = best([other for other in allowed if other.by_speechbrain])
     assert row is not None
-    reason = f"{row.name} takes {_described(row, timed=timed)}"
+    reason = f"{row.name} takes {shown(row)}"
     if speechbrain is not None and speechbrain is not row:
-        reason += (
-            f", {speechbrain.name} at its best {_described(speechbrain, timed=timed)}"
-        )
+        reason += f", {speechbrain.name} at its best {shown(speechbrain)}"
     cheapest = min(allowed, key=cost)
     saves = cost(cheapest) < cost(row) * (1 - TOLERANCE)
     if saves and cheapest.known_mates_again > row.known_mates_again:
         reason += (
-            f"; {cheapest.name} takes {_described(cheapest, timed=timed)}, but batch mates meet again in "
+            f"; {cheapest.name} takes {shown(cheapest)}, but batch mates meet again in "
             f"{format_percent(cheapest.known_mates_again)} of cases, not {format_percent(row.known_mates_again)} "
             "(--min-randomness)"
         )
     portable = None if speechbrain is None else rows.index(speechbrain)
     return Recommendation(rows.index(row), reason, portable)
-
-
-def _described(row: StreamRow, *, timed: bool) -> str:
-    """Return the cost of a row in words."""
-    batches = f"{format_number(row.batches)} batches"
-    if not timed:
-        return batches
-    return f"{format_seconds(cost_of(row, timed=True))} an epoch ({batches})"
 
 
 def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAdvice:

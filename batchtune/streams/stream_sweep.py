@@ -11,7 +11,13 @@ import msgspec
 import numpy as np
 from msgspec import structs, to_builtins
 
-from batchtune.buckets.advice import kept_steps, longer_than, recommend
+from batchtune.buckets.advice import (
+    keeping_reason,
+    keeps_current,
+    kept_steps,
+    longer_than,
+    recommend,
+)
 from batchtune.buckets.alternatives import check_min_steps, share_for
 from batchtune.buckets.current_settings import SettingSize
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, with_equals
@@ -35,6 +41,7 @@ from batchtune.results import (
     StreamRow,
     StreamSweep,
     SweepSettings,
+    have_times,
     meta_of,
     row_at,
     write_result,
@@ -215,7 +222,7 @@ def sweep_stream(
     ]
     if current is not None:
         warnings += current.notes
-    return StreamSweep(
+    swept = StreamSweep(
         meta=meta_of(StreamSweep),
         lengths=lengths.summary(),
         max_batch_length=max_batch_length,
@@ -235,6 +242,18 @@ def sweep_stream(
         current=current_row,
         current_fits=current_fits,
         current_settings=None if current is None else current.settings,
+    )
+    timed = have_times(rows)
+    if chosen is None or not keeps_current(swept, chosen, timed=timed):
+        return swept
+    assert current_row is not None
+    reason = keeping_reason(current_row, chosen, timed=timed, steps_kept=steps_kept)
+    return structs.replace(
+        swept,
+        recommended=None,
+        recommended_speechbrain=None,
+        batches_per_rank=None,
+        reason=reason,
     )
 
 

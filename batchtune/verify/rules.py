@@ -69,8 +69,6 @@ def leaks(in_use: Sequence[int | None], limit_bytes: int) -> bool:
 
     The first quarter, in which it may still settle, does not count; a cache that fills up grows more slowly at the end.
     """
-    from scipy import stats
-
     known = np.array(in_use, dtype=np.float64)
     _, *medians = [float(np.median(part)) for part in np.array_split(known, 4)]
     if (
@@ -79,18 +77,21 @@ def leaks(in_use: Sequence[int | None], limit_bytes: int) -> bool:
     ):
         return False
     quarter = known.size // 4
-    steps = np.arange(known.size - 2 * quarter)
-    before = stats.linregress(steps, known[quarter:-quarter])
-    residuals = known[quarter:-quarter] - before.intercept - before.slope * steps
+    before = known[quarter:-quarter] - known[quarter:-quarter].mean()
+    steps = np.arange(before.size) - (before.size - 1) / 2
+    slope = float(steps @ before) / float(steps @ steps)
+    residuals = before - slope * steps
+    variance = float(residuals @ residuals) / (before.size - 2)
+    error = math.sqrt(variance / float(steps @ steps))
     smallest_slope = max(
         _HARMLESS_SHARE * limit_bytes / _FORESEEN_STEPS,
-        _ABOVE_NOISE * before.stderr * _wandering(residuals),
+        _ABOVE_NOISE * error * _wandering(residuals),
         _FEW_PAGES_BYTES / (known.size / 2),
     )
     end = known[-max(_FEWEST_AT_THE_END, known.size // 10) :]
     first, second = np.array_split(end, 2)
     pace = (np.median(second) - np.median(first)) / (end.size / 2)
-    return bool(before.slope > smallest_slope and pace >= _SAME_PACE * before.slope)
+    return bool(slope > smallest_slope and pace >= _SAME_PACE * slope)
 
 
 def _wandering(residuals: FloatArray) -> float:

@@ -370,7 +370,6 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path):
     hooks = ProbeHooks(measurer=device)
     probe = run_probe(lengths, probed_with, tmp_path, hooks=hooks)
     script = forced_probe().device.script
-    assert script is not None
     script = replace(script, accumulation=2, batch_size=8, twins=[])
     of_script = replace(probe.device, script=script)
     write_result(tmp_path / PROBE_FILE, replace(probe, device=of_script))

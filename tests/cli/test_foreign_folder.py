@@ -33,7 +33,6 @@ NAMES = (
         "msgspec",
         "pyarrow",
         "pandas",
-        "scipy",
         "pynvml",
         "typer",
         "rich",

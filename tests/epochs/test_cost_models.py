@@ -79,7 +79,6 @@ def fitted(
     **more,
 ):
     model = fit_cost(sizes, lengths, costs, targets, **more)
-    assert model is not None
     return model
 
 

@@ -137,7 +137,6 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
     shapes = cut.shapes(lengths, targets, drawn(cut, drawing, lengths))
     in_turn = [batch for step in zip(*ranks, strict=True) for batch in step]
-    assert shapes.targets is not None
     assert list(
         zip(shapes.batch_sizes, shapes.lengths, shapes.targets, strict=True)
     ) == [(len(batch), lengths[batch].max(), targets[batch].max()) for batch in in_turn]

@@ -131,6 +131,15 @@ def test_a_recorded_training_is_the_current_row(tmp_path):
     assert named == "the recorded training, of 16 steps"
 
 
+def test_a_recording_of_longer_data_warns(tmp_path):
+    write(tmp_path, [START, *recorded_epoch()])
+    shorter = Lengths.of(LENGTHS.values * 0.8)
+    swept = swept_in(tmp_path, shorter, from_training=True)
+    (warning,) = [text for text in swept.warnings if "recorded batches" in text]
+    assert "are longer than any example, up to 31" in warning
+    assert "or it had other data" in warning
+
+
 def test_packing_is_compared_with_the_steps_of_a_recording(tmp_path):
     write(tmp_path, [START, *recorded_epoch()])
     lengths = Lengths.of(np.arange(500) % 30 + 1)

@@ -112,7 +112,6 @@ def test_a_dict_of_arguments_delivers_each_example_once(asker, sweep):
         # 32-bit numbers, padded to the longest; 64-bit lengths
         for batch in taken.batches:
             assert batch.total_length == (batch.size_bytes - 64) / 4
-        assert taken.words is not None
         assert re.fullmatch(r"8 × 1\d\d \(wav\)", taken.words)
         assert len(taken.waits) == len(taken.steps) == len(taken.digests) == 5
         again = asker.epoch("arguments", swept).digests

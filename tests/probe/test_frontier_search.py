@@ -254,9 +254,10 @@ OOM = "OutOfMemoryError: CUDA out of memory."
     ("error", "peak_mib", "told"),
     [
         (f"{OOM} Tried to allocate 20.00 MiB.", 900, "free: the peak was 900 MiB"),
-        (f"{OOM} Tried to allocate 80.00 MiB.", 900, "is too small"),
+        (f"{OOM} Tried to allocate 180.00 MiB.", 900, "It needs more than 1.05 GiB"),
+        ("you tried to allocate 188743680 bytes", 900, "It needs more than 1.05 GiB"),
         (OOM, 500, "although memory was free: the peak was 500 MiB, the limit is 1 G"),
-        (OOM, 520, "is too small"),
+        (OOM, 520, "It needs more than 1 GiB"),
         (OOM, None, "is too small"),
     ],
 )

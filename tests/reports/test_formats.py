@@ -119,7 +119,7 @@ RUNS = {
 # What every format says of a run; quotation marks are written in different ways, and a terminal breaks lines.
 SAID = {
     "both": ["Set 13 buckets (optimal)"],
-    "verified": ["Verified: 500 shuffled steps"],
+    "verified": ["Verified: 500 shuffled batches"],
     "does-not-hold": ["The verification does not hold."],
     "crashed": ["worker died: SIGSEGV"],
     "expandable": [TRAIN_WITH],

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import re
+import sys
 from functools import cache
 from html.parser import HTMLParser
 
@@ -146,6 +147,15 @@ def test_the_policy_allows_only_the_pages_own_two_scripts():
         f"default-src 'none'; script-src 'sha256-{hashes[0]}' 'sha256-{hashes[1]}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+
+
+def test_without_plotly_the_page_says_how_to_get_charts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    page = PageReader(render(RESULTS, CONFIGS))
+    whole = PageReader(whole_page())
+    assert page.names() == whole.names() - {"figure", "figcaption"}
+    assert set(page.scripts) == {"page"} and page.policy().count("sha256-") == 1
+    assert "pip install plotly" in "".join(page.text)
 
 
 def test_the_page_of_a_very_long_run_is_under_6_mb():

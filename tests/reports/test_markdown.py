@@ -111,7 +111,6 @@ def test_verdicts_come_first_as_a_table_with_signs():
 
 def huge_results(text, rows):
     results = hostile_results(text)
-    assert results.verification is not None
     row = results.sweep.rows[0]
     table = msgspec.structs.replace(
         row,

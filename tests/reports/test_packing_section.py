@@ -12,7 +12,6 @@ from batchtune.reports.packing import packing_section
 
 def section_of(sweep):
     run = RunResults(name="run", folder=Path("run"), sweep=sweep)
-    assert sweep.packed is not None
     return packing_section(run, sweep, sweep.packed)
 
 

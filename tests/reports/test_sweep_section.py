@@ -43,7 +43,6 @@ def with_rows(sweep, **changes):
 def with_error_of_model(error):
     """A probe whose model of step times misses its trials by so much."""
     probe = made_probe()
-    assert probe.models.step_seconds is not None
     step_seconds = replace(probe.models.step_seconds, relative_error=error)
     return replace(probe, models=replace(probe.models, step_seconds=step_seconds))
 
@@ -172,7 +171,6 @@ def test_examples_that_are_dealt_twice_are_counted():
 
 def test_a_better_current_config_is_called_better():
     sweep = made_sweep()
-    assert sweep.recommended_row is not None
     better = replace(sweep.recommended_row, estimated_epoch_seconds=100.0)
     said = summary_of(sweep=replace(sweep, current=better))
     assert re.match(
@@ -278,7 +276,7 @@ def test_a_long_table_is_thinned_and_says_so():
         ("199",),
         11,
     )
-    assert table.marked is not None and table.rows[table.marked] == ("7",)
+    assert table.rows[table.marked] == ("7",)
     assert table.note == "11 of 200 rows shown; all are in probe.json."
 
 
@@ -361,7 +359,6 @@ def test_sizes_are_not_proven_by_batches_unlike_a_scripts_own():
 
 
 def notes_on(probe):
-    assert probe.device.script is not None
     return list(about_script(probe.device.script))
 
 
@@ -378,7 +375,6 @@ def test_after_a_leak_the_same_is_verified_again():
 
 
 def test_a_next_command_repeats_no_module_and_quotes_folders():
-    assert BOTH.probe is not None
     spec = WorkloadRecord(spec="subprocess:run", options={"shell": True})
     results = with_results(
         BOTH, probe=replace(BOTH.probe, workload=spec), folder=Path("my run")
@@ -388,7 +384,6 @@ def test_a_next_command_repeats_no_module_and_quotes_folders():
 
 
 def test_next_commands_of_a_script_name_it_and_its_own_lengths():
-    assert BOTH.probe is not None
     record = WorkloadRecord(spec="train.py", options={}, command=["python", "train.py"])
     run = with_results(
         BOTH,

@@ -38,7 +38,6 @@ def recorded(folder, lines):
 
 
 def training_of(run):
-    assert run.training is not None
     return run.training
 
 

@@ -433,7 +433,7 @@ def test_of_several_loaders_one_is_chosen(monkeypatch):
 def test_any_loader_can_be_learned_from(monkeypatch, loader, name, batch_size):
     loop = MadeScript(monkeypatch, train_on_all, loader).measured()
     ready = prepared(monkeypatch, loop)
-    assert isinstance(ready, Ready) and ready.device.script is not None
+    assert isinstance(ready, Ready)
     script = ready.device.script
     assert script.batches == ["batch: [B, L, 16] float32"]
     assert (script.loader, script.per_unit, script.batch_size) == (
@@ -456,7 +456,7 @@ def test_rows_in_the_order_of_the_data_set_are_drawn(monkeypatch, seconds, twins
     loop = MadeScript(monkeypatch, train_on_all, loader_of(Lengths())).measured()
     rows = [length / 100 for length in Lengths().lengths]
     ready = prepared(monkeypatch, loop, rows=rows)
-    assert isinstance(ready, Ready) and ready.device.script is not None
+    assert isinstance(ready, Ready)
     script = ready.device.script
     assert (script.batches, script.per_unit) == (["batch: [B, L, 16] float32"], 100.0)
     assert [(twin.batch_size, twin.difference) for twin in script.twins] == [

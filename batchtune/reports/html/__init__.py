@@ -3,7 +3,7 @@
 The page carries plotly.js and a small script of its own (`page.js`), both allowed by their hashes alone; its Content
 Security Policy forbids everything else, so that no string of a result file can become code or load anything, even
 where escaping had a hole. plotly.js is in it compressed and is started after the page has been shown: it takes a
-browser longer than all the rest.
+browser longer than all the rest. Without the package plotly (the extra `html`) the page has no charts, and says so.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
     script = _asset("page.js")
     plotly = ""
     sources = [_source(script)]
-    if drawn:
+    missing = missing_charts(results)
+    if missing:
+        drawn = []
+    elif drawn:
         plotly, source = _plotly()
         sources.insert(0, source)
     data = {
@@ -57,12 +60,23 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
     return _template("page.html.j2").render(
         page=build_page(results),
         figures=drawn,
+        missing_charts=missing,
         configs=configs or {},
         policy=policy,
         style=Markup(_asset("page.css")),
         data=Markup(msgspec.json.encode(data).decode().translate(_ESCAPES)),
         plotly=plotly,
         script=Markup(script),
+    )
+
+
+def missing_charts(results: RunResults) -> str | None:
+    """Return why the page lacks charts that it would have, and how to get them; None if it lacks none."""
+    if not figures(results) or _is_installed():
+        return None
+    return (
+        "The charts need plotly, which is not installed: pip install plotly, and write the page again. The tables hold "
+        "the same numbers."
     )
 
 
@@ -82,6 +96,14 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     ).get_template(name)
+
+
+def _is_installed() -> bool:
+    try:
+        import plotly  # noqa: F401 -- to see whether it is there
+    except ImportError:
+        return False
+    return True
 
 
 @cache
