@@ -19,7 +19,7 @@ pytest_plugins = ["tiers"]
 
 # So many examples of each law, the same ones in CI; more with `--hypothesis-profile=thorough`.
 for profile, examples in (("thorough", 300), ("few", 25)):
-    settings.register_profile(profile, settings(), max_examples=examples, deadline=None)
+    settings.register_profile(profile, max_examples=examples, deadline=None)
 settings.load_profile("few")
 
 # Many tests start processes, each of which would compile all that it imports.
@@ -87,9 +87,7 @@ def folder_of_module(tmp_path_factory):
 @pytest.fixture
 def tmp_path(folder_of_module):
     """A folder of each test, beside few others: pytest lists them all to name one, and a scratch links to them all."""
-    folder = folder_of_module / str(len(os.listdir(folder_of_module)))
-    folder.mkdir()
-    return folder
+    return Path(tempfile.mkdtemp(dir=folder_of_module))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,9 +17,7 @@ MOST_TESTS = {"process": 150, "slow": 120}
 collected = Counter()
 """How many tests of each tier were collected, those included that `-m` leaves out."""
 _SHOWN = 10
-_STARTS = frozenset(
-    ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
-)
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"}
 
 started = []
 """The processes that the running test has started."""

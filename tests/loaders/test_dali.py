@@ -116,7 +116,6 @@ def test_functions_with_shards_are_read_by_two_threads():
 
 @needs_dali
 @settings(
-    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

@@ -70,8 +70,7 @@ def examples(taken):
 class ProcessAsker(Asker):
     """Opens loaders in a worker process."""
 
-    def __init__(self):
-        self.nursery = OF_LOADERS
+    nursery = OF_LOADERS
 
     def open(self, *arguments, **asked):
         self.nursery.start_worker()

@@ -28,7 +28,7 @@ def refuse(*_, **__):
 
 
 @pytest.fixture(params=["mounts", "user namespace", "landlock"])
-def protection(request, monkeypatch):
+def protection(request, tmp_path, monkeypatch):
     """The way in which scripts are kept from files, where this kernel has it."""
     kind = request.param
     enter = {
@@ -39,6 +39,7 @@ def protection(request, monkeypatch):
     monkeypatch.setattr(mounts, "enter", enter)
     if kind != "landlock":
         monkeypatch.setattr(landlock, "confine", refuse)
+    monkeypatch.chdir(tmp_path)  # a folder with little to copy
     with script_request(["true"]) as script:
         try:
             scratch.start(script, environment).wait()
