@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from batchtune.sampler.from_config import sampler_from_config
     from batchtune.sampler.packed import PackedBatchSampler
     from batchtune.sampler.same_step import SameStepBatchSampler
+    from batchtune.sampler.step_stream import SameStepStream
     from batchtune.sampler.stream import BucketedStream
     from batchtune.sampler.tables import BucketBatchSampler, PooledBatchSampler
     from batchtune.scripts.recorder import Recorder
@@ -29,6 +30,7 @@ __all__ = [
     "PooledBatchSampler",
     "Recorder",
     "SameStepBatchSampler",
+    "SameStepStream",
     "TimeLaw",
     "Workload",
     "__version__",
@@ -48,6 +50,7 @@ _HOMES = {
     "PooledBatchSampler": "sampler.tables",
     "Recorder": "scripts.recorder",
     "SameStepBatchSampler": "sampler.same_step",
+    "SameStepStream": "sampler.step_stream",
     "TimeLaw": "packing",
     "Workload": "workloads",
     "pack": "packing",

@@ -2,6 +2,7 @@
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch.utils.data import (
     RandomSampler,
 )
 
-from batchtune import SameStepBatchSampler, sampler_from_config
+from batchtune import SameStepBatchSampler, SameStepStream, sampler_from_config
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 
@@ -28,6 +29,9 @@ OPTIONS = {
     "bucket_batch_sizes": [16, 8, 4],
     "own_accumulate": 4,
 }
+
+
+PACKED = {"max_tokens": 350, "own_accumulate": 4}
 
 
 def seedable(generator_seed):
@@ -69,11 +73,10 @@ def examples_of_steps(batches, accumulate):
     return steps
 
 
+@pytest.mark.parametrize("options", [OPTIONS, PACKED], ids=["padded", "packed"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", OWN)
-def test_each_step_has_the_examples_that_it_has_without(name, ranks):
-    if name == "RandomSampler" and ranks > 1:
-        pytest.skip("it is not dealt to ranks")
+def test_each_step_has_the_examples_that_it_has_without(name, ranks, options):
     own = []
     cut = []
     for rank in range(ranks):
@@ -81,11 +84,19 @@ def test_each_step_has_the_examples_that_it_has_without(name, ranks):
         own.append(list(OWN[name](rank, ranks)))
         torch.manual_seed(0)
         sampler = SameStepBatchSampler(
-            OWN[name](rank, ranks), LENGTHS, rank=rank, world_size=ranks, **OPTIONS
+            OWN[name](rank, ranks), LENGTHS, rank=rank, world_size=ranks, **options
         )
         cut.append(list(sampler))
         assert len(cut[-1]) == len(sampler)
-    assert examples_of_steps(cut, 4) == examples_of_steps(own, 4)
+    # A RandomSampler is not dealt to ranks: each cuts its own.
+    groups = [slice(0, ranks)]
+    if name == "RandomSampler":
+        groups = [slice(rank, rank + 1) for rank in range(ranks)]
+    for group in groups:
+        assert examples_of_steps(cut[group], 4) == examples_of_steps(own[group], 4)
+    if options is PACKED:
+        assert max(LENGTHS[batch].sum() for rank in cut for batch in rank) <= 350
+        return
     padded = [
         sum(len(batch) * LENGTHS[batch].max() for rank in batches for batch in rank)
         for batches in (own, cut)
@@ -147,16 +158,6 @@ def test_the_example_loses_the_same_in_fewer_micro_batches():
     assert cut[1] < 0.7 * own[1] and cut[2] < 0.7 * own[2]
 
 
-def test_a_random_sampler_of_each_rank_keeps_its_own_examples():
-    sampler = SameStepBatchSampler(
-        OWN["RandomSampler"](0, 1), LENGTHS, rank=1, world_size=2, **OPTIONS
-    )
-    torch.manual_seed(1)
-    own = list(OWN["RandomSampler"](0, 1))
-    torch.manual_seed(1)
-    assert examples_of_steps([list(sampler)], 4) == examples_of_steps([own], 4)
-
-
 def config_file(folder, **fields):
     row = replace(made_sweep().rows[0], pool_size=16, accumulate=4)
     config = sampler_config(replace(made_sweep(), rows=[row], recommended=0))
@@ -180,6 +181,37 @@ def test_a_config_makes_it_around_the_own_batch_sampler(tmp_path):
         SameStepBatchSampler.from_config(damaged, own, lengths)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stream_keeps_the_examples_of_each_step(tmp_path, ranks):
+    lengths = [1 + 7 * index % 20 for index in range(100)]
+    stream = SameStepStream(
+        config_file(tmp_path),
+        range(100),
+        length_of=lengths.__getitem__,
+        rank=0,
+        world_size=ranks,
+    )
+    size = 16 // ranks
+    in_order = [list(range(100))[first : first + size] for first in range(0, 100, size)]
+    for _ in range(2):
+        batches = list(DataLoader(stream, batch_size=None))
+        assert examples_of_steps([batches], 4) == in_order
+
+
+def test_a_stream_has_one_worker_and_steps_to_keep(tmp_path, monkeypatch):
+    stream = SameStepStream(config_file(tmp_path), [1], length_of=float)
+    workers = SimpleNamespace(num_workers=2)
+    monkeypatch.setattr(
+        "batchtune.sampler.step_stream.get_worker_info", lambda: workers
+    )
+    with pytest.raises(RuntimeError, match="2 workers would each make steps"):
+        next(iter(stream))
+    path = tmp_path / "sampler.yaml"
+    path.write_text(render_sampler_yaml(sampler_config(made_sweep())))
+    with pytest.raises(ValueError, match="whose batches are of other steps"):
+        SameStepStream(path, [1], length_of=float)
+
+
 def test_examples_that_move_to_the_next_step_are_told():
     sampler = SameStepBatchSampler(
         OWN["RandomSampler"](0, 1), LENGTHS, accumulate=2, **OPTIONS
@@ -197,3 +229,10 @@ def test_wrong_arguments_are_named():
         SameStepBatchSampler(own, LENGTHS, pair_cost=-1, **OPTIONS)
     with pytest.raises(ValueError, match="beyond the last"):
         SameStepBatchSampler(own, LENGTHS * 2, **OPTIONS)
+    for options, why in (
+        ({}, "or max_tokens for packed ones"),
+        ({"max_tokens": 99, "equal_counts": True}, "are for padded micro-batches"),
+        ({"max_tokens": 50}, "sequences are longer than max_tokens"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            SameStepBatchSampler(own, LENGTHS, own_accumulate=4, **options)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -11,15 +12,22 @@ import numpy as np
 
 from batchtune.buckets.advice import best_of, proven_or_all
 from batchtune.buckets.alternatives import fewest_batches
+from batchtune.buckets.current_settings import YOURS
+from batchtune.buckets.same_step import OwnSteps
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import PackedCosts
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
-from batchtune.lengths import IntArray, Lengths
-from batchtune.packing.figures import padded_step_tokens_deviation, simulated_row
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.packing.figures import (
+    padded_step_tokens_deviation,
+    random_row,
+    simulated_row,
+)
 from batchtune.packing.packers import PACKERS
 from batchtune.packing.packing import Budget
+from batchtune.packing.same_step import StepPacker
 from batchtune.packing.time_law import DENSE_7B, TimeLaw
 from batchtune.results import (
     Baseline,
@@ -28,12 +36,15 @@ from batchtune.results import (
     PackedRow,
     PackingSweep,
     Row,
+    SweepSettings,
     cost_of,
     have_times,
 )
 from batchtune.units import counted, format_number, format_percent, format_seconds
 
 POOL_SIZE = 8192
+# Of many random steps, so many with the most tokens are packed to see how many micro-batches they need.
+_FULLEST = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,21 +154,24 @@ def sweep_packers(
     budget: Budget,
     lengths: Lengths,
     dealing: RankSplit,
-    seed: int,
+    settings: SweepSettings,
     padded: Row | Baseline,
     max_batch_length: float,
     *,
     before: Row | None = None,
+    own: OwnSteps | None = None,
     measured: PackedCosts | None = None,
     on_row: Callable[[PackedRow], None] = lambda row: None,
 ) -> PackingSweep:
     """Compare the packers with each other and with `padded`, the best padded batches, and recommend one of them.
 
-    `before` are the padded batches that the user trains with; None: the best ones.
+    `before` are the padded batches that the user trains with; None: the best ones. `own` are the user's optimizer
+    steps, if those are of random sequences: where the settings keep these, what packs them is recommended.
 
     Raises:
-        UsageError: The lengths can't be packed, or there are too few for all ranks.
+        UsageError: The lengths or the steps can't be packed, or there are too few for all ranks.
     """
+    seed = settings.seed
     tokens = tokens_of(lengths, budget)
     together = dealing.world_size * dealing.accumulate
     if tokens.size < together:
@@ -176,6 +190,17 @@ def sweep_packers(
         rows.append(row)
         on_row(row)
     chosen = _best(rows)
+    current = None
+    if own is not None and measured is not None:
+        current = random_row(tokens, budget, own.batch_size, dealing, seed)
+    if own is not None and settings.keep == "same":
+        of_steps = list(_step_rows(tokens, budget, own, settings, proofs))
+        for row in of_steps:
+            rows.append(row)
+            on_row(row)
+        chosen = of_steps[0]
+        if settings.micro_batches is None:
+            chosen = _cheapest_steps(of_steps)
     replaced = before or padded
     if isinstance(replaced, Row):
         batching = Batching.of(replaced)
@@ -199,8 +224,61 @@ def sweep_packers(
         rows=rows,
         recommended=rows.index(chosen),
         reason=_reason(chosen, padded, max_batch_length, measured),
-        warnings=[*_cautions(chosen, measured)],
+        warnings=[*_cautions(chosen, measured, current)],
+        current=current,
     )
+
+
+def _step_rows(
+    tokens: IntArray,
+    budget: Budget,
+    own: OwnSteps,
+    settings: SweepSettings,
+    proofs: FloatArray | None,
+) -> Iterator[PackedRow]:
+    """Yield the rows of steps that keep their sequences, packed into the numbers of `OwnSteps.accumulations`.
+
+    Raises UsageError if steps can't be packed so.
+    """
+    if settings.equal_counts:
+        raise UsageError(
+            "--equal-counts is for padded micro-batches, and this training packs",
+            "Leave it out: a loss over packed rows is a mean over tokens.",
+        )
+    packer = StepPacker(tokens, budget, own.dealing.world_size)
+    # Those with the most tokens need the most micro-batches.
+    fullest = heapq.nlargest(
+        _FULLEST,
+        own.random(tokens.size, settings.seed),
+        key=lambda step: int(tokens[step].sum()),
+    )
+    fewest = max(map(packer.fewest, fullest))
+    if fewest == 1 and not own.have_micro_batches:
+        raise UsageError(
+            "--keep same: a step is one micro-batch, as no gradient accumulation is known, and packing can't change it",
+            "Say it with --accumulate N, or leave --keep same out.",
+        )
+    for accumulate in own.accumulations(fewest, settings.micro_batches):
+        yield simulated_row(
+            tokens,
+            budget,
+            own.examples,
+            replace(own.dealing, accumulate=accumulate),
+            settings.seed,
+            proofs,
+            keeps_examples=True,
+        )
+
+
+def _cheapest_steps(rows: Sequence[PackedRow]) -> PackedRow:
+    """Return the cheapest row, or the first, with as many micro-batches as now, if that costs hardly more."""
+    best = best_of(
+        rows,
+        partial(cost_of, timed=have_times(rows)),
+        lambda row: (row is not rows[0], row.batches),
+    )
+    assert best is not None
+    return best
 
 
 def _best(rows: list[PackedRow]) -> PackedRow:
@@ -225,6 +303,16 @@ def _reason(
     measured: PackedCosts | None,
 ) -> str:
     """Say why packing is recommended, and what the comparison with padded batches rests on."""
+    if row.keeps_examples:
+        needs = f"{row.batches:,} micro-batches"
+        if row.estimated_epoch_seconds is not None:
+            needs = (
+                f"an estimated {format_seconds(row.estimated_epoch_seconds)} ({needs})"
+            )
+        return (
+            f"each optimizer step keeps its {counted(row.pool_size or 0, 'sequence')}; in {row.name} an epoch takes "
+            f"{needs}, without padding"
+        )
     if isinstance(padded, Row):
         name = f"{padded.sized_name}, the best padded batches, need"
     else:
@@ -254,8 +342,15 @@ def _reason(
     )
 
 
-def _cautions(row: PackedRow, measured: PackedCosts | None) -> Iterator[str]:
-    """Yield the warnings about the recommended row, each without a full stop."""
+def _cautions(
+    row: PackedRow, measured: PackedCosts | None, current: PackedRow | None
+) -> Iterator[str]:
+    """Yield the warnings about the recommended row and the user's own, each without a full stop."""
+    if current is not None and current.over_cap:
+        yield (
+            f"{YOURS} packs up to {current.largest_tokens:,} tokens into a row, more than the {row.max_tokens:,} that "
+            "were found to fit, and may run out of memory"
+        )
     if measured is not None and measured.why_unproven is not None:
         yield f"no token budget is proven: {measured.why_unproven}"
     elif measured is not None and not len(measured.proofs):

@@ -8,20 +8,30 @@ from itertools import islice
 
 import numpy as np
 
+from batchtune.buckets.advice import TOLERANCE
 from batchtune.buckets.current import Current
 from batchtune.buckets.epoch_cost import Pricing, TimedRow
 from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import RankSplit
-from batchtune.epochs.same_step import equal_parts, micro_batches, most_held
+from batchtune.epochs.measured_costs import batch_seconds
+from batchtune.epochs.same_step import (
+    StepCutter,
+    equal_parts,
+    micro_batches,
+    most_held,
+)
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
-from batchtune.lengths import Lengths
+from batchtune.lengths import IntArray, Lengths
 from batchtune.results import Keep, SweepSettings
 
 SAME_STEP = "same-step"
 # The fewest micro-batches are those that all of this many random steps fit into.
 _STEPS = 4096
+# The least time is that of so many random steps, among so many numbers of micro-batches.
+_COMPARED = 32
+_NUMBERS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,34 @@ class OwnSteps:
     def have_micro_batches(self) -> bool:
         """Whether a step has several micro-batches, so that its examples can be cut otherwise."""
         return self.dealing.accumulate * self.dealing.world_size > 1
+
+    def accumulations(self, fewest: int, asked: int | None, *others: int) -> list[int]:
+        """Return the numbers of micro-batches to compare: `asked` for, as now, others, the `fewest` that hold a step.
+
+        Raises UsageError if a step can't be cut into as many as were asked for.
+        """
+        most = self.examples // self.dealing.world_size
+        numbers = [max(self.dealing.accumulate, fewest), *others, fewest]
+        if asked is not None:
+            if not fewest <= asked <= most:
+                raise UsageError(
+                    f"--micro-batches {asked:,}: a rank's examples of a step make {fewest:,} to {most:,}, by what fits "
+                    "and how many there are",
+                    f"Give a number from {fewest:,} to {most:,}.",
+                )
+            numbers.insert(0, asked)
+        return list(dict.fromkeys(numbers))
+
+    def random(self, count: int, seed: int) -> Iterator[IntArray]:
+        """Yield the examples of many random steps of so many examples, some of them from the same epoch."""
+        random = np.random.default_rng(seed)
+        size = min(self.examples, count)
+        steps = (
+            step
+            for _ in range(1 + _STEPS * size // count)
+            for step in np.split(random.permutation(count), range(size, count, size))
+        )
+        return islice(steps, _STEPS)
 
     def batches(self, count: int, accumulate: int) -> int:
         """Return the micro-batches of all ranks in an epoch whose steps are cut into `accumulate` on each rank."""
@@ -102,7 +140,7 @@ def _by_default(
 def same_step_rows(
     pricing: Pricing, limits: Limits, settings: SweepSettings, own: OwnSteps
 ) -> Iterator[TimedRow]:
-    """Yield the rows of as many micro-batches as now, and of the fewest that every step fits into.
+    """Yield the rows of as many micro-batches as now, of those that take the least time, and of the fewest that fit.
 
     Where the user says how many (`micro_batches`), the row of these is the first.
     """
@@ -117,17 +155,8 @@ def same_step_rows(
     boundaries = STRATEGIES["pooled"].boundaries(problem, [1])[0]
     table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
     fewest = _fewest(pricing.lengths, table, own, settings)
-    most = own.examples // own.dealing.world_size
-    numbers = [max(own.dealing.accumulate, fewest), fewest]
-    if settings.micro_batches is not None:
-        if not fewest <= settings.micro_batches <= most:
-            raise UsageError(
-                f"--micro-batches {settings.micro_batches:,}: a rank's examples of a step make {fewest:,} to {most:,}, "
-                "by what fits and how many there are",
-                f"Give a number from {fewest:,} to {most:,}.",
-            )
-        numbers.insert(0, settings.micro_batches)
-    for accumulate in dict.fromkeys(numbers):
+    cheapest = _cheapest(pricing, table, own, fewest, settings)
+    for accumulate in own.accumulations(fewest, settings.micro_batches, *cheapest):
         batching = Batching(
             table,
             own.examples,
@@ -144,24 +173,45 @@ def same_step_rows(
         )
 
 
+def _cheapest(
+    pricing: Pricing,
+    table: BucketTable,
+    own: OwnSteps,
+    fewest: int,
+    settings: SweepSettings,
+) -> list[int]:
+    """Return how many micro-batches of a rank take the least time, from the fewest to as many as now.
+
+    Fewer ones save what each takes by itself, and pad more. Of those that take hardly more than the least, the most are
+    taken, which need the least memory. Empty if times are not known.
+    """
+    if pricing.step_seconds is None:
+        return []
+    batch_cost = batch_seconds(pricing.step_seconds, pricing.targets)
+    values = pricing.lengths.values
+    cutter = StepCutter(values, table, own.dealing.world_size, settings.equal_counts)
+    steps = list(islice(own.random(values.size, settings.seed), _COMPARED))
+    most = max(own.dealing.accumulate, fewest)
+    seconds: dict[int, float] = {}
+    for number in np.geomspace(fewest, most, _NUMBERS).round().astype(int).tolist():
+        batches = [batch for step in steps for batch in cutter.cut(step, number)[0]]
+        sizes = np.array([batch.size for batch in batches])
+        longest = np.array([values[batch].max() for batch in batches])
+        seconds[number] = float(batch_cost(sizes, longest).sum())
+    limit = min(seconds.values()) * (1 + TOLERANCE)
+    return [max(number for number in seconds if seconds[number] <= limit)]
+
+
 def _fewest(
     lengths: Lengths, table: BucketTable, own: OwnSteps, settings: SweepSettings
 ) -> int:
     """Return the fewest micro-batches of a rank that each of many random steps fits into."""
     values = lengths.values
     fits = table.batch_sizes[table.assign(values)]
-    random = np.random.default_rng(settings.seed)
     size = min(own.examples, values.size)
-    steps = (
-        step
-        for _ in range(1 + _STEPS * size // values.size)
-        for step in np.split(
-            random.permutation(values.size), range(size, values.size, size)
-        )
-    )
     ranks = own.dealing.world_size
     each = 1
-    for step in islice(steps, _STEPS):
+    for step in own.random(values.size, settings.seed):
         ascending = np.sort(fits[step])
         each = max(each, -(-most_held(ascending).size // ranks))
         if settings.equal_counts:

@@ -163,7 +163,16 @@ def run_sweep(
         whole = budget.max_tokens
         budget = with_min_packed_steps(budget, lengths, settings.min_steps, dealing)
         packed_share = budget.max_tokens / whole
-    swept = sweep(lengths, limit, settings, costs, current, on_row, refuted)
+    swept = sweep(
+        lengths,
+        limit,
+        settings,
+        costs,
+        current,
+        on_row,
+        refuted,
+        packs=budget is not None,
+    )
     if from_training:
         swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
     if budget is not None:
@@ -171,15 +180,19 @@ def run_sweep(
             budget,
             lengths,
             dealing,
-            settings.seed,
+            structs.replace(settings, keep=swept.settings["keep"]),
             swept.recommended_row or swept.baselines[0],
             swept.max_batch_length,
             before=swept.current,
+            own=OwnSteps.of(current, dealing),
             measured=costs.packed,
             on_row=on_row,
         )
         reason = packers.reason + kept_steps(settings.min_steps, packed_share)
         swept = structs.replace(swept, packing=structs.replace(packers, reason=reason))
+        if swept.gradient is not None and packers.row.keeps_examples:
+            change = swept.gradient.of_cut(equal_counts=False)
+            swept = structs.replace(swept, gradient_difference=change)
     if foreign:
         clear_run(folder)
     swept = structs.replace(swept, proof=_earlier_proof(folder / SWEEP_FILE, swept))
@@ -250,12 +263,15 @@ def sweep(
     current: Current | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
     refuted: Collection[str] = (),
+    *,
+    packs: bool = False,
 ) -> Sweep:
     """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
 
     Padded lengths and times of bucket tables are expectations over shuffles; those of pools, and times on several
-    ranks, are means over simulated epochs, which the seed decides. `on_row` and `refuted` as for `run_sweep`. Raises
-    UsageError if `max_batch_length` is not positive and finite.
+    ranks, are means over simulated epochs, which the seed decides. `on_row` and `refuted` as for `run_sweep`. If the
+    training `packs`, its steps are not cut into padded micro-batches. Raises UsageError if `max_batch_length` is not
+    positive and finite.
     """
     if not (math.isfinite(max_batch_length) and max_batch_length > 0):
         raise UsageError(
@@ -319,6 +335,7 @@ def sweep(
                 "--keep same: which examples a step has is not known of these settings",
                 "Say it with --current batch_size=N and --accumulate N, or keep their number: --keep steps.",
             )
+    if keep == "same" and own is not None and not packs:
         of_steps = same_step_rows(pricing, limits, settings, own)
     for priced_row in (*_rows(pricing, limits, settings), *of_steps):
         priced.append(priced_row)

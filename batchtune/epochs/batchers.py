@@ -28,7 +28,7 @@ from batchtune.epochs.layout import (
     lay_out,
     steps_per_rank,
 )
-from batchtune.epochs.same_step import StepCutter
+from batchtune.epochs.same_step import Cutter, StepCutter
 from batchtune.epochs.table import Buckets, BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 from batchtune.results import Row, SamplerConfig
@@ -109,7 +109,14 @@ class Batching:
     ) -> Batcher:
         """Return the batcher of examples with these lengths, none beyond the last boundary."""
         if self.accumulate is not None:
-            return StepBatcher(lengths, self)
+            assert self.pool_size is not None
+            cutter = StepCutter(
+                lengths,
+                self.table,
+                equal_counts=self.equal_counts,
+                pair_cost=self.pair_cost,
+            )
+            return StepBatcher(lengths.size, cutter, self.pool_size, self.accumulate)
         if self.uses_pools:
             return PoolBatcher(lengths, self)
         return BucketBatcher(
@@ -295,44 +302,37 @@ class PoolBatcher(ReshuffledBatcher):
 class StepBatcher(Batcher):
     """Examples in optimizer steps: shuffled, taken `pool_size` at a time, and cut into the micro-batches of a step."""
 
-    def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
-        self._lengths = lengths
-        self._batching = batching
+    def __init__(
+        self, count: int, cutter: Cutter, pool_size: int, accumulate: int
+    ) -> None:
+        """Take so many examples, `pool_size` a step, which each rank runs in `accumulate` micro-batches."""
+        self._count = count
+        self._cutter = cutter
+        self._pool_size = pool_size
+        self._accumulate = accumulate
 
     def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, step by step; the micro-batches of a step stay together."""
-        batching = self._batching
-        assert batching.pool_size is not None
-        assert batching.accumulate is not None
-        count = self._lengths.size
+        count = self._count
         examples: Indices = np.arange(count, dtype=index_dtype(count))
         if drawing.shuffle:
             drawing.stream(EXAMPLES).shuffle(examples)
-        ends = range(batching.pool_size, count, batching.pool_size)
+        ends = range(self._pool_size, count, self._pool_size)
         steps = [
-            (step, -(-step.size * batching.accumulate // batching.pool_size))
+            (step, -(-step.size * self._accumulate // self._pool_size))
             for step in np.split(examples, ends)
         ]
-        cutter = StepCutter(
-            self._lengths,
-            self._batching.table,
-            dealing.world_size,
-            self._batching.equal_counts,
-            self._batching.pair_cost,
-        )
+        cutter = self._cutter.on_ranks(dealing.world_size)
         batches = [batch for step, _ in cutter.epoch(steps) for batch in step]
         in_order = np.concatenate(batches)
         sizes = np.array([batch.size for batch in batches])
         starts = np.cumsum(sizes) - sizes
-        limiting = self._batching.table.assign(
-            np.maximum.reduceat(self._lengths[in_order], starts)
-        )
         return EpochBatches(
             in_order,
             Layout(
                 starts,
                 sizes,
-                limiting.astype(np.int64),
+                cutter.buckets(batches),
                 np.zeros(sizes.size, dtype=bool),
                 dealing,
                 count,

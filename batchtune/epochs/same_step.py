@@ -6,8 +6,9 @@ micro-batch, and with it the padding, changes. Lengths descend; a micro-batch ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,23 +19,32 @@ from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepCutter:
+class Cutter(ABC):
     """Cuts optimizer steps into micro-batches for the ranks that run them.
 
     Attributes:
-        lengths: Shape (examples,): of the data set.
-        table: How many examples of a micro-batch fit, by the length of its longest.
         world_size: How many ranks run a step's micro-batches side by side.
-        equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one.
-        pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1.
     """
 
-    lengths: npt.NDArray[Any]
-    table: BucketTable
-    world_size: int = 1
-    equal_counts: bool = False
-    pair_cost: float | None = None
+    __slots__ = ()
+
+    world_size: int
+
+    @abstractmethod
+    def on_ranks(self, world_size: int) -> Cutter:
+        """Return the same for so many ranks."""
+
+    @abstractmethod
+    def fewest(self, examples: Indices) -> int:
+        """Return the fewest micro-batches of each rank that hold all examples of a step."""
+
+    @abstractmethod
+    def _cut_into(self, examples: Indices, parts: int) -> tuple[list[Indices], Indices]:
+        """Return `parts` micro-batches, as ranks take them in turn, and the examples that don't fit."""
+
+    def buckets(self, batches: Sequence[Indices]) -> IntArray:
+        """Return the bucket of the table that limits each micro-batch; 0 without a table."""
+        return np.zeros(len(batches), dtype=np.int64)
 
     def cut(self, examples: Indices, each: int | None) -> tuple[list[Indices], Indices]:
         """Return `each` micro-batches for every rank, as ranks take them in turn, and the examples that don't fit.
@@ -44,23 +54,12 @@ class StepCutter:
         """
         ranks = self.world_size
         if each is None:
-            each = self._fewest(examples)
+            each = self.fewest(examples)
             if examples.size < each * ranks:
                 examples = np.resize(examples, each * ranks)
         if examples.size < ranks:
             examples = np.resize(examples, ranks)
-        values = self.lengths[examples].astype(np.float64)
-        longest_first = np.argsort(-values, kind="stable")
-        examples = examples[longest_first]
-        values = values[longest_first]
-        fits = self.table.batch_sizes[self.table.assign(values)]
-        costs = values * (1 + (self.pair_cost or 0.0) * values)
-        sizes = self._sizes(costs, fits, min(each, examples.size // ranks) * ranks)
-        ends = np.cumsum(sizes)
-        batches = np.split(examples, ends)
-        left = batches.pop()
-        order = dealt(costs[ends - sizes] * sizes, ranks)
-        return [batches[place] for place in order.tolist()], left
+        return self._cut_into(examples, min(each, examples.size // ranks) * ranks)
 
     def epoch(
         self, steps: Iterable[tuple[Indices, int | None]]
@@ -78,7 +77,50 @@ class StepCutter:
             batches, left = self.cut(left, each)
             yield batches, left
 
-    def _fewest(self, examples: Indices) -> int:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepCutter(Cutter):
+    """Cuts steps into padded micro-batches: sorted by length, at the least cost.
+
+    Attributes:
+        lengths: Shape (examples,): of the data set.
+        table: How many examples of a micro-batch fit, by the length of its longest.
+        equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one.
+        pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1.
+    """
+
+    lengths: npt.NDArray[Any]
+    table: BucketTable
+    world_size: int = 1
+    equal_counts: bool = False
+    pair_cost: float | None = None
+
+    def on_ranks(self, world_size: int) -> StepCutter:
+        """Return the same for so many ranks."""
+        return replace(self, world_size=world_size)
+
+    def _cut_into(self, examples: Indices, parts: int) -> tuple[list[Indices], Indices]:
+        values = self.lengths[examples].astype(np.float64)
+        longest_first = np.argsort(-values, kind="stable")
+        examples = examples[longest_first]
+        values = values[longest_first]
+        fits = self.table.batch_sizes[self.table.assign(values)]
+        costs = values * (1 + (self.pair_cost or 0.0) * values)
+        sizes = self._sizes(costs, fits, parts)
+        ends = np.cumsum(sizes)
+        batches = np.split(examples, ends)
+        left = batches.pop()
+        order = dealt(costs[ends - sizes] * sizes, self.world_size)
+        return [batches[place] for place in order.tolist()], left
+
+    def buckets(self, batches: Sequence[Indices]) -> IntArray:
+        """Return the buckets of the longest examples."""
+        ends = np.cumsum([batch.size for batch in batches])
+        starts = np.append(0, ends[:-1])
+        longest = np.maximum.reduceat(self.lengths[np.concatenate(batches)], starts)
+        return self.table.assign(longest).astype(np.int64)
+
+    def fewest(self, examples: Indices) -> int:
         """Return the fewest micro-batches of each rank that hold all examples of a step."""
         values = np.sort(self.lengths[examples].astype(np.float64))[::-1]
         fits = self.table.batch_sizes[self.table.assign(values)]

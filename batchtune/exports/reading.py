@@ -49,7 +49,7 @@ def read_any_sampler_yaml(path: Path) -> SamplerConfig | PackedConfig:
         SAMPLER_FILE,
         "sweep-buckets",
         _check_sampler,
-        {"packed": PackedConfig},
+        {"packed": PackedConfig, "same-step-packed": PackedConfig},
     )
     return config
 
@@ -63,6 +63,10 @@ def _check_sampler(config: SamplerConfig | PackedConfig) -> None:
         if config.time_law is not None:
             TimeLaw(**config.time_law)
         Budget(max_tokens=config.max_tokens, packer=config.packer, cut_at=config.cut_at)
+        if (config.sampler == "packed") == config.keeps_examples:
+            raise ValueError(
+                f"sampler is {config.sampler}, but own_accumulate is {config.own_accumulate}"
+            )
         return
     BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
     sizes = config.bucket_batch_sizes

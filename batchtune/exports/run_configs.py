@@ -103,6 +103,7 @@ def _packed_config(
     """Return the recommended packer as a sampler config."""
     row = packing.row
     assert row.pool_size is not None
+    own_accumulate = sweep.settings.get("accumulate", 1)
     if row.unproven is None:
         # The device and its margin were measured with other batches, if at all.
         sweep = msgspec.structs.replace(sweep, device_name=None)
@@ -111,13 +112,14 @@ def _packed_config(
         format=PackedConfig.FORMAT,
         version=PackedConfig.VERSION,
         unit=sweep.lengths.unit,
-        sampler="packed",
+        sampler="same-step-packed" if row.keeps_examples else "packed",
         max_tokens=packing.max_tokens,
         packer=row.packer,
         pool_size=row.pool_size,
         time_law=packing.time_law,
         cut_at=packing.cut_at,
-        accumulate=sweep.settings.get("accumulate", 1),
+        accumulate=row.accumulate or own_accumulate,
+        own_accumulate=own_accumulate if row.keeps_examples else None,
         shuffle=True,
         drop_last=False,
         seed=sweep.settings.get("seed", 0),
@@ -130,9 +132,9 @@ def _packed_config(
 def render_sampler_yaml(config: SamplerConfig | PackedConfig) -> str:
     """Return the config as YAML; the same config gives the same bytes, and reading gives the same config."""
     document = msgspec.to_builtins(config)
-    if config.sampler == "packed":
-        return _render_yaml(document, "sampler-packed")
     unused = {
+        "packed": ("own_accumulate",),
+        "same-step-packed": ("shuffle", "drop_last", "seed"),
         "bucket": ("sampler", "pool_size", "batch_overhead", *_OF_STEPS),
         "pooled": _OF_STEPS,
         "same-step": (
@@ -340,9 +342,8 @@ def _of_sampler(name: str, title: str, file: str) -> Export:
         else:
             fields = packed_fields(tuned, sweep.packed)
         template = f"{name}.py.j2"
-        micro_batches = None
-        if sweep.packed is None:
-            micro_batches = recommended_row(sweep).accumulate
+        row = recommended_row(sweep) if sweep.packed is None else sweep.packed.row
+        micro_batches = row.accumulate
         if micro_batches is not None:
             template = "same_step.py.j2"
             fields.update(_IN_FRAMEWORKS[name])

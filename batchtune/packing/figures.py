@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from batchtune.epochs.batchers import Batching
+from batchtune.epochs.batchers import Batcher, Batching, StepBatcher
 from batchtune.epochs.layout import (
     EpochBatches,
     RankSplit,
@@ -19,6 +19,7 @@ from batchtune.lengths import FloatArray, IntArray
 from batchtune.packing.batcher import PackedBatcher
 from batchtune.packing.packed import Packed
 from batchtune.packing.packing import Budget
+from batchtune.packing.same_step import StepPacker
 from batchtune.packing.time_law import DENSE_7B
 from batchtune.results import PackedRow
 
@@ -82,6 +83,21 @@ def row_of(
     )
 
 
+def random_row(
+    tokens: IntArray,
+    budget: Budget,
+    batch_size: int,
+    dealing: RankSplit,
+    seed: int,
+) -> PackedRow:
+    """Return what micro-batches of so many random sequences come to, as a training packs that draws them at random."""
+    sequences = np.random.default_rng(seed).permutation(tokens.size)
+    starts = np.arange(0, tokens.size, batch_size)
+    packed = Packed(sequences, np.diff(starts, append=tokens.size))
+    slots = in_turn(packed.count, dealing)
+    return row_of(packed, slots, tokens, tokens, budget, dealing.world_size)
+
+
 def in_turn(batches: int, dealing: RankSplit) -> IntArray:
     """Return the slots of micro-batches of which number i is rank i % world_size's, as for `row_of`."""
     number = np.arange(batches)
@@ -96,10 +112,19 @@ def simulated_row(
     dealing: RankSplit,
     seed: int,
     proofs: FloatArray | None = None,
+    *,
+    keeps_examples: bool = False,
 ) -> PackedRow:
-    """Return what the sampler's first epochs with this seed come to: the first, and all of them for what must fit."""
+    """Return what the sampler's first epochs with this seed come to: the first, and all of them for what must fit.
+
+    With `keeps_examples`, steps of `pool_size` random sequences are packed into as many micro-batches as `dealing`
+    accumulates.
+    """
     tokens = budget.checked(lengths)
-    batcher = PackedBatcher(tokens, budget, pool_size)
+    batcher: Batcher = PackedBatcher(tokens, budget, pool_size)
+    if keeps_examples:
+        packer = StepPacker(tokens, budget)
+        batcher = StepBatcher(tokens.size, packer, pool_size, dealing.accumulate)
     cuts = []
     rows = []
     for epoch in range(_EPOCHS):
@@ -117,6 +142,7 @@ def simulated_row(
     return structs.replace(
         first,
         pool_size=pool_size,
+        accumulate=dealing.accumulate if keeps_examples else None,
         simulated_epochs=_EPOCHS,
         largest_tokens=max(row.largest_tokens for row in rows),
         over_cap=sum(row.over_cap for row in rows),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,10 +92,40 @@ class Budget:
         packed = Packed.of_owners(order, owners)
         return packed.split_to(-(-packed.count // multiple) * multiple, seconds)
 
+    def evened(self, packed: Packed, tokens: IntArray, world_size: int) -> Packed:
+        """Return the micro-batches as ranks take them in turn, so that all ranks take about as long.
+
+        Their number, a multiple of the ranks, stays; some sequences may be exchanged.
+        """
+        packed = packed.ordered(dealt(self.seconds(packed, tokens), world_size))
+        seconds = self.time_law.of_sequences(tokens)
+        return exchanged(packed, tokens, seconds, self.max_tokens, world_size)
+
     def seconds(self, packed: Packed, tokens: IntArray) -> FloatArray:
         """Return the time of each micro-batch."""
         added = packed.sums(self.time_law.of_sequences(tokens))
         return self.time_law.seconds_per_batch + added
+
+
+def budget_of(
+    max_tokens: int,
+    *,
+    packer: str = "even",
+    time_law: TimeLaw | Mapping[str, float] | None = None,
+    cut_at: int | None = None,
+) -> Budget:
+    """Return the budget that a sampler's arguments describe, a time law also by its own arguments.
+
+    Raises ValueError as `Budget` and `TimeLaw` do.
+    """
+    if isinstance(time_law, Mapping):
+        time_law = TimeLaw(**time_law)
+    return Budget(
+        max_tokens=max_tokens,
+        packer=packer,
+        time_law=time_law or DENSE_7B,
+        cut_at=cut_at,
+    )
 
 
 def pack(
@@ -140,10 +171,7 @@ def pack(
     packed = budget.packed(tokens, multiple)
     if packed.count % multiple:
         raise ValueError(_why_uneven(budget, tokens, ranks, multiple))
-    packed = packed.ordered(dealt(budget.seconds(packed, tokens), ranks))
-    seconds = time_law.of_sequences(tokens)
-    evened = exchanged(packed, tokens, seconds, budget.max_tokens, ranks)
-    return list(evened.lists())
+    return list(budget.evened(packed, tokens, ranks).lists())
 
 
 def _why_uneven(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchtune.results import Row, StepGradient, Sweep
+from batchtune.results import PackedRow, Row, StepGradient, Sweep
 from batchtune.results.devices import SAME_GRADIENT
 from batchtune.units import format_percent
 
@@ -15,14 +15,14 @@ _NOT_MEASURED = (
 _BY_TOKENS = "by the tokens of the whole step, as Transformers' Trainer does from 4.46 on (num_items_in_batch)"
 
 
-def of_gradient(sweep: Sweep, row: Row) -> Iterator[str]:
+def of_gradient(sweep: Sweep, row: Row | PackedRow) -> Iterator[str]:
     """Say whether a step's gradient stays the same, as far as it was measured, and why not."""
     gradient = sweep.gradient
     change = sweep.gradient_difference
     if gradient is not None and gradient.unknown is not None:
         yield f"The gradient of a step was not compared: {gradient.unknown}."
     if gradient is None or change is None:
-        if not row.equal_counts:
+        if isinstance(row, Row) and not row.equal_counts:
             yield _NOT_MEASURED
         return
     if change <= SAME_GRADIENT:
@@ -36,8 +36,10 @@ def of_gradient(sweep: Sweep, row: Row) -> Iterator[str]:
         yield f"A step's gradient differs by {_shown(change)}: {_why(gradient, row)}."
 
 
-def _why(gradient: StepGradient, row: Row) -> str:
+def _why(gradient: StepGradient, row: Row | PackedRow) -> str:
     """Return why the gradient of a step depends on its cut, and what keeps it."""
+    if isinstance(row, PackedRow):
+        return f"your loss is a mean over the tokens of each micro-batch. Divide {_BY_TOKENS}"
     equal = gradient.equal_counts
     if equal is not None and equal <= SAME_GRADIENT:
         return (

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from batchtune.reports import RunResults
+from batchtune.reports.gradient import of_gradient
 from batchtune.reports.section import (
     CURRENT,
     Cells,
@@ -32,6 +33,7 @@ from batchtune.units import (
     counted,
     format_number,
     format_percent,
+    format_ratio,
     with_full_stop,
 )
 
@@ -56,11 +58,13 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
         _proof(run, row),
         *training_notes(run),
         *steps_kept(sweep),
-        learning(packing, before),
+        *_of_same_steps(sweep, packing),
     ]
-    next_steps = [
-        (str(run.folder / SAMPLER_FILE), "the config, for PackedBatchSampler")
-    ]
+    sampler = "SameStepBatchSampler"
+    if not row.keeps_examples:
+        sampler = "PackedBatchSampler"
+        facts.append(learning(packing, before))
+    next_steps = [(str(run.folder / SAMPLER_FILE), f"the config, for {sampler}")]
     if run.probe is None:
         probe = f"batchtune probe-oom {run.manifest} --workload W{run.as_option}"
         next_steps.append((probe, "measure what fits, with a workload that packs"))
@@ -69,8 +73,7 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     return Section(
         title="Sweep",
         sentences=[
-            f"Set max_tokens = {packing.max_tokens:,} with {row.name}: no padding, which is "
-            f"{format_percent(padded.padding_ratio)} of the tokens computed with {padded_name}.",
+            _headline(sweep, packing, padded, padded_name),
             *facts,
             f"Why: {with_full_stop(packing.reason)}",
             f"The largest of its micro-batches has {row.largest_tokens:,} of {packing.max_tokens:,} tokens; "
@@ -85,6 +88,71 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
         ],
         next_steps=next_steps,
     )
+
+
+def _headline(
+    sweep: Sweep, packing: PackingSweep, padded: Row | Baseline, padded_name: str
+) -> str:
+    """Say what to set, and what it saves."""
+    row = packing.row
+    if not row.keeps_examples:
+        return (
+            f"Set max_tokens = {packing.max_tokens:,} with {row.name}: no padding, which is "
+            f"{format_percent(padded.padding_ratio)} of the tokens computed with {padded_name}."
+        )
+    each = " on each rank" if sweep.world_size > 1 else ""
+    what = (
+        f"Keep {counted(row.pool_size or 0, 'sequence')} in each optimizer step, packed into "
+        f"{counted(row.accumulate or 0, 'micro-batch')}{each} of at most {packing.max_tokens:,} tokens"
+    )
+    own = packing.current or sweep.current
+    assert own is not None
+    seconds = row.estimated_epoch_seconds
+    if seconds and own.estimated_epoch_seconds:
+        gain = f"{format_ratio(own.estimated_epoch_seconds / seconds)} times faster than {CURRENT}"
+    elif packing.current is None:
+        gain = f"{format_percent(1 - row.tokens / own.padded_length)} less to compute than with {CURRENT}, which pads"
+    else:
+        gain = f"{row.batches:,} micro-batches an epoch, {own.batches:,} with {CURRENT}"
+    return f"{what}: {gain}; the same training."
+
+
+def _of_same_steps(sweep: Sweep, packing: PackingSweep) -> Iterator[str]:
+    """Say what else there is where steps keep their sequences: another accumulation, the loss, or other steps."""
+    row = packing.row
+    if not row.keeps_examples:
+        return
+    own = sweep.settings.get("accumulate")
+    if own != row.accumulate:
+        yield f"Train with a gradient accumulation of {row.accumulate} instead of {own}."
+    if sweep.gradient_difference is None:
+        yield (
+            "The gradient of a step is the same if the loss is a mean over the tokens of the step, not of each "
+            f"micro-batch: {_TOKEN_LOSSES}."
+        )
+    else:
+        yield from of_gradient(sweep, row)
+    seconds = row.estimated_epoch_seconds
+    others = [other for other in packing.rows if other is not row]
+    for other in others:
+        others_seconds = other.estimated_epoch_seconds
+        if not seconds or not others_seconds or others_seconds >= seconds:
+            continue
+        faster = f"{format_ratio(seconds / others_seconds)} times faster still"
+        if other.keeps_examples:
+            yield (
+                f"{faster} in {other.name}: --micro-batches {other.accumulate}, with a gradient accumulation of "
+                f"{other.accumulate} in training."
+            )
+        elif other is min(others, key=_seconds_of) and not other.unproven:
+            yield (
+                f"{faster} with {other.name}, if you retune: {format_ratio(row.steps / other.steps)} times fewer "
+                "steps, of other sequences (--keep nothing)."
+            )
+
+
+def _seconds_of(row: PackedRow) -> float:
+    return row.estimated_epoch_seconds or 0.0
 
 
 def learning(packing: PackingSweep, padded: str) -> str:
@@ -136,9 +204,14 @@ def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
     """Lay out the packers, the best pools and table of padded batches, and a fixed batch size."""
     rows = [packing.row]
     rows += [row for row in packing.rows if row is not packing.row]
+    compared: dict[str, PackedRow | Row | Baseline] = {}
+    for row in rows:
+        compared[_in_table(row)] = row
+    if packing.current is not None:
+        compared[f"{CURRENT}, packed"] = packing.current
     return comparison_table(
         f"Packed to {packing.max_tokens:,} tokens, and padded",
-        {**{f"packed ({row.packer})": row for row in rows}, **_padded(sweep)},
+        {**compared, **_padded(sweep)},
         partial(_cells, sweep.world_size),
         timed=False,
         steps_kept=True,
@@ -149,7 +222,8 @@ def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
 def _padded(sweep: Sweep) -> dict[str, Row | Baseline]:
     """Return padded batches by what the table calls them: the user's, the best table and pools, and a fixed size."""
     named: dict[str, Row | Baseline] = {}
-    if sweep.current is not None:
+    is_packed = sweep.packed is not None and sweep.packed.current is not None
+    if sweep.current is not None and not is_packed:
         named[current_name(sweep)] = sweep.current
     rows = []
     if sweep.recommended_row is not None:
@@ -163,6 +237,13 @@ def _padded(sweep: Sweep) -> dict[str, Row | Baseline]:
         named[f"padded: {row.name}"] = row
     baseline = sweep.baselines[0]
     return {**named, f"padded: fixed size of {baseline.batch_size:,}": baseline}
+
+
+def _in_table(row: PackedRow) -> str:
+    """Return what the table calls a row: `packed (even)`."""
+    if row.accumulate is None:
+        return f"packed ({row.packer})"
+    return f"packed ({counted(row.accumulate, 'micro-batch')} a step)"
 
 
 def _cells(ranks: int, costed: PackedRow | Row | Baseline) -> Cells:

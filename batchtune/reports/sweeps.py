@@ -275,12 +275,13 @@ def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
     others = [other for other in sweep.rows if other is not row]
     if not timed:
         return
-    for other in others:
-        if other.keeps_examples and cost(other) < cost(row):
-            yield (
-                f"{format_ratio(cost(row) / cost(other))} times faster still in {other.name}: --micro-batches "
-                f"{other.accumulate}, with a gradient accumulation of {other.accumulate} in training."
-            )
+    same = [other for other in others if other.keeps_examples]
+    cheapest = min(same, key=cost, default=row)
+    if cost(cheapest) < cost(row):
+        yield (
+            f"{format_ratio(cost(row) / cost(cheapest))} times faster still in {cheapest.name}: --micro-batches "
+            f"{cheapest.accumulate}, with a gradient accumulation of {cheapest.accumulate} in training."
+        )
     retuned = [
         other for other in others if not other.keeps_examples and not other.unproven
     ]

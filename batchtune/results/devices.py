@@ -128,6 +128,7 @@ class Script(Record, frozen=True, kw_only=True):
         twins: Peaks of its own batches and of made ones; empty if they were compared earlier.
         packed: Whether its batches are packed: rows of sequences without padding.
         batch_size: Of its own batches, on each rank; None where they are not drawn at random, all of one size.
+            The order of a stream is taken for random.
         own_batches: What its own batch sampler makes, if the manifest's rows are its examples, in other cases.
         gradient: How its loss depends on the cut of a step; None where a step is one batch, or if measured earlier.
     """

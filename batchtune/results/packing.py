@@ -21,6 +21,7 @@ from batchtune.results.shared import (
     Size,
     wrong_rows,
 )
+from batchtune.units import counted
 
 LawCoefficients = dict[
     Literal[
@@ -74,7 +75,9 @@ class PackedRow(Record, frozen=True, kw_only=True):
 
     Attributes:
         packer: `even`, `first-fit` or `best-fit`.
-        pool_size: The most sequences that are packed at once.
+        pool_size: The most sequences that are packed at once; of steps that keep theirs, those of one on all ranks.
+        accumulate: Into how many micro-batches each rank's share of an optimizer step is packed, whose sequences are
+            those that training draws; None if batchtune draws them.
         batches: Micro-batches of one epoch, none with padding.
         lower_bound: tokens / max_tokens, rounded up.
         tokens: Of one epoch, without those cut or left out.
@@ -98,6 +101,7 @@ class PackedRow(Record, frozen=True, kw_only=True):
     packer: str
     max_tokens: Size
     pool_size: Size | None = None
+    accumulate: Size | None = None
     batches: CostSize
     lower_bound: Size
     tokens: CostSize
@@ -117,7 +121,14 @@ class PackedRow(Record, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The row's name in sentences: `even packing`."""
+        if self.accumulate is not None:
+            return f"{counted(self.accumulate, 'micro-batch')} of each step's own sequences"
         return f"{self.packer} packing"
+
+    @property
+    def keeps_examples(self) -> bool:
+        """Whether each optimizer step has the sequences that it has without batchtune."""
+        return self.accumulate is not None
 
     @property
     def padding_ratio(self) -> float:
@@ -142,6 +153,7 @@ class PackingSweep(Record, frozen=True, kw_only=True):
             ones, or else of `fixed-random`.
         padded_step_tokens_deviation: As for a row, of those batches; padding is not counted.
         recommended: Index of the recommended row.
+        current: The user's own packed batches, of random sequences; None if they are padded, or not known.
     """
 
     max_tokens: Size
@@ -154,6 +166,7 @@ class PackingSweep(Record, frozen=True, kw_only=True):
     recommended: Count
     reason: str
     warnings: list[str] = msgspec.field(default_factory=list)
+    current: PackedRow | None = None
 
     def problems(self) -> Iterator[str]:
         """Check the index of the recommended row."""

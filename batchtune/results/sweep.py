@@ -350,10 +350,12 @@ class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         unit: Of the lengths; None if unknown.
         max_tokens: The most tokens of a micro-batch.
         packer: As for `batchtune.PackedBatchSampler`.
-        pool_size: The most sequences that are packed at once.
+        sampler: `same-step-packed` packs the sequences of each optimizer step, which are those that training draws.
+        pool_size: The most sequences that are packed at once; those of a step on all ranks.
         time_law: The time of a micro-batch as measured, as the arguments of `batchtune.TimeLaw`; None: not measured.
         cut_at: Longer sequences count as so long; None: none may be longer than max_tokens.
-        accumulate: Each rank has a multiple of so many micro-batches.
+        accumulate: Each rank has a multiple of so many micro-batches; as many in each step whose sequences stay.
+        own_accumulate: How many of the training's own batches, on each rank, make such a step; None for other steps.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sampler"
@@ -361,17 +363,23 @@ class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
     format: str
     version: int
     unit: str | None
-    sampler: Literal["packed"]
+    sampler: Literal["packed", "same-step-packed"]
     max_tokens: Size
     packer: str
     pool_size: Size
     time_law: LawCoefficients | None = None
     cut_at: Size | None = None
     accumulate: Size
-    shuffle: bool
-    drop_last: bool
-    seed: Seed
+    own_accumulate: Size | None = None
+    shuffle: bool = True
+    drop_last: bool = False
+    seed: Seed = 0
     evidence: SamplerEvidence
+
+    @property
+    def keeps_examples(self) -> bool:
+        """Whether each optimizer step has the sequences that training draws for it."""
+        return self.own_accumulate is not None
 
 
 class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -419,3 +427,8 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     own_accumulate: Size | None = None
     equal_counts: bool = False
     pair_cost: Amount | None = None
+
+    @property
+    def keeps_examples(self) -> bool:
+        """Whether each optimizer step has the examples that training draws for it."""
+        return self.own_accumulate is not None

@@ -149,7 +149,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 f"{path} describes a sampler of the kind {config.sampler!r}, but {cls.__name__} is of the kind "
                 f"{cls.KIND!r}: use batchtune.sampler_from_config, which makes the one that the file describes"
             )
-        if config.sampler == "same-step":
+        if config.keeps_examples:
             raise ValueError(
                 f"{path} keeps the examples of each optimizer step, so it needs your own batch sampler: "
                 "batchtune.SameStepBatchSampler.from_config(path, batch_sampler, lengths)"

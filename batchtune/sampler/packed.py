@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from batchtune.arguments import whole
 from batchtune.packing.batcher import PackedBatcher
-from batchtune.packing.packing import Budget
-from batchtune.packing.time_law import DENSE_7B, TimeLaw
+from batchtune.packing.packing import budget_of
+from batchtune.packing.time_law import TimeLaw
 from batchtune.sampler.arguments import MOST_ACCUMULATED
 from batchtune.sampler.base import EpochBatchSampler
 
@@ -81,13 +81,8 @@ class PackedBatchSampler(EpochBatchSampler):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        if isinstance(time_law, Mapping):
-            time_law = TimeLaw(**time_law)
-        self.budget = Budget(
-            max_tokens=max_tokens,
-            packer=packer,
-            time_law=DENSE_7B if time_law is None else time_law,
-            cut_at=cut_at,
+        self.budget = budget_of(
+            max_tokens, packer=packer, time_law=time_law, cut_at=cut_at
         )
         self.pool_size = whole("pool_size", pool_size, 1)
         tokens = self.budget.checked(lengths)

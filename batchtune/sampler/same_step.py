@@ -6,7 +6,7 @@ import copy
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -17,9 +17,13 @@ from torch.utils.data import Sampler  # noqa: TID253  # as in arguments.py
 
 from batchtune.arguments import whole
 from batchtune.epochs.layout import Indices
-from batchtune.epochs.same_step import StepCutter, micro_batches
+from batchtune.epochs.same_step import Cutter, StepCutter, micro_batches
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
-from batchtune.exports.reading import read_sampler_yaml
+from batchtune.exports.reading import read_any_sampler_yaml
+from batchtune.packing.packing import budget_of
+from batchtune.packing.same_step import StepPacker
+from batchtune.packing.time_law import TimeLaw
+from batchtune.results import PackedConfig, SamplerConfig
 from batchtune.sampler.arguments import (
     MOST_ACCUMULATED,
     OnRanks,
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
+# The fields of a `sampler.yaml` that are arguments of padded and of packed steps.
+_PADDED = ("bucket_boundaries", "bucket_batch_sizes", "equal_counts", "pair_cost")
+_PACKED = ("max_tokens", "time_law", "cut_at")
 
 
 class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
@@ -41,8 +48,9 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
 
     The training's own batch sampler says which examples each step has: those of its next `own_accumulate` batches, on
     all ranks. They are sorted by length and cut into `accumulate` micro-batches for each rank, none larger than what
-    fits, with the least padding. So training takes the same steps, on the same examples, in less time. The gradient
-    of a step is the same, too, if the loss weighs tokens or examples alike whichever micro-batch they are in.
+    fits, with the least padding; or, with `max_tokens`, packed into as many without padding. So training takes the same
+    steps, on the same examples, in less time. The gradient of a step is the same, too, if the loss weighs tokens or
+    examples alike whichever micro-batch they are in.
 
     Example::
 
@@ -70,6 +78,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         batch_sampler: The training's own; its batches may differ in size.
         lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries.
         bucket_boundaries: Lengths up to which a batch size fits, ascending; the last is at least the longest length.
+            With a table micro-batches are padded, with `max_tokens` packed.
         bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
         own_accumulate: How many of the batch sampler's batches make a step, on each rank.
         accumulate: The training's gradient accumulation with this sampler; None: as many as `own_accumulate`. If a
@@ -82,8 +91,10 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`
             when the sampler is first used.
         overlong: Whether examples beyond the last boundary are an `error` or batches of a `single` example.
+        max_tokens, time_law, cut_at: As for `batchtune.PackedBatchSampler`.
 
     Raises:
+        OverlongError: A sequence is longer than `max_tokens`.
         ValueError: An argument breaks its rule; the message says which entry and what to do.
     """
 
@@ -92,8 +103,8 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         batch_sampler: Any,
         lengths: npt.ArrayLike,
         *,
-        bucket_boundaries: npt.ArrayLike,
-        bucket_batch_sizes: npt.ArrayLike,
+        bucket_boundaries: npt.ArrayLike | None = None,
+        bucket_batch_sizes: npt.ArrayLike | None = None,
         own_accumulate: int,
         accumulate: int | Literal["fewest"] | None = None,
         equal_counts: bool = False,
@@ -101,6 +112,9 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         rank: int | None = None,
         world_size: int | None = None,
         overlong: Literal["error", "single"] = "error",
+        max_tokens: int | None = None,
+        time_law: TimeLaw | Mapping[str, float] | None = None,
+        cut_at: int | None = None,
     ) -> None:
         self.batch_sampler = batch_sampler
         self.own_accumulate = whole(
@@ -117,14 +131,19 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             )
         # Of the micro-batches that were yielded and not yet trained on, whether each ends its step.
         self._ends: deque[bool] = deque()
-        self.equal_counts = flag("equal_counts", equal_counts)
-        self.pair_cost = None
-        if pair_cost is not None:
-            self.pair_cost = cost("pair_cost", pair_cost)
         self._ranks = checked_ranks(rank, world_size)
         self._lengths = checked_lengths(lengths)
-        table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
-        self._table = holding_all(self._lengths, table, overlong)
+        self._cutter = cutter_of(
+            lengths,
+            bucket_boundaries=bucket_boundaries,
+            bucket_batch_sizes=bucket_batch_sizes,
+            equal_counts=equal_counts,
+            pair_cost=pair_cost,
+            overlong=overlong,
+            max_tokens=max_tokens,
+            time_law=time_law,
+            cut_at=cut_at,
+        )
 
     @classmethod
     def from_config(
@@ -137,13 +156,13 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         targets: npt.ArrayLike | None = None,
         **overrides: Any,
     ) -> Self:
-        """Make the sampler that a `sampler.yaml` of the sampler `same-step` describes, around the training's own.
+        """Make the sampler of a `sampler.yaml` that keeps the examples of steps, around the training's own.
 
         All but `batch_sampler`, which is as for the class, is as for `batchtune.sampler_from_config`: what `lengths`
         may be, the other arguments, warnings and errors. A file of another sampler raises ValueError.
         """
-        config = read_sampler_yaml(Path(path))
-        if config.sampler != "same-step":
+        config = read_any_sampler_yaml(Path(path))
+        if not config.keeps_examples:
             raise ValueError(
                 f"{path} describes a sampler of the kind {config.sampler!r}, which draws its batches itself: use "
                 "batchtune.sampler_from_config"
@@ -151,13 +170,10 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         lengths, targets = tuned_lengths(
             Path(path), config, lengths, length_of, targets, overrides
         )
-        options: dict[str, Any] = {
-            "bucket_boundaries": config.bucket_boundaries,
-            "bucket_batch_sizes": config.bucket_batch_sizes,
+        options = {
             "own_accumulate": config.own_accumulate,
             "accumulate": config.accumulate,
-            "equal_counts": config.equal_counts,
-            "pair_cost": config.pair_cost,
+            **options_of(config),
         }
         sampler = cls(batch_sampler, lengths, **{**options, **overrides})
         sampler._allocator = config.evidence.allocator
@@ -203,22 +219,11 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         self._refuse_second_dealing()
         self._compare_allocator()
         ranks = _of_all_ranks(self.batch_sampler, self.rank, self.world_size)
-        cutter = StepCutter(
-            self._lengths,
-            self._table,
-            len(ranks.batches),
-            self.equal_counts,
-            self.pair_cost,
-        )
+        cutter = self._cutter.on_ranks(len(ranks.batches))
         self._ends.clear()
         for batches, left in cutter.epoch(self._steps(ranks.batches)):
             if left.size and self.accumulate is not None:
-                # The same each time, so that Python shows it once.
-                warnings.warn(
-                    f"a step's examples do not fit into {counted(self.accumulate, 'micro-batch')}, and some of them "
-                    "move to the next step: a larger `accumulate` keeps each in its own",
-                    stacklevel=2,
-                )
+                warn_of_moved(self.accumulate)
             ours = batches[ranks.ours :: len(ranks.batches)]
             for place, batch in enumerate(ours, 1):
                 self._ends.append(place == len(ours))
@@ -243,6 +248,57 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             if self.accumulate is not None:
                 each = self.batches_for(len(own))
             yield np.array(examples), each
+
+
+def warn_of_moved(accumulate: int) -> None:
+    """Warn that a step's examples don't fit: the same each time, so that Python shows it once."""
+    warnings.warn(
+        f"a step's examples do not fit into {counted(accumulate, 'micro-batch')}, and some of them move to the next "
+        "step: a larger `accumulate` keeps each in its own",
+        stacklevel=3,
+    )
+
+
+def options_of(config: SamplerConfig | PackedConfig) -> dict[str, Any]:
+    """Return the arguments of `cutter_of` that a config has."""
+    names = _PACKED if isinstance(config, PackedConfig) else _PADDED
+    return {name: getattr(config, name) for name in names}
+
+
+def cutter_of(
+    lengths: npt.ArrayLike,
+    *,
+    bucket_boundaries: npt.ArrayLike | None = None,
+    bucket_batch_sizes: npt.ArrayLike | None = None,
+    equal_counts: bool = False,
+    pair_cost: float | None = None,
+    overlong: Literal["error", "single"] = "error",
+    max_tokens: int | None = None,
+    time_law: TimeLaw | Mapping[str, float] | None = None,
+    cut_at: int | None = None,
+) -> Cutter:
+    """Return what cuts steps of examples with these lengths; arguments and errors are those of the sampler."""
+    of_padded = (bucket_boundaries, bucket_batch_sizes, pair_cost)
+    if max_tokens is not None:
+        if equal_counts or any(value is not None for value in of_padded):
+            raise ValueError(
+                "bucket_boundaries, bucket_batch_sizes, pair_cost and equal_counts are for padded micro-batches: "
+                "leave them out with max_tokens"
+            )
+        budget = budget_of(max_tokens, time_law=time_law, cut_at=cut_at)
+        return StepPacker(budget.checked(lengths), budget)
+    if bucket_boundaries is None or bucket_batch_sizes is None:
+        raise ValueError(
+            "give bucket_boundaries and bucket_batch_sizes for padded micro-batches, or max_tokens for packed ones"
+        )
+    values = checked_lengths(lengths)
+    table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
+    return StepCutter(
+        values,
+        holding_all(values, table, overlong),
+        equal_counts=flag("equal_counts", equal_counts),
+        pair_cost=None if pair_cost is None else cost("pair_cost", pair_cost),
+    )
 
 
 class _Ranks(NamedTuple):

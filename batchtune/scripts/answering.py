@@ -271,8 +271,8 @@ class ScriptWorker(RankWorker):
         self, source: Drawn | Learned, loader: Any, fed: Fed, accumulation: int
     ) -> StepGradient:
         """Return how the gradient of a step depends on its cut, where its examples can be cut otherwise."""
-        if not isinstance(source, Drawn) or source.packed:
-            why = "its examples can't be drawn one by one, or are packed"
+        if not isinstance(source, Drawn):
+            why = "its examples can't be drawn one by one"
             return StepGradient(
                 unknown=why, batch_norm=self._loop.call(gradients.batch_norms)
             )

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.epochs.same_step import StepCutter
+from batchtune.epochs.same_step import Cutter, StepCutter
 from batchtune.epochs.table import BucketTable
+from batchtune.packing.packing import Budget
+from batchtune.packing.same_step import StepPacker
 from batchtune.probe.parameters import own_part
 from batchtune.probe.rank import RankPlace
 from batchtune.results import StepGradient
@@ -53,6 +55,7 @@ class Step:
         count = batch_size * accumulation * self._ranks
         self._positions, self._lengths = drawn.random(count)
         self._examples: dict[int, Any] = {}
+        self.packs = drawn.packed
 
     @property
     def first(self) -> Sequence[int]:
@@ -67,15 +70,25 @@ class Step:
         return own
 
     def recut(self, *, equal_counts: bool) -> MicroBatches:
-        """Return this rank's micro-batches in the cut of the least padding.
+        """Return this rank's micro-batches in the cut of the least padding, or packed anew.
 
-        Padded, none of them is larger than the script's own that has the longest example.
+        Padded, none of them is larger than the script's own that has the longest example. Packed, they are as even as
+        can be, and so hold few more tokens than the largest of its own.
         """
+        if self.packs:
+            tokens = np.ceil(self._lengths).astype(np.int64)
+            cutter: Cutter = StepPacker(
+                tokens, Budget(max_tokens=int(tokens.sum())), self._ranks
+            )
+            return self._of_this_rank(cutter)
         boundaries = np.unique(self._lengths)
         largest = self._batch_size * boundaries[-1]
         fits = np.floor(largest / boundaries * (1 + 1e-9)).astype(np.int64)
         table = BucketTable(boundaries, fits.clip(max=_MOST_TIMES * self._batch_size))
         cutter = StepCutter(self._lengths, table, self._ranks, equal_counts)
+        return self._of_this_rank(cutter)
+
+    def _of_this_rank(self, cutter: Cutter) -> MicroBatches:
         batches, _ = cutter.cut(np.arange(self._lengths.size), self._accumulation)
         return [batch.tolist() for batch in batches[self._rank :: self._ranks]]
 
@@ -176,7 +189,7 @@ def step_gradient(
             return replace(found, unknown=why)
         any_counts = gradient(step.recut(equal_counts=False))
         found = replace(found, any_counts=difference(reference, any_counts))
-        if not differs(found.any_counts or 0.0):
+        if step.packs or not differs(found.any_counts or 0.0):
             return found
         equal_counts = gradient(step.recut(equal_counts=True))
         found = replace(found, equal_counts=difference(reference, equal_counts))

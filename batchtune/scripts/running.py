@@ -22,7 +22,9 @@ from batchtune.results import SAMPLER_FILE
 from batchtune.scripts import recording
 from batchtune.scripts.interposing import Begin
 from batchtune.scripts.script_loaders import (
+    SAME_STEP_LINES,
     SAMPLER_LINES,
+    STREAM_LINES,
     restored_randomness,
     stated,
     unlike,
@@ -84,7 +86,7 @@ class GivenBatches:
         self.lengths = np.fromfile(Path(options["scratch"], LENGTHS_FILE))
         self.accumulate: int | None = None
         config = read_any_sampler_yaml(self._config)
-        if config.sampler == "same-step":
+        if config.keeps_examples:
             self.accumulate = config.accumulate
         self.sampler = self._around(())
         self._own_sampler: Any = None
@@ -106,7 +108,8 @@ class GivenBatches:
 
     def give(self, loader: Any) -> None:
         """Let a loader give the batches from now on, if it is the training loader."""
-        difference = unlike(loader, self.lengths.size)
+        lines = STREAM_LINES if self.accumulate is None else SAME_STEP_LINES
+        difference = unlike(loader, self.lengths.size, lines)
         if difference:
             self._watch_steps(difference)
             return

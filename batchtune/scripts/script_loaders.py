@@ -27,7 +27,11 @@ Change three lines of the script instead:
   from batchtune import BucketedStream
   stream = BucketedStream.from_config("{run}/stream.yaml", examples, length_of=..., collate_fn=...)
   loader = DataLoader(stream, batch_size=None)  # and your other arguments"""
-
+SAME_STEP_LINES = """\
+Change three lines of the script instead:
+  from batchtune import SameStepStream
+  stream = SameStepStream("{run}/sampler.yaml", examples, length_of=..., collate_fn=...)
+  loader = DataLoader(stream, batch_size=None)  # with one worker at most, and your other arguments"""
 
 _EXAMINED = 20
 # Of examples in another order, fewer than 1 in 1,000 reach it by chance; transcripts, and lengths that an augmentation
@@ -39,13 +43,15 @@ _LEAST_DISTINCT = 5
 _COUNTING_SECONDS = 10.0
 
 
-def unlike(loader: Any, count: int) -> tuple[str, str] | None:
+def unlike(
+    loader: Any, count: int, lines_of_streams: str = STREAM_LINES
+) -> tuple[str, str] | None:
     """Return why a loader is not one of so many examples, and lines to change in the script; None if it is."""
     from torch.utils.data import IterableDataset
 
     name = f"the data set {type(loader.dataset).__name__}"
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-        return f"{name} is a stream, or makes whole batches", STREAM_LINES
+        return f"{name} is a stream, or makes whole batches", lines_of_streams
     examples = length_hint(loader.dataset)
     if examples == count:
         return None
@@ -65,8 +71,19 @@ def stated(sampler: Any, *names: str) -> Any:
 
 
 def random_batch_size(loader: Any) -> int | None:
-    """Return the batch size of a loader whose batches are drawn at random, all of one size; None for another."""
-    from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+    """Return the batch size of a loader whose batches are drawn at random, all of one size; None for another.
+
+    The order of a stream is not known, and taken for random.
+    """
+    from torch.utils.data import (
+        BatchSampler,
+        DistributedSampler,
+        IterableDataset,
+        RandomSampler,
+    )
+
+    if isinstance(loader.dataset, IterableDataset):
+        return None if loader.batch_size is None else int(loader.batch_size)
 
     batches = loader.batch_sampler
     # Accelerate's, of each rank, is around the script's.

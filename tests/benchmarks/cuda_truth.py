@@ -78,6 +78,11 @@ def chats() -> Loaded:
     return found.clip(2, 4096).astype(float), None
 
 
+def some_chats() -> Loaded:
+    """One chat of 16."""
+    return chats()[0][::16], None
+
+
 def code_files() -> Loaded:
     """Tokens of files of code, at most 8,192."""
     found = code(recipe_list.shared_data()) // 4
@@ -86,12 +91,17 @@ def code_files() -> Loaded:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained on which lengths; `beside` is a program that holds memory of the device meanwhile."""
+    """What is trained on which lengths; `beside` is a program that holds memory of the device meanwhile.
+
+    With `steps`, how many micro-batches of how many examples a training accumulates, each optimizer step keeps its
+    examples, in as few micro-batches as hold them.
+    """
 
     workload: str
     options: dict[str, Any] = field(default_factory=dict)
     lengths: Callable[[], Loaded] = tokens
     beside: str | None = None
+    steps: tuple[int, int] | None = None
 
     @property
     def unit(self) -> str:
@@ -118,10 +128,15 @@ def recipe(name: str, lengths: Callable[[], Loaded], **options: Any) -> Case:
     return Case(f"{FOLDER / 'recipe_models.py'}:{name}", options, lengths)
 
 
-def surrounded(beside: str | None = None, **options: Any) -> Case:
+def surrounded(
+    beside: str | None = None,
+    lengths: Callable[[], Loaded] = tokens,
+    steps: tuple[int, int] | None = None,
+    **options: Any,
+) -> Case:
     """Return a case of the base language model in a process that holds more."""
     workload = f"{FOLDER / 'cuda_workloads.py'}:Surrounded"
-    return Case(workload, options, beside=beside)
+    return Case(workload, options, lengths, beside, steps)
 
 
 CASES = {
@@ -147,6 +162,10 @@ CASES = {
     "second process": surrounded(beside=EMPTY),
     "validation": surrounded(validates=True),
     "accumulation": surrounded(accumulate=2),
+    "same steps": surrounded(accumulate=2, steps=(32, 8)),
+    "same steps packed": surrounded(
+        accumulate=2, packed=True, lengths=some_chats, steps=(32, 2)
+    ),
 }
 
 
@@ -167,12 +186,21 @@ def running(program: str | None) -> Iterator[None]:
 
 def epoch_of(lengths: Lengths, folder: Path, seed: int) -> Iterator[BatchShape]:
     """Yield the batches of a shuffled epoch of the recommended sampler."""
-    config = read_any_sampler_yaml(folder / "sampler.yaml")
+    path = folder / "sampler.yaml"
+    config = read_any_sampler_yaml(path)
+    held = lengths.runs.each(lengths.runs.values)
+    if config.keeps_examples:
+        order = np.random.default_rng(seed).permutation(held.size)
+        size = config.pool_size // config.own_accumulate
+        own = np.split(order, range(size, held.size, size))
+        for batch in batchtune.SameStepBatchSampler.from_config(path, own, held):
+            if isinstance(config, PackedConfig):
+                yield BatchShape.packed(sorted(map(int, held[batch]), reverse=True))
+            else:
+                yield BatchShape(len(batch), float(held[batch].max()))
+        return
     if isinstance(config, PackedConfig):
-        held = lengths.runs.each(lengths.runs.values)
-        sampler = batchtune.PackedBatchSampler.from_config(
-            folder / "sampler.yaml", held, seed=seed
-        )
+        sampler = batchtune.PackedBatchSampler.from_config(path, held, seed=seed)
         for batch in sampler:
             yield BatchShape.packed(held[batch].astype(int).tolist())
         return
@@ -222,25 +250,32 @@ def run_case(
     case = CASES[name]
     values, targets = case.lengths()
     lengths = Lengths.of(values, targets, unit=case.unit)
-    given: dict[str, Any] = {"memory_bytes": None}
+    given: dict[str, Any] = {
+        "memory_bytes": None,
+        "run": folder,
+        "device": "cuda",
+        "options": case.options,
+        "allocator": allocator,
+    }
     if arguments.memory is not None:
         given["memory_bytes"] = parse_size(arguments.memory)
     if arguments.minutes is not None:
         given["minutes"] = arguments.minutes
+    if case.steps is not None:
+        given["accumulate"], size = case.steps
+        given["current"] = f"batch_size={size}"
     started = time.monotonic()
-    tuned = batchtune.tune(
-        case.workload,
-        lengths,
-        run=folder,
-        device="cuda",
-        options=case.options,
-        allocator=allocator,
-        **given,
-    )
+    tuned = batchtune.tune(case.workload, lengths, **given)
+    options = dict(case.options)
+    if case.steps is not None:
+        swept = tuned.sweep.packed or tuned.sweep
+        fewest = min(row.accumulate for row in swept.rows if row.keeps_examples)
+        tuned = batchtune.tune(case.workload, lengths, **given, micro_batches=fewest)
+        options.update(accumulate=fewest, apart=True)
     tuned_seconds = time.monotonic() - started
     assert isinstance(tuned.probe, Probe) and isinstance(tuned.sweep, Sweep)
     probe, proof = tuned.probe, tuned.sweep.proof
-    asked = {"workload": case.workload, "options": case.options}
+    asked = {"workload": case.workload, "options": options}
     subject = subject_of(lengths, probe, asked, folder)
     with Supervisor(subject.settings, subject.limit_bytes, lengths=lengths) as stepper:
         failed, steps, reserved = epochs_that_fail(

@@ -18,12 +18,21 @@ class Surrounded:
         held_mib: What the process holds besides, in blocks of 1 MiB.
         accumulate: Micro-batches of a step.
         validates: Whether a validation batch follows every 50th step.
+        packed: Whether batches are packed rows.
+        apart: Whether each batch is one micro-batch, and a step has as many of them, instead of the same one again.
     """
 
     def __init__(
-        self, held_mib: int = 0, accumulate: int = 1, validates: bool = False
+        self,
+        held_mib: int = 0,
+        accumulate: int = 1,
+        validates: bool = False,
+        packed: bool = False,
+        apart: bool = False,
     ) -> None:
-        self.lm = TransformerLM(size="base", dtype="bf16")
+        self.lm = TransformerLM(size="base", dtype="bf16", packed=packed)
+        self.packed = packed
+        self.apart = apart
         self.held_mib = held_mib
         self.accumulate = accumulate
         self.validates = validates
@@ -44,14 +53,16 @@ class Surrounded:
 
     def step(self, batch: TokenBatch) -> None:
         """Train on the batch as often as micro-batches are accumulated; then validate, if it is time."""
-        self.lm.optimizer.zero_grad(set_to_none=True)
-        for _ in range(self.accumulate):
+        for _ in range(1 if self.apart else self.accumulate):
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 loss = self.lm.loss(batch)
             loss.backward()
-        self.lm.optimizer.step()
         del loss
         self.steps += 1
+        if self.apart and self.steps % self.accumulate:
+            return
+        self.lm.optimizer.step()
+        self.lm.optimizer.zero_grad(set_to_none=True)
         if self.validates and self.steps % STEPS_BETWEEN_VALIDATIONS == 0:
             self._validate()
 

@@ -131,7 +131,6 @@ DEFAULT = Contender(
     "batchtune",
     peers.by_default,
     uses_the_probe=True,
-    keeps_accumulation=True,
 )
 FILLED = Contender(
     recipe_summary.FILLED, "batchtune", peers.filled, uses_the_probe=True

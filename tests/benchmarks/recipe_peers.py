@@ -17,10 +17,9 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,8 +30,9 @@ from torch.utils.data import BatchSampler
 
 from batchtune import BucketedStream, SameStepBatchSampler, sampler_from_config
 from batchtune.buckets.same_step import SAME_STEP
+from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.exports.run_configs import sampler_config
-from batchtune.results import SWEEP_FILE, PackedConfig, Sweep, read_result
+from batchtune.results import SWEEP_FILE, PackedConfig, Row, Sweep, read_result
 
 if TYPE_CHECKING:
     from benchmarks.recipes import RecipeBench as Bench
@@ -95,12 +95,12 @@ class Contender:
     keeps_accumulation: bool = False
 
     @property
-    def is_installed(self) -> bool:
+    def is_installed(self):
         """Whether its package is."""
         return importlib.util.find_spec(self.needs) is not None
 
 
-def worst_batches(bench: Bench, batches: Batches) -> Batches:
+def worst_batches(bench, batches):
     """Return the batches of an epoch that can be the first to run out of memory."""
     longest = [bench.lengths[batch].max() for batch in batches]
     by_cells = sorted(
@@ -120,13 +120,13 @@ def worst_batches(bench: Bench, batches: Batches) -> Batches:
 
 
 def shipped(
-    make: Callable[[Bench, float], tuple[Epochs, str]],
-    smallest: Callable[[Bench, float], bool],
-    needs: str = "torch",
-) -> Contender:
+    make,
+    smallest,
+    needs="torch",
+):
     """Return what a recipe ships, halved until its worst batches fit; `make(bench, share)` is the setting × share."""
 
-    def find(bench: Bench) -> tuple[Epochs, str]:
+    def find(bench):
         share = 1.0
         while True:
             epochs, words = make(bench, share)
@@ -140,35 +140,33 @@ def shipped(
     return Contender("as shipped", "shipped", find, needs, keeps_accumulation=True)
 
 
-def shuffled(count: int, epoch: int) -> list[int]:
+def shuffled(count, epoch):
     """Return a random order, as torch's RandomSampler makes one."""
     generator = torch.Generator().manual_seed(epoch)
-    order: list[int] = torch.randperm(count, generator=generator).tolist()
+    order = torch.randperm(count, generator=generator).tolist()
     return order
 
 
-def fixed(count: int, batch_size: int) -> Epochs:
+def fixed(count, batch_size):
     """Make batches of one size, shuffled, as a DataLoader does."""
     return lambda epoch: list(BatchSampler(shuffled(count, epoch), batch_size, False))
 
 
-def shipped_fixed(batch_size: int) -> Contender:
+def shipped_fixed(batch_size):
     """Return a recipe that ships a fixed batch size, shuffled."""
 
-    def make(bench: Bench, share: float) -> tuple[Epochs, str]:
+    def make(bench, share):
         size = max(1, int(batch_size * share))
         return fixed(bench.lengths.size, size), f"batch size {size}"
 
     return shipped(make, lambda bench, share: batch_size * share <= 1)
 
 
-def speechbrain(
-    bench: Bench, max_batch_length: float, num_buckets: int, max_batch_ex: int | None
-) -> Epochs:
+def speechbrain(bench, max_batch_length, num_buckets, max_batch_ex):
     """Make the batches of SpeechBrain's own sampler."""
     sampler_class = load_dynamic_batch_sampler()
 
-    def epochs(epoch: int) -> Batches:
+    def epochs(epoch):
         sampler = sampler_class(
             range(bench.lengths.size),
             max_batch_length,
@@ -184,31 +182,29 @@ def speechbrain(
     return epochs
 
 
-def shipped_speechbrain(
-    max_batch_length: float, num_buckets: int, max_batch_ex: int
-) -> Contender:
+def shipped_speechbrain(max_batch_length, num_buckets, max_batch_ex):
     """Return a recipe of SpeechBrain with dynamic batching.
 
     Buckets are halved with the length: an epoch here has fewer batches in proportion, and each bucket leaves one that
     is not full.
     """
 
-    def make(bench: Bench, share: float) -> tuple[Epochs, str]:
+    def make(bench, share):
         limit = max_batch_length * share
         buckets = max(2, round(num_buckets * share))
         epochs = speechbrain(bench, limit, buckets, max_batch_ex)
         return epochs, f"max_batch_length {limit:g}, num_buckets {buckets}"
 
-    def smallest(bench: Bench, share: float) -> bool:
+    def smallest(bench, share):
         return max_batch_length * share < bench.lengths.min()
 
     return shipped(make, smallest, "speechbrain")
 
 
-def tuned_speechbrain(bench: Bench) -> tuple[Epochs, str]:
+def tuned_speechbrain(bench):
     """Take the largest max_batch_length that fits; at each, the num_buckets of fewest batches."""
 
-    def make(max_batch_length: float) -> tuple[Epochs, int]:
+    def make(max_batch_length):
         ways = [
             (speechbrain(bench, max_batch_length, buckets, None), buckets)
             for buckets in SPEECHBRAIN_BUCKETS
@@ -220,10 +216,10 @@ def tuned_speechbrain(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f"max_batch_length {passed:.4g}, num_buckets {buckets}"
 
 
-def largest_budget(bench: Bench, make: Callable[[float], Epochs]) -> float:
+def largest_budget(bench, make):
     """Raise the padded length of a batch until memory runs out, then bisect to 5%."""
 
-    def fits(budget: float) -> bool:
+    def fits(budget):
         return bench.fits(worst_batches(bench, make(budget)(0)))
 
     passed = float(bench.lengths.max())
@@ -244,39 +240,39 @@ def largest_budget(bench: Bench, make: Callable[[float], Epochs]) -> float:
     return passed
 
 
-def accelerates_size(bench: Bench, make: Callable[[int], Epochs]) -> tuple[Epochs, int]:
+def accelerates_size(bench, make):
     """Find a batch size with accelerate's decorator: from 128 down by a tenth, until an epoch's worst batches run."""
     from accelerate.utils import find_executable_batch_size
 
     @find_executable_batch_size(starting_batch_size=min(128, bench.lengths.size))
-    def train(batch_size: int) -> int:
+    def train(batch_size):
         if not bench.fits(worst_batches(bench, make(batch_size)(0))):
             # What torch raises in the worker.
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         return batch_size
 
     try:
-        found: int = train()
+        found = train()
     except RuntimeError as error:
         raise DoesNotFit from error
     return make(found), found
 
 
-def accelerate_fixed(bench: Bench) -> tuple[Epochs, str]:
+def accelerate_fixed(bench):
     """Find a fixed batch size with accelerate."""
     count = bench.lengths.size
     epochs, size = accelerates_size(bench, lambda size: fixed(count, size))
     return epochs, f"batch size {size}"
 
 
-def grouped_by_length(bench: Bench) -> tuple[Epochs, str]:
+def grouped_by_length(bench):
     """Group by length, as Transformers' Trainer does with `group_by_length`; the batch size by accelerate's search."""
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
     lengths = bench.lengths.tolist()
 
-    def make(batch_size: int) -> Epochs:
-        def epochs(epoch: int) -> Batches:
+    def make(batch_size):
+        def epochs(epoch):
             generator = torch.Generator().manual_seed(epoch)
             order = LengthGroupedSampler(
                 batch_size, lengths=lengths, generator=generator
@@ -289,7 +285,7 @@ def grouped_by_length(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f"batch size {size}"
 
 
-def rebalanced(bench: Bench) -> tuple[Epochs, str]:
+def rebalanced(bench):
     """Cut each step's examples as Transformers' Trainer does with `train_sampling_strategy="batch_rebalance"`.
 
     It searches nothing: a step is that of the recipe. Lengths of audio are samples, as of `input_values`.
@@ -310,17 +306,17 @@ def rebalanced(bench: Bench) -> tuple[Epochs, str]:
     return epochs_of(sampler), f"{bench.recipe.accumulate} micro-batches a step"
 
 
-def online_dynamic_batching(bench: Bench) -> tuple[Epochs, str]:
+def online_dynamic_batching(bench):
     """Group windows of examples by length, with the package's own function; its token budget is searched for."""
     from odb.grouping import grouping_data
 
     lengths = bench.lengths.astype(np.int64).tolist()
 
-    def make(budget: float) -> Epochs:
-        def epochs(epoch: int) -> Batches:
+    def make(budget):
+        def epochs(epoch):
             order = shuffled(len(lengths), epoch)
             shuffle = random.Random(epoch).shuffle
-            batches: Batches = []
+            batches = []
             for first in range(0, len(order), ODB_WINDOW):
                 window = [
                     {"input_ids": [0] * lengths[index], "index": index}
@@ -337,7 +333,7 @@ def online_dynamic_batching(bench: Bench) -> tuple[Epochs, str]:
     return make(budget), f"token_budget {int(budget)}, windows of {ODB_WINDOW}"
 
 
-def lhotse_cuts(bench: Bench, order: Sequence[int]) -> list[Any]:
+def lhotse_cuts(bench, order):
     """Return Lhotse's cuts of the examples, in an order."""
     from lhotse.cut import MonoCut
 
@@ -347,12 +343,12 @@ def lhotse_cuts(bench: Bench, order: Sequence[int]) -> list[Any]:
     ]
 
 
-def lhotse_batches(cuts: Sequence[Any], **options: Any) -> Epochs:
+def lhotse_batches(cuts, **options):
     """Make the batches that Lhotse's sampler makes of cuts."""
     from lhotse import CutSet
     from lhotse.dataset import DynamicBucketingSampler
 
-    def epochs(epoch: int) -> Batches:
+    def epochs(epoch):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sampler = DynamicBucketingSampler(
@@ -368,7 +364,7 @@ def lhotse_batches(cuts: Sequence[Any], **options: Any) -> Epochs:
     return epochs
 
 
-def oomptimizer_sizes(bench: Bench, buckets: Sequence[tuple[float, ...]]) -> list[int]:
+def oomptimizer_sizes(bench, buckets):
     """Return the batch size that OOMptimizer's search finds for each bucket, given by its largest lengths."""
     found = dict(
         from_the_last_answer(
@@ -383,7 +379,7 @@ def oomptimizer_sizes(bench: Bench, buckets: Sequence[tuple[float, ...]]) -> lis
     return [found[bucket] for bucket in buckets]
 
 
-def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
+def lhotse_sized(bench):
     """Take Lhotse's bins, and for each the size that OOMptimizer's search finds."""
     from lhotse.dataset.sampling.dynamic_bucketing import (
         FixedBucketBatchSizeConstraint,
@@ -401,7 +397,7 @@ def lhotse_sized(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f"{len(edges)} buckets, sizes {sizes[-1]} to {sizes[0]}"
 
 
-def nemo_two_dimensional(bench: Bench) -> tuple[Epochs, str]:
+def nemo_two_dimensional(bench):
     """Take NeMo's buckets over both lengths, with the sizes that OOMptimizer's search finds.
 
     Buckets hold equal shares of the seconds, and their halves equal shares of the targets, both cut by Lhotse.
@@ -419,7 +415,7 @@ def nemo_two_dimensional(bench: Bench) -> tuple[Epochs, str]:
         *estimate_duration_buckets(cuts, num_buckets=NEMO_BUCKETS),
         float(bench.lengths.max()),
     ]
-    buckets: list[tuple[float, float]] = []
+    buckets = []
     bucket_of = np.searchsorted(edges, bench.lengths)
     for place, edge in enumerate(edges):
         targets = np.sort(bench.targets[bucket_of == place])
@@ -436,7 +432,7 @@ def nemo_two_dimensional(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f"{len(buckets)} buckets, sizes {min(sizes)} to {max(sizes)}"
 
 
-def trl_rows(bench: Bench, cut_at: int) -> Epochs:
+def trl_rows(bench, cut_at):
     """Pack with TRL's default strategy into rows of `cut_at` tokens, in batches of one row."""
     from datasets import Dataset, disable_progress_bars
     from trl.data_utils import pack_dataset
@@ -448,10 +444,10 @@ def trl_rows(bench: Bench, cut_at: int) -> Epochs:
     return lambda epoch: [rows[place] for place in shuffled(len(rows), epoch)]
 
 
-def joined(rows: Epochs, count: int) -> Epochs:
+def joined(rows, count):
     """Join so many rows to a batch, which is flattened: padding-free, as TRL trains packed rows."""
 
-    def epochs(epoch: int) -> Batches:
+    def epochs(epoch):
         given = rows(epoch)
         return [
             [index for row in given[first : first + count] for index in row]
@@ -461,16 +457,16 @@ def joined(rows: Epochs, count: int) -> Epochs:
     return epochs
 
 
-def packed_fits(bench: Bench, batches: Batches) -> bool:
+def packed_fits(bench, batches):
     """Whether the packed batches with the most tokens run."""
     by_tokens = sorted(batches, key=lambda batch: float(bench.lengths[batch].sum()))
     return bench.fits(by_tokens[-2:])
 
 
-def shipped_trl(batch_size: int, cut_at: int) -> Contender:
+def shipped_trl(batch_size, cut_at):
     """Return TRL's own packing, with its default of rows a batch, halved until it fits."""
 
-    def find(bench: Bench) -> tuple[Epochs, str]:
+    def find(bench):
         rows = trl_rows(bench, cut_at)
         size = batch_size
         while not packed_fits(bench, joined(rows, size)(0)):
@@ -482,19 +478,19 @@ def shipped_trl(batch_size: int, cut_at: int) -> Contender:
     return Contender("as shipped", "shipped", find, "trl", keeps_accumulation=True)
 
 
-def tuned_trl(bench: Bench) -> tuple[Epochs, str]:
+def tuned_trl(bench):
     """Pack with TRL, at the budget that batchtune found: TRL has no search of its own."""
     max_tokens = packed_config(filled_run(bench)).max_tokens
     return trl_rows(bench, max_tokens), f"max_length {max_tokens}, batchtune's budget"
 
 
-def tuned_axolotl(bench: Bench) -> tuple[Epochs, str]:
+def tuned_axolotl(bench):
     """Pack with axolotl's own sampler, at the budget that batchtune found: axolotl has no search of its own."""
     sampler_class = axolotl_multipack().MultipackBatchSampler
     lengths = bench.lengths.astype(np.int64)
     max_tokens = packed_config(filled_run(bench)).max_tokens
 
-    def epochs(epoch: int) -> Batches:
+    def epochs(epoch):
         sampler = sampler_class(
             sampler=shuffled(lengths.size, epoch),
             batch_size=1,
@@ -509,7 +505,7 @@ def tuned_axolotl(bench: Bench) -> tuple[Epochs, str]:
     return epochs, f"sequence_len {max_tokens}, batchtune's budget"
 
 
-def read_samples(bench: Bench, epoch: int) -> Any:
+def read_samples(bench, epoch):
     """Read the shards with WebDataset, shuffled as its users do."""
     import webdataset
 
@@ -521,12 +517,12 @@ def read_samples(bench: Bench, epoch: int) -> Any:
     return webdataset.filters.shuffle(SHUFFLE_BUFFER, seed=epoch)(samples)
 
 
-def indices_of(batches: Any) -> Batches:
+def indices_of(batches):
     """Return the indices of a stream's examples, batch by batch."""
     return [[int(example["index"]) for example in batch] for batch in batches]
 
 
-def batched_stream(bench: Bench, batch_size: int) -> Epochs:
+def batched_stream(bench, batch_size):
     """Make WebDataset's own batches of one size."""
     import webdataset
 
@@ -534,23 +530,23 @@ def batched_stream(bench: Bench, batch_size: int) -> Epochs:
     return lambda epoch: indices_of(stage(read_samples(bench, epoch)))
 
 
-def shipped_stream(batch_size: int) -> Contender:
+def shipped_stream(batch_size):
     """Return a stream with WebDataset's `.batched(batch_size)`."""
 
-    def make(bench: Bench, share: float) -> tuple[Epochs, str]:
+    def make(bench, share):
         size = max(1, int(batch_size * share))
         return batched_stream(bench, size), f".batched({size})"
 
     return shipped(make, lambda bench, share: batch_size * share <= 1, "webdataset")
 
 
-def accelerate_stream(bench: Bench) -> tuple[Epochs, str]:
+def accelerate_stream(bench):
     """Find the size of WebDataset's batches with accelerate."""
     epochs, size = accelerates_size(bench, lambda size: batched_stream(bench, size))
     return epochs, f".batched({size})"
 
 
-def swept_stream(bench: Bench, run: Path, *options: str) -> dict[str, Any]:
+def swept_stream(bench, run, *options):
     """Sweep the stream once, after the probe; return stream.json."""
     path = run / "stream.json"
     if not path.exists():
@@ -559,23 +555,23 @@ def swept_stream(bench: Bench, run: Path, *options: str) -> dict[str, Any]:
             "sweep-stream", bench.shards, "--length-key", "json.duration",
             "--run", str(run), "--quiet", *options,
         )  # fmt: skip
-    stream: dict[str, Any] = json.loads(path.read_text())
+    stream = json.loads(path.read_text())
     return stream
 
 
-def speechbrain_stream(bench: Bench) -> tuple[Epochs, str]:
+def speechbrain_stream(bench):
     """Batch the stream with SpeechBrain's own function, with the settings that are best for it."""
     stream = swept_stream(bench, bench.run)
     return by_speechbrain(bench, stream["rows"][stream["recommended_speechbrain"]])
 
 
-def by_speechbrain(bench: Bench, row: dict[str, Any]) -> tuple[Epochs, str]:
+def by_speechbrain(bench, row):
     """Batch the stream with SpeechBrain's own function, with the settings of a row of stream.json."""
     names = ("target_batch_numel", "max_batch_numel", "max_batch_size", "max_padding_ratio")  # fmt: skip
     settings = {name: row[name] for name in names if row[name] is not None}
     batch = load_speechbrain()[3].dynamic_bucketed_batch
 
-    def epochs(epoch: int) -> Batches:
+    def epochs(epoch):
         random.seed(epoch)  # which SpeechBrain draws from
         batches = batch(
             read_samples(bench, epoch),
@@ -591,18 +587,17 @@ def by_speechbrain(bench: Bench, row: dict[str, Any]) -> tuple[Epochs, str]:
     return epochs, f"{words}, buffer of {row['buffer_size']}"
 
 
-def by_default(bench: Bench) -> tuple[Epochs, str]:
+def by_default(bench):
     """Batch as recommended by default, which keeps the training: each step's examples, or the number of steps."""
     if bench.recipe.streamed:
         run = copied_run(bench, "run-steps-kept")
         swept_stream(bench, run, f"--min-steps={bench.shipped_steps}")
         return configured_stream(bench, run)
-    epochs, setting = recommended_in(bench, bench.run)
-    check_script(bench, epochs(0))
-    return epochs, setting
+    check_script(bench)
+    return recommended_in(bench, bench.run)
 
 
-def filled(bench: Bench) -> tuple[Epochs, str]:
+def filled(bench):
     """Batch as recommended with `--keep nothing`: the batches that take the least time of all that fit."""
     if bench.recipe.streamed:
         swept_stream(bench, bench.run)
@@ -610,7 +605,7 @@ def filled(bench: Bench) -> tuple[Epochs, str]:
     return recommended_in(bench, filled_run(bench))
 
 
-def filled_run(bench: Bench) -> Path:
+def filled_run(bench):
     """Return a run folder with the same probe, and a sweep that fills the memory."""
     run = bench.folder / "run-filled"
     if not (run / SWEEP_FILE).exists():
@@ -622,7 +617,7 @@ def filled_run(bench: Bench) -> Path:
     return run
 
 
-def copied_run(bench: Bench, name: str, *without: str) -> Path:
+def copied_run(bench, name, *without):
     """Copy the run folder of the probe."""
     run = bench.folder / name
     ignore = shutil.ignore_patterns("stream.*", *without)
@@ -630,28 +625,36 @@ def copied_run(bench: Bench, name: str, *without: str) -> Path:
     return run
 
 
-def check_script(bench: Bench, batches: Batches) -> None:
-    """Check that `batchtune run` gives an unchanged script these batches."""
+def check_script(bench):
+    """Check that `batchtune run` gives an unchanged script the recommended batches, of its own random steps."""
+    own = fixed(bench.lengths.size, bench.shipped_batch_size)
+    batches = recommended_in(bench, bench.run, own)[0](0)
+    accumulate = bench.recipe.accumulate
+    config = read_any_sampler_yaml(bench.run / "sampler.yaml")
+    if config.keeps_examples:
+        accumulate = config.accumulate
     said = call_batchtune(
         "run", *bench.manifest(), "--run", str(bench.run),
-        "--", *bench.script(), "--max-steps", str(STEPS_OF_THE_SCRIPT),
+        "--", *bench.script(accumulate), "--max-steps", str(STEPS_OF_THE_SCRIPT),
     )  # fmt: skip
     sizes = re.findall(r"^batch \d+, (.*?): loss", said, re.MULTILINE)
-    expected = batches[: STEPS_OF_THE_SCRIPT * bench.recipe.accumulate]
+    expected = batches[: STEPS_OF_THE_SCRIPT * accumulate]
     if sizes != [str(bench.size_of(batch)) for batch in expected]:
         raise NothingRecommended(f"`batchtune run` gave batches of {sizes}")
 
 
-def recommended_in(bench: Bench, run: Path) -> tuple[Epochs, str]:
-    """Batch as the config in a run folder says."""
+def recommended_in(bench, run, own=None):
+    """Batch as the config in a run folder says; steps that keep their examples are those of `own`, or as shipped."""
     path = run / "sampler.yaml"
-    row = read_result(run / SWEEP_FILE, Sweep).recommended_row
-    if row is not None and row.strategy == SAME_STEP:
-        return same_steps(bench, path), f"{SAME_STEP}, {row.accumulate} micro-batches"
+    swept = read_result(run / SWEEP_FILE, Sweep)
+    row = swept.recommended_row if swept.packed is None else swept.packed.row
+    if row is not None and row.keeps_examples:
+        epochs = same_steps(bench, path, own or bench.shipped_epochs.__getitem__)
+        return epochs, f"{SAME_STEP}, {row.accumulate} micro-batches"
     if bench.recipe.is_packed:
         config = packed_config(run)
         setting = f"{config.packer}, max_tokens {config.max_tokens}"
-    elif row is None:
+    elif not isinstance(row, Row):
         raise NothingRecommended("no table beats a fixed batch size")
     else:
         setting = f"{row.strategy}, {row.num_buckets} buckets"
@@ -659,11 +662,10 @@ def recommended_in(bench: Bench, run: Path) -> tuple[Epochs, str]:
     return epochs_of(sampler), setting
 
 
-def same_steps(bench: Bench, path: Path) -> Epochs:
-    """Cut the steps of the shipped batches anew."""
-    own = fixed(bench.lengths.size, bench.shipped_batch_size)
+def same_steps(bench, path, own):
+    """Cut the steps of these batches anew."""
 
-    def epochs(epoch: int) -> Batches:
+    def epochs(epoch):
         sampler = SameStepBatchSampler.from_config(
             path, own(epoch), bench.lengths, targets=bench.targets
         )
@@ -672,14 +674,14 @@ def same_steps(bench: Bench, path: Path) -> Epochs:
     return epochs
 
 
-def configured_stream(bench: Bench, run: Path) -> tuple[Epochs, str]:
+def configured_stream(bench, run):
     """Batch the stream with batchtune's stage, or, where that is recommended, with SpeechBrain's function."""
     stream = json.loads((run / "stream.json").read_text())
     row = stream["rows"][stream["recommended"]]
     if row["algorithm"] == "speechbrain":
         return by_speechbrain(bench, row)
 
-    def epochs(epoch: int) -> Batches:
+    def epochs(epoch):
         stage = BucketedStream.from_config(
             run / "stream.yaml", length_of=lambda example: example["duration"]
         )
@@ -688,7 +690,7 @@ def configured_stream(bench: Bench, run: Path) -> tuple[Epochs, str]:
     return epochs, f"{row['algorithm']}, buffer of {row['buffer_size']}"
 
 
-def packed_config(run: Path) -> PackedConfig:
+def packed_config(run):
     """Return batchtune's recommendation for packed rows."""
     swept = read_result(run / SWEEP_FILE, Sweep)
     config = sampler_config(swept)
@@ -696,17 +698,17 @@ def packed_config(run: Path) -> PackedConfig:
     return config
 
 
-def epochs_of(sampler: Any) -> Epochs:
+def epochs_of(sampler):
     """Return a sampler's batches by epoch."""
 
-    def epochs(epoch: int) -> Batches:
+    def epochs(epoch):
         sampler.set_epoch(epoch)
         return [list(map(int, batch)) for batch in sampler]
 
     return epochs
 
 
-def call_batchtune(*arguments: str) -> str:
+def call_batchtune(*arguments):
     """Run a command of batchtune; return what it printed."""
     ran = subprocess.run(
         [sys.executable, "-m", "batchtune", *arguments],

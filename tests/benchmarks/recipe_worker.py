@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from benchmarks import recipe_models
-from benchmarks.recipe_models import Training
 from torch.utils.data import DataLoader
 
 from batchtune import BatchShape
@@ -46,12 +44,12 @@ OUT_OF_MEMORY = ("oom", "disguised")
 class Trainer:
     """The training, its limited device, and its data."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        self.lengths: list[float] = asked["lengths"]
-        self.targets: list[float | None] = asked["targets"]
-        self.held_out: list[list[int]] = asked["held_out"]
+    def __init__(self, asked):
+        self.lengths = asked["lengths"]
+        self.targets = asked["targets"]
+        self.held_out = asked["held_out"]
         make = getattr(recipe_models, asked["training"])
-        self.training: Training = make(**asked["options"])
+        self.training = make(**asked["options"])
         settings = ProbeSettings(workload="", options={}, device=asked["device"])
         self.meter = backend_for(asked["device"]).open(
             asked["device"], settings, asked["limit_bytes"]
@@ -67,7 +65,7 @@ class Trainer:
         self.rest_bytes = self.meter.in_use()
         self.is_damaged = False
 
-    def reset(self, seed: int, lr: float) -> Reply:
+    def reset(self, seed, lr):
         """Begin a training anew."""
         torch.manual_seed(seed)
         self.training.setup(self.meter.torch_device)
@@ -77,20 +75,20 @@ class Trainer:
         self.meter.release()
         return {}
 
-    def batch_of(self, indices: Sequence[int]) -> Any:
+    def batch_of(self, indices):
         """Make a batch of examples."""
         lengths = [self.lengths[index] for index in indices]
         targets = [self.targets[index] for index in indices]
         return self.training.batch_of(indices, lengths, targets)
 
-    def loaded(self, batches: list[list[int]]) -> Iterator[Any]:
+    def loaded(self, batches):
         """Read batches from a DataLoader."""
         examples = range(len(self.lengths))
         return iter(
             DataLoader(examples, batch_sampler=batches, collate_fn=self.batch_of)
         )
 
-    def run_step(self, batches: Iterator[Any], count: int) -> Step:
+    def run_step(self, batches, count):
         """Accumulate so many micro-batches, and let the optimizer step.
 
         Returns its seconds, without those that making the batches takes, its peak in bytes, and its mean loss.
@@ -115,7 +113,7 @@ class Trainer:
             del batch
         return seconds, peak, summed / items
 
-    def train(self, steps: list[list[list[int]]]) -> Reply:
+    def train(self, steps):
         """Train on the micro-batches of steps until memory runs out, which ends a training; describe each step."""
         ran = []
         loader = self.loaded([batch for step in steps for batch in step])
@@ -126,7 +124,7 @@ class Trainer:
             ran.append(outcome)
         return {"steps": ran, "oom": False}
 
-    def tried(self, batches: Iterator[Any], count: int) -> Step | None:
+    def tried(self, batches, count):
         """Run a step; None if memory ran out."""
         try:
             return self.run_step(batches, count)
@@ -140,31 +138,31 @@ class Trainer:
         self.clear()
         return None
 
-    def clear(self) -> None:
+    def clear(self):
         """Give back what the last steps hold."""
         drain_autograd()
         self.training.optimizer.zero_grad(set_to_none=False)
         gc.collect()
         self.meter.release()
 
-    def fits(self, batches: list[list[int]]) -> Reply:
+    def fits(self, batches):
         """Train on batches, a step each, until one does not fit."""
         return self.verdict(not self.train([[batch] for batch in batches])["oom"])
 
-    def fits_shape(self, batch_size: int, length: float, target: float | None) -> Reply:
+    def fits_shape(self, batch_size, length, target):
         """Train on made batches of a shape, two steps as OOMptimizer does."""
         shape = BatchShape(batch_size, length, target)
         made = (self.training.make_batch(shape) for _ in range(2))
         fits = all(self.tried(made, 1) is not None for _ in range(2))
         return self.verdict(fits)
 
-    def verdict(self, fits: bool) -> Reply:
+    def verdict(self, fits):
         """Return a trial's outcome, and whether a failure left so much behind that the next would not compare."""
         left = self.meter.in_use() - self.rest_bytes
         held_too_much = left > HELD_SHARE * self.meter.device.limit_bytes
         return {"fits": fits, "worn": self.is_damaged or (not fits and held_too_much)}
 
-    def evaluate(self) -> Reply:
+    def evaluate(self):
         """Return the mean loss of the examples that are held out."""
         summed = 0.0
         items = 0
@@ -178,18 +176,18 @@ class Trainer:
         return {"loss": summed / items}
 
 
-def main() -> None:
+def main():
     """Answer requests until there are no more. What libraries print goes to stderr."""
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    trainer: Trainer | None = None
+    trainer = None
     for line in sys.stdin:
         asked = json.loads(line)
         name = asked.pop("do")
         if trainer is None:
             trainer = Trainer(asked)
-            reply: Reply = {
+            reply = {
                 "limit_bytes": trainer.meter.device.limit_bytes,
                 "held_bytes": trainer.meter.in_use(),
                 "device": trainer.meter.device.name,

@@ -37,13 +37,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -51,11 +49,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 import torch
 from benchmarks import recipe_models
-from benchmarks.recipe_list import RECIPES, NoLengths, Recipe
+from benchmarks.recipe_list import RECIPES, NoLengths
 from benchmarks.recipe_peers import (
     ENDED_EARLY,
-    Batches,
-    Contender,
     DoesNotFit,
     NothingRecommended,
     OutOfTime,
@@ -71,7 +67,6 @@ from benchmarks.recipe_summary import (
 from batchtune.allocators import worker_variables
 from batchtune.errors import BatchtuneError
 from batchtune.files import write_whole
-from batchtune.lengths import FloatArray
 from batchtune.probe.devices import backends
 from batchtune.results import PROBE_FILE, Probe, read_result
 
@@ -93,7 +88,7 @@ HELD_OUT_BATCH = 4
 MEMORY_FRACTION = Fraction(9, 10)
 
 
-WHY_LEFT_OUT: dict[type[Exception], str] = {
+WHY_LEFT_OUT = {
     DoesNotFit: "nothing fits",
     OutOfTime: "its search did not end in time",
 }
@@ -106,7 +101,7 @@ class WorkerDied(Exception):
 class Worker:
     """A training process under the limit, and what to ask it. It starts while others work: the first request waits."""
 
-    def __init__(self, started_with: dict[str, Any]) -> None:
+    def __init__(self, started_with):
         # The allocator with which batchtune measures, for all.
         environment = {**os.environ, **worker_variables("auto", os.environ)}
         for backend in backends():
@@ -121,19 +116,19 @@ class Worker:
         self._has_started = False
         self._send("start", started_with)
 
-    def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, request, **arguments):
         """Send a request; return the reply. Raises WorkerDied."""
         self.wait()
         self._send(request, arguments)
         return self._receive()
 
-    def wait(self) -> None:
+    def wait(self):
         """Wait until it has started. Raises WorkerDied."""
         if not self._has_started:
             self.started = self._receive()
             self._has_started = True
 
-    def _send(self, request: str, arguments: dict[str, Any]) -> None:
+    def _send(self, request, arguments):
         assert self._process.stdin is not None
         try:
             print(
@@ -144,15 +139,15 @@ class Worker:
         except BrokenPipeError as error:
             raise WorkerDied from error
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self):
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise WorkerDied
-        reply: dict[str, Any] = json.loads(line)
+        reply = json.loads(line)
         return reply
 
-    def close(self) -> None:
+    def close(self):
         """End the process."""
         self._process.kill()
         self._process.communicate()
@@ -161,13 +156,11 @@ class Worker:
 class RecipeBench:
     """A recipe with its lengths, limit and run folder, where contenders find their settings."""
 
-    def __init__(
-        self, recipe: Recipe, options: argparse.Namespace, search_deadline: float
-    ) -> None:
+    def __init__(self, recipe, options, search_deadline):
         self.recipe = recipe
         self.search_deadline = search_deadline
-        self.device: str = options.device
-        self.folder: Path = options.work / recipe.name
+        self.device = options.device
+        self.folder = options.work / recipe.name
         self.run = self.folder / "run"
         self.limit_bytes = recipe.limit_mib << 20
         lengths, targets = recipe.lengths()
@@ -175,42 +168,49 @@ class RecipeBench:
         drawn = np.random.default_rng(0).permutation(lengths.size)[: count + HELD_OUT]
         self._all = lengths[drawn]
         self._all_targets = None if targets is None else targets[drawn]
-        self.lengths: FloatArray = self._all[:count]
+        self.lengths = self._all[:count]
         self.targets = None if targets is None else self._all_targets[:count]
-        # Batches of an epoch as the recipe ships it, once they are known.
-        self.shipped_batches: Batches = []
-        self._worker: Worker | None = None
+        # The batches of all epochs as the recipe ships it, once they are known.
+        self.shipped_epochs = []
+        self._worker = None
 
-    def __enter__(self) -> RecipeBench:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *raised):
         self.release()
 
     @property
-    def shipped_batch_size(self) -> int:
-        """The examples of a shipped batch that is full."""
+    def shipped_batches(self):
+        """The batches of the first epoch as shipped."""
+        return self.shipped_epochs[0]
+
+    @property
+    def shipped_batch_size(self):
+        """The examples of a shipped batch that is full; of packed ones the mean."""
+        if self.recipe.is_packed:
+            return round(self.lengths.size / len(self.shipped_batches))
         return max(map(len, self.shipped_batches))
 
     @property
-    def shipped_steps(self) -> int:
+    def shipped_steps(self):
         """The optimizer steps of an epoch as shipped."""
         return -(-len(self.shipped_batches) // self.recipe.accumulate)
 
-    def accumulation_of(self, contender: Contender, batches: Batches) -> int:
+    def accumulation_of(self, contender, batches):
         """Return how many of a contender's batches make a step."""
         if contender.keeps_accumulation or self.recipe.accumulate == 1:
             return self.recipe.accumulate
         share = len(batches) / len(self.shipped_batches)
         return max(1, round(self.recipe.accumulate * share))
 
-    def release(self) -> None:
+    def release(self):
         """End the worker of the searches."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
 
-    def new_worker(self) -> Worker:
+    def new_worker(self):
         """Start a training process."""
         count = self.lengths.size
         by_length = sorted(
@@ -220,7 +220,7 @@ class RecipeBench:
             by_length[first : first + HELD_OUT_BATCH]
             for first in range(0, HELD_OUT, HELD_OUT_BATCH)
         ]
-        targets: list[float | None] = [None] * self._all.size
+        targets = [None] * self._all.size
         if self._all_targets is not None:
             targets = self._all_targets.tolist()
         return Worker(
@@ -235,7 +235,7 @@ class RecipeBench:
             }
         )
 
-    def _asked(self, request: str, **arguments: Any) -> dict[str, Any] | None:
+    def _asked(self, request, **arguments):
         """Ask the worker of the searches; None if it died of it."""
         if self._worker is None:
             self._worker = self.new_worker()
@@ -245,7 +245,7 @@ class RecipeBench:
             self.release()
             return None
 
-    def _counted(self, request: str, **arguments: Any) -> bool:
+    def _counted(self, request, **arguments):
         if time.monotonic() > self.search_deadline:
             raise OutOfTime
         reply = self._asked(request, **arguments)
@@ -254,13 +254,11 @@ class RecipeBench:
             self.release()
         return fits
 
-    def fits(self, batches: Batches) -> bool:
+    def fits(self, batches):
         """Run batches on the limited device."""
         return self._counted("fits", batches=batches)
 
-    def fits_shape(
-        self, batch_size: int, length: float, target: float | None = None
-    ) -> bool:
+    def fits_shape(self, batch_size, length, target=None):
         """Run a batch of a shape; its target is the longest that occurs unless one is given."""
         if self.targets is not None and target is None:
             target = float(self.targets[self.lengths <= length].max())
@@ -269,7 +267,7 @@ class RecipeBench:
         )
 
     @cached_property
-    def shards(self) -> str | None:
+    def shards(self):
         """Write tar shards of the examples, with their lengths."""
         if not self.recipe.streamed:
             return None
@@ -287,7 +285,7 @@ class RecipeBench:
         last = -(-self.lengths.size // 250) - 1
         return str(shards / f"train-{{000..{last:03}}}.tar")
 
-    def manifest(self) -> list[str]:
+    def manifest(self):
         """Write the lengths as a manifest; return its path, and the options that read it."""
         manifest = self.folder / "lengths.csv"
         columns = [self.lengths.tolist()]
@@ -302,7 +300,7 @@ class RecipeBench:
         write_whole(manifest, "\n".join(rows) + "\n")
         return [str(manifest), *keys, "--unit", self.recipe.unit]
 
-    def workload(self) -> list[str]:
+    def workload(self):
         """Return the options that name the training as a workload."""
         settings = []
         for name, value in self.recipe.options.items():
@@ -310,7 +308,7 @@ class RecipeBench:
         workload = f"{HERE / 'recipe_models.py'}:{self.recipe.training}"
         return ["--workload", workload, *settings, "--device", self.device]
 
-    def script(self) -> list[str]:
+    def script(self, accumulate):
         """Write what the training needs as a script of its own; return the command that starts it."""
         path = self.folder / "recipe.json"
         targets = [None] * self.lengths.size
@@ -321,34 +319,34 @@ class RecipeBench:
             "options": self.recipe.options,
             "device": self.device,
             "batch_size": self.shipped_batch_size,
-            "accumulate": self.recipe.accumulate,
+            "accumulate": accumulate,
             "lengths": self.lengths.tolist(),
             "targets": targets,
         }
         write_whole(path, json.dumps(recipe))
         return [sys.executable, str(HERE / "recipe_script.py"), str(path.absolute())]
 
-    def size_of(self, batch: Sequence[int]) -> list[int]:
+    def size_of(self, batch):
         """Return the size of a batch, as the script prints it."""
         make = getattr(recipe_models, self.recipe.training)
         training = make(**self.recipe.options)
-        targets: list[float | None] = [None] * len(batch)
+        targets = [None] * len(batch)
         if self.targets is not None:
             targets = self.targets[batch].tolist()
         training.device = torch.device("cpu")
         made = training.batch_of(batch, self.lengths[batch].tolist(), targets)
         return list(next(iter(made.values())).shape)
 
-    def current(self) -> list[str]:
+    def current(self):
         """Return the options that say how the recipe trains, so that this is kept."""
         if self.recipe.streamed:
             return ["--keep", "nothing"]  # sweep-stream has the rest
         accumulate = ["--accumulate", str(self.recipe.accumulate)]
-        if self.recipe.is_packed or self.recipe.accumulate == 1:
+        if self.recipe.accumulate == 1:
             return [*accumulate, "--min-steps", str(self.shipped_steps)]
         return [*accumulate, "--current", f"batch_size={self.shipped_batch_size}"]
 
-    def tune(self) -> dict[str, bool]:
+    def tune(self):
         """Run `batchtune tune` as its user does; return whether its time ended the probe.
 
         Raises OutOfTime if the time of the searches was over before anything had run.
@@ -369,7 +367,7 @@ class RecipeBench:
         return {"unfinished": read_result(self.run / PROBE_FILE, Probe).unfinished}
 
 
-def stand_in_for_torchaudio(folder: Path) -> None:
+def stand_in_for_torchaudio(folder):
     """Put an empty module in torchaudio's place where it does not load: SpeechBrain and Transformers import it."""
     check = [sys.executable, "-c", "import torchaudio"]
     if subprocess.run(check, capture_output=True).returncode == 0:
@@ -381,16 +379,14 @@ def stand_in_for_torchaudio(folder: Path) -> None:
     sys.path.insert(0, str(folder.resolve()))
 
 
-def found_settings(
-    bench: RecipeBench, contenders: Sequence[Contender], left_out: list[str]
-) -> dict[str, dict[str, Any]]:
+def found_settings(bench, contenders, left_out):
     """Find the setting of each contender, or read what an earlier call has found; add who has none to `left_out`.
 
     Raises DoesNotFit if what the recipe ships does not run at batch size 1.
     """
     path = bench.folder / "found.json"
     bench.folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     if path.exists():
         found = json.loads(path.read_text())
     # Kept, so that an interrupted benchmark goes on with the same contenders.
@@ -406,7 +402,7 @@ def found_settings(
                 reasons[contender.name] = WHY_LEFT_OUT.get(type(reason), str(reason))
             write_whole(path, json.dumps(found))
         if contender.kind == "shipped":
-            bench.shipped_batches = found[contender.name]["epochs"][0]
+            bench.shipped_epochs = found[contender.name]["epochs"]
             if "tuning" not in found:
                 progress(bench.recipe, "batchtune tune")
                 found["tuning"] = bench.tune()
@@ -416,9 +412,7 @@ def found_settings(
     return found
 
 
-def found_setting(
-    bench: RecipeBench, contender: Contender, found: dict[str, Any]
-) -> dict[str, Any]:
+def found_setting(bench, contender, found):
     """Find the setting of a contender, its batches of all epochs, and how many of these make a step."""
     started = time.monotonic()
     epochs, setting = contender.find(bench)
@@ -426,7 +420,7 @@ def found_setting(
         setting += ENDED_EARLY
     batches = [epochs(epoch) for epoch in range(MOST_ROUNDS)]
     if contender.kind == "shipped":
-        bench.shipped_batches = batches[0]
+        bench.shipped_epochs = batches
     seconds = time.monotonic() - started
     progress(bench.recipe, f"{contender.name}: {setting}, in {seconds:.0f} s")
     return {
@@ -437,13 +431,13 @@ def found_setting(
     }
 
 
-def in_steps(batches: Batches, accumulate: int) -> list[Batches]:
+def in_steps(batches, accumulate):
     """Return the micro-batches of each optimizer step."""
     starts = range(0, len(batches), accumulate)
     return [batches[start : start + accumulate] for start in starts]
 
 
-def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> None:
+def run_recipe(recipe, options, deadline):
     """Find all settings, then train in turns, and write the results after each round."""
     path = options.out / f"{recipe.name}.json"
     contenders = []
@@ -510,9 +504,7 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace, deadline: float) -> 
                 worker.close()
 
 
-def described(
-    bench: RecipeBench, contender: Contender, found: dict[str, Any]
-) -> dict[str, Any]:
+def described(bench, contender, found):
     """Return what is known of a contender before it trains."""
     facts = found[contender.name]
     batches = facts["epochs"][0]
@@ -528,9 +520,7 @@ def described(
     }
 
 
-def continued(
-    new: dict[str, Any], earlier: dict[str, Any], path: Path
-) -> dict[str, Any]:
+def continued(new, earlier, path):
     """Return earlier results, with their rounds, if they are of the same benchmark.
 
     Raises BatchtuneError if they are not.
@@ -551,7 +541,7 @@ def continued(
     return earlier
 
 
-def is_known(results: dict[str, Any]) -> bool:
+def is_known(results):
     """Return whether enough rounds were run."""
     rounds = len(results["rounds"])
     if rounds < FEWEST_ROUNDS:
@@ -562,11 +552,11 @@ def is_known(results: dict[str, Any]) -> bool:
 
 
 def run_round(
-    results: dict[str, Any],
-    found: dict[str, Any],
-    bench: RecipeBench,
-    workers: dict[str, Worker],
-) -> None:
+    results,
+    found,
+    bench,
+    workers,
+):
     """Train one epoch of all contenders in turns, and add what it took."""
     number = len(results["rounds"])
     shipped = next(iter(workers))
@@ -576,13 +566,13 @@ def run_round(
         name: in_steps(found[name]["epochs"][number], found[name]["accumulate"])
         for name in names
     }
-    round_of: dict[str, dict[str, Any]] = {}
+    round_of = {}
     for name in names:
         scale = len(steps[shipped]) / len(steps[name])
         lr = LR * float(np.sqrt(scale))
         workers[name].ask("reset", seed=number, lr=lr)
         round_of[name] = {"lr": lr, "oom": False}
-    traces: dict[str, list[Any]] = {name: [] for name in names}
+    traces = {name: [] for name in names}
     for part in range(SLICES):
         for name in names:
             totals = round_of[name]
@@ -614,18 +604,18 @@ def run_round(
         results["held_bytes"] = workers[shipped].started["held_bytes"]
 
 
-def difference(trace: list[Any], other: list[Any]) -> float:
+def difference(trace, other):
     """Return the largest relative difference between the losses of two trainings' steps."""
     pairs = zip(trace, other, strict=True)
     return max(abs(mine[2] / theirs[2] - 1) for mine, theirs in pairs)
 
 
-def progress(recipe: Recipe, text: str) -> None:
+def progress(recipe, text):
     """Say what is being done."""
     print(f"{recipe.name}: {text}", file=sys.stderr, flush=True)
 
 
-def known_name(name: str) -> str:
+def known_name(name):
     """Check the name of a recipe. argparse's `choices` would refuse the empty list, which means all."""
     names = [*RECIPES, "summarise"]
     if name not in names:
@@ -633,7 +623,7 @@ def known_name(name: str) -> str:
     return name
 
 
-def parsed(argv: Sequence[str]) -> argparse.Namespace:
+def parsed(argv):
     """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="recipes.py",
@@ -666,7 +656,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv):
     """Run recipes or summarise them; 1 if one could not be run."""
     options = parsed(argv)
     if "summarise" in options.recipes:
@@ -683,7 +673,7 @@ def main(argv: Sequence[str]) -> int:
     return int(failed is not None)
 
 
-def why_it_failed(recipe: Recipe, options: argparse.Namespace) -> str | None:
+def why_it_failed(recipe, options):
     """Run a recipe; return why it could not be run."""
     if options.device.startswith("cuda"):
         recipe = replace(recipe, **recipe.on_cuda)
@@ -702,12 +692,12 @@ def why_it_failed(recipe: Recipe, options: argparse.Namespace) -> str | None:
     return None
 
 
-def run_several(names: Sequence[str], options: argparse.Namespace) -> int:
+def run_several(names, options):
     """Run recipes in processes of their own, `--jobs` at a time; 1 if one could not be run."""
     deadline = time.monotonic() + 60 * options.minutes
     words = ["--device", options.device, "--out", str(options.out), "--work", str(options.work)]  # fmt: skip
 
-    def run(place: int) -> int:
+    def run(place):
         left = max(0.0, deadline - time.monotonic())
         turns = math.ceil((len(names) - place) / options.jobs)
         minutes = min(left, MORE_THAN_EVEN * left / turns) / 60

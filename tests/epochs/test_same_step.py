@@ -14,6 +14,8 @@ from batchtune.epochs.same_step import (
     most_held,
 )
 from batchtune.epochs.table import BucketTable
+from batchtune.packing.packing import Budget
+from batchtune.packing.same_step import StepPacker
 
 TABLE = BucketTable.of([10, 20, 40], [8, 4, 2])
 
@@ -56,12 +58,15 @@ def test_the_padding_is_the_least_of_all_cuts(step):
     ranks=st.sampled_from([1, 2, 3]),
     equal_counts=st.booleans(),
     pair_cost=st.sampled_from([None, 0.1]),
+    packs=st.booleans(),
 )
 def test_every_example_is_in_one_micro_batch_that_fits(
-    lengths, size, each, ranks, equal_counts, pair_cost
+    lengths, size, each, ranks, equal_counts, pair_cost, packs
 ):
-    values = np.array(lengths, dtype=np.float64)
+    values = np.array(lengths)
     cutter = StepCutter(values, TABLE, ranks, equal_counts, pair_cost)
+    if packs:
+        cutter = StepPacker(values, Budget(max_tokens=60), ranks)
     examples = np.arange(values.size)
     taken = [
         (step, each) for step in np.split(examples, range(size, values.size, size))
@@ -75,6 +80,9 @@ def test_every_example_is_in_one_micro_batch_that_fits(
     for batches in cut:
         for batch in batches:
             longest = values[batch].max()
+            if packs:
+                assert values[batch].sum() <= 60
+                continue
             assert batch.size <= TABLE.batch_sizes[TABLE.assign(np.array([longest]))[0]]
 
 
@@ -104,6 +112,14 @@ def test_examples_that_do_not_fit_move_to_the_next_step():
 def test_micro_batches_of_equal_counts():
     assert equal_parts(np.array([4] * 10), 3).tolist() == [3, 3, 4]
     assert equal_parts(np.array([3] * 10), 3) is None
+
+
+def test_sequences_that_do_not_fit_move_on():
+    packer = StepPacker(np.array([6, 6, 5, 5, 5, 3]), Budget(max_tokens=10))
+    assert packer.fewest(np.arange(6)) == 4
+    (first, left), (second, _) = packer.epoch([(np.arange(6), 2), (np.arange(0), 2)])
+    assert [len(batch) for batch in (*first, left)] == [2, 1, 3]
+    assert sorted(np.concatenate(second).tolist()) == sorted(left.tolist())
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -114,16 +114,6 @@ def test_the_state_of_another_sampler_is_refused(options):
         packed(**options).load_state_dict(packed().state_dict())
 
 
-def huge(path):
-    """Writes a copy of a sampler.yaml with an accumulation of 10**15."""
-    text = path.read_text(encoding="utf-8")
-    assert "\naccumulate: 2\n" in text
-    changed = text.replace("\naccumulate: 2\n", f"\naccumulate: {10**15}\n")
-    copy = path.with_name("huge.yaml")
-    copy.write_text(changed, encoding="utf-8")
-    return copy
-
-
 def test_longer_sequences_are_named_or_count_as_cut():
     lengths = [*LENGTHS, 100]
     with pytest.raises(ValueError, match=r"1 of 302 sequences .* with index 301"):
@@ -155,27 +145,18 @@ def test_a_config_makes_the_sampler(tmp_path):
     assert (sampler.budget.cut_at, sampler.budget.packer) == (30, row.packer)
     other = PackedBatchSampler.from_config(path, LENGTHS, packer="even", seed=4)
     assert (other.budget.packer, other.seed) == ("even", 4)
-    for config, options in ((path, {"accumulate": 10**15}), (huge(path), {})):
-        with pytest.raises(ValueError, match="accumulate must be at most 100,000"):
-            sampler_from_config(config, LENGTHS, **options)
+    with pytest.raises(ValueError, match="accumulate must be at most 100,000"):
+        sampler_from_config(path, LENGTHS, accumulate=10**15)
     with pytest.raises(ValueError, match="of the kind 'packed'"):
         BucketBatchSampler.from_config(path, LENGTHS)
     with pytest.warns(UserWarning, match="tuned on other lengths"):
         sampler_from_config(path, LENGTHS[:50])
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("max_tokens: 100", "max_tokens: 20"),
-        ("packer: ", "packer: x"),
-        ("max_tokens: 100", "max_token: 100"),
-    ],
-)
-def test_a_damaged_config_is_named(tmp_path, old, new):
+def test_a_damaged_config_is_named(tmp_path):
     options = {"num_buckets": [5], "strategies": ["quantile"]}
     sweep(LENGTHS, run=tmp_path, max_tokens=100, cut_at=30, **options)
     path = tmp_path / "sampler.yaml"
-    path.write_text(path.read_text().replace(old, new))
+    path.write_text(path.read_text().replace("max_tokens: 100", "max_tokens: 20"))
     with pytest.raises(ResultError, match="is damaged"):
         sampler_from_config(path, LENGTHS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from cli.conftest import run_here_in
 from shared_nursery import SharedNursery
 
+from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor, worker_program
@@ -76,7 +79,6 @@ FOUND = {
     "speechbrain": Example(
         *speech("speechbrain_asr.py", "speechbrain_asr.yaml"),
         *(640, 16000, 1, 0, 1),
-        *("--batch_size=64", "speechbrain/save/*/encoder.ckpt"),
     ),
     "llama": Example(
         *code("llama.py"),
@@ -239,6 +241,53 @@ def test_it_runs_in_the_recommended_batches(name, folder, capfd):
     assert "gives the batches of" in capfd.readouterr().err
     assert list((folder / "runs").glob(example.checkpoint))
     assert "Recorded training" in run_here_in(folder, "report").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_packed_steps_keep_their_sequences_and_losses(folder):
+    """Steps of 4 rows of 4 sequences, in as few rows as hold them."""
+    command = command_of(FOUND["packed"])
+    manifest = str(EXAMPLES / "code_train.csv")
+    own = ["--current=batch_size=4", "--accumulate=4", "--max-tokens=3000"]
+    swept = run_here_in(folder, "sweep-buckets", manifest, *own)
+    assert swept.returncode == 0, swept.stderr
+    accumulate = read_any_sampler_yaml(folder / "batchtune-run/sampler.yaml").accumulate
+    assert accumulate < 4
+    short = ["--max_steps=4", "--logging_steps=1", "--eval_strategy=no"]
+    short += ["--per_device_train_batch_size=4", "--dataloader_num_workers=0"]
+    losses = []
+    for name, number in (("plain", 4), ("cut", accumulate)):
+        words = [*command, *short, f"--output_dir={name}"]
+        words.append(f"--gradient_accumulation_steps={number}")
+        if name == "plain":
+            subprocess.run(words, check=True)
+        else:
+            ran = run_here_in(folder, "run", manifest, "--", *words)
+            assert ran.returncode == 0, ran.stderr
+        state = (folder / name / "checkpoint-4/trainer_state.json").read_text()
+        logged = json.loads(state)["log_history"]
+        # The last entry is of the whole training.
+        losses.append([entry["loss"] for entry in logged[:4]])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_brain_that_accumulates_trains_the_same(folder, capfd):
+    """With SpeechBrain's ReproducibleRandomSampler; the script is tuned and run as it is."""
+    script = [sys.executable, str(Path(__file__).with_name("brain_script.py"))]
+    subprocess.run([*script, "plain.pt"], check=True)
+    few = ["--num-lengths=2", "--max-lengths=2", "--tolerance=0.3", "--num-buckets=3"]
+    for command in (["tune", "--memory=640MiB", *few], ["run"]):
+        ran = run_here_in(folder, *command, "--", *script, "cut.pt", env={})
+        assert ran.returncode == 0, ran.stderr + capfd.readouterr().err
+    assert read_any_sampler_yaml(folder / "batchtune-run/sampler.yaml").accumulate == 4
+    said = capfd.readouterr()
+    assert "gives the batches of" in said.err
+    assert said.out.count("optimizer steps: 20") == 2
+    plain, cut = (torch.load(f"{name}.pt") for name in ("plain", "cut"))
+    assert all(torch.allclose(plain[name], cut[name], atol=1e-4) for name in plain)
 
 
 @pytest.mark.slow

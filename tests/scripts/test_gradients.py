@@ -29,6 +29,10 @@ def pad(examples):
     return pad_sequence(examples, True)
 
 
+def pack(examples):
+    return torch.cat(examples)[None]
+
+
 class Tagger(nn.Module):
     def __init__(self, *, dropout, batch_norm):
         super().__init__()
@@ -58,7 +62,7 @@ def loss_of(kind, model, batch, total):
         model(batch), batch, ignore_index=0, reduction="none"
     )
     own = (batch > 0).sum(1)
-    if kind == "mean of tokens":
+    if kind.endswith("mean of tokens"):
         return losses.sum() / own.sum() / ACCUMULATION
     if kind == "mean of examples":
         return (losses.sum(1) / own).mean() / ACCUMULATION
@@ -96,13 +100,14 @@ def measured(patch, kind, *, ahead=0, closure=False):
             loop.steps += 1
 
     data = [tokens(index) for index in range(len(LENGTHS))]
-    loader = DataLoader(data, 4, collate_fn=pad)
+    collate = pack if kind.startswith("packed") else pad
+    loader = DataLoader(data, 4, collate_fn=collate)
     loop = MadeScript(patch, train, loader).measured()
-    drawn = Drawn(data, pad)
+    drawn = Drawn(data, collate)
     rows = [RowLength(row, length, None) for row, length in enumerate(LENGTHS)]
     assert drawn.follows(rows, 1.0, {})
     held_ahead = ACCUMULATION + ahead - 1
-    loop.train(lambda: pad(data[:4]), ACCUMULATION)
+    loop.train(lambda: collate(data[:4]), ACCUMULATION)
     before = [parameter.clone() for parameter in model.parameters()]
     step = Step(drawn, 4, ACCUMULATION, ALONE)
     found = step_gradient(loop, step, ACCUMULATION, held_ahead, ALONE)
@@ -122,6 +127,8 @@ def is_same(change):
         ("mean of examples", False, True, None),
         ("mean of tokens", False, False, True),
         ("in-batch negatives", False, False, False),
+        ("packed tokens", True, None, None),
+        ("packed, mean of tokens", False, None, None),
         ("batch norm", False, False, False),
     ],
 )

@@ -256,19 +256,20 @@ def test_a_script_that_steps_otherwise_is_told_its_accumulation(started):
 
 
 @pytest.mark.parametrize(
-    ("loader", "reason", "line"),
+    ("loader", "reason", "line", "name"),
     [
         (
             loader_of(LENGTHS[:59], batch_size=4),
-            *("59 examples, but the manifest 60", "sampler_from"),
+            *("59 examples, but the manifest 60", "sampler_from", "batchtune-run"),
         ),
-        (DataLoader(Stream()), "is a stream", "BucketedStream.from_config"),
+        (DataLoader(Stream()), "a stream", "BucketedStream.from", "batchtune-run"),
+        (DataLoader(Stream()), "a stream", "SameStepStream(", "same"),
     ],
-    ids=["another number", "a stream"],
+    ids=["another number", "a stream", "a stream's steps"],
 )
-def test_a_script_that_can_t_be_given_batches_ends(started, loader, reason, line):
+def test_a_script_that_can_t_be_given_batches_ends(started, loader, reason, line, name):
     with pytest.raises(SystemExit) as ended:
-        trained_on(loader, started("batchtune-run"))
+        trained_on(loader, started(name))
     said = str(ended.value)
     assert reason in said and line in said
     assert "Change three lines" in said
@@ -380,6 +381,7 @@ def test_a_script_runs_with_the_measured_allocator(
 )
 def test_the_size_of_random_batches_is_known(options, batch_size):
     assert random_batch_size(loader_of(LENGTHS, **options)) == batch_size
+    assert random_batch_size(DataLoader(Stream(), batch_size=6)) == 6
 
 
 def test_accelerates_loader_shows_the_scripts_own():
