@@ -262,7 +262,7 @@ def keeping_reason(
     """Return that the user's own config costs no more than the best row, with what both cost."""
     own, best = (shown_cost(each, timed, steps_kept) for each in (current, row))
     name = row.sized_name if isinstance(row, Row) else row.name
-    return f"keep your current config: an epoch takes {own}; with {name} {best}"
+    return f"keep your current config: it takes {own}; {name} {best}"
 
 
 def shown_cost(row: Row | StreamRow, timed: bool, steps_kept: bool) -> str:

@@ -209,7 +209,9 @@ def log_orders(count: IntArray, drawn: IntArray) -> FloatArray:
 @lru_cache(maxsize=1)
 def _log_factorials() -> FloatArray:
     """Return the logarithms of 0!, 1!, 2! and so on."""
-    values = _log_factorial(np.arange(_TABLED_FACTORIALS))
+    # Parts that fit the processor's cache.
+    parts = np.arange(_TABLED_FACTORIALS).reshape(-1, 1 << 14)
+    values = np.concatenate([_log_factorial(part) for part in parts])
     values.flags.writeable = False
     return values
 

@@ -158,7 +158,7 @@ def test_where_nothing_is_to_be_gained_nothing_is_recommended(accumulate):
     )
     assert found.recommended is None and found.recommended_table is None
     if accumulate > 1:
-        assert found.reason.startswith("keep your current config: an epoch takes 100")
+        assert found.reason.startswith("keep your current config: it takes 100")
 
 
 def test_a_current_config_that_is_better_is_kept():

@@ -280,7 +280,7 @@ def test_current_settings_that_cost_no_more_are_kept():
     options = StreamSettings(buffer_sizes=(20,), num_buckets=(4,))
     kept = sweep_stream(stream_of(SPEECH), 300.0, options, Costs(), current)
     assert (kept.recommended, kept.current_fits) == (None, True)
-    assert kept.reason.startswith("keep your current config: an epoch takes")
+    assert kept.reason.startswith("keep your current config: it takes")
 
 
 def test_settings_out_of_range_are_refused():
