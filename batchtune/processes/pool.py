@@ -100,6 +100,18 @@ def available_memory() -> int:
     return min(total_memory(), int(psutil.virtual_memory().available))
 
 
+def allowed_memory() -> int:
+    """Return how much memory a process that is started now may take, by the machine and by its own limits, in bytes."""
+    import resource  # not on Windows
+
+    allowed = available_memory()
+    for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            allowed = min(allowed, limit)
+    return allowed
+
+
 def total_memory() -> int:
     """Return the memory of the machine, or of the container if that is less, in bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

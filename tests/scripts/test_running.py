@@ -329,6 +329,7 @@ EXPANDABLE = "expandable_segments:True"
         ("cuda", None, {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
         ("cuda", "native", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, True),
         ("cpu", None, {}, {}, False),
+        ("cpu without room", None, {}, {THRESHOLD: "16384"}, False),
     ],
 )
 def test_a_script_runs_with_the_measured_allocator(
@@ -339,7 +340,10 @@ def test_a_script_runs_with_the_measured_allocator(
     config = structs.replace(config, evidence=evidence)
     (tmp_path / "sampler.yaml").write_text(render_sampler_yaml(config))
     probe = made_probe()
-    device = structs.replace(probe.device, kind=kind)
+    limits = {"cpu": 1 << 20, "cpu without room": 1 << 50}
+    device = structs.replace(
+        probe.device, kind=kind[:4].strip(), limit_bytes=limits.get(kind, 1 << 30)
+    )
     write_result(tmp_path / PROBE_FILE, structs.replace(probe, device=device))
     for name in (*VARIABLES, THRESHOLD):
         monkeypatch.delenv(name, raising=False)
