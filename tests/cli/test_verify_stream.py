@@ -49,7 +49,7 @@ def test_a_stream_alone_needs_no_option(succeed, run):
         "Verifying batchtune-run/stream.yaml, as the folder holds no sampler.yaml."
         in ran.stderr
     )
-    assert "Verified: 14 steps of the stream without running out of memory" in flat(
+    assert "Verified: 14 batches of the stream without running out of memory" in flat(
         ran.stdout
     )
     found, config = (

@@ -123,7 +123,7 @@ def of_stream(stream, **changes):
 def test_a_streams_verification_says_so():
     verified = of_stream(made_stream())
     outcome, ran, *_ = said_of(verified)
-    assert outcome.startswith("Verified: 500 steps of the stream without running out")
+    assert outcome.startswith("Verified: 500 batches of the stream without running out")
     assert "then 500 of 500 of the stream (pool with a buffer of 4096)" in ran
 
 
