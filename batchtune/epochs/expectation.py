@@ -195,7 +195,7 @@ def log_orders(count: IntArray, drawn: IntArray) -> FloatArray:
         table = _log_factorials()
         return table.take(count) - table.take(rest)
     count, drawn = np.broadcast_arrays(count, drawn)
-    logs = _log_factorial(count) - _log_factorial(rest)
+    logs = np.asarray(_log_factorial(count) - _log_factorial(rest))
     # Large ones differ by less than their rounding errors: there the terms of Stirling's series are subtracted.
     many = rest >= _TABLED_FACTORIALS
     total = count[many].astype(np.float64)
@@ -222,9 +222,8 @@ def _log_factorial(numbers: IntArray) -> FloatArray:
     large = np.maximum(numbers, known).astype(np.float64)
     logs = (large + 0.5) * np.log(large) - large + _HALF_LOG_OF_TWO_PI
     logs += (1 / 12 - 1 / (360 * large * large)) / large
-    first = numbers < known
-    logs[first] = _FIRST_LOG_FACTORIALS[numbers[first]]
-    return logs
+    first = _FIRST_LOG_FACTORIALS[np.minimum(numbers, known - 1)]
+    return np.where(numbers < known, first, logs)
 
 
 class BucketCosts(ABC):
