@@ -135,19 +135,31 @@ def with_min_packed_steps(
 
     Raises UsageError if the longest sequence does not fit in one so small.
     """
-    tokens = tokens_of(lengths, budget)
-    if budget.cut_at is not None:
-        tokens = np.minimum(tokens, budget.cut_at)
+    tokens = _cut_tokens(lengths, budget)
     largest = int(tokens.sum()) // fewest_batches(min_steps, dealing)
     longest = int(tokens.max())
     if largest < longest:
         raise UsageError(
             f"--min-steps {min_steps} leaves micro-batches of {largest:,} tokens, but the longest sequence has "
             f"{longest:,}",
-            f"Lower it, to at most {dealing.steps(int(tokens.sum()) // longest)}, leave long sequences out with "
+            f"Lower it, to at most {most_packed_steps(budget, lengths, dealing)}, leave long sequences out with "
             "--max-length, or cut them with --cut-at.",
         )
     return replace(budget, max_tokens=min(budget.max_tokens, largest))
+
+
+def most_packed_steps(budget: Budget, lengths: Lengths, dealing: RankSplit) -> int:
+    """Return the most optimizer steps of an epoch whose micro-batches all have room for the longest sequence."""
+    tokens = _cut_tokens(lengths, budget)
+    return dealing.steps(int(tokens.sum()) // int(tokens.max()))
+
+
+def _cut_tokens(lengths: Lengths, budget: Budget) -> IntArray:
+    """Return the tokens of each sequence, of long ones those that training keeps."""
+    tokens = tokens_of(lengths, budget)
+    if budget.cut_at is None:
+        return tokens
+    return np.minimum(tokens, budget.cut_at)
 
 
 def sweep_packers(

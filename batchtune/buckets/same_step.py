@@ -91,6 +91,10 @@ class OwnSteps:
         )
         return islice(steps, _STEPS)
 
+    def steps(self, count: int) -> int:
+        """Return the optimizer steps of an epoch of so many examples."""
+        return -(-count // self.examples)
+
     def batches(self, count: int, accumulate: int) -> int:
         """Return the micro-batches of all ranks in an epoch whose steps are cut into `accumulate` on each rank."""
         ranks = self.dealing.world_size

@@ -43,6 +43,7 @@ from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.epoch_cost import Pricing, TimedRow, with_equals
 from batchtune.buckets.packed import (
     Packing,
+    most_packed_steps,
     sweep_packers,
     tokens_of,
     with_min_packed_steps,
@@ -159,6 +160,13 @@ def run_sweep(
         world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
     )
     packed_share = 1.0
+    own = OwnSteps.of(current, dealing)
+    packs = costs.packed is not None and costs.script is not None
+    if packs and budget is not None and own is not None and settings.min_steps is None:
+        if kept(settings, current, own, lengths.count) == "steps":
+            most = most_packed_steps(budget, lengths, dealing)
+            min_steps = min(own.steps(lengths.count), most)
+            settings = structs.replace(settings, min_steps=min_steps)
     if budget is not None and settings.min_steps is not None:
         whole = budget.max_tokens
         budget = with_min_packed_steps(budget, lengths, settings.min_steps, dealing)
@@ -184,7 +192,7 @@ def run_sweep(
             swept.recommended_row or swept.baselines[0],
             swept.max_batch_length,
             before=swept.current,
-            own=OwnSteps.of(current, dealing),
+            own=own,
             measured=costs.packed,
             on_row=on_row,
         )

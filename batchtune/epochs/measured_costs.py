@@ -238,7 +238,7 @@ class Costs:
         proven_by: (longest length, batch size) → index of the trial that proves such a batch, or None.
         compares_times: Whether the step times are exact enough to tell which batches are faster.
         packed: What a probe of packed batches measured; then there is nothing of padded ones.
-        script: What was learned of an unchanged script that pads.
+        script: What was learned of an unchanged script.
     """
 
     frontier: SizeFunction | None = None
@@ -272,12 +272,11 @@ def costs_of(probe: Probe) -> Costs:
     )
     script = probe.device.script
     if script is not None:
-        measured = replace(measured, accumulate=script.accumulation)
+        measured = replace(measured, accumulate=script.accumulation, script=script)
     if probe.packed is not None:
         packed = PackedCosts.of(probe, probe.packed)
         timed = packed.step_seconds is not None
         return replace(measured, packed=packed, warnings=_cautions(probe, timed))
-    measured = replace(measured, script=script)
     model = probe.models.step_seconds
     times = None
     if model is not None and model.relative_error <= WORST_TIME_ERROR:

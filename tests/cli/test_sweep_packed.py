@@ -7,6 +7,7 @@ import pytest
 from cli.conftest import flat, result_in, write_lengths
 from msgspec.structs import replace
 from packed_records import TIME_MODEL, packed_probe
+from report_records import forced_probe
 from ruamel.yaml import YAML
 
 from batchtune import (
@@ -285,6 +286,23 @@ class TestOfAProbe:
         first = np.concatenate(list(sampler)[:fewest])
         assert sorted(first) == list(range(32))
         assert "SameStepBatchSampler" in succeed("export", "--to", "pytorch").stdout
+
+    @pytest.mark.parametrize(
+        ("accumulation", "said"),
+        [(4, "Keep 32 sequences"), (1, "Set max_tokens = 1,568")],
+    )
+    def test_a_script_that_packs_keeps_its_steps(
+        self, sweep, write_probe, tmp_path, accumulation, said
+    ):
+        probe = write_probe()
+        script = forced_probe().device.script
+        script = replace(script, batch_size=8, accumulation=accumulation)
+        device = replace(probe.device, script=script)
+        path = tmp_path / "batchtune-run" / "probe.json"
+        write_result(path, replace(probe, device=device))
+        output, swept = sweep()
+        assert said in output
+        assert recommended(swept["packing"])["steps"] >= 600 // (8 * accumulation)
 
     @pytest.mark.usefixtures("probe")
     def test_another_run_is_the_baseline(self, batchtune, succeed, text):
