@@ -269,7 +269,7 @@ class RecordedBatches(TableSettings, frozen=True, kw_only=True):
         own = recorded(self.steps, lengths)
         if own is None:
             raise ValueError(
-                "the last training recorded there made no padded batches of these lengths"
+                "the last training recorded there made no padded batches of these lengths: it had other data, or packed"
             )
         return CountedBatches(own=own)
 

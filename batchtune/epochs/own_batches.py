@@ -17,6 +17,8 @@ PADDED_BEYOND = 1.5
 """Batches can be padded a little beyond the longest example, but no further."""
 # Of more batches, this many stand for all.
 _MOST_SHAPES = 256
+# Batches that hold less than this part of what the examples do, in as many of them, are of others.
+_LESS_THAN_EXAMPLES = 0.8
 # An epoch whose examples are more or less than those of the data by a larger share is no epoch of it.
 _OTHER_EXAMPLES = 0.05
 
@@ -64,8 +66,9 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
 def recorded(steps: Sequence[TrainingStep], lengths: Lengths) -> OwnBatches | None:
     """Return what the batches of a recording come to in an epoch.
 
-    None without any, if some are packed, or if their lengths count another unit than those of the data. A recording
-    says how large its batches were, not which examples were in them.
+    None without any, if some are packed, or if they are longer than those of the data or hold less: then their lengths
+    count another unit, or are of other data. A recording says how large its batches were, not which examples were in
+    them.
     """
     batches = [shape for step in steps if step.oom is None for shape in step.batches]
     if not batches or any(shape.sequences is not None for shape in batches):
@@ -74,6 +77,9 @@ def recorded(steps: Sequence[TrainingStep], lengths: Lengths) -> OwnBatches | No
         return None
     epochs = sum(shape.batch_size for shape in batches) / lengths.count
     padded_lengths = np.array([shape.padded_length for shape in batches])
+    padded_length = float(padded_lengths.sum()) / epochs
+    if padded_length < _LESS_THAN_EXAMPLES * lengths.total:
+        return None
     shapes = []
     for index in _kept(padded_lengths):
         shape = batches[index]
@@ -87,7 +93,7 @@ def recorded(steps: Sequence[TrainingStep], lengths: Lengths) -> OwnBatches | No
         sampler="a recorded training",
         ranks=len({step.rank for step in steps}),
         batches=max(1, round(len(batches) / epochs)),
-        padded_length=float(padded_lengths.sum()) / epochs,
+        padded_length=padded_length,
         shapes=shapes,
     )
 

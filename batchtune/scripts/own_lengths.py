@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import length_hint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,7 +225,8 @@ def _columns(dataset: Any) -> dict[str, Any]:
         if values is None or isinstance(values, Callable):  # type: ignore[arg-type]
             continue
         array = np.asarray(values)
-        if array.dtype.kind in _KINDS and array.shape == (len(dataset),):
+        # Of a stream the number of examples may be unknown.
+        if array.dtype.kind in _KINDS and array.shape == (length_hint(dataset),):
             columns.setdefault(name, array)
     return columns or _of_rows(dataset)
 
@@ -232,7 +234,7 @@ def _columns(dataset: Any) -> dict[str, Any]:
 def _of_rows(dataset: Any) -> dict[str, Any]:
     """Return the numbers in the first attribute that is a list with a mapping for each example."""
     for rows in getattr(dataset, "__dict__", {}).values():
-        is_list = isinstance(rows, list) and len(rows) == len(dataset)
+        is_list = isinstance(rows, list) and len(rows) == length_hint(dataset)
         if is_list and all(isinstance(row, Mapping) for row in rows):
             return _of_annotations(rows)
     return {}

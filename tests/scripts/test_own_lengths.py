@@ -24,6 +24,12 @@ class Examples:
         return 3
 
 
+class Stream:
+    """A data set that doesn't know how many examples it has."""
+
+    lengths = (3, 1)
+
+
 def columns(**attributes):
     table = own_table(Examples(**attributes), lambda: None, 60.0)
     held = table.to_pydict()
@@ -63,6 +69,8 @@ def test_the_tokens_of_a_hugging_face_data_set_are_counted():
 def test_without_numbers_for_each_example_it_is_an_error(attributes):
     with pytest.raises(WorkloadError, match="the lengths are unknown"):
         columns(**attributes)
+    with pytest.raises(WorkloadError, match="the lengths are unknown"):
+        own_table(Stream(), lambda: None, 60.0)
 
 
 # What the examples show
