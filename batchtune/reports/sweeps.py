@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from batchtune.allocators import NATIVE
 from batchtune.buckets.advice import keeps_current, keeps_steps
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
@@ -442,10 +443,14 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
         and run.sweep.proof is not None
         and not run.sweep.proof.holds
     ):
+        remedies = ["Allow more time"]
+        if run.sweep.proof.ooms:
+            remedies.append("leave more memory free with --memory-fraction")
+        if run.probe is not None and run.probe.device.allocator == NATIVE:
+            remedies.append("tune with --allocator expandable")
         yield (
-            f"The table is not proven: {run.sweep.proof.reason}. Leave more memory free with --memory-fraction, set "
-            "PYTORCH_ALLOC_CONF=expandable_segments:True in training and here, or allow more time, and run `batchtune "
-            "tune` again."
+            f"The table is not proven: {run.sweep.proof.reason}. {', or '.join(remedies)}, and run `batchtune tune` "
+            "again."
         )
         return
     unproven = unproven_sizes(row)
