@@ -9,6 +9,13 @@ DEVICE, *HABITS = sys.argv[1:]
 EXAMPLES = 12_000 if "long" in HABITS else 40
 
 
+def length(index):
+    """Of two lengths, both measured, tables need fewer batches than a fixed size, however long a step takes."""
+    if "long" in HABITS:
+        return 20 + 79 * (index % 7 < 3)
+    return 20 + 37 * index % 80
+
+
 def train(model, optimizer, batch):
     optimizer.zero_grad()
     model(batch.to(DEVICE)).square().mean().backward()
@@ -21,7 +28,7 @@ def main():
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(16, 256), torch.nn.Tanh()).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
-    examples = [torch.randn(20 + 37 * index % 80, 16) for index in range(EXAMPLES)]
+    examples = [torch.randn(length(index), 16) for index in range(EXAMPLES)]
     pad = torch.nn.utils.rnn.pad_sequence
     loader = DataLoader(examples, 4, collate_fn=lambda batch: pad(batch, True))
     steps = 0
