@@ -305,7 +305,7 @@ class StepBatcher(Batcher):
     def __init__(
         self, count: int, cutter: Cutter, pool_size: int, accumulate: int
     ) -> None:
-        """Take so many examples, `pool_size` a step, which each rank runs in `accumulate` micro-batches."""
+        """Put `count` examples in steps of `pool_size`, which each rank runs in `accumulate` micro-batches."""
         self._count = count
         self._cutter = cutter
         self._pool_size = pool_size

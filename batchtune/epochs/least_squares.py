@@ -1,4 +1,4 @@
-"""Least squares with coefficients of at least 0, for a few columns, of which every subset is tried."""
+"""Fit least squares without negative coefficients, by trying every subset of a few columns."""
 
 from __future__ import annotations
 

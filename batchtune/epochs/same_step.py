@@ -32,7 +32,7 @@ class Cutter(ABC):
 
     @abstractmethod
     def on_ranks(self, world_size: int) -> Cutter:
-        """Return the same for so many ranks."""
+        """Return the same cutter for `world_size` ranks."""
 
     @abstractmethod
     def fewest(self, examples: Indices) -> int:
@@ -96,7 +96,7 @@ class StepCutter(Cutter):
     pair_cost: float | None = None
 
     def on_ranks(self, world_size: int) -> StepCutter:
-        """Return the same for so many ranks."""
+        """Return the same cutter for `world_size` ranks."""
         return replace(self, world_size=world_size)
 
     def _cut_into(self, examples: Indices, parts: int) -> tuple[list[Indices], Indices]:

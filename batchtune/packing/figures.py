@@ -90,7 +90,7 @@ def random_row(
     dealing: RankSplit,
     seed: int,
 ) -> PackedRow:
-    """Return what micro-batches of so many random sequences come to, as a training packs that draws them at random."""
+    """Return the figures of micro-batches of `batch_size` sequences, drawn at random and packed."""
     sequences = np.random.default_rng(seed).permutation(tokens.size)
     starts = np.arange(0, tokens.size, batch_size)
     packed = Packed(sequences, np.diff(starts, append=tokens.size))

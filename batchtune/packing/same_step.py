@@ -28,7 +28,7 @@ class StepPacker(Cutter):
     world_size: int = 1
 
     def on_ranks(self, world_size: int) -> StepPacker:
-        """Return the same for so many ranks."""
+        """Return the same cutter for `world_size` ranks."""
         return replace(self, world_size=world_size)
 
     def fewest(self, examples: Indices) -> int:

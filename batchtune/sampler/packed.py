@@ -42,7 +42,7 @@ class PackedBatchSampler(EpochBatchSampler):
             leaves one micro-batch that is not full.
         cut_at: Longer sequences count as so long, and the data set or `collate_fn` cuts them; None: a sequence longer
             than `max_tokens` is an error that names it.
-        accumulate: Each rank has a multiple of so many micro-batches in an epoch.
+        accumulate: The number of micro-batches of each rank in an epoch is a multiple of this.
         drop_last: Whether to leave out the micro-batches at the end that are not enough for all ranks, instead of
             packing the last pool into more; see `dropped_examples`.
 

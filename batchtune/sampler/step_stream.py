@@ -85,7 +85,7 @@ class SameStepStream(OnRanks, IterableDataset[Any]):
     def _micro_batches(
         self, left: list[Any], step: list[Any], size: int
     ) -> Iterator[Any]:
-        """Yield those of a step and of what was left; `left` then holds what doesn't fit."""
+        """Yield the micro-batches of a step and of `left`, which then holds what doesn't fit."""
         assert self._config.accumulate is not None
         each = -(-(len(step) or size) * self._config.accumulate // size)
         examples = [*left, *step]
