@@ -396,7 +396,7 @@ def block(summaries: list[Summary]) -> str:
     rounds = [len(summary.results["rounds"]) for summary in summaries]
     words = (
         f"Seconds an epoch on {' and '.join(machines)}, all under one memory limit, {min(rounds)} to {max(rounds)} "
-        "rounds in turns, each with a seed (`python tests/benchmarks/recipes.py --jobs 2`). Losses are those of held-out "
+        "rounds in turns, one seed each (`python tests/benchmarks/recipes.py --jobs 2`). Losses are those of held-out "
         "examples: mean and standard deviation over the rounds."
     )
     left_out = [
