@@ -22,8 +22,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from msgspec import structs
 
-from batchtune.buckets.current import read_current
+from batchtune.buckets.current import Current, read_current
 from batchtune.buckets.packed import Packing
+from batchtune.buckets.same_step import examples_kept
 from batchtune.buckets.strategies import checked_settings
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import UsageError, listed, nearest
@@ -38,6 +39,7 @@ from batchtune.proving import Prover
 from batchtune.redaction import command_text
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
 from batchtune.results import (
+    Device,
     Probe,
     Record,
     Sweep,
@@ -149,6 +151,7 @@ def _probe(
     sweeping: dict[str, Any],
     on_progress: Callable[[str], None],
     goes_on: bool = False,
+    most_in_a_batch: Callable[[Device], int | None] | None = None,
 ) -> Probe:
     """Probe with these settings, or go on with it."""
     force = force and not goes_on
@@ -174,6 +177,7 @@ def _probe(
         folder,
         force=force,
         sweep_settings=checked_settings(**sweeping),
+        most_in_a_batch=most_in_a_batch,
         hooks=ProbeHooks(
             on_note=_log.info,
             on_progress=lambda progress: on_progress(str(progress)),
@@ -222,10 +226,16 @@ def sweep(
         max_batch_length=max_batch_length,
         max_tokens=max_tokens,
         cut_at=cut_at,
-        current=current,
+        current=_read_current(current),
         **sweeping,
     )
     return read_run(folder)
+
+
+def _read_current(text: str | None) -> Current | None:
+    if text is None:
+        return None
+    return read_current(text)
 
 
 def _sweep(
@@ -236,21 +246,18 @@ def _sweep(
     max_batch_length: float | None = None,
     max_tokens: int | None = None,
     cut_at: int | None = None,
-    current: str | None = None,
+    current: Current | None = None,
     refuted: frozenset[str] = frozenset(),
     **sweeping: Any,
 ) -> Sweep:
     """Sweep, and write `sweep.json` and `sampler.yaml`; `refuted` as for `run_sweep`."""
     packing = Packing(max_tokens=max_tokens, cut_at=cut_at)
-    current_settings = None
-    if current is not None:
-        current_settings = read_current(current)
     swept = run_sweep(
         lengths,
         checked_settings(**sweeping),
         folder,
         max_batch_length=max_batch_length,
-        current=current_settings,
+        current=current,
         force=force,
         packing=packing,
         refuted=refuted,
@@ -284,6 +291,7 @@ def tune(
     read = _read(lengths, reading)
     minutes = probing.pop("minutes", None)
     command = workload if isinstance(workload, list) else None
+    own = _read_current(current)
 
     def probe_for(minutes: float | None, goes_on: bool) -> Probe:
         timed = {**probing, "minutes": minutes}
@@ -296,10 +304,13 @@ def tune(
             sweeping=sweeping,
             on_progress=on_progress,
             goes_on=goes_on,
+            most_in_a_batch=functools.partial(
+                examples_kept, read, checked_settings(**sweeping), own
+            ),
         )
 
     def sweep_again(refuted: frozenset[str]) -> Sweep:
-        return _sweep(read, folder, current=current, refuted=refuted, **sweeping)
+        return _sweep(read, folder, current=own, refuted=refuted, **sweeping)
 
     def run_plan(plan: VerifyPlan, subject: Subject, deadline: float) -> Verification:
         return run_verify(

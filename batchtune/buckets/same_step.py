@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from batchtune.buckets.advice import TOLERANCE
-from batchtune.buckets.current import Current
+from batchtune.buckets.current import Current, own_current
 from batchtune.buckets.epoch_cost import Pricing, TimedRow
 from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.epochs.batchers import Batching
@@ -24,7 +24,7 @@ from batchtune.epochs.same_step import (
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import IntArray, Lengths
-from batchtune.results import Keep, SweepSettings
+from batchtune.results import Device, Keep, SweepSettings
 
 SAME_STEP = "same-step"
 # The fewest micro-batches are those that all of this many random steps fit into.
@@ -139,6 +139,30 @@ def _by_default(
     if own is not None and own.have_micro_batches and own.examples <= count:
         return "same"
     return "steps"
+
+
+def examples_kept(
+    lengths: Lengths, settings: SweepSettings, current: Current | None, device: Device
+) -> int | None:
+    """Return the examples of a step where the recommendation keeps them, so that no batch holds more; else None.
+
+    `current` are the settings that the user gave; without them, those of the script that the device has run.
+    """
+    script = device.script
+    accumulate = None
+    if script is not None:
+        current = current or own_current(script)
+        accumulate = script.accumulation
+    if current is not None:
+        accumulate = current.settings.accumulate or accumulate
+    dealing = RankSplit(
+        world_size=settings.world_size or device.world_size,
+        accumulate=settings.accumulate or accumulate or 1,
+    )
+    own = OwnSteps.of(current, dealing)
+    if own is None or kept(settings, current, own, lengths.count) != "same":
+        return None
+    return own.examples
 
 
 def same_step_rows(

@@ -680,7 +680,8 @@ class SweepOptions:
         option(
             "What stays as it is: same (the examples of each optimizer step, cut into other micro-batches), steps "
             "(their number), or nothing (batches as large as fits). By default as much as your own batches (a "
-            "script's, or --current) say: same if a step has several, else steps; nothing if they are not known.",
+            "script's, or --current) say: same if a step has several, else steps; nothing if they are not known. With "
+            "same, tune tries no batch of more examples than a step has.",
             "WHAT",
         ),
     ] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from batchtune.buckets.packed import Packing
     from batchtune.lengths import Lengths
     from batchtune.probe.nodes import Nodes
-    from batchtune.results import Probe, StreamSweep, Sweep, SweepSettings
+    from batchtune.results import Device, Probe, StreamSweep, Sweep, SweepSettings
 
 
 EXAMPLES = {
@@ -112,6 +112,7 @@ def tune(
     """
     started = time.monotonic()
     from batchtune.buckets.alternatives import check_min_steps
+    from batchtune.buckets.same_step import examples_kept
     from batchtune.epochs.layout import RankSplit
     from batchtune.proving import Prover
     from batchtune.reports import load_run, render
@@ -141,7 +142,16 @@ def tune(
             folder=run.run,
             lengths=lengths,
             asked=probe.asked(source, lengths),
-            probe=partial(_probe, source, lengths, probe, run, sweep_settings, nodes),
+            probe=partial(
+                _probe,
+                source,
+                lengths,
+                probe,
+                run,
+                sweep_settings,
+                nodes,
+                partial(examples_kept, lengths, sweep_settings, current),
+            ),
             sweep=partial(
                 sweep_and_write,
                 lengths,
@@ -192,7 +202,7 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
     source = _with_own_lengths(source, probe, run)
     with other_nodes(probe, quiet=run.quiet) as nodes:
         lengths = source.load(quiet=run.quiet)
-        probed = _probe(source, lengths, probe, run, None, nodes, probe.minutes)
+        probed = _probe(source, lengths, probe, run, None, nodes, None, probe.minutes)
     if run.json:
         console.write_json(probed)
     else:
@@ -234,6 +244,7 @@ def _probe(
     run: RunOptions,
     sweep_settings: SweepSettings | None,
     nodes: Nodes | None,
+    most_in_a_batch: Callable[[Device], int | None] | None,
     minutes: float | None,
     goes_on: bool = False,
 ) -> Probe:
@@ -267,6 +278,7 @@ def _probe(
             run.run,
             force=force,
             sweep_settings=sweep_settings,
+            most_in_a_batch=most_in_a_batch,
             hooks=hooks,
         )
 

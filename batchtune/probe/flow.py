@@ -164,7 +164,10 @@ class Probing(ABC):
             return None
         probe = read_result(path, Probe)
         is_finished = probe.confirmation is not None and not probe.unfinished
-        if probe.trials != self.trials or not is_finished:
+        most = self.lengths.count
+        tried = probe.settings.get("max_batch_size") or most
+        is_wide = tried >= (self.settings.max_batch_size or most)
+        if probe.trials != self.trials or not (is_finished and is_wide):
             return None
         if not set(self.changed) <= set(probe.warnings):
             probe = replace(probe, warnings=[*self.changed, *probe.warnings])

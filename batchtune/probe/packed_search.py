@@ -174,9 +174,9 @@ class _Law:
         return cls(np.append(plain, 0.0), floor, error)
 
     def __call__(self, features: FloatArray) -> float:
-        """Return the peak of a batch."""
+        """Return the peak of a batch, in whole bytes: how a processor rounds a fit must not decide what is tried."""
         terms = np.array([1.0, *features, features[0] ** 2])
-        return max(self.floor, float(self.coefficients @ terms))
+        return max(self.floor, round(float(self.coefficients @ terms)))
 
 
 class PackedKnowledge(Outcomes):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from batchtune.epochs.measured_costs import Frontier, largest_max_batch_length
@@ -30,6 +32,7 @@ from batchtune.probe.supervisor import measurer_for
 from batchtune.results import (
     TRAINING_FILE,
     BatchShape,
+    Device,
     FrontierPoint,
     Models,
     Probe,
@@ -46,12 +49,14 @@ def run_probe(
     *,
     force: bool = False,
     sweep_settings: SweepSettings | None = None,
+    most_in_a_batch: Callable[[Device], int | None] | None = None,
     hooks: ProbeHooks | None = None,
 ) -> Probe:
     """Find what fits, continuing what the run folder holds, and write `probe.json`.
 
     One probe at a time holds the run folder; `force` discards its content. Lengths are measured where the tables of
-    `sweep_settings` need them, by default those of 10 to 20 buckets.
+    `sweep_settings` need them, by default those of 10 to 20 buckets. `most_in_a_batch` returns how many examples a
+    batch has at most in what will be recommended, so that no more are tried; None: any number.
 
     Raises ResultError if the folder holds another run or can't be written, WorkloadError if the workload fails for
     another reason than memory, ProbeError if the device can't be used or the data do not fit.
@@ -100,6 +105,8 @@ def run_probe(
             kind: type[Probing] = _PaddedProbing
             if measurer.packed:
                 kind = PackedProbing
+            elif most_in_a_batch is not None:
+                settings = _with_most(settings, most_in_a_batch(device))
             probing = kind(
                 lengths=lengths,
                 settings=settings,
@@ -114,6 +121,13 @@ def run_probe(
                 clock=ProbeClock.since(started, settings.minutes),
             )
             return probing.run()
+
+
+def _with_most(settings: ProbeSettings, most: int | None) -> ProbeSettings:
+    """Return settings by which no batch of more examples than that is tried."""
+    if most is None or most >= (settings.max_batch_size or most + 1):
+        return settings
+    return structs.replace(settings, max_batch_size=most)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,10 +154,15 @@ class _PaddedProbing(Probing):
         return bool(self.search.frontier(self.trials, unfinished=True))
 
     def _complete(self) -> None:
-        """Time the frontier with typical targets, too: by the worst ones, epochs would look slower than they are."""
+        """Time sizes that longer batches have proven, and the frontier with typical targets, which take less time."""
         known = {trial.shape for trial in self.trials}
         points = self.search.frontier(self.trials)
-        for shape in with_typical_targets(self.lengths, points):
+        untimed = [
+            point.shape
+            for point in points
+            if point.closed_by == "data" and point.step_seconds is None
+        ]
+        for shape in [*untimed, *with_typical_targets(self.lengths, points)]:
             if not self._has_time():
                 return
             if shape not in known:

@@ -93,7 +93,7 @@ class FrontierSearch:
                 known.settings.workload,
                 known.task.limit_bytes,
             )
-        if known.closed_by(known.bracket(longest)) == "data":
+        if known.bracket(longest).passed == self._lengths.count:
             equal = self.equal_batches(known)
             if equal is not None:
                 raise equal

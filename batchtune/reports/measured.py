@@ -154,7 +154,7 @@ def _why_no_larger(probe: Probe) -> str:
     """Say what ended a search in which no batch was too large."""
     cap = probe.settings.get("max_batch_size")
     if cap == max(point.batch_size for point in probe.frontier):
-        return f"--max-batch-size was {cap:,}"
+        return f"a batch was to have {counted(cap, 'example')} at most"
     return "the data has no more examples"
 
 

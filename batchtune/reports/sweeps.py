@@ -273,6 +273,9 @@ def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
     def cost(other: Row) -> float:
         return cost_of(other, timed=timed, steps_kept=steps_kept)
 
+    if sweep.settings.get("max_batch_size") == row.pool_size:
+        examples = counted(row.pool_size or 0, "example")
+        yield f"Batches of more than the {examples} of a step were not tried: --keep nothing tries them."
     others = [other for other in sweep.rows if other is not row]
     if not timed:
         return

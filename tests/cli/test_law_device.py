@@ -27,3 +27,25 @@ def test_a_run_of_a_law_is_verified_on_the_same_law(batchtune, succeed, manifest
     succeed("verify", manifest)
     leaks = batchtune("verify", manifest, "--device", f"{LAW},leak=1MB", code=3)
     assert "the workload leaks" in flat(leaks.stdout)
+
+
+def test_no_batch_is_larger_than_a_step_that_keeps_its_examples(succeed, manifest):
+    def largest_tried(*options):
+        steps = ("--current", "batch_size=2", "--accumulate", 2)
+        result = succeed("tune", manifest, "--device", LAW, *steps, *options, "--json")
+        sizes = [
+            trial["batch_size"]
+            for trial in json.loads(result.stdout)["probe"]["trials"]
+        ]
+        return max(sizes), sizes
+
+    largest, kept = largest_tried()
+    assert largest == 4
+    assert "Batches of more than the 4 examples of a step were not tried" in flat(
+        succeed("report").stdout
+    )
+    largest, all_tried = largest_tried("--keep", "nothing")
+    assert largest > 4
+    # Those trials are reused; and a probe that tried more answers for fewer.
+    assert all_tried[: len(kept)] == kept
+    assert largest_tried()[1] == all_tried

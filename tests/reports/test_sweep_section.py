@@ -200,7 +200,10 @@ def test_rough_times_are_no_headline():
 
 @pytest.mark.parametrize(
     ("cap", "why"),
-    [(16, "--max-batch-size was 16"), (None, "the data has no more examples")],
+    [
+        (16, "a batch was to have 16 examples at most"),
+        (None, "the data has no more examples"),
+    ],
 )
 def test_a_search_that_the_memory_did_not_end_says_so(cap, why):
     probe = made_probe()
