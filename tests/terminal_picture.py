@@ -1,4 +1,4 @@
-"""Draws what `batchtune report` prints of a kept run: `python tests/terminal_picture.py` writes examples/tune.svg."""
+"""Draws what a kept run ends with: `python tests/terminal_picture.py` writes examples/tune.svg."""
 
 import io
 import re
@@ -14,8 +14,9 @@ from batchtune.reports.page import build_page
 from batchtune.reports.terminal import text_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-COMMAND = "batchtune report"
-# The sweep of the recipe `sft` of tests/benchmarks/recipes.py, as `batchtune tune` wrote it.
+SCRIPT = "-- python examples/scripts/llama.py"
+COMMAND = f"batchtune tune --memory 900MiB {SCRIPT}"
+# What this command wrote, on two idle cores.
 KEPT = EXAMPLES / "tuned"
 PICTURE = EXAMPLES / "tune.svg"
 WIDTH = 96
@@ -25,7 +26,13 @@ FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 def picture():
     """Return the command and the report that it ends with, as rich draws a terminal."""
-    page = build_page(replace(load_run(KEPT), folder=DEFAULT_FOLDER))
+    run = replace(
+        load_run(KEPT),
+        folder=DEFAULT_FOLDER,
+        manifest=f"{DEFAULT_FOLDER}/lengths.parquet",
+        step=f" {SCRIPT}",
+    )
+    page = build_page(run)
     settings = {"width": WIDTH, "force_terminal": True, "color_system": "truecolor"}
     printed = text_of(page, Console(file=io.StringIO(), **settings, _environ={}), full=False)  # fmt: skip
     console = Console(file=io.StringIO(), record=True, **settings, _environ={})

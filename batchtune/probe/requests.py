@@ -107,14 +107,15 @@ class RunTrial(Message, frozen=True):
     """Asks for a trial (several steps with one batch), or for a `single` step of a new batch, as in training.
 
     A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first. If `noting`, an
-    out-of-memory error in any step is noted even if it is caught, which makes them slower. Ranks have
-    `timeout_seconds` for it.
+    out-of-memory error in any step is noted even if it is caught, which makes them slower. If only its `timing` is
+    wanted, no trial is brief. Ranks have `timeout_seconds` for it.
     """
 
     shape: BatchShape
     single: bool = False
     release: bool = False
     noting: bool = False
+    timing: bool = False
     timeout_seconds: float | None = None
 
 

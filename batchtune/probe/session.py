@@ -55,20 +55,23 @@ class Session:
     def __post_init__(self) -> None:
         self._rest_bytes = self._meter.in_use()
 
-    def measure(self, shape: BatchShape, *, noting: bool = False) -> Ran:
+    def measure(
+        self, shape: BatchShape, *, noting: bool = False, timing: bool = False
+    ) -> Ran:
         """Run one trial from an empty cache, so that what the allocator reserves follows from the shape.
 
         The last trial's gradients are freed, too: on the emulated device, they made 1.1 trials of each length fail.
         If the steps passed only because the allocator emptied its cache, or because something caught its error, the
         trial runs once more: neither what earlier trials left between the pages nor what a library tries only the
-        first time may count against this shape. `noting` as in `Run`.
+        first time may count against this shape. `noting` and `timing` as in `RunTrial`.
         """
         self._empty()
-        attempt = self._attempt(shape, noting=noting)
+        may_be_brief = self._equal_trials >= _EQUAL_TRIALS and not timing
+        attempt = self._attempt(shape, noting=noting, is_brief=may_be_brief)
         again = bool(attempt.retries or attempt.caught_oom)
         if attempt.error is None and self._agree(again, attempt.caught_oom):
             self._empty()
-            attempt = self._attempt(shape)
+            attempt = self._attempt(shape, is_brief=may_be_brief)
         gc.collect()
         if attempt.has_equal_steps:
             self._equal_trials += 1
@@ -96,10 +99,14 @@ class Session:
         return self._ran(attempt)
 
     def _attempt(
-        self, shape: BatchShape, *, single: bool = False, noting: bool = False
+        self,
+        shape: BatchShape,
+        *,
+        single: bool = False,
+        noting: bool = False,
+        is_brief: bool = False,
     ) -> Attempt:
         meter = self._meter
-        is_brief = self._equal_trials >= _EQUAL_TRIALS
         attempt = Attempt(
             self._workload,
             meter,

@@ -212,7 +212,7 @@ class Supervisor(Measurer):
 
         If the worker dies or hangs, that is the trial's outcome (`crash`, `oom`, `timeout`). Raises as `start`.
         """
-        ran = self._run(RunTrial(shape=shape), fresh=fresh)
+        ran = self._run(RunTrial(shape=shape, timing=timing), fresh=fresh)
         return replace(ran, trial=replace(ran.trial, index=index, timing=timing))
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:

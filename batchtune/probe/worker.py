@@ -116,7 +116,9 @@ class Worker:
             return self._session.step(
                 request.shape, release=request.release, noting=request.noting
             )
-        ran = self._session.measure(request.shape, noting=request.noting)
+        ran = self._session.measure(
+            request.shape, noting=request.noting, timing=request.timing
+        )
         if ran.trial.outcome != "ok":
             return ran
         return replace(
