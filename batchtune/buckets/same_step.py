@@ -148,16 +148,12 @@ def examples_kept(
 
     `current` are the settings that the user gave; without them, those of the script that the device has run.
     """
-    script = device.script
-    accumulate = None
-    if script is not None:
-        current = current or own_current(script)
-        accumulate = script.accumulation
-    if current is not None:
-        accumulate = current.settings.accumulate or accumulate
+    if current is None and device.script is not None:
+        current = own_current(device.script)
+    own_accumulate = None if current is None else current.settings.accumulate
     dealing = RankSplit(
         world_size=settings.world_size or device.world_size,
-        accumulate=settings.accumulate or accumulate or 1,
+        accumulate=settings.accumulate or own_accumulate or device.accumulation,
     )
     own = OwnSteps.of(current, dealing)
     if own is None or kept(settings, current, own, lengths.count) != "same":

@@ -182,7 +182,7 @@ class PackedCosts:
     Attributes:
         max_tokens: The token budget; without proofs the largest that passed.
         proofs: Shape (proofs, 4): tokens, Σ of their squares, sequences and the longest of each proven batch.
-        step_seconds: The time of a step among others, as training runs it; None if it is not known.
+        step_seconds: The time of a batch among others, as training runs it; None if it is not known.
         why_unproven: Why there are no proofs, if the probe was not interrupted.
     """
 
@@ -227,7 +227,7 @@ class Costs:
 
     Attributes:
         world_size: Number of ranks that trained together.
-        accumulate: How many batches an optimizer step trains on.
+        accumulate: How many batches an optimizer step trains on; `step_seconds` is the time of one of them.
         max_batch_size: The most examples that were tried in a batch; None: as many as the data has.
         warnings: Why the times may be wrong, each with its remedy.
         frontier: Lengths → the largest batch size that fits, at least 1.
@@ -269,10 +269,9 @@ def costs_of(probe: Probe) -> Costs:
         device_name=probe.device.text,
         world_size=probe.device.world_size,
         max_batch_size=probe.settings.get("max_batch_size"),
+        accumulate=probe.device.accumulation,
+        script=probe.device.script,
     )
-    script = probe.device.script
-    if script is not None:
-        measured = replace(measured, accumulate=script.accumulation, script=script)
     if probe.packed is not None:
         packed = PackedCosts.of(probe, probe.packed)
         timed = packed.step_seconds is not None
@@ -324,10 +323,14 @@ def costs_of(probe: Probe) -> Costs:
 
 
 def _time_ratio(probe: Probe) -> float:
-    """Return the time of steps in turns with other shapes, as in training / that of repeated ones."""
-    if probe.confirmation is None or probe.confirmation.time_ratio is None:
-        return 1.0
-    return probe.confirmation.time_ratio
+    """Return the time of a batch among others, as in training / that of a step of a trial.
+
+    Such a step trains on all batches of an optimizer step, which are equal.
+    """
+    ratio = 1.0
+    if probe.confirmation is not None:
+        ratio = probe.confirmation.time_ratio or 1.0
+    return ratio / probe.device.accumulation
 
 
 def _cautions(probe: Probe, timed: bool) -> tuple[str, ...]:

@@ -273,6 +273,13 @@ class Device(Record, frozen=True, kw_only=True):
         return f"{self.name}, {self._ranks_in_words}" if self._has_ranks else self.name
 
     @property
+    def accumulation(self) -> int:
+        """How many batches a step of a trial trains on: those of an optimizer step of an unchanged script; else one."""
+        if self.script is None:
+            return 1
+        return self.script.accumulation
+
+    @property
     def fragments(self) -> bool:
         """Whether freed memory stays in segments that another shape may not fit into: CUDA's native allocator."""
         return self.kind == "cuda" and self.allocator == "native"

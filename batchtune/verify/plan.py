@@ -212,7 +212,8 @@ class VerifyPlan:
             mean_seconds = float(
                 self.first_epoch.seconds(self.costs.step_seconds).mean()
             )
-            steps = min(steps, int(self.settings.seconds / mean_seconds))
+            step_seconds = mean_seconds * self.costs.accumulate
+            steps = min(steps, int(self.settings.seconds / step_seconds))
         return max(FEWEST_STEPS, steps)
 
     @cached_property
@@ -261,7 +262,7 @@ class VerifyPlan:
         ]
         if self.lengths.has_targets:
             columns.append([shape.target_length or 0.0 for shape in shapes])
-        taken = step_seconds(*map(np.array, columns))
+        taken = step_seconds(*map(np.array, columns)) * self.costs.accumulate
         return float(taken.sum()) <= self.settings.seconds
 
     @cached_property

@@ -150,7 +150,7 @@ def judge(
     """Judge all steps that were run."""
     in_use = [trial.rest_bytes for trial in steps.passed]
     growth = growth_of(in_use)
-    times = _times(steps.shuffled, plan)
+    times = _times(steps.shuffled, plan, device)
     retries = [
         trial.alloc_retries
         # Each worst shape had run once.
@@ -256,15 +256,19 @@ def _time_reasons(times: Mapping[str, Any], tolerance: float) -> Iterator[str]:
         )
 
 
-def _times(shuffled: Sequence[Trial], plan: VerifyPlan) -> dict[str, Any]:
+def _times(
+    shuffled: Sequence[Trial], plan: VerifyPlan, device: Device
+) -> dict[str, Any]:
     """Return the fields of the record on an epoch's measured and estimated time; None where unknown.
 
     The same batches are compared: the ratio of the sums over the steps that were run, which weighs each step by its
-    time, scales the epoch's estimate. Without an estimate the mean step is multiplied by the number of batches.
+    time, scales the epoch's estimate. Without an estimate the mean batch is multiplied by their number. A step of a
+    script trains on all batches of an optimizer step, which are equal.
     """
     times: dict[str, Any] = dict.fromkeys(_TIMES)
     timed = [trial for trial in shuffled if trial.step_seconds]
-    seconds = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
+    steps = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
+    seconds = steps / device.accumulation
     if timed:
         times["measured_epoch_seconds"] = float(seconds.mean()) * len(plan.first_epoch)
     step_seconds = plan.costs.step_seconds

@@ -50,8 +50,7 @@ class Code(Dataset):
         return len(self.lengths)
 
     def __getitem__(self, index):
-        first = torch.randint(3, 100, ())
-        tokens = (first + 7 * torch.arange(self.lengths[index])) % 100 + 3
+        tokens = (index + 7 * torch.arange(self.lengths[index])) % 100 + 3
         return {"input_ids": tokens}
 
 

@@ -369,15 +369,20 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path):
     probed_with = ProbeSettings(workload="made", options={}, device="cuda")
     hooks = ProbeHooks(measurer=device)
     probe = run_probe(lengths, probed_with, tmp_path, hooks=hooks)
-    script = forced_probe().device.script
-    script = replace(script, accumulation=2, batch_size=8, twins=[])
-    of_script = replace(probe.device, script=script)
-    write_result(tmp_path / PROBE_FILE, replace(probe, device=of_script))
     chosen = SweepSettings(strategies=("linear",), num_buckets=(10,))
-    found = run_sweep(lengths, chosen, tmp_path)
-    assert found.current.batches == 250
-    # Its optimizer steps train on two batches each.
-    assert found.current.steps == 125
+
+    def with_accumulation(accumulation):
+        script = forced_probe().device.script
+        script = replace(script, accumulation=accumulation, batch_size=8, twins=[])
+        of_script = replace(probe.device, script=script)
+        write_result(tmp_path / PROBE_FILE, replace(probe, device=of_script))
+        found = run_sweep(lengths, chosen, tmp_path)
+        assert found.current.batches == 250
+        assert found.current.steps == 250 / accumulation
+        return found.current.estimated_epoch_seconds
+
+    # A step of a trial trains on all batches of an optimizer step.
+    assert with_accumulation(2) == pytest.approx(with_accumulation(1) / 2)
     current = read_current("batch_size=4")
     found = run_sweep(lengths, chosen, tmp_path, current=current)
     assert found.current.batches == 500
