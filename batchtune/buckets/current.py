@@ -37,7 +37,7 @@ from batchtune.results import (
     Script,
     Sizing,
     TrainingStep,
-    read_training,
+    last_recording,
 )
 from batchtune.units import counted, format_length
 
@@ -340,7 +340,7 @@ def fixed_batches(batch_size: int, source: str) -> Current:
 
 def recorded_current(path: Path) -> Current:
     """Return the batches of the last recorded training; raises ResultError if the file can't be read."""
-    return _of_recording(read_training(path)[-1], path)
+    return _of_recording(last_recording(path), path)
 
 
 def _of_recording(recording: Recording, path: Path) -> Current:
@@ -356,7 +356,7 @@ def known_recording(path: Path, lengths: Lengths) -> Current | None:
     """Return the same where there is one, of padded batches of these lengths that batchtune did not make."""
     if not path.exists():
         return None
-    last = read_training(path)[-1]
+    last = last_recording(path)
     if last.start.tuned or recorded(last.steps, lengths) is None:
         return None
     return _of_recording(last, path)

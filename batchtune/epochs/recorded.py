@@ -21,6 +21,7 @@ from batchtune.results import (
     BatchShape,
     TrainingStep,
     Trial,
+    last_recording,
     read_training,
 )
 from batchtune.run_folder import append_trial
@@ -94,7 +95,7 @@ def costs_of_training(path: Path, lengths: Lengths) -> tuple[Costs, float]:
 
     Nothing is proven. Raises ResultError if the file can't be read, holds no step with a time, or is of another unit.
     """
-    recording = read_training(path)[-1]
+    recording = last_recording(path)
     trials = trials_of(recording.steps, lengths)
     if any(trial.sequences is not None for trial in trials):
         raise ResultError(

@@ -17,7 +17,7 @@ from batchtune.results import (
     Probe,
     Training,
     TrainingStep,
-    read_training,
+    last_recording,
 )
 from batchtune.units import (
     counted,
@@ -32,7 +32,7 @@ def read_recording(
     path: Path, probe: Probe | None, lengths: LengthsSummary | None
 ) -> Training:
     """Return what the last recording of `training.jsonl` shows. Raises ResultError if the file can't be read."""
-    recording = read_training(path)[-1]
+    recording = last_recording(path)
     ooms = [step.oom for step in recording.steps if step.oom is not None]
     figures: dict[str, Any] = {
         "device": recording.start.device,

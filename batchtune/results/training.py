@@ -120,6 +120,13 @@ def read_training(path: Path) -> list[Recording]:
     return recordings
 
 
+def last_recording(path: Path) -> Recording:
+    """Return the last recording of `training.jsonl` with steps, or the last of all. Raises as `read_training`."""
+    recordings = read_training(path)
+    with_steps = [recording for recording in recordings if recording.steps]
+    return (with_steps or recordings)[-1]
+
+
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
     """Yield the lines of a file that are not empty. Raises ResultError for one that no recorder has written."""
     while line := file.readline(_LONGEST_LINE_BYTES):

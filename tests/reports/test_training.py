@@ -68,9 +68,11 @@ def test_an_epoch_is_as_many_examples_as_the_data_has(tmp_path):
     )
 
 
-def test_the_last_recording_counts(tmp_path):
-    lines = [START, step((1, 2), oom="CUDA out of memory"), *LINES]
-    assert training_of(recorded(tmp_path, lines)).ooms == 0
+def test_the_last_recording_with_steps_counts(tmp_path):
+    aborted = replace(START, recording="aborted")
+    lines = [START, step((1, 2), oom="CUDA out of memory"), *LINES, aborted]
+    training = training_of(recorded(tmp_path, lines))
+    assert (training.ooms, training.steps) == (0, 3)
 
 
 def test_an_oom_fails_its_rule_and_is_a_warning(tmp_path):
