@@ -149,7 +149,8 @@ class Attempt:
         elapsed = time.perf_counter() - started
         self._note_peaks()
         self.in_use.append(self.meter.in_use())
-        return elapsed
+        whole_step_seconds = getattr(self.workload, "whole_step_seconds", float)
+        return float(whole_step_seconds(elapsed))
 
     def _note_peaks(self) -> None:
         self.peaks.append(self.meter.peak())

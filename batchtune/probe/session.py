@@ -107,8 +107,11 @@ class Session:
         is_brief: bool = False,
     ) -> Attempt:
         meter = self._meter
+        workload = self._workload
+        if not single:
+            workload = getattr(workload, "for_trials", workload)
         attempt = Attempt(
-            self._workload,
+            workload,
             meter,
             shape,
             single=single,

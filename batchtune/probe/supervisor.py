@@ -530,7 +530,7 @@ def about_script(script: Script, scratch: str | None = None) -> Iterator[str]:
     if script.packed:
         yield "Its batches are packed: ΣL is the sum of the lengths of their sequences."
     if script.accumulation > 1:
-        yield f"An optimizer step trains on {script.accumulation} batches; a trial measures all of them."
+        yield f"An optimizer step trains on {script.accumulation} batches."
     for twin in script.twins:
         difference = twin.difference
         if abs(difference) > EQUAL_TWINS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,11 @@ _WHOLE_BATCHES = 8
 # Own batches whose peaks are compared with those of made ones: fewer if these seconds are over before.
 _TWINS = 3
 _TWIN_SECONDS = 30.0
+# Of an optimizer step's batches so many have the shape of a trial. Their times follow from those of so many steps of
+# small batches, if the three take so many times as long.
+_WHOLE = 3
+_TIMED_FILLERS = 3
+_DEAR = 3.0
 # What a script's process holds for the probe: 22 MiB on the CPU, by its data in use with and without the probe.
 _SPENT_BYTES = 20 << 20
 
@@ -136,16 +142,18 @@ class ScriptWorker(RankWorker):
         loop.call(feed.end_own)
         fed = Fed(loop, source, meter, accumulation, self._place.largest)
         self._goes_on = accumulation == 1 and fed.stale == 0
+        shortest = BatchShape(1, script.lengths[0])
+        fed.fill(shortest)
         gradient = None
         if script.compare:
-            twins = self._compared(fed, pairs)
+            twins = self._compared(fed.for_trials, pairs)
             if accumulation * self._place.world_size > 1:
                 gradient = self._gradient(source, feed.loader, fed, accumulation)
         _check(twins, force=script.force)
         self._stage = "device"
         meter.hold(request.examples, _SPENT_BYTES)
         # What the loop has fetched ahead need not fit within the limit.
-        fed.make_batch(BatchShape(1, script.lengths[0]))
+        fed.make_batch(shortest)
         meter.limit()
         ready = self._ready(fed, meter, request.settings)
         facts = Script(
@@ -350,6 +358,7 @@ class Fed:
         self._meter = meter
         self._accumulation = accumulation
         self.packed = source.packed
+        self.for_trials = self
         # Batches that the loop holds when it gets one more: they are trained on first.
         self.stale = largest(max(0, loop.batches_before_forward - 1))
 
@@ -362,12 +371,18 @@ class Fed:
 
     def step(self, batch: Any) -> None:
         """Let the loop train on batches like this one until an optimizer steps."""
-        # A script may take parts out of a batch, or move them.
+        self._train(lambda: copy.copy(batch))
+
+    def _train(self, next_batch: Callable[[], Any]) -> None:
+        # Copied: a script may take parts out of a batch, or move them.
         self._loop.train(
-            lambda: copy.copy(batch),
-            self._accumulation,
-            lambda: self._meter.retries_and_ooms()[1],
+            next_batch, self._accumulation, lambda: self._meter.retries_and_ooms()[1]
         )
+
+    def fill(self, shape: BatchShape) -> None:
+        """Let trials fill optimizer steps of many batches with small ones of this shape."""
+        if not self.packed and self._accumulation > _WHOLE:
+            self.for_trials = Filled(self, shape)
 
     def compared(self, shape: BatchShape, own: Any, made: Any) -> Twin:
         """Return the peaks of one of the script's own batches and of a made one, the lower of two in turns for each.
@@ -405,3 +420,55 @@ class Fed:
         self._meter.synchronize()
         self._meter.reset()
         return batch
+
+
+class Filled(Fed):
+    """The same workload where only three batches of an optimizer step have the shape that is asked for.
+
+    The others are small, so that a step of many takes little longer than these three. Wherever the loop's steps begin
+    among the batches that it is given, one of the three follows another of the same step: then there are gradients, and
+    what the loop keeps of the batch before. Cheap batches fill their steps themselves.
+    """
+
+    def __init__(self, fed: Fed, shape: BatchShape) -> None:
+        vars(self).update(vars(fed))
+        self._filler = fed.make_batch(shape)
+        self._seconds: list[float] = []  # of steps of small batches alone
+        self._is_filled = True
+        for _ in range(_TIMED_FILLERS):
+            self._time_filler()
+
+    def _time_filler(self) -> None:
+        self._meter.synchronize()
+        started = time.perf_counter()
+        self._train(lambda: copy.copy(self._filler))
+        self._meter.synchronize()
+        self._seconds.append(time.perf_counter() - started)
+
+    @property
+    def _filler_seconds(self) -> float:
+        return statistics.median(self._seconds[-_TIMED_FILLERS:])
+
+    def make_batch(self, shape: BatchShape) -> Any:
+        """Make a batch, and let the loop train on what it fetched before."""
+        self._is_filled = True
+        self._time_filler()
+        return super().make_batch(shape)
+
+    def step(self, batch: Any) -> None:
+        """Let the loop train on small batches, and then on three like this one, until an optimizer steps."""
+        given = itertools.count(_WHOLE)
+
+        def next_batch() -> Any:
+            is_small = self._is_filled and next(given) < self._accumulation
+            return copy.copy(self._filler if is_small else batch)
+
+        self._train(next_batch)
+
+    def whole_step_seconds(self, seconds: float) -> float:
+        """Return the time of a step of batches like the last one, by that of a step."""
+        if not self._is_filled:
+            return seconds
+        self._is_filled = seconds > _DEAR * self._filler_seconds
+        more_each = max(0.0, seconds - self._filler_seconds) / _WHOLE
+        return self._filler_seconds + more_each * self._accumulation

@@ -1,6 +1,7 @@
 """Which batch a measured step trains on, in loops that accumulate and that fetch batches ahead."""
 
 import threading
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,21 +11,52 @@ from batchtune.results import BatchShape
 from batchtune.scripts.feeding import Feed, Loop
 
 
-@pytest.mark.parametrize("accumulation", [1, 2, 4])
-@pytest.mark.parametrize("look_ahead", [0, 1, 4])
-def test_a_measured_step_trains_on_what_was_asked_for(accumulation, look_ahead):
+def trained(accumulation, look_ahead):
+    """A loop that has found out how many batches its steps have, and the script as a workload."""
     loop = Loop()
     loop.batches_before_forward = 1 + look_ahead
     training = Training(loop, accumulation, look_ahead)
     loop.train(lambda: "own", accumulation)
     assert loop.train(lambda: "own", accumulation) == accumulation
-    fed = fed_by(loop, accumulation)
+    return training, fed_by(loop, accumulation)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+@pytest.mark.parametrize("look_ahead", [0, 1, 4])
+def test_a_measured_step_trains_on_what_was_asked_for(accumulation, look_ahead):
+    training, fed = trained(accumulation, look_ahead)
+    fed.fill(BatchShape(1, 1.0))
     for size, length in [(4, 10.0), (9, 2.0), (1, 30.0), (1, 30.0), (7, 5.0)]:
         batch = fed.make_batch(BatchShape(size, length))
         for _ in range(3):
             before = len(training.steps)
             fed.step(batch)
             assert training.steps[before:] == [[(size, int(length))] * accumulation]
+
+
+@pytest.mark.parametrize("look_ahead", range(9))
+def test_a_trial_fills_a_step_of_many_batches_with_small_ones(look_ahead):
+    training, fed = trained(8, look_ahead)
+    fed.fill(BatchShape(1, 1.0))
+    trial = fed.for_trials
+    trial._seconds = [0.1] * 3
+    batch = trial.make_batch(BatchShape(9, 2.0))
+
+    def step():
+        trial.step(batch)
+        return [batch == (9, 2) for batch in training.steps[-1]]
+
+    step()
+    are_whole = step()
+    assert sum(are_whole) == 3
+    # Gradients are there by then, and what the loop keeps of the one before.
+    assert (True, True) in pairwise(are_whole)
+    trial._seconds = [0.1] * 3
+    assert trial.whole_step_seconds(0.4) == pytest.approx(0.1 + 8 * 0.1)
+    # Cheap ones need no others.
+    trial.whole_step_seconds(0.2)
+    step()
+    assert all(step())
 
 
 def test_an_error_of_the_loop_is_raised_in_the_step():
