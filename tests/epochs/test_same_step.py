@@ -24,9 +24,11 @@ TABLE = BucketTable.of([10, 20, 40], [8, 4, 2])
 def steps(draw):
     """Descending lengths, how many examples may begin there, and a number of micro-batches."""
     lengths = sorted(draw(st.lists(st.integers(1, 20), min_size=1, max_size=9)))
-    fits = sorted(
-        draw(st.lists(st.integers(1, 5), min_size=len(lengths), max_size=len(lengths)))
+    fits = draw(
+        st.lists(st.integers(1, 5), min_size=len(lengths), max_size=len(lengths))
     )
+    if draw(st.booleans()):
+        fits.sort()
     parts = draw(st.integers(1, len(lengths) + 1))
     return np.array(lengths[::-1], dtype=np.float64), np.array(fits), parts
 
@@ -48,7 +50,7 @@ def test_the_padding_is_the_least_of_all_cuts(step):
     starts = np.cumsum(found) - found
     assert (found <= fits[starts]).all()
     assert float(found @ lengths[starts]) == min(costs)
-    assert most_held(fits).size <= parts
+    assert (np.diff(fits) < 0).any() or most_held(fits).size <= parts
 
 
 @given(
