@@ -220,10 +220,12 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         self._compare_allocator()
         ranks = _of_all_ranks(self.batch_sampler, self.rank, self.world_size)
         cutter = self._cutter.on_ranks(len(ranks.batches))
+        moved = Moved()
         self._ends.clear()
+        before = np.empty(0, dtype=np.int64)
         for batches, left in cutter.epoch(self._steps(ranks.batches)):
-            if left.size and self.accumulate is not None:
-                warn_of_moved(self.accumulate)
+            moved.warn(cutter, batches, before, left)
+            before = left
             ours = batches[ranks.ours :: len(ranks.batches)]
             for place, batch in enumerate(ours, 1):
                 self._ends.append(place == len(ours))
@@ -250,13 +252,36 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             yield np.array(examples), each
 
 
-def warn_of_moved(accumulate: int) -> None:
-    """Warn that a step's examples don't fit: the same each time, so that Python shows it once."""
-    warnings.warn(
-        f"a step's examples do not fit into {counted(accumulate, 'micro-batch')}, and some of them move to the next "
-        "step: a larger `accumulate` keeps each in its own",
-        stacklevel=3,
-    )
+class Moved:
+    """Warns of the steps of an epoch whose examples don't fit: of the first, and of each that needs a larger number."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._told = 0
+
+    def warn(
+        self,
+        cutter: Cutter,
+        batches: Sequence[Indices],
+        before: Indices,
+        left: Indices,
+    ) -> None:
+        """Take the micro-batches of the next step, on all ranks, and what was `left` of the step before and of it."""
+        self._step += 1
+        if not left.size:
+            return
+        examples = np.setdiff1d(np.concatenate((*batches, left)), before)
+        fewest = cutter.fewest(examples)
+        if fewest <= self._told:
+            return
+        self._told = fewest
+        each = len(batches) // cutter.world_size
+        warnings.warn(
+            f"step {self._step:,} of the epoch: its {counted(examples.size, 'example')} do not fit into "
+            f"{counted(each, 'micro-batch')} of each rank, and move to the next step in part: accumulate={fewest} is "
+            "the least that holds them",
+            stacklevel=3,
+        )
 
 
 def options_of(config: SamplerConfig | PackedConfig) -> dict[str, Any]:

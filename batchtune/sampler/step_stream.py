@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  #
 
 from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.sampler.arguments import OnRanks, check_function, checked_ranks
-from batchtune.sampler.same_step import cutter_of, options_of, warn_of_moved
+from batchtune.sampler.same_step import Moved, cutter_of, options_of
 
 
 class SameStepStream(OnRanks, IterableDataset[Any]):
@@ -77,13 +77,12 @@ class SameStepStream(OnRanks, IterableDataset[Any]):
         size = self._config.pool_size // self.world_size
         source = iter(self._examples)
         left: list[Any] = []
-        while step := list(islice(source, size)):
-            yield from self._micro_batches(left, step, size)
-        while left:
-            yield from self._micro_batches(left, [], size)
+        moved = Moved()
+        while (step := list(islice(source, size))) or left:
+            yield from self._micro_batches(left, step, size, moved)
 
     def _micro_batches(
-        self, left: list[Any], step: list[Any], size: int
+        self, left: list[Any], step: list[Any], size: int, moved: Moved
     ) -> Iterator[Any]:
         """Yield the micro-batches of a step and of `left`, which then holds what doesn't fit."""
         assert self._config.accumulate is not None
@@ -91,9 +90,8 @@ class SameStepStream(OnRanks, IterableDataset[Any]):
         examples = [*left, *step]
         lengths = np.array([self._length_of(example) for example in examples])
         cutter = cutter_of(lengths, **options_of(self._config))
-        batches, moved = cutter.cut(np.arange(len(examples)), each)
-        left[:] = [examples[index] for index in moved]
-        if left:
-            warn_of_moved(self._config.accumulate)
+        batches, rest = cutter.cut(np.arange(len(examples)), each)
+        moved.warn(cutter, batches, np.arange(len(left)), rest)
+        left[:] = [examples[index] for index in rest]
         for batch in batches:
             yield self._collate([examples[index] for index in batch])
