@@ -15,12 +15,7 @@ from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import batch_seconds
-from batchtune.epochs.same_step import (
-    StepCutter,
-    equal_parts,
-    micro_batches,
-    most_held,
-)
+from batchtune.epochs.same_step import StepCutter, micro_batches
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import IntArray, Lengths
@@ -230,15 +225,8 @@ def _fewest(
     lengths: Lengths, table: BucketTable, own: OwnSteps, settings: SweepSettings
 ) -> int:
     """Return the fewest micro-batches of a rank that each of many random steps fits into."""
-    values = lengths.values
-    fits = table.batch_sizes[table.assign(values)]
-    size = min(own.examples, values.size)
-    ranks = own.dealing.world_size
-    each = 1
-    for step in own.random(values.size, settings.seed):
-        ascending = np.sort(fits[step])
-        each = max(each, -(-most_held(ascending).size // ranks))
-        if settings.equal_counts:
-            while equal_parts(ascending, min(each * ranks, size)) is None:
-                each += 1
-    return each
+    cutter = StepCutter(
+        lengths.values, table, own.dealing.world_size, settings.equal_counts
+    )
+    steps = own.random(lengths.count, settings.seed)
+    return max(cutter.fewest(step) for step in steps)
