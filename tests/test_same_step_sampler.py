@@ -222,12 +222,12 @@ def test_a_stream_has_one_worker_and_steps_to_keep(tmp_path, monkeypatch):
         SameStepStream(path, [1], length_of=float)
 
 
-def test_the_step_whose_examples_do_not_fit_and_the_number_that_holds_them_are_told():
+def test_a_step_that_does_not_fit_is_named():
     """With that number, 4, no step warns."""
     sampler = SameStepBatchSampler(
         OWN["SeedableRandomSampler"](0, 1), LENGTHS, accumulate=2, **OPTIONS
     )
-    with pytest.warns(UserWarning, match="its 16 examples do not") as told:
+    with pytest.warns(UserWarning, match="does not fit into its") as told:
         held = [index for batch in sampler for index in batch]
     assert set(held) == set(range(COUNT))
     assert "accumulate=4 is the least" in str(told[-1].message)

@@ -63,19 +63,20 @@ class Cutter(ABC):
 
     def epoch(
         self, steps: Iterable[tuple[Indices, int | None]]
-    ) -> Iterator[tuple[list[Indices], Indices]]:
+    ) -> Iterator[tuple[list[Indices], int]]:
         """Yield the micro-batches of each step, from its examples and how many micro-batches each rank runs.
 
-        And the examples that don't fit, which move to the next step; after the last one, more micro-batches follow.
+        And how many would hold all of its examples, if some don't fit and move to the next step; else 0. After the last
+        step, more micro-batches follow.
         """
         left = np.empty(0, dtype=np.int64)
         each: int | None = 1
         for examples, each in steps:
             batches, left = self.cut(np.concatenate((left, examples)), each)
-            yield batches, left
+            yield batches, self.fewest(examples) if left.size else 0
         while left.size:
             batches, left = self.cut(left, each)
-            yield batches, left
+            yield batches, 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

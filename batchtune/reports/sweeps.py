@@ -36,6 +36,7 @@ from batchtune.reports.section import (
 from batchtune.results import (
     SAMPLER_FILE,
     Baseline,
+    LearningRate,
     LowerBound,
     Proof,
     Row,
@@ -113,7 +114,7 @@ def sweep_section(run: RunResults) -> Section:
                 verb="Keep" if row.keeps_examples else "Set",
             ),
             *facts,
-            *_support(sweep, row),
+            *_support(run, sweep, row),
             *times.accuracy(),
         ],
         brief=1 + len(facts),
@@ -225,7 +226,7 @@ def _proof_in_training(proof: Proof | None) -> str:
     return f"Proven in shuffled training: {ran}: no OOM{reserved}{earlier}."
 
 
-def _support(sweep: Sweep, row: Row) -> Iterator[str]:
+def _support(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
     """Say why the row is recommended, and how speed is traded for other things."""
     if sweep.reason:
         yield f"Why: {with_full_stop(sweep.reason)}"
@@ -242,8 +243,8 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
     hint = sweep.learning_rate
     if hint is not None:
         sizes += (
-            f"; a learning rate tuned for {hint.from_batch_size:.4g} ({hint.relative_to}) scales by {hint.linear:.2f} "
-            f"(linear) or {hint.square_root:.2f} (square root), as a hint"
+            f"; a learning rate tuned for {hint.from_batch_size:.4g} ({hint.relative_to}) scales by "
+            f"{_scaled(run, hint)}, as a hint"
         )
     yield f"{sizes}."
     if sweep.two_dimensional:
@@ -258,6 +259,18 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
             f"{best.num_buckets} buckets over both lengths, as NeMo takes them, would be {gain:.2f} times as fast as "
             "over the first alone, on one rank (sweep.json has the table)."
         )
+
+
+def _scaled(run: RunResults, hint: LearningRate) -> str:
+    """Return by how much a learning rate scales, with the script's optimizer if one of the two rules is for it."""
+    linear = f"{hint.linear:.2f} (linear, for SGD)"
+    square_root = f"{hint.square_root:.2f} (square root, for Adam, with beta2 to the power of {hint.linear:.2f})"
+    optimizers = ""
+    if run.probe is not None and run.probe.device.script is not None:
+        optimizers = " ".join(run.probe.device.script.optimizers)
+    if "Adam" in optimizers:
+        return square_root
+    return linear if "SGD" in optimizers else f"{linear} or {square_root}"
 
 
 def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:

@@ -32,7 +32,6 @@ from batchtune.sampler.arguments import (
     flag,
 )
 from batchtune.sampler.base import tuned_lengths, warn_of_other_lengths
-from batchtune.units import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -220,12 +219,11 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         self._compare_allocator()
         ranks = _of_all_ranks(self.batch_sampler, self.rank, self.world_size)
         cutter = self._cutter.on_ranks(len(ranks.batches))
-        moved = Moved()
+        told = 0
         self._ends.clear()
-        before = np.empty(0, dtype=np.int64)
-        for batches, left in cutter.epoch(self._steps(ranks.batches)):
-            moved.warn(cutter, batches, before, left)
-            before = left
+        steps = cutter.epoch(self._steps(ranks.batches))
+        for step, (batches, needed) in enumerate(steps, 1):
+            told = warn_of_moved(step, needed, told)
             ours = batches[ranks.ours :: len(ranks.batches)]
             for place, batch in enumerate(ours, 1):
                 self._ends.append(place == len(ours))
@@ -252,36 +250,15 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             yield np.array(examples), each
 
 
-class Moved:
-    """Warns of the steps of an epoch whose examples don't fit: of the first, and of each that needs a larger number."""
-
-    def __init__(self) -> None:
-        self._step = 0
-        self._told = 0
-
-    def warn(
-        self,
-        cutter: Cutter,
-        batches: Sequence[Indices],
-        before: Indices,
-        left: Indices,
-    ) -> None:
-        """Take the micro-batches of the next step, on all ranks, and what was `left` of the step before and of it."""
-        self._step += 1
-        if not left.size:
-            return
-        examples = np.setdiff1d(np.concatenate((*batches, left)), before)
-        fewest = cutter.fewest(examples)
-        if fewest <= self._told:
-            return
-        self._told = fewest
-        each = len(batches) // cutter.world_size
+def warn_of_moved(step: int, needed: int, told: int) -> int:
+    """Warn of a step that needs more micro-batches than the number `told` before; return the larger number."""
+    if needed > told:
         warnings.warn(
-            f"step {self._step:,} of the epoch: its {counted(examples.size, 'example')} do not fit into "
-            f"{counted(each, 'micro-batch')} of each rank, and move to the next step in part: accumulate={fewest} is "
-            "the least that holds them",
+            f"step {step:,} of the epoch does not fit into its micro-batches, and some examples move to the next "
+            f"step: accumulate={needed} is the least that holds them",
             stacklevel=3,
         )
+    return max(needed, told)
 
 
 def options_of(config: SamplerConfig | PackedConfig) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from batchtune.epochs.same_step import (
     StepCutter,
-    equal_parts,
     least_costly,
     most_held,
 )
@@ -105,23 +104,20 @@ def test_the_least_cost_pads_long_examples_less():
 def test_examples_that_do_not_fit_move_to_the_next_step():
     values = np.array([40.0, 40, 40, 30, 5, 5, 5, 5])
     cutter = StepCutter(values, TABLE)
-    (first, left), (second, _) = cutter.epoch([(np.arange(4), 1), (np.arange(4, 8), 2)])
-    assert left.tolist() == [2, 3]
+    (first, needed), (second, _) = cutter.epoch(
+        [(np.arange(4), 1), (np.arange(4, 8), 2)]
+    )
+    assert needed == 2
     assert [batch.tolist() for batch in first] == [[0, 1]]
     assert sorted(np.concatenate(second).tolist()) == [2, 3, 4, 5, 6, 7]
 
 
-def test_micro_batches_of_equal_counts():
-    assert equal_parts(np.array([4] * 10), 3).tolist() == [3, 3, 4]
-    assert equal_parts(np.array([3] * 10), 3) is None
-
-
 def test_sequences_that_do_not_fit_move_on():
     packer = StepPacker(np.array([6, 6, 5, 5, 5, 3]), Budget(max_tokens=10))
-    assert packer.fewest(np.arange(6)) == 4
-    (first, left), (second, _) = packer.epoch([(np.arange(6), 2), (np.arange(0), 2)])
-    assert [len(batch) for batch in (*first, left)] == [2, 1, 3]
-    assert sorted(np.concatenate(second).tolist()) == sorted(left.tolist())
+    (first, needed), (second, _) = packer.epoch([(np.arange(6), 2), (np.arange(0), 2)])
+    assert needed == 4
+    assert [len(batch) for batch in first] == [2, 1]
+    assert sorted(np.concatenate([*first, *second]).tolist()) == list(range(6))
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
