@@ -173,8 +173,12 @@ def same_step_rows(
     )
     boundaries = STRATEGIES["pooled"].boundaries(problem, [1])[0]
     table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
-    fewest = _fewest(pricing.lengths, table, own, settings)
-    cheapest = _cheapest(pricing, table, own, fewest, settings)
+    values = pricing.lengths.values
+    ranks = own.dealing.world_size
+    cutter = StepCutter(values, table, ranks, settings.equal_counts)
+    # That each of many random steps fits into.
+    fewest = max(map(cutter.fewest, own.random(values.size, settings.seed)))
+    cheapest = _cheapest(pricing, cutter, own, fewest)
     for accumulate in own.accumulations(fewest, settings.micro_batches, *cheapest):
         batching = Batching(
             table,
@@ -193,11 +197,7 @@ def same_step_rows(
 
 
 def _cheapest(
-    pricing: Pricing,
-    table: BucketTable,
-    own: OwnSteps,
-    fewest: int,
-    settings: SweepSettings,
+    pricing: Pricing, cutter: StepCutter, own: OwnSteps, fewest: int
 ) -> list[int]:
     """Return how many micro-batches of a rank take the least time, from the fewest to as many as now.
 
@@ -208,8 +208,7 @@ def _cheapest(
         return []
     batch_cost = batch_seconds(pricing.step_seconds, pricing.targets)
     values = pricing.lengths.values
-    cutter = StepCutter(values, table, own.dealing.world_size, settings.equal_counts)
-    steps = list(islice(own.random(values.size, settings.seed), _COMPARED))
+    steps = list(islice(own.random(values.size, pricing.seed), _COMPARED))
     most = max(own.dealing.accumulate, fewest)
     seconds: dict[int, float] = {}
     for number in np.geomspace(fewest, most, _NUMBERS).round().astype(int).tolist():
@@ -219,14 +218,3 @@ def _cheapest(
         seconds[number] = float(batch_cost(sizes, longest).sum())
     limit = min(seconds.values()) * (1 + TOLERANCE)
     return [max(number for number in seconds if seconds[number] <= limit)]
-
-
-def _fewest(
-    lengths: Lengths, table: BucketTable, own: OwnSteps, settings: SweepSettings
-) -> int:
-    """Return the fewest micro-batches of a rank that each of many random steps fits into."""
-    cutter = StepCutter(
-        lengths.values, table, own.dealing.world_size, settings.equal_counts
-    )
-    steps = own.random(lengths.count, settings.seed)
-    return max(cutter.fewest(step) for step in steps)

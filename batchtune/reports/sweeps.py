@@ -44,6 +44,7 @@ from batchtune.results import (
     cost_of,
     unproven_sizes,
 )
+from batchtune.results.devices import SAME_GRADIENT
 from batchtune.units import (
     counted,
     format_length,
@@ -102,17 +103,21 @@ def sweep_section(run: RunResults) -> Section:
         str(run.folder / SAMPLER_FILE),
         f"the config, for {_SAMPLERS[row.sampler]}",
     )
+    advice = headline(
+        _what_to_set(sweep, row),
+        row,
+        alternatives(sweep),
+        sweep,
+        timed=timed,
+        verb="Keep" if row.keeps_examples else "Set",
+    )
+    change = sweep.gradient_difference
+    if change is not None and change <= SAME_GRADIENT:
+        advice = f"{advice[:-1]}; the same training."
     return Section(
         title="Sweep",
         sentences=[
-            headline(
-                _what_to_set(sweep, row),
-                row,
-                alternatives(sweep),
-                sweep,
-                timed=timed,
-                verb="Keep" if row.keeps_examples else "Set",
-            ),
+            advice,
             *facts,
             *_support(run, sweep, row),
             *times.accuracy(),
