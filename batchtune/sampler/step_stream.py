@@ -81,7 +81,7 @@ class SameStepStream(OnRanks, IterableDataset[Any]):
         told = 0
         for number in count(1):
             step = list(islice(source, size))
-            if not step and not left:
+            if not (step or left):
                 return
             each = -(-(len(step) or size) * self._config.accumulate // size)
             examples = [*left, *step]
