@@ -148,6 +148,16 @@ def proven_probe(unit="s"):
     )
 
 
+SCRIPT = Script(
+    batches=["x: [B, L] float32"],
+    loader="Chats, 400 examples",
+    per_unit=1.0,
+    target_per_unit=None,
+    accumulation=1,
+    look_ahead=0,
+)
+
+
 def forced_probe():
     """As `proven_probe`, of a script whose own batches take more memory than those that were made."""
     probe = proven_probe()
@@ -161,15 +171,7 @@ def forced_probe():
         )
         for made in (990, 803)
     ]
-    script = Script(
-        batches=["x: [B, L] float32"],
-        loader="Chats, 400 examples",
-        per_unit=1.0,
-        target_per_unit=None,
-        accumulation=1,
-        look_ahead=0,
-        twins=twins,
-    )
+    script = msgspec.structs.replace(SCRIPT, twins=twins)
     device = msgspec.structs.replace(probe.device, script=script)
     return msgspec.structs.replace(probe, device=device)
 

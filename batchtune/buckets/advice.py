@@ -350,7 +350,8 @@ def learning_rate(
     Linear: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (arXiv:1706.02677), for
     SGD. Square root: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"
     (arXiv:1404.5997), which keeps the variance of the update; Malladi et al. 2022, "On the SDEs and Scaling Rules for
-    Adaptive Gradient Algorithms" (arXiv:2205.10287), derive it for Adam and RMSprop.
+    Adaptive Gradient Algorithms" (arXiv:2205.10287), derive it for Adam and RMSprop. Marek et al. 2025, "Small Batch
+    Size Training for Language Models" (arXiv:2507.07101), keep the half-life of Adam's beta2 in tokens.
     """
     relative_to = baseline.name
     before = float(baseline.batch_size)
@@ -365,6 +366,15 @@ def learning_rate(
         linear=ratio,
         square_root=math.sqrt(ratio),
     )
+
+
+def scaled_far(rate: LearningRate | None) -> Iterator[str]:
+    """Warn where steps have so many more examples than the user's own that no rule says what to train with."""
+    if rate is not None and rate.relative_to == "current" and rate.linear > 4:
+        yield (
+            f"a step has {rate.linear:.3g} times the examples of yours: beyond 4 times, rules for "
+            "the learning rate often fail. Compare the losses of short trainings, or keep your steps (--keep steps)"
+        )
 
 
 def kept_steps(min_steps: int | None, share: float) -> str:

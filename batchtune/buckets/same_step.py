@@ -15,12 +15,7 @@ from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import batch_seconds
-from batchtune.epochs.same_step import (
-    StepCutter,
-    equal_parts,
-    micro_batches,
-    most_held,
-)
+from batchtune.epochs.same_step import StepCutter, micro_batches
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import IntArray, Lengths
@@ -178,8 +173,12 @@ def same_step_rows(
     )
     boundaries = STRATEGIES["pooled"].boundaries(problem, [1])[0]
     table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
-    fewest = _fewest(pricing.lengths, table, own, settings)
-    cheapest = _cheapest(pricing, table, own, fewest, settings)
+    values = pricing.lengths.values
+    ranks = own.dealing.world_size
+    cutter = StepCutter(values, table, ranks, settings.equal_counts)
+    # That each of many random steps fits into.
+    fewest = max(map(cutter.fewest, own.random(values.size, settings.seed)))
+    cheapest = _cheapest(pricing, cutter, own, fewest)
     for accumulate in own.accumulations(fewest, settings.micro_batches, *cheapest):
         batching = Batching(
             table,
@@ -198,11 +197,7 @@ def same_step_rows(
 
 
 def _cheapest(
-    pricing: Pricing,
-    table: BucketTable,
-    own: OwnSteps,
-    fewest: int,
-    settings: SweepSettings,
+    pricing: Pricing, cutter: StepCutter, own: OwnSteps, fewest: int
 ) -> list[int]:
     """Return how many micro-batches of a rank take the least time, from the fewest to as many as now.
 
@@ -213,8 +208,7 @@ def _cheapest(
         return []
     batch_cost = batch_seconds(pricing.step_seconds, pricing.targets)
     values = pricing.lengths.values
-    cutter = StepCutter(values, table, own.dealing.world_size, settings.equal_counts)
-    steps = list(islice(own.random(values.size, settings.seed), _COMPARED))
+    steps = list(islice(own.random(values.size, pricing.seed), _COMPARED))
     most = max(own.dealing.accumulate, fewest)
     seconds: dict[int, float] = {}
     for number in np.geomspace(fewest, most, _NUMBERS).round().astype(int).tolist():
@@ -224,21 +218,3 @@ def _cheapest(
         seconds[number] = float(batch_cost(sizes, longest).sum())
     limit = min(seconds.values()) * (1 + TOLERANCE)
     return [max(number for number in seconds if seconds[number] <= limit)]
-
-
-def _fewest(
-    lengths: Lengths, table: BucketTable, own: OwnSteps, settings: SweepSettings
-) -> int:
-    """Return the fewest micro-batches of a rank that each of many random steps fits into."""
-    values = lengths.values
-    fits = table.batch_sizes[table.assign(values)]
-    size = min(own.examples, values.size)
-    ranks = own.dealing.world_size
-    each = 1
-    for step in own.random(values.size, settings.seed):
-        ascending = np.sort(fits[step])
-        each = max(each, -(-most_held(ascending).size // ranks))
-        if settings.equal_counts:
-            while equal_parts(ascending, min(each * ranks, size)) is None:
-                each += 1
-    return each

@@ -21,6 +21,7 @@ from batchtune.buckets.advice import (
     kept_steps,
     learning_rate,
     recommend,
+    scaled_far,
     too_few_examples,
     trade_off,
 )
@@ -417,6 +418,7 @@ def sweep(
     return structs.replace(
         swept,
         learning_rate=rate,
+        warnings=[*swept.warnings, *scaled_far(rate)],
         gradient_difference=change,
         buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
     )

@@ -63,19 +63,20 @@ class Cutter(ABC):
 
     def epoch(
         self, steps: Iterable[tuple[Indices, int | None]]
-    ) -> Iterator[tuple[list[Indices], Indices]]:
+    ) -> Iterator[tuple[list[Indices], int]]:
         """Yield the micro-batches of each step, from its examples and how many micro-batches each rank runs.
 
-        And the examples that don't fit, which move to the next step; after the last one, more micro-batches follow.
+        And how many would hold all of its examples, if some don't fit and move to the next step; else 0. After the last
+        step, more micro-batches follow.
         """
         left = np.empty(0, dtype=np.int64)
         each: int | None = 1
         for examples, each in steps:
             batches, left = self.cut(np.concatenate((left, examples)), each)
-            yield batches, left
+            yield batches, self.fewest(examples) if left.size else 0
         while left.size:
             batches, left = self.cut(left, each)
-            yield batches, left
+            yield batches, 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,16 +195,23 @@ def least_costly(costs: FloatArray, fits: IntArray, parts: int) -> IntArray | No
     least = np.full(room + count + 1, np.inf)
     least[room] = 0.0
     groups = list(_ends(costs, fits, least, room))
-    chosen = np.zeros((parts, count + 1), dtype=np.int64)
+    chosen = np.full((parts + 1, count + 1), room)
+    descends = (np.diff(fits) < 0).any()
     for part in range(parts):
         # The last group first: each needs the costs before it as they were.
         for group in groups:
-            sums = group.before + group.costs
+            if group.last <= part + 1:  # fewer examples than parts
+                continue
+            width = room
+            if not descends:
+                # With one part more, the last one up to a place is no larger.
+                width = chosen[part - 1, max(group.first, part) : group.last].max()
+            sums = group.before[:, -width:] + group.costs[:, -width:]
             columns = sums.argmin(axis=1)
             places = slice(group.first, group.last)
             chosen[part, places] = sums.shape[1] - columns
             least[room:][places] = sums[np.arange(columns.size), columns]
-        least[room] = np.inf
+        least[room : room + part + 1] = np.inf
     if least[-1] == np.inf:
         return None
     taken = []

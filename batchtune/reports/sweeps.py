@@ -36,6 +36,7 @@ from batchtune.reports.section import (
 from batchtune.results import (
     SAMPLER_FILE,
     Baseline,
+    LearningRate,
     LowerBound,
     Proof,
     Row,
@@ -43,6 +44,7 @@ from batchtune.results import (
     cost_of,
     unproven_sizes,
 )
+from batchtune.results.devices import SAME_GRADIENT
 from batchtune.units import (
     counted,
     format_length,
@@ -101,19 +103,23 @@ def sweep_section(run: RunResults) -> Section:
         str(run.folder / SAMPLER_FILE),
         f"the config, for {_SAMPLERS[row.sampler]}",
     )
+    advice = headline(
+        _what_to_set(sweep, row),
+        row,
+        alternatives(sweep),
+        sweep,
+        timed=timed,
+        verb="Keep" if row.keeps_examples else "Set",
+    )
+    change = sweep.gradient_difference
+    if change is not None and change <= SAME_GRADIENT:
+        advice = f"{advice[:-1]}; the same training."
     return Section(
         title="Sweep",
         sentences=[
-            headline(
-                _what_to_set(sweep, row),
-                row,
-                alternatives(sweep),
-                sweep,
-                timed=timed,
-                verb="Keep" if row.keeps_examples else "Set",
-            ),
+            advice,
             *facts,
-            *_support(sweep, row),
+            *_support(run, sweep, row),
             *times.accuracy(),
         ],
         brief=1 + len(facts),
@@ -225,7 +231,7 @@ def _proof_in_training(proof: Proof | None) -> str:
     return f"Proven in shuffled training: {ran}: no OOM{reserved}{earlier}."
 
 
-def _support(sweep: Sweep, row: Row) -> Iterator[str]:
+def _support(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
     """Say why the row is recommended, and how speed is traded for other things."""
     if sweep.reason:
         yield f"Why: {with_full_stop(sweep.reason)}"
@@ -242,8 +248,8 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
     hint = sweep.learning_rate
     if hint is not None:
         sizes += (
-            f"; a learning rate tuned for {hint.from_batch_size:.4g} ({hint.relative_to}) scales by {hint.linear:.2f} "
-            f"(linear) or {hint.square_root:.2f} (square root), as a hint"
+            f"; a learning rate tuned for {hint.from_batch_size:.4g} ({hint.relative_to}) scales by "
+            f"{_scaled(run, hint)}, as a hint"
         )
     yield f"{sizes}."
     if sweep.two_dimensional:
@@ -258,6 +264,18 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
             f"{best.num_buckets} buckets over both lengths, as NeMo takes them, would be {gain:.2f} times as fast as "
             "over the first alone, on one rank (sweep.json has the table)."
         )
+
+
+def _scaled(run: RunResults, hint: LearningRate) -> str:
+    """Return by how much a learning rate scales, with the script's optimizer if one of the two rules is for it."""
+    linear = f"{hint.linear:.2f} (linear, for SGD)"
+    square_root = f"{hint.square_root:.2f} (square root, for Adam, with beta2 to the power of {hint.linear:.2f})"
+    optimizers = ""
+    if run.probe is not None and run.probe.device.script is not None:
+        optimizers = " ".join(run.probe.device.script.optimizers)
+    if "Adam" in optimizers:
+        return square_root
+    return linear if "SGD" in optimizers else f"{linear} or {square_root}"
 
 
 def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:

@@ -131,6 +131,7 @@ class Script(Record, frozen=True, kw_only=True):
             The order of a stream is taken for random.
         own_batches: What its own batch sampler makes, if the manifest's rows are its examples, in other cases.
         gradient: How its loss depends on the cut of a step; None where a step is one batch, or if measured earlier.
+        optimizers: The classes of those that have stepped.
     """
 
     batches: list[str]
@@ -146,6 +147,7 @@ class Script(Record, frozen=True, kw_only=True):
     batch_size: Size | None = None
     own_batches: OwnBatches | None = None
     gradient: StepGradient | None = None
+    optimizers: list[str] = msgspec.field(default_factory=list)
 
     @property
     def why_unproven(self) -> str | None:

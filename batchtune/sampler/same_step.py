@@ -32,7 +32,6 @@ from batchtune.sampler.arguments import (
     flag,
 )
 from batchtune.sampler.base import tuned_lengths, warn_of_other_lengths
-from batchtune.units import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -220,10 +219,11 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         self._compare_allocator()
         ranks = _of_all_ranks(self.batch_sampler, self.rank, self.world_size)
         cutter = self._cutter.on_ranks(len(ranks.batches))
+        told = 0
         self._ends.clear()
-        for batches, left in cutter.epoch(self._steps(ranks.batches)):
-            if left.size and self.accumulate is not None:
-                warn_of_moved(self.accumulate)
+        steps = cutter.epoch(self._steps(ranks.batches))
+        for step, (batches, needed) in enumerate(steps, 1):
+            told = warn_of_moved(step, needed, told)
             ours = batches[ranks.ours :: len(ranks.batches)]
             for place, batch in enumerate(ours, 1):
                 self._ends.append(place == len(ours))
@@ -250,13 +250,15 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             yield np.array(examples), each
 
 
-def warn_of_moved(accumulate: int) -> None:
-    """Warn that a step's examples don't fit: the same each time, so that Python shows it once."""
-    warnings.warn(
-        f"a step's examples do not fit into {counted(accumulate, 'micro-batch')}, and some of them move to the next "
-        "step: a larger `accumulate` keeps each in its own",
-        stacklevel=3,
-    )
+def warn_of_moved(step: int, needed: int, told: int) -> int:
+    """Warn of a step that needs more micro-batches than the number `told` before; return the larger number."""
+    if needed > told:
+        warnings.warn(
+            f"step {step:,} of the epoch does not fit into its micro-batches, and some examples move to the next "
+            f"step: accumulate={needed} is the least that holds them",
+            stacklevel=3,
+        )
+    return max(needed, told)
 
 
 def options_of(config: SamplerConfig | PackedConfig) -> dict[str, Any]:

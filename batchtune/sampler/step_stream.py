@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -75,25 +75,22 @@ class SameStepStream(OnRanks, IterableDataset[Any]):
         self._compare_allocator()
         assert self._config.pool_size is not None
         size = self._config.pool_size // self.world_size
+        assert self._config.accumulate is not None
         source = iter(self._examples)
         left: list[Any] = []
-        while step := list(islice(source, size)):
-            yield from self._micro_batches(left, step, size)
-        while left:
-            yield from self._micro_batches(left, [], size)
-
-    def _micro_batches(
-        self, left: list[Any], step: list[Any], size: int
-    ) -> Iterator[Any]:
-        """Yield the micro-batches of a step and of `left`, which then holds what doesn't fit."""
-        assert self._config.accumulate is not None
-        each = -(-(len(step) or size) * self._config.accumulate // size)
-        examples = [*left, *step]
-        lengths = np.array([self._length_of(example) for example in examples])
-        cutter = cutter_of(lengths, **options_of(self._config))
-        batches, moved = cutter.cut(np.arange(len(examples)), each)
-        left[:] = [examples[index] for index in moved]
-        if left:
-            warn_of_moved(self._config.accumulate)
-        for batch in batches:
-            yield self._collate([examples[index] for index in batch])
+        told = 0
+        for number in count(1):
+            step = list(islice(source, size))
+            if not (step or left):
+                return
+            each = -(-(len(step) or size) * self._config.accumulate // size)
+            examples = [*left, *step]
+            lengths = np.array([self._length_of(example) for example in examples])
+            cutter = cutter_of(lengths, **options_of(self._config))
+            batches, moved = cutter.cut(np.arange(len(examples)), each)
+            if moved.size:
+                needed = cutter.fewest(np.arange(len(left), len(examples)))
+                told = warn_of_moved(number, needed, told)
+            left = [examples[index] for index in moved]
+            for batch in batches:
+                yield self._collate([examples[index] for index in batch])

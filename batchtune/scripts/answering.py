@@ -168,6 +168,7 @@ class ScriptWorker(RankWorker):
             packed=fed.packed,
             batch_size=random_batch_size(feed.loader),
             gradient=gradient,
+            optimizers=sorted(loop.optimizers),
         )
         if source.target_scale is not None:
             facts = replace(

@@ -68,6 +68,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.steps = 0  # of any optimizer
+        self.optimizers: set[str] = set()  # the classes of those that stepped
         self.feed: Feed | None = None  # the training loop's
         self.delivered: Counter[str] = Counter()  # batches, by loader
         self._feeds: list[weakref.ref[Feed]] = []
@@ -264,8 +265,9 @@ def _watch(loop: Loop) -> None:
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    def on_step(*_: Any) -> None:
+    def on_step(optimizer: Any, *_: Any) -> None:
         loop.steps += 1
+        loop.optimizers.add(type(optimizer).__name__)
 
     def on_forward(*_: Any) -> None:
         if loop.feeds:

@@ -186,7 +186,7 @@ class GivenBatches:
                 self._refuse(
                     f"its optimizer steps every {counted(min(wrong), 'batch')}, and {os.path.relpath(self._config)} "
                     f"cuts each step into {accumulate}. Start it with a gradient accumulation of {accumulate}",
-                    "Or tune it as it is started now.",
+                    "Or tune it as it is started now; if it steps by time, tokens or loss, with --keep steps.",
                 )
 
         register_optimizer_step_pre_hook(on_step)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from buckets.test_min_steps import PROBED
 from msgspec.structs import replace
-from report_records import proven_probe
+from report_records import SCRIPT, proven_probe
 
 from batchtune.buckets.current import read_current
 from batchtune.buckets.drift import drift
@@ -16,8 +16,6 @@ from batchtune.errors import UsageError
 from batchtune.exports.run_configs import sampler_config
 from batchtune.lengths import Lengths
 from batchtune.results import (
-    SamplerConfig,
-    Script,
     StepGradient,
     SweepSettings,
 )
@@ -26,15 +24,14 @@ from batchtune.verify.plan import VerifyPlan, VerifySettings
 DATA = Lengths.of(np.random.default_rng(0).lognormal(2, 0.8, 1000).clip(1, 60))
 
 
-def swept(current="batch_size=4", **settings):
+def swept(current="batch_size=4", costs=PROBED, **settings):
     settings["strategies"] = ("exponential",)
     chosen = SweepSettings(num_buckets=(12,), **settings)
-    return sweep(DATA, 240, chosen, PROBED, current and read_current(current))
+    return sweep(DATA, 240, chosen, costs, current and read_current(current))
 
 
 def recommended(found):
-    row = found.recommended_row
-    return row
+    return found.recommended_row
 
 
 def test_steps_of_several_micro_batches_keep_their_examples():
@@ -50,26 +47,12 @@ def test_steps_of_several_micro_batches_keep_their_examples():
 
 @pytest.mark.parametrize(("equal_counts", "difference"), [(False, 0.1), (True, 0.0)])
 def test_the_scripts_gradient_is_that_of_the_recommended_cut(equal_counts, difference):
-    script = Script(
-        batches=["x: [B, L] int64"],
-        loader="Texts, 3,000 examples",
-        per_unit=1.0,
-        target_per_unit=None,
-        accumulation=16,
-        look_ahead=0,
-        batch_size=4,
+    script = replace(
+        SCRIPT,
         gradient=StepGradient(again=0.0, any_counts=0.1, equal_counts=0.0),
     )
-    settings = SweepSettings(
-        strategies=("exponential",), num_buckets=(12,), equal_counts=equal_counts
-    )
-    found = sweep(
-        DATA,
-        240,
-        settings,
-        changed(PROBED, accumulate=16, script=script),
-        read_current("batch_size=4"),
-    )
+    costs = changed(PROBED, accumulate=16, script=script)
+    found = swept(costs=costs, equal_counts=equal_counts)
     assert recommended(found).keeps_examples
     assert found.gradient_difference == difference
 
@@ -91,13 +74,10 @@ def test_steps_are_cut_by_their_measured_times():
     def step_seconds(sizes, lengths, targets=None):
         return 0.01 + sizes * lengths * (1e-4 + 1e-4 * lengths)
 
-    rows = []
-    for costs in (PROBED, changed(PROBED, step_seconds=step_seconds)):
-        settings = SweepSettings(
-            strategies=("exponential",), num_buckets=(12,), accumulate=8
-        )
-        found = sweep(DATA, 240, settings, costs, read_current("batch_size=8"))
-        rows.append(recommended(found))
+    rows = [
+        recommended(swept("batch_size=8", costs, accumulate=8))
+        for costs in (PROBED, changed(PROBED, step_seconds=step_seconds))
+    ]
     assert rows[0].pair_cost is None
     assert rows[1].pair_cost == pytest.approx(1)
     assert rows[1].padded_length > rows[0].padded_length
@@ -116,7 +96,6 @@ def test_a_verification_runs_a_ranks_share_of_each_step(ranks):
     probe = proven_probe()
     probe = replace(probe, device=replace(probe.device, world_size=ranks))
     config = sampler_config(swept(world_size=ranks, accumulate=4))
-    assert isinstance(config, SamplerConfig)
     plan = VerifyPlan(
         lengths=DATA, config=config, settings=VerifySettings(), probe=probe
     )
@@ -140,7 +119,9 @@ def test_the_number_of_steps_is_kept_where_each_has_one_batch():
 
 def test_nothing_is_kept_where_nothing_is_known_or_asked_for():
     assert swept(None).settings["keep"] == "nothing"
-    assert recommended(swept(keep="nothing")).steps < 400
+    found = swept(keep="nothing")
+    assert recommended(found).steps < 400
+    assert "times the examples of yours" in found.warnings[-1]
 
 
 def test_other_lengths_make_a_cut_stale_by_what_it_pads():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_laws import LAWS, LawDevice, made_lengths
 from msgspec.structs import replace
-from report_records import forced_probe
+from report_records import SCRIPT
 
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
@@ -372,8 +372,7 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path):
     chosen = SweepSettings(strategies=("linear",), num_buckets=(10,))
 
     def with_accumulation(accumulation):
-        script = forced_probe().device.script
-        script = replace(script, accumulation=accumulation, batch_size=8, twins=[])
+        script = replace(SCRIPT, accumulation=accumulation, batch_size=8)
         of_script = replace(probe.device, script=script)
         write_result(tmp_path / PROBE_FILE, replace(probe, device=of_script))
         found = run_sweep(lengths, chosen, tmp_path)

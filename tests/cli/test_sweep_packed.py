@@ -7,7 +7,7 @@ import pytest
 from cli.conftest import flat, result_in, write_lengths
 from msgspec.structs import replace
 from packed_records import TIME_MODEL, packed_probe
-from report_records import forced_probe
+from report_records import SCRIPT
 from ruamel.yaml import YAML
 
 from batchtune import (
@@ -295,8 +295,7 @@ class TestOfAProbe:
         self, sweep, write_probe, tmp_path, accumulation, said
     ):
         probe = write_probe()
-        script = forced_probe().device.script
-        script = replace(script, batch_size=8, accumulation=accumulation)
+        script = replace(SCRIPT, batch_size=8, accumulation=accumulation)
         device = replace(probe.device, script=script)
         path = tmp_path / "batchtune-run" / "probe.json"
         write_result(path, replace(probe, device=device))

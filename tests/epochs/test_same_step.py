@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from batchtune.epochs.same_step import (
     StepCutter,
-    equal_parts,
     least_costly,
     most_held,
 )
@@ -24,9 +23,11 @@ TABLE = BucketTable.of([10, 20, 40], [8, 4, 2])
 def steps(draw):
     """Descending lengths, how many examples may begin there, and a number of micro-batches."""
     lengths = sorted(draw(st.lists(st.integers(1, 20), min_size=1, max_size=9)))
-    fits = sorted(
-        draw(st.lists(st.integers(1, 5), min_size=len(lengths), max_size=len(lengths)))
+    fits = draw(
+        st.lists(st.integers(1, 5), min_size=len(lengths), max_size=len(lengths))
     )
+    if draw(st.booleans()):
+        fits.sort()
     parts = draw(st.integers(1, len(lengths) + 1))
     return np.array(lengths[::-1], dtype=np.float64), np.array(fits), parts
 
@@ -48,7 +49,7 @@ def test_the_padding_is_the_least_of_all_cuts(step):
     starts = np.cumsum(found) - found
     assert (found <= fits[starts]).all()
     assert float(found @ lengths[starts]) == min(costs)
-    assert most_held(fits).size <= parts
+    assert (np.diff(fits) < 0).any() or most_held(fits).size <= parts
 
 
 @given(
@@ -103,23 +104,20 @@ def test_the_least_cost_pads_long_examples_less():
 def test_examples_that_do_not_fit_move_to_the_next_step():
     values = np.array([40.0, 40, 40, 30, 5, 5, 5, 5])
     cutter = StepCutter(values, TABLE)
-    (first, left), (second, _) = cutter.epoch([(np.arange(4), 1), (np.arange(4, 8), 2)])
-    assert left.tolist() == [2, 3]
+    (first, needed), (second, _) = cutter.epoch(
+        [(np.arange(4), 1), (np.arange(4, 8), 2)]
+    )
+    assert needed == 2
     assert [batch.tolist() for batch in first] == [[0, 1]]
     assert sorted(np.concatenate(second).tolist()) == [2, 3, 4, 5, 6, 7]
 
 
-def test_micro_batches_of_equal_counts():
-    assert equal_parts(np.array([4] * 10), 3).tolist() == [3, 3, 4]
-    assert equal_parts(np.array([3] * 10), 3) is None
-
-
 def test_sequences_that_do_not_fit_move_on():
     packer = StepPacker(np.array([6, 6, 5, 5, 5, 3]), Budget(max_tokens=10))
-    assert packer.fewest(np.arange(6)) == 4
-    (first, left), (second, _) = packer.epoch([(np.arange(6), 2), (np.arange(0), 2)])
-    assert [len(batch) for batch in (*first, left)] == [2, 1, 3]
-    assert sorted(np.concatenate(second).tolist()) == sorted(left.tolist())
+    (first, needed), (second, _) = packer.epoch([(np.arange(6), 2), (np.arange(0), 2)])
+    assert needed == 4
+    assert [len(batch) for batch in first] == [2, 1]
+    assert sorted(np.concatenate([*first, *second]).tolist()) == list(range(6))
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from report_records import (
+    SCRIPT,
     failed_verification,
     forced_probe,
     made_lengths,
@@ -345,6 +346,21 @@ def test_a_limit_other_than_the_measured_one_is_told(limit, words):
 )
 def test_sizes_that_are_not_proven_come_with_a_remedy(probe, remedy):
     assert remedy in warnings_of(probe=probe, sweep=partly_proven_sweep())[0]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule"),
+    [("AdamW", "by 1.27 (square root"), ("SGD", "by 1.61 (linear, for SGD), as a")],
+)
+def test_a_learning_rate_scales_as_the_optimizer_needs(optimizer, rule):
+    probe = made_probe()
+    script = replace(SCRIPT, optimizers=[optimizer])
+    run = with_results(
+        BOTH,
+        sweep=whole_sweep(),
+        probe=replace(probe, device=replace(probe.device, script=script)),
+    )
+    assert rule in str(build_page(run).sections[0].sentences)
 
 
 def test_sizes_are_not_proven_by_batches_unlike_a_scripts_own():

@@ -10,6 +10,7 @@ import torch
 from frames import Lengths, collate
 from made_devices import StillMeter
 from msgspec.structs import replace
+from report_records import SCRIPT
 from scripts.made_training import MadeScript, fed_by
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
@@ -30,7 +31,7 @@ from batchtune.probe.session import Session
 from batchtune.probe.supervisor import script_error
 from batchtune.probe.verdicts import merged
 from batchtune.processes.worker import Failed, WorkerLost, judged_end
-from batchtune.results import BatchShape, ProbedWith, Script
+from batchtune.results import BatchShape, ProbedWith
 from batchtune.scripts import answering, feeding, interposing
 from batchtune.scripts.answering import ScriptWorker
 from batchtune.scripts.feeding import Feed, Loop, Raised
@@ -367,19 +368,11 @@ def test_what_can_not_be_measured_is_refused(monkeypatch, asked, message):
 
 
 def test_ranks_that_learned_different_batches_are_refused():
-    script = Script(
-        batches=["x: [B, L, 16] float32"],
-        loader="Lengths, 400 examples",
-        per_unit=1.0,
-        target_per_unit=None,
-        accumulation=1,
-        look_ahead=0,
-    )
-    other = replace(script, batches=["x: [B, L, 16] float64"])
+    other = replace(SCRIPT, batches=["x: [B, L] float64"])
     device = StillMeter().device
     replies = {
         rank: Ready(device=replace(device, script=learned))
-        for rank, learned in enumerate((script, other))
+        for rank, learned in enumerate((SCRIPT, other))
     }
     request = Describe(
         script=ScriptRequest(command=[], scratch=""), options={}, output=""

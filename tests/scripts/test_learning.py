@@ -62,11 +62,6 @@ def test_made_batches_equal_collated_ones():
     assert sum(map(check_seed, range(3))) >= 18
 
 
-@pytest.mark.slow
-def test_made_batches_equal_collated_ones_for_many_seeds():
-    assert sum(map(check_seed, range(10))) >= 60
-
-
 def test_single_rows_and_few_batches_are_unclear():
     rows = [{"x": torch.ones(1, n), "y": torch.ones(1, n)} for n in range(50, 56)]
     with pytest.raises(Unclear, match="every batch has 1 rows"):

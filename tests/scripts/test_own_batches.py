@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
+from report_records import SCRIPT
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -19,7 +21,7 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.own_batches import counted
 from batchtune.lengths import Lengths
-from batchtune.results import Script, SweepSettings
+from batchtune.results import SweepSettings
 from batchtune.scripts import script_loaders
 from batchtune.scripts.script_loaders import write_own_batches
 
@@ -116,15 +118,7 @@ def test_other_batches_are_not_counted(tmp_path, monkeypatch, batches):
 def test_they_are_the_current_row_of_a_sweep(tmp_path):
     sampler = Buckets()
     own = own_batches(tmp_path, sampler)
-    script = Script(
-        batches=["x: [B, L]"],
-        loader="Unread, 400 examples",
-        per_unit=1.0,
-        target_per_unit=None,
-        accumulation=2,
-        look_ahead=0,
-        own_batches=own,
-    )
+    script = replace(SCRIPT, accumulation=2, own_batches=own)
 
     def step_seconds(sizes, lengths, *_):
         return 0.01 + sizes * lengths * 1e-4
@@ -132,11 +126,8 @@ def test_they_are_the_current_row_of_a_sweep(tmp_path):
     costs = Costs(step_seconds=step_seconds, accumulate=2)
     chosen = SweepSettings(strategies=("linear",), num_buckets=(8,))
     current = own_current(script)
-    assert current is not None
     for limit, fits in ((16 * 97, True), (15 * 97, False)):
-        found = sweep(
-            Lengths.of(VALUES), limit, chosen, costs, current=own_current(script)
-        )
+        found = sweep(Lengths.of(VALUES), limit, chosen, costs, current)
         row = found.current
         assert found.current_fits is fits
         assert (row.batches, row.steps, row.largest_batch_size) == (25, 13, 16)

@@ -104,7 +104,8 @@ def check_device(device, look_ahead):
     assert [rank.rank for rank in device.ranks] == [0, 1]
     script = device.script
     assert (script.loader, script.per_unit) == ("Lengths, 400 examples", 1.0)
-    assert (script.accumulation, script.look_ahead) == (2, look_ahead)
+    found = (script.accumulation, script.look_ahead, *script.optimizers)
+    assert found == (2, look_ahead, "SGD")
     assert len(script.twins) == 6
     assert all(abs(twin.difference) <= 0.02 for twin in script.twins)
 
