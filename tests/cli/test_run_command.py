@@ -17,6 +17,7 @@ from batchtune.cli.app import app
             "probe-oom --minutes 3 train.py",
             "batchtune probe-oom --minutes 3 -- train.py",
         ),
+        ("tune", "batchtune tune MANIFEST -- python train.py"),
         ("tune -- train.py", "Give it as in a shell: -- python train.py"),
         (
             "run -- no-such-program x",

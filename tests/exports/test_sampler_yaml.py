@@ -165,7 +165,7 @@ def test_what_is_no_sampler_file_is_refused_without_a_traceback(tmp_path, text):
 def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path):
     with pytest.raises(ResultError, match="does not exist") as caught:
         read_sampler_yaml(tmp_path / "sampler.yaml")
-    assert "sweep-buckets" in str(caught.value.hint)
+    assert "`batchtune tune` writes it" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

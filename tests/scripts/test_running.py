@@ -295,7 +295,10 @@ def test_the_exit_code_is_the_command_s(folder):
             "no-such-command can't be started",
             marks=pytest.mark.process,
         ),
-        (["train.csv", "--run", "none", "--", "true"], "sampler.yaml does not exist"),
+        (
+            ["train.csv", "--run", "none", "--", "true"],
+            "tune train.csv --run none -- true`",
+        ),
         (["short.csv", "--", "true"], "is of other lengths"),
         (["train.csv", "--run", "stream", "--", "true"], "BucketedStream.from_config"),
     ],
