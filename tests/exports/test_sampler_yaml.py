@@ -154,6 +154,7 @@ def test_pools_are_read_back(tmp_path):
         "[" * 150,
         "format: batchtune/sampler\nversion: !!python/object/apply:os.system ['true']\n",
         "--- 1\n--- 2\n",
+        "a: " + 1500 * "[",
         "\x00",
     ],
 )
