@@ -631,7 +631,7 @@ class ProbeOptions(WorkloadOptions):
         }
         if asked["workload"] is None:
             raise UsageError(
-                "no training step to measure: the unit of the lengths is unknown, so no built-in can be chosen",
+                "no training step to measure, and no built-in for lengths without a unit",
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
         asked["options"] = with_unit(asked["workload"], asked["options"], lengths.unit)

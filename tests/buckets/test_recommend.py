@@ -190,7 +190,7 @@ def test_pools_are_recommended_if_faster_and_as_random(found, expected):
 
 
 def test_examples_that_are_too_few_for_pools_are_said():
-    few = Lengths.of([1.0] * 300)
+    few = Lengths.of(range(1, 301))
     assert not list(too_few_examples(few, pools(9, 50, 0.4)))
     (said,) = too_few_examples(few, pools(9, 50, 0.6))
     assert said.startswith("300 examples are too few for pools of 50 examples: ")
