@@ -478,10 +478,10 @@ def limit_unit_hint(lengths: Lengths, max_batch_length: float) -> str | None:
     median = float(runs.values[runs.at(lengths.count // 2)])
     if max_batch_length >= median:
         return None
-    unit = "The unit of the lengths is not known"
+    doubt = "It may be in another unit"
     if lengths.unit is not None:
-        unit = f"The lengths are in {lengths.unit}"
+        doubt = f"Is it in another unit? The lengths are in {lengths.unit}"
     return (
         f"max_batch_length {format_length(max_batch_length, lengths.unit)} is shorter than the median example "
-        f"({format_length(median, lengths.unit)}). Is it in another unit? {unit}"
+        f"({format_length(median, lengths.unit)}). {doubt}"
     )

@@ -382,10 +382,8 @@ def current_batching(current: Current, lengths: Lengths) -> Batching:
     try:
         return current.settings.batching(lengths)
     except ValueError as error:
-        raise current.wrong(
-            f"the settings make no bucket table: {error}",
-            "Fix them, or leave --current out.",
-        ) from error
+        hint = "Give others, or leave --current out."
+        raise current.wrong(str(error), hint) from error
 
 
 def table_holding_all(

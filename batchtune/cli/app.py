@@ -14,6 +14,7 @@ import sys
 from functools import cache
 from importlib import import_module
 from itertools import zip_longest
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -89,6 +90,11 @@ class Command(TyperCommand):
                 source = f" (from {variable})" if variable else ""
                 message = f"{parameter.opts[0]}: {error.message}{source}"
                 raise UsageError(message) from None
+            if self._takes_a_command and getattr(parameter, "name", "") == "manifest":
+                raise UsageError(
+                    "neither a MANIFEST nor the command of a script is given",
+                    f"Write one of them, or both: batchtune {self.name} MANIFEST -- python train.py",
+                ) from None
             if variable:
                 value = shortened(os.environ[variable])
                 error.message += f", got {value} from {variable}"
@@ -154,7 +160,13 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         settings.show_environment(ctx)
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            kept = ""
+            if self.name in ("tune", "probe-oom") and _holds_trials(ctx.params["run"]):
+                kept = " All measurements are kept: the same command continues there."
+            raise KeyboardInterrupt(kept) from None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line, without the braces that newer releases of typer put in: `MANIFEST...`."""
@@ -195,6 +207,13 @@ class Command(TyperCommand):
         formatter.write_text(
             "`batchtune --help` lists the exit codes, and says how to set options by environment variables."
         )
+
+
+def _holds_trials(run: str) -> bool:
+    from batchtune.results import TRIALS_FILE
+
+    journal = Path(run, TRIALS_FILE)
+    return journal.exists() and journal.stat().st_size > 0
 
 
 def _with_wait(args: list[str]) -> list[str]:
@@ -257,11 +276,8 @@ class Commands(TyperGroup):
                 raise
             _report(error)
             raise typer.Exit(getattr(error, "exit_code", 1)) from None
-        except KeyboardInterrupt:
-            kept = ""
-            if ctx.invoked_subcommand in ("tune", "probe-oom"):
-                kept = " All measurements are kept: the same command continues there."
-            console.note(f"Interrupted.{kept}")
+        except KeyboardInterrupt as interrupt:
+            console.note(f"Interrupted.{interrupt}")
             raise typer.Exit(130) from None
 
 

@@ -293,9 +293,10 @@ class ManifestOptions:
     @property
     def in_words(self) -> str:
         """The manifest and how to read it, as a part of a command line; a word for it if it was read from a pipe."""
-        if "-" in self.manifest:
+        manifest = self.manifest or []  # a script's own lengths
+        if "-" in manifest:
             return "MANIFEST"
-        words = [shlex.join(self.manifest)]
+        words = [shlex.join(manifest)]
         for name, value in self.read_options().record().flags.items():
             words.append(f"{name} {value}".strip())
         return " ".join(words)
@@ -630,7 +631,7 @@ class ProbeOptions(WorkloadOptions):
         }
         if asked["workload"] is None:
             raise UsageError(
-                "no training step to measure: the unit of the lengths is unknown, so no built-in can be chosen",
+                "no training step to measure, and no built-in for lengths without a unit",
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
         asked["options"] = with_unit(asked["workload"], asked["options"], lengths.unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -149,7 +150,8 @@ def run(
             "no command to run",
             "Put it at the end of the line: batchtune run MANIFEST -- python train.py",
         )
-    stored, measured = _lengths_of_script(source, run)
+    words = script_words(command)
+    stored, measured = _lengths_of_script(source, run, words)
     variables = _allocator_variables(measured, run / SAMPLER_FILE)
     variables |= _heap_variables(run)
     # In the run folder, which the other nodes of a cluster see too.
@@ -162,9 +164,7 @@ def run(
             "force": force,
             "recorder": {"run": str(run.absolute())},
         }
-        code = run_to_the_end(
-            script_words(command), {**environment(options), **variables}
-        )
+        code = run_to_the_end(words, {**environment(options), **variables})
         if code == 0 and not (scratch / GIVEN_FILE).exists():
             console.note(
                 "Warning: nothing was changed: no PyTorch DataLoader of "
@@ -208,7 +208,7 @@ def _heap_variables(folder: Path) -> dict[str, str]:
 
 
 def _lengths_of_script(
-    source: ManifestOptions, folder: Path
+    source: ManifestOptions, folder: Path, words: list[str]
 ) -> tuple[StreamLengths, str | None]:
     """Read the lengths that a run folder's sampler.yaml is for, in their order, and the allocator that it needs.
 
@@ -225,7 +225,8 @@ def _lengths_of_script(
             f"{folder} is the run of a stream, which can't be given to a script",
             STREAM_LINES.format(run=folder),
         )
-    config = read_any_sampler_yaml(path)
+    how = f"tune {source.in_words} --run {shlex.quote(str(folder))} -- {shlex.join(words)}"
+    config = read_any_sampler_yaml(path, " ".join(how.split()))
     if not source.manifest:
         source = replace(source, manifest=[str(folder / OWN_LENGTHS_FILE)])
     stored = source.load_stream(quiet=True, as_in=folder)

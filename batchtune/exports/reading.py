@@ -41,13 +41,15 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
     return config
 
 
-def read_any_sampler_yaml(path: Path) -> SamplerConfig | PackedConfig:
-    """Read and check a `sampler.yaml`; raises ResultError as `_read_config` does."""
+def read_any_sampler_yaml(
+    path: Path, command: str = "tune"
+) -> SamplerConfig | PackedConfig:
+    """Read and check a `sampler.yaml`, which `command` writes; raises ResultError as `_read_config` does."""
     config: SamplerConfig | PackedConfig = _read_config(
         path,
         SamplerConfig,
         SAMPLER_FILE,
-        "sweep-buckets",
+        command,
         _check_sampler,
         {"packed": PackedConfig, "same-step-packed": PackedConfig},
     )

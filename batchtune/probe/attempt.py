@@ -161,14 +161,14 @@ class Attempt:
         limit = self.meter.device.limit_bytes
         started = time.monotonic()
         gc.collect()
-        in_use = [self.meter.in_use()]
+        in_use = [self.meter.allocated()]
         while self.agree(
             len(in_use) <= _LEAKING_STEPS
             and time.monotonic() - started < _WATCH_SECONDS
         ):
             self._step(batch)
             gc.collect()
-            in_use.append(self.meter.in_use())
+            in_use.append(self.meter.allocated())
             if not self.agree(grows(in_use[-2:], limit)):
                 return
         if len(in_use) <= _FEWEST_LEAKING_STEPS or not grows(in_use, limit):

@@ -133,7 +133,7 @@ def test_a_built_in_workload_knows_the_unit():
             600,
             "600 ms is shorter than the median example (12,000 ms). Is it in another unit? The lengths",
         ),
-        (1000, None, 600, "The unit of the lengths is not known"),
+        (1000, None, 600, "It may be in another unit"),
         (1, "s", 20, None),
     ],
 )

@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from report_records import made_row, made_sweep
 
-from batchtune.buckets.advice import recommend, trade_off
+from batchtune.buckets.advice import recommend, too_few_examples, trade_off
+from batchtune.lengths import Lengths
 
 
 def row(
@@ -188,6 +189,13 @@ def test_pools_are_recommended_if_faster_and_as_random(found, expected):
     assert (chosen.row, chosen.portable) == (expected, 0)
 
 
+def test_examples_that_are_too_few_for_pools_are_said():
+    few = Lengths.of(range(1, 301))
+    assert not list(too_few_examples(few, pools(9, 50, 0.4)))
+    (said,) = too_few_examples(few, pools(9, 50, 0.6))
+    assert said.startswith("300 examples are too few for pools of 50 examples: ")
+
+
 def test_times_that_do_not_compare_leave_the_choice_to_batches():
     rows = [row(900, seconds=200.0), row(1000, seconds=100.0)]
     chosen = [recommend(rows, fixed(2000), timed=timed) for timed in (True, False)]
@@ -223,12 +231,8 @@ def test_pools_need_no_more_randomness_than_is_asked_for():
 
 
 def test_with_few_shapes_no_pools_are_recommended():
-    assert (
-        recommend(
-            [TABLE, pools(900, 5000, 0.01, 50.0)], fixed(2000), few_shapes=True
-        ).row
-        == 0
-    )
+    rows = [TABLE, pools(900, 5000, 0.01)]
+    assert recommend(rows, fixed(2000), few_shapes=True).row == 0
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path):
     probed_with = ProbeSettings(workload="made", options={}, device="cuda")
     hooks = ProbeHooks(measurer=device)
     probe = run_probe(lengths, probed_with, tmp_path, hooks=hooks)
-    chosen = SweepSettings(strategies=("linear",), num_buckets=(10,))
+    chosen = SweepSettings(strategies=("linear",), num_buckets=(10,), min_steps=75)
 
     def with_accumulation(accumulation):
         script = replace(SCRIPT, accumulation=accumulation, batch_size=8)
@@ -378,6 +378,7 @@ def test_a_script_is_compared_with_its_own_batch_size(tmp_path):
         found = run_sweep(lengths, chosen, tmp_path)
         assert found.current.batches == 250
         assert found.current.steps == 250 / accumulation
+        assert found.rows[0].steps >= 75
         return found.current.estimated_epoch_seconds
 
     # A step of a trial trains on all batches of an optimizer step.

@@ -63,11 +63,6 @@ def test_a_command_without_training_is_told_apart(succeed, capfd):
     [
         ([], "no command to record"),
         (["--"], "no command follows --"),
-        pytest.param(
-            ["--", "no-such-program"],
-            "no-such-program can't be started",
-            marks=pytest.mark.process,
-        ),
     ],
 )
 def test_a_command_that_is_none_is_an_error(batchtune, words, message):

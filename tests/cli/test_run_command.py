@@ -17,9 +17,10 @@ from batchtune.cli.app import app
             "probe-oom --minutes 3 train.py",
             "batchtune probe-oom --minutes 3 -- train.py",
         ),
+        ("tune", "batchtune tune MANIFEST -- python train.py"),
         ("tune -- train.py", "Give it as in a shell: -- python train.py"),
         (
-            "run -- no-such-program x",
+            "record -- no-such-program x",
             "no-such-program can't be started: no program has this name",
         ),
     ],

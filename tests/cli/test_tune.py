@@ -91,6 +91,8 @@ def test_interrupted_and_started_again_it_repeats_no_trial(
 ):
     arguments = ["probe-oom", manifest, "--device", LAW, "--run", "cut"]
     journal = tmp_path / "cut" / "trials.jsonl"
+    plan(interrupted_at(0))
+    assert batchtune(*arguments, code=130).stderr.endswith("Interrupted.\n")
     plan(interrupted_at(3))
     ran = batchtune(*arguments, code=130)
     assert "Interrupted. All measurements are kept" in ran.stderr

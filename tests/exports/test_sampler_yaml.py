@@ -154,6 +154,7 @@ def test_pools_are_read_back(tmp_path):
         "[" * 150,
         "format: batchtune/sampler\nversion: !!python/object/apply:os.system ['true']\n",
         "--- 1\n--- 2\n",
+        "a: " + 1500 * "[",
         "\x00",
     ],
 )
@@ -165,7 +166,7 @@ def test_what_is_no_sampler_file_is_refused_without_a_traceback(tmp_path, text):
 def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path):
     with pytest.raises(ResultError, match="does not exist") as caught:
         read_sampler_yaml(tmp_path / "sampler.yaml")
-    assert "sweep-buckets" in str(caught.value.hint)
+    assert "`batchtune tune` writes it" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,9 @@ FORMATS = {
 }
 
 
+COMPRESSED = pytest.mark.parametrize(
+    "compress", [bytes, gzip.compress], ids=["plain", "gzip"]
+)
 NAMES = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
     min_size=1,
@@ -109,7 +112,7 @@ def write(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+@COMPRESSED
 @given(
     contents=st.dictionaries(NAMES, st.integers(0, 1500), max_size=12),
     form=st.sampled_from(list(FORMATS)),
@@ -194,7 +197,7 @@ def test_a_member_that_is_cut_is_named_with_its_bytes(write):
 
 
 @pytest.mark.parametrize("size", [b"7" * 11 + b"\0", b"\x80" + b"\xff" * 11])
-@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+@COMPRESSED
 def test_a_size_that_lies_is_an_error_and_takes_no_memory(write, size, compress):
     for kind in (b"0", b"\0", b"7", b"V", b"S"):
         path = write(compress(header(b"a.wav", size, kind) + bytes(4000)))
@@ -227,7 +230,7 @@ def test_a_hole_behind_the_end_is_not_read(write, monkeypatch):
     assert sum(read) < 4 << 20
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+@COMPRESSED
 def test_payloads_are_read_at_any_place(write, compress):
     chance = random.Random(5)
     sizes = (0, 10, 70_000, 9_000_000, 7)

@@ -456,3 +456,12 @@ def test_on_the_cpu_memory_that_nothing_touches_counts():
     sizes = [96, 64, 96]  # a smaller peak after a larger one shows too
     assert [peak_mib(new_memory(size, touched=False)) for size in sizes] == sizes
     assert peak_mib(nullcontext()) == 0
+
+
+def test_on_the_cpu_holes_of_the_heap_are_not_allocated():
+    meter = open_meter("cpu", None, 1.0, None)
+    blocks = [bytes(4000) for _ in range(20_000)]
+    before = meter.allocated()
+    del blocks[::2]
+    assert meter.in_use() - meter.allocated() > 32 * MIB
+    assert before - meter.allocated() > 32 * MIB

@@ -107,6 +107,12 @@ def trained_with(fail, *, catches=False):
     return train
 
 
+def measured(monkeypatch, train):
+    """A script with this loop and small batches, whose own steps are over."""
+    small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
+    return MadeScript(monkeypatch, train, small).measured()
+
+
 @pytest.mark.parametrize(
     ("fail", "catches", "outcome", "error"),
     [
@@ -120,8 +126,7 @@ def trained_with(fail, *, catches=False):
 )
 def test_a_failure_is_that_of_its_batch(monkeypatch, fail, catches, outcome, error):
     train = trained_with(fail, catches=catches)
-    small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
-    loop = MadeScript(monkeypatch, train, small).measured()
+    loop = measured(monkeypatch, train)
     worker = worker_of(loop)
     worker._session = Session(fed_by(loop), StillMeter())
     worker._training = TrainingCheck()
@@ -149,8 +154,7 @@ def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(monkeypatch, noting)
                     break
             loop.steps += 1
 
-    small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
-    loop = MadeScript(monkeypatch, train, small).measured()
+    loop = measured(monkeypatch, train)
     worker = worker_of(loop)
     worker._session = Session(fed_by(loop), StillMeter())
     ran = worker.answer(RunTrial(shape=LARGE, noting=noting))
@@ -169,9 +173,8 @@ def test_a_step_that_a_script_skips_ran_out_of_memory(monkeypatch, goes_on):
 
     meter = StillMeter()
     monkeypatch.setattr(meter, "retries_and_ooms", lambda: (0, len(ooms)))
-    small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
     train = trained_with(run_out, catches=True)
-    loop = MadeScript(monkeypatch, train, small).measured()
+    loop = measured(monkeypatch, train)
     worker = worker_of(loop)
     worker._goes_on = goes_on
     worker._session = Session(fed_by(loop, meter=meter), meter)

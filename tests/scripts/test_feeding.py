@@ -38,6 +38,13 @@ def check_growth(small, large, frames):
     assert 4 * 256 < growth / frames < 4 * (5 * 256 + 16)
 
 
+def measured(supervisor, *shapes):
+    """The trials of these shapes, in turn."""
+    return [
+        supervisor.measure(shape, index).trial for index, shape in enumerate(shapes)
+    ]
+
+
 def supervise_script(variant):
     return supervise(sys.executable, str(SCRIPT), variant)
 
@@ -57,10 +64,7 @@ def test_a_script_trains_on_the_wanted_shapes_until_it_fails(working_folder):
     supervisor._note = notes.append
     with supervisor:
         device = supervisor.start()
-        small, large, failed = (
-            supervisor.measure(shape, index).trial
-            for index, shape in enumerate((SMALL, LARGE, TOO_LARGE))
-        )
+        small, large, failed = measured(supervisor, SMALL, LARGE, TOO_LARGE)
     outcomes = [trial.outcome for trial in (small, large, failed)]
     assert outcomes == ["ok", "ok", "oom"]
     # One process serves all of them.
@@ -86,10 +90,7 @@ def test_a_script_that_packs_trains_on_rows_of_sequences():
     with supervisor:
         device = supervisor.start()
         assert supervisor.packed
-        small, large = (
-            supervisor.measure(BatchShape.packed(row), index).trial
-            for index, row in enumerate(rows)
-        )
+        small, large = measured(supervisor, *map(BatchShape.packed, rows))
     assert (small.outcome, large.outcome) == ("ok", "ok")
     assert small.sequences == [(99, 1), (61, 1), (20, 1)]
     check_growth(small, large, sum(rows[1]) - sum(rows[0]))
@@ -107,10 +108,7 @@ def test_an_oom_is_known_that_mp_spawn_catches():
     script = str(SCRIPT.with_name("spawning_script.py"))
     with supervise(sys.executable, script, "oom", "2") as supervisor:
         supervisor.start()
-        before, failed = (
-            supervisor.measure(shape, index).trial
-            for index, shape in enumerate((SMALL, TOO_LARGE))
-        )
+        before, failed = measured(supervisor, SMALL, TOO_LARGE)
     assert (before.outcome, failed.outcome) == ("ok", "oom")
     caught = "caught by the script, which then ended: RuntimeError"
     assert caught in (failed.error or "")
@@ -120,10 +118,7 @@ def test_an_oom_is_known_that_mp_spawn_catches():
 def test_an_oom_swallowed_after_the_first_step_is_known():
     with supervise_script("swallowed") as supervisor:
         supervisor.start()
-        failed, after = (
-            supervisor.measure(shape, index).trial
-            for index, shape in enumerate((TOO_LARGE, SMALL))
-        )
+        failed, after = measured(supervisor, TOO_LARGE, SMALL)
     assert (failed.outcome, failed.steps, after.outcome) == ("oom", 1, "ok")
     assert (failed.worker, after.worker) == (2, 3)
 
@@ -132,10 +127,7 @@ def test_an_oom_swallowed_after_the_first_step_is_known():
 def test_after_a_script_was_killed_it_starts_anew():
     with supervise_script("killed") as supervisor:
         supervisor.start()
-        before, failed, after = (
-            supervisor.measure(shape, index).trial
-            for index, shape in enumerate((SMALL, TOO_LARGE, SMALL))
-        )
+        before, failed, after = measured(supervisor, SMALL, TOO_LARGE, SMALL)
     assert "killed by SIGKILL" in (failed.error or "")
     assert (before.outcome, failed.outcome, after.outcome) == ("ok", "crash", "ok")
     assert (before.worker, failed.worker, after.worker) == (1, 1, 2)
@@ -167,15 +159,6 @@ def test_a_script_that_ends_before_it_trains_says_why():
     ):
         supervisor.start()
     assert "EOFError" in (raised.value.traceback or "")
-
-
-@pytest.mark.process
-def test_a_command_that_is_not_there_is_named():
-    with (
-        supervise("no-such-program") as supervisor,
-        pytest.raises(WorkloadError, match="no-such-program can't be started"),
-    ):
-        supervisor.start()
 
 
 def test_lengths_are_sent_in_ascending_order():

@@ -59,18 +59,17 @@ def test_the_tokens_of_a_hugging_face_data_set_are_counted():
 
 
 @pytest.mark.parametrize(
-    "attributes",
+    "data",
     [
-        {"lengths": [3, 1]},
-        {"rows": [{"duration": "1"}] * 2},
-        {"rows": [{"text": "a"}, {"text": "1"}, {"text": None}]},
+        Examples(lengths=[3, 1]),
+        Examples(rows=[{"duration": "1"}] * 2),
+        Examples(rows=[{"text": "a"}, {"text": "1"}, {"text": None}]),
+        Stream(),
     ],
 )
-def test_without_numbers_for_each_example_it_is_an_error(attributes):
+def test_without_numbers_for_each_example_it_is_an_error(data):
     with pytest.raises(WorkloadError, match="the lengths are unknown"):
-        columns(**attributes)
-    with pytest.raises(WorkloadError, match="the lengths are unknown"):
-        own_table(Stream(), lambda: None, 60.0)
+        own_table(data, lambda: None, 60.0)
 
 
 # What the examples show

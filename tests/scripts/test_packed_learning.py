@@ -66,21 +66,24 @@ def shifted(batch):
     }
 
 
+def numbers_of(rows):
+    numbers = [torch.full((len(row),), number) for number, row in enumerate(rows)]
+    return torch.cat(numbers)
+
+
 def each_to_multiple_of_8(batch):
     """As context parallelism needs it."""
     rows = [torch.nn.functional.pad(row, (0, -len(row) % 8)) for row in rows_of(batch)]
-    numbers = [torch.full((len(row),), number) for number, row in enumerate(rows)]
-    return {"ids": torch.cat(rows), "document_ids": torch.cat(numbers)}
+    return {"ids": torch.cat(rows), "document_ids": numbers_of(rows)}
 
 
 def with_mask(batch):
     """Each sequence sees itself alone; its label follows none of the lengths."""
     rows = rows_of(batch)
-    numbers = [torch.full((len(row),), number) for number, row in enumerate(rows)]
     return {
         "mask": torch.block_diag(*[torch.ones(len(row), len(row)) for row in rows]),
         "ids": torch.cat(rows),
-        "seq_idx": torch.cat(numbers),
+        "seq_idx": numbers_of(rows),
         "count": len(rows),
         "labels": torch.zeros(len(rows), dtype=torch.long),
     }

@@ -63,6 +63,10 @@ RULES_OF = {
 }
 
 
+def step(workload, name):
+    workload.step(workload.make_batch(SHAPES[name][1]))
+
+
 @pytest.mark.parametrize("name", BUILTINS)
 class TestConformance:
     def test_no_option_can_name_code_or_a_path(self, name):
@@ -84,7 +88,7 @@ class TestConformance:
     @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor"])
     def test_a_step_gives_every_parameter_its_optimizer_state(self, name, optimizer):
         workload = built(name, optimizer=optimizer)
-        workload.step(workload.make_batch(SHAPES[name][1]))
+        step(workload, name)
         assert len(workload.optimizer.state) == len(list(workload.model.parameters()))
 
     @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -94,7 +98,7 @@ class TestConformance:
     ):
         workload = built(name, dtype=dtype, checkpoint=checkpoint)
         before = parameters_of(workload)
-        workload.step(workload.make_batch(SHAPES[name][1]))
+        step(workload, name)
         after = parameters_of(workload)
         assert torch.isfinite(after).all() and not torch.equal(before, after)
 
@@ -105,14 +109,14 @@ class TestConformance:
         )
         for workload in (plain, checkpointed):
             torch.manual_seed(1)
-            workload.step(workload.make_batch(SHAPES[name][1]))
+            step(workload, name)
         torch.testing.assert_close(gradients_of(checkpointed), gradients_of(plain))
 
     def test_the_same_seed_gives_the_same_parameters_after_a_step(self, name):
         outcomes = []
         for _ in range(2):
             workload = built(name, seed=3)
-            workload.step(workload.make_batch(SHAPES[name][1]))
+            step(workload, name)
             outcomes.append(parameters_of(workload))
         torch.testing.assert_close(outcomes[0], outcomes[1])
 
@@ -237,7 +241,7 @@ def test_ranks_train_together(name, parallel):
     expected = "FSDP" if parallel == "fsdp2" else "DistributedDataParallel"
     assert type(workload.model).__name__.startswith(expected)
     before = norms_of(workload)
-    workload.step(workload.make_batch(SHAPES[name][1]))
+    step(workload, name)
     assert norms_of(workload) != before
 
 

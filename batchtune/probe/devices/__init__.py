@@ -120,6 +120,10 @@ class Meter(ABC):
     def in_use(self) -> int:
         """Return the bytes in use now."""
 
+    def allocated(self) -> int:
+        """Return the same without free memory that the allocator can't give back, as far as that is known."""
+        return self.in_use()
+
     def reserved(self) -> int | None:
         """Return the most bytes the allocator held since the reset, with its cache; None if it has no cache."""
         return None

@@ -201,6 +201,10 @@ class CpuMeter(Meter):
         """Return the bytes of the process's data."""
         return _status()["VmData"]
 
+    def allocated(self) -> int:
+        """Return the bytes of the process's data without the heap's holes: a GRU's steps leave some MiB more each."""
+        return self.in_use() - _free_in_heap()
+
     def surroundings(self) -> dict[str, Any]:
         """Return how many processors other programs used since the last call, on average, if Linux can tell."""
         before = self._seconds
@@ -273,6 +277,23 @@ def _trimmed_gap() -> int:
     # Without pages of files (0 before Linux 4.5): libraries are loaded while the first steps run, and would hide holes.
     files = status.get("RssFile", 0) + status.get("RssShmem", 0)
     return status["VmData"] - status["VmRSS"] + files
+
+
+class _HeapInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = (("counts", ctypes.c_size_t * 10),)
+
+
+def _free_in_heap() -> int:
+    """Return the free bytes of the heap; 0 where glibc doesn't tell them (before 2.33)."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0
+    mallinfo.restype = _HeapInfo
+    free: int = mallinfo().counts[8]
+    return free
 
 
 def _cpu_name() -> str:
