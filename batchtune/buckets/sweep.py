@@ -403,6 +403,8 @@ def sweep(
     )
     if current is not None:
         swept = _with_current(swept, current, lengths, pricing, limits, fitting, priced)
+        if costs.unfinished and not swept.current_fits:
+            swept = structs.replace(swept, current_fits=None)
         if recommended is not None and keeps_current(
             swept, recommended, timed=timed and swept.has_times
         ):

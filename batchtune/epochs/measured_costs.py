@@ -229,6 +229,7 @@ class Costs:
         world_size: Number of ranks that trained together.
         accumulate: How many batches an optimizer step trains on; `step_seconds` is the time of one of them.
         max_batch_size: The most examples that were tried in a batch; None: as many as the data has.
+        unfinished: Whether larger batches may fit, which a probe had no time to try.
         warnings: Why the times may be wrong, each with its remedy.
         frontier: Lengths → the largest batch size that fits, at least 1.
         continued_frontier: The same, also beyond the longest length, where batches are padded further.
@@ -248,6 +249,7 @@ class Costs:
     world_size: int = 1
     accumulate: int = 1
     max_batch_size: int | None = None
+    unfinished: bool = False
     warnings: tuple[str, ...] = ()
     joint_frontier: JointSizes | None = None
     proven: SizeFunction | None = None
@@ -270,6 +272,7 @@ def costs_of(probe: Probe) -> Costs:
         world_size=probe.device.world_size,
         max_batch_size=probe.settings.get("max_batch_size"),
         accumulate=probe.device.accumulation,
+        unfinished=probe.unfinished,
         script=probe.device.script,
     )
     if probe.packed is not None:

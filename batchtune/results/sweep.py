@@ -189,7 +189,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     Attributes:
         current: The user's own settings, as a row; None if unknown.
         current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length without a
-            probe; None without such a row.
+            probe; None without such a row, or where an unfinished probe tried nothing of that size.
         current_settings: Those settings, and their `source`.
         recommended_table: Index of the best bucket table, for frameworks without pools; None if there is none.
         trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.

@@ -123,11 +123,16 @@ def test_they_are_the_current_row_of_a_sweep(tmp_path):
     def step_seconds(sizes, lengths, *_):
         return 0.01 + sizes * lengths * 1e-4
 
-    costs = Costs(step_seconds=step_seconds, accumulate=2)
+    measured = Costs(step_seconds=step_seconds, accumulate=2)
+    unfinished = Costs(step_seconds=step_seconds, accumulate=2, unfinished=True)
     chosen = SweepSettings(strategies=("linear",), num_buckets=(8,))
     current = own_current(script)
-    for limit, fits in ((16 * 97, True), (15 * 97, False)):
-        found = sweep(Lengths.of(VALUES), limit, chosen, costs, current)
+    for longest, costs, fits in (
+        (16, measured, True),
+        (15, measured, False),
+        (15, unfinished, None),
+    ):
+        found = sweep(Lengths.of(VALUES), longest * 97, chosen, costs, current)
         row = found.current
         assert found.current_fits is fits
         assert (row.batches, row.steps, row.largest_batch_size) == (25, 13, 16)
