@@ -61,6 +61,8 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
+        # Modules begin with a collection of their own; few more are needed, which imports would call for by hundreds.
+        gc.set_threshold(100_000)
         if torch := sys.modules.get("torch"):
             # More wait for each other, and spin meanwhile where other programs run.
             torch.set_num_threads(1)

@@ -1,7 +1,5 @@
 """A made device for packed batches: its memory is a formula of the sequences, exact or with noise."""
 
-from collections.abc import Callable
-
 import numpy as np
 from memory_laws import (
     BASE_BYTES,
@@ -16,9 +14,6 @@ from batchtune.lengths import Lengths
 from batchtune.probe.compositions import COMPOSITIONS, Compositions
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape
-
-Memory = Callable[[BatchShape], float]
-"""Packed batch -> the bytes that it takes beyond those in use between steps."""
 
 TOKENS = made_lengths("tokens", count=4_000)
 SENTENCES = Lengths.of((made_lengths("sentences", count=8_000).values * 60).round())

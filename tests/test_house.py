@@ -195,13 +195,26 @@ def test_all_but_measuring_runs_without_torch_and_extras(tmp_path):
     assert "Traceback" not in said
 
 
+def loaded_by(code):
+    """The modules that are loaded where this has run."""
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import sys, {code}; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout.split()
+
+
+@pytest.mark.process
+def test_packing_workloads_and_reports_need_no_slow_library():
+    loaded = loaded_by("batchtune.workloads, batchtune.reports; batchtune.pack([1], 2)")
+    assert not set(loaded) & {"torch", "jinja2", "rich", "pandas", "ruamel.yaml"}
+
+
 @pytest.mark.process
 def test_training_imports_little_of_batchtune():
-    code = "import sys, batchtune; batchtune.BucketBatchSampler; print(*sys.modules)"
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    loaded = ran.stdout.split()
+    loaded = loaded_by("batchtune; batchtune.BucketBatchSampler")
     modules = [name for name in loaded if name.startswith("batchtune.")]
     assert len(modules) < 30
     own = {name.split(".")[1] for name in modules}

@@ -109,10 +109,10 @@ class StepCutter(Cutter):
         costs = values * (1 + (self.pair_cost or 0.0) * values)
         sizes = self._sizes(costs, fits, parts)
         ends = np.cumsum(sizes)
-        batches = np.split(examples, ends)
-        left = batches.pop()
-        order = dealt(costs[ends - sizes] * sizes, self.world_size)
-        return [batches[place] for place in order.tolist()], left
+        starts = ends - sizes
+        order = dealt(costs[starts] * sizes, self.world_size)
+        batches = [examples[starts[place] : ends[place]] for place in order]
+        return batches, examples[sizes.sum() :]
 
     def buckets(self, batches: Sequence[Indices]) -> IntArray:
         """Return the buckets of the longest examples."""
@@ -163,6 +163,10 @@ def most_held(fits: IntArray, parts: int | None = None) -> IntArray:
         sizes.append(int(min(fits[place], fits.size - place)))
         place += sizes[-1]
     return np.array(sizes, dtype=np.int64)
+
+
+# To compare so many batches takes no longer than to tell which don't fit.
+_FEW = 8192
 
 
 class _Ends(NamedTuple):
@@ -225,7 +229,7 @@ def least_costly(costs: FloatArray, fits: IntArray, parts: int) -> IntArray | No
 def _ends(
     costs: FloatArray, fits: IntArray, least: FloatArray, room: int
 ) -> Iterator[_Ends]:
-    """Yield all places from the last group on; a group's largest batches differ by three times at most in size.
+    """Yield all places from the last group on; of many, a group's largest batches differ by three times at most.
 
     So few batches are compared that don't fit: the longest examples make small ones.
     """
@@ -236,18 +240,20 @@ def _ends(
     last = costs.size + 1
     while last > 1:
         width = int(largest[: last - 1].max())
-        first = 1 + int(np.argmax(largest > width // 3))
+        first = 1
+        if last * width > _FEW:
+            first += int(np.argmax(largest > width // 3))
         sizes = np.arange(width, 0, -1)
         begins = np.arange(first, last)[:, np.newaxis] - sizes
         held = np.maximum(begins, 0)
         fit = (begins >= 0) & (sizes <= fits[held])
-        windows = np.lib.stride_tricks.sliding_window_view(least, width)
-        yield _Ends(
-            first,
-            last,
-            np.where(fit, sizes * costs[held], np.inf),
-            windows[room + first - width : room + last - width],
+        before: FloatArray = np.ndarray(
+            begins.shape,
+            buffer=least,
+            offset=(room + first - width) * least.itemsize,
+            strides=2 * least.strides,
         )
+        yield _Ends(first, last, np.where(fit, sizes * costs[held], np.inf), before)
         last = first
 
 

@@ -7,8 +7,6 @@ room for such a process, so what it has proven fits here.
 An OOM ends an epoch, as it ends a training; a search goes on after one.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json
@@ -18,7 +16,6 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -33,7 +30,6 @@ from batchtune.probe.failures import error_verdict
 from batchtune.probe.session import drain_autograd
 from batchtune.probe.settings import ProbeSettings
 
-Reply = dict[str, Any]
 Step = tuple[float, int, float]
 # A failure that leaves more than this part of the limit in use costs the worker of a search.
 HELD_SHARE = 0.002

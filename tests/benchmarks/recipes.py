@@ -28,8 +28,6 @@ before the rounds. `recipes.py summarise` prints the table and the goals, writes
 the picture beside it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -99,6 +99,13 @@ def test_sound_settings_are_not_warned_of(settings):
     assert warnings_of(settings) == []
 
 
+def assert_says(hint, told):
+    if told is None:
+        assert hint is None
+    else:
+        assert told in hint
+
+
 @pytest.mark.parametrize(
     ("times", "unit", "told"),
     [
@@ -110,18 +117,13 @@ def test_sound_settings_are_not_warned_of(settings):
     ],
 )
 def test_lengths_expected_in_seconds_get_a_conversion_hint(times, unit, told):
-    hint = workload_unit_hint(Lengths.of(times * SECONDS, unit=unit), "train.py:MyStep")
-    assert (hint is None) == (told is None)
-    assert told is None or told in (hint or "")
+    lengths = Lengths.of(times * SECONDS, unit=unit)
+    assert_says(workload_unit_hint(lengths, "train.py:MyStep"), told)
 
 
 def test_a_built_in_workload_knows_the_unit():
-    assert (
-        workload_unit_hint(
-            Lengths.of(1000 * SECONDS, unit="ms"), "builtin:conformer-ctc"
-        )
-        is None
-    )
+    lengths = Lengths.of(1000 * SECONDS, unit="ms")
+    assert workload_unit_hint(lengths, "builtin:conformer-ctc") is None
 
 
 @pytest.mark.parametrize(
@@ -138,9 +140,8 @@ def test_a_built_in_workload_knows_the_unit():
     ],
 )
 def test_a_limit_below_the_median_may_be_in_another_unit(times, unit, limit, told):
-    hint = limit_unit_hint(Lengths.of(times * SECONDS, unit=unit), limit)
-    assert (hint is None) == (told is None)
-    assert told is None or told in (hint or "")
+    lengths = Lengths.of(times * SECONDS, unit=unit)
+    assert_says(limit_unit_hint(lengths, limit), told)
 
 
 def test_a_sweep_says_first_that_the_unit_may_be_wrong():

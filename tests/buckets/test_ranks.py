@@ -27,8 +27,7 @@ def estimated(lengths, table, dealing):
         step_seconds=step_seconds,
         dealing=dealing,
     )
-    time = pricing.of_table("made", "length", 1, table).time
-    return time
+    return pricing.of_table("made", "length", 1, table).time
 
 
 def really_dealt(table, dealing):

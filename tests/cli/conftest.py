@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 from batchtune.cli.app import app
 from batchtune.probe.devices.law import MadeDevice
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"
 FAULTY = f"{Path(__file__).parents[1] / 'probe' / 'faulty_workload.py'}"
 STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
@@ -81,8 +79,7 @@ def flat(text):
 def result_in(folder, name="sweep"):
     """A result of the run in this folder."""
     path = folder / "batchtune-run" / f"{name}.json"
-    found = json.loads(path.read_text())
-    return found
+    return json.loads(path.read_text())
 
 
 def run_here(*arguments, env=None):

@@ -40,8 +40,7 @@ def sweep(succeed, text, tmp_path):
 
 
 def recommended(packing):
-    row = packing["rows"][packing["recommended"]]
-    return row
+    return packing["rows"][packing["recommended"]]
 
 
 def test_packers_are_compared_and_the_config_runs(

@@ -39,8 +39,6 @@ DRAWINGS = st.builds(
     epoch=st.integers(0, 9),
 )
 
-Batches = list[list[int]]
-
 
 def batches_of_all_ranks(lengths, batching, dealing, drawing):
     """Returns an epoch's cut, and each rank's batches."""

@@ -78,8 +78,7 @@ def fitted(
     targets=None,
     **more,
 ):
-    model = fit_cost(sizes, lengths, costs, targets, **more)
-    return model
+    return fit_cost(sizes, lengths, costs, targets, **more)
 
 
 def law_of(name):

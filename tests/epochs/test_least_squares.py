@@ -1,7 +1,5 @@
 """Least squares with coefficients of at least 0, against SciPy's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

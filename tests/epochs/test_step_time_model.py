@@ -39,8 +39,7 @@ def off_by(*rows, spread=0.0):
 
 
 def fitted(trials):
-    times = StepTimes.fit(trials)
-    return times
+    return StepTimes.fit(trials)
 
 
 def correction(times, size, length):

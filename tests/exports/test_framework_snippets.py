@@ -42,8 +42,7 @@ def stacked(examples):
 
 
 def loss_of(model, batch):
-    loss = model(**batch)["loss"]
-    return loss
+    return model(**batch)["loss"]
 
 
 @pytest.fixture(scope="module")

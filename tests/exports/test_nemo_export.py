@@ -73,8 +73,7 @@ def render(result):
 
 
 def train_ds(text):
-    settings = YAML(typ="safe", pure=True).load(text)["model"]["train_ds"]
-    return settings
+    return YAML(typ="safe", pure=True).load(text)["model"]["train_ds"]
 
 
 def two_dimensional(text):

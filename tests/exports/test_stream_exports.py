@@ -263,10 +263,14 @@ def shar(tmp_path_factory):
     return write_shar(tmp_path_factory.mktemp("shar"), SAMPLES.tolist())
 
 
+def nominal_epochs(shar):
+    names = snippet("lhotse-shar", swept())
+    return names["epochs"](names["train_loader"](shar, Places(), num_workers=2))
+
+
 @pytest.mark.process
 def test_lhotse_shar_gives_nominal_epochs(shar):
-    names = snippet("lhotse-shar", swept())
-    epochs = names["epochs"](names["train_loader"](shar, Places(), num_workers=2))
+    epochs = nominal_epochs(shar)
     found = [list(next(epochs)) for _ in range(6)]
     assert [len(epoch) for epoch in found] == [12] * 6
     assert all(fits(batch, swept()) for epoch in found for batch in epoch)
@@ -278,8 +282,7 @@ def test_lhotse_shar_gives_nominal_epochs(shar):
 @pytest.mark.process
 def test_lhotse_shar_goes_on_after_a_longer_cut(tmp_path):
     shar = write_shar(tmp_path, [*SAMPLES.tolist(), 500])
-    names = snippet("lhotse-shar", swept())
-    epochs = names["epochs"](names["train_loader"](shar, Places(), num_workers=2))
+    epochs = nominal_epochs(shar)
     seen = {key for _ in range(3) for batch in next(epochs) for key in batch}
     assert seen == set(range(SAMPLES.size))
 

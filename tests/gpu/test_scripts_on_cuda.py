@@ -1,17 +1,13 @@
 """A training script on a CUDA device: measured by torch's allocator, under its limit."""
 
 import sys
-from pathlib import Path
 
 from gpu.on_cuda import MIB
+from scripts.test_feeding import LENGTHS, SCRIPT
 
-from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape
-
-SCRIPT = Path(__file__).parents[1] / "scripts" / "small_script.py"
-LENGTHS = Lengths.of([20 + 37 * index % 80 for index in range(40)], unit="frames")
 
 
 def test_a_script_is_measured_and_limited_on_its_device(tmp_path, monkeypatch):

@@ -64,30 +64,39 @@ class RangeServer:
                 self.sent += size
 
 
+class Handler(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True  # a body would wait 40 ms behind its header
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def served(handler):
+    """Answer requests to a free port of the loopback interface with a handler: the server's URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        # By default `shutdown` waits half a second.
+        thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @contextmanager
 def serving(folder):
-    """Serve a folder on a free port of the loopback interface."""
+    """Serve a folder."""
     files = RangeServer(folder)
 
-    class Handler(BaseHTTPRequestHandler):
-        disable_nagle_algorithm = True  # a body would wait 40 ms behind its header
-        protocol_version = "HTTP/1.1"
-
+    class OfFiles(Handler):
         def do_GET(self):
             files.answer(self)
 
         do_HEAD = do_GET
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        files.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield files
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(OfFiles) as files.url:
+        yield files

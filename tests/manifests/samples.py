@@ -16,8 +16,6 @@ import pyarrow.parquet
 
 SAMPLE_RATE = 16_000
 
-Member = tuple[str, bytes]
-
 
 def shard(members, form=tarfile.PAX_FORMAT):
     """A tar archive of files."""

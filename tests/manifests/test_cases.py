@@ -14,8 +14,6 @@ from manifests.samples import wav
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths
 
-Content = str | bytes
-
 
 def lines(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)

@@ -3,9 +3,9 @@
 import gzip
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from manifests.range_server import Handler, served
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import load_lengths, storage, web
@@ -24,10 +24,7 @@ def server_of(answer):
     """Serve files of 64 MiB, of which GET is answered so: the URL of one, and what is set when an answer broke off."""
     broke_off = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        disable_nagle_algorithm = True  # a body would wait 40 ms behind its header
-        protocol_version = "HTTP/1.1"
-
+    class Answering(Handler):
         def do_HEAD(self):
             self.send_response(200)
             self.send_header("Content-Length", str(SIZE))
@@ -40,19 +37,9 @@ def server_of(answer):
                 broke_off.set()
             self.close_connection = True
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/a", broke_off
-        finally:
-            server.shutdown()
-            thread.join()
-            _filesystem.cache_clear()
+    with served(Answering) as url:
+        yield f"{url}/a", broke_off
+    _filesystem.cache_clear()
 
 
 def begin(handler, status, **headers):
@@ -95,7 +82,7 @@ def no_range(handler):
 
 def expands(handler):
     asked = handler.headers["Range"].removeprefix("bytes=")
-    body = gzip.compress(bytes(SIZE))
+    body = gzip.compress(bytes(SIZE), 1)
     begin(
         handler,
         206,

@@ -1,8 +1,5 @@
 """Packing: the cap, the packers' rules, ranks, and what is refused."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -311,9 +308,3 @@ def test_bad_arguments_are_told(lengths, options, message):
 def test_a_bad_time_law_is_told(coefficients, message):
     with pytest.raises(ValueError, match=message):
         TimeLaw(**coefficients)
-
-
-@pytest.mark.process
-def test_packing_needs_no_torch():
-    code = "import sys, batchtune; batchtune.pack([1, 2], 2); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

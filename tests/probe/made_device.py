@@ -1,14 +1,11 @@
 """A made device for searches: its memory is a formula, exact and noise-free, and the truth is found by trying."""
 
-from collections.abc import Callable
-
 from made_trials import altered
 
 from batchtune.probe.devices.law import Coefficients, MadeDevice, failed
 from batchtune.results import BatchShape
 
 MOST_TRIALS_EVER = 400
-Peak = Callable[[BatchShape], float]
 
 
 def quadratic_peak(constant=1e9, linear=2e6, quadratic=5e3):

@@ -5,13 +5,6 @@ the same for all that are compared is given: the lengths, what the data can fill
 enough.
 """
 
-from collections.abc import Callable
-
-Fits = Callable[[int, float], bool]
-"""(batch size, length) → whether a batch of that shape fits: one trial."""
-Cap = Callable[[float], int]
-"""length → the largest batch size that is worth trying."""
-
 
 def each_length_anew(fits, lengths, cap, tolerance):
     """For each length by itself: from 2 doubled until it fails, then bisected between the last two.

@@ -1,7 +1,5 @@
 """What every format of a report must do; a new one in the registry is held to it too."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import msgspec
@@ -146,16 +144,3 @@ def test_every_run_is_shown_with_what_matters_most(name):
 @pytest.mark.parametrize("name", [name for name in RUNS if "expandable" in name])
 def test_what_training_needs_is_among_the_first_lines(name):
     assert sum(line.startswith(TRAIN_WITH) for line in build_page(RUNS[name]).lead) == 1
-
-
-@pytest.mark.process
-def test_reports_start_without_the_libraries_that_render_them():
-    slow = {"torch", "jinja2", "rich", "pandas", "ruamel.yaml"}
-    code = f"import sys, batchtune.reports; print(sorted({slow} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "[]\n"

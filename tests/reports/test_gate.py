@@ -23,8 +23,7 @@ SWEEP = made_sweep()
 
 
 def with_row(**changes):
-    sweep = changed(SWEEP, **changes)
-    return sweep
+    return changed(SWEEP, **changes)
 
 
 def verdict_of(rule, evidence):

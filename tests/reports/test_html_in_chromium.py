@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -107,9 +106,6 @@ class Opened:
 
     def count(self, selector):
         return self.page.locator(selector).count()
-
-
-Open = Callable[..., AbstractContextManager[Opened]]
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ from itertools import islice
 
 import torch
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-
 
 def batches(count, start=0):
     """Batches whose lengths tell them apart: of 2 examples, 10 + number long, with targets of 3."""

@@ -107,10 +107,13 @@ def trained_with(fail, *, catches=False):
     return train
 
 
-def measured(monkeypatch, train):
-    """A script with this loop and small batches, whose own steps are over."""
+def with_session(monkeypatch, train, meter=None):
+    """The worker of a script that trains so, in the middle of its steps."""
     small = loader_of([(4, 60)] * 10, batch_size=None, collate_fn=None)
-    return MadeScript(monkeypatch, train, small).measured()
+    loop = MadeScript(monkeypatch, train, small).measured()
+    worker = worker_of(loop)
+    worker._session = Session(fed_by(loop, meter=meter), meter or StillMeter())
+    return worker
 
 
 @pytest.mark.parametrize(
@@ -125,10 +128,7 @@ def measured(monkeypatch, train):
     ids=["raised", "caught", "caught at its end", "a bug", "its end"],
 )
 def test_a_failure_is_that_of_its_batch(monkeypatch, fail, catches, outcome, error):
-    train = trained_with(fail, catches=catches)
-    loop = measured(monkeypatch, train)
-    worker = worker_of(loop)
-    worker._session = Session(fed_by(loop), StillMeter())
+    worker = with_session(monkeypatch, trained_with(fail, catches=catches))
     worker._training = TrainingCheck()
     before, failed = (worker.answer(RunTrial(shape=shape)) for shape in (SMALL, LARGE))
     assert isinstance(before, Ran) and isinstance(failed, Ran)
@@ -154,9 +154,7 @@ def test_an_oom_swallowed_in_a_later_step_is_known_if_noted(monkeypatch, noting)
                     break
             loop.steps += 1
 
-    loop = measured(monkeypatch, train)
-    worker = worker_of(loop)
-    worker._session = Session(fed_by(loop), StillMeter())
+    worker = with_session(monkeypatch, train)
     ran = worker.answer(RunTrial(shape=LARGE, noting=noting))
     assert isinstance(ran, Ran)
     assert ran.trial.outcome == ("oom" if noting else "error")
@@ -174,10 +172,8 @@ def test_a_step_that_a_script_skips_ran_out_of_memory(monkeypatch, goes_on):
     meter = StillMeter()
     monkeypatch.setattr(meter, "retries_and_ooms", lambda: (0, len(ooms)))
     train = trained_with(run_out, catches=True)
-    loop = measured(monkeypatch, train)
-    worker = worker_of(loop)
+    worker = with_session(monkeypatch, train, meter)
     worker._goes_on = goes_on
-    worker._session = Session(fed_by(loop, meter=meter), meter)
     failed, after = (
         worker.answer(RunTrial(shape=shape, single=True)) for shape in (LARGE, SMALL)
     )

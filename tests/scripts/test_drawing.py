@@ -149,8 +149,7 @@ def numbers_of(drawn, *shape):
     """The examples of a batch of this shape, which it has."""
     batch = drawn.make(BatchShape(*shape))
     assert batch["x"].shape == shape[:2]
-    numbers = batch["x"][:, 0].tolist()
-    return numbers
+    return batch["x"][:, 0].tolist()
 
 
 def test_the_longest_is_drawn_with_the_target_and_padding():

@@ -91,8 +91,7 @@ def with_mask(batch):
 
 def flattening(**options):
     transformers = pytest.importorskip("transformers")
-    collate = transformers.DataCollatorWithFlattening(**options)
-    return collate
+    return transformers.DataCollatorWithFlattening(**options)
 
 
 FLATTENING = [
