@@ -440,10 +440,14 @@ class Filled(Fed):
             self._time_filler()
 
     def _time_filler(self) -> None:
-        self._meter.synchronize()
+        def step() -> None:
+            self._train(lambda: copy.copy(self._filler))
+            self._meter.synchronize()
+
+        for _ in range(math.ceil(self.stale / self._accumulation)):
+            step()  # what the loop holds is trained on first
         started = time.perf_counter()
-        self._train(lambda: copy.copy(self._filler))
-        self._meter.synchronize()
+        step()
         self._seconds.append(time.perf_counter() - started)
 
     @property
