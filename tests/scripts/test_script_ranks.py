@@ -205,7 +205,7 @@ def test_ranks_are_tuned_and_proven(together, tmp_path):
     words = ["tune", f"--memory={base_bytes + (20 << 20)}B", "--memory-fraction=1"]
     # With more buckets, 400 examples need more batches.
     words += ["--num-lengths=3", "--max-lengths=3", "--num-buckets=2:4"]
-    words += ["--tolerance=0.1"]
+    words += ["--tolerance=0.1", "--keep=nothing"]
     ran = run_in(tmp_path, *words, "--", *TORCHRUN, "--nproc-per-node=2", *ACCELERATED)
     assert ran.returncode == 0, ran.stderr
     assert "the script's own data set (Lengths, 400 examples)" in ran.stderr
