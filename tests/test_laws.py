@@ -232,6 +232,15 @@ def searched(device, **changed):
     return search_to_the_end(search, device)
 
 
+def test_a_search_does_not_creep_where_memory_grows_less_and_less():
+    """Where failures are dear: peaks lead up to the limit, and each shows that an example takes less."""
+    law = Law(lambda b, u, t: (b * u) ** 0.2)
+    lengths = made_lengths("speech", count=3000)
+    trials = searched(LawDevice(law, lengths, fitting=225**0.2))
+    longest = [trial for trial in trials if trial.length == lengths.longest]
+    assert len(longest) <= 13  # and 18 in single steps
+
+
 class CachingDevice(LawDevice):
     """Its allocator reserves whole segments, and a twelfth more than the tensors take.
 

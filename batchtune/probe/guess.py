@@ -10,6 +10,10 @@ from batchtune.probe.knowledge import Knowledge
 
 # Where the model is far off, a size that is proven is run first if it is at least the guess divided by this.
 _NEAR = 1.25
+# Sizes from this part of the largest on lie close to it.
+_CLOSE = 0.9
+# Their peaks tell how memory grows if they differ by so many margins.
+_TELLING = 4
 # Where failures are dear, more than one for so many lengths make the search aim lower.
 _FEW_FAILURES = 3
 
@@ -68,13 +72,30 @@ def _up_by_peaks(known: Knowledge, bracket: Bracket, guess: int) -> int:
     if not bracket.peaks and bracket.implied_low and known.fit.is_misfit:
         return min(guess, bracket.implied_low)
     if len(bracket.peaks) != 1:
-        return guess
+        return max(guess, _past_a_creep(known, bracket))
     size, peak = bracket.peaks[0]
     used = max(1, peak - (known.peaks.rest_bytes or 0))
     guess = min(guess, size + int((known.fit.room_bytes - peak) * size / used))
     if _FEW_FAILURES * (len(known.failures) - 1) >= len(known.anchors):
         guess -= (guess - size) // 4
     return guess
+
+
+def _past_a_creep(known: Knowledge, bracket: Bracket) -> int:
+    """Return the least size to try where nothing has failed yet, and the largest that passed lie close together.
+
+    Each of them has shown that an example more takes less than those before had told. So the steps double, or lead to
+    where memory is used up if it grows on as among them.
+    """
+    close = [peak for peak in bracket.peaks if peak[0] >= _CLOSE * bracket.passed]
+    if bracket.beyond <= bracket.cap or len(close) < 3:
+        return 0
+    (first, low), *others, (last, high) = close
+    doubled = last + (bracket.step << len(others))
+    if high - low <= _TELLING * known.peaks.margin.bytes:
+        return doubled
+    need = (high - low) / (last - first)
+    return max(doubled, last + int((known.fit.room_bytes - high) / need))
 
 
 def _to_a_failure(known: Knowledge, bracket: Bracket) -> int:
