@@ -232,7 +232,7 @@ def searched(device, **changed):
     return search_to_the_end(search, device)
 
 
-def test_a_search_does_not_creep_where_memory_grows_less_and_less():
+def test_a_search_does_not_creep_up_to_its_limit():
     """Where failures are dear: peaks lead up to the limit, and each shows that an example takes less."""
     law = Law(lambda b, u, t: (b * u) ** 0.2)
     lengths = made_lengths("speech", count=3000)
