@@ -191,7 +191,7 @@ class RunResults:
             )
         yield (
             f"batchtune export{self.as_argument} --to FRAMEWORK",
-            "the same for SpeechBrain, NeMo, ...",
+            "what SpeechBrain, NeMo, ... can take",
         )
 
     @property
