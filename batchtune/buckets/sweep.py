@@ -89,6 +89,7 @@ from batchtune.results import (
 )
 from batchtune.run_folder import clear_run, holds_other_lengths
 from batchtune.trust import WORST_COMPARED_ERROR
+from batchtune.units import counted
 
 NO_PACKING = Packing()
 # So many sizes of pools are compared, from this many examples to all.
@@ -381,6 +382,11 @@ def sweep(
     warnings = [*cautions(lengths, limits, fitting, rows), *costs.warnings]
     if recommended is not None and not recommended.keeps_examples:
         warnings += too_few_examples(lengths, recommended)
+    if keep != "same" and own is not None and costs.max_batch_size == own.examples:
+        warnings.append(
+            f"The probe tried no batch of more than the {counted(own.examples, 'example')} of a step: larger ones may "
+            f"fit. Measure them with `batchtune tune --keep {keep}`"
+        )
     costs_of_rows = epoch_costs(rows, steps_kept=settings.min_steps is not None)
     swept = Sweep(
         meta=meta_of(Sweep),

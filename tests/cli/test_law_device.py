@@ -30,8 +30,9 @@ def test_a_run_of_a_law_is_verified_on_the_same_law(batchtune, succeed, manifest
 
 
 def test_no_batch_is_larger_than_a_step_that_keeps_its_examples(succeed, manifest):
+    steps = ("--current", "batch_size=2", "--accumulate", 2)
+
     def largest_tried(*options):
-        steps = ("--current", "batch_size=2", "--accumulate", 2)
         result = succeed("tune", manifest, "--device", LAW, *steps, *options, "--json")
         sizes = [
             trial["batch_size"]
@@ -44,6 +45,8 @@ def test_no_batch_is_larger_than_a_step_that_keeps_its_examples(succeed, manifes
     assert "Batches of more than the 4 examples of a step were not tried" in flat(
         succeed("report").stdout
     )
+    succeed("sweep-buckets", manifest, *steps, "--keep", "nothing")
+    assert "larger ones may fit" in flat(succeed("report", "--full").stdout)
     largest, all_tried = largest_tried("--keep", "nothing")
     assert largest > 4
     # Those trials are reused; and a probe that tried more answers for fewer.
