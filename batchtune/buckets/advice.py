@@ -369,7 +369,7 @@ def learning_rate(
 
 
 def scaled_far(rate: LearningRate | None) -> Iterator[str]:
-    """Warn where steps have so many more examples than the user's own that no rule says what to train with."""
+    """Warn if a step has over 4 times the examples of the user's own: no rule for the learning rate is sure then."""
     if rate is not None and rate.relative_to == "current" and rate.linear > 4:
         yield (
             f"a step has {rate.linear:.3g} times the examples of yours: beyond 4 times, rules for "

@@ -12,7 +12,7 @@ from batchtune.probe.knowledge import Knowledge
 _NEAR = 1.25
 # Sizes from this part of the largest on lie close to it.
 _CLOSE = 0.9
-# Their peaks tell how memory grows if they differ by so many margins.
+# Their peaks show how memory grows if they differ by this many margins.
 _TELLING = 4
 # Where failures are dear, more than one for so many lengths make the search aim lower.
 _FEW_FAILURES = 3

@@ -124,7 +124,7 @@ def run_probe(
 
 
 def _with_most(settings: ProbeSettings, most: int | None) -> ProbeSettings:
-    """Return settings by which no batch of more examples than that is tried."""
+    """Return settings that try no batch of more than `most` examples."""
     if most is None or most >= (settings.max_batch_size or most + 1):
         return settings
     return structs.replace(settings, max_batch_size=most)
