@@ -47,8 +47,8 @@ _WHOLE_BATCHES = 8
 # Own batches whose peaks are compared with those of made ones: fewer if these seconds are over before.
 _TWINS = 3
 _TWIN_SECONDS = 30.0
-# This many of an optimizer step's batches have the shape of a trial. The time of a whole step is worked out from that of
-# the last few steps of small batches, if the three take at least `_DEAR` times as long.
+# This many of an optimizer step's batches have the shape of a trial. The time of a whole step is worked out from
+# that of the last few steps of small batches, if the three take at least `_DEAR` times as long.
 _WHOLE = 3
 _TIMED_FILLERS = 3
 _DEAR = 3.0
