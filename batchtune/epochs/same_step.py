@@ -165,7 +165,7 @@ def most_held(fits: IntArray, parts: int | None = None) -> IntArray:
     return np.array(sizes, dtype=np.int64)
 
 
-# To compare so many batches takes no longer than to tell which don't fit.
+# Comparing this many batches takes no longer than finding out which don't fit.
 _FEW = 8192
 
 
