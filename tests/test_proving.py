@@ -37,19 +37,21 @@ SETTINGS = ProbeSettings(
 
 
 class FragmentedDevice(LawDevice):
-    """After a step on an emptied cache, another shape has less than the limit; turns don't show it.
+    """After a step on an emptied cache, another shape has less than the limit; turns show it only if asked to.
 
     Attributes:
         usable: The share of the limit that it has.
+        shown_in_turns: Whether steps after any other step have no more.
         released: How many steps ran on an emptied cache.
     """
 
-    def __init__(self, law, lengths, *, usable=1.0):
+    def __init__(self, law, lengths, *, usable=1.0, shown_in_turns=False):
         super().__init__(law, lengths)
         self.device = msgspec.structs.replace(
             self.device, kind="cuda", allocator="native"
         )
         self.usable = usable
+        self.shown_in_turns = shown_in_turns
         self.released = 0
         self.starts = 0
         self._was_emptied = False
@@ -61,7 +63,7 @@ class FragmentedDevice(LawDevice):
     def step(self, shape, *, release=False):
         self.released += release
         was_emptied = self._was_emptied
-        self._was_emptied = release
+        self._was_emptied = release or self.shown_in_turns
         if was_emptied and self.bytes(shape) > self.usable * LIMIT_BYTES:
             return ran(shape, "oom", error="CUDA out of memory", worker=self.worker)
         return super().step(shape, release=release)
@@ -161,6 +163,16 @@ def test_what_fails_is_lowered_and_all_is_proven_again(tmp_path):
         "in shuffled training" in str(trial.error) for trial in ruled_out
     )
     assert trials[ruled_out[0].index :] == ruled_out  # smaller tables take no trials
+
+
+def test_what_fails_in_turns_lowers_all_without_further_trials(tmp_path):
+    swept, _ = proven(made(usable=0.88, shown_in_turns=True), tmp_path)
+    assert swept.proof.holds and swept.proof.tables == 1
+    trials = read_trials(tmp_path / "trials.jsonl")
+    failed = [trial for trial in trials if trial.outcome == "oom" and trial.shuffled]
+    assert len(failed) == 2 and trials[-2:] == failed
+    assert all("in turns" in trial.error for trial in failed)
+    assert load_run(tmp_path).probe.margin.fragments_bytes == int(0.15 * LIMIT_BYTES)
 
 
 def test_where_nothing_holds_other_rows_are_tried(tmp_path):

@@ -45,10 +45,12 @@ class Turns:
         steps: Those that passed, in order; and the first step of a worker even if it ran out of memory: its shape may
             fit in later ones.
         failures: Of shapes, which take no further turns.
+        cut_short: Whether the last failure ended the turns of all.
     """
 
     steps: list[Trial] = field(default_factory=list)
     failures: list[Ran] = field(default_factory=list)
+    cut_short: bool = False
     _faults: set[BatchShape] = field(default_factory=set)  # that killed a worker
 
     @property
@@ -134,20 +136,26 @@ class Turns:
         return median(ratios)
 
 
+def is_an_error(failed: Trial) -> bool:
+    """Return whether a step failed by the workload's own error, which ends the probe."""
+    return failed.outcome == "error"
+
+
 def confirm(
     stepper: Measurer,
     shapes: Sequence[BatchShape],
     rounds: int,
     on_step: Callable[[BatchShape], bool],
+    ends_all: Callable[[Trial], bool] = is_an_error,
 ) -> Turns:
-    """Run the shapes in turns in a fresh worker, and find all that fail.
+    """Run the shapes in turns in a fresh worker, and find all that fail, or the first that `ends_all`.
 
     A shape fails if it runs out of memory, or crashes or hangs twice. It passes, with a count, if the allocator has to
     empty its cache: it fits, at the cost of time. `on_step` is called before each step; if it returns False, no more
     shapes are run. Raises as `Measurer.start`.
     """
     turns = Turns()
-    while not _run_worker(stepper, list(shapes) * rounds, on_step, turns):
+    while not _run_worker(stepper, list(shapes) * rounds, on_step, ends_all, turns):
         pass
     return turns
 
@@ -156,6 +164,7 @@ def _run_worker(
     stepper: Measurer,
     shapes: Sequence[BatchShape],
     on_step: Callable[[BatchShape], bool],
+    ends_all: Callable[[Trial], bool],
     turns: Turns,
 ) -> bool:
     """Run the turns in a fresh worker; return False if all must run again."""
@@ -176,8 +185,9 @@ def _run_worker(
             turns.steps.append(ran.trial)
         else:
             turns.failures.append(ran)
-        if outcome == "error":  # the workload's own, which ends the probe
-            return True
+            if ends_all(ran.trial):
+                turns.cut_short = True
+                return True
     return True
 
 

@@ -15,7 +15,13 @@ from batchtune.errors import ProbeError
 from batchtune.lengths import Lengths
 from batchtune.probe import messages
 from batchtune.probe.bounds import is_covered
-from batchtune.probe.confirmation import Turns, confirm, error_in_turns, rounds_of
+from batchtune.probe.confirmation import (
+    Turns,
+    confirm,
+    error_in_turns,
+    is_an_error,
+    rounds_of,
+)
 from batchtune.probe.margin import Peaks
 from batchtune.probe.measurer import Measurer
 from batchtune.probe.messages import (
@@ -101,6 +107,14 @@ class Probing(ABC):
     def _takes_in(self, turns: Turns) -> bool:
         """Keep the steps of the turns as evidence; return whether all that passed in them is still proven."""
 
+    def _all_shrink(self, failed: Trial) -> bool:
+        """Return whether all batches become smaller by a failure in turns, which says little of that batch itself."""
+        return False
+
+    def _ends_turns(self, failed: Trial) -> bool:
+        """Return whether more turns are of no use."""
+        return is_an_error(failed) or self._all_shrink(failed)
+
     @abstractmethod
     def _result(self, turns: Turns | None) -> Probe:
         """Return the result; `turns` is None if the probe was interrupted."""
@@ -142,9 +156,8 @@ class Probing(ABC):
         turns = Turns()
         for _ in range(_MOST_CONFIRMATIONS):
             shapes = self._shapes()
-            if turns.confirmed and all(
-                is_covered(shape, turns.confirmed) for shape in shapes
-            ):
+            are_covered = all(is_covered(shape, turns.confirmed) for shape in shapes)
+            if turns.confirmed and are_covered and not turns.cut_short:
                 break  # smaller ones than those that passed in turns take up no more memory
             turns = self._confirm(shapes)
             if not self._learn(turns):
@@ -276,7 +289,7 @@ class Probing(ABC):
             del left[:1]  # none is left if a worker died and all run again
             return True
 
-        return confirm(self.measurer, shapes, rounds, on_step)
+        return confirm(self.measurer, shapes, rounds, on_step, self._ends_turns)
 
     def _step_seconds(self, shape: BatchShape) -> float:
         """Return the step time of the smallest shape that ran and contains this one; 0 if unknown."""
@@ -300,6 +313,7 @@ class Probing(ABC):
                 error=error_in_turns(failure.trial),
                 worker=self.measurer.worker,
                 confirmation=True,
+                shuffled=self._all_shrink(failure.trial),
             )
             self._keep(replace(failure, trial=trial))
         are_proven = self._takes_in(turns)

@@ -38,7 +38,7 @@ class Knowledge(Outcomes):
     """All that is known from a list of trials; derived from them, never stored.
 
     A shape is proven if a trial passed that is at least as large in every respect and leaves the margin free: memory
-    is assumed to grow with batch size, length and target. Failures in shuffled training don't count: they show what
+    is assumed to grow with batch size, length and target. Failures after other batches don't count: they show what
     tables can use, not what fits.
     """
 

@@ -14,9 +14,10 @@ _SPREADS = 1.1
 _LEAST_MARGIN = 0.001
 # The first step of a process that runs out of memory needs more than was free: this multiple of it, by a guess.
 _BEYOND_WHAT_WAS_FREE = 4
-# With each table that failed in shuffled training, this much more of the limit stays free, up to so much. A batch a
-# little smaller fails as often: tables of transformer-lm and conformer failed at 0.98, 0.95 and 0.9 of the sizes that
-# pass alone, none at 0.85. With 5% of the limit free, one ran out of memory in 2 of 3 epochs.
+# With each table that failed in shuffled training, and each failure in turns where the allocator fragments, this much
+# more of the limit stays free, up to so much. A batch a little smaller fails as often: tables of transformer-lm and
+# conformer failed at 0.98, 0.95 and 0.9 of the sizes that pass alone, none at 0.85. With 5% of the limit free, one ran
+# out of memory in 2 of 3 epochs.
 _OF_EACH_TABLE = 0.075
 _OF_ALL_TABLES = 0.3
 # A cache holds pages (of 20 MiB in expandable segments), and some are only used in part: batches that leave less than
@@ -82,6 +83,7 @@ class Peaks:
         share = min(_OF_ALL_TABLES, _OF_EACH_TABLE * tables)
         self.fragments_bytes = int(share * limit_bytes)
         """What batches of tables leave free besides, for what the allocator can't use between its blocks."""
+        self.may_leave_more_free = share < _OF_ALL_TABLES
         self.overhead = _overhead(trials, limit_bytes)
         self._first_steps = [
             step for number, step in enumerate(steps) if number in firsts

@@ -424,8 +424,8 @@ def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:
                 "training too, makes that room usable"
             )
         yield (
-            f"Tables with larger batches ran out of memory in shuffled training: {format_size(margin.fragments_bytes)} "
-            f"are left free, {margin.fragments_bytes / device.limit_bytes:.1%} of the limit{advice}"
+            f"Larger batches ran out of memory after others: {format_size(margin.fragments_bytes)} are left free, "
+            f"{margin.fragments_bytes / device.limit_bytes:.1%} of the limit{advice}"
         )
     elif margin is not None and margin.bytes > _LARGE_MARGIN * device.limit_bytes:
         yield (

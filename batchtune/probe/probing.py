@@ -174,6 +174,15 @@ class _PaddedProbing(Probing):
         points = self.search.frontier(self.trials, unfinished=True)
         return in_turns([*points, *pairs])
 
+    def _all_shrink(self, failed: Trial) -> bool:
+        """Return whether the allocator left room that it could not use, and tables may still leave more of it."""
+        peaks = self.search.known(self.trials).peaks
+        return (
+            self.device.fragments
+            and failed.outcome == "oom"
+            and peaks.may_leave_more_free
+        )
+
     def _takes_in(self, turns: Turns) -> bool:
         before = self._shapes()
         self.search.task.steps += turns.steps

@@ -62,7 +62,8 @@ class Trial(Record, frozen=True, kw_only=True):
         mean_step_seconds: Mean time of the timed steps; None where the trial failed.
         worker: Number of the worker process in this run folder, from 1.
         confirmation: Whether the shape failed in turns with the others, after it had passed alone; or in a training.
-        shuffled: Whether it failed so when a table was run in shuffled training.
+        shuffled: Whether it failed so after other batches, which says little of the shape itself: when a table ran in
+            shuffled training, or in turns where the allocator fragments.
         held_bytes: In use before the trial.
         rest_bytes: In use after the trial, once its batch was freed; libraries may keep buffers of its size.
         outside_bytes: Device memory that the worker holds outside torch's allocator (context, workspaces).
