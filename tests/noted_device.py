@@ -12,6 +12,7 @@ class Noted(NamedTuple):
     worker: int
     shape: BatchShape
     release: bool
+    others: tuple = ()
 
 
 class NotedDevice(MadeDevice):
@@ -39,9 +40,9 @@ class NotedDevice(MadeDevice):
     def released(self):
         return [step.release for step in self.steps]
 
-    def step(self, shape, *, release=False):
-        reply = super().step(shape, release=release)
-        self.steps.append(Noted(self.worker, shape, release))
+    def step(self, shape, others=(), *, release=False):
+        reply = super().step(shape, others, release=release)
+        self.steps.append(Noted(self.worker, shape, release, tuple(others)))
         return self.alter(reply, len(self.steps) - 1)
 
 

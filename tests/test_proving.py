@@ -60,13 +60,13 @@ class FragmentedDevice(LawDevice):
         self.starts += 1
         return super().start()
 
-    def step(self, shape, *, release=False):
+    def step(self, shape, others=(), *, release=False):
         self.released += release
         was_emptied = self._was_emptied
         self._was_emptied = release or self.shown_in_turns
         if was_emptied and self.bytes(shape) > self.usable * LIMIT_BYTES:
             return ran(shape, "oom", error="CUDA out of memory", worker=self.worker)
-        return super().step(shape, release=release)
+        return super().step(shape, others, release=release)
 
 
 def prover(device, folder, **changes):

@@ -7,7 +7,8 @@ a fresh worker may need more than later ones with the same batch: the margin cov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
@@ -67,6 +68,11 @@ class Turns:
     def failed(self) -> set[BatchShape]:
         """The shapes that failed."""
         return {failure.trial.shape for failure in self.failures}
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether any shape has killed a worker."""
+        return bool(self._faults)
 
     def may_have_damaged(self, ran: Ran) -> bool:
         """Return whether a step killed its worker for the first time: it and all others run again."""
@@ -144,56 +150,73 @@ def is_an_error(failed: Trial) -> bool:
 def confirm(
     stepper: Measurer,
     shapes: Sequence[BatchShape],
-    rounds: int,
     on_step: Callable[[BatchShape], bool],
     ends_all: Callable[[Trial], bool] = is_an_error,
+    batches_per_step: int = 1,
 ) -> Turns:
     """Run the shapes in turns in a fresh worker, and find all that fail, or the first that `ends_all`.
 
     A shape fails if it runs out of memory, or crashes or hangs twice. It passes, with a count, if the allocator has to
-    empty its cache: it fits, at the cost of time. `on_step` is called before each step; if it returns False, no more
-    shapes are run. Raises as `Measurer.start`.
+    empty its cache: it fits, at the cost of time. `on_step` is called before each; if it returns False, no more shapes
+    are run. An optimizer step takes as many of them as it takes batches. Raises as `Measurer.start`.
     """
     turns = Turns()
-    while not _run_worker(stepper, list(shapes) * rounds, on_step, ends_all, turns):
+    while not _run_worker(
+        stepper, list(shapes), on_step, ends_all, batches_per_step, turns
+    ):
         pass
     return turns
 
 
 def _run_worker(
     stepper: Measurer,
-    shapes: Sequence[BatchShape],
+    shapes: list[BatchShape],
     on_step: Callable[[BatchShape], bool],
     ends_all: Callable[[Trial], bool],
+    batches_per_step: int,
     turns: Turns,
 ) -> bool:
     """Run the turns in a fresh worker; return False if all must run again."""
     stepper.start()
     worker = None
-    for shape in shapes:
-        if shape in turns.failed:
-            continue
-        if not on_step(shape):
+    while shapes:
+        # The first step shows what a process needs beyond others. Which of several has killed it, only one alone shows.
+        is_alone = stepper.worker != worker or turns.has_faults
+        step = shapes[: 1 if is_alone else batches_per_step]
+        if not all(map(on_step, step)):
             return True
-        ran = stepper.step(shape)
+        ran = stepper.step(step[0], step[1:])
         if turns.may_have_damaged(ran):
             return False
+        shapes = shapes[len(step) :]
         outcome = ran.trial.outcome
         is_first = stepper.worker != worker  # an OOM may have cost the worker before
         worker = stepper.worker
-        if outcome == "ok" or (is_first and outcome == "oom"):
+        if outcome == "ok":
+            turns.steps += ran.trial.of_each(step)
+            continue
+        if is_first and outcome == "oom":
             turns.steps.append(ran.trial)
         else:
             turns.failures.append(ran)
             if ends_all(ran.trial):
                 turns.cut_short = True
                 return True
+        others = [shape for shape in step if shape != ran.trial.shape]
+        shapes = [shape for shape in [*others, *shapes] if shape not in turns.failed]
     return True
 
 
 def error_in_turns(step: Trial) -> str:
     """Describe a failure in turns in a few words."""
     return f"in turns with the other shapes: {step.error or step.outcome}"
+
+
+def in_steps(batches: Iterable[T], batches_per_step: int) -> Iterator[list[T]]:
+    """Yield the batches of each optimizer step; too few for the last one are repeated."""
+    remaining = iter(batches)
+    while step := list(itertools.islice(remaining, batches_per_step)):
+        yield list(itertools.islice(itertools.cycle(step), batches_per_step))
 
 
 def in_turns(points: Sequence[FrontierPoint]) -> list[BatchShape]:

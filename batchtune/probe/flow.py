@@ -197,7 +197,7 @@ class Probing(ABC):
 
     def _has_time(self) -> bool:
         """Return whether time is left for another trial, and to confirm what is known then."""
-        if not self.clock.leaves_a_trial(self.trials, self.device.limit_bytes):
+        if not self.clock.leaves_a_trial(self.trials, self.device):
             self.out_of_time = True
         return not self.out_of_time
 
@@ -246,7 +246,7 @@ class Probing(ABC):
             seconds_left = spent / done * (total - done)
             if not self.is_shortening:
                 seconds_left += self.clock.confirmation_seconds(
-                    self.trials, self.device.limit_bytes
+                    self.trials, self.device
                 )
         self.hooks.on_progress(
             ProbeProgress(
@@ -266,9 +266,13 @@ class Probing(ABC):
             return Turns()
         rounds = rounds_of(self.trials, self.device.limit_bytes)
         seconds = {
-            shape: SLOWER_IN_TURNS * self._step_seconds(shape) for shape in shapes
+            shape: SLOWER_IN_TURNS * self._batch_seconds(shape) for shape in shapes
         }
         left = shapes * rounds
+        script = self.device.script
+        if script is not None and script.accumulation > 1:
+            # A loop that holds batches has not trained on the last ones.
+            left += shapes[: script.look_ahead]
         total = len(left)
 
         def on_step(shape: BatchShape) -> bool:
@@ -289,17 +293,23 @@ class Probing(ABC):
             del left[:1]  # none is left if a worker died and all run again
             return True
 
-        return confirm(self.measurer, shapes, rounds, on_step, self._ends_turns)
+        return confirm(
+            self.measurer,
+            list(left),
+            on_step,
+            self._ends_turns,
+            self.device.accumulation,
+        )
 
-    def _step_seconds(self, shape: BatchShape) -> float:
-        """Return the step time of the smallest shape that ran and contains this one; 0 if unknown."""
+    def _batch_seconds(self, shape: BatchShape) -> float:
+        """Return the time of a batch of the smallest shape that ran and contains this one; 0 if unknown."""
         containing = [
             (trial.shape.padded_length, trial.step_seconds)
             for trial in self.trials
             if trial.step_seconds is not None and is_covered(shape, [trial.shape])
         ]
         _, seconds = min(containing, default=(0.0, 0.0))
-        return seconds
+        return seconds / self.device.accumulation
 
     def _learn(self, turns: Turns) -> bool:
         """Take in what the turns showed; return whether anything must be measured again."""

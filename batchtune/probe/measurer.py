@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from batchtune.errors import ProbeError
 from batchtune.probe.requests import Ran
@@ -50,8 +51,18 @@ class Measurer(ABC):
         """
 
     @abstractmethod
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        """Run one step of a new batch with the allocator's cache as it is, or emptied first if `release`."""
+    def step(
+        self,
+        shape: BatchShape,
+        others: Sequence[BatchShape] = (),
+        *,
+        release: bool = False,
+    ) -> Ran:
+        """Run one step of a new batch with the allocator's cache as it is, or emptied first if `release`.
+
+        An optimizer step that takes several batches has `others` after this one, or more like it; if it fails, the
+        trial is that of the batch that failed.
+        """
 
 
 def setup_exceeds_limit(workload: str, reason: str) -> ProbeError:

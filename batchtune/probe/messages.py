@@ -109,21 +109,21 @@ class ProbeClock:
         """Return whether so many seconds are left."""
         return self.deadline is None or time.monotonic() + seconds <= self.deadline
 
-    def leaves_a_trial(self, trials: Sequence[Trial], limit_bytes: int) -> bool:
+    def leaves_a_trial(self, trials: Sequence[Trial], device: Device) -> bool:
         """Return whether time is left for a trial, to confirm what is known then, and to replace what fails there."""
         return self.leaves(
-            2 * seconds_of_a_trial(trials)
-            + self.confirmation_seconds(trials, limit_bytes)
+            2 * seconds_of_a_trial(trials) + self.confirmation_seconds(trials, device)
         )
 
-    def confirmation_seconds(self, trials: Sequence[Trial], limit_bytes: int) -> float:
-        """Return about how long the confirmation will take: a step at each length, by the longest of its trials."""
+    def confirmation_seconds(self, trials: Sequence[Trial], device: Device) -> float:
+        """Return about how long the confirmation will take: a batch of each length, by the longest of its trials."""
         longest: dict[tuple[float, float | None], float] = {}
         for trial in trials:
             length = (trial.length, trial.target_length)
             longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
-        rounds = rounds_of(trials, limit_bytes)
-        return self.start_seconds + SLOWER_IN_TURNS * rounds * sum(longest.values())
+        rounds = rounds_of(trials, device.limit_bytes)
+        seconds = sum(longest.values()) / device.accumulation
+        return self.start_seconds + SLOWER_IN_TURNS * rounds * seconds
 
 
 def seconds_of_a_trial(trials: Sequence[Trial]) -> float:

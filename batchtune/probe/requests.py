@@ -108,10 +108,12 @@ class RunTrial(Message, frozen=True):
 
     A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first. If `noting`, an
     out-of-memory error in any step is noted even if it is caught, which makes them slower. If only its `timing` is
-    wanted, no trial is brief. Ranks have `timeout_seconds` for it.
+    wanted, no trial is brief. Ranks have `timeout_seconds` for it. The further batches of an optimizer step that takes
+    several are like this one, or those of `others`.
     """
 
     shape: BatchShape
+    others: tuple[BatchShape, ...] = ()
     single: bool = False
     release: bool = False
     noting: bool = False

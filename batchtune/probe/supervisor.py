@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -215,9 +215,18 @@ class Supervisor(Measurer):
         ran = self._run(RunTrial(shape=shape, timing=timing), fresh=fresh)
         return replace(ran, trial=replace(ran.trial, index=index, timing=timing))
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        """Run one step of a new batch with the allocator's cache as it is, or emptied first if `release`."""
-        return self._run(RunTrial(shape=shape, single=True, release=release))
+    def step(
+        self,
+        shape: BatchShape,
+        others: Sequence[BatchShape] = (),
+        *,
+        release: bool = False,
+    ) -> Ran:
+        """Run one step of a new batch, and of the `others` of an optimizer step, as `Measurer` says."""
+        request = RunTrial(
+            shape=shape, others=tuple(others), single=True, release=release
+        )
+        return self._run(request)
 
     def _run(self, request: RunTrial, *, fresh: bool = False) -> Ran:
         started = time.monotonic()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from batchtune.allocators import Choice
 from batchtune.results.devices import Measured
@@ -44,6 +45,21 @@ AnyLength = TypeVar("AnyLength", float, "npt.NDArray[np.float64]")
 # Of a packed batch: a file of somebody else's must not fill the memory.
 _MOST_SEQUENCES = 10**7
 VerifyPhase = Literal["worst", "shuffled", "pairs"]
+
+
+def _fields_of(shape: BatchShape) -> dict[str, Any]:
+    sequences = None
+    if shape.sequences is not None:
+        sequences = [
+            (length, len(list(equal)))
+            for length, equal in itertools.groupby(shape.sequences)
+        ]
+    return {
+        "batch_size": shape.batch_size,
+        "length": shape.length,
+        "target_length": shape.target_length,
+        "sequences": sequences,
+    }
 
 
 class Trial(Record, frozen=True, kw_only=True):
@@ -135,18 +151,25 @@ class Trial(Record, frozen=True, kw_only=True):
             "elapsed_seconds": 0.0,
             **facts,
         }
-        if shape.sequences is not None:
-            made["sequences"] = [
-                (length, len(list(equal)))
-                for length, equal in itertools.groupby(shape.sequences)
-            ]
-        return cls(
-            batch_size=shape.batch_size,
-            length=shape.length,
-            target_length=shape.target_length,
-            outcome=outcome,
-            **made,
-        )
+        return cls(outcome=outcome, **_fields_of(shape), **made)
+
+    def with_shape(self, shape: BatchShape) -> Trial:
+        """Return the same record of another shape."""
+        return replace(self, **_fields_of(shape))
+
+    def of_each(self, shapes: Sequence[BatchShape]) -> list[Trial]:
+        """Return a record for each batch of a step: of several, times and peaks can't be told apart."""
+        if len(shapes) == 1:
+            return [self]
+        shared = {
+            "steps": self.steps,
+            "reserved_bytes": self.reserved_bytes,
+            "rest_bytes": self.rest_bytes,
+            "worker": self.worker,
+            "elapsed_seconds": self.elapsed_seconds / len(shapes),
+        }
+        first, *others = [Trial.of(shape, self.outcome, **shared) for shape in shapes]
+        return [replace(first, alloc_retries=self.alloc_retries), *others]
 
     @property
     def shape(self) -> BatchShape:

@@ -7,7 +7,8 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,24 @@ class ScriptWorker(RankWorker):
 
     def _run(self, request: RunTrial) -> Ran:
         """Run a trial or a single step; after a failure the script starts anew, unless it goes on by itself."""
-        ran = super()._run(request)
+        if request.others:
+            ran = self._run_others(request)
+        else:
+            ran = super()._run(request)
         goes_on = ran.trial.flushed or (ran.trial.caught and self._goes_on)
         if ran.trial.outcome == "ok" or goes_on:
             return ran
         return replace(ran, renew=True, unexplained=self._loop.is_unexplained)
+
+    def _run_others(self, request: RunTrial) -> Ran:
+        """Run an optimizer step of different batches; if it fails, that of its trial is the one that failed."""
+        fed = self._fed
+        fed.others = request.others
+        ran = super()._run(request)
+        fed.others = ()
+        if ran.trial.outcome == "ok":
+            return ran
+        return replace(ran, trial=ran.trial.with_shape(fed.trained[0]))
 
     def _prepare(self, request: Prepare) -> Ready:
         """Learn what the script's batches are made of, and limit its memory."""
@@ -141,6 +155,7 @@ class ScriptWorker(RankWorker):
         own_batches.clear()
         loop.call(feed.end_own)
         fed = Fed(loop, source, meter, accumulation, self._place.largest)
+        self._fed = fed
         self._goes_on = accumulation == 1 and fed.stale == 0
         shortest = BatchShape(1, script.lengths[0])
         fed.fill(shortest)
@@ -362,20 +377,37 @@ class Fed:
         self.for_trials = self
         # Batches that the loop holds when it gets one more: they are trained on first.
         self.stale = largest(max(0, loop.batches_before_forward - 1))
+        self.others: Sequence[BatchShape] = ()  # of an optimizer step, after the first
+        self.trained: deque[BatchShape] = deque(maxlen=1 + self.stale)
+        """The shape that the loop trains on, and those of the batches that it holds."""
 
     def setup(self, device: Any) -> None:
         """Do nothing: the script has built its model."""
 
     def make_batch(self, shape: BatchShape) -> Any:
-        """Make a batch, and let the loop train on what it fetched before."""
-        return self._settled(self._loop.call(lambda: self._source.make(shape)))
+        """Make a batch, and let the loop train on what it fetched before; if there are others, among them."""
+        batch = self._made(shape)
+        return batch if self.others else self._settled(batch)
+
+    def _made(self, shape: BatchShape) -> Any:
+        self.trained.append(shape)
+        return self._loop.call(lambda: self._source.make(shape))
 
     def step(self, batch: Any) -> None:
-        """Let the loop train on batches like this one until an optimizer steps."""
-        self._train(lambda: copy.copy(batch))
+        """Let the loop train on this batch and the others of its step, or more like it, until an optimizer steps."""
+        batches = self._of_a_step(batch)
+        self._train(lambda: next(batches))
+
+    def _of_a_step(self, batch: Any) -> Iterator[Any]:
+        yield copy.copy(batch)
+        for shape in self.others:
+            batch = self._made(shape)
+            yield copy.copy(batch)
+        while True:
+            yield copy.copy(batch)
 
     def _train(self, next_batch: Callable[[], Any]) -> None:
-        # Copied: a script may take parts out of a batch, or move them.
+        # Batches are copied: a script may take parts out of a batch, or move them.
         self._loop.train(
             next_batch, self._accumulation, lambda: self._meter.retries_and_ooms()[1]
         )

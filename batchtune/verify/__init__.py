@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msgspec import structs
 
 from batchtune.errors import ResultError, WorkloadError
-from batchtune.probe.confirmation import alternating
+from batchtune.probe.confirmation import alternating, in_steps
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.measurer import Measurer
 from batchtune.probe.nodes import Nodes
@@ -144,6 +144,7 @@ class _Runner:
     enough_at: float = math.inf  # shuffled batches then end, once the fewest have run
     done: DoneSteps = field(default_factory=DoneSteps)
     release: bool = False
+    last_step: list[PlannedBatch] = field(default_factory=list)
 
     def run(self, start_seconds: float) -> None:
         """Run all phases; a process takes so long to start."""
@@ -214,7 +215,9 @@ class _Runner:
             self._run("pairs", sequence, done.pairs, total)
             ran = done.pairs[before:]
             failed |= {trial.shape for trial in ran if trial.outcome != "ok"}
-            done.passed_pairs += max(0, sum(trial.outcome == "ok" for trial in ran) - 1)
+            passed = sum(trial.outcome == "ok" for trial in ran)
+            # A step of more batches than the sequence has repeats it.
+            done.passed_pairs += max(0, min(passed, len(sequence)) - 1)
 
     def _run(
         self,
@@ -224,27 +227,33 @@ class _Runner:
         total: int,
     ) -> None:
         """Run a phase; `trials` are those of its steps so far. A failure ends all but the worst ones."""
-        for planned in batches:
+        for step in in_steps(batches, self._batches_per_step):
             if time.monotonic() > self.deadline:
                 self.done.unfinished = True
                 return
             has_enough = phase == "shuffled" and len(trials) >= FEWEST_STEPS
             if has_enough and time.monotonic() > self.enough_at:
                 return
-            shape = planned.shape
+            shapes = [planned.shape for planned in step]
             progress = VerifyProgress(
                 phase=phase,
-                shape=shape,
+                shape=shapes[0],
                 done=len(trials),
                 total=total,
                 device=self.device,
             )
             self.on_progress(progress)
-            trial = self._take_step(shape)
+            trial = self._take_step(shapes)
             self.release = trial.outcome != "ok"  # a failure may leave the cache full
-            trials.append(trial)
             if trial.outcome == "ok":
+                trials += trial.of_each(shapes)
+                self.last_step = step
                 continue
+            trials.append(trial)
+            shape = trial.shape
+            possible = [*self.last_step, *step]  # a loop may have held one of them
+            is_of = (batch for batch in possible if batch.shape == shape)
+            planned = next(is_of, step[0])
             self.done.failures.append(
                 VerifyFailure(
                     phase=phase,
@@ -260,15 +269,21 @@ class _Runner:
             if phase != "worst":
                 return
 
-    def _take_step(self, shape: BatchShape) -> Trial:
-        """Run one step; a crash or a hang counts only if it comes again.
+    @property
+    def _batches_per_step(self) -> int:
+        """How many of the planned batches a step trains on: where each is timed, a step has equal ones."""
+        return self.device.accumulation if self.plan.settings.brief else 1
+
+    def _take_step(self, shapes: Sequence[BatchShape]) -> Trial:
+        """Run one step of these batches; a crash or a hang counts only if it comes again, with one of them alone.
 
         What may be an OOM in disguise counts as one only if a smaller batch then passes.
         """
-        ran = self.stepper.step(shape, release=self.release)
+        ran = self.stepper.step(shapes[0], shapes[1:], release=self.release)
         if ran.trial.outcome in _FAULTS:
-            ran = self.stepper.step(shape)
+            ran = self._step_of_each(shapes)
         trial = ran.trial
+        shape = trial.shape
         is_error = trial.outcome == "error"
         if trial.outcome == "oom" and message_verdict(trial.error or "") == "disguised":
             smaller = replace(shape, batch_size=max(1, shape.batch_size // 2))
@@ -279,6 +294,14 @@ class _Runner:
         if not is_error:
             return trial
         raise self._workload_error(shape, ran)
+
+    def _step_of_each(self, shapes: Sequence[BatchShape]) -> Ran:
+        """Run a step of each of these batches, up to the first that fails."""
+        for shape in shapes:
+            ran = self.stepper.step(shape)
+            if ran.trial.outcome != "ok":
+                break
+        return ran
 
     def _workload_error(self, shape: BatchShape, ran: Ran) -> WorkloadError:
         return WorkloadError(

@@ -212,7 +212,9 @@ class VerifyPlan:
             mean_seconds = float(
                 self.first_epoch.seconds(self.costs.step_seconds).mean()
             )
-            step_seconds = mean_seconds * self.costs.accumulate
+            step_seconds = mean_seconds
+            if not self.settings.brief:  # then a step has equal batches
+                step_seconds *= self.costs.accumulate
             steps = min(steps, int(self.settings.seconds / step_seconds))
         return max(FEWEST_STEPS, steps)
 
@@ -262,8 +264,11 @@ class VerifyPlan:
         ]
         if self.lengths.has_targets:
             columns.append([shape.target_length or 0.0 for shape in shapes])
-        taken = step_seconds(*map(np.array, columns)) * self.costs.accumulate
-        return float(taken.sum()) <= self.settings.seconds
+        seconds = float(step_seconds(*map(np.array, columns)).sum())
+        batches_of_each = self.costs.accumulate
+        if self.settings.brief:  # a step has both batches of a pair, in turns
+            batches_of_each = max(1, batches_of_each // 2)
+        return seconds * batches_of_each <= self.settings.seconds
 
     @cached_property
     def table(self) -> BucketTable:

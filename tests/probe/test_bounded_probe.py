@@ -94,8 +94,8 @@ def test_what_the_turns_refute_is_replaced_within_minutes(
     class Unsteady(Timed):
         """Takes less memory in turns for all but the longest: the margin that this asks for is larger than before."""
 
-        def step(self, shape, *, release=False):
-            reply = super().step(shape, release=release)
+        def step(self, shape, others=(), *, release=False):
+            reply = super().step(shape, others, release=release)
             peak = reply.trial.peak_bytes
             if shape.length == self.lengths.longest or peak is None:
                 return reply

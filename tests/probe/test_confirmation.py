@@ -34,8 +34,8 @@ def stepper_of(
     )
 
 
-def turns_of(stepper):
-    return confirm(stepper, SHAPES, rounds=2, on_step=lambda shape: True)
+def turns_of(stepper, **settings):
+    return confirm(stepper, SHAPES * 2, on_step=lambda shape: True, **settings)
 
 
 def test_shapes_run_in_turns_in_a_fresh_worker():
@@ -60,7 +60,7 @@ def test_shapes_run_again_if_a_cache_is_kept_or_peaks_differ():
 def test_what_did_not_run_in_time_is_not_confirmed():
     left = [True, True]
     turns = confirm(
-        stepper_of(), SHAPES, rounds=1, on_step=lambda shape: bool(left) and left.pop()
+        stepper_of(), SHAPES, on_step=lambda shape: bool(left) and left.pop()
     )
     assert turns.confirmed == {LONG, SHORT}
 
@@ -69,7 +69,6 @@ def test_an_oom_in_the_first_step_does_not_end_the_turns():
     turns = confirm(
         stepper_of({LONG: [ran(LONG, "oom")]}),
         SHAPES,
-        rounds=1,
         on_step=lambda shape: True,
     )
     assert [step.outcome for step in turns.steps] == ["oom", "ok", "ok"]
@@ -91,6 +90,33 @@ def test_the_others_go_on_in_the_same_worker_after_a_failure():
         MIDDLE,
     ]
     assert stepper.worker == 1
+
+
+def test_optimizer_steps_of_several_batches_have_different_ones():
+    stepper = stepper_of({MIDDLE: [ran(MIDDLE, "oom")]})
+    turns = turns_of(stepper, batches_per_step=3)
+    assert [(step.shape, *step.others) for step in stepper.steps] == [
+        (LONG,),
+        (SHORT, MIDDLE, LONG),
+        (SHORT, LONG, SHORT),
+    ]
+    assert [failure.trial.shape for failure in turns.failures] == [MIDDLE]
+    assert turns.confirmed == {LONG, SHORT}
+    # Only the peak of a step's own batch is one of its shape.
+    assert [step.peak_bytes is None for step in turns.steps] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
+def test_a_step_of_several_batches_that_kills_the_worker_is_run_one_by_one():
+    crash = ran(MIDDLE, "crash", error="was killed by SIGKILL")
+    stepper = stepper_of({MIDDLE: [crash, crash]})
+    turns = turns_of(stepper, batches_per_step=3)
+    assert turns.failed == {MIDDLE}
+    assert all(not step.others for step in stepper.steps[2:])
 
 
 def test_an_error_of_the_workloads_own_ends_the_turns():

@@ -314,8 +314,8 @@ def test_a_crash_is_tried_again_before_it_is_believed(tmp_path):
 
 def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path):
     class Fragments(PackedDevice):
-        def step(self, shape, *, release=False):
-            reply = super().step(shape, release=release)
+        def step(self, shape, others=(), *, release=False):
+            reply = super().step(shape, others, release=release)
             if self.bytes(shape) <= 0.97 * LIMIT_BYTES:
                 return reply
             return altered(reply, outcome="oom", error="out of memory")

@@ -34,6 +34,23 @@ def test_a_measured_step_trains_on_what_was_asked_for(accumulation, look_ahead):
             assert training.steps[before:] == [[(size, int(length))] * accumulation]
 
 
+@pytest.mark.parametrize("look_ahead", [0, 1, 3])
+def test_a_step_trains_on_different_batches(look_ahead):
+    training, fed = trained(4, look_ahead)
+    fed.step(fed.make_batch(BatchShape(9, 2.0)))
+    before = len(training.steps)
+    sizes = [1, 2, 3, 4]
+    for _ in range(2):
+        first, *fed.others = [BatchShape(size, 3.0) for size in sizes]
+        fed.step(fed.make_batch(first))
+    batches = [batch for step in training.steps[before:] for batch in step]
+    wanted = [(9, 2)] * look_ahead + [(size, 3) for size in sizes] * 2
+    assert batches == wanted[: len(batches)]
+    assert len(training.steps) == before + 2
+    # What the loop trained on last: where it fails, that batch has failed.
+    assert (fed.trained[0].batch_size, fed.trained[0].length) == batches[-1]
+
+
 @pytest.mark.parametrize("look_ahead", range(9))
 def test_a_trial_fills_a_step_of_many_batches_with_small_ones(look_ahead):
     training, fed = trained(8, look_ahead)

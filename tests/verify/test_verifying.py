@@ -1,11 +1,13 @@
 """The verification as a whole, on a made device."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from made_trials import ran
 from msgspec.structs import replace
+from report_records import SCRIPT
 from verify.made_stepper import (
     LIMIT_BYTES,
     MIB,
@@ -158,6 +160,20 @@ def test_without_time_for_pairs_each_shape_runs_before_three():
         if released
     }
     assert firsts == worst
+
+
+def test_a_proofs_steps_are_those_of_the_training():
+    stepper = on_cuda(made_stepper())
+    script = replace(SCRIPT, accumulation=4)
+    stepper.device = replace(stepper.device, script=script)
+    lengths = Lengths.of(np.repeat([5.0, 12.0, 30.0], 600))
+    found = verified(stepper, FITS, lengths, brief=True, steps=60)
+    assert found.steps == 60 and found.pairs == found.planned_pairs == 6
+    steps = [(step.shape, *step.others) for step in stepper.steps]
+    assert {len(step) for step in steps} == {4}
+    assert len(set(steps[0])) > 1
+    sequences = itertools.compress(steps, stepper.released)
+    assert all(first == again for first, _, _, again in sequences)
 
 
 def test_a_crash_counts_only_if_it_comes_again():

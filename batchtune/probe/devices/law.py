@@ -7,7 +7,7 @@ It takes the place of worker processes where the commands themselves are tested,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -221,9 +221,19 @@ class MadeDevice(Measurer):
         ran = self.run(shape, self.trial_steps)
         return replace(ran, trial=replace(ran.trial, index=index, timing=timing))
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        """Compute one step; no cache is kept, so there is nothing to `release`."""
-        return self.run(shape, 1)
+    def step(
+        self,
+        shape: BatchShape,
+        others: Sequence[BatchShape] = (),
+        *,
+        release: bool = False,
+    ) -> Ran:
+        """Compute one step, of several batches one by one; no cache is kept, so there is nothing to `release`."""
+        for batch in (shape, *others):
+            ran = self.run(batch, 1)
+            if ran.trial.outcome != "ok":
+                break
+        return ran
 
     def run(self, shape: BatchShape, steps: int) -> Ran:
         """Compute this many steps with one batch."""
