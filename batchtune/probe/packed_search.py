@@ -584,7 +584,8 @@ class PackedSearch:
             # Nothing near the limit may hold any more where the margin has grown. Without trials left, a budget well
             # below it takes no more of them than a small one.
             well_below = max(self._least, int(_FAR_BELOW * worst.tokens))
-            if trials_left > 0 and settled < well_below:
+            near = well_below if known.is_uneven else int((1 - _MISFIT) * worst.tokens)
+            if trials_left > 0 and settled < near:
                 settled = worst.tokens
             elif (
                 nearest.high_by == "memory"  # it ran, but left too little
