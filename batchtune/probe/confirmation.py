@@ -195,13 +195,13 @@ def _run_worker(
         if outcome == "ok":
             turns.steps += ran.trial.of_each(step)
             continue
-        if is_first and outcome == "oom":
+        turns.cut_short = ends_all(ran.trial)
+        if is_first and outcome == "oom" and not turns.cut_short:
             turns.steps.append(ran.trial)
         else:
             turns.failures.append(ran)
-            if ends_all(ran.trial):
-                turns.cut_short = True
-                return True
+        if turns.cut_short:
+            return True
         others = [shape for shape in step if shape != ran.trial.shape]
         shapes = [shape for shape in [*others, *shapes] if shape not in turns.failed]
     return True

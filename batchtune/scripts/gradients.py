@@ -219,6 +219,9 @@ def difference(gradient: Gradient, other: Gradient) -> float:
 
 def beyond(gradient: Gradient, parts: Iterable[Gradient]) -> float:
     """Return the norm of what no weighted sum of other gradients gives of one, relative to its norm."""
+    squared = _product(gradient, gradient)
+    if not squared:
+        return math.nan
     rest = gradient
     directions: list[Gradient] = []
     for part in parts:
@@ -227,7 +230,7 @@ def beyond(gradient: Gradient, parts: Iterable[Gradient]) -> float:
         if _product(part, part) > 0:
             directions.append(part)
             rest = _without(rest, part)
-    return math.sqrt(_product(rest, rest) / _product(gradient, gradient))
+    return math.sqrt(_product(rest, rest) / squared)
 
 
 def _without(gradient: Gradient, direction: Gradient) -> Gradient:
