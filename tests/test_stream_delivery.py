@@ -134,7 +134,7 @@ def test_workers_deliver_the_simulated_batches_in_turn(
     swept, tmp_path, workers, shuffle_buffer
 ):
     sharding = {"workers": workers, "shuffle_buffer": shuffle_buffer}
-    for algorithm in ("bucket", "pool", "pivot"):
+    for algorithm in ("bucket", "pivot"):
         run = copied(swept, tmp_path / algorithm, algorithm, **sharding)
         batches = delivered(swept, run, **sharding)
         counts = Counter(int(number) for number, *_ in batches)

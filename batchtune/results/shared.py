@@ -415,6 +415,6 @@ def _problems(record: Record, place: str = "") -> Iterator[str]:
     yield from (f"{place}{problem}" for problem in record.problems())
 
 
-StreamAlgorithm = Literal["bucket", "pool", "pivot"]
+StreamAlgorithm = Literal["bucket", "pivot"]
 """How `BucketedStream` makes batches from its buffer."""
 STREAM_ALGORITHMS: tuple[StreamAlgorithm, ...] = get_args(StreamAlgorithm)

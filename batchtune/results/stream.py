@@ -35,7 +35,7 @@ from batchtune.results.shared import (
 from batchtune.results.sweep import SamplerEvidence
 from batchtune.units import counted, format_number
 
-Algorithm = Literal["speechbrain", "bucket", "pool", "pivot"]
+Algorithm = Literal["speechbrain", "bucket", "pivot"]
 """How batches are made from a buffer: by SpeechBrain's `dynamic_bucketed_batch`, or by `BucketedStream`."""
 
 

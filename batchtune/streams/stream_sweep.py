@@ -295,7 +295,6 @@ def _ways(
             yield StreamBatching(
                 algorithm="bucket", table=table, buffer_size=buffer_size
             )
-        yield StreamBatching(algorithm="pool", table=all_sizes, buffer_size=buffer_size)
         for ratio in _PADDING_RATIOS:
             yield StreamBatching(
                 algorithm="pivot",

@@ -39,7 +39,7 @@ def for_export(name, sweep, text="even"):
 
 
 BOUNDARIES = [4.0, 8.0, 12.5, 14.5, 16.0, 24.525]
-BATCHES = {"bucket": 660, "pool": 640, "pivot": 700, "speechbrain": 790}
+BATCHES = {"bucket": 660, "pivot": 640, "speechbrain": 790}
 
 
 def made_row(algorithm, *, timed=True):

@@ -208,14 +208,14 @@ def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own():
     made = made_stream(recommended="speechbrain")
     found = stream_config(made, proven_probe())
     assert (found.algorithm, found.batches_per_epoch, found.evidence.batches) == (
-        "pool",
+        "pivot",
         320,
         640,
     )
     assert found.evidence.allocator == "native"
     assert found.evidence.margin_bytes == proven_probe().margin.bytes
     unproven = [
-        replace(row, unproven=int(row.algorithm == "pool")) for row in made.rows
+        replace(row, unproven=int(row.algorithm == "pivot")) for row in made.rows
     ]
     assert stream_config(replace(made, rows=unproven)).algorithm == "bucket"
     alone = replace(made, rows=made.rows[-1:], recommended=0, recommended_speechbrain=0)

@@ -314,12 +314,12 @@ def test_lhotse_shar_reads_each_ranks_own_shards(shar):
         (
             "webdataset",
             "speechbrain",
-            "This is pool with a buffer of 1024 (640 batches",
+            "This is pivot with a buffer of 1024 (640 batches",
         ),
-        ("hf-streaming", "pool", None),
+        ("hf-streaming", "pivot", None),
         (
             "lhotse-shar",
-            "pool",
+            "pivot",
             "This is bucket with 6 buckets and a buffer of 1024 (660 batches",
         ),
         ("nemo-tarred", "bucket", None),
