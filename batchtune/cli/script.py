@@ -214,9 +214,9 @@ def _lengths_of_script(
 
     Raises ResultError for other lengths.
     """
-    from batchtune.exports.reading import read_any_sampler_yaml
     from batchtune.results import OWN_LENGTHS_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.run_folder import check_lengths, lengths_of
+    from batchtune.sampler_files import read_any_sampler_yaml
     from batchtune.scripts.script_loaders import STREAM_LINES
 
     path = folder / SAMPLER_FILE

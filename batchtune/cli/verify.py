@@ -202,8 +202,8 @@ def sampler_plan(
     quiet: bool,
 ) -> VerifyPlan:
     """Return the plan to run the batches of the folder's `sampler.yaml`."""
-    from batchtune.exports.reading import read_sampler_yaml
     from batchtune.results import SAMPLER_FILE
+    from batchtune.sampler_files import read_sampler_yaml
 
     _check_padded(folder)
     path = folder / SAMPLER_FILE
@@ -221,8 +221,8 @@ def _stream_plan(
     stored: StreamLengths, folder: Path, settings: VerifySettings
 ) -> VerifyPlan:
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
-    from batchtune.exports.reading import read_stream_yaml
     from batchtune.results import STREAM_CONFIG_FILE
+    from batchtune.sampler_files import read_stream_yaml
 
     _check_padded(folder)
     path = folder / STREAM_CONFIG_FILE

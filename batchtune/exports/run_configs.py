@@ -22,7 +22,6 @@ from batchtune.exports.base import (
     choose_stream,
     recommended_row,
 )
-from batchtune.exports.reading import recommends_nothing
 from batchtune.exports.templating import (
     broken,
     from_template,
@@ -188,7 +187,7 @@ def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
     path = folder / SAMPLER_FILE
     if isinstance(swept, StreamSweep):
         path = folder / STREAM_CONFIG_FILE
-    if recommends_nothing(swept):
+    if swept.recommends_nothing:
         if not path.exists():
             return None
         path.unlink()

@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from batchtune.allocators import Choice
-from batchtune.results.devices import Measured
-from batchtune.results.packing import PackedProbe
-from batchtune.results.shared import (
+from batchtune.records import (
     PER_CENT,
     Amount,
-    BatchShape,
     ByteChange,
     Bytes,
-    ClosedBy,
     Count,
     Length,
     Record,
@@ -27,6 +23,12 @@ from batchtune.results.shared import (
     StepSeconds,
     StreamAlgorithm,
     TargetLength,
+)
+from batchtune.results.devices import Measured
+from batchtune.results.packing import PackedProbe
+from batchtune.results.shared import (
+    BatchShape,
+    ClosedBy,
     wrong_limit,
     wrong_settings,
     wrong_table,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import msgspec
 
-from batchtune.results.shared import (
+from batchtune.records import (
     Amount,
-    ClosedBy,
     Cost,
     CostCount,
     CostRatio,
@@ -17,21 +15,12 @@ from batchtune.results.shared import (
     CostSize,
     Count,
     GainRatio,
+    LawCoefficients,
     Record,
     Size,
-    wrong_rows,
 )
+from batchtune.results.shared import ClosedBy, wrong_rows
 from batchtune.units import counted
-
-LawCoefficients = dict[
-    Literal[
-        "seconds_per_token",
-        "seconds_per_squared_token",
-        "seconds_per_sequence",
-        "seconds_per_batch",
-    ],
-    Amount,
-]
 
 
 class PackedModel(Record, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Protocol
 
 import msgspec
 
-from batchtune.results.shared import (
+from batchtune.records import (
     LESS_IS_BETTER,
     PER_CENT,
     Amount,
@@ -22,15 +22,15 @@ from batchtune.results.shared import (
     Length,
     Positive,
     Record,
+    SamplerKind,
     Seed,
     Size,
-    wrong_table,
+    Sizing,
 )
+from batchtune.results.shared import wrong_table
 from batchtune.units import counted, format_number
 
-Sizing = Literal["length", "frontier"]
 Keep = Literal["same", "steps", "nothing"]
-SamplerKind = Literal["bucket", "pooled", "same-step"]
 MOST_BUCKETS = 1000
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
 Correlation = Annotated[float, msgspec.Meta(ge=-1, le=1), LESS_IS_BETTER, PER_CENT]

@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from batchtune.results.rows import EpochFigures, Row, have_times
-from batchtune.results.shared import (
+from batchtune.records import (
     Amount,
     Cost,
     CostCount,
@@ -21,18 +20,19 @@ from batchtune.results.shared import (
     Length,
     LengthsSummary,
     Record,
-    Result,
     Seed,
     Share,
     Size,
-    StreamAlgorithm,
+)
+from batchtune.results.rows import EpochFigures, Row, have_times
+from batchtune.results.shared import (
+    Result,
     row_at,
     wrong_limit,
     wrong_rows,
     wrong_settings,
     wrong_table,
 )
-from batchtune.results.sweep import SamplerEvidence
 from batchtune.units import counted, format_number
 
 Algorithm = Literal["speechbrain", "bucket", "pivot"]
@@ -263,6 +263,11 @@ class StreamSweep(Result, frozen=True, kw_only=True):
         return row_at(self.rows, self.recommended)
 
     @property
+    def recommends_nothing(self) -> bool:
+        """Whether there is no row to write a config of."""
+        return self.recommended is None
+
+    @property
     def speechbrain_row(self) -> StreamRow | None:
         """The best row of SpeechBrain's own algorithm, if any."""
         return row_at(self.rows, self.recommended_speechbrain)
@@ -292,36 +297,3 @@ class StreamSweep(Result, frozen=True, kw_only=True):
             if name in StreamedWith.__struct_fields__
         }
         return msgspec.convert(known, StreamedWith)
-
-
-class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `stream.yaml`, in its order: the recommendation for `batchtune.BucketedStream`.
-
-    Attributes:
-        unit: Of lengths, boundaries and max_batch_length; None if unknown.
-        algorithm: How batches are made from the buffer.
-        buffer_size: The most examples that a worker holds.
-        max_batch_length: The largest padded length of a batch that the sweep allowed.
-        bucket_boundaries: Inclusive upper edges, strictly ascending.
-        bucket_batch_sizes: One for each boundary: a batch holds at most that of its longest example's bucket.
-        max_padding_ratio: For `pivot`: the largest fraction of a batch that may be padding; None: any.
-        batches_per_epoch: Of a nominal epoch on each rank; None: as many as the stream gives.
-        drop_last: Whether the remainder at the end of the stream is dropped.
-    """
-
-    FORMAT: ClassVar[str] = "batchtune/stream-config"
-
-    format: str
-    version: int
-    unit: str | None
-    algorithm: StreamAlgorithm
-    buffer_size: Size
-    max_batch_length: Length
-    bucket_boundaries: list[Length]
-    bucket_batch_sizes: list[Size]
-    max_padding_ratio: Share | None
-    shuffle: bool
-    drop_last: bool
-    batches_per_epoch: Size | None
-    seed: Seed
-    evidence: SamplerEvidence

@@ -17,8 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  #
 from batchtune.arguments import is_number, whole
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import shortened
-from batchtune.exports.reading import read_stream_yaml
-from batchtune.results import STREAM_ALGORITHMS, StreamAlgorithm
+from batchtune.records import STREAM_ALGORITHMS, StreamAlgorithm
 from batchtune.sampler.arguments import (
     LARGEST_SEED,
     OnRanks,
@@ -37,6 +36,7 @@ from batchtune.sampler.worker import (
     WorkerPlace,
     at_epoch,
 )
+from batchtune.sampler_files import read_stream_yaml
 from batchtune.streams.bucketed import StreamBatching, batched, stream_random
 
 if TYPE_CHECKING:

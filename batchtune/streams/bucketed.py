@@ -13,7 +13,7 @@ import numpy as np
 
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
-from batchtune.results import StreamAlgorithm
+from batchtune.records import StreamAlgorithm
 
 # A bucket that gives no batch while this many buffers are read has its turn, full or not.
 _PATIENCE = 16

@@ -18,13 +18,13 @@ from report_records import (
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
-from batchtune.exports.reading import read_sampler_yaml, read_stream_yaml
 from batchtune.exports.run_configs import (
     render_sampler_yaml,
     render_stream_yaml,
     sampler_config,
     stream_config,
 )
+from batchtune.sampler_files import read_sampler_yaml, read_stream_yaml
 
 CONFIG = sampler_config(made_sweep())
 STREAM = stream_config(made_stream())

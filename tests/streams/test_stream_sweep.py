@@ -129,7 +129,7 @@ def test_the_smallest_buffer_within_1_percent_is_recommended(both):
     assert both.rows[both.recommended_speechbrain].buffer_size == row.buffer_size
 
 
-def test_a_buffer_of_the_whole_stream_is_less_random_than_buckets():
+def test_a_whole_streams_buffer_is_less_random_than_buckets():
     found = swept(buffer_sizes=(100, SPEECH.size), num_buckets=(8, 12))
     row, cheapest = (
         found.recommended_row,
