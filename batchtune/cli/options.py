@@ -25,7 +25,7 @@ import typer
 
 from batchtune.allocators import Choice
 from batchtune.cli import console
-from batchtune.cli.settings import PREFIX, WrongNumber
+from batchtune.cli.app import PREFIX, WrongNumber
 from batchtune.errors import UsageError, shortened
 from batchtune.probe.devices import DEVICE_FORMS
 from batchtune.units import parse_size
