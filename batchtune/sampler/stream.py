@@ -191,10 +191,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             *(algorithm, buffer_size, buffer_bytes, max_padding_ratio),
             *(self._batching.shuffle, self._batching.drop_last, overlong),
             *(table.boundaries.tolist(), table.batch_sizes.tolist(), self.seed),
-            *(batches_per_epoch, self.split),
+            *(batches_per_epoch, self.split, float(min_length or 0.0)),
         ]
-        if min_length is not None:
-            options.insert(7, float(min_length))
         digest = hashlib.blake2b(json.dumps(options).encode(), digest_size=8)
         self._digest = digest.hexdigest()
         self._epochs = NextEpochs(whole("epoch", epoch))
