@@ -106,7 +106,7 @@ def _why_none(path: Path) -> str | None:
         SWEEP_FILE,
         StreamSweep,
         Sweep,
-        read_result,
+        read_if_written,
     )
 
     kind: type[Sweep | StreamSweep] = Sweep
@@ -114,10 +114,10 @@ def _why_none(path: Path) -> str | None:
     if path.name == STREAM_CONFIG_FILE:
         kind = StreamSweep
         swept = path.with_name(STREAM_FILE)
-    if not swept.exists():
+    sweep = read_if_written(swept, kind)
+    if sweep is None or not sweep.recommends_nothing:
         return None
-    sweep = read_result(swept, kind)
-    return sweep.reason if sweep.recommends_nothing else None
+    return sweep.reason
 
 
 def _read_config(

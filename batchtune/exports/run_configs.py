@@ -50,7 +50,7 @@ from batchtune.results import (
     StreamRow,
     StreamSweep,
     Sweep,
-    read_result,
+    read_if_written,
 )
 
 OWN_STREAM = "batchtune.BucketedStream"
@@ -192,9 +192,7 @@ def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
             return None
         path.unlink()
         return path
-    probe = None
-    if (folder / PROBE_FILE).exists():
-        probe = read_result(folder / PROBE_FILE, Probe)
+    probe = read_if_written(folder / PROBE_FILE, Probe)
     if isinstance(swept, StreamSweep):
         text = render_stream_yaml(stream_config(swept, probe))
     else:

@@ -14,7 +14,6 @@ from batchtune.records import *
 from batchtune.results.devices import *
 from batchtune.results.loader import *
 from batchtune.results.measured import *
-from batchtune.results.packing import *
 from batchtune.results.printed import *
 from batchtune.results.rows import *
 from batchtune.results.shared import *

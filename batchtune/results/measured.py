@@ -25,7 +25,7 @@ from batchtune.records import (
     TargetLength,
 )
 from batchtune.results.devices import Measured
-from batchtune.results.packing import PackedProbe
+from batchtune.results.rows import PackedProbe
 from batchtune.results.shared import (
     BatchShape,
     ClosedBy,

@@ -278,6 +278,11 @@ def read_result(path: Path, kind: type[R]) -> R:
     return result
 
 
+def read_if_written(path: Path, kind: type[R]) -> R | None:
+    """Read a result file as `read_result` does; None if it does not exist."""
+    return read_result(path, kind) if path.exists() else None
+
+
 def check_meta(data: bytes, kind: type[Result], place: str) -> None:
     """Raise ResultError if JSON is of another kind, or too new; `place` says where it is. May raise DecodeError."""
     meta = msgspec.json.decode(data, type=_Envelope).meta

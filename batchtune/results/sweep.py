@@ -24,8 +24,7 @@ from batchtune.records import (
     TargetLength,
 )
 from batchtune.results.devices import StepGradient
-from batchtune.results.packing import PackingSweep
-from batchtune.results.rows import Row, SweepSettings, have_times
+from batchtune.results.rows import PackingSweep, Row, SweepSettings, have_times
 from batchtune.results.shared import (
     Result,
     row_at,
