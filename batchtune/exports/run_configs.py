@@ -35,6 +35,7 @@ from batchtune.results import (
     SAMPLER_FILE,
     STREAM_ALGORITHMS,
     STREAM_CONFIG_FILE,
+    EpochFigures,
     LoaderConfig,
     LoaderEvidence,
     LoaderTuning,
@@ -43,13 +44,12 @@ from batchtune.results import (
     PackingSweep,
     Probe,
     ReadingRecord,
-    Row,
     SamplerConfig,
     SamplerEvidence,
     StreamConfig,
-    StreamRow,
     StreamSweep,
     Sweep,
+    Swept,
     read_if_written,
 )
 
@@ -234,8 +234,8 @@ def render_loader_yaml(tuning: LoaderTuning) -> str:
 
 
 def _evidence_of(
-    sweep: Sweep | StreamSweep,
-    row: Row | StreamRow | PackedRow,
+    sweep: Swept[Any],
+    row: EpochFigures | PackedRow,
     probe: Probe | None,
 ) -> SamplerEvidence:
     """Return the evidence for a row of a sweep."""

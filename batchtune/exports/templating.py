@@ -17,13 +17,15 @@ from batchtune.loaders import kind_of
 from batchtune.results import (
     LOADER_CONFIG_FILE,
     TORCH_ARGUMENTS,
+    AnyFigures,
+    EpochFigures,
     PackedRow,
     PackingSweep,
     ReadingRecord,
     Row,
     StreamRow,
     StreamSweep,
-    Sweep,
+    Swept,
     argument_text,
     unproven_sizes,
 )
@@ -161,7 +163,7 @@ class LengthLimits(NamedTuple):
     positive: bool = False
 
     @classmethod
-    def of(cls, sweep: Sweep | StreamSweep) -> LengthLimits:
+    def of(cls, sweep: Swept[Any]) -> LengthLimits:
         """Return the limits of a sweep's lengths."""
         lengths = sweep.lengths
         reading = lengths.reading or ReadingRecord()
@@ -363,7 +365,7 @@ def stream_fields(
 
 
 def _sweep_fields(
-    chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep, tuned: Tuned
+    chosen: Chosen[AnyFigures], sweep: Swept[AnyFigures], tuned: Tuned
 ) -> dict[str, Any]:
     lengths = sweep.lengths
     limit = format_length(sweep.max_batch_length, lengths.unit)
@@ -388,7 +390,7 @@ def _sweep_fields(
     }
 
 
-def _about(row: Row | StreamRow, ranks: int) -> str:
+def _about(row: EpochFigures, ranks: int) -> str:
     """Return a row's name and what an epoch costs with it."""
     text = f"{row.sized_name}: {format_number(row.batches)} batches an epoch"
     if ranks > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from batchtune.records import (
     GainRatio,
     LawCoefficients,
     Length,
+    LengthsSummary,
     Positive,
     Record,
     SamplerKind,
@@ -28,7 +29,14 @@ from batchtune.records import (
     Size,
     Sizing,
 )
-from batchtune.results.shared import ClosedBy, wrong_rows, wrong_table
+from batchtune.results.shared import (
+    ClosedBy,
+    Result,
+    row_at,
+    wrong_limit,
+    wrong_rows,
+    wrong_table,
+)
 from batchtune.units import counted, format_number
 
 Keep = Literal["same", "steps", "nothing"]
@@ -144,6 +152,16 @@ class EpochFigures(Record, frozen=True, kw_only=True):
     unproven: CostCount | None = None
 
     @property
+    def name(self) -> str:
+        """The row's name in sentences."""
+        raise NotImplementedError
+
+    @property
+    def sized_name(self) -> str:
+        """The same, and where batch sizes come from, if that is not the length alone."""
+        return self.name
+
+    @property
     def randomness(self) -> float | None:
         """The probability that two mates are not mates again in the next epoch; None for a recorded training."""
         return None if self.mates_again is None else 1 - self.mates_again
@@ -249,6 +267,55 @@ class Row(EpochFigures, frozen=True, kw_only=True):
     def problems(self) -> Iterator[str]:
         """Check the table."""
         yield from wrong_table(self.boundaries, self.batch_sizes)
+
+
+AnyFigures = TypeVar("AnyFigures", bound=EpochFigures)
+
+
+class Swept(Result, Generic[AnyFigures], frozen=True, kw_only=True):
+    """Base of the sweeps: ways to batch a data set, or a stream, compared."""
+
+    lengths: LengthsSummary
+    max_batch_length: Length
+    settings: dict[str, Any]
+    device_name: str | None
+    rows: list[AnyFigures]
+    recommended: Count | None
+    reason: str
+    warnings: list[str]
+    current: AnyFigures | None = None
+    current_fits: bool | None = None
+    current_settings: dict[str, Any] | None = None
+
+    def wrong_figures(self, **indices: int | None) -> Iterator[str]:
+        """Yield what is wrong with the limit, and with the indices of rows: the recommended one, and those named."""
+        yield from wrong_limit(self.max_batch_length, self.lengths)
+        yield from wrong_rows(self.rows, recommended=self.recommended, **indices)
+
+    @property
+    def recommended_row(self) -> AnyFigures | None:
+        """The recommended row, or None if no row beats the baseline."""
+        return row_at(self.rows, self.recommended)
+
+    @property
+    def recommends_nothing(self) -> bool:
+        """Whether there is no row to write a config of."""
+        return self.recommended is None
+
+    @property
+    def has_times(self) -> bool:
+        """Whether every row has an estimated time, so that rows are compared by it."""
+        return bool(self.rows) and have_times(self.rows)
+
+    @property
+    def min_steps(self) -> int | None:
+        """The fewest optimizer steps of an epoch that were asked for."""
+        return self.settings.get("min_steps")
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks whose batches are counted; 1 if the settings do not say."""
+        return int(self.settings.get("world_size", 1))
 
 
 class PackedModel(Record, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -18,18 +18,14 @@ from batchtune.records import (
     Gain,
     GainRatio,
     Length,
-    LengthsSummary,
     Record,
     Seed,
     Share,
     Size,
 )
-from batchtune.results.rows import EpochFigures, Row, have_times
+from batchtune.results.rows import EpochFigures, Row, Swept
 from batchtune.results.shared import (
-    Result,
     row_at,
-    wrong_limit,
-    wrong_rows,
     wrong_settings,
     wrong_table,
 )
@@ -110,11 +106,6 @@ class StreamRow(EpochFigures, frozen=True, kw_only=True):
             else f"{counted(self.num_buckets, 'bucket')} and "
         )
         return f"{self.algorithm} with {buckets}{buffer}"
-
-    @property
-    def sized_name(self) -> str:
-        """The same: buffers say nothing about where sizes come from."""
-        return self.name
 
     @property
     def by_speechbrain(self) -> bool:
@@ -204,7 +195,7 @@ class StreamedWith(Record, frozen=True, kw_only=True):
         return self.world_size * self.readers_per_rank
 
 
-class StreamSweep(Result, frozen=True, kw_only=True):
+class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
     """`stream.json`: ways to batch a stream, compared.
 
     Attributes:
@@ -224,68 +215,26 @@ class StreamSweep(Result, frozen=True, kw_only=True):
 
     FORMAT: ClassVar[str] = "batchtune/stream"
 
-    lengths: LengthsSummary
-    max_batch_length: Length
-    settings: dict[str, Any]
-    device_name: str | None
     simulated_examples: Size
     shards: Shards
-    rows: list[StreamRow]
     map_style: Row | None
-    recommended: Count | None
     recommended_speechbrain: Count | None
     batches_per_rank: Size | None
-    reason: str
-    warnings: list[str]
-    current: StreamRow | None = None
-    current_fits: bool | None = None
-    current_settings: dict[str, Any] | None = None
 
     def problems(self) -> Iterator[str]:
         """Check the settings, and the indices of rows."""
         yield from wrong_settings(self.settings, StreamedWith)
-        yield from wrong_limit(self.max_batch_length, self.lengths)
-        wrong = list(
-            wrong_rows(
-                self.rows,
-                recommended=self.recommended,
-                recommended_speechbrain=self.recommended_speechbrain,
-            )
-        )
+        speechbrain = self.recommended_speechbrain
+        wrong = list(self.wrong_figures(recommended_speechbrain=speechbrain))
         yield from wrong
         row = None if wrong else self.speechbrain_row
         if row is not None and not row.by_speechbrain:
-            yield f"recommended_speechbrain is {self.recommended_speechbrain}, whose algorithm is {row.algorithm}"
-
-    @property
-    def recommended_row(self) -> StreamRow | None:
-        """The recommended row, if any."""
-        return row_at(self.rows, self.recommended)
-
-    @property
-    def recommends_nothing(self) -> bool:
-        """Whether there is no row to write a config of."""
-        return self.recommended is None
+            yield f"recommended_speechbrain is {speechbrain}, whose algorithm is {row.algorithm}"
 
     @property
     def speechbrain_row(self) -> StreamRow | None:
         """The best row of SpeechBrain's own algorithm, if any."""
         return row_at(self.rows, self.recommended_speechbrain)
-
-    @property
-    def has_times(self) -> bool:
-        """Whether every row has an estimated time, so that rows are compared by it."""
-        return bool(self.rows) and have_times(self.rows)
-
-    @property
-    def min_steps(self) -> int | None:
-        """The fewest optimizer steps of an epoch that were asked for."""
-        return self.settings.get("min_steps")
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks whose batches are counted; 1 if the settings do not say."""
-        return self.streamed.world_size
 
     @property
     def streamed(self) -> StreamedWith:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -15,7 +15,6 @@ from batchtune.records import (
     CostRatio,
     Count,
     Length,
-    LengthsSummary,
     Positive,
     Proof,
     Record,
@@ -24,12 +23,8 @@ from batchtune.records import (
     TargetLength,
 )
 from batchtune.results.devices import StepGradient
-from batchtune.results.rows import PackingSweep, Row, SweepSettings, have_times
+from batchtune.results.rows import PackingSweep, Row, SweepSettings, Swept
 from batchtune.results.shared import (
-    Result,
-    row_at,
-    wrong_limit,
-    wrong_rows,
     wrong_settings,
 )
 
@@ -154,7 +149,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
             yield "buckets do not ascend"
 
 
-class Sweep(Result, frozen=True, kw_only=True):
+class Sweep(Swept[Row], frozen=True, kw_only=True):
     """`sweep.json`: the bucket tables compared.
 
     Attributes:
@@ -178,19 +173,8 @@ class Sweep(Result, frozen=True, kw_only=True):
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
 
-    lengths: LengthsSummary
-    max_batch_length: Length
-    settings: dict[str, Any]
-    device_name: str | None
-    rows: list[Row]
     baselines: list[Baseline]
     lower_bound: LowerBound
-    recommended: Count | None
-    reason: str
-    warnings: list[str]
-    current: Row | None = None
-    current_fits: bool | None = None
-    current_settings: dict[str, Any] | None = None
     trade_off: list[Count] = msgspec.field(default_factory=list)
     learning_rate: LearningRate | None = None
     two_dimensional: list[TwoDimensionalRow] = msgspec.field(default_factory=list)
@@ -206,15 +190,10 @@ class Sweep(Result, frozen=True, kw_only=True):
     def problems(self) -> Iterator[str]:
         """Check the settings, the indices of rows, the quantiles, and the recommended row's figures."""
         yield from wrong_settings(self.settings, SweepSettings)
-        yield from wrong_limit(self.max_batch_length, self.lengths)
-        table = self.recommended_table
-        last_of_curve = max(self.trade_off, default=None)
         missing = list(
-            wrong_rows(
-                self.rows,
-                recommended=self.recommended,
-                recommended_table=table,
-                trade_off=last_of_curve,
+            self.wrong_figures(
+                recommended_table=self.recommended_table,
+                trade_off=max(self.trade_off, default=None),
             )
         )
         yield from missing
@@ -231,13 +210,8 @@ class Sweep(Result, frozen=True, kw_only=True):
             yield f"row {self.recommended}: padding_ratio is {row.padding_ratio}, for {self.lengths.total:,}"
 
     @property
-    def recommended_row(self) -> Row | None:
-        """The recommended row, or None if no row beats the baseline."""
-        return row_at(self.rows, self.recommended)
-
-    @property
     def recommends_nothing(self) -> bool:
-        """Whether there is no row to write a config of."""
+        """Whether there is no row to write a config of, padded or packed."""
         return self.recommended is None and self.packed is None
 
     @property
@@ -257,21 +231,6 @@ class Sweep(Result, frozen=True, kw_only=True):
     def packed(self) -> PackingSweep | None:
         """The packers; None if the training does not pack."""
         return None if self.packing is msgspec.UNSET else self.packing
-
-    @property
-    def has_times(self) -> bool:
-        """Whether every row has an estimated time, so that rows are compared by it."""
-        return bool(self.rows) and have_times(self.rows)
-
-    @property
-    def min_steps(self) -> int | None:
-        """The fewest optimizer steps of an epoch that were asked for."""
-        return self.settings.get("min_steps")
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks whose batches are counted; 1 if the settings do not say."""
-        return int(self.settings.get("world_size", 1))
 
 
 def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:
