@@ -15,7 +15,13 @@ from report_records import (
 )
 
 from batchtune.reports import RunResults
-from batchtune.results import ShardAdvice, Shards, StreamRow, StreamSweep
+from batchtune.results import (
+    ShardAdvice,
+    Shards,
+    StreamRow,
+    StreamSettings,
+    StreamSweep,
+)
 
 BUFFERS = (256, 1024, 4096, 16_384)
 # Algorithm → batches and padding with each buffer, and the share of mates that meet again with the largest.
@@ -48,16 +54,13 @@ def made_stream(*, timed=True, unit="s", **changes):
         meta=made_meta("stream"),
         lengths=made_lengths(unit),
         max_batch_length=MAX_BATCH_LENGTH,
-        settings={
-            **{
-                "world_size": 2,
-                "workers": 4,
-                "shuffle_shards": 100,
-                "shuffle_buffer": 1000,
-                "seed": 7,
-            },
-            **{"buffer_sizes": list(BUFFERS), "bytes_per_length": 64_000.0},
-        },
+        settings=StreamSettings(
+            world_size=2,
+            workers=4,
+            seed=7,
+            buffer_sizes=BUFFERS,
+            bytes_per_length=64_000.0,
+        ),
         device_name="NVIDIA H200" if timed else None,
         simulated_examples=COUNT,
         shards=Shards(
@@ -157,7 +160,6 @@ def hostile_stream(text):
     made = whole_stream(unit=text)
     return msgspec.structs.replace(
         made,
-        settings={**made.settings, text: text},
         device_name=text,
         map_style=msgspec.structs.replace(made.map_style, strategy=text),
         reason=text,

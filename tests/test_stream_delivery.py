@@ -70,7 +70,7 @@ def copied(swept, folder, algorithm, **settings):
     sweep = read_result(run / "stream.json", StreamSweep)
     write_result(
         run / "stream.json",
-        structs.replace(sweep, settings={**sweep.settings, **settings}),
+        structs.replace(sweep, settings=structs.replace(sweep.settings, **settings)),
     )
     config = structs.replace(
         read_stream_yaml(run / "stream.yaml"),

@@ -80,18 +80,19 @@ def sampler_config(
         shuffle=True,
         batch_ordering="random",
         drop_last=False,
-        seed=sweep.settings.get("seed", 0),
+        seed=sweep.settings.seed,
         sampler=row.sampler,
         pool_size=row.pool_size,
         batch_overhead=row.batch_overhead,
         accumulate=row.accumulate,
-        own_accumulate=sweep.settings.get("accumulate", 1)
-        if row.keeps_examples
-        else None,
+        own_accumulate=sweep.settings.accumulate or 1 if row.keeps_examples else None,
         equal_counts=row.equal_counts,
         pair_cost=row.pair_cost,
         evidence=msgspec.structs.replace(
-            _evidence_of(sweep, row, probe), unproven=sweep.unproven, proof=sweep.proof
+            _evidence_of(sweep, row, probe),
+            unproven=sweep.unproven,
+            proof=sweep.proof,
+            multiple_of=sweep.settings.multiple_of,
         ),
     )
 
@@ -102,7 +103,7 @@ def _packed_config(
     """Return the recommended packer as a sampler config."""
     row = packing.row
     assert row.pool_size is not None
-    own_accumulate = sweep.settings.get("accumulate", 1)
+    own_accumulate = sweep.settings.accumulate or 1
     if row.unproven is None:
         # The device and its margin were measured with other batches, if at all.
         sweep = msgspec.structs.replace(sweep, device_name=None)
@@ -121,10 +122,8 @@ def _packed_config(
         own_accumulate=own_accumulate if row.keeps_examples else None,
         shuffle=True,
         drop_last=False,
-        seed=sweep.settings.get("seed", 0),
-        evidence=msgspec.structs.replace(
-            _evidence_of(sweep, row, probe), multiple_of=None
-        ),
+        seed=sweep.settings.seed,
+        evidence=_evidence_of(sweep, row, probe),
     )
 
 
@@ -169,7 +168,7 @@ def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConf
         batches_per_epoch=None
         if stream.batches_per_rank is None
         else batches_per_rank(row, stream),
-        seed=stream.streamed.seed,
+        seed=stream.settings.seed,
         evidence=_evidence_of(stream, row, probe),
     )
 
@@ -240,7 +239,6 @@ def _evidence_of(
 ) -> SamplerEvidence:
     """Return the evidence for a row of a sweep."""
     reading = sweep.lengths.reading or ReadingRecord()
-    multiple = sweep.settings.get("multiple_of")
     return SamplerEvidence(
         fingerprint=sweep.lengths.fingerprint,
         device=sweep.device_name,
@@ -256,7 +254,6 @@ def _evidence_of(
         max_length=reading.max_length,
         left_out=sweep.lengths.left_out,
         truncate=reading.truncate,
-        multiple_of=None if multiple is None else float(multiple),
     )
 
 

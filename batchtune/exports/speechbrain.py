@@ -38,7 +38,7 @@ def _needed_cap(sweep: Sweep, row: Row) -> int | None:
     """Return the `max_batch_ex` that a row needs for its batch sizes; None if it needs none."""
     if row.batch_sizes == _derived_sizes(sweep, row, None):
         return None
-    cap: int | None = sweep.settings.get("max_batch_size")
+    cap: int | None = sweep.settings.max_batch_size
     return cap
 
 
@@ -83,7 +83,7 @@ def _render_sampler(tuned: Tuned) -> str:
     Raises ResultError if nothing is recommended, or no row can be expressed.
     """
     sweep = tuned.needed_sweep
-    cap = sweep.settings.get("max_batch_size")
+    cap = sweep.settings.max_batch_size
     chosen = choose_table(
         sweep,
         "SpeechBrain",

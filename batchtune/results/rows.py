@@ -277,7 +277,7 @@ class Swept(Result, Generic[AnyFigures], frozen=True, kw_only=True):
 
     lengths: LengthsSummary
     max_batch_length: Length
-    settings: dict[str, Any]
+    settings: Any
     device_name: str | None
     rows: list[AnyFigures]
     recommended: Count | None
@@ -310,12 +310,13 @@ class Swept(Result, Generic[AnyFigures], frozen=True, kw_only=True):
     @property
     def min_steps(self) -> int | None:
         """The fewest optimizer steps of an epoch that were asked for."""
-        return self.settings.get("min_steps")
+        steps: int | None = self.settings.min_steps
+        return steps
 
     @property
     def world_size(self) -> int:
         """Number of ranks whose batches are counted; 1 if the settings do not say."""
-        return int(self.settings.get("world_size", 1))
+        return self.settings.world_size or 1
 
 
 class PackedModel(Record, frozen=True, kw_only=True):

@@ -26,11 +26,11 @@ from batchtune.records import (
 from batchtune.results.rows import EpochFigures, Row, Swept
 from batchtune.results.shared import (
     row_at,
-    wrong_settings,
     wrong_table,
 )
 from batchtune.units import counted, format_number
 
+_Setting = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Algorithm = Literal["speechbrain", "bucket", "pivot"]
 """How batches are made from a buffer: by SpeechBrain's `dynamic_bucketed_batch`, or by `BucketedStream`."""
 
@@ -195,6 +195,23 @@ class StreamedWith(Record, frozen=True, kw_only=True):
         return self.world_size * self.readers_per_rank
 
 
+class StreamSettings(StreamedWith, frozen=True, kw_only=True):
+    """The settings of a stream's sweep, from the command line to `stream.json`.
+
+    Attributes:
+        buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
+        bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
+        min_steps: The fewest optimizer steps of an epoch, one for each batch of a rank.
+    """
+
+    buffer_sizes: tuple[_Setting | Literal["all"], ...] = (256, 1024, 4096)
+    num_buckets: tuple[_Setting, ...] = (4, 8, 12, 16, 20)
+    max_batch_size: _Setting | None = None
+    bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
+    min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    min_steps: _Setting | None = None
+
+
 class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
     """`stream.json`: ways to batch a stream, compared.
 
@@ -215,6 +232,7 @@ class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
 
     FORMAT: ClassVar[str] = "batchtune/stream"
 
+    settings: StreamSettings
     simulated_examples: Size
     shards: Shards
     map_style: Row | None
@@ -222,8 +240,7 @@ class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
     batches_per_rank: Size | None
 
     def problems(self) -> Iterator[str]:
-        """Check the settings, and the indices of rows."""
-        yield from wrong_settings(self.settings, StreamedWith)
+        """Check the indices of rows."""
         speechbrain = self.recommended_speechbrain
         wrong = list(self.wrong_figures(recommended_speechbrain=speechbrain))
         yield from wrong
@@ -235,14 +252,3 @@ class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
     def speechbrain_row(self) -> StreamRow | None:
         """The best row of SpeechBrain's own algorithm, if any."""
         return row_at(self.rows, self.recommended_speechbrain)
-
-    @property
-    def streamed(self) -> StreamedWith:
-        """How the examples reach workers, and the seed."""
-        # Only these: other settings may hold text that is no UTF-8, such as the names of files.
-        known = {
-            name: value
-            for name, value in self.settings.items()
-            if name in StreamedWith.__struct_fields__
-        }
-        return msgspec.convert(known, StreamedWith)

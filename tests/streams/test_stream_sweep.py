@@ -156,7 +156,7 @@ def test_the_seed_does_not_change_the_recommendation():
         swept(seed=seed, workers=8, num_buckets=(4,), buffer_sizes=(100,))
         for seed in (0, 1)
     )
-    assert (first.settings["seed"], second.settings["seed"]) == (0, 1)
+    assert (first.settings.seed, second.settings.seed) == (0, 1)
     assert first.rows == second.rows
     assert first.recommended == second.recommended
 
