@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Any
 
-from batchtune.exports.base import Export, Tuned, choose_table
+from batchtune.exports.base import Tuned, choose_table
 from batchtune.exports.templating import LengthLimits, from_template, table_fields
 from batchtune.results import Sweep
 
@@ -170,12 +170,7 @@ def _render_fairseq(tuned: Tuned) -> str:
     )
 
 
-EXPORTS = (
-    Export(
-        name="espnet",
-        title="ESPnet",
-        file="batchtune_espnet.yaml",
-        render=_render_espnet,
-    ),
-    Export(name="fairseq", title="fairseq", file=_FAIRSEQ_FILE, render=_render_fairseq),
-)
+RENDERS = {
+    "espnet": _render_espnet,
+    "fairseq": _render_fairseq,
+}

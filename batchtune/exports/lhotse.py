@@ -9,7 +9,6 @@ from typing import Any
 from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import (
     Chosen,
-    Export,
     Tuned,
     choose_stream,
     choose_table,
@@ -223,21 +222,9 @@ def _joint_fields(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-EXPORTS = (
-    Export(
-        name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=_render_lhotse
-    ),
-    Export(
-        name="lhotse-shar",
-        title="Lhotse Shar",
-        file="lhotse_shar.py",
-        render=_render_shar,
-    ),
-    Export(name="nemo", title="NeMo", file="train_ds.yaml", render=_render_nemo),
-    Export(
-        name="nemo-tarred",
-        title="NeMo with tarred data",
-        file="tarred_train_ds.yaml",
-        render=_render_tarred,
-    ),
-)
+RENDERS = {
+    "lhotse": _render_lhotse,
+    "lhotse-shar": _render_shar,
+    "nemo": _render_nemo,
+    "nemo-tarred": _render_tarred,
+}

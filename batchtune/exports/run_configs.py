@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import msgspec
 
 from batchtune.configs import word_or_number
 from batchtune.errors import ResultError
+from batchtune.exports import export_of
 from batchtune.exports.base import (
     Chosen,
-    Export,
     Tuned,
     batches_per_rank,
     choose_stream,
@@ -326,57 +327,48 @@ _IN_FRAMEWORKS = {
 }
 
 
-def _of_sampler(name: str, title: str, file: str) -> Export:
-    def render(tuned: Tuned) -> str:
-        sweep = tuned.needed_sweep
-        reading = sweep.lengths.reading or ReadingRecord()
-        options = msgspec.structs.asdict(reading).items()
-        if sweep.packed is None:
-            fields = table_fields(Chosen(recommended_row(sweep)), tuned)
-        else:
-            fields = packed_fields(tuned, sweep.packed)
-        template = f"{name}.py.j2"
-        row = recommended_row(sweep) if sweep.packed is None else sweep.packed.row
+def _render_sampler(name: str, tuned: Tuned) -> str:
+    """Return code for a trainer around the sampler of `sampler.yaml`."""
+    sweep = tuned.needed_sweep
+    reading = sweep.lengths.reading or ReadingRecord()
+    options = msgspec.structs.asdict(reading).items()
+    template = f"{name}.py.j2"
+    if sweep.packed is None:
+        row = recommended_row(sweep)
         micro_batches = row.accumulate
-        if micro_batches is not None:
-            template = "same_step.py.j2"
-            fields.update(_IN_FRAMEWORKS[name])
-        return from_template(
-            template,
-            title=title,
-            micro_batches=micro_batches,
-            reading={
-                option: value for option, value in options if isinstance(value, str)
-            },
-            config=tuned.config,
-            packed=sweep.packed is not None,
-            **fields,
-        )
-
-    return Export(name=name, title=title, file=file, render=render)
-
-
-def _of_stream(name: str, title: str, file: str) -> Export:
-    def render(tuned: Tuned) -> str:
-        sweep = tuned.needed_stream
-        return from_template(
-            f"{name}.py.j2",
-            title=title,
-            config=tuned.stream_config,
-            nominal=sweep.batches_per_rank is not None,
-            **stream_fields(
-                choose_stream(sweep, OWN_STREAM, *STREAM_ALGORITHMS), tuned
-            ),
-        )
-
-    return Export(name=name, title=title, file=file, render=render)
+        fields = table_fields(Chosen(row), tuned)
+    else:
+        micro_batches = sweep.packed.row.accumulate
+        fields = packed_fields(tuned, sweep.packed)
+    if micro_batches is not None:
+        template = "same_step.py.j2"
+        fields.update(_IN_FRAMEWORKS[name])
+    return from_template(
+        template,
+        title=export_of(name).title,
+        micro_batches=micro_batches,
+        reading={option: value for option, value in options if isinstance(value, str)},
+        config=tuned.config,
+        packed=sweep.packed is not None,
+        **fields,
+    )
 
 
-EXPORTS = (
-    _of_sampler("transformers", "Transformers", "batchtune_transformers.py"),
-    _of_sampler("accelerate", "Accelerate", "batchtune_accelerate.py"),
-    _of_sampler("lightning", "Lightning", "batchtune_lightning.py"),
-    _of_sampler("pytorch", "PyTorch", "batchtune_pytorch.py"),
-    _of_stream("webdataset", "WebDataset", "webdataset_stream.py"),
-    _of_stream("hf-streaming", "Hugging Face streaming data sets", "hf_stream.py"),
-)
+def _render_stream(name: str, tuned: Tuned) -> str:
+    """Return code for a loader around the stream of `stream.yaml`."""
+    sweep = tuned.needed_stream
+    chosen = choose_stream(sweep, OWN_STREAM, *STREAM_ALGORITHMS)
+    return from_template(
+        f"{name}.py.j2",
+        title=export_of(name).title,
+        config=tuned.stream_config,
+        nominal=sweep.batches_per_rank is not None,
+        **stream_fields(chosen, tuned),
+    )
+
+
+RENDERS = {
+    **{name: partial(_render_sampler, name) for name in _IN_FRAMEWORKS},
+    "webdataset": partial(_render_stream, "webdataset"),
+    "hf-streaming": partial(_render_stream, "hf-streaming"),
+}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.exports.base import (
-    Export,
     Tuned,
     choose_stream,
     choose_table,
@@ -142,17 +141,7 @@ def _shortest_counted(sweep: StreamSweep, in_samples: bool) -> float:
     return min(0.001, lengths.min)
 
 
-EXPORTS = (
-    Export(
-        name="speechbrain",
-        title="SpeechBrain",
-        file="dynamic_batch_sampler.yaml",
-        render=_render_sampler,
-    ),
-    Export(
-        name="speechbrain-stream",
-        title="SpeechBrain with WebDataset",
-        file="speechbrain_stream.py",
-        render=_render_stream,
-    ),
-)
+RENDERS = {
+    "speechbrain": _render_sampler,
+    "speechbrain-stream": _render_stream,
+}
