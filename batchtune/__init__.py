@@ -12,12 +12,10 @@ if TYPE_CHECKING:
     from batchtune.errors import BatchtuneError
     from batchtune.packing import TimeLaw, pack
     from batchtune.results import BatchShape
-    from batchtune.sampler.from_config import sampler_from_config
-    from batchtune.sampler.packed import PackedBatchSampler
-    from batchtune.sampler.same_step import SameStepBatchSampler
-    from batchtune.sampler.step_stream import SameStepStream
+    from batchtune.sampler.base import BucketBatchSampler, PooledBatchSampler
+    from batchtune.sampler.packed import PackedBatchSampler, sampler_from_config
+    from batchtune.sampler.same_step import SameStepBatchSampler, SameStepStream
     from batchtune.sampler.stream import BucketedStream
-    from batchtune.sampler.tables import BucketBatchSampler, PooledBatchSampler
     from batchtune.scripts.recorder import Recorder
     from batchtune.workloads import Workload
 
@@ -44,18 +42,18 @@ __all__ = [
 _HOMES = {
     "BatchShape": "results",
     "BatchtuneError": "errors",
-    "BucketBatchSampler": "sampler.tables",
+    "BucketBatchSampler": "sampler.base",
     "BucketedStream": "sampler.stream",
     "PackedBatchSampler": "sampler.packed",
-    "PooledBatchSampler": "sampler.tables",
+    "PooledBatchSampler": "sampler.base",
     "Recorder": "scripts.recorder",
     "SameStepBatchSampler": "sampler.same_step",
-    "SameStepStream": "sampler.step_stream",
+    "SameStepStream": "sampler.same_step",
     "TimeLaw": "packing",
     "Workload": "workloads",
     "pack": "packing",
     "read_run": "api",
-    "sampler_from_config": "sampler.from_config",
+    "sampler_from_config": "sampler.packed",
     "sweep": "api",
     "tune": "api",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ _NOT_TRAINING = re.compile(
 )
 _GIVE = "Write the number in the file, or give the settings as --current key=value,key=value."
 
-KeyPath = tuple[str, ...]
 # A node of ruamel.yaml, which has no types of its own.
 Node = Any
 
@@ -118,25 +117,6 @@ def entries(mapping: Node) -> dict[str, Node]:
     return {key.value: value for key, value in mapping.value if is_scalar(key)}
 
 
-def walk(root: Node) -> Iterator[tuple[KeyPath, Node]]:
-    """Yield all nodes in order with their paths of keys and indices; an alias yields its node, not the content."""
-    visited: set[int] = set()
-    waiting: list[tuple[KeyPath, Node]] = [((), root)]
-    while waiting:
-        path, node = waiting.pop()
-        yield path, node
-        if is_scalar(node) or id(node) in visited:
-            continue
-        visited.add(id(node))
-        if is_mapping(node):
-            inner = [((*path, str(key.value)), value) for key, value in node.value]
-        else:
-            inner = [
-                ((*path, str(index)), value) for index, value in enumerate(node.value)
-            ]
-        waiting += reversed(inner)
-
-
 def plain_value(root: Node) -> Any:
     """Return a node as Python's own dicts, lists and scalars; values that aliases share stay shared."""
     made: dict[int, Any] = {}
@@ -186,7 +166,7 @@ class RecipeBlock:
     """A mapping in a recipe: the last of a chain of mappings from the document's top, and the keys that lead there."""
 
     chain: tuple[Node, ...]
-    keys: KeyPath
+    keys: tuple[str, ...]
 
     @property
     def node(self) -> Node:
@@ -202,6 +182,15 @@ class RecipeBlock:
     def settings(self) -> dict[str, Node]:
         """Its values by key."""
         return entries(self.node)
+
+    @property
+    def inner(self) -> list[RecipeBlock]:
+        """The mappings among its values."""
+        return [
+            RecipeBlock((*self.chain, node), (*self.keys, key))
+            for key, node in self.settings.items()
+            if is_mapping(node)
+        ]
 
     def has_any(self, names: Collection[str]) -> bool:
         """Return whether it has any of these keys."""
@@ -234,7 +223,7 @@ class Recipe:
             )
         return cls(root, name)
 
-    def block_at(self, keys: KeyPath) -> RecipeBlock | None:
+    def block_at(self, keys: tuple[str, ...]) -> RecipeBlock | None:
         """Return the mapping at a path of keys; None without one."""
         chain: list[Node] = [self.root]
         for key in keys:
@@ -246,12 +235,18 @@ class Recipe:
 
     def blocks_with(self, names: Collection[str]) -> list[RecipeBlock]:
         """Return the mappings with any of these keys that are reached through mappings, each once despite aliases."""
-        blocks: dict[int, RecipeBlock] = {}
-        for path, node in walk(self.root):
-            block = self.block_at(path)
-            if block is not None and block.has_any(names):
-                blocks.setdefault(id(node), block)
-        return list(blocks.values())
+        blocks: list[RecipeBlock] = []
+        visited: set[int] = set()
+        waiting = [RecipeBlock((self.root,), ())]
+        while waiting:
+            block = waiting.pop()
+            if id(block.node) in visited:
+                continue
+            visited.add(id(block.node))
+            if block.has_any(names):
+                blocks.append(block)
+            waiting += reversed(block.inner)
+        return blocks
 
     def training_block(self, choose: str) -> RecipeBlock | None:
         """Return the settings of the sampler that a recipe trains with; None without any."""
@@ -373,12 +368,12 @@ class Recipe:
         return scalar_value(node)
 
 
-def reference_path(reference: str) -> KeyPath:
+def reference_path(reference: str) -> tuple[str, ...]:
     """Return the path of `key[inner]` as hyperpyyaml reads it; attributes of objects count as the object."""
     return tuple(part.strip("]") for part in reference.split(".")[0].split("["))
 
 
-def is_validation(keys: KeyPath) -> bool:
+def is_validation(keys: tuple[str, ...]) -> bool:
     """Return whether a path of keys is named for validation or test."""
     words = re.split(r"[^A-Za-z]+", ".".join(keys))
     return any(_NOT_TRAINING.fullmatch(word) for word in words)

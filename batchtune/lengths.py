@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.errors import ManifestError
-from batchtune.results import LengthsSummary, ReadingRecord
-from batchtune.results import Unit as Unit
+from batchtune.records import LengthsSummary, ReadingRecord
+from batchtune.records import Unit as Unit
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

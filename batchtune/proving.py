@@ -40,7 +40,7 @@ from batchtune.results import (
     Trial,
     Verification,
     VerifyFailure,
-    read_result,
+    read_if_written,
     write_result,
 )
 from batchtune.run_folder import alone_in, append_trial, read_trials
@@ -239,10 +239,9 @@ def _containing(probe: Probe, shape: BatchShape) -> BatchShape:
 
 def mark_proven(folder: Path, verification: Verification) -> None:
     """Record what a verification proves, if it ran the recommended batches, and `sampler.yaml` is as it was written."""
-    path = folder / SWEEP_FILE
-    if not path.exists():
+    swept = read_if_written(folder / SWEEP_FILE, Sweep)
+    if swept is None:
         return
-    swept = read_result(path, Sweep)
     run = RunResults(name=folder.name, sweep=swept, verification=verification)
     if (
         swept.recommended is None
@@ -250,9 +249,7 @@ def mark_proven(folder: Path, verification: Verification) -> None:
         or mismatch(run) is not None
     ):
         return
-    probe = None
-    if (folder / PROBE_FILE).exists():
-        probe = read_result(folder / PROBE_FILE, Probe)
+    probe = read_if_written(folder / PROBE_FILE, Probe)
     written = render_sampler_yaml(sampler_config(swept, probe))
     if (folder / SAMPLER_FILE).read_text(encoding="utf-8") == written:
         record(folder, swept, proof_of(verification))

@@ -31,6 +31,7 @@ from batchtune.results import (
     Row,
     Script,
     Sweep,
+    SweepSettings,
     Trial,
     Twin,
     TwoDimensionalRow,
@@ -344,7 +345,7 @@ def made_sweep(*, timed=True, unit="s"):
         meta=made_meta("sweep"),
         lengths=made_lengths(unit),
         max_batch_length=MAX_BATCH_LENGTH,
-        settings={"seed": 7},
+        settings=SweepSettings(seed=7),
         device_name="NVIDIA H200" if timed else None,
         rows=rows,
         baselines=[
@@ -389,7 +390,7 @@ def whole_sweep(unit="s"):
     ]
     return replace(
         sweep,
-        settings={"seed": 7, "world_size": 8},
+        settings=SweepSettings(seed=7, world_size=8),
         rows=rows,
         current=replace(rows[10], strategy="current", num_buckets=200),
         current_settings={
@@ -534,7 +535,7 @@ def hostile_results(text):
         ),
         sweep=replace(
             sweep,
-            settings={text: text},
+            settings=SweepSettings(strategies=(text,)),
             current_settings={"source": text},
             device_name=text,
             rows=[

@@ -13,7 +13,6 @@ from memory_laws import LAWS, LIMIT_BYTES, LawDevice
 
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import ProbeError
-from batchtune.exports.reading import read_sampler_yaml
 from batchtune.exports.run_configs import write_config
 from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
@@ -27,6 +26,7 @@ from batchtune.results import (
     SweepSettings,
 )
 from batchtune.run_folder import read_trials
+from batchtune.sampler_files import read_sampler_yaml
 from batchtune.verify import verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 

@@ -23,7 +23,7 @@ from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_ra
 
 RANDOM = random.Random(0)
 EXAMPLES = [{"id": number, "length": RANDOM.randint(1, 30)} for number in range(500)]
-ALGORITHMS = ("bucket", "pool", "pivot")
+ALGORITHMS = ("bucket", "pivot")
 
 
 def stream(source=EXAMPLES, **options):

@@ -313,7 +313,8 @@ def _why_none(
 
 def keeps_steps(sweep: Sweep | StreamSweep) -> bool:
     """Return whether an epoch keeps its optimizer steps, so that padded lengths compare where times are not known."""
-    return sweep.settings.get("keep") == "same" or sweep.min_steps is not None
+    same = isinstance(sweep, Sweep) and sweep.settings.keep == "same"
+    return same or sweep.min_steps is not None
 
 
 def keeps_examples(row: Row | StreamRow) -> bool:

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from batchtune import __version__
-from batchtune.cli import console, settings
+from batchtune.cli import console
 from batchtune.errors import (
     BatchtuneError,
     UsageError,
@@ -67,10 +67,35 @@ COMMANDS = {
     "schema": Declared("describe", "Print the JSON Schema of a result file."),
 }
 COMMON = "Options"
+PREFIX = "BATCHTUNE_"  # of the environment variables that set options
 
 # The base of all errors of usage that parsing raises; typer has no public name for it.
 _ParsingError: Any = typer.BadParameter.__base__
 _WAIT = "--wait"
+
+
+class WrongNumber(typer.BadParameter):
+    """The value of an option is not the number that the option takes."""
+
+
+def is_from_environment(ctx: Any, name: str) -> bool:
+    """Return whether an environment variable sets the option, and the command line does not."""
+    source = ctx.get_parameter_source(name)
+    return getattr(source, "name", None) == "ENVIRONMENT"
+
+
+def show_environment(ctx: Any) -> None:
+    """Say which options of the command come from the environment, unless it is quiet."""
+    shown = []
+    for parameter in ctx.command.params:
+        if is_from_environment(ctx, parameter.name):
+            option = max(parameter.opts, key=len).lstrip("-")
+            value = bounded(os.environ[parameter.envvar])
+            shown.append(f"{option} {value} from {parameter.envvar}")
+    if shown:
+        console.note(
+            f"Settings: {', '.join(shown)}", quiet=bool(ctx.params.get("quiet"))
+        )
 
 
 class Command(TyperCommand):
@@ -84,9 +109,9 @@ class Command(TyperCommand):
         except _ParsingError as error:
             parameter: Any = getattr(error, "param", None)
             variable = None
-            if parameter is not None and settings.is_from_environment(ctx, parameter):
+            if parameter is not None and is_from_environment(ctx, parameter.name):
                 variable = parameter.envvar
-            if isinstance(error, settings.WrongNumber):
+            if isinstance(error, WrongNumber):
                 source = f" (from {variable})" if variable else ""
                 message = f"{parameter.opts[0]}: {error.message}{source}"
                 raise UsageError(message) from None
@@ -159,7 +184,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        settings.show_environment(ctx)
+        show_environment(ctx)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

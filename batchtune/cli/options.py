@@ -25,7 +25,7 @@ import typer
 
 from batchtune.allocators import Choice
 from batchtune.cli import console
-from batchtune.cli.settings import PREFIX, WrongNumber
+from batchtune.cli.app import PREFIX, WrongNumber
 from batchtune.errors import UsageError, shortened
 from batchtune.probe.devices import DEVICE_FORMS
 from batchtune.units import parse_size
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from batchtune.loaders.settings import LoaderSettings
     from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
-    from batchtune.results import SweepSettings
-    from batchtune.streams.stream_sweep import StreamSettings
+    from batchtune.results import StreamSettings, SweepSettings
 
 AnyLengths = TypeVar("AnyLengths")
 AnyValue = TypeVar("AnyValue")
@@ -787,8 +786,7 @@ class StreamOptions:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
         from batchtune.buckets.strategies import parse_num_buckets, parse_sizes
         from batchtune.buckets.sweep import probed_ranks
-        from batchtune.results import checked
-        from batchtune.streams.stream_sweep import StreamSettings
+        from batchtune.results import StreamSettings, checked
 
         values = given(
             StreamSettings,

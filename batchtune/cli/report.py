@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from batchtune.cli import console
+from batchtune.cli.app import is_from_environment
 from batchtune.cli.export import tuned_run
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
@@ -211,7 +212,7 @@ def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
 
 def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
     """Return the rules as the user wrote them; in the environment, `;` and line ends separate them, not spaces."""
-    if getattr(ctx.get_parameter_source("fail_if"), "name", None) == "ENVIRONMENT":
+    if is_from_environment(ctx, "fail_if"):
         # An empty rule is an error.
         return re.split(r"[;\n]+", os.environ[_RULES_VARIABLE].strip("; \n"))
     return given or []

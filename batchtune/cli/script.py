@@ -194,12 +194,12 @@ def _heap_variables(folder: Path) -> dict[str, str]:
     """
     from batchtune.probe.devices import backend_for
     from batchtune.processes.pool import allowed_memory
-    from batchtune.results import PROBE_FILE, Probe, read_result
+    from batchtune.results import PROBE_FILE, Probe, read_if_written
 
-    path = folder / PROBE_FILE
-    if not path.exists():
+    probe = read_if_written(folder / PROBE_FILE, Probe)
+    if probe is None:
         return {}
-    device = read_result(path, Probe).device
+    device = probe.device
     has_room = allowed_memory() > _ROOM_FOR_HEAP * device.limit_bytes
     if device.kind != "cpu" or has_room:
         return {}
@@ -214,9 +214,9 @@ def _lengths_of_script(
 
     Raises ResultError for other lengths.
     """
-    from batchtune.exports.reading import read_any_sampler_yaml
     from batchtune.results import OWN_LENGTHS_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.run_folder import check_lengths, lengths_of
+    from batchtune.sampler_files import read_any_sampler_yaml
     from batchtune.scripts.script_loaders import STREAM_LINES
 
     path = folder / SAMPLER_FILE

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from batchtune.manifests import StreamLengths
     from batchtune.probe.nodes import Nodes
     from batchtune.results import (
+        Probe,
         SamplerConfig,
         StreamConfig,
         Verification,
@@ -202,10 +203,10 @@ def sampler_plan(
     quiet: bool,
 ) -> VerifyPlan:
     """Return the plan to run the batches of the folder's `sampler.yaml`."""
-    from batchtune.exports.reading import read_sampler_yaml
     from batchtune.results import SAMPLER_FILE
+    from batchtune.sampler_files import read_sampler_yaml
 
-    _check_padded(folder)
+    probe = _padded_probe(folder)
     path = folder / SAMPLER_FILE
     config = read_sampler_yaml(path)
     if not config.shuffle:
@@ -214,19 +215,20 @@ def sampler_plan(
             "shuffled examples, as with shuffle: true.",
             quiet=quiet,
         )
-    return _plan(lengths, path, config, settings)
+    return _plan(lengths, path, config, settings, probe)
 
 
 def _stream_plan(
     stored: StreamLengths, folder: Path, settings: VerifySettings
 ) -> VerifyPlan:
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
-    from batchtune.exports.reading import read_stream_yaml
     from batchtune.results import STREAM_CONFIG_FILE
+    from batchtune.sampler_files import read_stream_yaml
 
-    _check_padded(folder)
+    probe = _padded_probe(folder)
     path = folder / STREAM_CONFIG_FILE
-    return _plan(stored.lengths, path, read_stream_yaml(path), settings, stored)
+    config = read_stream_yaml(path)
+    return _plan(stored.lengths, path, config, settings, probe, stored)
 
 
 def _plan(
@@ -234,19 +236,18 @@ def _plan(
     path: Path,
     config: SamplerConfig | StreamConfig,
     settings: VerifySettings,
+    probe: Probe | None,
     stored: StreamLengths | None = None,
 ) -> VerifyPlan:
     """Return the plan for a config, with the probe next to it; raise ResultError if either is of other lengths."""
-    from batchtune.results import PROBE_FILE, Probe, read_result
+    from batchtune.results import PROBE_FILE
     from batchtune.run_folder import check_lengths, lengths_of
     from batchtune.streams.simulated import stored_stream
     from batchtune.verify.plan import VerifyPlan
 
     check_lengths(lengths, config.evidence.fingerprint, path, lengths_of(path.parent))
-    probe_path = path.with_name(PROBE_FILE)
-    probe = None
-    if probe_path.exists():
-        probe = read_result(probe_path, Probe)
+    if probe is not None:
+        probe_path = path.with_name(PROBE_FILE)
         check_lengths(lengths, probe.lengths.fingerprint, probe_path, probe.lengths)
     stream = None
     if stored is not None:
@@ -256,16 +257,18 @@ def _plan(
     )
 
 
-def _check_padded(folder: Path) -> None:
-    """Raise ResultError if packed batches were probed."""
-    from batchtune.results import PROBE_FILE, Probe, read_result
+def _padded_probe(folder: Path) -> Probe | None:
+    """Return the folder's probe; None without one. Raises ResultError if packed batches were probed."""
+    from batchtune.results import PROBE_FILE, Probe, read_if_written
 
     path = folder / PROBE_FILE
-    if path.exists() and read_result(path, Probe).packed is not None:
+    probe = read_if_written(path, Probe)
+    if probe is not None and probe.packed is not None:
         raise ResultError(
             f"{path} is of packed batches, and verify runs padded ones only",
             "The probe itself has run the worst packed batches, alone and in turns: `batchtune report` shows them.",
         )
+    return probe
 
 
 def run_with_progress(

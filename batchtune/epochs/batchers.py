@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,10 @@ from batchtune.epochs.layout import (
 from batchtune.epochs.same_step import Cutter, StepCutter
 from batchtune.epochs.table import Buckets, BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
-from batchtune.results import Row, SamplerConfig
+from batchtune.records import SamplerConfig
+
+if TYPE_CHECKING:
+    from batchtune.results import Row
 
 # Examples that are sorted or cut at once.
 _AT_ONCE = 1 << 20
@@ -69,12 +72,12 @@ class Batching:
     @classmethod
     def of(cls, made: Row | SamplerConfig) -> Batching:
         """Return how a row of a sweep, or a config, makes batches; raises ValueError as `BucketTable.of` does."""
-        boundaries = (
-            made.boundaries if isinstance(made, Row) else made.bucket_boundaries
-        )
-        sizes = made.batch_sizes if isinstance(made, Row) else made.bucket_batch_sizes
+        if isinstance(made, SamplerConfig):
+            table = BucketTable.of(made.bucket_boundaries, made.bucket_batch_sizes)
+        else:
+            table = BucketTable.of(made.boundaries, made.batch_sizes)
         return cls(
-            BucketTable.of(boundaries, sizes),
+            table,
             made.pool_size,
             made.batch_overhead,
             made.accumulate,

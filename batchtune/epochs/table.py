@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.lengths import FloatArray, Histogram, IntArray
-from batchtune.results import Sizing
+from batchtune.records import Sizing
 
 # No data set fills a larger batch, and a quotient far beyond would not fit int64.
 _LARGEST_BATCH_SIZE = 2**53

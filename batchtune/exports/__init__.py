@@ -1,6 +1,6 @@
 """Turn a recommendation into one framework's config.
 
-To add a framework: an `Export` in `EXPORTS` of a module, and a line in `_MODULES`.
+To add a framework: a function in `RENDERS` of a module, and a line in `_KNOWN`.
 """
 
 from __future__ import annotations
@@ -17,40 +17,49 @@ from batchtune.results import LOADER_CONFIG_FILE, SAMPLER_FILE, STREAM_CONFIG_FI
 if TYPE_CHECKING:
     from batchtune.exports.base import Export, Tuned
 
-# Name of --to → the module with it in `EXPORTS`, imported when needed.
-_MODULES = {
-    "speechbrain": "speechbrain",
-    "nemo": "lhotse",
-    "lhotse": "lhotse",
-    "espnet": "cutting",
-    "fairseq": "cutting",
-    "transformers": "run_configs",
-    "accelerate": "run_configs",
-    "lightning": "run_configs",
-    "pytorch": "run_configs",
-    "speechbrain-stream": "speechbrain",
-    "webdataset": "run_configs",
-    "hf-streaming": "run_configs",
-    "lhotse-shar": "lhotse",
-    "nemo-tarred": "lhotse",
-    "verl": "packers",
-    "openrlhf": "packers",
-    "slime": "packers",
-    "trl": "packers",
-    "axolotl": "packers",
+# Name of --to → the module that renders it in `RENDERS`, imported when needed; the framework's own name; its file.
+_KNOWN = {
+    "speechbrain": ("speechbrain", "SpeechBrain", "dynamic_batch_sampler.yaml"),
+    "nemo": ("lhotse", "NeMo", "train_ds.yaml"),
+    "lhotse": ("lhotse", "Lhotse", "lhotse_sampler.py"),
+    "espnet": ("cutting", "ESPnet", "batchtune_espnet.yaml"),
+    "fairseq": ("cutting", "fairseq", "batchtune_fairseq.txt"),
+    "transformers": ("run_configs", "Transformers", "batchtune_transformers.py"),
+    "accelerate": ("run_configs", "Accelerate", "batchtune_accelerate.py"),
+    "lightning": ("run_configs", "Lightning", "batchtune_lightning.py"),
+    "pytorch": ("run_configs", "PyTorch", "batchtune_pytorch.py"),
+    "speechbrain-stream": (
+        "speechbrain",
+        "SpeechBrain with WebDataset",
+        "speechbrain_stream.py",
+    ),
+    "webdataset": ("run_configs", "WebDataset", "webdataset_stream.py"),
+    "hf-streaming": (
+        "run_configs",
+        "Hugging Face streaming data sets",
+        "hf_stream.py",
+    ),
+    "lhotse-shar": ("lhotse", "Lhotse Shar", "lhotse_shar.py"),
+    "nemo-tarred": ("lhotse", "NeMo with tarred data", "tarred_train_ds.yaml"),
+    "verl": ("packers", "verl", "batchtune_verl.txt"),
+    "openrlhf": ("packers", "OpenRLHF", "batchtune_openrlhf.txt"),
+    "slime": ("packers", "slime", "batchtune_slime.txt"),
+    "trl": ("packers", "TRL", "batchtune_trl.py"),
+    "axolotl": ("packers", "axolotl", "batchtune_axolotl.yaml"),
 }
-FRAMEWORKS: tuple[str, ...] = tuple(_MODULES)
+FRAMEWORKS: tuple[str, ...] = tuple(_KNOWN)
 
 
 def export_of(name: str) -> Export:
     """Return the export for a framework; raise UsageError if the name is unknown."""
-    if name not in _MODULES:
+    from batchtune.exports.base import Export
+
+    if name not in _KNOWN:
         hint = f"{did_you_mean(name.lower(), FRAMEWORKS)}Known frameworks: {', '.join(FRAMEWORKS)}."
         raise UsageError(f"unknown framework {shortened(name)}", hint)
-    exports: tuple[Export, ...] = import_module(
-        f"batchtune.exports.{_MODULES[name]}"
-    ).EXPORTS
-    return next(export for export in exports if export.name == name)
+    module, title, file = _KNOWN[name]
+    renders = import_module(f"batchtune.exports.{module}").RENDERS
+    return Export(name=name, title=title, file=file, render=renders[name])
 
 
 def configs_of(tuned: Tuned) -> dict[str, str]:

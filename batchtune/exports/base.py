@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Generic, TypeVar
+from typing import Generic
 
 from batchtune.errors import ResultError
 from batchtune.results import (
@@ -15,17 +15,18 @@ from batchtune.results import (
     STREAM_FILE,
     SWEEP_FILE,
     Algorithm,
+    AnyFigures,
+    EpochFigures,
     LoaderTuning,
     Probe,
     Row,
     StreamRow,
     StreamSweep,
     Sweep,
+    Swept,
     cost_of,
 )
 from batchtune.units import counted, format_number, format_seconds
-
-RowT = TypeVar("RowT", Row, StreamRow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +89,17 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(Generic[RowT]):
+class Chosen(Generic[AnyFigures]):
     """The best row that a framework can express.
 
     `remarks`, sentences without a full stop, say how it differs from the recommended row, and what that costs.
     """
 
-    row: RowT
+    row: AnyFigures
     remarks: tuple[str, ...] = ()
 
 
-def recommended_row(sweep: Sweep | StreamSweep) -> Any:
+def recommended_row(sweep: Swept[AnyFigures]) -> AnyFigures:
     """Return the row that the sweep recommends; raise ResultError if it recommends nothing."""
     if sweep.recommended_row is None:
         raise ResultError(
@@ -144,12 +145,12 @@ def choose_stream(
 
 
 def _choose(
-    sweep: Sweep | StreamSweep,
+    sweep: Swept[AnyFigures],
     framework: str,
-    expresses: Callable[[Any], bool],
+    expresses: Callable[[AnyFigures], bool],
     why: str,
-    next_best: Any,
-) -> Chosen[Any]:
+    next_best: AnyFigures | None,
+) -> Chosen[AnyFigures]:
     """Choose the recommended row if the framework can run it, else the next best if it can run that.
 
     If it can't, prefer rows whose batch sizes are all proven, then the lowest estimated time (number of batches, if a
@@ -167,7 +168,7 @@ def _choose(
         )
     timed = sweep.has_times
 
-    def preference(row: Row | StreamRow) -> tuple[bool, float, int]:
+    def preference(row: AnyFigures) -> tuple[bool, float, int]:
         return bool(row.unproven), cost_of(row, timed=timed), len(row.boundaries)
 
     row = min(expressed, key=preference)
@@ -179,7 +180,11 @@ def _choose(
         f"batchtune recommends {_described(recommended)}, which {framework} can't express: {why}. This is "
         f"{_described(row)}: {more:+.1%} {what}"
     )
-    if isinstance(row, Row) and recommended.keeps_examples:
+    if (
+        isinstance(row, Row)
+        and isinstance(recommended, Row)
+        and recommended.keeps_examples
+    ):
         remark += (
             f". An epoch has {counted(row.steps, 'optimizer step')} with it, not {recommended.steps:,}, and of other "
             "examples: `sweep-buckets --keep steps` finds a table that keeps their number"
@@ -194,7 +199,7 @@ def batches_per_rank(row: StreamRow, sweep: StreamSweep) -> int:
     return max(1, row.batches // sweep.world_size)
 
 
-def _described(row: Row | StreamRow) -> str:
+def _described(row: EpochFigures) -> str:
     """Return a row's name and what an epoch costs: `bucket with a buffer of 1024 (120 batches, 3 s an epoch)`."""
     cost = f"{format_number(row.batches)} batches"
     if row.estimated_epoch_seconds:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Any
 
-from batchtune.exports.base import Export, Tuned, choose_table
+from batchtune.exports.base import Tuned, choose_table
 from batchtune.exports.templating import LengthLimits, from_template, table_fields
 from batchtune.results import Sweep
 
@@ -67,7 +67,7 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0) -> int:
     `scale` is one of the lengths' units in ESPnet's; the sweep's quantiles and histogram bound the lengths.
     """
     limit = sweep.max_batch_length
-    cap = sweep.settings.get("max_batch_size") or math.inf
+    cap = sweep.settings.max_batch_size or math.inf
     bounds = [
         low * min(cap, max(1, int(limit / high)))
         for low, high, rank in _neighbours(sweep)
@@ -115,7 +115,7 @@ def _render_espnet(tuned: Tuned) -> str:
         **_cutting_fields(tuned, "ESPnet", "batch_bins", ("num_workers", "pin_memory")),
         bins=bins,
         share=f"{bins / (sweep.max_batch_length * scale):.1%}",
-        cap=sweep.settings.get("max_batch_size"),
+        cap=sweep.settings.max_batch_size,
         ends=seconds.named("min_wav_duration", "max_wav_duration"),
     )
 
@@ -138,7 +138,7 @@ def _render_fairseq(tuned: Tuned) -> str:
     audio = fields["audio"]
     max_tokens = max(1, math.floor(round(sweep.max_batch_length * scale, 3)))
     allowed = max(1, int(sweep.max_batch_length / sweep.lengths.min))
-    batch_size = min(allowed, sweep.settings.get("max_batch_size") or allowed)
+    batch_size = min(allowed, sweep.settings.max_batch_size or allowed)
     # One more for the end of the sentence, which fairseq counts and a manifest of tokens may not.
     counts_ends = not audio and unit != "frames"
     longest = _at_least(sweep.lengths.max, scale)
@@ -170,12 +170,7 @@ def _render_fairseq(tuned: Tuned) -> str:
     )
 
 
-EXPORTS = (
-    Export(
-        name="espnet",
-        title="ESPnet",
-        file="batchtune_espnet.yaml",
-        render=_render_espnet,
-    ),
-    Export(name="fairseq", title="fairseq", file=_FAIRSEQ_FILE, render=_render_fairseq),
-)
+RENDERS = {
+    "espnet": _render_espnet,
+    "fairseq": _render_fairseq,
+}

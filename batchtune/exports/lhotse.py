@@ -9,8 +9,6 @@ from typing import Any
 from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import (
     Chosen,
-    Export,
-    RowT,
     Tuned,
     choose_stream,
     choose_table,
@@ -21,7 +19,7 @@ from batchtune.exports.templating import (
     stream_fields,
     table_fields,
 )
-from batchtune.results import Row, StreamSweep, Sweep, unproven_sizes
+from batchtune.results import AnyFigures, Row, Sweep, Swept, unproven_sizes
 from batchtune.units import format_number
 
 # Unit → what a cut calls it, if Lhotse is not to measure seconds.
@@ -60,7 +58,9 @@ def least_buffer(batch_sizes: Sequence[int]) -> int:
     return sum(size - 1 for size in batch_sizes) + 1
 
 
-def _covering(chosen: Chosen[RowT], sweep: Sweep | StreamSweep) -> Chosen[RowT]:
+def _covering(
+    chosen: Chosen[AnyFigures], sweep: Swept[AnyFigures]
+) -> Chosen[AnyFigures]:
     """Return the choice; raise ResultError if its table ends before the longest example."""
     if chosen.row.boundaries[-1] < sweep.lengths.max:
         raise ResultError(
@@ -222,21 +222,9 @@ def _joint_fields(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-EXPORTS = (
-    Export(
-        name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=_render_lhotse
-    ),
-    Export(
-        name="lhotse-shar",
-        title="Lhotse Shar",
-        file="lhotse_shar.py",
-        render=_render_shar,
-    ),
-    Export(name="nemo", title="NeMo", file="train_ds.yaml", render=_render_nemo),
-    Export(
-        name="nemo-tarred",
-        title="NeMo with tarred data",
-        file="tarred_train_ds.yaml",
-        render=_render_tarred,
-    ),
-)
+RENDERS = {
+    "lhotse": _render_lhotse,
+    "lhotse-shar": _render_shar,
+    "nemo": _render_nemo,
+    "nemo-tarred": _render_tarred,
+}

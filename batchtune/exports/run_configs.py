@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,14 @@ import msgspec
 
 from batchtune.configs import word_or_number
 from batchtune.errors import ResultError
+from batchtune.exports import export_of
 from batchtune.exports.base import (
     Chosen,
-    Export,
     Tuned,
     batches_per_rank,
     choose_stream,
     recommended_row,
 )
-from batchtune.exports.reading import recommends_nothing
 from batchtune.exports.templating import (
     broken,
     from_template,
@@ -36,6 +36,7 @@ from batchtune.results import (
     SAMPLER_FILE,
     STREAM_ALGORITHMS,
     STREAM_CONFIG_FILE,
+    EpochFigures,
     LoaderConfig,
     LoaderEvidence,
     LoaderTuning,
@@ -44,14 +45,13 @@ from batchtune.results import (
     PackingSweep,
     Probe,
     ReadingRecord,
-    Row,
     SamplerConfig,
     SamplerEvidence,
     StreamConfig,
-    StreamRow,
     StreamSweep,
     Sweep,
-    read_result,
+    Swept,
+    read_if_written,
 )
 
 OWN_STREAM = "batchtune.BucketedStream"
@@ -81,18 +81,19 @@ def sampler_config(
         shuffle=True,
         batch_ordering="random",
         drop_last=False,
-        seed=sweep.settings.get("seed", 0),
+        seed=sweep.settings.seed,
         sampler=row.sampler,
         pool_size=row.pool_size,
         batch_overhead=row.batch_overhead,
         accumulate=row.accumulate,
-        own_accumulate=sweep.settings.get("accumulate", 1)
-        if row.keeps_examples
-        else None,
+        own_accumulate=sweep.settings.accumulate or 1 if row.keeps_examples else None,
         equal_counts=row.equal_counts,
         pair_cost=row.pair_cost,
         evidence=msgspec.structs.replace(
-            _evidence_of(sweep, row, probe), unproven=sweep.unproven, proof=sweep.proof
+            _evidence_of(sweep, row, probe),
+            unproven=sweep.unproven,
+            proof=sweep.proof,
+            multiple_of=sweep.settings.multiple_of,
         ),
     )
 
@@ -103,7 +104,7 @@ def _packed_config(
     """Return the recommended packer as a sampler config."""
     row = packing.row
     assert row.pool_size is not None
-    own_accumulate = sweep.settings.get("accumulate", 1)
+    own_accumulate = sweep.settings.accumulate or 1
     if row.unproven is None:
         # The device and its margin were measured with other batches, if at all.
         sweep = msgspec.structs.replace(sweep, device_name=None)
@@ -122,10 +123,8 @@ def _packed_config(
         own_accumulate=own_accumulate if row.keeps_examples else None,
         shuffle=True,
         drop_last=False,
-        seed=sweep.settings.get("seed", 0),
-        evidence=msgspec.structs.replace(
-            _evidence_of(sweep, row, probe), multiple_of=None
-        ),
+        seed=sweep.settings.seed,
+        evidence=_evidence_of(sweep, row, probe),
     )
 
 
@@ -170,7 +169,7 @@ def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConf
         batches_per_epoch=None
         if stream.batches_per_rank is None
         else batches_per_rank(row, stream),
-        seed=stream.streamed.seed,
+        seed=stream.settings.seed,
         evidence=_evidence_of(stream, row, probe),
     )
 
@@ -188,14 +187,12 @@ def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
     path = folder / SAMPLER_FILE
     if isinstance(swept, StreamSweep):
         path = folder / STREAM_CONFIG_FILE
-    if recommends_nothing(swept):
+    if swept.recommends_nothing:
         if not path.exists():
             return None
         path.unlink()
         return path
-    probe = None
-    if (folder / PROBE_FILE).exists():
-        probe = read_result(folder / PROBE_FILE, Probe)
+    probe = read_if_written(folder / PROBE_FILE, Probe)
     if isinstance(swept, StreamSweep):
         text = render_stream_yaml(stream_config(swept, probe))
     else:
@@ -237,13 +234,12 @@ def render_loader_yaml(tuning: LoaderTuning) -> str:
 
 
 def _evidence_of(
-    sweep: Sweep | StreamSweep,
-    row: Row | StreamRow | PackedRow,
+    sweep: Swept[Any],
+    row: EpochFigures | PackedRow,
     probe: Probe | None,
 ) -> SamplerEvidence:
     """Return the evidence for a row of a sweep."""
     reading = sweep.lengths.reading or ReadingRecord()
-    multiple = sweep.settings.get("multiple_of")
     return SamplerEvidence(
         fingerprint=sweep.lengths.fingerprint,
         device=sweep.device_name,
@@ -259,7 +255,6 @@ def _evidence_of(
         max_length=reading.max_length,
         left_out=sweep.lengths.left_out,
         truncate=reading.truncate,
-        multiple_of=None if multiple is None else float(multiple),
     )
 
 
@@ -332,57 +327,48 @@ _IN_FRAMEWORKS = {
 }
 
 
-def _of_sampler(name: str, title: str, file: str) -> Export:
-    def render(tuned: Tuned) -> str:
-        sweep = tuned.needed_sweep
-        reading = sweep.lengths.reading or ReadingRecord()
-        options = msgspec.structs.asdict(reading).items()
-        if sweep.packed is None:
-            fields = table_fields(Chosen(recommended_row(sweep)), tuned)
-        else:
-            fields = packed_fields(tuned, sweep.packed)
-        template = f"{name}.py.j2"
-        row = recommended_row(sweep) if sweep.packed is None else sweep.packed.row
+def _render_sampler(name: str, tuned: Tuned) -> str:
+    """Return code for a trainer around the sampler of `sampler.yaml`."""
+    sweep = tuned.needed_sweep
+    reading = sweep.lengths.reading or ReadingRecord()
+    options = msgspec.structs.asdict(reading).items()
+    template = f"{name}.py.j2"
+    if sweep.packed is None:
+        row = recommended_row(sweep)
         micro_batches = row.accumulate
-        if micro_batches is not None:
-            template = "same_step.py.j2"
-            fields.update(_IN_FRAMEWORKS[name])
-        return from_template(
-            template,
-            title=title,
-            micro_batches=micro_batches,
-            reading={
-                option: value for option, value in options if isinstance(value, str)
-            },
-            config=tuned.config,
-            packed=sweep.packed is not None,
-            **fields,
-        )
-
-    return Export(name=name, title=title, file=file, render=render)
-
-
-def _of_stream(name: str, title: str, file: str) -> Export:
-    def render(tuned: Tuned) -> str:
-        sweep = tuned.needed_stream
-        return from_template(
-            f"{name}.py.j2",
-            title=title,
-            config=tuned.stream_config,
-            nominal=sweep.batches_per_rank is not None,
-            **stream_fields(
-                choose_stream(sweep, OWN_STREAM, *STREAM_ALGORITHMS), tuned
-            ),
-        )
-
-    return Export(name=name, title=title, file=file, render=render)
+        fields = table_fields(Chosen(row), tuned)
+    else:
+        micro_batches = sweep.packed.row.accumulate
+        fields = packed_fields(tuned, sweep.packed)
+    if micro_batches is not None:
+        template = "same_step.py.j2"
+        fields.update(_IN_FRAMEWORKS[name])
+    return from_template(
+        template,
+        title=export_of(name).title,
+        micro_batches=micro_batches,
+        reading={option: value for option, value in options if isinstance(value, str)},
+        config=tuned.config,
+        packed=sweep.packed is not None,
+        **fields,
+    )
 
 
-EXPORTS = (
-    _of_sampler("transformers", "Transformers", "batchtune_transformers.py"),
-    _of_sampler("accelerate", "Accelerate", "batchtune_accelerate.py"),
-    _of_sampler("lightning", "Lightning", "batchtune_lightning.py"),
-    _of_sampler("pytorch", "PyTorch", "batchtune_pytorch.py"),
-    _of_stream("webdataset", "WebDataset", "webdataset_stream.py"),
-    _of_stream("hf-streaming", "Hugging Face streaming data sets", "hf_stream.py"),
-)
+def _render_stream(name: str, tuned: Tuned) -> str:
+    """Return code for a loader around the stream of `stream.yaml`."""
+    sweep = tuned.needed_stream
+    chosen = choose_stream(sweep, OWN_STREAM, *STREAM_ALGORITHMS)
+    return from_template(
+        f"{name}.py.j2",
+        title=export_of(name).title,
+        config=tuned.stream_config,
+        nominal=sweep.batches_per_rank is not None,
+        **stream_fields(chosen, tuned),
+    )
+
+
+RENDERS = {
+    **{name: partial(_render_sampler, name) for name in _IN_FRAMEWORKS},
+    "webdataset": partial(_render_stream, "webdataset"),
+    "hf-streaming": partial(_render_stream, "hf-streaming"),
+}

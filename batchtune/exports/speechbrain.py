@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.exports.base import (
-    Chosen,
-    Export,
     Tuned,
     choose_stream,
     choose_table,
@@ -18,7 +16,7 @@ from batchtune.exports.templating import (
     stream_fields,
     table_fields,
 )
-from batchtune.results import Row, StreamRow, StreamSweep, Sweep
+from batchtune.results import Row, StreamSweep, Sweep
 
 # Unit → samples of audio, by the constant SAMPLE_RATE.
 _SAMPLES: dict[str | None, str] = {
@@ -35,22 +33,11 @@ def _derived_sizes(sweep: Sweep, row: Row, cap: int | None) -> list[int]:
     return sizes
 
 
-def _chosen_table(sweep: Sweep) -> Chosen[Row]:
-    """Choose the best row that `bucket_boundaries` and `max_batch_length` express; raise ResultError without one."""
-    cap = sweep.settings.get("max_batch_size")
-    return choose_table(
-        sweep,
-        "SpeechBrain",
-        lambda row: row.batch_sizes == _derived_sizes(sweep, row, cap),
-        "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary",
-    )
-
-
 def _needed_cap(sweep: Sweep, row: Row) -> int | None:
     """Return the `max_batch_ex` that a row needs for its batch sizes; None if it needs none."""
     if row.batch_sizes == _derived_sizes(sweep, row, None):
         return None
-    cap: int | None = sweep.settings.get("max_batch_size")
+    cap: int | None = sweep.settings.max_batch_size
     return cap
 
 
@@ -95,8 +82,13 @@ def _render_sampler(tuned: Tuned) -> str:
     Raises ResultError if nothing is recommended, or no row can be expressed.
     """
     sweep = tuned.needed_sweep
-    chosen = _chosen_table(sweep)
-    recommended = recommended_row(sweep)
+    cap = sweep.settings.max_batch_size
+    chosen = choose_table(
+        sweep,
+        "SpeechBrain",
+        lambda row: row.batch_sizes == _derived_sizes(sweep, row, cap),
+        "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary",
+    )
     return from_template(
         "speechbrain.yaml.j2",
         **table_fields(chosen, tuned, ("num_workers",)),
@@ -104,14 +96,10 @@ def _render_sampler(tuned: Tuned) -> str:
         leaving_out=_leaving_out(sweep),
         cap=_needed_cap(sweep, chosen.row),
         max_batch_length=sweep.max_batch_length,
-        recommended=recommended,
+        recommended=recommended_row(sweep),
         length_key=_length_key(sweep),
         config=tuned.config,
     )
-
-
-def _chosen_stream(sweep: StreamSweep) -> Chosen[StreamRow]:
-    return choose_stream(sweep, "SpeechBrain's dynamic_bucketed_batch", "speechbrain")
 
 
 def _render_stream(tuned: Tuned) -> str:
@@ -121,7 +109,7 @@ def _render_stream(tuned: Tuned) -> str:
     WebDataset 1.0.
     """
     sweep = tuned.needed_stream
-    chosen = _chosen_stream(sweep)
+    chosen = choose_stream(sweep, "SpeechBrain's dynamic_bucketed_batch", "speechbrain")
     row = chosen.row
     fields = stream_fields(chosen, tuned)
     in_samples = _SAMPLES.get(sweep.lengths.unit, "{}")
@@ -153,17 +141,7 @@ def _shortest_counted(sweep: StreamSweep, in_samples: bool) -> float:
     return min(0.001, lengths.min)
 
 
-EXPORTS = (
-    Export(
-        name="speechbrain",
-        title="SpeechBrain",
-        file="dynamic_batch_sampler.yaml",
-        render=_render_sampler,
-    ),
-    Export(
-        name="speechbrain-stream",
-        title="SpeechBrain with WebDataset",
-        file="speechbrain_stream.py",
-        render=_render_stream,
-    ),
-)
+RENDERS = {
+    "speechbrain": _render_sampler,
+    "speechbrain-stream": _render_stream,
+}

@@ -17,13 +17,15 @@ from batchtune.loaders import kind_of
 from batchtune.results import (
     LOADER_CONFIG_FILE,
     TORCH_ARGUMENTS,
+    AnyFigures,
+    EpochFigures,
     PackedRow,
     PackingSweep,
     ReadingRecord,
     Row,
     StreamRow,
     StreamSweep,
-    Sweep,
+    Swept,
     argument_text,
     unproven_sizes,
 )
@@ -161,7 +163,7 @@ class LengthLimits(NamedTuple):
     positive: bool = False
 
     @classmethod
-    def of(cls, sweep: Sweep | StreamSweep) -> LengthLimits:
+    def of(cls, sweep: Swept[Any]) -> LengthLimits:
         """Return the limits of a sweep's lengths."""
         lengths = sweep.lengths
         reading = lengths.reading or ReadingRecord()
@@ -275,6 +277,13 @@ def table_fields(
     if unproven is not None:
         about += f"; {unproven} (`batchtune report` says why)"
     fields = _sweep_fields(chosen, sweep, tuned)
+    multiple = sweep.settings.multiple_of
+    if multiple is not None:
+        multiples = format_length(multiple, sweep.lengths.unit)
+        fields["remarks"].append(
+            f"Batches were counted as padded to multiples of {multiples} (--multiple-of): the collate function must "
+            "pad to them"
+        )
     if sweep.packed is not None:
         fields["remarks"].append(
             f"batchtune recommends packing to {sweep.packed.max_tokens:,} tokens, which is not expressed here: these "
@@ -284,7 +293,7 @@ def table_fields(
         "about_row": about,
         **fields,
         "limits": LengthLimits.of(sweep),
-        "seed": sweep.settings.get("seed", 0),
+        "seed": sweep.settings.seed,
         **_loader_fields(tuned, expresses),
     }
 
@@ -316,8 +325,8 @@ def packed_fields(
         "remarks": remarks,
         "unit": lengths.unit,
         "limits": LengthLimits.of(sweep),
-        "seed": sweep.settings.get("seed", 0),
-        "accumulate": sweep.settings.get("accumulate", 1),
+        "seed": sweep.settings.seed,
+        "accumulate": sweep.settings.accumulate or 1,
         **_loader_fields(tuned, expresses),
     }
 
@@ -339,7 +348,7 @@ def stream_fields(
     """Return what the templates of streams have in common; arguments as for `table_fields`."""
     sweep = tuned.needed_stream
     row = chosen.row
-    streamed = sweep.streamed
+    streamed = sweep.settings
     workers = max(1, streamed.workers)
     about = (
         _about(row, sweep.world_size)
@@ -363,7 +372,7 @@ def stream_fields(
 
 
 def _sweep_fields(
-    chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep, tuned: Tuned
+    chosen: Chosen[AnyFigures], sweep: Swept[AnyFigures], tuned: Tuned
 ) -> dict[str, Any]:
     lengths = sweep.lengths
     limit = format_length(sweep.max_batch_length, lengths.unit)
@@ -373,22 +382,15 @@ def _sweep_fields(
     )
     if sweep.device_name:
         about += f", measured on {sweep.device_name}"
-    remarks = [*tuned.training_notes, *chosen.remarks]
-    multiple = sweep.settings.get("multiple_of")
-    if multiple is not None:
-        remarks.append(
-            f"Batches were counted as padded to multiples of {format_length(multiple, lengths.unit)} (--multiple-of): "
-            "the collate function must pad to them"
-        )
     return {
         "about_data": about,
         "row": chosen.row,
-        "remarks": remarks,
+        "remarks": [*tuned.training_notes, *chosen.remarks],
         "unit": lengths.unit,
     }
 
 
-def _about(row: Row | StreamRow, ranks: int) -> str:
+def _about(row: EpochFigures, ranks: int) -> str:
     """Return a row's name and what an epoch costs with it."""
     text = f"{row.sized_name}: {format_number(row.batches)} batches an epoch"
     if ranks > 1:

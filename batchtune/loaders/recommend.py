@@ -27,7 +27,7 @@ from batchtune.results import (
     LoaderTuning,
     Probe,
     Sweep,
-    read_result,
+    read_if_written,
 )
 from batchtune.units import counted, format_percent, format_seconds
 
@@ -94,9 +94,9 @@ def steps_of_run(folder: Path, step_ms: float | None, *, exact: bool) -> Steps |
             per="batch",
             seconds_of=lambda examples, _: 0 * examples + step_ms / 1000,
         )
-    if not (folder / PROBE_FILE).exists():
+    probe = read_if_written(folder / PROBE_FILE, Probe)
+    if probe is None:
         return None
-    probe = read_result(folder / PROBE_FILE, Probe)
     costs = costs_of(probe)
     model = probe.models.step_seconds
     if costs.step_seconds is None or model is None:
@@ -110,11 +110,9 @@ def steps_of_run(folder: Path, step_ms: float | None, *, exact: bool) -> Steps |
     )
     if exact and not needs_targets(model):
         return steps
-    if not (folder / SWEEP_FILE).exists():
-        return None
-    sweep = read_result(folder / SWEEP_FILE, Sweep)
-    row = sweep.recommended_row
-    if row is None or row.estimated_epoch_seconds is None:
+    sweep = read_if_written(folder / SWEEP_FILE, Sweep)
+    row = None if sweep is None else sweep.recommended_row
+    if sweep is None or row is None or row.estimated_epoch_seconds is None:
         return None
     per_example = row.estimated_epoch_seconds / sweep.lengths.count
     return replace(

@@ -78,8 +78,9 @@ class LoaderRunner:
 
     def inspect(self) -> Opened:
         """Build the loader once, with the first of the values that the user named. Raises LoaderError if that fails."""
+        arguments = {name: values[0] for name, values in self._settings.sweep.items()}
         with self._worker():
-            return self._inspect()
+            return self._open(arguments, inspect=True)
 
     def measure(self, arguments: Arguments, request: Take) -> Measurement:
         """Measure one setting in a fresh process: epochs as requested until the time is over, after a warm-up.
@@ -167,12 +168,6 @@ class LoaderRunner:
             if request.digests or left <= 0:
                 return
             request = replace(request, seconds=left)
-
-    def _inspect(self) -> Opened:
-        return self._open(
-            {name: values[0] for name, values in self._settings.sweep.items()},
-            inspect=True,
-        )
 
     def _open(self, arguments: Arguments, *, inspect: bool = False) -> Opened:
         settings = self._settings

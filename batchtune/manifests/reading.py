@@ -229,7 +229,7 @@ def _write_table(
     from batchtune.manifests.formats.columnar import (
         ROW,
         histogram_table,
-        lengths_table,
+        noted_table,
     )
 
     sources = np.repeat(
@@ -240,10 +240,14 @@ def _write_table(
     if plan.as_histogram:
         table = histogram_table(lengths)
     else:
-        table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
-        of_source = pyarrow.array(sources).dictionary_encode()
-        table = table.append_column("source", of_source)
-        table = table.append_column(ROW, pyarrow.array(whole.row_numbers))
+        columns = {
+            "id": pyarrow.array(whole.ids, pyarrow.string()),
+            "length": whole.values,
+            "target_length": whole.target_values,
+            "source": pyarrow.array(sources).dictionary_encode(),
+            ROW: whole.row_numbers,
+        }
+        table = noted_table(columns, plan.unit)
         table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
     with (
         writing_whole(output)

@@ -122,7 +122,7 @@ def _of_same_steps(sweep: Sweep, packing: PackingSweep) -> Iterator[str]:
     row = packing.row
     if not row.keeps_examples:
         return
-    own = sweep.settings.get("accumulate")
+    own = sweep.settings.accumulate
     if own != row.accumulate:
         yield f"Train with a gradient accumulation of {row.accumulate} instead of {own}."
     if sweep.gradient_difference is None:

@@ -452,7 +452,8 @@ def swept_warnings(run: RunResults, sweep: AnySweep, command: str) -> Iterator[s
         if sweep.max_batch_length > measured * (1 + 1e-9):
             yield f"{differs}: training may run out of memory. {again}"
         elif sweep.max_batch_length < measured * _LOW_LIMIT and not (
-            sweep.min_steps or sweep.settings.get("throughput_fraction")
+            sweep.min_steps
+            or (isinstance(sweep, Sweep) and sweep.settings.throughput_fraction)
         ):
             yield f"{differs}: memory is left unused. {again}"
     for warning in sweep.warnings:

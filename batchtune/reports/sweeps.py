@@ -282,7 +282,7 @@ def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
     """Say what else there is where steps keep their examples: fewer micro-batches, or other steps."""
     if not row.keeps_examples:
         return
-    own = sweep.settings.get("accumulate")
+    own = sweep.settings.accumulate
     if own != row.accumulate:
         yield f"Train with a gradient accumulation of {row.accumulate} instead of {own}."
     yield from of_gradient(sweep, row)
@@ -291,7 +291,7 @@ def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
     def cost(other: Row) -> float:
         return cost_of(other, timed=timed, steps_kept=steps_kept)
 
-    if sweep.settings.get("max_batch_size") == row.pool_size:
+    if sweep.settings.max_batch_size == row.pool_size:
         examples = counted(row.pool_size or 0, "example")
         yield f"Batches of more than the {examples} of a step were not tried: --keep nothing tries them."
     others = [other for other in sweep.rows if other is not row]

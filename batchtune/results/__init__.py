@@ -10,10 +10,10 @@ have to do with each other; `read_result` checks both, once, where a file is rea
 """
 
 # ruff: noqa: F403  # every name of these modules is public here
+from batchtune.records import *
 from batchtune.results.devices import *
 from batchtune.results.loader import *
 from batchtune.results.measured import *
-from batchtune.results.packing import *
 from batchtune.results.printed import *
 from batchtune.results.rows import *
 from batchtune.results.shared import *

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import msgspec
 
 from batchtune.allocators import NATIVE, setting_for
-from batchtune.results.shared import (
+from batchtune.records import (
     Amount,
-    BatchShape,
     ByteChange,
     Bytes,
     Count,
@@ -17,12 +16,11 @@ from batchtune.results.shared import (
     LengthsSummary,
     Positive,
     Record,
-    Result,
     Share,
     Size,
     TargetLength,
-    WorkloadRecord,
 )
+from batchtune.results.shared import BatchShape, Result, WorkloadRecord
 from batchtune.units import counted
 
 EQUAL_TWINS = 0.02

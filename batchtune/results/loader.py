@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from batchtune.results.shared import (
+from batchtune.records import (
     Amount,
     Bytes,
     Cost,
@@ -19,10 +19,12 @@ from batchtune.results.shared import (
     Gain,
     LengthsSummary,
     Record,
-    Result,
     Share,
     Size,
     StepSeconds,
+)
+from batchtune.results.shared import (
+    Result,
     WorkloadRecord,
     row_at,
     wrong_rows,

@@ -10,15 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from batchtune.allocators import Choice
-from batchtune.results.devices import Measured
-from batchtune.results.packing import PackedProbe
-from batchtune.results.shared import (
+from batchtune.records import (
     PER_CENT,
     Amount,
-    BatchShape,
     ByteChange,
     Bytes,
-    ClosedBy,
     Count,
     Length,
     Record,
@@ -28,6 +24,12 @@ from batchtune.results.shared import (
     StepSeconds,
     StreamAlgorithm,
     TargetLength,
+)
+from batchtune.results.devices import Measured
+from batchtune.results.rows import PackedProbe
+from batchtune.results.shared import (
+    BatchShape,
+    ClosedBy,
     wrong_limit,
     wrong_settings,
     wrong_table,

@@ -1,13 +1,13 @@
-"""The settings and rows of a sweep, and the cost of an epoch that rows are compared by."""
+"""The settings of a sweep, its rows, padded and packed, and the cost of an epoch that rows are compared by."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from batchtune.results.shared import (
+from batchtune.records import (
     LESS_IS_BETTER,
     PER_CENT,
     Amount,
@@ -19,18 +19,27 @@ from batchtune.results.shared import (
     Count,
     Gain,
     GainRatio,
+    LawCoefficients,
     Length,
+    LengthsSummary,
     Positive,
     Record,
+    SamplerKind,
     Seed,
     Size,
+    Sizing,
+)
+from batchtune.results.shared import (
+    ClosedBy,
+    Result,
+    row_at,
+    wrong_limit,
+    wrong_rows,
     wrong_table,
 )
 from batchtune.units import counted, format_number
 
-Sizing = Literal["length", "frontier"]
 Keep = Literal["same", "steps", "nothing"]
-SamplerKind = Literal["bucket", "pooled", "same-step"]
 MOST_BUCKETS = 1000
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
 Correlation = Annotated[float, msgspec.Meta(ge=-1, le=1), LESS_IS_BETTER, PER_CENT]
@@ -143,6 +152,16 @@ class EpochFigures(Record, frozen=True, kw_only=True):
     unproven: CostCount | None = None
 
     @property
+    def name(self) -> str:
+        """The row's name in sentences."""
+        raise NotImplementedError
+
+    @property
+    def sized_name(self) -> str:
+        """The same, and where batch sizes come from, if that is not the length alone."""
+        return self.name
+
+    @property
     def randomness(self) -> float | None:
         """The probability that two mates are not mates again in the next epoch; None for a recorded training."""
         return None if self.mates_again is None else 1 - self.mates_again
@@ -248,6 +267,200 @@ class Row(EpochFigures, frozen=True, kw_only=True):
     def problems(self) -> Iterator[str]:
         """Check the table."""
         yield from wrong_table(self.boundaries, self.batch_sizes)
+
+
+AnyFigures = TypeVar("AnyFigures", bound=EpochFigures)
+
+
+class Swept(Result, Generic[AnyFigures], frozen=True, kw_only=True):
+    """Base of the sweeps: ways to batch a data set, or a stream, compared."""
+
+    lengths: LengthsSummary
+    max_batch_length: Length
+    settings: Any
+    device_name: str | None
+    rows: list[AnyFigures]
+    recommended: Count | None
+    reason: str
+    warnings: list[str]
+    current: AnyFigures | None = None
+    current_fits: bool | None = None
+    current_settings: dict[str, Any] | None = None
+
+    def wrong_figures(self, **indices: int | None) -> Iterator[str]:
+        """Yield what is wrong with the limit, and with the indices of rows: the recommended one, and those named."""
+        yield from wrong_limit(self.max_batch_length, self.lengths)
+        yield from wrong_rows(self.rows, recommended=self.recommended, **indices)
+
+    @property
+    def recommended_row(self) -> AnyFigures | None:
+        """The recommended row, or None if no row beats the baseline."""
+        return row_at(self.rows, self.recommended)
+
+    @property
+    def recommends_nothing(self) -> bool:
+        """Whether there is no row to write a config of."""
+        return self.recommended is None
+
+    @property
+    def has_times(self) -> bool:
+        """Whether every row has an estimated time, so that rows are compared by it."""
+        return bool(self.rows) and have_times(self.rows)
+
+    @property
+    def min_steps(self) -> int | None:
+        """The fewest optimizer steps of an epoch that were asked for."""
+        steps: int | None = self.settings.min_steps
+        return steps
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks whose batches are counted; 1 if the settings do not say."""
+        return self.settings.world_size or 1
+
+
+class PackedModel(Record, frozen=True, kw_only=True):
+    """cost = constant + token·Σ L + squared_token·Σ L² + sequence·n, of a packed batch of n sequences of lengths L.
+
+    Attributes:
+        relative_error: Root mean square of (fit / measured - 1) over the fitted trials.
+        largest_error: The largest |fit / measured - 1| among them.
+    """
+
+    constant: Amount
+    token: Amount
+    squared_token: Amount
+    sequence: Amount
+    relative_error: Amount
+    largest_error: Amount
+
+
+class PackedProbe(Record, frozen=True, kw_only=True):
+    """What fits of packed batches.
+
+    Attributes:
+        max_tokens: The largest token budget proven, for batches that one of the trials in `proofs` contains.
+        closed_by: Why no larger one: as for a point of the frontier; `data`: all tokens of the data, or --max-tokens.
+        oom_tokens: The fewest tokens that ran out of memory; None if none did.
+        proofs: Indices of the trials with `max_tokens` tokens, in compositions from the longest sequences to the
+            shortest; empty if the probe was interrupted before they ran in turns.
+        peak_bytes, step_seconds: Fits to all that ran; None if it is too little.
+    """
+
+    max_tokens: Size
+    closed_by: ClosedBy
+    oom_tokens: Size | None
+    proofs: list[Count]
+    peak_bytes: PackedModel | None
+    step_seconds: PackedModel | None
+
+
+class PackedRow(Record, frozen=True, kw_only=True):
+    """One packer of a sweep, and what an epoch of its micro-batches comes to, on all ranks.
+
+    Attributes:
+        packer: `even`, `first-fit` or `best-fit`.
+        pool_size: The most sequences that are packed at once; of steps that keep theirs, those of one on all ranks.
+        accumulate: Into how many micro-batches each rank's share of an optimizer step is packed, whose sequences are
+            those that training draws; None if batchtune draws them.
+        batches: Micro-batches of one epoch, none with padding.
+        lower_bound: tokens / max_tokens, rounded up.
+        tokens: Of one epoch, without those cut or left out.
+        fill: tokens / (batches × max_tokens).
+        largest_tokens: The most tokens of a micro-batch.
+        simulated_epochs: How many epochs largest_tokens, over_cap and unproven are about; the other figures are those
+            of the first.
+        over_cap: How many micro-batches have more than max_tokens.
+        unproven: How many micro-batches are not proven to fit: no proof of the probe has as many tokens, squared
+            tokens and sequences, and as long a one. None without a probe of packed batches.
+        cut_sequences, cut_tokens: How many sequences are cut, and the tokens that this leaves out.
+        steps: Optimizer steps of one epoch.
+        step_tokens_deviation: The standard deviation of the tokens of a step / their mean.
+        slowest_rank: The time of the slowest rank / the mean of all, by the probe's time law, or without one by the
+            FLOPs of a dense 7B model.
+        mates_again: As for a row.
+        estimated_epoch_seconds: Of all steps, each as long as its slowest rank takes, by the probe's time law; None
+            without one.
+    """
+
+    packer: str
+    max_tokens: Size
+    pool_size: Size | None = None
+    accumulate: Size | None = None
+    batches: CostSize
+    lower_bound: Size
+    tokens: CostSize
+    fill: GainRatio
+    largest_tokens: CostSize
+    simulated_epochs: Size = 1
+    over_cap: CostCount
+    unproven: CostCount | None = None
+    cut_sequences: CostCount
+    cut_tokens: CostCount
+    steps: CostSize
+    step_tokens_deviation: CostRatio
+    slowest_rank: CostRatio
+    mates_again: CostShare | None = None
+    estimated_epoch_seconds: Cost | None = None
+
+    @property
+    def name(self) -> str:
+        """The row's name in sentences: `even packing`."""
+        if self.accumulate is not None:
+            return f"{counted(self.accumulate, 'micro-batch')} of each step's own sequences"
+        return f"{self.packer} packing"
+
+    @property
+    def keeps_examples(self) -> bool:
+        """Whether each optimizer step has the sequences that it has without batchtune."""
+        return self.accumulate is not None
+
+    @property
+    def padding_ratio(self) -> float:
+        """None of the tokens are padding."""
+        return 0.0
+
+    @property
+    def padded_length(self) -> float:
+        """All tokens, as none are padding."""
+        return float(self.tokens)
+
+
+class PackingSweep(Record, frozen=True, kw_only=True):
+    """The packers compared.
+
+    Attributes:
+        max_tokens: The token budget: the most tokens of a micro-batch.
+        cut_at: Longer sequences are cut at it; None: none may be longer than max_tokens.
+        proven_tokens: The token budget that the probe proved; None if it proved none.
+        time_law: The probe's, as the arguments of `batchtune.TimeLaw`; None without one.
+        padded_steps: Optimizer steps of an epoch of the user's padded batches, if they are known, or else of the best
+            ones, or else of `fixed-random`.
+        padded_step_tokens_deviation: As for a row, of those batches; padding is not counted.
+        recommended: Index of the recommended row.
+        current: The user's own packed batches, of random sequences; None if they are padded, or not known.
+    """
+
+    max_tokens: Size
+    cut_at: Size | None = None
+    proven_tokens: Size | None = None
+    time_law: LawCoefficients | None = None
+    padded_steps: Size
+    padded_step_tokens_deviation: CostRatio
+    rows: list[PackedRow]
+    recommended: Count
+    reason: str
+    warnings: list[str] = msgspec.field(default_factory=list)
+    current: PackedRow | None = None
+
+    def problems(self) -> Iterator[str]:
+        """Check the index of the recommended row."""
+        yield from wrong_rows(self.rows, recommended=self.recommended)
+
+    @property
+    def row(self) -> PackedRow:
+        """The recommended row."""
+        return self.rows[self.recommended]
 
 
 def cost_of(costed: Costed, *, timed: bool, steps_kept: bool = False) -> float:

@@ -4,58 +4,26 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
 from batchtune.errors import ResultError, UsageError, invalid_field, shortened
 from batchtune.files import read_regular, write_whole
+from batchtune.records import LengthsSummary, Record
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# With these bounds, sums and products stay far from what a float or a 64-bit integer can hold.
-Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
-Size = Annotated[int, msgspec.Meta(ge=1, le=10**18)]
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
-ByteChange = Annotated[int, msgspec.Meta(ge=-(2**60), le=2**60)]
-Length = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
-TargetLength = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
-Amount = Annotated[float, msgspec.Meta(ge=0, le=1e40)]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e40)]
-Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 # Why a probe tried no larger batch: `FrontierPoint` describes them.
 ClosedBy = Literal["oom", "memory", "data", "timeout", "crash", "time"]
 
-# What lengths count.
-Unit = Literal["s", "ms", "samples", "frames", "tokens", "words", "characters", "bytes"]
-Counting = Literal["characters", "words", "bytes"]
-Reduction = Literal["max", "sum", "first", "count"]
-
-# What a rule of the CI gate may do with a field of a record; `batchtune.reports.rule_fields` reads it.
-LESS_IS_BETTER = msgspec.Meta(extra={"better": "less"})
-MORE_IS_BETTER = msgspec.Meta(extra={"better": "more"})
-PER_CENT = msgspec.Meta(extra={"percent": True})
-"""Limits may be written in per cent, as those of every `Share` may."""
-
-Cost = Annotated[Amount, LESS_IS_BETTER]
-CostRatio = Annotated[Cost, PER_CENT]
-CostShare = Annotated[Share, LESS_IS_BETTER]
-CostCount = Annotated[Count, LESS_IS_BETTER]
-CostSize = Annotated[Size, LESS_IS_BETTER]
-CostBytes = Annotated[Bytes, LESS_IS_BETTER]
-Gain = Annotated[Amount, MORE_IS_BETTER]
-GainRatio = Annotated[Gain, PER_CENT]
 
 S = TypeVar("S")
 
-ROUNDING = 1e-6  # relative tolerance between numbers that follow from each other
 _LARGEST_BATCH = 4e18  # examples that a 64-bit integer can count
 
 
@@ -137,16 +105,6 @@ class BatchShape:
         return f"{self.tokens:,} tokens in {self.batch_size:,} sequences up to {self.length:g}"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the records: frozen, named fields."""
-
-    VERSION: ClassVar[int] = 1
-
-    def problems(self) -> Iterator[str]:
-        """Yield each contradiction between fields, as a phrase that names one."""
-        return iter(())
-
-
 class Meta(Record, frozen=True, kw_only=True):
     """The kind and version of a result file."""
 
@@ -161,74 +119,6 @@ class Result(Record, frozen=True, kw_only=True):
     FORMAT: ClassVar[str]
 
     meta: Meta
-
-
-class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How the manifest was read: the options as given, None for the others; `manifests.ReadOptions` describes them."""
-
-    format: str | None = None
-    length_key: str | None = None
-    target_key: str | None = None
-    target_file: str | None = None
-    unit: Unit | None = None
-    length_scale: str | None = None
-    min_length: float | None = None
-    max_length: float | None = None
-    truncate: float | None = None
-    skip_invalid: bool = False
-    measure: Counting | None = None
-    tokenizer: str | None = None
-    reduce: Reduction | None = None
-
-    @property
-    def flags(self) -> dict[str, str]:
-        """Option → value, as on the command line, of those given; the value of --skip-invalid is empty."""
-        flags = {}
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and value is not False:
-                flags[f"--{name.replace('_', '-')}"] = _as_word(value)
-        return flags
-
-
-def _as_word(value: str | float | bool) -> str:
-    """Return an option's value as the command line has it; nothing for a flag."""
-    if value is True:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.15g}"
-    return shlex.quote(str(value))
-
-
-class LengthsSummary(Record, frozen=True, kw_only=True):
-    """The data set of a result.
-
-    Attributes:
-        reading: How its manifest was read; None without a manifest.
-        left_out: Reason → number of examples left out: `longer than --max-length 30` → 1000.
-        truncated: How many examples are longer than --truncate, and count as that long.
-    """
-
-    count: Size
-    total: Amount
-    min: Length
-    max: Length
-    unit: Unit | None
-    fingerprint: str
-    reading: ReadingRecord | None = None
-    left_out: dict[str, Count] = {}
-    truncated: Count = 0
-
-    def problems(self) -> Iterator[str]:
-        """Compare the total with the count and the longest."""
-        if self.min > self.max:
-            yield f"min is {self.min} and max {self.max}"
-        if (
-            not self.max * (1 - ROUNDING)
-            <= self.total
-            <= self.max * self.count * (1 + ROUNDING)
-        ):
-            yield f"total is {self.total}, for {self.count} examples up to {self.max}"
 
 
 class WorkloadRecord(Record, frozen=True, kw_only=True):
@@ -388,6 +278,11 @@ def read_result(path: Path, kind: type[R]) -> R:
     return result
 
 
+def read_if_written(path: Path, kind: type[R]) -> R | None:
+    """Read a result file as `read_result` does; None if it does not exist."""
+    return read_result(path, kind) if path.exists() else None
+
+
 def check_meta(data: bytes, kind: type[Result], place: str) -> None:
     """Raise ResultError if JSON is of another kind, or too new; `place` says where it is. May raise DecodeError."""
     meta = msgspec.json.decode(data, type=_Envelope).meta
@@ -413,8 +308,3 @@ def _problems(record: Record, place: str = "") -> Iterator[str]:
             for index, entry in enumerate(value):
                 yield from _problems(entry, f"{place}{name}, entry {index}: ")
     yield from (f"{place}{problem}" for problem in record.problems())
-
-
-StreamAlgorithm = Literal["bucket", "pool", "pivot"]
-"""How `BucketedStream` makes batches from its buffer."""
-STREAM_ALGORITHMS: tuple[StreamAlgorithm, ...] = get_args(StreamAlgorithm)

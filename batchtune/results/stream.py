@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from batchtune.results.rows import EpochFigures, Row, have_times
-from batchtune.results.shared import (
+from batchtune.records import (
     Amount,
     Cost,
     CostCount,
@@ -19,23 +18,20 @@ from batchtune.results.shared import (
     Gain,
     GainRatio,
     Length,
-    LengthsSummary,
     Record,
-    Result,
     Seed,
     Share,
     Size,
-    StreamAlgorithm,
+)
+from batchtune.results.rows import EpochFigures, Row, Swept
+from batchtune.results.shared import (
     row_at,
-    wrong_limit,
-    wrong_rows,
-    wrong_settings,
     wrong_table,
 )
-from batchtune.results.sweep import SamplerEvidence
 from batchtune.units import counted, format_number
 
-Algorithm = Literal["speechbrain", "bucket", "pool", "pivot"]
+_Setting = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+Algorithm = Literal["speechbrain", "bucket", "pivot"]
 """How batches are made from a buffer: by SpeechBrain's `dynamic_bucketed_batch`, or by `BucketedStream`."""
 
 
@@ -110,11 +106,6 @@ class StreamRow(EpochFigures, frozen=True, kw_only=True):
             else f"{counted(self.num_buckets, 'bucket')} and "
         )
         return f"{self.algorithm} with {buckets}{buffer}"
-
-    @property
-    def sized_name(self) -> str:
-        """The same: buffers say nothing about where sizes come from."""
-        return self.name
 
     @property
     def by_speechbrain(self) -> bool:
@@ -204,7 +195,24 @@ class StreamedWith(Record, frozen=True, kw_only=True):
         return self.world_size * self.readers_per_rank
 
 
-class StreamSweep(Result, frozen=True, kw_only=True):
+class StreamSettings(StreamedWith, frozen=True, kw_only=True):
+    """The settings of a stream's sweep, from the command line to `stream.json`.
+
+    Attributes:
+        buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
+        bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
+        min_steps: The fewest optimizer steps of an epoch, one for each batch of a rank.
+    """
+
+    buffer_sizes: tuple[_Setting | Literal["all"], ...] = (256, 1024, 4096)
+    num_buckets: tuple[_Setting, ...] = (4, 8, 12, 16, 20)
+    max_batch_size: _Setting | None = None
+    bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
+    min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    min_steps: _Setting | None = None
+
+
+class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
     """`stream.json`: ways to batch a stream, compared.
 
     Attributes:
@@ -224,104 +232,23 @@ class StreamSweep(Result, frozen=True, kw_only=True):
 
     FORMAT: ClassVar[str] = "batchtune/stream"
 
-    lengths: LengthsSummary
-    max_batch_length: Length
-    settings: dict[str, Any]
-    device_name: str | None
+    settings: StreamSettings
     simulated_examples: Size
     shards: Shards
-    rows: list[StreamRow]
     map_style: Row | None
-    recommended: Count | None
     recommended_speechbrain: Count | None
     batches_per_rank: Size | None
-    reason: str
-    warnings: list[str]
-    current: StreamRow | None = None
-    current_fits: bool | None = None
-    current_settings: dict[str, Any] | None = None
 
     def problems(self) -> Iterator[str]:
-        """Check the settings, and the indices of rows."""
-        yield from wrong_settings(self.settings, StreamedWith)
-        yield from wrong_limit(self.max_batch_length, self.lengths)
-        wrong = list(
-            wrong_rows(
-                self.rows,
-                recommended=self.recommended,
-                recommended_speechbrain=self.recommended_speechbrain,
-            )
-        )
+        """Check the indices of rows."""
+        speechbrain = self.recommended_speechbrain
+        wrong = list(self.wrong_figures(recommended_speechbrain=speechbrain))
         yield from wrong
         row = None if wrong else self.speechbrain_row
         if row is not None and not row.by_speechbrain:
-            yield f"recommended_speechbrain is {self.recommended_speechbrain}, whose algorithm is {row.algorithm}"
-
-    @property
-    def recommended_row(self) -> StreamRow | None:
-        """The recommended row, if any."""
-        return row_at(self.rows, self.recommended)
+            yield f"recommended_speechbrain is {speechbrain}, whose algorithm is {row.algorithm}"
 
     @property
     def speechbrain_row(self) -> StreamRow | None:
         """The best row of SpeechBrain's own algorithm, if any."""
         return row_at(self.rows, self.recommended_speechbrain)
-
-    @property
-    def has_times(self) -> bool:
-        """Whether every row has an estimated time, so that rows are compared by it."""
-        return bool(self.rows) and have_times(self.rows)
-
-    @property
-    def min_steps(self) -> int | None:
-        """The fewest optimizer steps of an epoch that were asked for."""
-        return self.settings.get("min_steps")
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks whose batches are counted; 1 if the settings do not say."""
-        return self.streamed.world_size
-
-    @property
-    def streamed(self) -> StreamedWith:
-        """How the examples reach workers, and the seed."""
-        # Only these: other settings may hold text that is no UTF-8, such as the names of files.
-        known = {
-            name: value
-            for name, value in self.settings.items()
-            if name in StreamedWith.__struct_fields__
-        }
-        return msgspec.convert(known, StreamedWith)
-
-
-class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `stream.yaml`, in its order: the recommendation for `batchtune.BucketedStream`.
-
-    Attributes:
-        unit: Of lengths, boundaries and max_batch_length; None if unknown.
-        algorithm: How batches are made from the buffer.
-        buffer_size: The most examples that a worker holds.
-        max_batch_length: The largest padded length of a batch that the sweep allowed.
-        bucket_boundaries: Inclusive upper edges, strictly ascending.
-        bucket_batch_sizes: One for each boundary: a batch holds at most that of its longest example's bucket.
-        max_padding_ratio: For `pivot`: the largest fraction of a batch that may be padding; None: any.
-        batches_per_epoch: Of a nominal epoch on each rank; None: as many as the stream gives.
-        drop_last: Whether the remainder at the end of the stream is dropped.
-    """
-
-    FORMAT: ClassVar[str] = "batchtune/stream-config"
-
-    format: str
-    version: int
-    unit: str | None
-    algorithm: StreamAlgorithm
-    buffer_size: Size
-    max_batch_length: Length
-    bucket_boundaries: list[Length]
-    bucket_batch_sizes: list[Size]
-    max_padding_ratio: Share | None
-    shuffle: bool
-    drop_last: bool
-    batches_per_epoch: Size | None
-    seed: Seed
-    evidence: SamplerEvidence

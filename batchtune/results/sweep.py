@@ -5,33 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import msgspec
 
-from batchtune.results.devices import StepGradient
-from batchtune.results.packing import LawCoefficients, PackingSweep
-from batchtune.results.rows import Row, SamplerKind, SweepSettings, have_times
-from batchtune.results.shared import (
+from batchtune.records import (
     ROUNDING,
     Amount,
-    Bytes,
     CostRatio,
     Count,
     Length,
-    LengthsSummary,
     Positive,
+    Proof,
     Record,
-    Result,
-    Seed,
     Share,
     Size,
     TargetLength,
-    row_at,
-    wrong_limit,
-    wrong_rows,
-    wrong_settings,
 )
+from batchtune.results.devices import StepGradient
+from batchtune.results.rows import PackingSweep, Row, SweepSettings, Swept
 
 
 class Baseline(Record, frozen=True, kw_only=True):
@@ -154,36 +146,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
             yield "buckets do not ascend"
 
 
-class Proof(Record, frozen=True, kw_only=True):
-    """The recommended batches as they ran in shuffled training, in fresh processes at the limit.
-
-    Attributes:
-        steps: Shuffled steps that passed.
-        pairs: How often one shape followed another on an emptied cache; 0 where the allocator does not fragment.
-        processes: Fresh processes that ran shuffled batches.
-        ooms: Batches that ran out of memory.
-        tables: How many tables were run until one held, or time ended.
-        highest_reserved_bytes: The most that the allocator held; None where unknown.
-        limit_bytes: Of the device, as in `probe.json`.
-        reason: Why the table is not proven; None: it is.
-    """
-
-    steps: Count = 0
-    pairs: Count = 0
-    processes: Count = 0
-    ooms: Count = 0
-    tables: Size = 1
-    highest_reserved_bytes: Bytes | None = None
-    limit_bytes: Bytes
-    reason: str | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether the table is proven."""
-        return self.reason is None
-
-
-class Sweep(Result, frozen=True, kw_only=True):
+class Sweep(Swept[Row], frozen=True, kw_only=True):
     """`sweep.json`: the bucket tables compared.
 
     Attributes:
@@ -207,19 +170,9 @@ class Sweep(Result, frozen=True, kw_only=True):
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
 
-    lengths: LengthsSummary
-    max_batch_length: Length
-    settings: dict[str, Any]
-    device_name: str | None
-    rows: list[Row]
+    settings: SweepSettings
     baselines: list[Baseline]
     lower_bound: LowerBound
-    recommended: Count | None
-    reason: str
-    warnings: list[str]
-    current: Row | None = None
-    current_fits: bool | None = None
-    current_settings: dict[str, Any] | None = None
     trade_off: list[Count] = msgspec.field(default_factory=list)
     learning_rate: LearningRate | None = None
     two_dimensional: list[TwoDimensionalRow] = msgspec.field(default_factory=list)
@@ -233,17 +186,11 @@ class Sweep(Result, frozen=True, kw_only=True):
     gradient_difference: CostRatio | None = None
 
     def problems(self) -> Iterator[str]:
-        """Check the settings, the indices of rows, the quantiles, and the recommended row's figures."""
-        yield from wrong_settings(self.settings, SweepSettings)
-        yield from wrong_limit(self.max_batch_length, self.lengths)
-        table = self.recommended_table
-        last_of_curve = max(self.trade_off, default=None)
+        """Check the indices of rows, the quantiles, and the recommended row's figures."""
         missing = list(
-            wrong_rows(
-                self.rows,
-                recommended=self.recommended,
-                recommended_table=table,
-                trade_off=last_of_curve,
+            self.wrong_figures(
+                recommended_table=self.recommended_table,
+                trade_off=max(self.trade_off, default=None),
             )
         )
         yield from missing
@@ -260,9 +207,9 @@ class Sweep(Result, frozen=True, kw_only=True):
             yield f"row {self.recommended}: padding_ratio is {row.padding_ratio}, for {self.lengths.total:,}"
 
     @property
-    def recommended_row(self) -> Row | None:
-        """The recommended row, or None if no row beats the baseline."""
-        return row_at(self.rows, self.recommended)
+    def recommends_nothing(self) -> bool:
+        """Whether there is no row to write a config of, padded or packed."""
+        return self.recommended is None and self.packed is None
 
     @property
     def unproven(self) -> int | None:
@@ -282,153 +229,9 @@ class Sweep(Result, frozen=True, kw_only=True):
         """The packers; None if the training does not pack."""
         return None if self.packing is msgspec.UNSET else self.packing
 
-    @property
-    def has_times(self) -> bool:
-        """Whether every row has an estimated time, so that rows are compared by it."""
-        return bool(self.rows) and have_times(self.rows)
-
-    @property
-    def min_steps(self) -> int | None:
-        """The fewest optimizer steps of an epoch that were asked for."""
-        return self.settings.get("min_steps")
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks whose batches are counted; 1 if the settings do not say."""
-        return int(self.settings.get("world_size", 1))
-
 
 def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:
     """Say how many batch sizes are not proven: `4 of 13 batch sizes are not proven to fit`; None if all are."""
     if not row.unproven:
         return None
     return f"{row.unproven} of {row.sizes_in_use} batch sizes {'is' if row.unproven == 1 else 'are'} not proven to fit"
-
-
-class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The evidence for the recommendation.
-
-    Attributes:
-        fingerprint: Of the lengths that the table was made for.
-        device: Name of the device that was measured; None without a probe.
-        allocator: How torch took its memory, as for `probe.json`: training must do so, too. None where there is no
-            choice, or without a probe.
-        batches: Batches of one epoch, over all ranks of the sweep.
-        padding_ratio: Padded cells / all cells.
-        estimated_epoch_seconds: None without step times.
-        unproven: How many buckets have a batch size that is not proven to fit (all of them until the table ran in
-            shuffled training), or how many micro-batches are not; None without a probe.
-        proof: How the table ran in shuffled training; None if it did not.
-        margin_bytes: Memory that proven batches leave free; None if unknown.
-        min_length, max_length: The limits of --min-length and --max-length: no batch with shorter or longer examples
-            was counted or run. None without such a limit.
-        left_out: Reason → number of examples left out.
-        truncate: Where training cuts longer examples off: the sampler counts them as this long. None: nowhere.
-        multiple_of: Batches were counted as padded to multiples of it; None: to their longest example.
-    """
-
-    fingerprint: str
-    device: str | None
-    allocator: str | None = None
-    batches: Count
-    padding_ratio: Share
-    estimated_epoch_seconds: Amount | None
-    unproven: Count | None = None
-    margin_bytes: Bytes | None = None
-    min_length: Length | None = None
-    max_length: Length | None = None
-    left_out: dict[str, Count] = msgspec.field(default_factory=dict)
-    truncate: Length | None = None
-    multiple_of: Length | None = None
-    proof: Proof | None = None
-
-
-class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of the `sampler.yaml` of a training that packs, in its order.
-
-    Attributes:
-        unit: Of the lengths; None if unknown.
-        max_tokens: The most tokens of a micro-batch.
-        packer: As for `batchtune.PackedBatchSampler`.
-        sampler: `same-step-packed` packs the sequences of each optimizer step, which are those that training draws.
-        pool_size: The most sequences that are packed at once; those of a step on all ranks.
-        time_law: The time of a micro-batch as measured, as the arguments of `batchtune.TimeLaw`; None: not measured.
-        cut_at: Longer sequences count as so long; None: none may be longer than max_tokens.
-        accumulate: Each rank has a multiple of so many micro-batches; as many in each step whose sequences stay.
-        own_accumulate: How many of the training's own batches, on each rank, make such a step; None for other steps.
-    """
-
-    FORMAT: ClassVar[str] = "batchtune/sampler"
-
-    format: str
-    version: int
-    unit: str | None
-    sampler: Literal["packed", "same-step-packed"]
-    max_tokens: Size
-    packer: str
-    pool_size: Size
-    time_law: LawCoefficients | None = None
-    cut_at: Size | None = None
-    accumulate: Size
-    own_accumulate: Size | None = None
-    shuffle: bool = True
-    drop_last: bool = False
-    seed: Seed = 0
-    evidence: SamplerEvidence
-
-    @property
-    def keeps_examples(self) -> bool:
-        """Whether each optimizer step has the sequences that training draws for it."""
-        return self.own_accumulate is not None
-
-
-class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `sampler.yaml`, in its order.
-
-    Attributes:
-        unit: Of lengths, boundaries and max_batch_length; None if unknown.
-        max_batch_length: The largest padded length of a batch that the sweep allowed.
-        max_batch_size: The largest of bucket_batch_sizes.
-        num_buckets: Number of boundaries.
-        bucket_boundaries: Inclusive upper edges, strictly ascending.
-        bucket_batch_sizes: One for each boundary, at least 1.
-        sampler: How batches are made: in the buckets, or in sorted pools, where the buckets say how many examples fit
-            with the longest one of a batch.
-        pool_size: The most examples of a pool; None in buckets.
-        batch_overhead: The cost of a batch beyond its padded length, in the unit; pools are cut to minimise the total.
-            None: each batch holds as many examples as fit.
-        accumulate: Into how many micro-batches each rank's share of an optimizer step is cut, whose examples, pool_size
-            of them on all ranks, are those that training draws: its gradient accumulation; None for other samplers.
-        own_accumulate: How many of the training's own batches, on each rank, make a step.
-        equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one.
-        pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1; steps are cut
-            to minimise the total. None: only positions cost.
-    """
-
-    FORMAT: ClassVar[str] = "batchtune/sampler"
-
-    format: str
-    version: int
-    unit: str | None
-    max_batch_length: Length
-    max_batch_size: Size
-    num_buckets: Size
-    bucket_boundaries: list[Length]
-    bucket_batch_sizes: list[Size]
-    shuffle: bool = True
-    batch_ordering: Literal["random", "ascending", "descending"] = "random"
-    drop_last: bool = False
-    seed: Seed = 0
-    evidence: SamplerEvidence
-    sampler: SamplerKind = "bucket"
-    pool_size: Size | None = None
-    batch_overhead: Amount | None = None
-    accumulate: Size | None = None
-    own_accumulate: Size | None = None
-    equal_counts: bool = False
-    pair_cost: Amount | None = None
-
-    @property
-    def keeps_examples(self) -> bool:
-        """Whether each optimizer step has the examples that training draws for it."""
-        return self.own_accumulate is not None

@@ -11,10 +11,8 @@ import msgspec
 
 from batchtune.errors import ResultError
 from batchtune.files import reading
-from batchtune.results.shared import (
-    MALFORMED,
+from batchtune.records import (
     Amount,
-    BatchShape,
     Bytes,
     Cost,
     CostBytes,
@@ -22,10 +20,9 @@ from batchtune.results.shared import (
     CostShare,
     Count,
     Record,
-    Result,
     StepSeconds,
-    check_meta,
 )
+from batchtune.results.shared import MALFORMED, BatchShape, Result, check_meta
 from batchtune.units import format_size
 
 _START = b'{"meta":'

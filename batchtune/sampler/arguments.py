@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Sampler  # noqa: TID253  # as above
 from batchtune.allocators import in_force, in_words, setting_for
 from batchtune.arguments import is_number, whole
 from batchtune.errors import shortened
-from batchtune.results import StreamConfig
+from batchtune.records import StreamConfig
 
 _MOST_RANKS = 1_000_000
 # Far more than any training; each is held in memory.

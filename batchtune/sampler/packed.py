@@ -1,4 +1,4 @@
-"""The sampler of packed micro-batches."""
+"""The sampler of packed micro-batches, and the sampler that a `sampler.yaml` describes, whichever that is."""
 
 from __future__ import annotations
 
@@ -99,3 +99,6 @@ class PackedBatchSampler(EpochBatchSampler):
             world_size=world_size,
             accumulate=accumulate,
         )
+
+
+sampler_from_config = EpochBatchSampler.from_config

@@ -17,8 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  #
 from batchtune.arguments import is_number, whole
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import shortened
-from batchtune.exports.reading import read_stream_yaml
-from batchtune.results import STREAM_ALGORITHMS, StreamAlgorithm
+from batchtune.records import STREAM_ALGORITHMS, StreamAlgorithm
 from batchtune.sampler.arguments import (
     LARGEST_SEED,
     OnRanks,
@@ -37,6 +36,7 @@ from batchtune.sampler.worker import (
     WorkerPlace,
     at_epoch,
 )
+from batchtune.sampler_files import read_stream_yaml
 from batchtune.streams.bucketed import StreamBatching, batched, stream_random
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 class BucketedStream(OnRanks, IterableDataset[Any]):
     """Batches of similar length made of a stream: an iterable data set, or a stage of a WebDataset pipeline.
 
-    Examples are held in a buffer, and batches are made of what it holds: of one bucket each (`bucket`), of neighbours
-    in the buffer sorted as a whole (`pool`), or of neighbours around a random example (`pivot`, as SpeechBrain's
-    `dynamic_bucketed_batch`). A batch whose longest example is u never holds more than the batch size of u's bucket.
-    Each example is in one batch. A bucket that leaves before it is full, because the buffer is full, the stream has
-    ended, or it waited while 16 buffers were read, is filled with examples of the next shorter buckets.
+    Examples are held in a buffer, and batches are made of what it holds: of one bucket each (`bucket`), or of
+    neighbours around a random example (`pivot`, as SpeechBrain's `dynamic_bucketed_batch`). A batch whose longest
+    example is u never holds more than the batch size of u's bucket. Each example is in one batch. A bucket that leaves
+    before it is full, because the buffer is full, the stream has ended, or it waited while 16 buffers were read, is
+    filled with examples of the next shorter buckets.
 
     Examples::
 
@@ -90,14 +90,14 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         length_of: A function of an example that returns its length, in the unit of the boundaries: positive, finite.
         bucket_boundaries: Inclusive upper edges, ascending; the last is at least the longest length.
         bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
-        algorithm: `bucket`, `pool` or `pivot`.
+        algorithm: `bucket` or `pivot`.
         buffer_size: The most examples that are held, in each worker.
         buffer_bytes: The most memory of the examples that are held, as `bytes_of` says: when it is exceeded, by one
             example at most, a batch leaves. None: any.
         bytes_of: A function of an example that returns its size in memory.
         max_padding_ratio: For `pivot`: the most of a batch that may be padding; None: any.
         shuffle: Whether chance decides which examples of the buffer go together. If not, the examples of a bucket leave
-            in the order of the stream, in which pools are cut, too, and pivots chosen.
+            in the order of the stream, in which pivots are chosen, too.
         drop_last: Whether to leave out the examples at the end of the stream that fill no batch.
         seed, epoch: At least 0; the epoch is the first.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`.
@@ -191,10 +191,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             *(algorithm, buffer_size, buffer_bytes, max_padding_ratio),
             *(self._batching.shuffle, self._batching.drop_last, overlong),
             *(table.boundaries.tolist(), table.batch_sizes.tolist(), self.seed),
-            *(batches_per_epoch, self.split),
+            *(batches_per_epoch, self.split, float(min_length or 0.0)),
         ]
-        if min_length is not None:
-            options.insert(7, float(min_length))
         digest = hashlib.blake2b(json.dumps(options).encode(), digest_size=8)
         self._digest = digest.hexdigest()
         self._epochs = NextEpochs(whole("epoch", epoch))

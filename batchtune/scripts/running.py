@@ -79,7 +79,7 @@ class GivenBatches:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        from batchtune.exports.reading import read_any_sampler_yaml
+        from batchtune.sampler_files import read_any_sampler_yaml
 
         self._options = options
         self._config = Path(options["run"], SAMPLER_FILE)
@@ -96,7 +96,7 @@ class GivenBatches:
 
     def _around(self, own: Any) -> Any:
         """Return the sampler of the run; one that keeps the examples of steps takes them from the script's `own`."""
-        from batchtune.sampler.from_config import sampler_from_config
+        from batchtune.sampler.packed import sampler_from_config
         from batchtune.sampler.same_step import SameStepBatchSampler
 
         with warnings.catch_warnings():

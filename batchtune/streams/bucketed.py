@@ -13,7 +13,7 @@ import numpy as np
 
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
-from batchtune.results import StreamAlgorithm
+from batchtune.records import StreamAlgorithm
 
 # A bucket that gives no batch while this many buffers are read has its turn, full or not.
 _PATIENCE = 16
@@ -23,8 +23,8 @@ _PATIENCE = 16
 class StreamBatching:
     """A way to make batches of a stream, as `BucketedStream` does.
 
-    The algorithm makes them of one bucket's examples (`bucket`), of neighbours in a buffer that is sorted and cut as a
-    whole (`pool`), or of neighbours around a random example, as SpeechBrain does (`pivot`).
+    The algorithm makes them of one bucket's examples (`bucket`), or of neighbours around a random example of the sorted
+    buffer, as SpeechBrain does (`pivot`).
     """
 
     algorithm: StreamAlgorithm
@@ -110,7 +110,7 @@ def batched(
     A batch whose longest example is u holds at most the table's batch size for u. The examples that are left when the
     stream ends make as few batches as they can, or with `pivot` and shuffle one more: one or two are not full.
     """
-    make = {"bucket": _bucketed, "pool": _pooled, "pivot": _pivoted}[batching.algorithm]
+    make = {"bucket": _bucketed, "pivot": _pivoted}[batching.algorithm]
     return make(reader, batching, random)
 
 
@@ -203,64 +203,11 @@ def _taken(held: list[int], size: int, chance: Random | None) -> list[int]:
     return batch
 
 
-def _pooled(
-    reader: Reader, batching: StreamBatching, random: Random
-) -> Iterator[list[int]]:
-    """Yield batches of neighbours in pools that are sorted by length, the longest first; of equal ones the earlier.
-
-    While a pool's batches leave, the next one fills. A pool is cut from its longest or from its shortest example on,
-    and the examples at the other end that fill no batch join the next pool: if it were always the same end, they could
-    wait for ever. With shuffle, chance decides which end and how large the first pool is, so that other examples share
-    a pool in each epoch, and batches leave in random order; without, the ends alternate.
-    """
-    edges = batching.table.boundaries.tolist()
-    sizes = batching.table.batch_sizes.tolist()
-    pool_size = batching.buffer_size
-    if batching.shuffle:
-        pool_size -= int(batching.buffer_size / 2 * random.random())
-    ascending = False
-    held: list[tuple[float, int]] = []  # lengths and places of the pool that fills
-    batches: list[list[int]] = []
-    waiting = 0  # examples in batches
-    while True:
-        read = reader.read(pool_size - waiting - len(held))
-        held += zip(read, range(reader.count - len(read), reader.count), strict=True)
-        if batches:
-            batch = batches.pop()
-            waiting -= len(batch)
-            yield batch
-            continue
-        if not held:
-            return
-        pool_size = batching.buffer_size
-        ascending = not ascending
-        if batching.shuffle:
-            ascending = random.random() < 0.5
-        held.sort(key=lambda example: (-example[0], example[1]))
-        descending = [length for length, _ in held]
-        cut = _cut_ascending if ascending else _cut_descending
-        cuts = cut(descending, edges, sizes)
-        first, last = cuts[-1]
-        rest: list[tuple[float, int]] = []  # joins the next pool
-        may_be_left = batching.drop_last if reader.ended else len(cuts) > 1
-        if may_be_left and last - first < sizes[bisect_left(edges, descending[first])]:
-            cuts.pop()
-            if not reader.ended:
-                rest = held[first:last]
-        batches = [
-            [place for _, place in held[first:last]] for first, last in reversed(cuts)
-        ]
-        if batching.shuffle:
-            random.shuffle(batches)
-        held = rest
-        waiting = sum(map(len, batches))
-
-
 def _cut_descending(
     descending: list[float],
     edges: list[float],
     sizes: list[int],
-    max_padding_ratio: float = 1.0,
+    max_padding_ratio: float,
 ) -> list[tuple[int, int]]:
     """Return where batches begin and end if each takes as many as fit with its longest, from the longest on."""
     cuts: list[tuple[int, int]] = []
@@ -277,23 +224,6 @@ def _cut_descending(
                 last -= 1
         cuts.append((first, last))
         first = last
-    return cuts
-
-
-def _cut_ascending(
-    descending: list[float], edges: list[float], sizes: list[int]
-) -> list[tuple[int, int]]:
-    """Return the same, cut from the shortest on, which makes as few batches."""
-    cuts: list[tuple[int, int]] = []
-    last = len(descending)
-
-    def fits(first: int) -> bool:
-        return last - first <= sizes[bisect_left(edges, descending[first])]
-
-    while last:
-        first = bisect_left(range(last), True, key=fits)
-        cuts.append((first, last))
-        last = first
     return cuts
 
 

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -195,7 +196,7 @@ def stored_stream(stream: StreamLengths, folder: Path, seed: int) -> StoredStrea
             "`batchtune sweep-stream` writes it, with stream.yaml.",
         )
     swept = read_result(path, StreamSweep)
-    sharding = swept.streamed
+    sharding = msgspec.convert(swept.settings, StreamedWith, from_attributes=True)
     sizes = shard_sizes(stream, sharding.shard_size)
     if len(sizes) != swept.shards.count or max(sizes) != swept.shards.largest_count:
         raise ResultError(

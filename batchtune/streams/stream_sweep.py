@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
-from msgspec import structs, to_builtins
+from msgspec import structs
 
 from batchtune.buckets.advice import (
     keeping_reason,
@@ -19,7 +18,6 @@ from batchtune.buckets.advice import (
     recommend,
 )
 from batchtune.buckets.alternatives import check_min_steps, share_for
-from batchtune.buckets.current_settings import SettingSize
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, with_equals
 from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.buckets.sweep import all_fit, costs_in, needed_limit, sweep
@@ -37,8 +35,8 @@ from batchtune.manifests import StreamLengths
 from batchtune.results import (
     STREAM_FILE,
     Row,
-    StreamedWith,
     StreamRow,
+    StreamSettings,
     StreamSweep,
     SweepSettings,
     have_times,
@@ -85,23 +83,6 @@ _BYTES = {
     "tokens": 8.0,
     "words": 8.0,
 }
-
-
-class StreamSettings(StreamedWith, frozen=True, kw_only=True):
-    """The settings of a stream's sweep, from the command line to `stream.json`.
-
-    Attributes:
-        buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
-        bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
-        min_steps: The fewest optimizer steps of an epoch, one for each batch of a rank.
-    """
-
-    buffer_sizes: tuple[SettingSize | Literal["all"], ...] = (256, 1024, 4096)
-    num_buckets: tuple[SettingSize, ...] = (4, 8, 12, 16, 20)
-    max_batch_size: SettingSize | None = None
-    bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
-    min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    min_steps: SettingSize | None = None
 
 
 def run_stream_sweep(
@@ -226,7 +207,7 @@ def sweep_stream(
         meta=meta_of(StreamSweep),
         lengths=lengths.summary(),
         max_batch_length=max_batch_length,
-        settings=to_builtins(settings),
+        settings=settings,
         device_name=costs.device_name,
         simulated_examples=stored.lengths.size,
         shards=shards,
@@ -295,7 +276,6 @@ def _ways(
             yield StreamBatching(
                 algorithm="bucket", table=table, buffer_size=buffer_size
             )
-        yield StreamBatching(algorithm="pool", table=all_sizes, buffer_size=buffer_size)
         for ratio in _PADDING_RATIOS:
             yield StreamBatching(
                 algorithm="pivot",

@@ -30,9 +30,9 @@ from torch.utils.data import BatchSampler
 
 from batchtune import BucketedStream, SameStepBatchSampler, sampler_from_config
 from batchtune.buckets.same_step import SAME_STEP
-from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.exports.run_configs import sampler_config
 from batchtune.results import SWEEP_FILE, PackedConfig, Row, Sweep, read_result
+from batchtune.sampler_files import read_any_sampler_yaml
 
 if TYPE_CHECKING:
     from benchmarks.recipes import RecipeBench as Bench

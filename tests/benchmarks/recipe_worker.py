@@ -50,7 +50,7 @@ class Trainer:
         self.meter = backend_for(asked["device"]).open(
             asked["device"], settings, asked["limit_bytes"]
         )
-        importlib.import_module("batchtune.sampler.from_config")
+        importlib.import_module("batchtune.sampler.packed")
         self.meter.limit()
         self.reset(0, 1e-3)
         self.meter.settle(0, 0)

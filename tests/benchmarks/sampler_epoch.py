@@ -51,7 +51,7 @@ print(json.dumps({"set_epoch": time.perf_counter() - start, "batches": len(sampl
 _OURS = (
     _COMMON
     + """
-from batchtune.sampler.tables import BucketBatchSampler
+from batchtune.sampler.base import BucketBatchSampler
 from batchtune.epochs.table import batch_sizes_for
 def memory(name):
     return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))

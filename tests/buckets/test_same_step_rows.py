@@ -109,12 +109,12 @@ def test_equal_counts_pad_more_than_any_counts():
 
 def test_the_number_of_steps_is_kept_where_each_has_one_batch():
     found = swept()
-    assert found.settings["keep"] == "steps"
+    assert found.settings.keep == "steps"
     assert found.min_steps == found.current.steps <= found.recommended_row.steps
 
 
 def test_nothing_is_kept_where_nothing_is_known_or_asked_for():
-    assert swept(None).settings["keep"] == "nothing"
+    assert swept(None).settings.keep == "nothing"
     assert swept(keep="nothing").recommended_row.steps < 400
 
 

@@ -72,7 +72,7 @@ def test_a_sweep_stays_below_the_batch_size_that_was_probed():
     costs = dataclasses.replace(PROBED, max_batch_size=9)
     for asked, most in ((None, 9), (5, 5)):
         result = swept(SPEECH, costs=costs, max_batch_size=asked)
-        assert result.settings["max_batch_size"] == most
+        assert result.settings.max_batch_size == most
         assert max(max(row.batch_sizes) for row in result.rows) == most
         assert max(baseline.batch_size for baseline in result.baselines) == most
 

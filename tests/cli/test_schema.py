@@ -165,7 +165,7 @@ def test_schemas_are_listed_printed_and_written(batchtune, tmp_path):
         one["name"]
         for one in json.loads(batchtune("schema", "--json").stdout)["schemas"]
     ] == list(SCHEMAS)
-    assert json.loads(batchtune("schema", "sweep").stdout) == schema_of("sweep")
+    assert json.loads(batchtune("schema", "run").stdout) == schema_of("run")
     assert batchtune("schema", "probe", "-o", "probe.schema.json").stdout == ""
     assert json.loads((tmp_path / "probe.schema.json").read_text()) == schema_of(
         "probe"

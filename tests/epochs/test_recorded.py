@@ -126,7 +126,7 @@ def test_a_recorded_training_is_the_current_row(tmp_path):
     assert (row.batches, row.steps, row.largest_batch_size) == (62, 31, 8)
     # Each step took a second.
     assert row.estimated_epoch_seconds == pytest.approx(31, rel=0.1)
-    assert swept.settings["min_steps"] == 31
+    assert swept.settings.min_steps == 31
     named = swept.current_settings["describe"]
     assert named == "the recorded training, of 16 steps"
 
@@ -145,7 +145,7 @@ def test_packing_is_compared_with_the_steps_of_a_recording(tmp_path):
     lengths = Lengths.of(np.arange(500) % 30 + 1)
     swept = swept_in(tmp_path, lengths, packing=Packing(max_tokens=600))
     assert swept.current.steps == swept.min_steps == 31
-    assert swept.settings["accumulate"] == 2
+    assert swept.settings.accumulate == 2
     said = " ".join(sweep_section(RunResults(name="run", sweep=swept)).sentences)
     assert swept.packing.row.steps < 31 and "keeps at least" not in said
 

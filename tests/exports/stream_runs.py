@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.base import Tuned
-from batchtune.results import ShardAdvice
+from batchtune.results import ShardAdvice, StreamSettings
 
 # Exports of a stream; the others are of a bucket table.
 STREAMS = (
@@ -39,7 +39,7 @@ def for_export(name, sweep, text="even"):
 
 
 BOUNDARIES = [4.0, 8.0, 12.5, 14.5, 16.0, 24.525]
-BATCHES = {"bucket": 660, "pool": 640, "pivot": 700, "speechbrain": 790}
+BATCHES = {"bucket": 660, "pivot": 640, "speechbrain": 790}
 
 
 def made_row(algorithm, *, timed=True):
@@ -72,13 +72,7 @@ def made_stream(*, recommended="bucket", timed=True, unit="s"):
     names, of_reports = list(BATCHES), streamed_records.made_stream()
     return streamed_records.made_stream(
         unit=unit,
-        settings={
-            "world_size": 2,
-            "workers": 2,
-            "shuffle_shards": 100,
-            "shuffle_buffer": 1000,
-            "seed": 3,
-        },
+        settings=StreamSettings(world_size=2, workers=2, seed=3),
         device_name="NVIDIA A100",
         shards=replace(
             of_reports.shards,
@@ -116,7 +110,7 @@ def stream_of(sweep):
         made,
         lengths=sweep.lengths,
         max_batch_length=limit,
-        settings={**made.settings, **sweep.settings},
+        settings=replace(made.settings, seed=sweep.settings.seed),
         device_name=sweep.device_name,
         rows=rows,
         reason=sweep.reason,

@@ -80,12 +80,12 @@ def test_no_batch_exceeds_max_batch_length(lengths, times, share, scale, cap):
         made_sweep(),
         lengths=found.summary(),
         max_batch_length=limit / scale,
-        settings={"max_batch_size": cap},
+        settings=SweepSettings(max_batch_size=cap),
         quantiles=quantiles_of(found),
         histogram=histogram_of(found),
     )
     bins = batch_bins(made, scale=scale)
-    assert bins <= batch_bins(replace(made, settings={}), scale=scale)
+    assert bins <= batch_bins(replace(made, settings=SweepSettings()), scale=scale)
     # ESPnet takes no less than 1, with which two examples of length 1 can still meet.
     if bins == 1:
         return

@@ -78,7 +78,7 @@ def test_no_example_is_cropped_or_dropped(unit, name, longest):
 
 
 def test_the_users_largest_batch_size_is_kept():
-    made = replace(made_sweep(), settings={"max_batch_size": 64})
+    made = replace(made_sweep(), settings=SweepSettings(max_batch_size=64))
     assert flags(rendered(made))["batch-size"] == 64
 
 

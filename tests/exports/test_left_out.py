@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from exports.stream_runs import (
-    PACKERS,
+    TABLES,
     cuts_of,
     executed,
     for_export,
@@ -183,8 +183,8 @@ def test_our_samplers_count_longer_examples_as_truncated(tmp_path):
 
 def test_padding_to_multiples_is_told():
     made = made_sweep()
-    made = replace(made, settings={**made.settings, "multiple_of": 0.5})
-    for name in set(FRAMEWORKS) - set(PACKERS):
+    made = replace(made, settings=SweepSettings(multiple_of=0.5))
+    for name in TABLES:
         assert "padded to multiples of 0.5 s (--multiple-of)" in prose(
             rendered(name, made)
         ), name

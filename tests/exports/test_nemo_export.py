@@ -25,7 +25,7 @@ from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.lengths import Lengths
-from batchtune.results import SweepSettings, TwoDimensionalRow
+from batchtune.results import StreamSettings, SweepSettings, TwoDimensionalRow
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -234,7 +234,7 @@ def swept_stream():
     rows = [replace(row, buffer_size=64) for row in made.rows]
     shards = replace(made.shards, count=SHARDS)
     return replace(
-        made, rows=rows, shards=shards, settings={"world_size": 2, "workers": 2}
+        made, rows=rows, shards=shards, settings=StreamSettings(world_size=2, workers=2)
     )
 
 

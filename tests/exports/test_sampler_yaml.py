@@ -18,13 +18,13 @@ from report_records import (
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
-from batchtune.exports.reading import read_sampler_yaml, read_stream_yaml
 from batchtune.exports.run_configs import (
     render_sampler_yaml,
     render_stream_yaml,
     sampler_config,
     stream_config,
 )
+from batchtune.sampler_files import read_sampler_yaml, read_stream_yaml
 
 CONFIG = sampler_config(made_sweep())
 STREAM = stream_config(made_stream())
@@ -208,14 +208,14 @@ def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own():
     made = made_stream(recommended="speechbrain")
     found = stream_config(made, proven_probe())
     assert (found.algorithm, found.batches_per_epoch, found.evidence.batches) == (
-        "pool",
+        "pivot",
         320,
         640,
     )
     assert found.evidence.allocator == "native"
     assert found.evidence.margin_bytes == proven_probe().margin.bytes
     unproven = [
-        replace(row, unproven=int(row.algorithm == "pool")) for row in made.rows
+        replace(row, unproven=int(row.algorithm == "pivot")) for row in made.rows
     ]
     assert stream_config(replace(made, rows=unproven)).algorithm == "bucket"
     alone = replace(made, rows=made.rows[-1:], recommended=0, recommended_speechbrain=0)

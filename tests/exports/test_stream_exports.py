@@ -22,7 +22,7 @@ from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
-from batchtune.results import SweepSettings
+from batchtune.results import StreamSettings, SweepSettings
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,7 +45,7 @@ def swept(*, batches=12, **settings):
     """With a buffer that holds some of a worker's."""
     made = of_table()
     rows = [replace(row, buffer_size=64, batches=2 * batches) for row in made.rows]
-    settings = {
+    chosen = {
         "world_size": 2,
         "workers": 2,
         "shuffle_shards": 4,
@@ -53,7 +53,9 @@ def swept(*, batches=12, **settings):
         "seed": 3,
         **settings,
     }
-    return replace(made, rows=rows, settings=settings, batches_per_rank=batches)
+    return replace(
+        made, rows=rows, settings=StreamSettings(**chosen), batches_per_rank=batches
+    )
 
 
 @pytest.fixture(scope="module")
@@ -314,12 +316,12 @@ def test_lhotse_shar_reads_each_ranks_own_shards(shar):
         (
             "webdataset",
             "speechbrain",
-            "This is pool with a buffer of 1024 (640 batches",
+            "This is pivot with a buffer of 1024 (640 batches",
         ),
-        ("hf-streaming", "pool", None),
+        ("hf-streaming", "pivot", None),
         (
             "lhotse-shar",
-            "pool",
+            "pivot",
             "This is bucket with 6 buckets and a buffer of 1024 (660 batches",
         ),
         ("nemo-tarred", "bucket", None),

@@ -8,7 +8,7 @@ import pytest
 from manifests.range_server import Handler, served
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import load_lengths, storage, web
+from batchtune.manifests import load_lengths, storage
 from batchtune.manifests.storage import _filesystem
 
 pytest.importorskip("fsspec")
@@ -112,7 +112,7 @@ def error_never_ends(handler):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_no_more_is_read_than_was_asked_for(answer, message, monkeypatch):
-    monkeypatch.setattr(web, "_LARGEST_WHOLE", MOST)
+    monkeypatch.setattr(storage, "_LARGEST_WHOLE", MOST)
     with server_of(answer) as (url, broke_off):
         with pytest.raises(ManifestError, match=message):
             load_lengths(url)
@@ -121,7 +121,7 @@ def test_no_more_is_read_than_was_asked_for(answer, message, monkeypatch):
 
 
 def test_a_listing_that_never_ends_is_refused(monkeypatch):
-    monkeypatch.setattr(web, "_LARGEST_PAGE", MOST)
+    monkeypatch.setattr(storage, "_LARGEST_PAGE", MOST)
     with (
         server_of(whole_never_ends) as (url, broke_off),
         pytest.raises(ManifestError, match="more than 2 MiB at once"),
@@ -132,8 +132,8 @@ def test_a_listing_that_never_ends_is_refused(monkeypatch):
 
 def test_a_server_that_never_answers_is_given_up(monkeypatch):
     # Its size is asked for first, in two ways.
-    assert web._SILENT_SECONDS * max(2, 1 + storage._ATTEMPTS) <= 60
-    monkeypatch.setattr(web, "_SILENT_SECONDS", 0.1)
+    assert storage._SILENT_SECONDS * max(2, 1 + storage._ATTEMPTS) <= 60
+    monkeypatch.setattr(storage, "_SILENT_SECONDS", 0.1)
     asked = []
     released = threading.Event()
 

@@ -124,8 +124,12 @@ SAID = {
     "expandable, swept": [TRAIN_WITH],
     "expandable, packed": [TRAIN_WITH],
     "expandable stream": [TRAIN_WITH],
-    "bare stream": ["buffer_size=4096) with max_batch_length = 600"],
-    "stream-and-sweep": ["buffer_size=4096) with max_batch_length = 600"],
+    "bare stream": [
+        "buffer_size=4096, max_padding_ratio=0.2) with max_batch_length = 600"
+    ],
+    "stream-and-sweep": [
+        "buffer_size=4096, max_padding_ratio=0.2) with max_batch_length = 600"
+    ],
     "loader-bottleneck": ["the step waits for data 34.0% of the time"],
     "loader-and-sweep": ["the step waits for data 0.6% of the time"],
 }

@@ -87,7 +87,6 @@ def test_a_stream_has_a_line_for_each_algorithm():
     names = {
         "SpeechBrain",
         "bucket",
-        "pool",
         "pivot",
         "map-style bucket table",
         "your current config",
@@ -99,7 +98,7 @@ def test_a_stream_has_a_line_for_each_algorithm():
         (0.08 * 905 + 0.0004 * 362_127.1 / 0.86) / 60, rel=1e-5
     )
     assert traces["recommended"]["x"] == [4096.0]
-    assert drawn("stream", stream=made_stream(timed=False))["pool"]["y"] == [
+    assert drawn("stream", stream=made_stream(timed=False))["pivot"]["y"] == [
         742,
         655,
         632,

@@ -27,11 +27,17 @@ def test_sizes_beyond_max_batch_length_are_called_measured():
     measured = with_row(
         stream, batch_sizes=[2 * row.batch_sizes[0], *row.batch_sizes[1:]]
     )
-    assert "buffer_size=4096) with measured batch sizes: 22.1% fewer" in said(measured)
+    assert (
+        "buffer_size=4096, max_padding_ratio=0.2) with measured batch sizes: 22.1% fewer"
+        in said(measured)
+    )
     overlong = with_row(
         stream, boundaries=[*row.boundaries, 700.0], batch_sizes=[*row.batch_sizes, 1]
     )
-    assert "buffer_size=4096) with max_batch_length = 600 s" in said(overlong)
+    assert (
+        "buffer_size=4096, max_padding_ratio=0.2) with max_batch_length = 600 s"
+        in said(overlong)
+    )
 
 
 def test_speechbrains_own_call_is_typed_with_its_defaults():
@@ -67,7 +73,8 @@ def test_without_times_batches_are_compared_where_they_are_known():
     first, second, *_ = summary_of(stream=bare)
     assert (
         first
-        == 'Set BucketedStream(algorithm="pool", buffer_size=4096) with max_batch_length = 600 s.'
+        == 'Set BucketedStream(algorithm="pivot", buffer_size=4096, max_padding_ratio=0.2) '
+        "with max_batch_length = 600 s."
     )
     assert second.startswith("Step times are not known: ")
     assert said(made_stream(timed=False)).startswith(

@@ -124,7 +124,7 @@ def test_a_streams_verification_says_so():
     verified = of_stream(made_stream())
     outcome, ran, *_ = said_of(verified)
     assert outcome.startswith("Verified: 500 batches of the stream without running out")
-    assert "then 500 of 500 of the stream (pool with a buffer of 4096)" in ran
+    assert "then 500 of 500 of the stream (pivot with a buffer of 4096)" in ran
 
 
 def test_it_is_compared_with_the_streams_sweep_alone():

@@ -29,9 +29,9 @@ from torch.utils.data import (
 
 from batchtune import sampler_from_config
 from batchtune.allocators import VARIABLES
-from batchtune.exports.reading import read_any_sampler_yaml
 from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.results import PROBE_FILE, write_result
+from batchtune.sampler_files import read_any_sampler_yaml
 from batchtune.scripts import running
 from batchtune.scripts.running import LENGTHS_FILE
 from batchtune.scripts.script_loaders import (

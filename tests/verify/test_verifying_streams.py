@@ -22,7 +22,7 @@ from batchtune.verify import verify
 
 VALUES = np.random.default_rng(0).integers(1, 31, 2000).astype(np.float64)
 SHARDING = StreamedWith(workers=2, shuffle_shards=4, shuffle_buffer=0)
-ALGORITHMS = st.sampled_from(["bucket", "pool", "pivot"])
+ALGORITHMS = st.sampled_from(["bucket", "pivot"])
 
 
 def planned(
@@ -78,7 +78,7 @@ def test_no_batch_needs_more_than_a_worst_one(values, sizes, buffer_size, algori
     )
 
 
-@pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
+@pytest.mark.parametrize("algorithm", ["bucket", "pivot"])
 def test_what_fits_and_takes_as_long_as_estimated_holds(algorithm):
     plan, stepper = planned(algorithm=algorithm), made_stepper()
     found = verified(stepper, plan)

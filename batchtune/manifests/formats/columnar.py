@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 # In the metadata of the table that `scan` writes, the unit.
-_METADATA = b"batchtune.unit"
+_METADATA = "batchtune.unit"
 # In that of a histogram: the digest of its rows, and the fingerprint of the lengths that it counts.
-_FINGERPRINTS = b"batchtune.histogram"
+_FINGERPRINTS = "batchtune.histogram"
 _COUNT = "count"
 # In the table that `scan` writes, which is sorted by length: the example's row in its source, from 0.
 ROW = "row"
@@ -110,7 +110,10 @@ class Columnar(Format):
     @property
     def _scanned_unit(self) -> str | None:
         """The unit that `batchtune scan` noted in its table, "" if it knew none; None in any other table."""
-        note = (self._schema.metadata or {}).get(_METADATA)
+        return self._noted(_METADATA)
+
+    def _noted(self, name: str) -> str | None:
+        note = (self._schema.metadata or {}).get(name.encode())
         return None if note is None else note.decode(errors="replace")
 
     def columns(self) -> Sequence[Column]:
@@ -150,10 +153,10 @@ class Columnar(Format):
     @property
     def noted_fingerprints(self) -> tuple[str, str] | None:
         """The digest and the fingerprint that `batchtune scan --histogram` noted; None in any other table."""
-        note = (self._schema.metadata or {}).get(_FINGERPRINTS)
+        note = self._noted(_FINGERPRINTS)
         if note is None:
             return None
-        digest, _, fingerprint = note.decode(errors="replace").partition(" ")
+        digest, _, fingerprint = note.partition(" ")
         return digest, fingerprint
 
     @property
@@ -327,40 +330,31 @@ class Arrow(Columnar):
         return reader.schema, batches
 
 
-def lengths_table(
-    ids: Sequence[str | None],
-    lengths: FloatArray,
-    targets: FloatArray | None,
-    unit: Unit | None,
+def noted_table(
+    columns: dict[str, Any], unit: Unit | None, fingerprints: str | None = None
 ) -> pyarrow.Table:
-    """Return lengths, shape (count,), as the table that `batchtune scan` writes and these formats recognise."""
+    """Return columns, but those that are None, as the table that `batchtune scan` writes and these formats recognise.
+
+    Among them are `length` and maybe `target_length`; `fingerprints` are those of a histogram.
+    """
     import pyarrow
 
-    columns = {"id": pyarrow.array(ids, pyarrow.string()), "length": lengths}
-    if targets is not None:
-        columns["target_length"] = targets
-    return noted_table(columns, unit)
-
-
-def noted_table(columns: dict[str, Any], unit: Unit | None) -> pyarrow.Table:
-    """Return columns, among them `length` and maybe `target_length`, as a table whose lengths are known to be these."""
-    import pyarrow
-
-    return pyarrow.table(columns).replace_schema_metadata({_METADATA: unit or ""})
+    present = {name: column for name, column in columns.items() if column is not None}
+    notes: dict[str, str] = {_METADATA: unit or ""}
+    if fingerprints is not None:
+        notes[_FINGERPRINTS] = fingerprints
+    return pyarrow.table(present).replace_schema_metadata(notes)
 
 
 def histogram_table(lengths: Lengths) -> pyarrow.Table:
     """Return the distinct lengths as the table that `batchtune scan --histogram` writes, the longest first."""
-    import pyarrow
-
     runs = lengths.runs
-    columns = {"length": runs.values}
-    if runs.targets is not None:
-        columns["target_length"] = runs.targets
-    table = pyarrow.table({**columns, _COUNT: runs.counts})
-    noted = f"{runs.digest} {lengths.fingerprint}"
-    metadata = {_METADATA: lengths.unit or "", _FINGERPRINTS: noted}
-    return table.replace_schema_metadata(metadata)
+    columns = {
+        "length": runs.values,
+        "target_length": runs.targets,
+        _COUNT: runs.counts,
+    }
+    return noted_table(columns, lengths.unit, f"{runs.digest} {lengths.fingerprint}")
 
 
 def _leaves(fields: Any, prefix: str = "") -> Iterator[tuple[str, pyarrow.DataType]]:

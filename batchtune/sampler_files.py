@@ -9,22 +9,9 @@ from typing import Any
 
 import msgspec
 
-from batchtune.configs import parse_yaml, plain_value, read_text
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, shortened
-from batchtune.results import (
-    SAMPLER_FILE,
-    STREAM_CONFIG_FILE,
-    STREAM_FILE,
-    SWEEP_FILE,
-    PackedConfig,
-    Record,
-    SamplerConfig,
-    StreamConfig,
-    StreamSweep,
-    Sweep,
-    read_result,
-)
+from batchtune.records import PackedConfig, Record, SamplerConfig, StreamConfig
 
 
 def read_sampler_yaml(path: Path) -> SamplerConfig:
@@ -48,7 +35,7 @@ def read_any_sampler_yaml(
     config: SamplerConfig | PackedConfig = _read_config(
         path,
         SamplerConfig,
-        SAMPLER_FILE,
+        "sampler.yaml",
         command,
         _check_sampler,
         {"packed": PackedConfig, "same-step-packed": PackedConfig},
@@ -98,7 +85,7 @@ def _check_sampler(config: SamplerConfig | PackedConfig) -> None:
 def read_stream_yaml(path: Path) -> StreamConfig:
     """Read and check a `stream.yaml`; raises ResultError as `_read_config` does."""
     config: StreamConfig = _read_config(
-        path, StreamConfig, STREAM_CONFIG_FILE, "sweep-stream", _check_stream
+        path, StreamConfig, "stream.yaml", "sweep-stream", _check_stream
     )
     return config
 
@@ -111,23 +98,24 @@ def _check_stream(config: StreamConfig) -> None:
         )
 
 
-def recommends_nothing(swept: Sweep | StreamSweep) -> bool:
-    """Whether a sweep has no row to write a config of."""
-    is_packed = isinstance(swept, Sweep) and swept.packed is not None
-    return swept.recommended is None and not is_packed
-
-
 def _why_none(path: Path) -> str | None:
     """Return the reason of the sweep next to a config that does not exist; None unless it recommends nothing."""
+    from batchtune.results import (
+        STREAM_CONFIG_FILE,
+        STREAM_FILE,
+        SWEEP_FILE,
+        StreamSweep,
+        Sweep,
+        read_if_written,
+    )
+
     kind: type[Sweep | StreamSweep] = Sweep
     swept = path.with_name(SWEEP_FILE)
     if path.name == STREAM_CONFIG_FILE:
         kind = StreamSweep
         swept = path.with_name(STREAM_FILE)
-    if not swept.exists():
-        return None
-    sweep = read_result(swept, kind)
-    if not recommends_nothing(sweep):
+    sweep = read_if_written(swept, kind)
+    if sweep is None or not sweep.recommends_nothing:
         return None
     return sweep.reason
 
@@ -158,6 +146,8 @@ def _read_config(
             f"{path} does not exist",
             f"`batchtune {command}` writes it. Another run folder is named with --run.",
         )
+    from batchtune.configs import parse_yaml, plain_value, read_text
+
     again = f"Fix it, or create it again with `batchtune {command}`."
     document = plain_value(parse_yaml(read_text(path, str(path), again), str(path)))
     header = document if isinstance(document, dict) else {}
