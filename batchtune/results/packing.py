@@ -151,7 +151,7 @@ class PackingSweep(Record, frozen=True, kw_only=True):
         time_law: The probe's, as the arguments of `batchtune.TimeLaw`; None without one.
         padded_steps: Optimizer steps of an epoch of the user's padded batches, if they are known, or else of the best
             ones, or else of `fixed-random`.
-        padded_step_tokens_deviation: As for a row, of those batches; padding is not counted.
+        padded_step_tokens_deviation: As for a row, of those batches; None if their examples are not known.
         recommended: Index of the recommended row.
         current: The user's own packed batches, of random sequences; None if they are padded, or not known.
     """
@@ -161,7 +161,7 @@ class PackingSweep(Record, frozen=True, kw_only=True):
     proven_tokens: Size | None = None
     time_law: LawCoefficients | None = None
     padded_steps: Size
-    padded_step_tokens_deviation: CostRatio
+    padded_step_tokens_deviation: CostRatio | None
     rows: list[PackedRow]
     recommended: Count
     reason: str

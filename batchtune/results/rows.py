@@ -178,6 +178,8 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         smallest_batch_size, largest_batch_size: Of the epoch's batches, including those that are not full.
         batch_size_variation: Their standard deviation / their mean.
         steps: Optimizer steps of one epoch, on `world_size` ranks with gradients accumulated.
+        step_tokens_deviation: The standard deviation of the true length of a step, padding not counted, / its mean;
+            None for batches whose examples are not known.
         ranks: The cost of the ranks' waiting for each other; None for one rank, or without step times.
         unproven: How many buckets have a batch size that is not proven: no batch at least as large in every respect
             ran, alone and in turns. None without a probe.
@@ -196,6 +198,7 @@ class Row(EpochFigures, frozen=True, kw_only=True):
     num_buckets: Size
     used_buckets: CostCount
     steps: CostCount
+    step_tokens_deviation: CostRatio | None = None
     ranks: RankTimes | None = None
     repeated_examples: CostCount = 0
     pool_size: Size | None = None
