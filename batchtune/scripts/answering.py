@@ -121,7 +121,14 @@ class ScriptWorker(RankWorker):
         if not script.force:
             loop.call(_check_finite)  # before one rank's gradients reach all others
         loop.train(own_batch)  # the rest of what was fetched ahead
-        accumulation = loop.train(own_batch)
+        counts = [loop.train(own_batch)]
+        if script.compare:
+            counts += [loop.train(lambda: loop.call(feed.own_batch)) for _ in range(2)]
+        # One that mixed precision leaves out makes the next a multiple.
+        accumulation = min(counts)
+        steps_vary = script.steps_vary or any(count % accumulation for count in counts)
+        if steps_vary:
+            accumulation = round(statistics.mean(counts))
         if not script.force:
             loop.call(_check_finite)
         source = self._source(feed, own_batches, own_batch, request)
@@ -143,11 +150,12 @@ class ScriptWorker(RankWorker):
         fed = Fed(loop, source, meter, accumulation, self._place.largest)
         self._goes_on = accumulation == 1 and fed.stale == 0
         shortest = BatchShape(1, script.lengths[0])
-        fed.fill(shortest)
+        if not steps_vary:
+            fed.fill(shortest)
         gradient = None
         if script.compare:
             twins = self._compared(fed.for_trials, pairs)
-            if accumulation * self._place.world_size > 1:
+            if accumulation * self._place.world_size > 1 and not steps_vary:
                 gradient = self._gradient(source, feed.loader, fed, accumulation)
         _check(twins, force=script.force)
         self._stage = "device"
@@ -163,6 +171,7 @@ class ScriptWorker(RankWorker):
             target_per_unit=None,
             offset=source.scale.offset,
             accumulation=accumulation,
+            steps_vary=steps_vary,
             look_ahead=fed.stale,
             twins=twins,
             packed=fed.packed,
