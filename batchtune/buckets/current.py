@@ -237,7 +237,7 @@ class VaryingSteps(FixedSize, frozen=True, kw_only=True):
         """Warn that steps can't be kept."""
         yield (
             "the script's optimizer steps train on different numbers of batches, as those do that end by time, tokens "
-            "or loss: their examples can't be kept, and their number is estimated from three of them"
+            "or loss: their examples can't be kept, and their number is estimated from a few"
         )
 
 

@@ -40,6 +40,8 @@ from batchtune.scripts.script_loaders import random_batch_size, write_own_batche
 
 # To find which of the data set's numbers are lengths, one example in this many is measured.
 _EVERY = 4
+# At least three optimizer steps, and those of so many batches, show whether each trains on as many.
+_COUNTED = 8
 # Of a data set without indices, to learn from.
 _EXAMPLES = 200
 # Where the data set makes whole batches itself.
@@ -122,11 +124,13 @@ class ScriptWorker(RankWorker):
             loop.call(_check_finite)  # before one rank's gradients reach all others
         loop.train(own_batch)  # the rest of what was fetched ahead
         counts = [loop.train(own_batch)]
-        if script.compare:
-            counts += [loop.train(lambda: loop.call(feed.own_batch)) for _ in range(2)]
-        # One that mixed precision leaves out makes the next a multiple.
+        while script.compare and (len(counts) < 3 or sum(counts) < _COUNTED):
+            counts.append(loop.train(lambda: loop.call(feed.own_batch)))
         accumulation = min(counts)
-        steps_vary = script.steps_vary or any(count % accumulation for count in counts)
+        # A step that mixed precision leaves out makes the next a multiple.
+        others = [count for count in counts if count != accumulation]
+        differ = any(count % accumulation for count in others)
+        steps_vary = script.steps_vary or differ or 3 * len(others) > len(counts)
         if steps_vary:
             accumulation = round(statistics.mean(counts))
         if not script.force:

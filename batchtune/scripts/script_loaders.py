@@ -121,6 +121,8 @@ def write_own_batches(loader: Any, path: Path | None) -> None:
 
     Nor if that takes long, or what the loader's batch sampler yields are no indices. No example is read.
     """
+    from torch.utils.data import BatchSampler
+
     until = time.monotonic() + _COUNTING_SECONDS
     epochs = []
     # A sampler is the user's code, and may not end.
@@ -138,7 +140,11 @@ def write_own_batches(loader: Any, path: Path | None) -> None:
                     return
             epochs.append(np.array([batches, examples]))
         if path is not None:
-            name = type(loader.batch_sampler).__name__
+            drawing = loader.batch_sampler
+            # Torch's own does not say in which order.
+            if type(drawing) is BatchSampler:
+                drawing = drawing.sampler
+            name = type(drawing).__name__
             np.savez(path, sampler=name, first=epochs[0], second=epochs[1])
 
 

@@ -440,10 +440,15 @@ def test_any_loader_can_be_learned_from(monkeypatch, loader, name, batch_size):
 
 @pytest.mark.parametrize(
     ("numbers", "found"),
-    [([2], (2, False)), ([4, 2], (2, False)), ([4, 2, 3], (3, True))],
-    ids=["equal", "one left out", "different"],
+    [
+        ([2], (2, False)),
+        ([1, 2, 1, 1, 1], (1, False)),
+        ([4, 2, 3], (3, True)),
+        ([4, 2], (3, True)),
+    ],
+    ids=["equal", "left out", "different", "multiples"],
 )
-def test_how_many_batches_a_step_has_is_counted_of_three(monkeypatch, numbers, found):
+def test_several_steps_tell_how_many_batches_each_has(monkeypatch, numbers, found):
     def train_on(loop, batches):
         for number in itertools.cycle(numbers):
             for _ in zip(range(number), batches, strict=False):
