@@ -498,6 +498,7 @@ def made_row(
         largest_batch_size=425,
         batch_size_variation=0.61,
         steps=batches,
+        step_tokens_deviation=0.0812,
         estimated_epoch_seconds=_seconds(batches, padded_length, timed),
     )
 

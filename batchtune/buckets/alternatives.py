@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import cast
 
 import numpy as np
+from msgspec import structs
 
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import optimal_table_2d
@@ -162,7 +163,7 @@ def fixed_baselines(
         "fixed-sorted": pricing.mean_cost([shapes], lengths.count / in_order.count),
         "length-grouped": pricing.mean_cost(grouped, scale),
     }
-    return [
+    baselines = [
         Baseline(
             name=name,
             batch_size=size,
@@ -170,9 +171,13 @@ def fixed_baselines(
             padded_length=padded_length,
             padding_ratio=pricing.padding_ratio(padded_length),
             estimated_epoch_seconds=seconds,
+            steps=shuffled.steps,
         )
         for name, (padded_length, seconds) in costs.items()
     ]
+    deviation = shuffled.step_tokens_deviation
+    baselines[0] = structs.replace(baselines[0], step_tokens_deviation=deviation)
+    return baselines
 
 
 def lower_bound(

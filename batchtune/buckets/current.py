@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -57,7 +58,12 @@ class TableSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def random_batch_size(self) -> int | None:
-        """How many examples each batch holds, if they are drawn at random from all; None for other batches."""
+        """How many examples each batch holds, if they are drawn at random from all, or taken for it; else None."""
+        return None
+
+    @property
+    def unknown_sampler(self) -> str | None:
+        """Whose examples are taken for random; None if they are."""
         return None
 
     @property
@@ -220,12 +226,37 @@ class FixedSize(TableSettings, frozen=True, kw_only=True):
         return f"fixed batches of {self.batch_size:,}"
 
 
+class VaryingSteps(FixedSize, frozen=True, kw_only=True):
+    """A fixed batch size of a script whose optimizer steps have different numbers of batches."""
+
+    @property
+    def random_batch_size(self) -> None:
+        """None, as the examples of a step are not known."""
+
+    def cautions(self, lengths: Lengths, row: Row) -> Iterator[str]:
+        """Warn that steps can't be kept."""
+        yield (
+            "the script's optimizer steps train on different numbers of batches, as those do that end by time, tokens "
+            "or loss: their examples can't be kept, and their number is estimated from a few"
+        )
+
+
 class CountedBatches(TableSettings, frozen=True, kw_only=True):
     """What a script's own batch sampler makes."""
 
     NAME = "counted"
 
     own: OwnBatches
+
+    @property
+    def random_batch_size(self) -> int:
+        """The mean batch size."""
+        return round(statistics.mean(shape.batch_size for shape in self.own.shapes))
+
+    @property
+    def unknown_sampler(self) -> str:
+        """The sampler's name."""
+        return self.own.sampler
 
     def batching(self, lengths: Lengths) -> Batching:
         """Return the largest batches with each longest example, which may hold any shorter ones."""
@@ -330,9 +361,11 @@ def read_current(text: str) -> Current:
     return read_settings(text, _TABLES)
 
 
-def fixed_batches(batch_size: int, source: str) -> Current:
+def fixed_batches(
+    batch_size: int, source: str, kind: type[FixedSize] = FixedSize
+) -> Current:
     """Return random batches of one size as a user's settings; `source` says where they stand."""
-    settings = FixedSize(batch_size=batch_size)
+    settings = kind(batch_size=batch_size)
     return GivenSettings(
         settings=settings, names=frozenset(settings.__struct_fields__), source=source
     )
@@ -366,7 +399,8 @@ def own_current(script: Script) -> Current | None:
     """Return an unchanged script's own batches, if they are known: drawn at random, all of one size, or counted."""
     source = "as the script's DataLoader has it"
     if script.batch_size is not None:
-        return fixed_batches(script.batch_size, source)
+        kind = VaryingSteps if script.steps_vary else FixedSize
+        return fixed_batches(script.batch_size, source, kind)
     if script.own_batches is None:
         return None
     counted_batches = CountedBatches(own=script.own_batches)

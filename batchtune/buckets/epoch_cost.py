@@ -24,6 +24,7 @@ from batchtune.epochs.simulation import (
     SimulatedEpochs,
     mates_in_buckets,
     simulate_epochs,
+    step_deviation_in_buckets,
     with_costs,
 )
 from batchtune.epochs.step_times import StepTimes
@@ -214,6 +215,9 @@ class Pricing:
             padded_length=max(expected.padded_length, self.total),
             repeated_examples=expected.tally.examples - self.lengths.count,
             effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
+            step_tokens_deviation=step_deviation_in_buckets(
+                histogram, table, expected.tally, self.dealing
+            ),
         )
 
     def of_epochs(
@@ -244,6 +248,7 @@ class Pricing:
             padded_length=max(padded * simulated.scale, self.total),
             repeated_examples=simulated.repeated_examples,
             effective_buckets=simulated.effective_buckets,
+            step_tokens_deviation=simulated.step_tokens_deviation(self.dealing),
             simulated_epochs=len(simulated.shapes),
             batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(simulated.scale),
         )

@@ -14,14 +14,11 @@ from batchtune.buckets.advice import best_of, proven_or_all
 from batchtune.buckets.alternatives import fewest_batches
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.same_step import OwnSteps
-from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import PackedCosts
-from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.packing.figures import (
-    padded_step_tokens_deviation,
     random_row,
     simulated_row,
 )
@@ -214,10 +211,6 @@ def sweep_packers(
         if settings.micro_batches is None:
             chosen = _cheapest_steps(of_steps)
     replaced = before or padded
-    if isinstance(replaced, Row):
-        batching = Batching.of(replaced)
-    else:
-        batching = Batching(BucketTable.of([lengths.longest], [replaced.batch_size]))
     law = None
     if budget.time_law != DENSE_7B:
         law = msgspec.convert(asdict(budget.time_law), LawCoefficients)
@@ -230,9 +223,7 @@ def sweep_packers(
         proven_tokens=proven_tokens,
         time_law=law,
         padded_steps=dealing.steps(replaced.batches),
-        padded_step_tokens_deviation=padded_step_tokens_deviation(
-            tokens, batching, dealing, seed
-        ),
+        padded_step_tokens_deviation=replaced.step_tokens_deviation,
         rows=rows,
         recommended=rows.index(chosen),
         reason=_reason(chosen, padded, max_batch_length, measured),

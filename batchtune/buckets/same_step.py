@@ -36,17 +36,23 @@ class OwnSteps:
     Attributes:
         batch_size: Examples of each batch.
         dealing: Its ranks, and how many batches each of them accumulates.
+        unknown_sampler: Draws the examples, which are taken for random; None if they are.
     """
 
     batch_size: int
     dealing: RankSplit
+    unknown_sampler: str | None = None
 
     @classmethod
     def of(cls, current: Current | None, dealing: RankSplit) -> OwnSteps | None:
         """Return the steps of the user's current settings; None if those don't say which examples a step has."""
         if current is None or current.settings.random_batch_size is None:
             return None
-        return cls(batch_size=current.settings.random_batch_size, dealing=dealing)
+        return cls(
+            batch_size=current.settings.random_batch_size,
+            dealing=dealing,
+            unknown_sampler=current.settings.unknown_sampler,
+        )
 
     @property
     def examples(self) -> int:
@@ -61,10 +67,13 @@ class OwnSteps:
     def accumulations(self, fewest: int, asked: int | None, *others: int) -> list[int]:
         """Return the numbers of micro-batches to compare: `asked` for, as now, others, the `fewest` that hold a step.
 
-        Raises UsageError if a step can't be cut into as many as were asked for.
+        Of an unknown sampler only those asked for and as now, which hold its batches if these fit. Raises UsageError if
+        a step can't be cut into as many as were asked for.
         """
         most = self.examples // self.dealing.world_size
-        numbers = [max(self.dealing.accumulate, fewest), *others, fewest]
+        numbers = [max(self.dealing.accumulate, fewest)]
+        if self.unknown_sampler is None:
+            numbers += [*others, fewest]
         if asked is not None:
             if not fewest <= asked <= most:
                 raise UsageError(

@@ -382,6 +382,11 @@ def sweep(
     warnings = [*cautions(lengths, limits, fitting, rows), *costs.warnings]
     if recommended is not None and not recommended.keeps_examples:
         warnings += too_few_examples(lengths, recommended)
+    if keep == "same" and own is not None and own.unknown_sampler is not None:
+        warnings.append(
+            f"batchtune does not know how {own.unknown_sampler} orders examples: estimates assume random steps, "
+            "training has those that it draws"
+        )
     if keep != "same" and own is not None and costs.max_batch_size == own.examples:
         warnings.append(
             f"The probe tried no batch of more than the {counted(own.examples, 'example')} of a step: larger ones may "

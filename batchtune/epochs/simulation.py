@@ -6,6 +6,7 @@ Two examples of one batch are mates. Both figures exist for buckets and pools, s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -92,6 +93,21 @@ class SimulatedEpochs:
     def effective_buckets(self) -> float:
         """How often mates meet again, compared with batches drawn from all examples."""
         return effective_buckets(self._mates_of_sample.again, self.cuts[0].layout)
+
+    def step_tokens_deviation(self, dealing: RankSplit) -> float:
+        """Return the standard deviation of the true length of a step / its mean."""
+        size = self.batching.pool_size
+        if self.batching.accumulate is not None and size is not None:
+            # Of so many random examples.
+            values = self.lengths.values
+            share = (values.size - size) / (size * max(1, values.size - 1))
+            return float(values.std() / values.mean() * math.sqrt(share))
+        cut = self.cuts[0]
+        edges = np.concatenate(([0], np.cumsum(cut.layout.batch_sizes)))
+        totals = _sums(self.sample.values[_batched(cut)], edges)
+        totals = totals.reshape(-1, dealing.together).sum(axis=1)
+        numbers = np.full(totals.size, self.scale)
+        return step_deviation(totals, 0.0, numbers, dealing)
 
     @cached_property
     def _mates_of_sample(self) -> Mates:
@@ -291,6 +307,47 @@ def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> 
             (sums**2 - squares) / (2 * pairs), with_mates, squares.sum() / counts.sum()
         ),
     )
+
+
+def step_deviation_in_buckets(
+    histogram: Histogram, table: BucketTable, tally: Tally, dealing: RankSplit
+) -> float:
+    """Return the standard deviation of the true length of whole steps / their mean, on average over shuffles.
+
+    A batch is a uniformly drawn subset of its bucket, and the batches of a step are one of those of the epoch.
+    """
+    counts = np.maximum(table.counts(histogram), 2)
+    edges = table.edges(histogram)
+    means = _sums(histogram.counts * histogram.lengths, edges) / counts
+    squares = _sums(histogram.counts * histogram.lengths**2, edges) / counts
+    variances = np.maximum(squares - means**2, 0.0) / (counts - 1)
+    buckets = tally.buckets
+    sizes = tally.batch_sizes * dealing.together
+    numbers = tally.numbers / dealing.together
+    if table.num_buckets == 1:
+        # The last batch, which is smaller, ends a step that is no whole one.
+        numbers = numbers * (sizes == sizes.max())
+    within = sizes * np.maximum(counts[buckets] - sizes, 0) * variances[buckets]
+    return step_deviation(sizes * means[buckets], within, numbers, dealing)
+
+
+def step_deviation(
+    totals: FloatArray,
+    within: FloatArray | float,
+    numbers: FloatArray,
+    dealing: RankSplit,
+) -> float:
+    """Return the same by kinds of batches, or with `same_bucket` of all ranks' together.
+
+    `totals`, their mean true length, `within`, its variance, and the `numbers` of them have the shape (kinds,).
+    """
+    mean = np.average(totals, weights=numbers)
+    variance = np.average((totals - mean) ** 2 + within, weights=numbers)
+    each = dealing.world_size * dealing.accumulate // dealing.together
+    count = numbers.sum()
+    # Drawn without putting them back.
+    variance *= max(0.0, count - each) / max(1.0, count - 1)
+    return float(math.sqrt(variance / each) / mean)
 
 
 def mates_in_cuts(cuts: list[EpochBatches], lengths: npt.NDArray[Any]) -> Mates:

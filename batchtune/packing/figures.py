@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from batchtune.epochs.batchers import Batcher, Batching, StepBatcher
+from batchtune.epochs.batchers import Batcher, StepBatcher
 from batchtune.epochs.layout import (
     EpochBatches,
     RankSplit,
@@ -50,7 +50,7 @@ def row_of(
     extents = packed.extents(tokens)
     totals = packed.sums(tokens)
     total = int(totals.sum())
-    step_tokens = _step_tokens(totals, slots, world_size)
+    step_tokens = np.bincount(slots // world_size, totals)
     seconds = np.bincount(
         slots, budget.seconds(packed, tokens), step_tokens.size * world_size
     )
@@ -76,7 +76,7 @@ def row_of(
         cut_sequences=int(np.count_nonzero(cut)),
         cut_tokens=int(cut.sum()),
         steps=step_tokens.size,
-        step_tokens_deviation=_deviation(step_tokens),
+        step_tokens_deviation=float(step_tokens.std() / step_tokens.mean()),
         slowest_rank=epoch_seconds * world_size / float(seconds.sum()),
         # The default law gives FLOPs, not seconds.
         estimated_epoch_seconds=None if budget.time_law == DENSE_7B else epoch_seconds,
@@ -150,35 +150,8 @@ def simulated_row(
     )
 
 
-def padded_step_tokens_deviation(
-    tokens: npt.NDArray[np.number],
-    batching: Batching,
-    dealing: RankSplit,
-    seed: int,
-) -> float:
-    """Return the standard deviation of the tokens of a step / their mean, of an epoch of padded batches.
-
-    Padding is not counted, as no loss is computed on it.
-    """
-    drawing = ShuffleKey(seed=seed, epoch=0)
-    cut = batching.batcher(tokens).cut(drawing, dealing)
-    batches = _drawn_batches(cut, drawing)
-    slots = in_turn(batches.count, dealing)
-    return _deviation(_step_tokens(batches.sums(tokens), slots, dealing.world_size))
-
-
 def _drawn_batches(cut: EpochBatches, drawing: ShuffleKey) -> Packed:
     """Return the batches of an epoch in their order."""
     order = drawn(cut, drawing)
     sizes = cut.layout.batch_sizes[order]
     return Packed(cut.examples[positions(cut.layout.starts[order], sizes)], sizes)
-
-
-def _step_tokens(
-    totals: npt.NDArray[np.number], slots: IntArray, world_size: int
-) -> FloatArray:
-    return np.bincount(slots // world_size, totals).astype(np.float64)
-
-
-def _deviation(step_tokens: FloatArray) -> float:
-    return float(step_tokens.std() / step_tokens.mean())

@@ -55,6 +55,7 @@ class ScriptRequest(Message, frozen=True):
         rows: Rows of the manifest in its order, by `lengths.rows_of`.
         compare: Whether to compare its own batches with made ones of the same shape.
         force: Whether to go on if their peaks differ.
+        steps_vary: Whether its steps are known to train on different numbers of batches.
     """
 
     command: list[str]
@@ -65,6 +66,7 @@ class ScriptRequest(Message, frozen=True):
     rows: tuple[RowLength, ...] = ()
     compare: bool = True
     force: bool = False
+    steps_vary: bool = False
 
     @property
     def own_batches(self) -> Path:

@@ -167,7 +167,7 @@ class Supervisor(Measurer):
         self._allocator_problem: str | None = None
         self._scratch: ScriptRequest | None = None
         self._cleaning = contextlib.ExitStack()
-        self._knows_script = False
+        self._learned: Script | None = None
         self._has_worker = False
         self._unused = False
         self._locks: dict[str, io.FileIO] = {}  # by the device's id
@@ -308,11 +308,11 @@ class Supervisor(Measurer):
             raise
         self._limit_bytes = device.limit_bytes
         self._unused = True
-        if device.script is not None and not self._knows_script:
-            self._knows_script = True
+        if device.script is not None and self._learned is None:
             assert self._scratch is not None and self._lengths is not None
             own = counted(self._scratch.own_batches, self._lengths, device.world_size)
             learned = replace(device.script, own_batches=own)
+            self._learned = learned
             device = replace(device, script=learned)
             for note in about_script(learned, self._settings.scratch):
                 self._note(note)
@@ -365,8 +365,9 @@ class Supervisor(Measurer):
             lengths=lengths,
             targets=targets,
             rows=self._lengths.rows,
-            compare=not self._knows_script,
+            compare=self._learned is None,
             force=settings.force,
+            steps_vary=self._learned is not None and self._learned.steps_vary,
         )
 
     def _take_devices(self) -> None:
@@ -539,7 +540,8 @@ def about_script(script: Script, scratch: str | None = None) -> Iterator[str]:
     if script.packed:
         yield "Its batches are packed: ΣL is the sum of the lengths of their sequences."
     if script.accumulation > 1:
-        yield f"An optimizer step trains on {script.accumulation} batches."
+        mean = " on average" if script.steps_vary else ""
+        yield f"An optimizer step trains on {script.accumulation} batches{mean}."
     for twin in script.twins:
         difference = twin.difference
         if abs(difference) > EQUAL_TWINS:

@@ -17,6 +17,7 @@ from batchtune.reports.section import (
     current_name,
     known,
     left_free,
+    step_cells,
     steps_kept,
     swept_warnings,
     training_notes,
@@ -162,13 +163,16 @@ def learning(packing: PackingSweep, padded: str) -> str:
     """
     row = packing.row
     deviation = packing.padded_step_tokens_deviation
+    there = ""
+    if deviation is not None:
+        there = f", there by ±{format_percent(deviation)}"
     optimizer_steps = counted(row.steps, "optimizer step")
     keeping = ""
     if padded == CURRENT and row.steps < packing.padded_steps:
         keeping = f" (--min-steps {packing.padded_steps} keeps as many)"
     return (
         f"Learning: {optimizer_steps} an epoch, {packing.padded_steps:,} with {padded}{keeping}; the tokens of a step "
-        f"vary by ±{format_percent(row.step_tokens_deviation)}, there by ±{format_percent(deviation)}. "
+        f"vary by ±{format_percent(row.step_tokens_deviation)}{there}. "
         "To weigh all tokens alike, take a loss that is a mean over the tokens of a step, not of each micro-batch: "
         f"{_TOKEN_LOSSES}."
     )
@@ -261,6 +265,7 @@ def _cells(ranks: int, costed: PackedRow | Row | Baseline) -> Cells:
         if ranks > 1:
             slowest_rank = f"+{format_percent(max(0.0, costed.slowest_rank - 1))}"
     return {
+        **step_cells(costed),
         **cost_cells(costed),
         "largest": known(largest, "{:,.0f}".format),
         "unproven": known(unproven, format_number),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from batchtune.buckets.advice import (
@@ -19,7 +19,17 @@ from batchtune.buckets.advice import (
 )
 from batchtune.errors import without_commands
 from batchtune.reports import RunResults
-from batchtune.results import Costed, Row, StreamRow, StreamSweep, Sweep, cost_of
+from batchtune.results import (
+    Baseline,
+    Costed,
+    LowerBound,
+    PackedRow,
+    Row,
+    StreamRow,
+    StreamSweep,
+    Sweep,
+    cost_of,
+)
 from batchtune.trust import WORST_COMPARED_ERROR, rough_times
 from batchtune.units import (
     counted,
@@ -44,6 +54,8 @@ TIMES = "\u00d7"  # the multiplication sign
 _MAX_TEXT = 400
 _MAX_ROWS = 100
 CURRENT = "your current config"
+STEPS = "steps"
+STEP_LENGTH = "step's length"
 # A max_batch_length below this share of the one that fits is worth a warning; a rounded one is not.
 _LOW_LIMIT = 0.95
 
@@ -56,6 +68,7 @@ class Table:
         columns: The title of each.
         rows: One tuple a row, as long as `columns`.
         left: The columns that hold names or sentences; the others hold numbers, set to the right.
+        spare: Columns that a narrow terminal leaves out, in this order.
         marked: Index of the row to set off from the others, or None.
         note: Says how many rows are not shown; empty if all are.
         brief: Whether a brief report shows it, too.
@@ -66,10 +79,20 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: frozenset[str] = frozenset()
+    spare: tuple[str, ...] = ()
     marked: int | None = None
     note: str = ""
     brief: bool = False
     folded: bool = False
+
+    def narrower(self) -> Table:
+        """Return the table without its first spare column."""
+        place = self.columns.index(self.spare[0])
+        columns, *rows = (
+            (*cells[:place], *cells[place + 1 :])
+            for cells in (self.columns, *self.rows)
+        )
+        return replace(self, columns=columns, rows=tuple(rows), spare=self.spare[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +119,7 @@ def make_table(
     rows: Sequence[Cells],
     *,
     left: Collection[str] = (),
+    spare: Sequence[str] = (),
     marked: int | None = None,
     file: str = "",
     most: int = _MAX_ROWS,
@@ -109,6 +133,7 @@ def make_table(
         title: Shown above it.
         rows: At least one, each with the same columns; a column without a known cell is left out.
         left: The columns that hold names or sentences.
+        spare: Those that a narrow terminal leaves out, in this order.
         marked: Index of the row to set off.
         file: Holds the rows that are not shown.
         most: How many rows to show, evenly spaced.
@@ -132,6 +157,7 @@ def make_table(
             for index in shown
         ),
         left=frozenset(map(clean, left)),
+        spare=tuple(column for column in spare if column in columns),
         marked=None if marked is None else shown.index(marked),
         note=note,
         brief=brief,
@@ -384,6 +410,18 @@ def cost_cells(costed: Costed, *, timed: bool = True) -> dict[str, str | None]:
     }
 
 
+def step_cells(costed: Row | PackedRow | Baseline | LowerBound) -> Cells:
+    """Return the optimizer steps of an epoch, if they are not its batches, and how much a step's true length varies."""
+    steps = costed.steps
+    if steps == costed.batches:
+        steps = None
+    deviation = known(costed.step_tokens_deviation, format_percent)
+    return {
+        STEPS: known(steps, format_number),
+        STEP_LENGTH: known(deviation, "±{}".format),
+    }
+
+
 def comparison_table(
     title: str,
     compared: Mapping[str, C],
@@ -405,7 +443,8 @@ def comparison_table(
         reference = reference or cost
         relative = f"{format_ratio(cost / reference)}{TIMES}" if cost else None
         rows.append({"": name, **cells_of(costed), cost_name: relative})
-    return make_table(title, rows, left=[""], marked=marked, brief=True)
+    spare = [STEP_LENGTH, STEPS]
+    return make_table(title, rows, left=[""], spare=spare, marked=marked, brief=True)
 
 
 def sizes_table(

@@ -14,6 +14,7 @@ from batchtune.reports.gradient import of_gradient
 from batchtune.reports.packing import packing_section
 from batchtune.reports.section import (
     CURRENT,
+    STEPS,
     UNKNOWN,
     Section,
     Table,
@@ -31,6 +32,7 @@ from batchtune.reports.section import (
     left_free,
     make_table,
     sizes_table,
+    step_cells,
     swept_warnings,
 )
 from batchtune.results import (
@@ -95,6 +97,9 @@ def sweep_section(run: RunResults) -> Section:
     if sweep.current is not None:
         facts += fewer_steps(row.steps, sweep.current.steps)
         facts += _of_same_steps(sweep, row, timed=timed)
+    elif sweep.min_steps is None:
+        steps = counted(row.steps, "optimizer step")
+        facts.append(f"An epoch takes {steps} (--current batch_size=N keeps yours).")
     sizes = sizes_table(
         "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
     )
@@ -388,7 +393,7 @@ def _cells(
     sweep: Sweep, costed: Row | Baseline | LowerBound, *, timed: bool = True
 ) -> dict[str, str | None]:
     """Return what an epoch costs; examples of a fixed batch meet by chance."""
-    cells = cost_cells(costed, timed=timed)
+    cells = {**step_cells(costed), **cost_cells(costed, timed=timed)}
     if isinstance(costed, Baseline) and costed.name == _FIXED:
         others = min(costed.batch_size, sweep.lengths.count) - 1
         again = others / max(1, sweep.lengths.count - 1)
@@ -418,7 +423,6 @@ def _rows_table(sweep: Sweep, *, timed: bool) -> Table:
                 "strategy": series_name(row),
                 "buckets": str(len(row.boundaries)) if not row.uses_pools else None,
                 "pool": known(row.pool_size, format_number),
-                "mean batch": format_number(row.mean_batch_size),
                 **_cells(sweep, row),
                 "unproven": known(row.unproven, str),
             }
@@ -430,6 +434,8 @@ def _rows_table(sweep: Sweep, *, timed: bool) -> Table:
         "Bucket tables and pools compared",
         rows,
         left=["strategy"],
+        # Steps tell them, if both are known.
+        spare=["batches"] if any(row[STEPS] for row in rows) else [],
         marked=marked,
         file="sweep.json",
         of=len(sweep.rows),

@@ -99,7 +99,7 @@ def _brief(page: Page, console: Console) -> list[RenderableType]:
     for section in page.sections:
         for table in section.tables:
             if table.brief and section.brief:
-                before += [*_table(table, console)[1:], ""]
+                before += [*_table(table, console, folds=False)[1:], ""]
     if others:
         before.append(_bullets(others, "-"))
     after: list[RenderableType] = [""]
@@ -148,8 +148,13 @@ def _bullets(sentences: Sequence[str], bullet: str) -> RichTable:
     return grid
 
 
-def _table(table: Table, console: Console) -> list[RenderableType]:
-    """Lay out a table, with its title above and its note below."""
+def _table(
+    table: Table, console: Console, *, folds: bool = True
+) -> list[RenderableType]:
+    """Lay out a table, with its title above and its note below; without spare columns where they don't fit.
+
+    If it folds, names are broken before that.
+    """
     rich_table = RichTable(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -181,9 +186,11 @@ def _table(table: Table, console: Console) -> list[RenderableType]:
         if index == table.marked:
             style = "bold green"
         rich_table.add_row(*map(Text, row), style=style)
-    narrowest = Measurement.get(
+    narrowest, whole = Measurement.get(
         console, console.options.update(max_width=1000), rich_table
-    ).minimum
+    )
+    if table.spare and (narrowest if folds else whole) > console.width:
+        return _table(table.narrower(), console, folds=folds)
     if narrowest > console.width:  # lines are wider than the terminal then
         rich_table.width = narrowest
     parts: list[RenderableType] = [Text(table.title, "bold"), rich_table]

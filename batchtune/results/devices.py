@@ -121,7 +121,7 @@ class Script(Record, frozen=True, kw_only=True):
         per_unit: Of the batch's length axis, in one unit of the manifest.
         target_per_unit: The same for targets; None without them.
         offset, target_offset: What each axis has in addition, such as 1 for an end token.
-        accumulation: How many batches an optimizer step trains on.
+        accumulation: How many batches an optimizer step trains on; on average, if `steps_vary`.
         look_ahead: How many batches the loop fetches before it trains on them.
         twins: Peaks of its own batches and of made ones; empty if they were compared earlier.
         packed: Whether its batches are packed: rows of sequences without padding.
@@ -130,6 +130,7 @@ class Script(Record, frozen=True, kw_only=True):
         own_batches: What its own batch sampler makes, if the manifest's rows are its examples, in other cases.
         gradient: How its loss depends on the cut of a step; None where a step is one batch, or if measured earlier.
         optimizers: The classes of those that have stepped.
+        steps_vary: Whether steps train on different numbers of batches, as those do that end by time, tokens or loss.
     """
 
     batches: list[str]
@@ -146,6 +147,7 @@ class Script(Record, frozen=True, kw_only=True):
     own_batches: OwnBatches | None = None
     gradient: StepGradient | None = None
     optimizers: list[str] = msgspec.field(default_factory=list)
+    steps_vary: bool = False
 
     @property
     def why_unproven(self) -> str | None:

@@ -197,6 +197,8 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         smallest_batch_size, largest_batch_size: Of the epoch's batches, including those that are not full.
         batch_size_variation: Their standard deviation / their mean.
         steps: Optimizer steps of one epoch, on `world_size` ranks with gradients accumulated.
+        step_tokens_deviation: The standard deviation of the true length of a step, padding not counted, / its mean;
+            None for batches whose examples are not known.
         ranks: The cost of the ranks' waiting for each other; None for one rank, or without step times.
         unproven: How many buckets have a batch size that is not proven: no batch at least as large in every respect
             ran, alone and in turns. None without a probe.
@@ -215,6 +217,7 @@ class Row(EpochFigures, frozen=True, kw_only=True):
     num_buckets: Size
     used_buckets: CostCount
     steps: CostCount
+    step_tokens_deviation: CostRatio | None = None
     ranks: RankTimes | None = None
     repeated_examples: CostCount = 0
     pool_size: Size | None = None
@@ -436,7 +439,7 @@ class PackingSweep(Record, frozen=True, kw_only=True):
         time_law: The probe's, as the arguments of `batchtune.TimeLaw`; None without one.
         padded_steps: Optimizer steps of an epoch of the user's padded batches, if they are known, or else of the best
             ones, or else of `fixed-random`.
-        padded_step_tokens_deviation: As for a row, of those batches; padding is not counted.
+        padded_step_tokens_deviation: As for a row, of those batches; None if their examples are not known.
         recommended: Index of the recommended row.
         current: The user's own packed batches, of random sequences; None if they are padded, or not known.
     """
@@ -446,7 +449,7 @@ class PackingSweep(Record, frozen=True, kw_only=True):
     proven_tokens: Size | None = None
     time_law: LawCoefficients | None = None
     padded_steps: Size
-    padded_step_tokens_deviation: CostRatio
+    padded_step_tokens_deviation: CostRatio | None
     rows: list[PackedRow]
     recommended: Count
     reason: str

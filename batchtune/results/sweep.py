@@ -31,6 +31,7 @@ class Baseline(Record, frozen=True, kw_only=True):
 
     Examples are shuffled (`fixed-random`), sorted by length (`fixed-sorted`), or sorted within 50 batches at a time, as
     Transformers' `group_by_length` does (`length-grouped`, the mean of simulated epochs).
+    Optimizer steps and step_tokens_deviation are as for a row; the latter is known of shuffled examples.
 
     On several ranks batches and padded_length are those of all ranks together, each with the same number of batches:
     some are split in two to get a multiple of the ranks.
@@ -42,6 +43,8 @@ class Baseline(Record, frozen=True, kw_only=True):
     padded_length: Positive
     padding_ratio: Share
     estimated_epoch_seconds: Amount | None
+    steps: Count | None = None
+    step_tokens_deviation: Amount | None = None
 
     @property
     def mates_again(self) -> None:
@@ -54,6 +57,14 @@ class LowerBound(Record, frozen=True, kw_only=True):
     batches: Size
     padded_length: Amount
     estimated_epoch_seconds: Amount | None
+
+    @property
+    def steps(self) -> None:
+        """No batches reach the bound."""
+
+    @property
+    def step_tokens_deviation(self) -> None:
+        """No batches reach the bound."""
 
     @property
     def padding_ratio(self) -> None:

@@ -41,6 +41,8 @@ from batchtune.scripts.script_loaders import random_batch_size, write_own_batche
 
 # To find which of the data set's numbers are lengths, one example in this many is measured.
 _EVERY = 4
+# At least three optimizer steps, and those of so many batches, show whether each trains on as many.
+_COUNTED = 8
 # Of a data set without indices, to learn from.
 _EXAMPLES = 200
 # Where the data set makes whole batches itself.
@@ -135,7 +137,16 @@ class ScriptWorker(RankWorker):
         if not script.force:
             loop.call(_check_finite)  # before one rank's gradients reach all others
         loop.train(own_batch)  # the rest of what was fetched ahead
-        accumulation = loop.train(own_batch)
+        counts = [loop.train(own_batch)]
+        while script.compare and (len(counts) < 3 or sum(counts) < _COUNTED):
+            counts.append(loop.train(lambda: loop.call(feed.own_batch)))
+        accumulation = min(counts)
+        # A step that mixed precision leaves out makes the next a multiple.
+        others = [count for count in counts if count != accumulation]
+        differ = any(count % accumulation for count in others)
+        steps_vary = script.steps_vary or differ or 3 * len(others) > len(counts)
+        if steps_vary:
+            accumulation = round(statistics.mean(counts))
         if not script.force:
             loop.call(_check_finite)
         source = self._source(feed, own_batches, own_batch, request)
@@ -158,11 +169,12 @@ class ScriptWorker(RankWorker):
         self._fed = fed
         self._goes_on = accumulation == 1 and fed.stale == 0
         shortest = BatchShape(1, script.lengths[0])
-        fed.fill(shortest)
+        if not steps_vary:
+            fed.fill(shortest)
         gradient = None
         if script.compare:
             twins = self._compared(fed.for_trials, pairs)
-            if accumulation * self._place.world_size > 1:
+            if accumulation * self._place.world_size > 1 and not steps_vary:
                 gradient = self._gradient(source, feed.loader, fed, accumulation)
         _check(twins, force=script.force)
         self._stage = "device"
@@ -178,6 +190,7 @@ class ScriptWorker(RankWorker):
             target_per_unit=None,
             offset=source.scale.offset,
             accumulation=accumulation,
+            steps_vary=steps_vary,
             look_ahead=fed.stale,
             twins=twins,
             packed=fed.packed,

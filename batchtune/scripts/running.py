@@ -11,6 +11,7 @@ import itertools
 import os
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,7 @@ LENGTHS_FILE = "lengths"
 GIVEN_FILE = "given"
 # The first optimizer steps show how many batches each of them has.
 _FIRST_STEPS = 4
+_IF_STEPS_VARY = "if it steps by time, tokens or loss, with --keep steps."
 # What torch's, accelerate's and batchtune's samplers that deal to ranks call their number.
 _RANKS = ("num_replicas", "num_processes", "world_size")
 
@@ -91,8 +93,10 @@ class GivenBatches:
         self.sampler = self._around(())
         self._own_sampler: Any = None
         self._own_epoch: Any = None
-        self._batches = 0  # that the training loader has given
-        self._is_watching = True  # after how many of them optimizers step
+        self._batches = 0  # that the training loader has given in this epoch
+        # Those before each of its last optimizer steps, and whether the first steps may still end the script.
+        self._at_steps: deque[int] = deque(maxlen=_FIRST_STEPS)
+        self._may_refuse = True
 
     def _around(self, own: Any) -> Any:
         """Return the sampler of the run; one that keeps the examples of steps takes them from the script's `own`."""
@@ -140,7 +144,7 @@ class GivenBatches:
                 f"its sampler deals examples to {own_ranks} ranks, torch.distributed has {ranks}"
             )
         with restored_randomness():
-            reason = unsafe(loader, self.lengths)
+            reason = unsafe(loader, self.lengths, draws=self.accumulate is None)
         if reason and not self._options["force"]:
             self._refuse(f"{reason} (--force trains nonetheless)")
         if self.sampler.rank == 0:
@@ -155,7 +159,9 @@ class GivenBatches:
             self._watch_accumulation(self.accumulate)
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a training loader, and count them."""
+        """Yield the batches of an epoch of the training loader, and count them."""
+        self._batches = 0
+        self._at_steps.clear()
         for batch in batches:
             self._batches += 1
             yield batch
@@ -163,30 +169,42 @@ class GivenBatches:
     def _watch_accumulation(self, accumulate: int) -> None:
         """End the script if its first optimizer steps come another number of batches apart than `accumulate`.
 
-        Loops may fetch batches ahead. A few steps may be further apart: mixed precision leaves out those whose
-        gradients overflow.
+        If a later one does, warn, once. Loops may fetch batches ahead. A few steps may be further apart: mixed
+        precision leaves out those whose gradients overflow.
         """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        at_steps: list[int] = []
+        has_warned = False
+        each = f"{os.path.relpath(self._config)} cuts each step into {accumulate}"
 
         def on_step(*_: Any) -> None:
-            if not self._is_watching or _given is not self:
+            nonlocal has_warned
+            if has_warned or _given is not self:
                 return
-            at_steps.append(self._batches)
-            between = [after - before for before, after in pairwise(at_steps)]
+            self._at_steps.append(self._batches)
+            between = [after - before for before, after in pairwise(self._at_steps)]
+            if not self._may_refuse:
+                # The last step of an epoch may have fewer, so each is judged at the next.
+                between = between[:-1]
             wrong = [apart for apart in between if apart % accumulate]
-            # The last step of an epoch may have fewer.
-            left = len(self.sampler) - self._batches
-            if len(at_steps) == _FIRST_STEPS or left < 2 * accumulate:
-                self._is_watching = False
-                if min(between, default=0) > accumulate:
-                    wrong = between
-            if wrong:
-                self._refuse(
-                    f"its optimizer steps every {counted(min(wrong), 'batch')}, and {os.path.relpath(self._config)} "
-                    f"cuts each step into {accumulate}. Start it with a gradient accumulation of {accumulate}",
-                    "Or tune it as it is started now; if it steps by time, tokens or loss, with --keep steps.",
+            if self._may_refuse:
+                left = len(self.sampler) - self._batches
+                if len(self._at_steps) == _FIRST_STEPS or left < 2 * accumulate:
+                    self._may_refuse = False
+                    if min(between, default=0) > accumulate:
+                        wrong = between
+                if wrong:
+                    self._refuse(
+                        f"its optimizer steps every {counted(min(wrong), 'batch')}, and {each}. Start it with a "
+                        f"gradient accumulation of {accumulate}",
+                        f"Or tune it as it is started now; {_IF_STEPS_VARY}",
+                    )
+            elif wrong:
+                has_warned = True
+                print(
+                    f"Warning: an optimizer stepped after {counted(wrong[0], 'batch')}, and {each}: steps no longer "
+                    f"have their own examples. Tune it as it is started now; {_IF_STEPS_VARY}",
+                    file=sys.stderr,
                 )
 
         register_optimizer_step_pre_hook(on_step)

@@ -121,6 +121,8 @@ def write_own_batches(loader: Any, path: Path | None) -> None:
 
     Nor if that takes long, or what the loader's batch sampler yields are no indices. No example is read.
     """
+    from torch.utils.data import BatchSampler
+
     until = time.monotonic() + _COUNTING_SECONDS
     epochs = []
     # A sampler is the user's code, and may not end.
@@ -138,12 +140,18 @@ def write_own_batches(loader: Any, path: Path | None) -> None:
                     return
             epochs.append(np.array([batches, examples]))
         if path is not None:
-            name = type(loader.batch_sampler).__name__
+            drawing = loader.batch_sampler
+            # Torch's own does not say in which order.
+            if type(drawing) is BatchSampler:
+                drawing = drawing.sampler
+            name = type(drawing).__name__
             np.savez(path, sampler=name, first=epochs[0], second=epochs[1])
 
 
-def unsafe(loader: Any, lengths: FloatArray) -> str | None:
+def unsafe(loader: Any, lengths: FloatArray, *, draws: bool = True) -> str | None:
     """Return why a loader's examples, of these lengths, should not be given in other batches; None if they can be.
+
+    These `draws` each example once, or they hold what the loader's own sampler draws.
 
     Some examples, from the shortest to the longest, are collated one by one: some size of theirs must grow as well, or
     none may differ. Values that grow with the row, as an index or a time does, don't count: if the manifest is sorted,
@@ -154,7 +162,8 @@ def unsafe(loader: Any, lengths: FloatArray) -> str | None:
 
     from batchtune.scripts.trees import flatten, measured
 
-    if stated(loader.batch_sampler, "indices", "weights") is not None:
+    chooses = stated(loader.batch_sampler, "indices", "weights") is not None
+    if draws and chooses:
         return "its sampler chooses among the examples, but recommended batches have each of them once an epoch"
     places = np.linspace(0, lengths.size - 1, _EXAMINED).astype(int)
     ascending = np.argsort(lengths)[places].tolist()

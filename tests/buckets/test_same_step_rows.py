@@ -8,7 +8,7 @@ from buckets.test_min_steps import PROBED
 from msgspec.structs import replace
 from report_records import SCRIPT, proven_probe
 
-from batchtune.buckets.current import read_current
+from batchtune.buckets.current import own_current, read_current
 from batchtune.buckets.drift import drift
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
@@ -111,6 +111,14 @@ def test_the_number_of_steps_is_kept_where_each_has_one_batch():
     found = swept()
     assert found.settings.keep == "steps"
     assert found.min_steps == found.current.steps <= found.recommended_row.steps
+
+
+def test_the_number_of_steps_is_kept_where_they_have_different_numbers_of_batches():
+    script = replace(SCRIPT, batch_size=4, steps_vary=True)
+    chosen = SweepSettings(num_buckets=(12,), accumulate=16)
+    found = sweep(DATA, 240, chosen, PROBED, own_current(script))
+    assert found.settings["keep"] == "steps"
+    assert any("different numbers of batches" in note for note in found.warnings)
 
 
 def test_nothing_is_kept_where_nothing_is_known_or_asked_for():

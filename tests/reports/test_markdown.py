@@ -54,7 +54,7 @@ def test_an_address_is_not_made_a_link():
 
 
 def test_the_recommended_row_is_marked_and_bold():
-    cells = ["optimal", "13", "45.01", "634", "3.1%", "4.09%", "3 min 20 s"]
+    cells = ["optimal", "13", "±8.1%", "634", "3.1%", "4.09%", "3 min 20 s"]
     row = " | ".join(f"**{cell}**" for cell in cells)
     assert f"| ▶ {row} |" in render(RESULTS).splitlines()
 
@@ -68,7 +68,7 @@ def test_every_table_row_has_as_many_cells_as_its_header():
         elif token.type in ("td_open", "th_open"):
             widths[-1] += 1
     assert sum(token.type == "table_open" for token in tokens) == 6
-    assert set(widths) == {6, 7, 3, 5}
+    assert set(widths) == {8, 3, 5}
 
 
 def test_no_raw_html_comes_out_of_any_string():

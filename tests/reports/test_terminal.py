@@ -145,7 +145,7 @@ def test_a_narrow_terminal_folds_names_and_breaks_no_number(width):
     )
     for name in ("speechbrain", "quantile", "exponential", "(frontier)"):
         assert name in text
-    assert "45.01      634     3.1%" in text
+    assert "±8.1%      634     3.1%" in text
 
 
 def test_a_command_that_comes_next_is_never_broken(tmp_path):

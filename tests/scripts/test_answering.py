@@ -1,5 +1,6 @@
 """What a script's failures become, and what is learned of its loaders: its loop runs in a thread of the tests."""
 
+import itertools
 import socket
 import sys
 import threading
@@ -435,6 +436,28 @@ def test_any_loader_can_be_learned_from(monkeypatch, loader, name, batch_size):
     )
     assert (script.accumulation, script.look_ahead) == (1, 0)
     assert [twin.difference for twin in script.twins] == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        ([2], (2, False)),
+        ([1, 2, 1, 1, 1], (1, False)),
+        ([4, 2, 3], (3, True)),
+        ([4, 2], (3, True)),
+    ],
+    ids=["equal", "left out", "different", "multiples"],
+)
+def test_several_steps_tell_how_many_batches_each_has(monkeypatch, numbers, found):
+    def train_on(loop, batches):
+        for number in itertools.cycle(numbers):
+            for _ in zip(range(number), batches, strict=False):
+                pass
+            loop.steps += 1
+
+    loop = MadeScript(monkeypatch, train_on, loader_of(Lengths())).measured()
+    script = prepared(monkeypatch, loop).device.script
+    assert (script.accumulation, script.steps_vary) == found
 
 
 @pytest.mark.parametrize(("seconds", "twins"), [(30.0, 3), (0.0, 1)])

@@ -140,6 +140,9 @@ def test_they_are_the_current_row_of_a_sweep(tmp_path):
         assert row.padded_length == padded
         assert row.estimated_epoch_seconds == pytest.approx(0.25 + padded * 1e-4)
         assert row.padding_ratio == pytest.approx(1 - VALUES.sum() / padded)
+    (same,) = [row for row in found.rows if row.keeps_examples]
+    assert (same.accumulate, same.pool_size, same.steps) == (2, 32, 13)
+    assert sum("how Buckets orders examples" in note for note in found.warnings) == 1
     settings = found.current_settings
     assert settings["describe"] == "batches by Buckets, counted over an epoch"
 

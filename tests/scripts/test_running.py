@@ -256,6 +256,24 @@ def test_a_script_that_steps_otherwise_is_told_its_accumulation(started):
                     optimizer.step()
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("last", [[3, 3], [3, 2], [2, 3], [6]])
+def test_a_later_step_of_other_batches_is_warned_of(started, capsys, ahead, last):
+    """But for the last one of an epoch, which may have fewer; the loop may fetch ahead."""
+    options = started("same")
+    loader = rows_of(LENGTHS, shuffle=True)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    for steps in ([3] * 5, [3] * 3 + last):
+        given = given_by(loader, options)
+        for _ in range(ahead):
+            next(given)
+        for batches in steps:
+            for _ in range(batches):
+                next(given, None)
+            optimizer.step()
+    assert ("stepped after 2 batches" in capsys.readouterr().err) == (last == [2, 3])
+
+
 @pytest.mark.parametrize(
     ("loader", "reason", "line", "name"),
     [
@@ -455,6 +473,7 @@ def test_an_index_or_a_time_says_nothing_about_the_order(beside):
 def test_a_sampler_that_chooses_examples_is_noticed(sampler, chooses):
     loader = loader_of(LENGTHS, sampler=sampler, batch_size=4)
     assert ("chooses among" in (unsafe(loader, LENGTHS) or "")) == chooses
+    assert unsafe(loader, LENGTHS, draws=False) is None
 
 
 def test_other_loaders_are_not_the_training_loader():
