@@ -117,7 +117,7 @@ def test_the_number_of_steps_is_kept_where_they_have_different_numbers_of_batche
     script = replace(SCRIPT, batch_size=4, steps_vary=True)
     chosen = SweepSettings(num_buckets=(12,), accumulate=16)
     found = sweep(DATA, 240, chosen, PROBED, own_current(script))
-    assert found.settings["keep"] == "steps"
+    assert found.settings.keep == "steps"
     assert any("different numbers of batches" in note for note in found.warnings)
 
 
