@@ -113,7 +113,7 @@ def test_the_number_of_steps_is_kept_where_each_has_one_batch():
     assert found.min_steps == found.current.steps <= found.recommended_row.steps
 
 
-def test_the_number_of_steps_is_kept_where_they_have_different_numbers_of_batches():
+def test_of_steps_with_different_batches_the_number_is_kept():
     script = replace(SCRIPT, batch_size=4, steps_vary=True)
     chosen = SweepSettings(num_buckets=(12,), accumulate=16)
     found = sweep(DATA, 240, chosen, PROBED, own_current(script))
