@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from batchtune.results import SAMPLER_FILE
+from batchtune.results import SAMPLER_FILE, PackedConfig
 from batchtune.scripts import recording
 from batchtune.scripts.interposing import Begin
 from batchtune.scripts.script_loaders import (
@@ -88,6 +88,7 @@ class GivenBatches:
         self.lengths = np.fromfile(Path(options["scratch"], LENGTHS_FILE))
         self.accumulate: int | None = None
         config = read_any_sampler_yaml(self._config)
+        self._is_packed = isinstance(config, PackedConfig)
         if config.keeps_examples:
             self.accumulate = config.accumulate
         self.sampler = self._around(())
@@ -144,7 +145,12 @@ class GivenBatches:
                 f"its sampler deals examples to {own_ranks} ranks, torch.distributed has {ranks}"
             )
         with restored_randomness():
-            reason = unsafe(loader, self.lengths, draws=self.accumulate is None)
+            reason = unsafe(
+                loader,
+                self.lengths,
+                draws=self.accumulate is None,
+                packed=self._is_packed,
+            )
         if reason and not self._options["force"]:
             self._refuse(f"{reason} (--force trains nonetheless)")
         if self.sampler.rank == 0:

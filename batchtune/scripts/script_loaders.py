@@ -148,10 +148,20 @@ def write_own_batches(loader: Any, path: Path | None) -> None:
             np.savez(path, sampler=name, first=epochs[0], second=epochs[1])
 
 
-def unsafe(loader: Any, lengths: FloatArray, *, draws: bool = True) -> str | None:
+def pads(pair: Any) -> bool:
+    """Return whether a batch of two examples has a row for each of them."""
+    from batchtune.scripts.trees import flatten, sizes
+
+    leaves = [leaf for (leaf,) in flatten([pair]).values()]
+    return any(len(sizes(leaf)) > 1 and sizes(leaf)[0] == 2 for leaf in leaves)
+
+
+def unsafe(
+    loader: Any, lengths: FloatArray, *, draws: bool = True, packed: bool = False
+) -> str | None:
     """Return why a loader's examples, of these lengths, should not be given in other batches; None if they can be.
 
-    These `draws` each example once, or they hold what the loader's own sampler draws.
+    These `draws` each example once, or they hold what the loader's own sampler draws; they may be `packed`.
 
     Some examples, from the shortest to the longest, are collated one by one: some size of theirs must grow as well, or
     none may differ. Values that grow with the row, as an index or a time does, don't count: if the manifest is sorted,
@@ -167,16 +177,22 @@ def unsafe(loader: Any, lengths: FloatArray, *, draws: bool = True) -> str | Non
         return "its sampler chooses among the examples, but recommended batches have each of them once an epoch"
     places = np.linspace(0, lengths.size - 1, _EXAMINED).astype(int)
     ascending = np.argsort(lengths)[places].tolist()
+    indices = [[index] for index in ascending]
+    if packed:
+        indices.append([ascending[0], ascending[-1]])
     examples = torch.utils.data.DataLoader(
         loader.dataset,
-        batch_sampler=[[index] for index in ascending],
+        batch_sampler=indices,
         collate_fn=loader.collate_fn,
         num_workers=min(1, loader.num_workers),
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
     )
     with torch.no_grad():  # a loader that is iterated over like this does not train
-        sizes_by_leaf = measured(flatten(list(examples)))
+        batches = list(examples)
+    if packed and pads(batches.pop()):
+        return "it pads its batches, but those of the run are packed: they were measured without padding"
+    sizes_by_leaf = measured(flatten(batches))
     correlations = []
     for (_, measure), sizes in sizes_by_leaf.items():
         distinct, ranks = np.unique(sizes, return_inverse=True)
