@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,39 +51,39 @@ EMPTY = "import sys, torch; held = torch.empty(1 << 30, device='cuda'); print(fl
 Loaded = tuple[FloatArray, FloatArray | None]
 
 
-def tokens() -> Loaded:
+def tokens():
     """Tokens of 6 to 512 with a long tail."""
     drawn = np.exp(np.random.default_rng(1).normal(4.9, 0.8, 60_000))
     return drawn.round().clip(6, 512), None
 
 
-def seconds() -> Loaded:
+def seconds():
     """The same as 16ths of a second."""
     return tokens()[0] / 16, None
 
 
-def transcribed() -> Loaded:
+def transcribed():
     """LibriSpeech's dev-clean, seconds and characters."""
     return recipe_list.transcribed_librispeech()
 
 
-def librispeech() -> Loaded:
+def librispeech():
     """LibriSpeech's train-clean-100, seconds."""
     return librispeech_seconds(), None
 
 
-def chats() -> Loaded:
+def chats():
     """Tokens of ShareGPT, at most 4,096."""
     found = sharegpt(recipe_list.shared_data())
     return found.clip(2, 4096).astype(float), None
 
 
-def some_chats() -> Loaded:
+def some_chats():
     """One chat of 16."""
     return chats()[0][::16], None
 
 
-def code_files() -> Loaded:
+def code_files():
     """Tokens of files of code, at most 8,192."""
     found = code(recipe_list.shared_data()) // 4
     return found.clip(4, 8192).astype(float), None
@@ -104,36 +104,36 @@ class Case:
     steps: tuple[int, int] | None = None
 
     @property
-    def unit(self) -> str:
+    def unit(self):
         """Of the lengths."""
         of_speech = (seconds, librispeech, transcribed)
         return "s" if self.lengths in of_speech else "tokens"
 
 
-def lm(size: str, dtype: str, **more: Any) -> Case:
+def lm(size, dtype, **more):
     """Return a case of `builtin:transformer-lm`."""
     lengths = more.pop("lengths", tokens)
     options = {"size": size, "dtype": dtype, **more}
     return Case("builtin:transformer-lm", options, lengths)
 
 
-def conformer(size: str, dtype: str, lengths: Callable[[], Loaded] = seconds) -> Case:
+def conformer(size, dtype, lengths=seconds):
     """Return a case of `builtin:conformer-ctc`."""
     options = {"size": size, "dtype": dtype}
     return Case("builtin:conformer-ctc", options, lengths)
 
 
-def recipe(name: str, lengths: Callable[[], Loaded], **options: Any) -> Case:
+def recipe(name, lengths, **options):
     """Return a case of one of the recipes' models."""
     return Case(f"{FOLDER / 'recipe_models.py'}:{name}", options, lengths)
 
 
 def surrounded(
-    beside: str | None = None,
-    lengths: Callable[[], Loaded] = tokens,
-    steps: tuple[int, int] | None = None,
-    **options: Any,
-) -> Case:
+    beside=None,
+    lengths=tokens,
+    steps=None,
+    **options,
+):
     """Return a case of the base language model in a process that holds more."""
     workload = f"{FOLDER / 'cuda_workloads.py'}:Surrounded"
     return Case(workload, options, lengths, beside, steps)
@@ -170,7 +170,7 @@ CASES = {
 
 
 @contextlib.contextmanager
-def running(program: str | None) -> Iterator[None]:
+def running(program):
     """Have a program run in another process, once it has printed a line; it ends with its input."""
     if program is None:
         yield
@@ -184,7 +184,7 @@ def running(program: str | None) -> Iterator[None]:
         process.stdin.close()
 
 
-def epoch_of(lengths: Lengths, folder: Path, seed: int) -> Iterator[BatchShape]:
+def epoch_of(lengths, folder, seed):
     """Yield the batches of a shuffled epoch of the recommended sampler."""
     path = folder / "sampler.yaml"
     config = read_any_sampler_yaml(path)
@@ -211,9 +211,7 @@ def epoch_of(lengths: Lengths, folder: Path, seed: int) -> Iterator[BatchShape]:
     yield from (planned.shape for planned in shuffled)
 
 
-def epochs_that_fail(
-    lengths: Lengths, stepper: Supervisor, folder: Path, seeds: int, most: int
-) -> tuple[int, int, int]:
+def epochs_that_fail(lengths, stepper, folder, seeds, most):
     """How many processes ran out of memory, the steps of all, and the most bytes reserved."""
     failed, steps, reserved = 0, 0, 0
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
@@ -228,7 +226,7 @@ def epochs_that_fail(
     return failed, steps, reserved
 
 
-def share_of_brute_force(probe: Probe, measurer: Supervisor) -> float:
+def share_of_brute_force(probe, measurer):
     """The largest batch of the longest example / the largest that passes alone, up to three failures in a row."""
     point = probe.frontier[-1]
     largest, failed, size = 0, 0, int(point.batch_size * FROM_THE_ANSWER)
@@ -243,9 +241,7 @@ def share_of_brute_force(probe: Probe, measurer: Supervisor) -> float:
     return point.batch_size / largest
 
 
-def run_case(
-    name: str, allocator: str, arguments: argparse.Namespace, folder: Path
-) -> bool:
+def run_case(name, allocator, arguments, folder):
     """Tune, run the truth, and print its row; whether the table is proven and never ran out of memory."""
     case = CASES[name]
     values, targets = case.lengths()
@@ -309,7 +305,7 @@ def run_case(
     return failed == 0 and holds
 
 
-def main() -> int:
+def main():
     """Run the cases of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE")

@@ -28,10 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,11 +38,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from probe.peer_searches import each_length_anew, from_the_last_answer
 
 from batchtune.lengths import Lengths
-from batchtune.probe.messages import ProbeHooks, ProbeProgress
+from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import BatchShape, FrontierPoint, Probe, Trial
+from batchtune.results import BatchShape, Trial
 from batchtune.units import format_size, parse_size
 
 TESTS = Path(__file__).parents[1]
@@ -61,9 +59,7 @@ BELOW = 0.02
 KIB = 1024
 
 
-def settings_of(
-    workload: str, options: dict[str, object], memory: str, **more: Any
-) -> ProbeSettings:
+def settings_of(workload, options, memory, **more):
     """Settings of a probe under all of a memory limit."""
     return ProbeSettings(
         workload=workload,
@@ -89,8 +85,7 @@ CASES = {
 }
 TAIL = settings_of(TAGGER, {"layers": 3, "dropout": 0.0}, "400MiB", num_lengths=12)
 
-PeerSearch = Callable[..., Iterator[tuple[float, int]]]
-PEERS: dict[str, PeerSearch] = {
+PEERS = {
     "each length anew": each_length_anew,
     "from the last answer": from_the_last_answer,
 }
@@ -105,7 +100,7 @@ class Searched:
     ooms: int
     seconds: float
 
-    def print(self, ours: Searched, lengths: int) -> None:
+    def print(self, ours, lengths):
         """Print its row, next to batchtune's."""
         print(
             f"  {self.name:<22}{self.trials:>8}{self.trials / lengths:>10.2f}{self.ooms:>6}{self.seconds:>9.1f}"
@@ -117,12 +112,12 @@ class Searched:
 class Asked:
     """A supervisor as the peers ask it, with what it was asked."""
 
-    def __init__(self, supervisor: Supervisor, *, single: bool = False) -> None:
+    def __init__(self, supervisor, *, single=False):
         self.supervisor = supervisor
         self.single = single
         self.trials: list[Trial] = []
 
-    def __call__(self, batch_size: int, length: float) -> bool:
+    def __call__(self, batch_size, length):
         shape = BatchShape(batch_size, length)
         if self.single:
             trial = self.supervisor.step(shape).trial
@@ -134,13 +129,13 @@ class Asked:
         return trial.outcome == "ok"
 
 
-def speech_like() -> Lengths:
+def speech_like():
     """Durations of 1 to 30 s, many short and few long."""
     drawn = np.random.default_rng(7).gamma(3.0, 3.5, 20_000)
     return Lengths.of(drawn.clip(1, 30).round(2), unit="s")
 
 
-def long_tailed() -> Lengths:
+def long_tailed():
     """Lengths as those of meetings: most of a few seconds, the longest 48 times the median."""
     drawn = np.exp(np.random.default_rng(11).normal(0.55, 1.0, 66_816))
     values = drawn.clip(0.1, 80).round(2)
@@ -148,11 +143,11 @@ def long_tailed() -> Lengths:
     return Lengths.of(values, unit="s")
 
 
-def probe(lengths: Lengths, settings: ProbeSettings) -> tuple[Searched, Probe, float]:
+def probe(lengths, settings):
     """batchtune's own, in an empty run folder; also the seconds that it took after its search, to confirm."""
     begun: list[float] = []
 
-    def on_progress(_: ProbeProgress) -> None:
+    def on_progress(_):
         begun.append(time.monotonic())
 
     hooks = ProbeHooks(on_progress=on_progress)
@@ -166,9 +161,7 @@ def probe(lengths: Lengths, settings: ProbeSettings) -> tuple[Searched, Probe, f
     return ours, result, whole - searching
 
 
-def peer(
-    name: str, lengths: Lengths, points: list[FrontierPoint], settings: ProbeSettings
-) -> Searched:
+def peer(name, lengths, points, settings):
     """Another's search, measured by the same supervisor in a process of its own."""
     tolerance = TOLERANCE
     if settings is TAIL:
@@ -187,7 +180,7 @@ def peer(
     return Searched(name, len(asked.trials), ooms_of(asked.trials), seconds)
 
 
-def largest(fits: Asked, answer: int, length: float, cap: int) -> int:
+def largest(fits, answer, length, cap):
     """The largest batch size that fits, one by one around the answer."""
     lowest = max(1, int(answer * (1 - BELOW)))
     best = 0
@@ -207,9 +200,7 @@ def largest(fits: Asked, answer: int, length: float, cap: int) -> int:
     return best
 
 
-def compare(
-    lengths: Lengths, settings: ProbeSettings
-) -> tuple[Searched, list[Searched], Probe]:
+def compare(lengths, settings):
     """Run and print all searches."""
     ours, result, confirming = probe(lengths, settings)
     if settings is TAIL:
@@ -235,7 +226,7 @@ def compare(
     return ours, peers, result
 
 
-def compare_with_the_truth(name: str) -> bool:
+def compare_with_the_truth(name):
     """Run and print all for one workload; whether the targets hold."""
     print(name)
     lengths = speech_like()
@@ -260,7 +251,7 @@ def compare_with_the_truth(name: str) -> bool:
     return fewer and exact
 
 
-def compare_on_a_long_tail(busy: int) -> bool:
+def compare_on_a_long_tail(busy):
     """Run and print the comparison on a long tail, next to so many busy processes; whether the targets hold."""
     command = [sys.executable, "-c", "while True: pass"]
     others = [subprocess.Popen(command) for _ in range(busy)]
@@ -276,17 +267,17 @@ def compare_on_a_long_tail(busy: int) -> bool:
     return few
 
 
-def ooms_of(trials: list[Trial]) -> int:
+def ooms_of(trials):
     """How many trials ran out of memory."""
     return sum(trial.outcome == "oom" for trial in trials)
 
 
-def held(target: str, holds: bool) -> None:
+def held(target, holds):
     """Print whether a target holds."""
     print(f"  {target}: {'yes' if holds else 'NO'}", flush=True)
 
 
-def main() -> None:
+def main():
     """Run what the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

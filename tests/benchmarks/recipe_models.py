@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
-from batchtune import BatchShape
-
 IGNORED = -100
-Example = dict[str, torch.Tensor]
-Loss = tuple[torch.Tensor, torch.Tensor]
 
 
 class Training(ABC):
@@ -34,52 +29,52 @@ class Training(ABC):
 
     packed = False
 
-    def __init__(self, dim: int = 64, layers: int = 3, threads: int = 1) -> None:
+    def __init__(self, dim=64, layers=3, threads=1):
         self.dim = dim
         self.layers = layers
         self.threads = threads
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         """Build the model and AdamW."""
         torch.set_num_threads(self.threads)
         self.device = device
         self.model = self.build().to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
 
-    def make_batch(self, shape: BatchShape) -> Any:
+    def make_batch(self, shape):
         """Make a batch of examples that all have the length of the shape, or of its sequences."""
         sizes: Sequence[float] = shape.sequences or [shape.length] * shape.batch_size
         targets = [shape.target_length] * len(sizes)
         return self.batch_of(range(len(sizes)), sizes, targets)
 
-    def numbered(self, index: int, length: float, target: float | None) -> Example:
+    def numbered(self, index, length, target):
         """Make the example with this index."""
         return self.example(length, target, torch.Generator().manual_seed(index))
 
     def batch_of(
         self,
-        indices: Sequence[int],
-        lengths: Sequence[float],
-        targets: Sequence[float | None],
-    ) -> Any:
+        indices,
+        lengths,
+        targets,
+    ):
         """Make a batch of the examples with these indices, on the device."""
         examples = map(self.numbered, indices, lengths, targets)
         batch = self.collate(list(examples))
         return {name: values.to(self.device) for name, values in batch.items()}
 
-    def step(self, batch: Any) -> float:
+    def step(self, batch):
         """Train on a batch; return its mean loss."""
         loss, items = self.accumulate(batch)
         self.finish(items)
         return loss / max(items, 1)  # on the emulated device all values are 0
 
-    def accumulate(self, batch: Any) -> tuple[float, int]:
+    def accumulate(self, batch):
         """Add the gradient of a micro-batch's loss; return this loss, summed over its items, and their number."""
         loss, items = self.loss(batch)
         loss.backward()
         return loss.item(), int(items)
 
-    def finish(self, items: int) -> None:
+    def finish(self, items):
         """Let the optimizer step on the mean over a step's items, however its micro-batches were cut.
 
         As fairseq does: the gradients are divided by what they sum. They stay allocated, as while accumulating.
@@ -91,22 +86,20 @@ class Training(ABC):
         self.optimizer.zero_grad(set_to_none=False)
 
     @abstractmethod
-    def build(self) -> nn.Module:
+    def build(self):
         """Build the model."""
 
     @abstractmethod
-    def example(
-        self, length: float, target: float | None, generator: torch.Generator
-    ) -> Example:
+    def example(self, length, target, generator):
         """Make an example."""
 
     @abstractmethod
-    def loss(self, batch: Any) -> Loss:
+    def loss(self, batch):
         """Return the loss of a batch, summed over its items (tokens, frames), and how many these are."""
 
-    def collate(self, examples: Sequence[Example]) -> Example:
+    def collate(self, examples):
         """Pad the examples; labels with IGNORED."""
-        batch: Example = {}
+        batch = {}
         for name in examples[0]:
             values = [example[name] for example in examples]
             padding = IGNORED if name == "labels" else 0
@@ -115,7 +108,7 @@ class Training(ABC):
         return batch
 
 
-def transformer_layer(dim: int) -> nn.TransformerEncoderLayer:
+def transformer_layer(dim):
     """Return a layer of torch's transformer encoder, normed first, without dropout."""
     return nn.TransformerEncoderLayer(
         dim,
@@ -128,7 +121,7 @@ def transformer_layer(dim: int) -> nn.TransformerEncoderLayer:
     )
 
 
-def is_padding(lengths: torch.Tensor, longest: int) -> torch.Tensor:
+def is_padding(lengths, longest):
     """Return which positions are padding, of shape (batch, longest)."""
     return torch.arange(longest, device=lengths.device) >= lengths[:, None]
 
@@ -136,7 +129,7 @@ def is_padding(lengths: torch.Tensor, longest: int) -> torch.Tensor:
 class Encoder(nn.Module):
     """Halves the frames, then runs layers of a transformer over them."""
 
-    def __init__(self, features: int, dim: int, layers: int) -> None:
+    def __init__(self, features, dim, layers):
         super().__init__()
         self.halve = nn.Conv1d(features, dim, 5, stride=2, padding=2)
         # Where a frame is, it learns from its neighbours: any length will do.
@@ -144,9 +137,7 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(transformer_layer(dim) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
 
-    def forward(
-        self, frames: torch.Tensor, lengths: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, frames, lengths):
         """Return what it makes of frames (batch, length, features), and how long that is."""
         hidden = self.halve(frames.transpose(1, 2))
         halved = (lengths + 1) // 2
@@ -167,9 +158,7 @@ class Speech(Training):
     FEATURES = 40
     TOKENS = 64
 
-    def example(
-        self, length: float, target: float | None, generator: torch.Generator
-    ) -> Example:
+    def example(self, length, target, generator):
         """Make the frames of seconds of speech, and its tokens."""
         count = max(1, int(length * self.TOKENS_PER_SECOND))
         if target is not None:
@@ -181,7 +170,7 @@ class Speech(Training):
         frames = self.sounds()[tokens[spoken]] + 0.5 * noise
         return {"frames": frames, "tokens": tokens}
 
-    def sounds(self) -> torch.Tensor:
+    def sounds(self):
         """Return the sound of each token."""
         generator = torch.Generator().manual_seed(0)
         return torch.randn(self.TOKENS, self.FEATURES, generator=generator)
@@ -190,13 +179,13 @@ class Speech(Training):
 class CtcTraining(Speech):
     """Recognizes speech by CTC; lengths in seconds."""
 
-    def build(self) -> nn.Module:
+    def build(self):
         """Build an encoder and a classifier."""
         encoder = Encoder(self.FEATURES, self.dim, self.layers)
         classify = nn.Linear(self.dim, self.TOKENS)
         return nn.ModuleDict({"encoder": encoder, "classify": classify})
 
-    def loss(self, batch: Example) -> Loss:
+    def loss(self, batch):
         """Return the CTC loss, and the number of tokens."""
         hidden, lengths = self.model["encoder"](
             batch["frames"], batch["frames_lengths"]
@@ -216,7 +205,7 @@ class CtcTraining(Speech):
 class EncoderDecoderTraining(Speech):
     """Transcribes speech with an encoder and a decoder; lengths in seconds, targets in characters."""
 
-    def build(self) -> nn.Module:
+    def build(self):
         """Build both halves."""
         layer = nn.TransformerDecoderLayer(
             self.dim,
@@ -236,7 +225,7 @@ class EncoderDecoderTraining(Speech):
             }
         )
 
-    def loss(self, batch: Example) -> Loss:
+    def loss(self, batch):
         """Return the loss of the next characters."""
         source, lengths = self.model["encoder"](
             batch["frames"], batch["frames_lengths"]
@@ -268,7 +257,7 @@ class MaskedTraining(Training):
     TOKENS = 500
     MASKED = 0.15
 
-    def build(self) -> nn.Module:
+    def build(self):
         """Build an encoder of tokens."""
         return nn.ModuleDict(
             {
@@ -281,9 +270,7 @@ class MaskedTraining(Training):
             }
         )
 
-    def example(
-        self, length: float, target: float | None, generator: torch.Generator
-    ) -> Example:
+    def example(self, length, target, generator):
         """Make tokens that follow from the first, of which some are masked by 1."""
         count = max(2, int(length))
         first = int(torch.randint(self.TOKENS, (), generator=generator))
@@ -295,7 +282,7 @@ class MaskedTraining(Training):
             "labels": torch.where(masked, tokens, IGNORED),
         }
 
-    def loss(self, batch: Example) -> Loss:
+    def loss(self, batch):
         """Return the loss of the masked tokens."""
         tokens = batch["tokens"]
         padding = is_padding(batch["tokens_lengths"], tokens.shape[1])
@@ -315,7 +302,7 @@ class ChatTraining(Training):
 
     TOKENS = 1000
 
-    def build(self) -> nn.Module:
+    def build(self):
         """Build Transformers' own model, with attention that can also run packed rows."""
         from transformers import LlamaConfig, LlamaForCausalLM
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -333,19 +320,17 @@ class ChatTraining(Training):
         )
         return LlamaForCausalLM(config)
 
-    def example(
-        self, length: float, target: float | None, generator: torch.Generator
-    ) -> Example:
+    def example(self, length, target, generator):
         """Make tokens each of which follows from the one before."""
         first = torch.randint(100, (), generator=generator)
         tokens = (first + 7 * torch.arange(max(2, int(length)))) % 100 + 3
         return {"input_ids": tokens, "labels": tokens}
 
-    def loss(self, batch: Example) -> Loss:
+    def loss(self, batch):
         """Return the loss of the next tokens. Padding is on the right: causal attention never sees it."""
         return self.summed(batch)
 
-    def summed(self, batch: Example, **rows: torch.Tensor) -> Loss:
+    def summed(self, batch, **rows):
         """Return the loss that Transformers' model computes: a sum, if it is to be divided by one token."""
         labels = batch["labels"]
         made = self.model(
@@ -359,7 +344,7 @@ class PackedChatTraining(ChatTraining):
 
     packed = True
 
-    def collate(self, examples: Sequence[Example]) -> Example:
+    def collate(self, examples):
         """Lay the examples in one row; the first token of each is no label."""
         tokens = [example["input_ids"] for example in examples]
         labels = [nn.functional.pad(one[1:], (1, 0), value=IGNORED) for one in tokens]
@@ -372,7 +357,7 @@ class PackedChatTraining(ChatTraining):
             "ends": ends,
         }
 
-    def loss(self, batch: Example) -> Loss:
+    def loss(self, batch):
         """Return the loss of the next tokens."""
         return self.summed(
             batch, position_ids=batch["position_ids"], cu_seq_lens_q=batch["ends"]
@@ -380,16 +365,16 @@ class PackedChatTraining(ChatTraining):
 
 
 def attention_of_rows(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    cu_seq_lens_q: torch.Tensor | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    scaling=None,
+    dropout=0.0,
+    cu_seq_lens_q=None,
+    **options,
+):
     """Attend causally in each sequence of a row by itself, as FlashAttention does on a GPU.
 
     Queries, keys and values are (batch, heads, length, dim). Without `cu_seq_lens_q` each row is one sequence.

@@ -16,31 +16,31 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from benchmarks import recipe_models
-from benchmarks.recipe_models import Example, Training
+from benchmarks.recipe_models import Training
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 
-class Examples(Dataset[Example]):
+class Examples(Dataset):
     """The examples of a recipe, by their place in its manifest."""
 
     def __init__(
         self,
-        training: Training,
-        lengths: list[float],
-        targets: list[float | None],
-    ) -> None:
+        training,
+        lengths,
+        targets,
+    ):
         self.training = training
         self.lengths = lengths
         self.targets = targets
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> Example:
+    def __getitem__(self, index):
         return self.training.numbered(index, self.lengths[index], self.targets[index])
 
 
-def main() -> None:
+def main():
     """Train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe", type=Path, metavar="RECIPE.json")

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,10 @@ TIMES_BEST_PEER = 0.99
 # Of the losses of the same step, by rounding alone.
 SAME_LOSS = 1e-3
 FEWEST_ROUNDS = 2
-Results = dict[str, Any]
 UNKNOWN = "–"  # noqa: RUF001  # as in all tables of batchtune
 
 
-def machine_name(device: str) -> str:
+def machine_name(device):
     """Return the name of the device, and for a CPU how many processors may be used."""
     name = backend_for(device).identify(device).name
     if device.startswith("cpu"):
@@ -53,7 +51,7 @@ def machine_name(device: str) -> str:
     return name
 
 
-def errors_of(results: Results, other: str | None = None) -> dict[str, float]:
+def errors_of(results, other=None):
     """Return the relative standard error of each contender's epoch time over another's: the shipped setting's."""
     errors = {}
     names = list(results["contenders"])
@@ -66,7 +64,7 @@ def errors_of(results: Results, other: str | None = None) -> dict[str, float]:
     return errors
 
 
-def ratios_of(results: Results, name: str, other: str) -> list[float]:
+def ratios_of(results, name, other):
     """Return how many times as fast as another a contender was, in each round; empty if either ran out of memory."""
     ratios = []
     for round_of in results["rounds"]:
@@ -101,7 +99,7 @@ class Shown:
     curve_difference: float | None
 
     @classmethod
-    def of(cls, results: Results, name: str) -> Shown:
+    def of(cls, results, name):
         """Summarise the rounds of a contender."""
         rounds = [round_of[name] for round_of in results["rounds"]]
         whole = [one["seconds"] for one in rounds if not one["oom"]]
@@ -120,12 +118,12 @@ class Shown:
         )
 
     @property
-    def trains_the_same(self) -> bool:
+    def trains_the_same(self):
         """Whether each step's loss is the shipped training's, but for rounding."""
         return self.curve_difference is not None and self.curve_difference < SAME_LOSS
 
     @property
-    def loss(self) -> tuple[float, float] | None:
+    def loss(self):
         """Mean and standard deviation over seeds; None with fewer than two."""
         if len(self.losses) < 2:
             return None
@@ -136,53 +134,53 @@ class Shown:
 class Summary:
     """One recipe with all its contenders."""
 
-    results: Results
+    results: dict
     contenders: list[Shown]
 
     @classmethod
-    def of(cls, results: Results) -> Summary:
+    def of(cls, results):
         """Summarise a recipe."""
         contenders = [Shown.of(results, name) for name in results["contenders"]]
         return cls(results, contenders)
 
     @property
-    def name(self) -> str:
+    def name(self):
         """The recipe's name."""
         return str(self.results["recipe"])
 
     @property
-    def shipped(self) -> Shown:
+    def shipped(self):
         """What the recipe ships."""
         return self.contenders[0]
 
     @property
-    def batchtune(self) -> Shown:
+    def batchtune(self):
         """What batchtune recommends by default."""
         return next(one for one in self.contenders if one.name == "batchtune")
 
     @property
-    def title(self) -> str:
+    def title(self):
         """The recipe's title."""
         return TITLES[self.name]
 
     @property
-    def batch_words(self) -> str:
+    def batch_words(self):
         """What a step is as shipped, for people."""
         words = str(self.shipped.facts["setting"])
         return f"{words} × {self.results['accumulate']}" if self.accumulates else words
 
     @property
-    def accumulates(self) -> bool:
+    def accumulates(self):
         """Whether the recipe cuts a step into micro-batches."""
         return int(self.results["accumulate"]) > 1
 
     @property
-    def ours(self) -> list[Shown]:
+    def ours(self):
         """All of batchtune's contenders."""
         return [one for one in self.contenders if one.kind == "batchtune"]
 
     @property
-    def best_peer_of_same_loss(self) -> Shown | None:
+    def best_peer_of_same_loss(self):
         """The fastest that never ran out of memory, and whose loss is within the spread of seeds."""
         peers = [
             one
@@ -191,14 +189,14 @@ class Summary:
         ]
         return min(peers, key=lambda one: one.seconds or math.inf, default=None)
 
-    def times(self, one: Shown, other: Shown | None) -> float | None:
+    def times(self, one, other):
         """Return how many times as fast as another one is, round by round; None if that is not known."""
         if other is None:
             return None
         ratios = ratios_of(self.results, one.name, other.name)
         return statistics.mean(ratios) if ratios else None
 
-    def loss_is_unchanged(self, one: Shown) -> bool | None:
+    def loss_is_unchanged(self, one):
         """Return whether a mean loss is above the shipped one's by no more than the seeds explain.
 
         That is twice the standard error of the difference, sqrt((sd² + sd²) / n). None with fewer than two seeds.
@@ -212,7 +210,7 @@ class Summary:
         return mine[0] - theirs[0] <= 2 * error
 
 
-def read_summaries(folder: Path) -> list[Summary]:
+def read_summaries(folder):
     """Read all kept results, in the order of the table. Raises BatchtuneError if there are none."""
     summaries = []
     for name in TITLES:
@@ -228,7 +226,7 @@ def read_summaries(folder: Path) -> list[Summary]:
     return summaries
 
 
-def table(summaries: Iterable[Summary]) -> str:
+def table(summaries):
     """Return the table: seconds an epoch, how many times as fast as shipped, and losses after an epoch."""
     lines = [
         "| recipe | as shipped | batchtune | times as fast | loss (shipped) | largest difference of a step's loss | "
@@ -251,7 +249,7 @@ def table(summaries: Iterable[Summary]) -> str:
     return "\n".join(lines)
 
 
-def table_of_all(summaries: Iterable[Summary]) -> str:
+def table_of_all(summaries):
     """Return the table of all contenders."""
     lines = [
         "| recipe | contender | setting | steps | padding | times as fast as shipped | loss after the epoch | OOMs |",
@@ -273,12 +271,12 @@ def table_of_all(summaries: Iterable[Summary]) -> str:
     return "\n".join(lines)
 
 
-def precision(one: Shown) -> str:
+def precision(one):
     """Return the largest difference of a step's loss, where the training is the same."""
     return f"{one.curve_difference:.0e}" if one.trains_the_same else UNKNOWN
 
 
-def epoch_of(one: Shown) -> str:
+def epoch_of(one):
     """Return the time of an epoch, and whether memory ran out."""
     if one.seconds is None:
         return "out of memory"
@@ -287,12 +285,12 @@ def epoch_of(one: Shown) -> str:
     return f"{one.seconds:.1f} s"
 
 
-def times(ratio: float | None, digits: int = 2) -> str:
+def times(ratio, digits=2):
     """Return a ratio for people."""
     return UNKNOWN if ratio is None else f"{ratio:.{digits}f}"
 
 
-def goals(summaries: list[Summary]) -> list[tuple[bool, str]]:
+def goals(summaries):
     """Return each goal, and whether it is met."""
     accumulating = [one for one in summaries if one.accumulates]
     faster = sum(
@@ -307,7 +305,7 @@ def goals(summaries: list[Summary]) -> list[tuple[bool, str]]:
     return found
 
 
-def goals_of(summary: Summary) -> Iterator[tuple[bool, str]]:
+def goals_of(summary):
     """Yield the goals of one recipe, and whether each is met."""
     rounds = len(summary.results["rounds"])
     yield rounds >= FEWEST_ROUNDS, f"at least {FEWEST_ROUNDS} rounds: {rounds}"
@@ -333,14 +331,14 @@ def goals_of(summary: Summary) -> Iterator[tuple[bool, str]]:
         yield met, text
 
 
-def loss_of(one: Shown) -> str:
+def loss_of(one):
     """Return the mean loss and its deviation over seeds."""
     if one.loss is None:
         return UNKNOWN
     return f"{one.loss[0]:.3f} ± {one.loss[1]:.3f}"
 
 
-def details(summary: Summary) -> str:
+def details(summary):
     """Return all contenders of a recipe, for the terminal."""
     results = summary.results
     limit = results["limit_bytes"] >> 20
@@ -378,7 +376,7 @@ def details(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def in_columns(rows: list[dict[str, str]]) -> list[str]:
+def in_columns(rows):
     """Return lines with the cells of rows below each other, the first and last column on the left."""
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -390,7 +388,7 @@ def in_columns(rows: list[dict[str, str]]) -> list[str]:
     return laid_out
 
 
-def block(summaries: list[Summary]) -> str:
+def block(summaries):
     """Return the block of FIGURES.md, with its marks."""
     machines = dict.fromkeys(summary.results["machine"] for summary in summaries)
     rounds = [len(summary.results["rounds"]) for summary in summaries]
@@ -409,7 +407,7 @@ def block(summaries: list[Summary]) -> str:
     return f"{BEGIN}\n{inner}\n{END}"
 
 
-def headline(summaries: list[Summary]) -> str:
+def headline(summaries):
     """Return the block of the README, with its marks: the one number, with its conditions."""
     accumulating = [one for one in summaries if one.accumulates]
     same = [one for one in accumulating if one.batchtune.trains_the_same]
@@ -423,7 +421,7 @@ def headline(summaries: list[Summary]) -> str:
     return f"{BEGIN}\n{words}\n{END}"
 
 
-def with_block(page: str, text: str) -> str:
+def with_block(page, text):
     """Return a page with its block replaced. Raises BatchtuneError if it has no marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -434,7 +432,7 @@ def with_block(page: str, text: str) -> str:
     return before + text + after
 
 
-def written(summaries: list[Summary]) -> dict[Path, str]:
+def written(summaries):
     """Return the pages as the results have them."""
     blocks = {README: headline(summaries), FIGURES: block(summaries)}
     return {
@@ -443,7 +441,7 @@ def written(summaries: list[Summary]) -> dict[Path, str]:
     }
 
 
-def summarise(folder: Path) -> None:
+def summarise(folder):
     """Print all tables and goals, write the blocks of the pages, and draw."""
     summaries = read_summaries(folder)
     for summary in summaries:
@@ -457,7 +455,7 @@ def summarise(folder: Path) -> None:
     print(drawn)
 
 
-def pictured(summaries: list[Summary]) -> Summary:
+def pictured(summaries):
     """Return the recipe to draw: of those whose training is the same, the one with the (lower) median gain."""
     same = [one for one in summaries if one.batchtune.trains_the_same]
     same.sort(key=lambda one: one.batchtune.times_shipped or 0.0)
