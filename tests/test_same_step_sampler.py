@@ -114,17 +114,6 @@ def test_each_step_has_the_examples_that_it_has_without(name, ranks, options):
     assert padded[1] < 0.8 * padded[0]
 
 
-def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler():
-    shards = [OWN["SeedableRandomSampler"](0, 1) for _ in range(2)]
-    wide = {**OPTIONS, "bucket_batch_sizes": [64, 32, 16]}
-    sampler = SameStepBatchSampler(shards[0], LENGTHS, accumulate=2, **wide)
-    for _ in range(2):  # each pass is another epoch, as without
-        own = examples_of_steps([list(shards[1])], 4)
-        cut = list(sampler)
-        assert len(cut) == len(sampler) == 26
-        assert examples_of_steps([cut], 2) == own
-
-
 @pytest.mark.parametrize("equal_counts", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_steps_of_as_few_micro_batches_as_it_takes(ranks, equal_counts):
@@ -228,8 +217,8 @@ def test_a_step_that_does_not_fit_is_named():
         OWN["SeedableRandomSampler"](0, 1), LENGTHS, accumulate=2, **OPTIONS
     )
     with pytest.warns(UserWarning, match="does not fit into its") as told:
-        held = [index for batch in sampler for index in batch]
-    assert set(held) == set(range(COUNT))
+        held = {index for batch in sampler for index in batch}
+    assert held == set(range(COUNT))
     assert "accumulate=4 is the least" in str(told[-1].message)
 
 
