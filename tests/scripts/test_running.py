@@ -327,27 +327,27 @@ EXPANDABLE = "expandable_segments:True"
 
 
 @pytest.mark.parametrize(
-    ("kind", "measured", "user", "expected", "warns"),
+    ("limit", "measured", "user", "expected", "warns"),
     [
-        ("cuda", "expandable", {}, {OLD: EXPANDABLE, NEW: EXPANDABLE}, False),
-        ("cuda", None, {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
-        ("cuda", "native", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, True),
-        ("cpu", None, {}, {}, False),
-        ("cpu without room", None, {}, {THRESHOLD: "16384"}, False),
+        (None, "expandable", {}, {OLD: EXPANDABLE, NEW: EXPANDABLE}, False),
+        (None, None, {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
+        (None, "native", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, True),
+        (1 << 20, None, {}, {}, False),
+        (1 << 50, None, {}, {THRESHOLD: "16384"}, False),
     ],
+    ids=["expandable", "user's", "another", "cpu", "cpu without room"],
 )
 def test_a_script_runs_with_the_measured_allocator(
-    folder, tmp_path, monkeypatch, kind, measured, user, expected, warns
+    folder, tmp_path, monkeypatch, limit, measured, user, expected, warns
 ):
     config = read_any_sampler_yaml(folder / "batchtune-run" / "sampler.yaml")
     evidence = structs.replace(config.evidence, allocator=measured)
     config = structs.replace(config, evidence=evidence)
     (tmp_path / "sampler.yaml").write_text(render_sampler_yaml(config))
     probe = made_probe()
-    limits = {"cpu": 1 << 20, "cpu without room": 1 << 50}
-    device = structs.replace(
-        probe.device, kind=kind[:4].strip(), limit_bytes=limits.get(kind, 1 << 30)
-    )
+    device = probe.device
+    if limit is not None:
+        device = structs.replace(device, kind="cpu", limit_bytes=limit)
     write_result(tmp_path / PROBE_FILE, structs.replace(probe, device=device))
     for name in (*VARIABLES, THRESHOLD):
         monkeypatch.delenv(name, raising=False)
@@ -391,13 +391,12 @@ def test_the_size_of_random_batches_is_known(options, batch_size):
     assert random_batch_size(DataLoader(Stream(), batch_size=6)) == 6
 
 
-def test_accelerates_loader_shows_the_scripts_own():
+@pytest.mark.parametrize(("split", "batch_size"), [(False, 8), (True, None)])
+def test_accelerates_loader_shows_the_scripts_own(split, batch_size):
     shards = pytest.importorskip("accelerate.data_loader")
     own = BatchSampler(RandomSampler(LENGTHS), 8, drop_last=False)
-    shard = shards.BatchSamplerShard(own, num_processes=2, process_index=0)
-    assert random_batch_size(loader_of(LENGTHS, batch_sampler=shard)) == 8
-    split = shards.BatchSamplerShard(own, 2, 0, split_batches=True)
-    assert random_batch_size(loader_of(LENGTHS, batch_sampler=split)) is None
+    shard = shards.BatchSamplerShard(own, 2, 0, split_batches=split)
+    assert random_batch_size(loader_of(LENGTHS, batch_sampler=shard)) == batch_size
 
 
 @pytest.mark.slow
