@@ -114,28 +114,14 @@ def test_each_step_has_the_examples_that_it_has_without(name, ranks, options):
     assert padded[1] < 0.8 * padded[0]
 
 
-def test_fewer_micro_batches_and_the_epochs_of_the_own_sampler():
-    shards = [OWN["SeedableRandomSampler"](0, 1) for _ in range(2)]
-    wide = {**OPTIONS, "bucket_batch_sizes": [64, 32, 16]}
-    sampler = SameStepBatchSampler(shards[0], LENGTHS, accumulate=2, **wide)
-    for _ in range(2):  # each pass is another epoch, as without
-        own = examples_of_steps([list(shards[1])], 4)
-        cut = list(sampler)
-        assert len(cut) == len(sampler) == 26
-        assert examples_of_steps([cut], 2) == own
-
-
-@pytest.mark.parametrize("equal_counts", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_steps_of_as_few_micro_batches_as_it_takes(ranks, equal_counts):
-    options = {**OPTIONS, "bucket_batch_sizes": [32, 16, 4]}
+def test_steps_of_as_few_micro_batches_as_it_takes(ranks):
+    options = {**OPTIONS, "bucket_batch_sizes": [32, 16, 4], "accumulate": "fewest"}
     steps = []
     for rank in range(ranks):
         sampler = SameStepBatchSampler(
             OWN["SeedableRandomSampler"](rank, ranks),
             LENGTHS,
-            accumulate="fewest",
-            equal_counts=equal_counts,
             rank=rank,
             world_size=ranks,
             **options,
@@ -149,7 +135,7 @@ def test_steps_of_as_few_micro_batches_as_it_takes(ranks, equal_counts):
         with pytest.raises(TypeError, match="varies"):
             len(sampler)
     numbers = [[len(step) for step in of_rank] for of_rank in steps]
-    assert len(set(numbers[0])) > 1 or equal_counts
+    assert len(set(numbers[0])) > 1
     assert numbers[0] == numbers[-1]
     held = [
         sorted(index for of_rank in step for batch in of_rank for index in batch)
@@ -226,8 +212,8 @@ def test_a_step_that_does_not_fit_is_named():
         OWN["SeedableRandomSampler"](0, 1), LENGTHS, accumulate=2, **OPTIONS
     )
     with pytest.warns(UserWarning, match="does not fit into its") as told:
-        held = [index for batch in sampler for index in batch]
-    assert set(held) == set(range(COUNT))
+        held = {index for batch in sampler for index in batch}
+    assert held == set(range(COUNT))
     assert "accumulate=4 is the least" in str(told[-1].message)
 
 

@@ -8,7 +8,6 @@ from msgspec import structs
 
 from batchtune.epochs.batchers import Batcher, StepBatcher
 from batchtune.epochs.layout import (
-    EpochBatches,
     RankSplit,
     ShuffleKey,
     drawn,
@@ -131,7 +130,10 @@ def simulated_row(
         drawing = ShuffleKey(seed=seed, epoch=epoch)
         cut = batcher.cut(drawing, dealing)
         cuts.append(cut)
-        packed = _drawn_batches(cut, drawing)
+        order = drawn(cut, drawing)
+        sizes = cut.layout.batch_sizes[order]
+        sequences = cut.examples[positions(cut.layout.starts[order], sizes)]
+        packed = Packed(sequences, sizes)
         slots = in_turn(packed.count, dealing)
         rows.append(
             row_of(packed, slots, lengths, tokens, budget, dealing.world_size, proofs)
@@ -148,10 +150,3 @@ def simulated_row(
         over_cap=sum(row.over_cap for row in rows),
         mates_again=mates_in_cuts(cuts, tokens).again,
     )
-
-
-def _drawn_batches(cut: EpochBatches, drawing: ShuffleKey) -> Packed:
-    """Return the batches of an epoch in their order."""
-    order = drawn(cut, drawing)
-    sizes = cut.layout.batch_sizes[order]
-    return Packed(cut.examples[positions(cut.layout.starts[order], sizes)], sizes)

@@ -157,23 +157,18 @@ def _seconds_of(row: PackedRow) -> float:
 
 
 def learning(packing: PackingSweep, padded: str) -> str:
-    """Say how the optimizer steps of an epoch and their tokens change, and which losses weigh all tokens alike.
+    """Say how the optimizer steps of an epoch change, and which losses weigh all tokens alike.
 
     `padded` is what sentences call the padded batches that are replaced.
     """
     row = packing.row
-    deviation = packing.padded_step_tokens_deviation
-    there = ""
-    if deviation is not None:
-        there = f", there by ±{format_percent(deviation)}"
     optimizer_steps = counted(row.steps, "optimizer step")
     keeping = ""
     if padded == CURRENT and row.steps < packing.padded_steps:
         keeping = f" (--min-steps {packing.padded_steps} keeps as many)"
     return (
-        f"Learning: {optimizer_steps} an epoch, {packing.padded_steps:,} with {padded}{keeping}; the tokens of a step "
-        f"vary by ±{format_percent(row.step_tokens_deviation)}{there}. "
-        "To weigh all tokens alike, take a loss that is a mean over the tokens of a step, not of each micro-batch: "
+        f"Learning: {optimizer_steps} an epoch, {packing.padded_steps:,} with {padded}{keeping}. To weigh all "
+        "tokens alike, take a loss that is a mean over the tokens of a step, not of each micro-batch: "
         f"{_TOKEN_LOSSES}."
     )
 

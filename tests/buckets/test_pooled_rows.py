@@ -36,7 +36,7 @@ def row_of(lengths, pool_size, *, costs=TIMED, **options):
 
 @pytest.mark.parametrize("pool_size", [60, 400, 1500])
 def test_figures_are_means_of_the_first_epochs(pool_size):
-    row = row_of(SPEECH, pool_size)
+    row = row_of(SPEECH, pool_size, accumulate=2)
     batching = Batching(
         BucketTable.of(row.boundaries, row.batch_sizes), pool_size, row.batch_overhead
     )
@@ -44,21 +44,25 @@ def test_figures_are_means_of_the_first_epochs(pool_size):
     batches = []
     padded = []
     seconds = []
+    deviations = []
     for epoch in range(row.simulated_epochs or 0):
         drawing = ShuffleKey(seed=7, epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
-        shapes = [
-            (len(batch), SPEECH.values[batch].max())
-            for batch in cut.lists(drawn(cut, drawing))
-        ]
-        sizes, longest = np.array(shapes).T
-        batches.append(len(shapes))
+        held = [SPEECH.values[batch] for batch in cut.lists(drawn(cut, drawing))]
+        sizes, longest, totals = np.array(
+            [(each.size, each.max(), each.sum()) for each in held]
+        ).T
+        deviations.append(totals.std() / totals.mean())
+        batches.append(len(held))
         padded.append(float(sizes @ longest))
         seconds.append(float(step_seconds(sizes, longest).sum()))
     assert {row.batches} == set(batches) and row.simulated_epochs == 8
     assert row.padded_length == pytest.approx(np.mean(padded))
     assert row.estimated_epoch_seconds == pytest.approx(np.mean(seconds))
     assert row.batches_deviation == 0
+    # Of steps of two batches.
+    deviation = np.mean(deviations) / np.sqrt(2)
+    assert row.step_tokens_deviation == pytest.approx(deviation, rel=0.2)
     assert row.epoch_seconds_deviation == pytest.approx(np.std(seconds, ddof=1))
 
 

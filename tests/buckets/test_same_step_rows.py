@@ -107,18 +107,15 @@ def test_equal_counts_pad_more_than_any_counts():
     assert equal.padded_length > any_counts.padded_length
 
 
-def test_the_number_of_steps_is_kept_where_each_has_one_batch():
-    found = swept()
-    assert found.settings.keep == "steps"
-    assert found.min_steps == found.current.steps <= found.recommended_row.steps
-
-
-def test_of_steps_with_different_batches_the_number_is_kept():
-    script = replace(SCRIPT, batch_size=4, steps_vary=True)
-    chosen = SweepSettings(num_buckets=(12,), accumulate=16)
+@pytest.mark.parametrize(("accumulate", "vary"), [(1, False), (16, True)])
+def test_the_number_of_steps_is_kept_where_examples_are_not(accumulate, vary):
+    """Each has one batch, or different numbers of them."""
+    script = replace(SCRIPT, batch_size=4, steps_vary=vary)
+    chosen = SweepSettings(num_buckets=(12,), accumulate=accumulate)
     found = sweep(DATA, 240, chosen, PROBED, own_current(script))
     assert found.settings.keep == "steps"
-    assert any("different numbers of batches" in note for note in found.warnings)
+    assert found.min_steps == found.current.steps <= found.recommended_row.steps
+    assert any("different numbers" in note for note in found.warnings) == vary
 
 
 def test_nothing_is_kept_where_nothing_is_known_or_asked_for():

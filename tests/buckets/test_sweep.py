@@ -53,19 +53,13 @@ def swept(
 
 
 def test_there_is_a_row_for_every_strategy_and_bucket_count():
+    """With a frontier, optimal is swept both ways."""
     rows = [
         (row.strategy, row.num_buckets, row.sizing)
-        for row in swept(SPEECH, strategies=TABLES).rows
+        for row in swept(SPEECH, costs=PROBED, strategies=TABLES).rows
     ]
-    assert rows == [(name, n, "length") for name in TABLES for n in (3, 8)]
-
-
-def test_with_a_frontier_only_optimal_is_swept_both_ways():
-    rows = [
-        (row.strategy, row.sizing)
-        for row in swept(SPEECH, costs=PROBED, strategies=TABLES, num_buckets=(5,)).rows
-    ]
-    assert rows == [*((name, "length") for name in TABLES), ("optimal", "frontier")]
+    by_length = [(name, number, "length") for name in TABLES for number in (3, 8)]
+    assert rows == [*by_length, *(("optimal", number, "frontier") for number in (3, 8))]
 
 
 def test_a_sweep_stays_below_the_batch_size_that_was_probed():
@@ -98,29 +92,15 @@ def test_the_fixed_batch_size_is_the_largest_for_the_longest(costs, size):
     assert [baseline.batch_size for baseline in baselines] == [size] * 3
 
 
-def test_the_sorted_baseline_cuts_the_descending_lengths():
-    baseline = swept([1, 2, 3, 4, 10], 20).baselines[1]
-    assert (baseline.name, baseline.batches, baseline.padded_length) == (
-        "fixed-sorted",
-        3,
-        20 + 6 + 1,
-    )
-
-
-def test_the_random_baseline_is_the_mean_over_all_orders():
+def test_the_baselines_are_sorted_and_the_mean_over_all_orders():
     values = [1, 2, 3, 4, 10]
-    mean = np.mean(
-        [
-            2 * max(o[:2]) + 2 * max(o[2:4]) + o[4]
-            for o in itertools.permutations(values)
-        ],
-        dtype=float,
-    )
-    baseline = swept(values, 20).baselines[0]
-    assert (baseline.name, baseline.padded_length) == (
-        "fixed-random",
-        pytest.approx(mean),
-    )
+    padded = [
+        2 * max(order[:2]) + 2 * max(order[2:4]) + order[4]
+        for order in itertools.permutations(values)
+    ]
+    random, in_order, _ = swept(values, 20).baselines
+    assert random.padded_length == pytest.approx(np.mean(padded))
+    assert (in_order.batches, in_order.padded_length) == (3, 20 + 6 + 1)
 
 
 def test_the_bound_is_exact_if_the_total_fills_whole_batches():
@@ -267,8 +247,11 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size, same_bucket):
     )
     for row in sweep(Lengths.of(values), 150, chosen, NONE_KNOWN).rows:
         cells = []
-        for ranks in epochs_of(row, values, dealing, 10):
+        steps = []
+        for ranks in epochs_of(row, values, dealing, 20):
             batches = list(itertools.chain(*ranks))
+            together = zip(*ranks, strict=True)
+            steps += [values[np.concatenate(step)].sum() for step in together]
             sizes = [len(batch) for batch in batches]
             assert row.batches == len(batches)
             assert row.repeated_examples == sum(sizes) - len(
@@ -288,6 +271,8 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size, same_bucket):
         assert abs(np.mean(cells) - row.padded_length) < 4 * np.std(cells) / np.sqrt(
             len(cells)
         )
+        deviation = np.std(steps) / np.mean(steps)
+        assert row.step_tokens_deviation == pytest.approx(deviation, rel=0.25)
         assert row.padding_ratio == pytest.approx(1 - values.sum() / row.padded_length)
         assert row.fill == pytest.approx(values.sum() / (row.batches * 150))
 
@@ -334,13 +319,8 @@ def test_the_current_config_is_a_row_beside_the_others():
 def test_the_learning_rate_starts_from_the_fixed_batch_size():
     found = swept(SPEECH)
     hint = found.learning_rate
-    row = found.recommended_row
-    assert (hint.relative_to, hint.to_batch_size) == (
-        "fixed-random",
-        row.mean_batch_size,
-    )
-    ratio = row.mean_batch_size / found.baselines[0].batch_size
-    assert hint.linear == ratio
+    ratio = found.recommended_row.mean_batch_size / found.baselines[0].batch_size
+    assert (hint.relative_to, hint.linear) == ("fixed-random", ratio)
     assert hint.square_root**2 == pytest.approx(ratio)
 
 

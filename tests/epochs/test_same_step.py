@@ -87,36 +87,18 @@ def test_every_example_is_in_one_micro_batch_that_fits(
             assert batch.size <= TABLE.batch_sizes[TABLE.assign(np.array([longest]))[0]]
 
 
-def test_the_least_cost_pads_long_examples_less():
-    lengths = np.random.default_rng(1).lognormal(2.5, 0.6, 64).clip(1, 40)
-    costs = []
-    for pair_cost in (None, 1.0):
-        batches, _ = StepCutter(lengths, TABLE, pair_cost=pair_cost).cut(
-            np.arange(64), 20
-        )
-        longest = np.array([lengths[batch].max() for batch in batches])
-        padded = np.array([batch.size for batch in batches]) * longest
-        costs.append((padded.sum(), (padded * (1 + longest)).sum()))
-    assert costs[0][0] < costs[1][0]
-    assert costs[0][1] > costs[1][1]
-
-
-def test_examples_that_do_not_fit_move_to_the_next_step():
-    values = np.array([40.0, 40, 40, 30, 5, 5, 5, 5])
-    cutter = StepCutter(values, TABLE)
-    (first, needed), (second, _) = cutter.epoch(
-        [(np.arange(4), 1), (np.arange(4, 8), 2)]
-    )
-    assert needed == 2
-    assert [batch.tolist() for batch in first] == [[0, 1]]
-    assert sorted(np.concatenate(second).tolist()) == [2, 3, 4, 5, 6, 7]
-
-
-def test_sequences_that_do_not_fit_move_on():
-    packer = StepPacker(np.array([6, 6, 5, 5, 5, 3]), Budget(max_tokens=10))
-    (first, needed), (second, _) = packer.epoch([(np.arange(6), 2), (np.arange(0), 2)])
-    assert needed == 4
-    assert [len(batch) for batch in first] == [2, 1]
+@pytest.mark.parametrize(
+    ("cutter", "needed", "held"),
+    [
+        (StepCutter(np.array([40.0, 40, 40, 30, 5, 5]), TABLE), 3, [[0, 1]]),
+        (StepPacker(np.array([6, 6, 5, 5, 5, 3]), Budget(max_tokens=10)), 4, None),
+    ],
+    ids=["padded", "packed"],
+)
+def test_examples_that_do_not_fit_move_to_the_next_step(cutter, needed, held):
+    (first, found), (second, _) = cutter.epoch([(np.arange(6), 1), (np.arange(0), 5)])
+    assert found == needed
+    assert held in (None, [batch.tolist() for batch in first])
     assert sorted(np.concatenate([*first, *second]).tolist()) == list(range(6))
 
 

@@ -308,18 +308,14 @@ def test_own_warnings_are_told_once_each():
             {"trials": [made_trial(0, "crash")]},
             "1 trial failed, but not for lack of memory (crash)",
         ),
+        (
+            {"models": with_error_of_model(0.25).models},
+            "The model of step time misses the trials by 25.0%",
+        ),
     ],
 )
 def test_what_a_probe_leaves_in_doubt_is_told(changes, words):
     assert warnings_of(probe=replace(made_probe(), **changes))[0].startswith(words)
-
-
-def test_a_poor_fit_is_told_with_its_error():
-    (warning,) = warnings_of(probe=with_error_of_model(0.25))
-    assert (
-        warning.startswith("The model of step time misses the trials by 25.0%")
-        and "--force" in warning
-    )
 
 
 @pytest.mark.parametrize(

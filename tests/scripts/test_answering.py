@@ -451,8 +451,7 @@ def test_any_loader_can_be_learned_from(monkeypatch, loader, name, batch_size):
 def test_several_steps_tell_how_many_batches_each_has(monkeypatch, numbers, found):
     def train_on(loop, batches):
         for number in itertools.cycle(numbers):
-            for _ in zip(range(number), batches, strict=False):
-                pass
+            list(itertools.islice(batches, number))
             loop.steps += 1
 
     loop = MadeScript(monkeypatch, train_on, loader_of(Lengths())).measured()
@@ -460,14 +459,22 @@ def test_several_steps_tell_how_many_batches_each_has(monkeypatch, numbers, foun
     assert (script.accumulation, script.steps_vary) == found
 
 
-@pytest.mark.parametrize(("seconds", "twins"), [(30.0, 3), (0.0, 1)])
-def test_rows_in_the_order_of_the_data_set_are_drawn(monkeypatch, seconds, twins):
-    """Where steps are slow, fewer batches are compared."""
-    monkeypatch.setattr(answering, "_TWIN_SECONDS", seconds)
+@pytest.fixture
+def written(monkeypatch):
+    """The files for the batches of loaders' own samplers."""
     written = []
     monkeypatch.setattr(
         answering, "write_own_batches", lambda _, path: written.append(path)
     )
+    return written
+
+
+@pytest.mark.parametrize(("seconds", "twins"), [(30.0, 3), (0.0, 1)])
+def test_rows_in_the_order_of_the_data_set_are_drawn(
+    monkeypatch, written, seconds, twins
+):
+    """Where steps are slow, fewer batches are compared."""
+    monkeypatch.setattr(answering, "_TWIN_SECONDS", seconds)
     loop = MadeScript(monkeypatch, train_on_all, loader_of(Lengths())).measured()
     rows = [length / 100 for length in Lengths().lengths]
     ready = prepared(monkeypatch, loop, rows=rows)
@@ -483,7 +490,9 @@ def test_rows_in_the_order_of_the_data_set_are_drawn(monkeypatch, seconds, twins
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_rows_in_another_order_are_found_by_the_data_sets_own(monkeypatch, known):
+def test_rows_in_another_order_are_found_by_the_data_sets_own(
+    monkeypatch, written, known
+):
     """Without numbers of its own, what its batches are made of is learned."""
     data = Lengths()
     if not known:
@@ -496,10 +505,6 @@ def test_rows_in_another_order_are_found_by_the_data_sets_own(monkeypatch, known
         return from_examples(examples, *arguments, **names)
 
     monkeypatch.setattr(answering.Learned, "from_examples", learn)
-    written = []
-    monkeypatch.setattr(
-        answering, "write_own_batches", lambda *given: written.append(given)
-    )
     loop = MadeScript(monkeypatch, train_on_all, loader_of(data)).measured()
     rows = sorted(map(float, Lengths().lengths))
     ready = prepared(monkeypatch, loop, rows=rows)

@@ -39,7 +39,6 @@ class Example(NamedTuple):
     """A script of the examples, its manifest, and what is known of it.
 
     Memory is for 5 to 20 of the longest examples; `per_unit` of its own batches are one unit of the manifest.
-    `shorter` are options for an epoch of few steps, `checkpoint` what that leaves.
     """
 
     command: list[str]
@@ -50,8 +49,6 @@ class Example(NamedTuple):
     accumulation: int
     look_ahead: int
     ranks: int = 1
-    shorter: str = ""
-    checkpoint: str = ""
 
 
 def speech(*command):
@@ -66,7 +63,6 @@ FOUND = {
     "ddp": Example(
         *speech(*TORCHRUN, "ddp.py"),
         *(576, 100, 1, 0, 2),
-        *("--batch-size=64", "ddp/epoch-0.pt"),
     ),
     "lightning's own ranks": Example(
         *speech("lightning_asr.py", "--devices=2"), *(600, 100, 2, 0, 2)
@@ -74,7 +70,6 @@ FOUND = {
     "lightning": Example(
         *speech("lightning_asr.py"),
         *(544, 100, 2, 0, 1),
-        *("--batch-size=64", "lightning/**/*.ckpt"),
     ),
     "speechbrain": Example(
         *speech("speechbrain_asr.py", "speechbrain_asr.yaml"),
@@ -83,7 +78,6 @@ FOUND = {
     "llama": Example(
         *code("llama.py"),
         *(672, 1, 2, 2, 1),
-        *("--max_steps=2", "llama/model.safetensors"),
     ),
     "packed": Example(*code("packed_llama.py"), *(672, 1, 1, 1)),
     "whisper": Example(
@@ -223,28 +217,6 @@ def test_it_is_measured_as_it_is(name, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in FOUND if FOUND[name].shorter])
-def test_it_runs_in_the_recommended_batches(name, folder, capfd):
-    """The Trainer of Transformers, once: llama's."""
-    example = FOUND[name]
-    options = [
-        f"--{column.replace('_', '-')}={value}"
-        for column, value in example.columns.items()
-    ]
-    source = [str(EXAMPLES / example.manifest), *options]
-    most = 10 * lengths_of(example).longest
-    table = [f"--max-batch-length={most}", "--num-buckets=3"]
-    words = ["--", *command_of(example), example.shorter]
-    for command in (["sweep-buckets", *source, *table], ["run", *source, *words]):
-        ran = run_here_in(folder, *command)
-        assert ran.returncode == 0, ran.stderr + capfd.readouterr().err
-    assert "gives the batches of" in capfd.readouterr().err
-    assert list((folder / "runs").glob(example.checkpoint))
-    assert "Recorded training" in run_here_in(folder, "report").stdout
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_packed_steps_keep_their_sequences_and_losses(folder):
     """Steps of 4 rows of 4 sequences, in as few rows as hold them."""
     command = command_of(FOUND["packed"])
@@ -257,15 +229,12 @@ def test_packed_steps_keep_their_sequences_and_losses(folder):
     short = ["--max_steps=4", "--logging_steps=1", "--eval_strategy=no"]
     short += ["--per_device_train_batch_size=4", "--dataloader_num_workers=0"]
     losses = []
-    for name, number in (("plain", 4), ("cut", accumulate)):
-        words = [*command, *short, f"--output_dir={name}"]
-        words.append(f"--gradient_accumulation_steps={number}")
-        if name == "plain":
-            subprocess.run(words, check=True)
-        else:
-            ran = run_here_in(folder, "run", manifest, "--", *words)
-            assert ran.returncode == 0, ran.stderr
-        state = (folder / name / "checkpoint-4/trainer_state.json").read_text()
+    for number, start in ((4, ["record"]), (accumulate, ["run", manifest])):
+        words = [*command, *short, f"--gradient_accumulation_steps={number}"]
+        words.append(f"--output_dir={start[0]}")
+        ran = run_here_in(folder, *start, "--", *words)
+        assert ran.returncode == 0, ran.stderr
+        state = (folder / start[0] / "checkpoint-4/trainer_state.json").read_text()
         logged = json.loads(state)["log_history"]
         # The last entry is of the whole training.
         losses.append([entry["loss"] for entry in logged[:4]])
@@ -274,20 +243,27 @@ def test_packed_steps_keep_their_sequences_and_losses(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_brain_that_accumulates_trains_the_same(folder, capfd):
-    """With SpeechBrain's ReproducibleRandomSampler; the script is tuned and run as it is."""
-    script = [sys.executable, str(Path(__file__).with_name("brain_script.py"))]
-    subprocess.run([*script, "plain.pt"], check=True)
+@pytest.mark.parametrize(
+    "kind", ["plain", "accelerate", "lightning", "trainer", "speechbrain"]
+)
+def test_a_training_that_accumulates_stays_the_same(kind, folder, capfd):
+    """The script is tuned and run as it is: the examples of its 20 steps, losses and parameters are the same."""
+    script = [sys.executable, str(Path(__file__).with_name("accumulating_script.py"))]
+    script.append(kind)
+    subprocess.run([*script, "own.pt"], check=True)
     few = ["--num-lengths=2", "--max-lengths=2", "--tolerance=0.3", "--num-buckets=3"]
-    for command in (["tune", "--memory=640MiB", *few], ["run"]):
+    for command in (["tune", "--memory=700MiB", *few], ["run"]):
         ran = run_here_in(folder, *command, "--", *script, "cut.pt", env={})
         assert ran.returncode == 0, ran.stderr + capfd.readouterr().err
     assert read_any_sampler_yaml(folder / "batchtune-run/sampler.yaml").accumulate == 4
-    said = capfd.readouterr()
-    assert "gives the batches of" in said.err
-    assert said.out.count("optimizer steps: 20") == 2
-    plain, cut = (torch.load(f"{name}.pt") for name in ("plain", "cut"))
-    assert all(torch.allclose(plain[name], cut[name], atol=1e-4) for name in plain)
+    assert "gives the batches of" in capfd.readouterr().err
+    assert "Recorded training" in run_here_in(folder, "report").stdout
+    own, own_steps = torch.load("own.pt")
+    cut, cut_steps = torch.load("cut.pt")
+    assert len(own_steps) == 20
+    for (examples, loss), same in zip(own_steps, cut_steps, strict=True):
+        assert same == (examples, pytest.approx(loss, rel=1e-4))
+    assert all(torch.allclose(own[name], cut[name], atol=1e-4) for name in own)
 
 
 @pytest.mark.slow

@@ -221,60 +221,47 @@ def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
     assert running.length(others, len, options) == 3
 
 
+def stepping(options, *epochs, ahead=0):
+    """Trains epochs whose steps take so many batches, of which the loop fetches some ahead; the examples of each."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    loader = rows_of(LENGTHS, shuffle=True)
+    steps = []
+    for numbers in epochs:
+        given = given_by(loader, options)
+        fetched = list(itertools.islice(given, ahead))
+        for number in numbers:
+            fetched += itertools.islice(given, number)
+            examples = torch.cat([batch[:, 0] for batch in fetched[:number]])
+            steps.append(sorted(examples.tolist()))
+            del fetched[:number]
+            optimizer.step()
+    return steps
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_each_step_has_its_own_examples_in_other_micro_batches(started, ahead):
     """Also in a loop that fetches a batch ahead, as accelerate's loaders do."""
     options = started("same")
     loader = rows_of(LENGTHS, shuffle=True)
-    torch.manual_seed(0)
-    own = [index for batch in loader for index in batch[:, 0].tolist()]
-    torch.manual_seed(0)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     assert running.length(loader, len, options) == 15
-    steps = [[]]
-    given = given_by(loader, options)
-    fetched = [next(given) for _ in range(ahead)]
-    for batch in itertools.chain(given, fetched):
-        fetched.append(batch)
-        batch = fetched.pop(0)
-        steps[-1] += batch[:, 0].tolist()
-        if len(steps[-1]) == 12:
-            optimizer.step()
-            steps.append([])
-    assert [sorted(step) for step in steps[:-1]] == [
-        sorted(own[start : start + 12]) for start in range(0, 60, 12)
-    ]
+    torch.manual_seed(0)
+    own = torch.cat([batch[:, 0] for batch in loader]).reshape(5, 12)
+    torch.manual_seed(0)
+    assert stepping(options, [3] * 5, ahead=ahead) == own.sort().values.tolist()
 
 
-def test_a_script_that_steps_otherwise_is_told_its_accumulation(started):
+@pytest.mark.parametrize("batches", [1, 6])
+def test_a_script_that_steps_otherwise_is_told_its_accumulation(started, batches):
     """A step of more batches, too, which may be without mixed precision's first steps."""
-    loader = rows_of(LENGTHS, shuffle=True)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-    for own in (1, 6):
-        options = started("same")
-        given = given_by(loader, options)
-        with pytest.raises(SystemExit, match="with a gradient accumulation of 3"):
-            for number in range(1, 16):
-                next(given)
-                if number % own == 0:
-                    optimizer.step()
+    with pytest.raises(SystemExit, match="with a gradient accumulation of 3"):
+        stepping(started("same"), [batches] * 4)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("last", [[3, 3], [3, 2], [2, 3], [6]])
 def test_a_later_step_of_other_batches_is_warned_of(started, capsys, ahead, last):
-    """But for the last one of an epoch, which may have fewer; the loop may fetch ahead."""
-    options = started("same")
-    loader = rows_of(LENGTHS, shuffle=True)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-    for steps in ([3] * 5, [3] * 3 + last):
-        given = given_by(loader, options)
-        for _ in range(ahead):
-            next(given)
-        for batches in steps:
-            for _ in range(batches):
-                next(given, None)
-            optimizer.step()
+    """But for the last one of an epoch, which may have fewer."""
+    stepping(started("same"), [3] * 5, [3] * 3 + last, ahead=ahead)
     assert ("stepped after 2 batches" in capsys.readouterr().err) == (last == [2, 3])
 
 
@@ -344,27 +331,27 @@ EXPANDABLE = "expandable_segments:True"
 
 
 @pytest.mark.parametrize(
-    ("kind", "measured", "user", "expected", "warns"),
+    ("limit", "measured", "user", "expected", "warns"),
     [
-        ("cuda", "expandable", {}, {OLD: EXPANDABLE, NEW: EXPANDABLE}, False),
-        ("cuda", None, {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
-        ("cuda", "native", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, True),
-        ("cpu", None, {}, {}, False),
-        ("cpu without room", None, {}, {THRESHOLD: "16384"}, False),
+        (None, "expandable", {}, {OLD: EXPANDABLE, NEW: EXPANDABLE}, False),
+        (None, None, {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, False),
+        (None, "native", {NEW: EXPANDABLE}, {NEW: EXPANDABLE}, True),
+        (1 << 20, None, {}, {}, False),
+        (1 << 50, None, {}, {THRESHOLD: "16384"}, False),
     ],
+    ids=["expandable", "user's", "another", "cpu", "cpu without room"],
 )
 def test_a_script_runs_with_the_measured_allocator(
-    folder, tmp_path, monkeypatch, kind, measured, user, expected, warns
+    folder, tmp_path, monkeypatch, limit, measured, user, expected, warns
 ):
     config = read_any_sampler_yaml(folder / "batchtune-run" / "sampler.yaml")
     evidence = structs.replace(config.evidence, allocator=measured)
     config = structs.replace(config, evidence=evidence)
     (tmp_path / "sampler.yaml").write_text(render_sampler_yaml(config))
     probe = made_probe()
-    limits = {"cpu": 1 << 20, "cpu without room": 1 << 50}
-    device = structs.replace(
-        probe.device, kind=kind[:4].strip(), limit_bytes=limits.get(kind, 1 << 30)
-    )
+    device = probe.device
+    if limit is not None:
+        device = structs.replace(device, kind="cpu", limit_bytes=limit)
     write_result(tmp_path / PROBE_FILE, structs.replace(probe, device=device))
     for name in (*VARIABLES, THRESHOLD):
         monkeypatch.delenv(name, raising=False)
@@ -408,13 +395,12 @@ def test_the_size_of_random_batches_is_known(options, batch_size):
     assert random_batch_size(DataLoader(Stream(), batch_size=6)) == 6
 
 
-def test_accelerates_loader_shows_the_scripts_own():
+@pytest.mark.parametrize(("split", "batch_size"), [(False, 8), (True, None)])
+def test_accelerates_loader_shows_the_scripts_own(split, batch_size):
     shards = pytest.importorskip("accelerate.data_loader")
     own = BatchSampler(RandomSampler(LENGTHS), 8, drop_last=False)
-    shard = shards.BatchSamplerShard(own, num_processes=2, process_index=0)
-    assert random_batch_size(loader_of(LENGTHS, batch_sampler=shard)) == 8
-    split = shards.BatchSamplerShard(own, 2, 0, split_batches=True)
-    assert random_batch_size(loader_of(LENGTHS, batch_sampler=split)) is None
+    shard = shards.BatchSamplerShard(own, 2, 0, split_batches=split)
+    assert random_batch_size(loader_of(LENGTHS, batch_sampler=shard)) == batch_size
 
 
 @pytest.mark.slow
