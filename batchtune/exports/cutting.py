@@ -193,7 +193,6 @@ def _render_packer(name: str, tuned: Tuned) -> str:
     return from_template(
         f"{name}.{export.file.rpartition('.')[2]}.j2",
         title=export.title,
-        cut_at=sweep.packed.cut_at,
         **packed_fields(tuned, sweep.packed, ()),
     )
 
