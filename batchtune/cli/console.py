@@ -284,20 +284,15 @@ class WorkerBar:
         """Show the progress of a probe."""
         if probing.trial is not None:
             self.bar.say(_trial_line(probing.trial, self._shape(probing.shape)))
-        elif probing.confirming:
-            self._show(
-                probing,
-                f"Confirming in turns, batch {probing.done + 1:,} of {probing.total:,}:",
-                probing.seconds_left,
+            return
+        if probing.confirming:
+            doing = (
+                f"Confirming in turns, batch {probing.done + 1:,} of {probing.total:,}:"
             )
         elif probing.shortening:
-            self._show(probing, "Finding the longest that fits:", probing.seconds_left)
+            doing = "Finding the longest that fits:"
         elif probing.shape.sequences is not None:
-            self._show(
-                probing,
-                f"Trial {probing.done + 1} of {probing.total} at most:",
-                probing.seconds_left,
-            )
+            doing = f"Trial {probing.done + 1} of {probing.total} at most:"
         else:
             more = probing.total - self.total
             if self.total and more > 0:
@@ -307,11 +302,8 @@ class WorkerBar:
                     quiet=self.quiet,
                 )
             self.total = probing.total
-            self._show(
-                probing,
-                f"{probing.done} of {probing.total} lengths done, trying",
-                probing.seconds_left,
-            )
+            doing = f"{probing.done} of {probing.total} lengths done, trying"
+        self._show(probing, doing, probing.seconds_left)
 
     def verifying(self, verifying: VerifyProgress) -> None:
         """Show the progress of a verification."""

@@ -33,7 +33,7 @@ from batchtune.units import parse_size
 if TYPE_CHECKING:
     from batchtune.buckets.current import Current
     from batchtune.lengths import Lengths
-    from batchtune.loaders.settings import LoaderSettings
+    from batchtune.loaders.runner import LoaderSettings
     from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
     from batchtune.results import StreamSettings, SweepSettings
@@ -842,7 +842,7 @@ class LoaderOptions:
 
     def settings(self, target: str, run: Path) -> LoaderSettings:
         """Return the settings of the tuning. Raises UsageError if a value is invalid."""
-        from batchtune.loaders.settings import LoaderSettings, parse_sweep
+        from batchtune.loaders.runner import LoaderSettings, parse_sweep
         from batchtune.results import SAMPLER_FILE, checked
         from batchtune.workloads import parse_options
 

@@ -41,11 +41,11 @@ _KNOWN = {
     ),
     "lhotse-shar": ("lhotse", "Lhotse Shar", "lhotse_shar.py"),
     "nemo-tarred": ("lhotse", "NeMo with tarred data", "tarred_train_ds.yaml"),
-    "verl": ("packers", "verl", "batchtune_verl.txt"),
-    "openrlhf": ("packers", "OpenRLHF", "batchtune_openrlhf.txt"),
-    "slime": ("packers", "slime", "batchtune_slime.txt"),
-    "trl": ("packers", "TRL", "batchtune_trl.py"),
-    "axolotl": ("packers", "axolotl", "batchtune_axolotl.yaml"),
+    "verl": ("cutting", "verl", "batchtune_verl.txt"),
+    "openrlhf": ("cutting", "OpenRLHF", "batchtune_openrlhf.txt"),
+    "slime": ("cutting", "slime", "batchtune_slime.txt"),
+    "trl": ("cutting", "TRL", "batchtune_trl.py"),
+    "axolotl": ("cutting", "axolotl", "batchtune_axolotl.yaml"),
 }
 FRAMEWORKS: tuple[str, ...] = tuple(_KNOWN)
 

@@ -1,15 +1,26 @@
-"""ESPnet and fairseq, which have no bucket tables: they sort the examples by length and cut the list at a limit."""
+"""Frameworks that take one limit for a batch, and no bucket table.
+
+ESPnet and fairseq sort the examples by length and cut the list at the limit; the others pack up to it.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from batchtune.errors import ResultError
+from batchtune.exports import export_of
 from batchtune.exports.base import Tuned, choose_table
-from batchtune.exports.templating import LengthLimits, from_template, table_fields
+from batchtune.exports.templating import (
+    LengthLimits,
+    from_template,
+    packed_fields,
+    table_fields,
+)
 from batchtune.results import Sweep
 
 # Toolkits for speech count samples if lengths are in seconds; comments say what to multiply by at another rate.
@@ -170,7 +181,27 @@ def _render_fairseq(tuned: Tuned) -> str:
     )
 
 
+def _render_packer(name: str, tuned: Tuned) -> str:
+    """Return the lines to set for a framework that packs; raise ResultError without a token budget."""
+    sweep = tuned.needed_sweep
+    export = export_of(name)
+    if sweep.packed is None:
+        raise ResultError(
+            f"{export.title} packs by a token budget, and the run has none",
+            "Run `batchtune sweep-buckets MANIFEST --max-tokens N`.",
+        )
+    return from_template(
+        f"{name}.{export.file.rpartition('.')[2]}.j2",
+        title=export.title,
+        **packed_fields(tuned, sweep.packed, ()),
+    )
+
+
 RENDERS = {
     "espnet": _render_espnet,
     "fairseq": _render_fairseq,
+    **{
+        name: partial(_render_packer, name)
+        for name in ("verl", "openrlhf", "slime", "trl", "axolotl")
+    },
 }

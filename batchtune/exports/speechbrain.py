@@ -10,7 +10,6 @@ from batchtune.exports.base import (
     recommended_row,
 )
 from batchtune.exports.templating import (
-    LengthLimits,
     from_template,
     number,
     stream_fields,
@@ -46,40 +45,13 @@ def _length_key(sweep: Sweep) -> str:
     return "duration" if sweep.lengths.unit in ("s", "ms") else "LENGTH"
 
 
-def _leaving_out(sweep: Sweep) -> str | None:
-    """Return the call that leaves out in train.py what was left out at tuning; None if nothing was.
-
-    Source: `speechbrain.dataio.dataset.DynamicItemDataset.filtered_sorted`, SpeechBrain 1.1, whose limits are
-    inclusive; recipes pass `avoid_if_longer_than` to it where `sorting` is ascending or descending.
-    """
-    limits = LengthLimits.of(sweep)
-    if sweep.lengths.unit == "ms":
-        limits = limits.scaled(0.001)
-    given = limits.named("key_min_value", "key_max_value").items()
-    if not given:
-        return None
-    arguments = ", ".join(
-        f'{name}={{"{_length_key(sweep)}": {number(limit)}}}' for name, limit in given
-    )
-    return f"train_data = train_data.filtered_sorted({arguments})"
-
-
-def _counting(unit: str | None) -> str:
-    """Say what the recipe's length function must return."""
-    if unit == "s":
-        return "Lengths are seconds, as recipes' length_func returns them"
-    what = unit or "lengths in the unit that was tuned with"
-    text = f"length_func must return {what}; most recipes' returns seconds"
-    if unit == "ms":
-        text += ", for example x['duration'] * 1000"
-    return text
-
-
 def _render_sampler(tuned: Tuned) -> str:
     """Return the block that recipes call `dynamic_batch_sampler`, ready to paste.
 
     The keys are those of the constructor of `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0 and 1.1.
-    Raises ResultError if nothing is recommended, or no row can be expressed.
+    How to leave out in train.py what was left out at tuning: `speechbrain.dataio.dataset.DynamicItemDataset`'s
+    `filtered_sorted`, SpeechBrain 1.1, whose limits are inclusive; recipes pass `avoid_if_longer_than` to it where
+    `sorting` is ascending or descending. Raises ResultError if nothing is recommended, or no row can be expressed.
     """
     sweep = tuned.needed_sweep
     cap = sweep.settings.max_batch_size
@@ -92,8 +64,6 @@ def _render_sampler(tuned: Tuned) -> str:
     return from_template(
         "speechbrain.yaml.j2",
         **table_fields(chosen, tuned, ("num_workers",)),
-        counting=_counting(sweep.lengths.unit),
-        leaving_out=_leaving_out(sweep),
         cap=_needed_cap(sweep, chosen.row),
         max_batch_length=sweep.max_batch_length,
         recommended=recommended_row(sweep),

@@ -17,7 +17,6 @@ from batchtune.loaders import kind_of
 from batchtune.results import (
     LOADER_CONFIG_FILE,
     TORCH_ARGUMENTS,
-    AnyFigures,
     EpochFigures,
     PackedRow,
     PackingSweep,
@@ -83,6 +82,7 @@ def _environment() -> Any:
         thousands="{:,}".format,
         counted=counted,
         compact=format_number,
+        percent="{:.1%}".format,
         seconds=format_seconds,
         flow=flow_list,
         broken=broken,
@@ -271,30 +271,9 @@ def table_fields(
     `expresses` are the arguments of the DataLoader that the framework can set.
     """
     sweep = tuned.needed_sweep
-    row = chosen.row
-    about = _about(row, sweep.world_size)
-    unproven = unproven_sizes(row)
-    if unproven is not None:
-        about += f"; {unproven} (`batchtune report` says why)"
-    fields = _sweep_fields(chosen, sweep, tuned)
-    multiple = sweep.settings.multiple_of
-    if multiple is not None:
-        multiples = format_length(multiple, sweep.lengths.unit)
-        fields["remarks"].append(
-            f"Batches were counted as padded to multiples of {multiples} (--multiple-of): the collate function must "
-            "pad to them"
-        )
-    if sweep.packed is not None:
-        fields["remarks"].append(
-            f"batchtune recommends packing to {sweep.packed.max_tokens:,} tokens, which is not expressed here: these "
-            "are the best padded batches"
-        )
     return {
-        "about_row": about,
-        **fields,
-        "limits": LengthLimits.of(sweep),
-        "seed": sweep.settings.seed,
-        **_loader_fields(tuned, expresses),
+        **_fields(chosen.row, chosen.remarks, sweep, tuned, expresses),
+        "unproven_sizes": unproven_sizes(chosen.row),
     }
 
 
@@ -303,41 +282,11 @@ def packed_fields(
 ) -> dict[str, Any]:
     """Return what the templates of packed micro-batches have in common; arguments and keys as for `table_fields`."""
     sweep = tuned.needed_sweep
-    row = packing.row
-    lengths = sweep.lengths
-    remarks = tuned.training_notes
-    about = f"{row.name}: {row.batches:,} micro-batches an epoch on {counted(sweep.world_size, 'rank')}"
-    if row.estimated_epoch_seconds:
-        about += (
-            f", {format_seconds(row.estimated_epoch_seconds)} by the probe's time law"
-        )
-    if packing.cut_at is not None:
-        remarks.append(
-            f"{counted(row.cut_sequences, 'sequence')} longer than {packing.cut_at:,} count as cut there "
-            "(--cut-at): cut them in training, too"
-        )
     return {
-        "about_row": f"{about}, of at most {packing.max_tokens:,} tokens, none of them padding",
-        "about_data": f"Tuned by batchtune with max_tokens {packing.max_tokens}, for "
-        f"{counted(lengths.count, 'sequence')} with lengths in {lengths.unit or 'an unknown unit'} (fingerprint "
-        f"{lengths.fingerprint[:12]}). {_fits(row)}",
-        "row": row,
-        "remarks": remarks,
-        "unit": lengths.unit,
-        "limits": LengthLimits.of(sweep),
-        "seed": sweep.settings.seed,
+        **_fields(packing.row, (), sweep, tuned, expresses),
+        "packing": packing,
         "accumulate": sweep.settings.accumulate or 1,
-        **_loader_fields(tuned, expresses),
     }
-
-
-def _fits(row: PackedRow) -> str:
-    """Say whether the budget is proven to fit, in a sentence without a full stop."""
-    if row.unproven is None:
-        return "Whether the budget fits was not measured"
-    if row.unproven:
-        return f"{row.unproven:,} micro-batches are not proven to fit (`batchtune report` says why)"
-    return "A probe ran micro-batches that are at least as large"
 
 
 def stream_fields(
@@ -348,55 +297,37 @@ def stream_fields(
     """Return what the templates of streams have in common; arguments as for `table_fields`."""
     sweep = tuned.needed_stream
     row = chosen.row
-    streamed = sweep.settings
-    workers = max(1, streamed.workers)
-    about = (
-        _about(row, sweep.world_size)
-        + f", with {counted(workers, 'worker')} on each rank"
-    )
-    if row.unproven:
-        about += f"; {format_number(row.unproven)} batches are larger than what is proven to fit"
-    loading = _loader_fields(tuned, expresses)
+    settings = sweep.settings
+    workers = max(1, settings.workers)
+    fields = _fields(row, chosen.remarks, sweep, tuned, expresses)
     return {
-        **loading,
-        "about_row": about,
-        **_sweep_fields(chosen, sweep, tuned),
+        **fields,
+        "workers": workers,
         "limits": LengthLimits.of_stream(sweep),
         "batches": batches_per_rank(row, sweep),
         "memory": format_size(row.buffer_bytes),
-        "seed": streamed.seed,
-        "shard_shuffle": streamed.shuffle_shards or False,
-        "sample_shuffle": streamed.shuffle_buffer or False,
-        "loader": loading["loader"] or {"num_workers": workers},
+        "shard_shuffle": settings.shuffle_shards or False,
+        "sample_shuffle": settings.shuffle_buffer or False,
+        "loader": fields["loader"] or {"num_workers": workers},
     }
 
 
-def _sweep_fields(
-    chosen: Chosen[AnyFigures], sweep: Swept[AnyFigures], tuned: Tuned
+def _fields(
+    row: EpochFigures | PackedRow,
+    remarks: Iterable[str],
+    sweep: Swept[Any],
+    tuned: Tuned,
+    expresses: Collection[str],
 ) -> dict[str, Any]:
-    lengths = sweep.lengths
-    limit = format_length(sweep.max_batch_length, lengths.unit)
-    about = (
-        f"Tuned by batchtune with max_batch_length {limit}, for {counted(lengths.count, 'example')} with lengths in "
-        f"{lengths.unit or 'an unknown unit'} (fingerprint {lengths.fingerprint[:12]})"
-    )
-    if sweep.device_name:
-        about += f", measured on {sweep.device_name}"
+    """Return what all templates have in common."""
     return {
-        "about_data": about,
-        "row": chosen.row,
-        "remarks": [*tuned.training_notes, *chosen.remarks],
-        "unit": lengths.unit,
+        "row": row,
+        "sweep": sweep,
+        "lengths": sweep.lengths,
+        "unit": sweep.lengths.unit,
+        "ranks": sweep.world_size,
+        "remarks": [*tuned.training_notes, *remarks],
+        "limits": LengthLimits.of(sweep),
+        "seed": sweep.settings.seed,
+        **_loader_fields(tuned, expresses),
     }
-
-
-def _about(row: EpochFigures, ranks: int) -> str:
-    """Return a row's name and what an epoch costs with it."""
-    text = f"{row.sized_name}: {format_number(row.batches)} batches an epoch"
-    if ranks > 1:
-        text += f" on {counted(ranks, 'rank')}"
-    if row.estimated_epoch_seconds:
-        text += (
-            f", {format_seconds(row.estimated_epoch_seconds)} by the probe's step times"
-        )
-    return f"{text}, {row.padding_ratio:.1%} padding"

@@ -27,8 +27,13 @@ from batchtune.loaders.recommend import (
     steps_of_run,
     warnings_for,
 )
-from batchtune.loaders.runner import COMPARED_SECONDS, LoaderRunner, Measurement
-from batchtune.loaders.settings import LoaderSettings, swept_axes
+from batchtune.loaders.runner import (
+    COMPARED_SECONDS,
+    LoaderRunner,
+    LoaderSettings,
+    Measurement,
+    swept_axes,
+)
 from batchtune.results import (
     LOADER_FILE,
     Arguments,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from batchtune.records import (
     Record,
     SamplerKind,
     Seed,
+    Share,
     Size,
     Sizing,
 )
@@ -87,30 +88,6 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     micro_batches: Size | None = None
     equal_counts: bool = False
     throughput_fraction: _Part | None = None
-
-
-class Costed(Protocol):
-    """The cost of an epoch."""
-
-    @property
-    def batches(self) -> int:
-        """The batches of one epoch."""
-
-    @property
-    def padded_length(self) -> float:
-        """The cells of its batches."""
-
-    @property
-    def padding_ratio(self) -> float | None:
-        """The part of them that is padding; None if it is not known."""
-
-    @property
-    def mates_again(self) -> float | None:
-        """The probability that mates are mates again in the next epoch; None if it is not known."""
-
-    @property
-    def estimated_epoch_seconds(self) -> float | None:
-        """The estimated time of one epoch; None without step times."""
 
 
 class RankTimes(Record, frozen=True, kw_only=True):
@@ -464,6 +441,59 @@ class PackingSweep(Record, frozen=True, kw_only=True):
     def row(self) -> PackedRow:
         """The recommended row."""
         return self.rows[self.recommended]
+
+
+class Baseline(Record, frozen=True, kw_only=True):
+    """A fixed batch size, the largest that fits the longest examples.
+
+    Examples are shuffled (`fixed-random`), sorted by length (`fixed-sorted`), or sorted within 50 batches at a time, as
+    Transformers' `group_by_length` does (`length-grouped`, the mean of simulated epochs).
+    Optimizer steps and step_tokens_deviation are as for a row; the latter is known of shuffled examples.
+
+    On several ranks batches and padded_length are those of all ranks together, each with the same number of batches:
+    some are split in two to get a multiple of the ranks.
+    """
+
+    name: str
+    batch_size: Size
+    batches: Size
+    padded_length: Positive
+    padding_ratio: Share
+    estimated_epoch_seconds: Amount | None
+    steps: Count | None = None
+    step_tokens_deviation: Amount | None = None
+
+    @property
+    def mates_again(self) -> None:
+        """Not worked out."""
+
+
+class LowerBound(Record, frozen=True, kw_only=True):
+    """The cost that no bucket table can beat, over all ranks."""
+
+    batches: Size
+    padded_length: Amount
+    estimated_epoch_seconds: Amount | None
+
+    @property
+    def steps(self) -> None:
+        """No batches reach the bound."""
+
+    @property
+    def step_tokens_deviation(self) -> None:
+        """No batches reach the bound."""
+
+    @property
+    def padding_ratio(self) -> None:
+        """No batches reach the bound."""
+
+    @property
+    def mates_again(self) -> None:
+        """No batches reach the bound."""
+
+
+Costed: TypeAlias = EpochFigures | PackedRow | Baseline | LowerBound
+"""Whatever says what an epoch costs."""
 
 
 def cost_of(costed: Costed, *, timed: bool, steps_kept: bool = False) -> float:

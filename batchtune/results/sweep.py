@@ -15,64 +15,20 @@ from batchtune.records import (
     CostRatio,
     Count,
     Length,
-    Positive,
     Proof,
     Record,
-    Share,
     Size,
     TargetLength,
 )
 from batchtune.results.devices import StepGradient
-from batchtune.results.rows import PackingSweep, Row, SweepSettings, Swept
-
-
-class Baseline(Record, frozen=True, kw_only=True):
-    """A fixed batch size, the largest that fits the longest examples.
-
-    Examples are shuffled (`fixed-random`), sorted by length (`fixed-sorted`), or sorted within 50 batches at a time, as
-    Transformers' `group_by_length` does (`length-grouped`, the mean of simulated epochs).
-    Optimizer steps and step_tokens_deviation are as for a row; the latter is known of shuffled examples.
-
-    On several ranks batches and padded_length are those of all ranks together, each with the same number of batches:
-    some are split in two to get a multiple of the ranks.
-    """
-
-    name: str
-    batch_size: Size
-    batches: Size
-    padded_length: Positive
-    padding_ratio: Share
-    estimated_epoch_seconds: Amount | None
-    steps: Count | None = None
-    step_tokens_deviation: Amount | None = None
-
-    @property
-    def mates_again(self) -> None:
-        """Not worked out."""
-
-
-class LowerBound(Record, frozen=True, kw_only=True):
-    """The cost that no bucket table can beat, over all ranks."""
-
-    batches: Size
-    padded_length: Amount
-    estimated_epoch_seconds: Amount | None
-
-    @property
-    def steps(self) -> None:
-        """No batches reach the bound."""
-
-    @property
-    def step_tokens_deviation(self) -> None:
-        """No batches reach the bound."""
-
-    @property
-    def padding_ratio(self) -> None:
-        """No batches reach the bound."""
-
-    @property
-    def mates_again(self) -> None:
-        """No batches reach the bound."""
+from batchtune.results.rows import (
+    Baseline,
+    LowerBound,
+    PackingSweep,
+    Row,
+    SweepSettings,
+    Swept,
+)
 
 
 class HistogramBin(Record, frozen=True, kw_only=True):

@@ -84,9 +84,9 @@ def recommend_stream(
         ]
     row = best(random_enough)
     # The best row of SpeechBrain; one that is random enough comes first.
-    speechbrain = best([other for other in random_enough if other.by_speechbrain])
-    if speechbrain is None:
-        speechbrain = best([other for other in allowed if other.by_speechbrain])
+    speechbrain = best(
+        [other for other in random_enough if other.by_speechbrain]
+    ) or best([other for other in allowed if other.by_speechbrain])
     assert row is not None
     reason = f"{row.name} takes {shown(row)}"
     if speechbrain is not None and speechbrain is not row:

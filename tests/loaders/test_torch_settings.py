@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from batchtune.errors import UsageError
 from batchtune.loaders import kind_of
-from batchtune.loaders.settings import swept_axes
+from batchtune.loaders.runner import swept_axes
 
 NOTHING = frozenset()
 TORCH = kind_of("torch")

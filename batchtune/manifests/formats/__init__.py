@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from batchtune.manifests.base import Format
-from batchtune.manifests.formats import binary, columnar, json, lines, members
+from batchtune.manifests.formats import columnar, json, lines, members
 
 # A file without a given format is tried in this order: the particular before the general.
 _ALL: tuple[type[Format], ...] = (
     members.AudioFolder,
     columnar.Parquet,
     columnar.Arrow,
-    binary.IndexFile,
+    members.IndexFile,
     members.WebDataset,
     json.SpeechBrainJson,
     json.JsonList,

@@ -1,4 +1,4 @@
-"""Examples in files of their own: tar shards of WebDataset, and audio files in a folder."""
+"""Files of which only headers are read: tar shards of WebDataset, audio in a folder, indices and shards of sizes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import contextlib
 import functools
 import itertools
 import re
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from batchtune.errors import ManifestError, shortened
-from batchtune.lengths import Unit
+from batchtune.lengths import FloatArray, Unit
 from batchtune.manifests.audio import (
     AUDIO_SUFFIXES,
     Payload,
@@ -34,7 +36,7 @@ from batchtune.manifests.base import (
 )
 from batchtune.manifests.formats.json import without_nan
 from batchtune.manifests.source import Head, Source
-from batchtune.manifests.storage import RemoteFile, Window
+from batchtune.manifests.storage import RemoteFile, Stored, Window
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 from batchtune.results import MALFORMED
 
@@ -359,3 +361,73 @@ class AudioFolder(Format):
                 return read_value(payload, last_part(name).lower(), path)
         except Unreadable as error:
             return error.with_traceback(None)
+
+
+# Sizes in the headers of binary data sets
+
+# Of an .idx.
+_MAGIC = b"MMIDIDX\0\0"
+# No text begins with a smaller number, and no shard has more examples: its offsets have 32 bits.
+_MOST_IN_SHARD = 1 << 24
+
+
+class IndexFile(Format):
+    """An `.idx` of Megatron or fairseq (tokens), a shard of MosaicML's streaming or a chunk of LitData (bytes)."""
+
+    name = "sizes"
+    description = "an .idx of Megatron or fairseq, a shard of MosaicML's streaming, a chunk of LitData"
+    names_columns = False
+    endings = (".idx", ".mds", ".mds.zstd", ".mds.gz")
+
+    @staticmethod
+    def fits(head: Head) -> bool:
+        """Return whether an .idx begins so, or a shard: a number, then the offset behind as many offsets and one."""
+        if head.data.startswith(_MAGIC):
+            return True
+        count, first = struct.unpack("<II", head.data[:8].ljust(8, b"\0"))
+        end = 4 * (count + 2)
+        # MosaicML's settings, as JSON, stand between the offsets and the examples; a large head is cut off before.
+        is_first = first == end or (first > end and head.data[end : end + 1] in b"{")
+        return 0 < count < _MOST_IN_SHARD and is_first
+
+    def default_column(self, columns: Sequence[Column]) -> str | None:
+        """Return the one column."""
+        return "num_tokens" if self.source.head.data.startswith(_MAGIC) else "num_bytes"
+
+    def columns(self) -> Sequence[Column]:
+        """Return the one column."""
+        return [Column(self.default_column([]) or "")]
+
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
+        """Yield all rows. Raises ManifestError if the header is not whole."""
+        read = _tokens if self.source.head.data.startswith(_MAGIC) else _bytes
+        with self.source.plain_file() as stored:
+            try:
+                lengths = read(stored)
+            except (ValueError, OverflowError, struct.error):
+                raise ManifestError(
+                    f"{self.source.path} breaks off, or is damaged",
+                    "Make or fetch it again.",
+                ) from None
+        yield Rows([lengths for _ in keys], lambda: [None] * lengths.size)
+
+
+def _table(stored: Stored, begin: int, count: int, kind: str) -> FloatArray:
+    size = min(4 * count, stored.size)
+    return np.frombuffer(stored.read(begin, size), kind, count).astype(np.float64)
+
+
+def _tokens(stored: Stored) -> FloatArray:
+    """Return the sizes; Megatron's file has the number of documents before them, and their table at its end."""
+    (count,) = struct.unpack_from("<Q", stored.read(0, 26), 18)
+    begin = 26 if stored.size == 26 + 12 * count else 34
+    return _table(stored, begin, count, "<i4")
+
+
+def _bytes(stored: Stored) -> FloatArray:
+    """Return the differences of the offsets; the last offset is the end of the file."""
+    (count,) = struct.unpack("<I", stored.read(0, 4))
+    offsets = _table(stored, 4, count + 1, "<u4")
+    if offsets[-1] > stored.size:
+        raise ValueError("the examples are missing")
+    return np.diff(offsets)
