@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import cast
 
 import numpy as np
-from msgspec import structs
 
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import optimal_table_2d
@@ -163,7 +162,8 @@ def fixed_baselines(
         "fixed-sorted": pricing.mean_cost([shapes], lengths.count / in_order.count),
         "length-grouped": pricing.mean_cost(grouped, scale),
     }
-    baselines = [
+    deviations = {"fixed-random": shuffled.step_tokens_deviation}
+    return [
         Baseline(
             name=name,
             batch_size=size,
@@ -172,12 +172,10 @@ def fixed_baselines(
             padding_ratio=pricing.padding_ratio(padded_length),
             estimated_epoch_seconds=seconds,
             steps=shuffled.steps,
+            step_tokens_deviation=deviations.get(name),
         )
         for name, (padded_length, seconds) in costs.items()
     ]
-    deviation = shuffled.step_tokens_deviation
-    baselines[0] = structs.replace(baselines[0], step_tokens_deviation=deviation)
-    return baselines
 
 
 def lower_bound(

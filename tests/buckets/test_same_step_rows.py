@@ -108,7 +108,7 @@ def test_equal_counts_pad_more_than_any_counts():
 
 
 @pytest.mark.parametrize(("accumulate", "vary"), [(1, False), (16, True)])
-def test_the_number_of_steps_is_kept_where_examples_are_not(accumulate, vary):
+def test_the_number_of_steps_is_kept_if_examples_are_not(accumulate, vary):
     """Each has one batch, or different numbers of them."""
     script = replace(SCRIPT, batch_size=4, steps_vary=vary)
     chosen = SweepSettings(num_buckets=(12,), accumulate=accumulate)
@@ -119,7 +119,7 @@ def test_the_number_of_steps_is_kept_where_examples_are_not(accumulate, vary):
 
 
 def test_nothing_is_kept_where_nothing_is_known_or_asked_for():
-    assert swept(None).settings.keep == "nothing"
+    assert swept(None).settings["keep"] == "nothing"
     assert swept(keep="nothing").recommended_row.steps < 400
 
 

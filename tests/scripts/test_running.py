@@ -194,15 +194,20 @@ def given_by(loader, options):
     return running.wrap(loader, lambda: DataLoader.__iter__(loader), options)
 
 
-def trained_on(loader, options):
-    """The examples of each batch that a loop over a script's loader gets, until the first optimizer step."""
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight])
-    given = []
-    for batch in given_by(loader, options):
-        given.append([int(index) for index in batch[:, 0]])
-        optimizer.step()
-    return given
+def trained_on(loader, options, *epochs, ahead=0):
+    """The examples of each step of epochs whose steps take so many batches, of which the loop fetches some ahead."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    steps = []
+    for numbers in epochs:
+        given = given_by(loader, options)
+        fetched = list(itertools.islice(given, ahead))
+        for number in numbers:
+            fetched += itertools.islice(given, number)
+            examples = torch.cat([batch[:, 0] for batch in fetched[:number]])
+            steps.append(examples.tolist())
+            del fetched[:number]
+            optimizer.step()
+    return steps
 
 
 @pytest.mark.parametrize("name", ["batchtune-run", "packed"])
@@ -216,26 +221,9 @@ def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
     for epoch in range(2):
         expected = recommended(folder, epoch, name)
         assert running.length(loader, len, options) == len(expected)
-        assert trained_on(loader, options) == expected
+        assert trained_on(loader, options, [1] * len(expected)) == expected
     others = rows_of(LENGTHS[:10])
     assert running.length(others, len, options) == 3
-
-
-def stepping(options, *epochs, ahead=0):
-    """Trains epochs whose steps take so many batches, of which the loop fetches some ahead; the examples of each."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-    loader = rows_of(LENGTHS, shuffle=True)
-    steps = []
-    for numbers in epochs:
-        given = given_by(loader, options)
-        fetched = list(itertools.islice(given, ahead))
-        for number in numbers:
-            fetched += itertools.islice(given, number)
-            examples = torch.cat([batch[:, 0] for batch in fetched[:number]])
-            steps.append(sorted(examples.tolist()))
-            del fetched[:number]
-            optimizer.step()
-    return steps
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -247,21 +235,23 @@ def test_each_step_has_its_own_examples_in_other_micro_batches(started, ahead):
     torch.manual_seed(0)
     own = torch.cat([batch[:, 0] for batch in loader]).reshape(5, 12)
     torch.manual_seed(0)
-    assert stepping(options, [3] * 5, ahead=ahead) == own.sort().values.tolist()
+    steps = trained_on(loader, options, [3] * 5, ahead=ahead)
+    assert list(map(sorted, steps)) == own.sort().values.tolist()
 
 
 @pytest.mark.parametrize("batches", [1, 6])
 def test_a_script_that_steps_otherwise_is_told_its_accumulation(started, batches):
     """A step of more batches, too, which may be without mixed precision's first steps."""
     with pytest.raises(SystemExit, match="with a gradient accumulation of 3"):
-        stepping(started("same"), [batches] * 4)
+        trained_on(rows_of(LENGTHS), started("same"), [batches] * 4)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("last", [[3, 3], [3, 2], [2, 3], [6]])
 def test_a_later_step_of_other_batches_is_warned_of(started, capsys, ahead, last):
     """But for the last one of an epoch, which may have fewer."""
-    stepping(started("same"), [3] * 5, [3] * 3 + last, ahead=ahead)
+    epochs = ([3] * 5, [3] * 3 + last)
+    trained_on(rows_of(LENGTHS), started("same"), *epochs, ahead=ahead)
     assert ("stepped after 2 batches" in capsys.readouterr().err) == (last == [2, 3])
 
 
@@ -279,7 +269,7 @@ def test_a_later_step_of_other_batches_is_warned_of(started, capsys, ahead, last
 )
 def test_a_script_that_can_t_be_given_batches_ends(started, loader, reason, line, name):
     with pytest.raises(SystemExit) as ended:
-        trained_on(loader, started(name))
+        trained_on(loader, started(name), [1])
     said = str(ended.value)
     assert reason in said and line in said
     assert "Change three lines" in said
