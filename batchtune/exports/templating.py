@@ -15,7 +15,6 @@ from batchtune.errors import without_commands
 from batchtune.exports.base import Chosen, Tuned, batches_per_rank
 from batchtune.loaders import kind_of
 from batchtune.results import (
-    LOADER_CONFIG_FILE,
     TORCH_ARGUMENTS,
     EpochFigures,
     PackedRow,
@@ -32,7 +31,6 @@ from batchtune.units import (
     counted,
     format_length,
     format_number,
-    format_percent,
     format_seconds,
     format_size,
     with_full_stop,
@@ -81,6 +79,7 @@ def _environment() -> Any:
         in_unit=format_length,
         thousands="{:,}".format,
         counted=counted,
+        argument=argument_text,
         compact=format_number,
         percent="{:.1%}".format,
         seconds=format_seconds,
@@ -153,36 +152,18 @@ def flow_list(values: Sequence[float]) -> str:
 class LengthLimits(NamedTuple):
     """The limits of the tuned lengths (--min-length, --max-length), both inclusive, in their unit; None without one.
 
-    `left_out` says how many examples were left out or truncated, and why, as sentences without a full stop.
     `positive`: lengths of 0 are left out, too.
     """
 
     shortest: float | None
     longest: float | None
-    left_out: tuple[str, ...] = ()
     positive: bool = False
 
     @classmethod
     def of(cls, sweep: Swept[Any]) -> LengthLimits:
         """Return the limits of a sweep's lengths."""
-        lengths = sweep.lengths
-        reading = lengths.reading or ReadingRecord()
-        remarks = []
-        if lengths.left_out:
-            reasons = "; ".join(
-                f"{counted(count, 'example')}, {reason}"
-                for reason, count in lengths.left_out.items()
-            )
-            remarks.append(
-                f"Left out at tuning: {reasons}. No batch with them was counted or run"
-            )
-        if reading.truncate is not None:
-            limit = format_length(reading.truncate, lengths.unit)
-            remarks.append(
-                f"Truncated at tuning: {counted(lengths.truncated, 'example')}, longer than {limit} (--truncate). "
-                "Truncate in training, too, before batches are made"
-            )
-        return cls(reading.min_length or None, reading.max_length, tuple(remarks))
+        reading = sweep.lengths.reading or ReadingRecord()
+        return cls(reading.min_length or None, reading.max_length)
 
     @classmethod
     def of_stream(cls, sweep: StreamSweep) -> LengthLimits:
@@ -232,35 +213,26 @@ def _scaled(limit: float | None, factor: float) -> float | None:
 
 
 def _loader_fields(tuned: Tuned, expresses: Collection[str]) -> dict[str, Any]:
-    """Return the recommended arguments of torch's DataLoader that a framework can express, and remarks on them.
+    """Return the recommended arguments of torch's DataLoader: those that a framework can express, and those `beyond`.
 
-    The remarks say what was measured and what else is recommended, without a full stop. Both are empty without a
-    recommendation.
+    `loader_row` is the recommended row, None without a recommendation.
     """
     loader = tuned.loader
-    if (
-        loader is None
-        or loader.recommended_row is None
-        or not kind_of(loader.kind).IS_DATALOADER
-    ):
-        return {"loader": {}, "loading": []}
+    if loader is None or not kind_of(loader.kind).IS_DATALOADER:
+        return {"loader": {}, "loader_row": None}
     row = loader.recommended_row
+    if row is None:
+        return {"loader": {}, "loader_row": None}
     arguments = {
         name: value for name, value in row.arguments.items() if value is not None
     }
-    beyond = [
-        f"{name}={argument_text(value)}"
-        for name, value in arguments.items()
-        if name not in expresses
-    ]
-    measured = f"`batchtune tune-loader` measured the arguments of {LOADER_CONFIG_FILE}: {row.rate_words}"
-    if row.gpu_idle is not None:
-        measured += f", and a step that waits for data {format_percent(row.gpu_idle)} of the time"
-    remarks = [measured]
-    if beyond:
-        remarks.append(f"Also recommended, and not set here: {', '.join(beyond)}")
-    expressed = {name: arguments[name] for name in expresses if name in arguments}
-    return {"loader": expressed, "loading": remarks}
+    return {
+        "loader": {name: arguments[name] for name in expresses if name in arguments},
+        "loader_row": row,
+        "beyond": {
+            name: value for name, value in arguments.items() if name not in expresses
+        },
+    }
 
 
 def table_fields(
