@@ -10,6 +10,7 @@ An OOM ends an epoch, as it ends a training; a search goes on after one.
 import gc
 import importlib
 import json
+import math
 import os
 import sys
 import time
@@ -107,7 +108,8 @@ class Trainer:
             seconds += time.perf_counter() - started
             peak = max(peak, self.meter.peak() or 0)
             del batch
-        return seconds, peak, summed / items
+        # On the emulated device nothing is computed, not even the number of items.
+        return seconds, peak, summed / items if items else math.nan
 
     def train(self, steps):
         """Train on the micro-batches of steps until memory runs out, which ends a training; describe each step."""

@@ -76,7 +76,7 @@ PARTS = {
         "recipes", "ctc", "sft", "--device", "cuda", "--minutes", "4", minutes=4.5
     ),
     "tests-probe": tests("probe", 3.0),
-    "frontier": benchmark("frontier", "gpu", "--lengths", "6", minutes=4.5),
+    "frontier": benchmark("frontier", "gpu", minutes=4.5),
     "tests-truth": tests("truth", 3.0),
     "whole": benchmark(
         "cuda_truth",

@@ -12,7 +12,7 @@ from batchtune.probe.probing import run_probe
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape
 
-pytestmark = pytest.mark.usefixtures("one_nursery")
+# Its workers have the allocator that tuning chooses, so none come from the tests' shared process.
 LENGTHS = Lengths.of([2.0, 4.0, 8.0] * 200)
 
 
