@@ -119,7 +119,7 @@ def test_the_number_of_steps_is_kept_if_examples_are_not(accumulate, vary):
 
 
 def test_nothing_is_kept_where_nothing_is_known_or_asked_for():
-    assert swept(None).settings["keep"] == "nothing"
+    assert swept(None).settings.keep == "nothing"
     assert swept(keep="nothing").recommended_row.steps < 400
 
 
