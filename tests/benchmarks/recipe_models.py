@@ -72,7 +72,8 @@ class Training(ABC):
         """Add the gradient of a micro-batch's loss; return this loss, summed over its items, and their number."""
         loss, items = self.loss(batch)
         loss.backward()
-        return loss.item(), int(items)
+        # On the emulated device nothing is computed, not even their number.
+        return loss.item(), max(1, int(items))
 
     def finish(self, items):
         """Let the optimizer step on the mean over a step's items, however its micro-batches were cut.

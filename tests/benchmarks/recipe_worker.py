@@ -10,7 +10,6 @@ An OOM ends an epoch, as it ends a training; a search goes on after one.
 import gc
 import importlib
 import json
-import math
 import os
 import sys
 import time
@@ -108,8 +107,7 @@ class Trainer:
             seconds += time.perf_counter() - started
             peak = max(peak, self.meter.peak() or 0)
             del batch
-        # On the emulated device nothing is computed, not even the number of items.
-        return seconds, peak, summed / items if items else math.nan
+        return seconds, peak, summed / items
 
     def train(self, steps):
         """Train on the micro-batches of steps until memory runs out, which ends a training; describe each step."""
