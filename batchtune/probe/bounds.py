@@ -14,6 +14,8 @@ from batchtune.lengths import FloatArray
 from batchtune.results import BatchShape, ClosedBy
 
 Mask = npt.NDArray[np.bool_]
+# Two peaks show how memory grows if they lie apart by this many times as much as those of equal batches.
+_TELLING = 4
 
 
 class Anchor(NamedTuple):
@@ -105,6 +107,8 @@ class Bracket:
         implied_high: Failed, or left no margin, at a shorter length or target.
         step: The smallest difference in batch size that matters. It doubles with each size given up in turns: there the
             limit depends on what the other shapes leave behind, and creeping up to it would fail again and again.
+        spread_bytes: How far the peaks of equal batches lie apart.
+        is_blurred: Whether that is as much as sizes do that the tolerance should tell apart.
     """
 
     anchor: Anchor
@@ -122,6 +126,8 @@ class Bracket:
     implied_low: int
     implied_high: int | None
     step: int
+    spread_bytes: int
+    is_blurred: bool
 
     @property
     def beyond(self) -> int:
@@ -157,7 +163,7 @@ class Bracket:
         small, low = self.peaks[-2]
         if small * 2 > large:
             small, low = self.peaks[0]
-        if high <= low:
+        if high - low <= _TELLING * self.spread_bytes:
             return None
         return (high - low) / (large - small)
 

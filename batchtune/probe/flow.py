@@ -160,12 +160,11 @@ class Probing(ABC):
             if turns.confirmed and are_covered and not turns.cut_short:
                 break  # smaller ones than those that passed in turns take up no more memory
             turns = self._confirm(shapes)
-            if not self._learn(turns):
-                break
-            if self.out_of_time:
-                self._replace_lost(turns)
+            if not self._learn(turns) or self.out_of_time:
                 break
             self._search()
+        if self.out_of_time:
+            self._replace_lost(turns)
         probe = self._result(turns)
         write_result(self.folder / PROBE_FILE, probe)
         return probe

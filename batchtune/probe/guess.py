@@ -27,10 +27,9 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     bracket = known.bracket(anchor)
     if known.closed_by(bracket) is not None:
         return None
-    if (
-        bracket.over_margin is not None
-        and bracket.over_margin - bracket.passed <= bracket.step
-    ):
+    over_margin = bracket.over_margin or bracket.beyond
+    is_full = bracket.is_blurred and known.leaves_no_room(bracket)
+    if is_full or over_margin - bracket.passed <= bracket.step:
         return _to_a_failure(known, bracket)
     guess = _within_reach(known, bracket, _guess(known, bracket))
     left = 4 + int(math.log2(bracket.cap)) - bracket.tried
@@ -99,10 +98,11 @@ def _past_a_creep(known: Knowledge, bracket: Bracket) -> int:
 
 
 def _to_a_failure(known: Knowledge, bracket: Bracket) -> int:
-    """Return a size beyond what ran without a margin: at the ends the search goes on until a batch fails."""
+    """Return a size that should fail: at the ends the search goes on until a batch does."""
     _, peak = bracket.peaks[-1]
     need = known.fit.need(bracket)
-    room = math.ceil((known.peaks.limit_bytes - peak) / need) if need else bracket.ran
+    room_bytes = known.peaks.limit_bytes + 2 * bracket.spread_bytes - peak
+    room = math.ceil(room_bytes / need) if need else bracket.ran
     size = bracket.ran + max(bracket.step, room)
     return max(
         bracket.ran + 1, min(size, bracket.cap, (bracket.failed or bracket.cap + 1) - 1)
@@ -127,6 +127,8 @@ def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
         if bracket.passed:  # the middle ends a narrow bracket, whatever becomes of it
             below = max(below, (bracket.passed + bracket.failed) // 2)
         guess = min(guess, below)
+    if bracket.over_margin is not None and bracket.is_blurred:
+        guess = min(guess, bracket.over_margin - bracket.step)
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
 
 
@@ -144,8 +146,9 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     multiple = known.next_multiple(bracket)
     if multiple is not None:
         return multiple
-    if bracket.has_crept and bracket.beyond <= bracket.cap:
-        return min(_middle(known, bracket), _by_last_step(known, bracket))
+    is_blurred = bracket.is_blurred and bracket.over_margin is not None
+    if bracket.has_crept and bracket.beyond <= bracket.cap and not is_blurred:
+        return _middle(known, bracket)
     guess = _by_peaks(known, bracket)
     quantum = known.fit.quantum(bracket.proven)
     if guess is not None and quantum > 1:
@@ -236,16 +239,6 @@ def _beyond_last_peak(known: Knowledge, bracket: Bracket, need: float) -> int:
     if used < 0.1 * (room - (peak - used)):
         return min(size, largest * 8)
     return size
-
-
-def _by_last_step(known: Knowledge, bracket: Bracket) -> int:
-    """Return the size at the limit if memory grows on as in the last step; the cap if that is too little to tell."""
-    (smaller, low), (largest, high) = bracket.peaks[-2:]
-    grown = high - low
-    if grown <= known.peaks.margin.bytes:
-        return bracket.cap
-    need = grown / (largest - smaller)
-    return largest + max(1, int((known.fit.room_bytes - high) / need))
 
 
 def _away_from_the_last(bracket: Bracket) -> int | None:

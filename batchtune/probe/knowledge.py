@@ -20,6 +20,7 @@ from batchtune.results import BatchShape, ClosedBy, Trial
 
 # Batch sizes up to which a caching allocator goes without emptying its cache, by what it happens to hold: equal trials
 # differ by this fraction (transformer-lm base in 24 GiB, expandable segments, on the emulated device).
+# Where peaks scatter, sizes nearer than that need not be told apart.
 _SCATTER = 0.03
 
 
@@ -257,6 +258,11 @@ class Knowledge(Outcomes):
         implied_high = self._out_of_reach.smallest_below(
             *anchor.arrays, self._out_of_reach.elsewhere(anchor)
         )[0]
+        scatter = 0.0
+        if ran and peaks[-1][1] is not None:
+            used = max(1, peaks[-1][1] - (self.peaks.rest_bytes or 0))
+            scatter = min(_SCATTER, self.peaks.margin.spread_bytes / used)
+        tolerance = max(self.tolerance, scatter)
         return Bracket(
             anchor=anchor,
             cap=cap,
@@ -276,7 +282,10 @@ class Knowledge(Outcomes):
             ),
             implied_low=0 if self.is_contradicted else min(int(implied_low), cap),
             implied_high=None if np.isinf(implied_high) else int(implied_high),
-            step=step_at(passed or failed or 1, self.tolerance) << max(0, given_up - 1),
+            step=step_at(passed or failed or max(ran, default=1), tolerance)
+            << max(0, given_up - 1),
+            spread_bytes=self.peaks.margin.spread_bytes,
+            is_blurred=2 * scatter > self.tolerance,
         )
 
     def falls(self) -> list[tuple[BatchShape, BatchShape]]:
@@ -355,17 +364,24 @@ class Knowledge(Outcomes):
             # Less than one step above the margin is not worth a search.
             if bracket.failed is not None:
                 return bracket.failed_by
-        peak = bracket.peak
-        if is_end or peak is None:
+        if not self.leaves_no_room(bracket):
             return None
-        if self.fit.leaves_no_room(bracket, peak, step):
+        if not is_end:
             return "memory"
+        return bracket.failed_by if bracket.is_blurred else None
+
+    def leaves_no_room(self, bracket: Bracket) -> bool:
+        """Return whether the peak of what passed there leaves no room for a step more."""
+        peak = bracket.peak
+        if peak is None:
+            return False
+        step = max(bracket.step, self.fit.quantum(bracket.proven))
+        if self.fit.leaves_no_room(bracket, peak, step):
+            return True
         # Where failures are dear, each example more is taken to need as much as those so far.
         room = self.fit.room_bytes - peak
         used = peak - (self.peaks.rest_bytes or 0)
-        if self.settings.failures_are_dear and room * bracket.passed < used * step:
-            return "memory"
-        return None
+        return self.settings.failures_are_dear and room * bracket.passed < used * step
 
     def _closed_by_others(self, bracket: Bracket, step: int) -> ClosedBy | None:
         """Return what ends the search by the proofs of longer lengths and the failures of shorter ones."""

@@ -68,11 +68,17 @@ class Peaks:
                 self._starts.setdefault(trial.worker, held)
         self._rests: dict[int | None, list[int]] = defaultdict(list)
         rests = []
+        largest: dict[int | None, float] = defaultdict(float)
         for number, trial in passed:
             if trial.rest_bytes is not None:
                 rests.append(trial.rest_bytes + self._lift(trial))
+                worker = trial.worker
+                # What it kept of much smaller batches does not compare.
+                if trial.shape.padded_length > 2 * largest[worker]:
+                    self._rests.pop(worker, None)
+                largest[worker] = max(largest[worker], trial.shape.padded_length)
                 if number not in firsts:
-                    self._rests[trial.worker].append(trial.rest_bytes)
+                    self._rests[worker].append(trial.rest_bytes)
         self.rest_bytes = min(rests, default=None)
         """In use between trials (parameters, optimizer state) in the process that holds the most; None if unknown."""
         self.are_known = not passed or any(

@@ -38,6 +38,9 @@ _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGINT, *_STOPPING_SIGNALS)
 # Every process was sent SIGKILL long before; one that the kernel can't end yet (in a driver) is left to it.
 _PATIENCE_SECONDS = 30.0
 _ALONE_SECONDS = 1.0
+# They remove semaphores and shared memory of Python's, joblib's and torch's processes once those have ended.
+_TIDYING = ("resource_tracker", "torch_shm_manager")
+_TIDYING_SECONDS = 3.0
 
 
 def main() -> None:
@@ -179,5 +182,8 @@ def _clear_up(worker: int, exit_codes: dict[int, int]) -> None:
         if worker in exit_codes or not worker or elapsed > _ALONE_SECONDS:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):  # gone, or another user's
-                    process.kill()
+                    command = " ".join(process.cmdline())
+                    tidies_up = any(name in command for name in _TIDYING)
+                    if elapsed > _TIDYING_SECONDS or not tidies_up:
+                        process.kill()
         time.sleep(0.005)

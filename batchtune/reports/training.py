@@ -106,8 +106,8 @@ def training_section(run: RunResults) -> Section:
         )
     if training.damaged_lines:
         warnings.append(
-            f"{counted(training.damaged_lines, 'line')} of training.jsonl can't be read and are left out: a disk was "
-            "full, or the power failed."
+            f"{counted(training.damaged_lines, 'line')} of training.jsonl can't be read: a disk was full, or the power "
+            "failed. The report leaves that out."
         )
     sentence = f"Recorded training: {counted(training.steps, 'step')} on {training.device}, {outcome}"
     return Section(

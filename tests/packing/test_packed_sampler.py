@@ -14,7 +14,9 @@ from batchtune import (
     sampler_from_config,
     sweep,
 )
+from batchtune.epochs.layout import RankSplit
 from batchtune.errors import ResultError
+from batchtune.packing.figures import simulated_row
 
 CAP = 40
 LENGTHS = np.random.default_rng(0).integers(1, CAP + 1, 301)
@@ -69,6 +71,18 @@ def test_ranks_have_equal_counts_and_share_the_sequences(
         assert len(set(found)) == len(lengths) - dropped
         assert not repeated or len(lengths) < len(batches)
         assert not dropped or drop_last
+
+
+@pytest.mark.parametrize("packer", ["even", "first-fit", "best-fit"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_epoch_has_as_many_micro_batches_as_stated(packer, world_size):
+    lengths = np.random.default_rng(1).integers(1, 2048, 5000)
+    dealing = {"world_size": world_size, "accumulate": world_size}
+    ranks = ranks_of(lengths=lengths, max_tokens=3740, packer=packer, **dealing)
+    row = simulated_row(lengths, ranks[0].budget, 100, RankSplit(**dealing), seed=0)
+    assert row.batches > 1370
+    for _ in range(4):
+        assert sum(len(list(rank)) for rank in ranks) == row.batches
 
 
 def test_each_epoch_has_other_micro_batches():

@@ -217,6 +217,40 @@ def test_what_processes_keep_of_their_batches_costs_no_trials(law, replaced):
         assert point.closed_by == "data" or not device.fits(beyond)
 
 
+class Heap(Buffering):
+    """Uses two thirds of the limit between steps, as on the CPU; the peaks of equal batches scatter."""
+
+    def bytes(self, shape):
+        return (2 * LIMIT_BYTES + super().bytes(shape)) / 3
+
+    def run(self, shape, steps):
+        reply = super().run(shape, steps)
+        peak = reply.trial.peak_bytes
+        if peak is None:
+            return reply
+        less = int(self._random.integers(LIMIT_BYTES // 250))
+        rest_bytes = (2 * LIMIT_BYTES + reply.trial.rest_bytes) // 3
+        return altered(
+            reply,
+            peak_bytes=peak - less,
+            rest_bytes=rest_bytes,
+            peak_spread_bytes=less // 2,
+        )
+
+
+def test_peaks_that_scatter_do_not_make_the_search_creep():
+    for seed in range(4):
+        lengths = made_lengths("speech", count=3000)
+        device = Heap(LAWS["affine"], lengths, replaced=False)
+        device.fitting = 200
+        device._random = np.random.default_rng(seed)
+        probe = probe_law(device)
+        at_a_length = Counter(trial.length for trial in probe.trials)
+        assert max(at_a_length.values()) <= 10  # 14 or more if it creeps
+        for point in probe.frontier:
+            assert device.fits(BatchShape(point.batch_size, point.length))
+
+
 def long_tailed(count=8_000):
     """Lengths as those of meetings: most of a few seconds, the longest 48 times the median."""
     values = (

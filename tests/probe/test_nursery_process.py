@@ -28,6 +28,17 @@ def work(channel):
 serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), work)
 """
 
+# A semaphore and a shared memory whose names hold the process id.
+SHARING = """
+import multiprocessing, os, time
+from multiprocessing.shared_memory import SharedMemory
+multiprocessing.current_process()._config["semprefix"] = f"/made-{os.getpid()}"
+semaphore = multiprocessing.get_context("spawn").Semaphore()
+memory = SharedMemory(f"made-{os.getpid()}", create=True, size=1)
+print(os.getpid(), file=open("daemon", "w"), flush=True)
+time.sleep(1000)
+"""
+
 
 def send_start(control, workers, output=2):
     folder = os.open(".", os.O_RDONLY)
@@ -156,3 +167,12 @@ def test_the_worker_gets_no_descriptor_but_its_channel(start):
         os.close(writing)
         assert exit_code(control) == 0
         assert len(lines.read().split()) == 4  # the standard streams and the channel
+
+
+def test_what_is_killed_leaves_nothing_in_shared_memory(start):
+    _, control = start(SHARING, program=sys.executable)
+    names = f"*made-{daemon()}*"
+    assert len(list(Path("/dev/shm").glob(names))) == 2
+    control.send(b"end")
+    assert exit_code(control) == -signal.SIGKILL
+    assert not list(Path("/dev/shm").glob(names))

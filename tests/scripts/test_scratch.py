@@ -277,15 +277,6 @@ def test_a_scratch_folder_that_is_not_there_is_named(tmp_path):
         pass
 
 
-def test_folders_of_data_are_linked_as_a_whole(tmp_path):
-    data = tmp_path / "project" / "clips"
-    data.mkdir(parents=True)
-    for number in range(1001):
-        (data / f"{number}.wav").touch()
-    copy = mirror(tmp_path / "project", tmp_path / "scratch")
-    assert (copy / "clips").is_symlink()
-
-
 def test_of_very_many_files_the_lower_folders_are_linked(tmp_path, monkeypatch):
     monkeypatch.setattr(scratch, "_MOST_IN_ALL", 10)
     project = tmp_path / "project"
