@@ -16,7 +16,7 @@ _BY_TOKENS = "by the tokens of the whole step, as Transformers' Trainer does fro
 
 
 def of_gradient(sweep: Sweep, row: Row | PackedRow) -> Iterator[str]:
-    """Say whether a step's gradient stays the same, as far as it was measured, and why not."""
+    """Say that a step's gradient stays the same, or that it was not measured."""
     gradient = sweep.gradient
     change = sweep.gradient_difference
     if gradient is not None and gradient.unknown is not None:
@@ -27,7 +27,17 @@ def of_gradient(sweep: Sweep, row: Row | PackedRow) -> Iterator[str]:
         return
     if change <= SAME_GRADIENT:
         yield f"A step's gradient is the same (difference {_shown(change)})."
-    elif gradient.is_random:
+
+
+def gradient_warnings(sweep: Sweep, row: Row | PackedRow) -> Iterator[str]:
+    """Warn that a step's gradient changes with its cut, and say why."""
+    gradient = sweep.gradient
+    change = sweep.gradient_difference
+    if gradient is None or change is None or not row.keeps_examples:
+        return
+    if change <= SAME_GRADIENT:
+        return
+    if gradient.is_random:
         yield (
             f"A step's gradient differs by {_shown(change)}, and by {_shown(gradient.again)} if the same micro-batches "
             "run again: the loss or the examples are random, with dropout off, so what the cut changes is not known."

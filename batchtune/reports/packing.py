@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from batchtune.reports import RunResults
-from batchtune.reports.gradient import of_gradient
+from batchtune.reports.gradient import gradient_warnings, of_gradient
 from batchtune.reports.section import (
     CURRENT,
     Cells,
@@ -30,6 +30,7 @@ from batchtune.results import (
     Row,
     Sweep,
 )
+from batchtune.results.devices import SAME_GRADIENT
 from batchtune.units import (
     counted,
     format_number,
@@ -84,6 +85,7 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
         brief=1 + len(facts),
         tables=[_comparison(sweep, packing)],
         warnings=[
+            *gradient_warnings(sweep, row),
             *map(with_full_stop, packing.warnings),
             *swept_warnings(run, sweep, "sweep-buckets"),
         ],
@@ -115,7 +117,10 @@ def _headline(
         gain = f"{format_percent(1 - row.tokens / own.padded_length)} less to compute than with {CURRENT}, which pads"
     else:
         gain = f"{row.batches:,} micro-batches an epoch, {own.batches:,} with {CURRENT}"
-    return f"{what}: {gain}; the same training."
+    change = sweep.gradient_difference
+    if change is None or change <= SAME_GRADIENT:
+        gain += "; the same training"
+    return f"{what}: {gain}."
 
 
 def _of_same_steps(sweep: Sweep, packing: PackingSweep) -> Iterator[str]:

@@ -430,18 +430,23 @@ def comparison_table(
     timed: bool,
     steps_kept: bool,
     marked: int | None = 0,
-    cost_name: str = "relative",
+    cost_name: str | None = None,
 ) -> Table:
     """Lay out what an epoch costs, with each cost as a multiple of the first one's, in a column `cost_name`.
 
-    `marked` is the index of the recommended one; None if none is.
+    Without a name it says what is compared: times are `relative`, padded lengths the `compute`; batches have a column
+    of their own. `marked` is the index of the recommended one; None if none is.
     """
+    if cost_name is None:
+        cost_name = "relative" if timed else "compute"
     rows = []
     reference = 0.0
     for name, costed in compared.items():
         cost = cost_of(costed, timed=timed, steps_kept=steps_kept)
         reference = reference or cost
-        relative = f"{format_ratio(cost / reference)}{TIMES}" if cost else None
+        relative = None
+        if cost and (timed or steps_kept):
+            relative = f"{format_ratio(cost / reference)}{TIMES}"
         rows.append({"": name, **cells_of(costed), cost_name: relative})
     spare = [STEP_LENGTH, STEPS]
     return make_table(title, rows, left=[""], spare=spare, marked=marked, brief=True)
@@ -473,8 +478,8 @@ def left_free(run: RunResults) -> str:
     margin = probe.margin
     share = format_percent(margin.free_bytes / probe.device.limit_bytes)
     return (
-        f", and leaves {format_size(margin.free_bytes)} ({share} of the limit) free: peaks of equal batches differ by "
-        f"{format_size(margin.spread_bytes)} at most"
+        f", and leaves at least {format_size(margin.free_bytes)} ({share} of the limit) free: peaks of equal batches "
+        f"differ by {format_size(margin.spread_bytes)} at most"
     )
 
 

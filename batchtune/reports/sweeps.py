@@ -10,7 +10,7 @@ from batchtune.buckets.advice import keeps_current, keeps_steps
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports import RunResults
-from batchtune.reports.gradient import of_gradient
+from batchtune.reports.gradient import gradient_warnings, of_gradient
 from batchtune.reports.packing import packing_section
 from batchtune.reports.section import (
     CURRENT,
@@ -129,7 +129,7 @@ def sweep_section(run: RunResults) -> Section:
         ],
         brief=1 + len(facts),
         tables=[_comparison(sweep, row, timed=timed), *tables, sizes],
-        warnings=[*_unproven(run, row), *warnings],
+        warnings=[*_unproven(run, row), *gradient_warnings(sweep, row), *warnings],
         next_steps=list(run.steps_after_sweep(verify, config, of_stream=False)),
     )
 

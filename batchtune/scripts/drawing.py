@@ -27,6 +27,10 @@ Collate = Callable[[list[Any]], Any]
 _SHORTER = 0.9
 
 
+# Sizes that are padded, each by itself, add up to a little more than those of a batch.
+_ADDED_UP = 0.75
+
+
 class Drawn:
     """Draws batches, as the script's DataLoader would deliver them; its examples are known by the rows of a manifest.
 
@@ -283,11 +287,25 @@ def _pair(seen: Leaves, place: LeafAxis) -> tuple[float, float]:
 
 
 def _way(mixed: float, alone: FloatArray) -> str:
-    """Return how a batch grows with four examples: padded "", padded and flat "B·", or added up "Σ"."""
-    padded = alone.max()
-    if mixed == padded:
+    """Return how a batch grows with four examples: padded "", padded and flat "B·", or added up "Σ".
+
+    `alone` are the sizes of the longest, which is there three times, and of the shortest. Raises Unclear if they don't
+    add up.
+    """
+    longest, shortest = alone
+    if mixed == longest:
         return ""
-    return "B·" if mixed == 4 * padded else "Σ"
+    if mixed == 4 * longest:
+        return "B·"
+    total = 3 * longest + shortest
+    if mixed < _ADDED_UP * total:
+        raise Unclear(
+            f"its collate function makes {mixed:g} rows of examples that make {total:g} one by one: it fills rows of a "
+            "fixed length, which don't show how long the examples are",
+            "Let it put the sequences of a batch into one row, without padding, as transformers' "
+            "DataCollatorWithFlattening does.",
+        )
+    return "Σ"
 
 
 def _sequences_in(example: Any) -> int:

@@ -24,6 +24,7 @@ from batchtune.scripts import recording
 from batchtune.scripts.interposing import Begin
 from batchtune.scripts.script_loaders import (
     SAME_STEP_LINES,
+    SAME_STEP_SAMPLER_LINES,
     SAMPLER_LINES,
     STREAM_LINES,
     restored_randomness,
@@ -39,7 +40,7 @@ LENGTHS_FILE = "lengths"
 GIVEN_FILE = "given"
 # The first optimizer steps show how many batches each of them has.
 _FIRST_STEPS = 4
-_IF_STEPS_VARY = "if it steps by time, tokens or loss, with --keep steps."
+_IF_STEPS_VARY = "if it steps by time, tokens or loss, that may need a fixed number of batches a step."
 # What torch's, accelerate's and batchtune's samplers that deal to ranks call their number.
 _RANKS = ("num_replicas", "num_processes", "world_size")
 
@@ -107,9 +108,15 @@ class GivenBatches:
         with warnings.catch_warnings():
             # The command has compared them, together with the targets.
             warnings.filterwarnings("ignore", ".* was tuned on other lengths")
-            if self.accumulate is not None:
-                return SameStepBatchSampler.from_config(self._config, own, self.lengths)
-            return sampler_from_config(self._config, self.lengths)
+            try:
+                if self.accumulate is not None:
+                    same_step = SameStepBatchSampler.from_config
+                    return same_step(self._config, own, self.lengths)
+                return sampler_from_config(self._config, self.lengths)
+            except ValueError as error:
+                raise SystemExit(
+                    f"Error: {os.path.relpath(self._config)} does not fit the manifest: {error}"
+                ) from error
 
     def give(self, loader: Any) -> None:
         """Let a loader give the batches from now on, if it is the training loader."""
@@ -232,6 +239,8 @@ class GivenBatches:
         register_optimizer_step_pre_hook(on_step)
 
     def _refuse(self, reason: str, lines: str = SAMPLER_LINES) -> None:
+        if lines == SAMPLER_LINES and self.accumulate is not None:
+            lines = SAME_STEP_SAMPLER_LINES
         raise SystemExit(
             f"Error: this script can't be given the recommended batches: {reason}.\n"
             f"{lines.format(run=self._options['run'])}"

@@ -27,6 +27,11 @@ Change three lines of the script instead:
   from batchtune import BucketedStream
   stream = BucketedStream.from_config("{run}/stream.yaml", examples, length_of=..., collate_fn=...)
   loader = DataLoader(stream, batch_size=None)  # and your other arguments"""
+SAME_STEP_SAMPLER_LINES = """\
+Change three lines of the script instead:
+  from batchtune import SameStepBatchSampler
+  sampler = SameStepBatchSampler.from_config("{run}/sampler.yaml", your_batch_sampler, lengths)
+  loader = DataLoader(dataset, batch_sampler=sampler)  # lengths[i] is that of dataset[i]"""
 SAME_STEP_LINES = """\
 Change three lines of the script instead:
   from batchtune import SameStepStream
@@ -55,7 +60,7 @@ def unlike(
     examples = length_hint(loader.dataset)
     if examples == count:
         return None
-    reason = f"{name} has {examples:,} examples, but the manifest {count:,}"
+    reason = f"{name} has {examples:,} examples, but the manifest {count:,} (if the data are others now, tune again)"
     return reason, SAMPLER_LINES
 
 

@@ -27,7 +27,7 @@ from report_records import (
 
 from batchtune.probe.supervisor import about_script
 from batchtune.reports import RunResults
-from batchtune.reports.gradient import of_gradient
+from batchtune.reports.gradient import gradient_warnings, of_gradient
 from batchtune.reports.page import build_page
 from batchtune.reports.section import clean, make_table
 from batchtune.reports.sweeps import today_row
@@ -481,4 +481,5 @@ def test_what_a_loss_makes_of_other_micro_batches_is_said(changes, words):
         gradient=gradient,
         gradient_difference=gradient.of_cut(equal_counts=False),
     )
-    assert re.search(words, " ".join(of_gradient(sweep, row)))
+    said = [*of_gradient(sweep, row), *gradient_warnings(sweep, row)]
+    assert re.search(words, " ".join(said))
