@@ -292,12 +292,12 @@ def _way(mixed: float, alone: FloatArray) -> str:
     `alone` are the sizes of the longest, which is there three times, and of the shortest. Raises Unclear if they don't
     add up.
     """
-    longest, shortest = alone
-    if mixed == longest:
+    padded = alone.max()
+    if mixed == padded:
         return ""
-    if mixed == 4 * longest:
+    if mixed == 4 * padded:
         return "B·"
-    total = 3 * longest + shortest
+    total = 3 * alone[0] + alone[1]
     if mixed < _ADDED_UP * total:
         raise Unclear(
             f"its collate function makes {mixed:g} rows of examples that make {total:g} one by one: it fills rows of a "

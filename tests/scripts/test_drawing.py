@@ -365,6 +365,11 @@ def test_words_of_a_transcript_are_no_length():
     assert Drawn(examples, pads).targets is not None
 
 
+def fills_rows(examples):
+    tokens = sum(example["sig"].numel() for example in examples)
+    return torch.zeros(-(-tokens // 4000), 4000)
+
+
 def crops(examples):
     return torch.stack([torch.zeros(100) for _ in examples])
 
@@ -388,9 +393,10 @@ SAME_SIGNAL = [speech(16, n, duration=np.ones(1)) for n in range(10, 60)]
             r"--length-key sig .* always as long: sig axis 1",
         ),
         (varied(), crops, None, "no size of the script's collated batches"),
+        (varied(), fills_rows, None, "rows of a fixed length"),
         (varied(), fails, None, "KeyError: 'path'"),
     ],
-    ids=["coarser", "no length", "cropped", "failing"],
+    ids=["coarser", "no length", "cropped", "rows", "failing"],
 )
 def test_what_examples_do_not_tell_is_unclear(examples, collate, length_key, message):
     with pytest.raises(Unclear, match=message):
