@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -154,6 +155,8 @@ def run(
     stored, measured = _lengths_of_script(source, run, words)
     variables = _allocator_variables(measured, run / SAMPLER_FILE)
     variables |= _heap_variables(run)
+    for note in _about_tuning(run, words):
+        console.note(f"Warning: {note}.")
     # In the run folder, which the other nodes of a cluster see too.
     with temporary_folder("script-", run.absolute()) as scratch:
         stored.values.tofile(scratch / LENGTHS_FILE)
@@ -185,6 +188,31 @@ def _allocator_variables(measured: str | None, config: Path) -> dict[str, str]:
             "that fit may run out of memory. Unset that, or probe with it."
         )
     return {}
+
+
+def _about_tuning(folder: Path, words: list[str]) -> Iterator[str]:
+    """Yield why the batches may not be those for this command: another was tuned, or they are not proven."""
+    from batchtune.redaction import command_text
+    from batchtune.results import (
+        PROBE_FILE,
+        SWEEP_FILE,
+        Probe,
+        Sweep,
+        read_if_written,
+    )
+
+    probe = read_if_written(folder / PROBE_FILE, Probe)
+    swept = read_if_written(folder / SWEEP_FILE, Sweep)
+    command = command_text(words)
+    if probe is not None and probe.workload.command is not None:
+        tuned = probe.workload.spec
+        if tuned != command:
+            yield f"{folder} was tuned with `{tuned}`: what changes the model or the batches changes what fits"
+    if swept is not None and swept.unproven:
+        reason = ""
+        if swept.proof is not None and swept.proof.reason is not None:
+            reason = f" ({swept.proof.reason})"
+        yield f"the batches are not proven to fit{reason}: `batchtune tune` goes on where it ended"
 
 
 def _heap_variables(folder: Path) -> dict[str, str]:
