@@ -103,10 +103,9 @@ def _to_a_failure(known: Knowledge, bracket: Bracket) -> int:
     need = known.fit.need(bracket)
     room_bytes = known.peaks.limit_bytes + 2 * bracket.spread_bytes - peak
     room = math.ceil(room_bytes / need) if need else bracket.ran
-    size = bracket.ran + max(bracket.step, room)
-    return max(
-        bracket.ran + 1, min(size, bracket.cap, (bracket.failed or bracket.cap + 1) - 1)
-    )
+    over_margin = sum(size > bracket.passed for size, _ in bracket.peaks)
+    step = bracket.step << max(0, over_margin - 1)
+    return min(bracket.ran + max(step, room), bracket.cap)
 
 
 def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
