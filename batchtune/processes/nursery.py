@@ -182,8 +182,9 @@ def _clear_up(worker: int, exit_codes: dict[int, int]) -> None:
         if worker in exit_codes or not worker or elapsed > _ALONE_SECONDS:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):  # gone, or another user's
-                    words = " ".join(process.cmdline())
-                    tidies_up = any(map(words.count, _TIDYING))
-                    if elapsed > _TIDYING_SECONDS or not tidies_up:
+                    command = " ".join(process.cmdline())
+                    if elapsed > _TIDYING_SECONDS or not any(
+                        map(command.count, _TIDYING)
+                    ):
                         process.kill()
         time.sleep(0.005)
