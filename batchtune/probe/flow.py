@@ -213,12 +213,11 @@ class Probing(ABC):
 
     def _replace_lost(self, turns: Turns) -> None:
         """Run smaller batches than those that the turns have shown to be too large, while time is left."""
-        while True:
-            wanted = self._searching.propose(self.trials)
-            if wanted is None or not is_covered(wanted.shape, turns.confirmed):
-                return
-            if not self.clock.leaves(seconds_of_a_trial(self.trials)):
-                return
+        while (
+            (wanted := self._searching.propose(self.trials))
+            and is_covered(wanted.shape, turns.confirmed)
+            and self.clock.leaves(seconds_of_a_trial(self.trials))
+        ):
             self._measure(wanted.shape, fresh=wanted.fresh)
 
     def _measure(

@@ -27,9 +27,9 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     bracket = known.bracket(anchor)
     if known.closed_by(bracket) is not None:
         return None
-    over_margin = bracket.over_margin or bracket.beyond
     is_full = bracket.is_blurred and known.leaves_no_room(bracket)
-    if is_full or over_margin - bracket.passed <= bracket.step:
+    over_margin = bracket.over_margin or math.inf
+    if over_margin - bracket.passed <= bracket.step or (is_full and not bracket.failed):
         return _to_a_failure(known, bracket)
     guess = _within_reach(known, bracket, _guess(known, bracket))
     left = 4 + int(math.log2(bracket.cap)) - bracket.tried
@@ -103,10 +103,9 @@ def _to_a_failure(known: Knowledge, bracket: Bracket) -> int:
     need = known.fit.need(bracket)
     room_bytes = known.peaks.limit_bytes + 2 * bracket.spread_bytes - peak
     room = math.ceil(room_bytes / need) if need else bracket.ran
-    size = bracket.ran + max(bracket.step, room)
-    return max(
-        bracket.ran + 1, min(size, bracket.cap, (bracket.failed or bracket.cap + 1) - 1)
-    )
+    over_margin = sum(size > bracket.passed for size, _ in bracket.peaks)
+    room = max(room, bracket.step << max(0, over_margin - 1))
+    return min(bracket.ran + room, bracket.cap)
 
 
 def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
@@ -146,8 +145,7 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     multiple = known.next_multiple(bracket)
     if multiple is not None:
         return multiple
-    is_blurred = bracket.is_blurred and bracket.over_margin is not None
-    if bracket.has_crept and bracket.beyond <= bracket.cap and not is_blurred:
+    if bracket.has_crept and bracket.beyond <= bracket.cap and not bracket.is_blurred:
         return _middle(known, bracket)
     guess = _by_peaks(known, bracket)
     quantum = known.fit.quantum(bracket.proven)

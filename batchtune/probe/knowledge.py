@@ -262,7 +262,6 @@ class Knowledge(Outcomes):
         if ran and peaks[-1][1] is not None:
             used = max(1, peaks[-1][1] - (self.peaks.rest_bytes or 0))
             scatter = min(_SCATTER, self.peaks.margin.spread_bytes / used)
-        tolerance = max(self.tolerance, scatter)
         return Bracket(
             anchor=anchor,
             cap=cap,
@@ -282,7 +281,7 @@ class Knowledge(Outcomes):
             ),
             implied_low=0 if self.is_contradicted else min(int(implied_low), cap),
             implied_high=None if np.isinf(implied_high) else int(implied_high),
-            step=step_at(passed or failed or max(ran, default=1), tolerance)
+            step=step_at(max(ran, default=failed or 1), max(self.tolerance, scatter))
             << max(0, given_up - 1),
             spread_bytes=self.peaks.margin.spread_bytes,
             is_blurred=2 * scatter > self.tolerance,

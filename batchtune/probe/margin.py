@@ -68,7 +68,7 @@ class Peaks:
                 self._starts.setdefault(trial.worker, held)
         self._rests: dict[int | None, list[int]] = defaultdict(list)
         rests = []
-        largest: dict[int | None, float] = defaultdict(float)
+        largest = defaultdict[int | None, float](float)
         for number, trial in passed:
             if trial.rest_bytes is not None:
                 rests.append(trial.rest_bytes + self._lift(trial))

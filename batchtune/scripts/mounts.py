@@ -34,7 +34,7 @@ _CAP_SYS_ADMIN = 21
 _KERNELS = ("/proc", "/sys", "/dev")
 # Under a layer, a program's socket answers no more; these are read-only instead.
 _OF_SOCKETS = ("/run", "/var")
-_SHARED_MEMORY = "/dev/shm"
+SHARED_MEMORY = "/dev/shm"
 
 
 def enter(
@@ -137,14 +137,14 @@ def _cover(target: str, handle: int, layer: int, options: str) -> bool:
 
 def _own_shared_memory() -> None:
     """Mount new shared memory, as large. What running programs share stays theirs; folders there become read-only."""
-    if not os.path.isdir(_SHARED_MEMORY):
+    if not os.path.isdir(SHARED_MEMORY):
         return
-    entries = list(os.scandir(_SHARED_MEMORY))
+    entries = list(os.scandir(SHARED_MEMORY))
     are_folders = {entry.path: entry.is_dir() for entry in entries}
     handles = _handles(are_folders)
-    size = os.statvfs(_SHARED_MEMORY)
+    size = os.statvfs(SHARED_MEMORY)
     options = f"mode=1777,size={size.f_blocks * size.f_frsize}"
-    _mount("tmpfs", _SHARED_MEMORY, _MS_NOSUID | _MS_NODEV, "tmpfs", options)
+    _mount("tmpfs", SHARED_MEMORY, _MS_NOSUID | _MS_NODEV, "tmpfs", options)
     for path, handle in handles.items():
         with contextlib.suppress(OSError):  # it was removed meanwhile
             if are_folders[path]:

@@ -15,6 +15,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,6 +121,11 @@ def _places(script: ScriptRequest) -> Iterator[ScratchPlace]:
             )
             yield ScratchPlace(
                 working, enter, {"outside": str(outside), "writable": []}
+            )
+        for shared in glob(f"{mounts.SHARED_MEMORY}/*/"):
+            raise ProbeError(
+                f"nothing here keeps the folder {shared} in shared memory from the script",
+                "Move it to a disk. With --scratch none, the script may overwrite or delete any of your files.",
             )
         copy = mirror(working, folder / "copy")
     except OSError as error:
