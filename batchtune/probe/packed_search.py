@@ -584,7 +584,11 @@ class PackedSearch:
             # Nothing near the limit may hold any more where the margin has grown. Without trials left, a budget well
             # below it takes no more of them than a small one.
             well_below = max(self._least, int(_FAR_BELOW * worst.tokens))
-            near = well_below if known.is_uneven else int((1 - _MISFIT) * worst.tokens)
+            near = well_below
+            if not known.is_uneven:
+                near = worst.tokens - step_at(
+                    worst.tokens, self.task.settings.tolerance
+                )
             if trials_left > 0 and settled < near:
                 settled = worst.tokens
             elif (
