@@ -18,21 +18,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
+from memory_laws import LAWS, TARGET_LAWS, LawDevice, made_lengths
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs, Frontier, costs_of
 from batchtune.epochs.table import BucketTable, batch_sizes_for
-from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     BatchShape,
     FrontierPoint,
-    Probe,
-    Row,
-    Sweep,
     SweepSettings,
 )
 
@@ -55,7 +51,7 @@ class Figures:
     loss: float
 
     @property
-    def all_above(self) -> tuple[int, int, int, int]:
+    def all_above(self):
         """How many sizes may not fit: of the table, of later ones, over two lengths, by max_batch_length."""
         return (
             self.above,
@@ -64,7 +60,7 @@ class Figures:
             self.above_max_batch_length,
         )
 
-    def holds(self, law: Law) -> bool:
+    def holds(self, law):
         """Whether every target holds."""
         cheap = (
             self.trials <= MOST_TRIALS * self.lengths
@@ -75,7 +71,7 @@ class Figures:
         )
 
 
-def law_settings(*, dear: bool = False) -> ProbeSettings:
+def law_settings(*, dear=False):
     """Settings under which failures are cheap, or dear."""
     return ProbeSettings(
         workload="made.py:Made",
@@ -87,9 +83,9 @@ def law_settings(*, dear: bool = False) -> ProbeSettings:
 
 
 def probe_law(
-    device: LawDevice,
-    num_buckets: tuple[int, ...] = tuple(range(10, 21)),
-) -> Probe:
+    device,
+    num_buckets=tuple(range(10, 21)),
+):
     """The probe of a made device."""
     with tempfile.TemporaryDirectory() as folder:
         swept = SweepSettings(num_buckets=num_buckets)
@@ -103,10 +99,10 @@ def probe_law(
 
 
 def measure(
-    law: Law,
-    lengths: Lengths,
-    strategies: tuple[str, ...] = (),
-) -> Figures:
+    law,
+    lengths,
+    strategies=(),
+):
     """Probes, sweeps and compares with the truth."""
     device = LawDevice(law, lengths)
     probe = probe_law(device)
@@ -139,13 +135,13 @@ def measure(
     )
 
 
-def table_of(row: Row) -> BucketTable:
+def table_of(row):
     return BucketTable(
         np.asarray(row.boundaries), np.asarray(row.batch_sizes, dtype=np.int64)
     )
 
 
-def joint_above(device: LawDevice, found: Sweep) -> int:
+def joint_above(device, found):
     """Buckets over two lengths that may not fit, each with its largest length and target."""
     return sum(
         not device.fits(BatchShape(size, length, target))
@@ -154,7 +150,7 @@ def joint_above(device: LawDevice, found: Sweep) -> int:
     )
 
 
-def max_batch_length_above(device: LawDevice, limit: float) -> int:
+def max_batch_length_above(device, limit):
     """At how many lengths a batch by max_batch_length may not fit."""
     histogram = device.lengths.histogram
     sizes = np.minimum(batch_sizes_for(histogram.lengths, limit), histogram.cumulative)
@@ -168,7 +164,7 @@ def max_batch_length_above(device: LawDevice, limit: float) -> int:
     )
 
 
-def exact(device: LawDevice, probe: Probe) -> Costs:
+def exact(device, probe):
     """What exact knowledge of all sizes would say: those that fit at each length and at all before it."""
     distinct = device.lengths.histogram.lengths
     targets = None
@@ -194,7 +190,7 @@ def exact(device: LawDevice, probe: Probe) -> Costs:
     )
 
 
-def loss_of(device: LawDevice, probe: Probe, found: Sweep, row: Row) -> float:
+def loss_of(device, probe, found, row):
     """What the recommended table costs above the best with as many buckets and exact knowledge."""
     settings = SweepSettings(strategies=("optimal",), num_buckets=(row.num_buckets,))
     best = sweep(device.lengths, probe.max_batch_length, settings, exact(device, probe))
@@ -205,7 +201,7 @@ def loss_of(device: LawDevice, probe: Probe, found: Sweep, row: Row) -> float:
     )
 
 
-def cost(row: Row) -> float:
+def cost(row):
     return (
         row.estimated_epoch_seconds
         if row.estimated_epoch_seconds is not None
@@ -213,7 +209,7 @@ def cost(row: Row) -> float:
     )
 
 
-def main() -> None:
+def main():
     """Prints a row for each law and data set."""
     wanted = sys.argv[1:]
     print(
