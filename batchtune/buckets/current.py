@@ -58,12 +58,12 @@ class TableSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def random_batch_size(self) -> int | None:
-        """How many examples each batch holds, if they are drawn at random from all, or taken for it; else None."""
+        """Examples in each batch, if batches are random or assumed to be; else None."""
         return None
 
     @property
     def unknown_sampler(self) -> str | None:
-        """Whose examples are taken for random; None if they are."""
+        """The sampler whose order is not known and is assumed to be random; None if it is known."""
         return None
 
     @property
@@ -236,8 +236,8 @@ class VaryingSteps(FixedSize, frozen=True, kw_only=True):
     def cautions(self, lengths: Lengths, row: Row) -> Iterator[str]:
         """Warn that steps can't be kept."""
         yield (
-            "the script's optimizer steps train on different numbers of batches, as those do that end by time, tokens "
-            "or loss: their examples can't be kept, and their number is estimated from a few"
+            "the script's optimizer steps train on different numbers of batches (they may end by time, tokens or "
+            "loss): their examples can't be kept, and their number is estimated from a few"
         )
 
 

@@ -384,8 +384,8 @@ def sweep(
         warnings += too_few_examples(lengths, recommended)
     if keep == "same" and own is not None and own.unknown_sampler is not None:
         warnings.append(
-            f"batchtune does not know how {own.unknown_sampler} orders examples: estimates assume random steps, "
-            "training has those that it draws"
+            f"batchtune does not know how {own.unknown_sampler} orders examples: estimates assume random steps; "
+            "training keeps the sampler's own"
         )
     if keep != "same" and own is not None and costs.max_batch_size == own.examples:
         warnings.append(
