@@ -113,11 +113,13 @@ def _sentences(probe: Probe) -> Iterator[str]:
         yield _batch_sizes(probe)
     confirmation = probe.confirmation
     if confirmation is not None and confirmation.shapes:
+        outcome = "all fit"
+        if confirmation.given_up:
+            outcome = f"{format_number(confirmation.given_up)} did not fit"
         yield (
-            f"Batches at the limit ran once more in turns, {counted(confirmation.shapes, 'shape')} in "
-            f"{counted(confirmation.steps, 'step')} of {counted(confirmation.workers, 'worker')}; "
-            f"{format_number(confirmation.given_up)} did not fit then. Tables of them are proven in shuffled "
-            "training, by `batchtune tune` or `batchtune verify`."
+            f"Batches at the limit then ran in turns ({counted(confirmation.shapes, 'shape')}, "
+            f"{counted(confirmation.steps, 'step')}, {counted(confirmation.workers, 'worker')}): {outcome}. "
+            "Tables of them are proven in shuffled training, by `batchtune tune` or `batchtune verify`."
         )
     if any(point.target_length is not None for point in probe.frontier):
         yield "Each length was measured with the longest target that occurs at or below it."
