@@ -293,7 +293,7 @@ def parse_num_buckets(text: str) -> tuple[int, ...]:
             last = int(match[2] or first)
         if not 1 <= first <= last <= MOST_BUCKETS:
             raise UsageError(
-                f"the number of buckets must be from 1 to {MOST_BUCKETS}, or ascending ranges, got {shortened(text)}",
+                f"--num-buckets must be from 1 to {MOST_BUCKETS}, or ascending ranges, got {shortened(text)}",
                 "Write 15, 10:20 (both ends in) or 10,15,20.",
             )
         numbers.update(range(first, last + 1))

@@ -439,10 +439,11 @@ class WorkloadOptions:
         "batchtune's two.",
         "HOST:PORT",
     )
-    memory: str | None = setting(
+    memory: int | None = setting(
         "Memory limit of the training process, of each rank for itself, such as 2GiB (default: as probed, or the whole "
         "device; on the CPU, ranks share the machine's).",
         "SIZE",
+        parser=parse_size,
     )
     memory_fraction: float | None = setting(
         "Fraction of that memory to use (default: as probed, or 0.9).", "X"
@@ -456,10 +457,11 @@ class WorkloadOptions:
             "auto|expandable|native",
         ),
     ] = None
-    reserve: str | None = setting(
+    reserve: int | None = setting(
         "Memory to keep free in addition, such as 500MiB: for what training needs but the workload lacks (NCCL's "
         "buffers, a second model, evaluation).",
         "SIZE",
+        parser=parse_size,
     )
     setup_timeout: SetupTimeout = 600.0
     wait: float = setting(
@@ -491,10 +493,10 @@ class WorkloadOptions:
             ),
             "simulate_world_size": self.simulate_world_size,
             "nnodes": None if self.nnodes == 1 else self.nnodes,
-            "memory_bytes": _if_given(parse_size, self.memory),
+            "memory_bytes": self.memory,
             "memory_fraction": self.memory_fraction,
             "allocator": self.allocator,
-            "reserve_bytes": _if_given(parse_size, self.reserve),
+            "reserve_bytes": self.reserve,
             "setup_timeout_seconds": self.setup_timeout,
             "wait_seconds": self.wait,
         }
@@ -910,7 +912,7 @@ def _completed(parameter: inspect.Parameter, panel: str | None) -> inspect.Param
     if isinstance(parameter.default, bool) and info.default is ...:
         info.default = f"--{parameter.name.replace('_', '-')}"
     for kind in _NUMBERS:
-        if hint.__origin__ in (kind, kind | None):
+        if info.parser is None and hint.__origin__ in (kind, kind | None):
             info.parser = _number_reader(kind, info)
     annotation: Any = Annotated[hint.__origin__, info]
     return parameter.replace(annotation=annotation, kind=inspect.Parameter.KEYWORD_ONLY)

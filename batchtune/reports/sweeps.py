@@ -269,6 +269,10 @@ def _support(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
             f"{best.num_buckets} buckets over both lengths, as NeMo takes them, would be {gain:.2f} times as fast as "
             "over the first alone, on one rank (sweep.json has the table)."
         )
+    yield (
+        "In the tables, step's length is by how much the total length of a step varies (standard deviation), mates again "
+        "how likely two examples of a batch share one in the next epoch, too; no bucket table can beat the lower bound."
+    )
 
 
 def _scaled(run: RunResults, hint: LearningRate) -> str:

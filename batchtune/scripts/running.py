@@ -27,6 +27,7 @@ from batchtune.scripts.script_loaders import (
     SAME_STEP_SAMPLER_LINES,
     SAMPLER_LINES,
     STREAM_LINES,
+    random_batch_size,
     restored_randomness,
     stated,
     unlike,
@@ -90,6 +91,7 @@ class GivenBatches:
         self.accumulate: int | None = None
         config = read_any_sampler_yaml(self._config)
         self._is_packed = isinstance(config, PackedConfig)
+        self._step_examples = config.pool_size  # on all ranks
         if config.keeps_examples:
             self.accumulate = config.accumulate
         self.sampler = self._around(())
@@ -151,6 +153,7 @@ class GivenBatches:
             self._refuse(
                 f"its sampler deals examples to {own_ranks} ranks, torch.distributed has {ranks}"
             )
+        self._check_step(random_batch_size(loader))
         with restored_randomness():
             reason = unsafe(
                 loader,
@@ -170,6 +173,19 @@ class GivenBatches:
             Path(self._options["scratch"], GIVEN_FILE).touch()
         if self.accumulate is not None:
             self._watch_accumulation(self.accumulate)
+
+    def _check_step(self, batch_size: int | None) -> None:
+        """End the script if its own batches make steps of other numbers of examples than those tuned."""
+        if self.accumulate is None or batch_size is None:
+            return
+        examples = batch_size * self.sampler.own_accumulate * self.sampler.world_size
+        if examples == self._step_examples:
+            return
+        self._refuse(
+            f"with batches of {batch_size} its steps have {counted(examples, 'example')}, and "
+            f"{os.path.relpath(self._config)} keeps steps of {self._step_examples}",
+            "Start it with the batch size that was tuned, or tune it as it is started now.",
+        )
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of an epoch of the training loader, and count them."""

@@ -39,11 +39,10 @@ class Recipe:
         lengths: Loads all lengths, and target lengths if there are any.
         unit: Of the lengths.
         count: Examples of an epoch, drawn at random.
-        limit_mib: The memory limit on the CPU.
         contenders: Who batches; the first is what the recipe ships.
         accumulate: Micro-batches of an optimizer step, as shipped.
         options: Of the training.
-        on_cuda: What takes the place of `count`, `limit_mib` and `options` on a GPU.
+        on_cuda: What takes the place of `count` and `options` on a GPU.
     """
 
     name: str
@@ -52,7 +51,6 @@ class Recipe:
     lengths: Callable[[], Loaded]
     unit: str
     count: int
-    limit_mib: int
     contenders: tuple[Contender, ...]
     accumulate: int = 1
     options: dict[str, Any] = field(default_factory=dict)
@@ -135,14 +133,20 @@ DEFAULT = Contender(
 FILLED = Contender(
     recipe_summary.FILLED, "batchtune", peers.filled, uses_the_probe=True
 )
+RECUT = Contender(
+    recipe_summary.RECUT,
+    "batchtune",
+    peers.recut,
+    uses_the_probe=True,
+)
 OURS = (DEFAULT, FILLED)
+OURS_RECUT = (DEFAULT, RECUT, FILLED)
 CHAT_ROW = CHAT_CUT // CHAT_SCALE
 SPEECH_ON_CUDA = {
     "count": 8000,
-    "limit_mib": 8192,
     "options": {"dim": 512, "layers": 12},
 }
-TEXT_ON_CUDA = {"count": 8000, "limit_mib": 8192, "options": {"dim": 512, "layers": 8}}
+TEXT_ON_CUDA = {"count": 8000, "options": {"dim": 512, "layers": 8}}
 
 RECIPES = {
     recipe.name: recipe
@@ -154,7 +158,6 @@ RECIPES = {
             lengths=common_voice,
             unit="s",
             count=1920,
-            limit_mib=400,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             # transformers, examples/pytorch/speech-recognition/README.md, on one GPU: per_device_train_batch_size 8,
@@ -164,7 +167,7 @@ RECIPES = {
                 GROUPED,
                 SPEECHBRAIN,
                 REBALANCE,
-                *OURS,
+                *OURS_RECUT,
             ),
             accumulate=8,
         ),
@@ -175,7 +178,6 @@ RECIPES = {
             lengths=librispeech,
             unit="s",
             count=500,
-            limit_mib=400,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             # speechbrain, recipes/LibriSpeech/ASR/CTC/hparams/conformer_large.yaml: max_batch_length_train 850,
@@ -194,7 +196,6 @@ RECIPES = {
             lengths=transcribed_librispeech,
             unit="s",
             count=512,
-            limit_mib=440,
             options={"layers": 1},
             on_cuda=SPEECH_ON_CUDA,
             # The same, sequence to sequence on LibriSpeech.
@@ -203,7 +204,7 @@ RECIPES = {
                 GROUPED,
                 NEMO,
                 REBALANCE,
-                *OURS,
+                *OURS_RECUT,
             ),
             accumulate=8,
         ),
@@ -214,7 +215,6 @@ RECIPES = {
             lengths=chats,
             unit="tokens",
             count=768,
-            limit_mib=500,
             options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # As chats are commonly trained on one GPU: per_device_train_batch_size 4, gradient_accumulation_steps 16.
@@ -224,7 +224,7 @@ RECIPES = {
                 GROUPED,
                 ODB,
                 REBALANCE,
-                *OURS,
+                *OURS_RECUT,
             ),
             accumulate=16,
         ),
@@ -235,7 +235,6 @@ RECIPES = {
             lengths=chats,
             unit="tokens",
             count=768,
-            limit_mib=500,
             options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # trl/scripts/sft.py: packing, per_device_train_batch_size 2, gradient_accumulation_steps 8.
@@ -248,7 +247,7 @@ RECIPES = {
                     peers.tuned_axolotl,
                     "axolotl",
                 ),
-                *OURS,
+                *OURS_RECUT,
             ),
             accumulate=8,
         ),
@@ -259,7 +258,6 @@ RECIPES = {
             lengths=code_files,
             unit="tokens",
             count=896,
-            limit_mib=410,
             options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # transformers, examples/pytorch/language-modeling/run_mlm.py: per_device_train_batch_size 8; here what
@@ -270,7 +268,7 @@ RECIPES = {
                 SPEECHBRAIN,
                 LHOTSE,
                 REBALANCE,
-                *OURS,
+                *OURS_RECUT,
             ),
             accumulate=8,
         ),
@@ -281,7 +279,6 @@ RECIPES = {
             lengths=common_voice,
             unit="s",
             count=1000,
-            limit_mib=380,
             options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             streamed=True,

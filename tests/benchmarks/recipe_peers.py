@@ -33,6 +33,7 @@ from batchtune.buckets.same_step import SAME_STEP
 from batchtune.exports.run_configs import sampler_config
 from batchtune.results import SWEEP_FILE, PackedConfig, Row, Sweep, read_result
 from batchtune.sampler_files import read_any_sampler_yaml
+from batchtune.units import counted
 
 if TYPE_CHECKING:
     from benchmarks.recipes import RecipeBench as Bench
@@ -605,15 +606,38 @@ def filled(bench):
     return recommended_in(bench, filled_run(bench))
 
 
+def recut(bench):
+    """Keep each step's examples in as many micro-batches as are fastest, as the report of the default advises."""
+    swept = read_result(bench.run / SWEEP_FILE, Sweep)
+    rows = swept.rows
+    row = swept.recommended_row
+    if swept.packed is not None:
+        rows = swept.packed.rows
+        row = swept.packed.row
+    assert row is not None
+    same = [other for other in rows if other.keeps_examples]
+    fastest = min(same, key=lambda other: other.estimated_epoch_seconds, default=row)
+    if fastest.accumulate == row.accumulate:
+        raise NothingRecommended("the default's micro-batches are the fastest")
+    options = ["--accumulate", str(bench.recipe.accumulate), "--current"]
+    options += [f"batch_size={bench.shipped_batch_size}", "--micro-batches"]
+    run = swept_again(bench, "run-recut", *options, str(fastest.accumulate))
+    return recommended_in(bench, run)
+
+
 def filled_run(bench):
     """Return a run folder with the same probe, and a sweep that fills the memory."""
-    run = bench.folder / "run-filled"
+    return swept_again(bench, "run-filled", "--keep", "nothing")
+
+
+def swept_again(bench, name, *options):
+    """Return a run folder with the same probe, and a sweep with other options."""
+    run = bench.folder / name
     if not (run / SWEEP_FILE).exists():
         copied_run(bench, run.name, SWEEP_FILE)
         call_batchtune(
-            "sweep-buckets", *bench.manifest(), "--run", str(run), "--quiet",
-            "--keep", "nothing",
-        )  # fmt: skip
+            "sweep-buckets", *bench.manifest(), "--run", str(run), "--quiet", *options
+        )
     return run
 
 
@@ -650,7 +674,7 @@ def recommended_in(bench, run, own=None):
     row = swept.recommended_row if swept.packed is None else swept.packed.row
     if row is not None and row.keeps_examples:
         epochs = same_steps(bench, path, own or bench.shipped_epochs.__getitem__)
-        return epochs, f"{SAME_STEP}, {row.accumulate} micro-batches"
+        return epochs, f"{SAME_STEP}, {counted(row.accumulate, 'micro-batch')}"
     if bench.recipe.is_packed:
         config = packed_config(run)
         setting = f"{config.packer}, max_tokens {config.max_tokens}"
