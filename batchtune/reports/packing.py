@@ -9,6 +9,7 @@ from batchtune.reports import RunResults
 from batchtune.reports.gradient import gradient_warnings, of_gradient
 from batchtune.reports.section import (
     CURRENT,
+    WORTH_A_CHANGE,
     Cells,
     Section,
     Table,
@@ -144,12 +145,14 @@ def _of_same_steps(sweep: Sweep, packing: PackingSweep) -> Iterator[str]:
         others_seconds = other.estimated_epoch_seconds
         if not seconds or not others_seconds or others_seconds >= seconds:
             continue
-        faster = f"{format_ratio(seconds / others_seconds)} times faster still"
+        gain = seconds / others_seconds
+        faster = f"{format_ratio(gain)} times faster still"
         if other.keeps_examples:
-            yield (
-                f"{faster} in {other.name}: --micro-batches {other.accumulate}, with a gradient accumulation of "
-                f"{other.accumulate} in training."
-            )
+            if gain > WORTH_A_CHANGE:
+                yield (
+                    f"{faster} in {other.name}: --micro-batches {other.accumulate}, with a gradient accumulation of "
+                    f"{other.accumulate} in training."
+                )
         elif other is min(others, key=_seconds_of) and not other.unproven:
             yield (
                 f"{faster} with {other.name}, if you retune: {format_ratio(row.steps / other.steps)} times fewer "

@@ -56,6 +56,8 @@ _MAX_ROWS = 100
 CURRENT = "your current config"
 STEPS = "steps"
 STEP_LENGTH = "step's length"
+# Another accumulation is advised if it makes an epoch so many times as fast: estimates are hardly nearer than that.
+WORTH_A_CHANGE = 1.05
 # A max_batch_length below this share of the one that fits is worth a warning; a rounded one is not.
 _LOW_LIMIT = 0.95
 

@@ -16,6 +16,7 @@ from batchtune.reports.section import (
     CURRENT,
     STEPS,
     UNKNOWN,
+    WORTH_A_CHANGE,
     Section,
     Table,
     Times,
@@ -270,8 +271,8 @@ def _support(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
             "over the first alone, on one rank (sweep.json has the table)."
         )
     yield (
-        "In the tables, step's length is by how much the total length of a step varies (standard deviation), mates again "
-        "how likely two examples of a batch share one in the next epoch, too; no bucket table can beat the lower bound."
+        "In the tables: step's length, how much the total length of a step varies (standard deviation); mates again, "
+        "how likely two examples of a batch share the next one too; lower bound, what no bucket table can beat."
     )
 
 
@@ -308,7 +309,7 @@ def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
         return
     same = [other for other in others if other.keeps_examples]
     cheapest = min(same, key=cost, default=row)
-    if cost(cheapest) < cost(row):
+    if cost(row) > WORTH_A_CHANGE * cost(cheapest):
         yield (
             f"{format_ratio(cost(row) / cost(cheapest))} times faster still in {cheapest.name}: --micro-batches "
             f"{cheapest.accumulate}, with a gradient accumulation of {cheapest.accumulate} in training."

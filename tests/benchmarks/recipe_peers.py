@@ -31,6 +31,7 @@ from torch.utils.data import BatchSampler
 from batchtune import BucketedStream, SameStepBatchSampler, sampler_from_config
 from batchtune.buckets.same_step import SAME_STEP
 from batchtune.exports.run_configs import sampler_config
+from batchtune.reports.section import WORTH_A_CHANGE
 from batchtune.results import SWEEP_FILE, PackedConfig, Row, Sweep, read_result
 from batchtune.sampler_files import read_any_sampler_yaml
 from batchtune.units import counted
@@ -617,8 +618,9 @@ def recut(bench):
     assert row is not None
     same = [other for other in rows if other.keeps_examples]
     fastest = min(same, key=lambda other: other.estimated_epoch_seconds, default=row)
-    if fastest.accumulate == row.accumulate:
-        raise NothingRecommended("the default's micro-batches are the fastest")
+    gain = row.estimated_epoch_seconds / fastest.estimated_epoch_seconds
+    if gain <= WORTH_A_CHANGE:
+        raise NothingRecommended("no other number of micro-batches is worth a change")
     options = ["--accumulate", str(bench.recipe.accumulate), "--current"]
     options += [f"batch_size={bench.shipped_batch_size}", "--micro-batches"]
     run = swept_again(bench, "run-recut", *options, str(fastest.accumulate))

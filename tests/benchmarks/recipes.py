@@ -657,8 +657,8 @@ def parsed(argv):
     parser.add_argument(
         "--minutes",
         type=float,
-        default=19.0,
-        help="for all recipes, with their searches; default: 19",
+        default=22.0,
+        help="for all recipes, with their searches; default: 22",
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N",
