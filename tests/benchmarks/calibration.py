@@ -52,7 +52,7 @@ CASES = {
 }
 
 
-def steps_of(case: Case, allocator: str, device: str, memory: str) -> list[list[Any]]:
+def steps_of(case, allocator, device, memory):
     """The outcome and figures of each step of a case, in one process."""
     settings = ProbeSettings(
         workload=f"builtin:{case.workload}",
@@ -72,7 +72,7 @@ def steps_of(case: Case, allocator: str, device: str, memory: str) -> list[list[
     return steps
 
 
-def compared(steps: list[list[Any]], emulated: list[list[Any]]) -> str:
+def compared(steps, emulated):
     """How many steps are the same, how they ended, and the largest differences."""
     pairs = list(zip(steps, emulated, strict=True))
     same = sum(ours == theirs for ours, theirs in pairs)
@@ -88,7 +88,7 @@ def compared(steps: list[list[Any]], emulated: list[list[Any]]) -> str:
     return f"{same} of {len(pairs)} steps the same, {ended}; differences up to {', '.join(largest)}"
 
 
-def main() -> None:
+def main():
     """Run the cases."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

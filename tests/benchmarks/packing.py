@@ -13,15 +13,13 @@ Prints a table of each.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from public_lengths import SETS, IntArray, folder
+from public_lengths import SETS, folder
 
 import batchtune
 from batchtune.packing.time_law import DENSE_7B
@@ -32,7 +30,7 @@ GLOBAL_BATCH = 512
 MICRO_BATCHES = 1_000_000
 
 
-def main() -> None:
+def main():
     """Measures and prints."""
     public = folder()
     if public is None:
@@ -43,7 +41,7 @@ def main() -> None:
     print_table("cap", [cap(data, MICRO_BATCHES)])
 
 
-def of_steps(data: dict[str, IntArray], size: int) -> Iterator[dict[str, Any]]:
+def of_steps(data, size):
     """Packs global batches."""
     for name, lengths in data.items():
         for budget in BUDGETS:
@@ -69,7 +67,7 @@ def of_steps(data: dict[str, IntArray], size: int) -> Iterator[dict[str, Any]]:
             }
 
 
-def cap(data: dict[str, IntArray], wanted: int) -> dict[str, Any]:
+def cap(data, wanted):
     """Counts micro-batches that exceed their budget."""
     random = np.random.default_rng(1)
     micro_batches = 0
@@ -84,7 +82,7 @@ def cap(data: dict[str, IntArray], wanted: int) -> dict[str, Any]:
     return {"micro-batches": micro_batches, "over cap": over}
 
 
-def print_table(name: str, rows: list[dict[str, Any]]) -> None:
+def print_table(name, rows):
     """Prints rows in columns."""
     print(f"\n## {name}\n")
     widths = [max(len(key), 12) for key in rows[0]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 
 @cache
-def axolotl_multipack() -> Any:
+def axolotl_multipack():
     """axolotl's module of `MultipackBatchSampler`, compiled only where numba is installed."""
     modules: dict[str, dict[str, Any]] = {
         "axolotl": {},
@@ -37,7 +36,7 @@ def axolotl_multipack() -> Any:
 
 
 @cache
-def nemo_sampling() -> Any:
+def nemo_sampling():
     """NeMo's module of `FixedBucketBatchSizeConstraint2D`."""
     names = {"Formattable": object, "NeMoMultimodalConversation": object}
     return load(
@@ -46,7 +45,7 @@ def nemo_sampling() -> Any:
     )
 
 
-def load(path: str, modules: dict[str, dict[str, Any]]) -> Any:
+def load(path, modules):
     """Run one file of a package among stand-ins for the modules that it imports; ImportError without it."""
     package, _, within = path.partition("/")
     found = importlib.util.find_spec(package)
@@ -63,7 +62,7 @@ def load(path: str, modules: dict[str, dict[str, Any]]) -> Any:
 
 
 @contextmanager
-def stand_ins(modules: dict[str, dict[str, Any]]) -> Iterator[None]:
+def stand_ins(modules):
     """Put made modules in the place of real ones."""
     before = {name: sys.modules.get(name) for name in modules}
     for name, members in modules.items():

@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 COUNT = 1_000_000
@@ -35,7 +34,7 @@ _KINDS = {
 }
 
 
-def examples(count: int) -> Iterator[tuple[int, float, str]]:
+def examples(count):
     draw = random.Random(1)
     for number in range(count):
         yield (
@@ -45,7 +44,7 @@ def examples(count: int) -> Iterator[tuple[int, float, str]]:
         )
 
 
-def write_nemo(path: Path, count: int) -> None:
+def write_nemo(path, count):
     with path.open("w") as stream:
         for number, duration, text in examples(count):
             entry = {
@@ -56,7 +55,7 @@ def write_nemo(path: Path, count: int) -> None:
             stream.write(json.dumps(entry) + "\n")
 
 
-def write_speechbrain(path: Path, count: int) -> None:
+def write_speechbrain(path, count):
     """As SpeechBrain's recipes write it: json.dumps(entries, indent=2)."""
     with path.open("w") as stream:
         for number, duration, text in examples(count):
@@ -72,7 +71,7 @@ def write_speechbrain(path: Path, count: int) -> None:
         stream.write("\n}\n")
 
 
-def measured(imports: str, body: str, path: Path) -> float:
+def measured(imports, body, path):
     """Seconds that a piece of code takes in a new process."""
     code = _MEASURED.format(imports=imports, body=body)
     ran = subprocess.run(
@@ -84,7 +83,7 @@ def measured(imports: str, body: str, path: Path) -> float:
     return float(ran.stdout)
 
 
-def main() -> None:
+def main():
     with tempfile.TemporaryDirectory() as folder:
         for kind, write in (
             ("nemo", write_nemo),

@@ -247,7 +247,7 @@ RECIPES = {
                     peers.tuned_axolotl,
                     "axolotl",
                 ),
-                *OURS_RECUT,
+                *OURS,
             ),
             accumulate=8,
         ),

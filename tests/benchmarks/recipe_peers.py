@@ -610,20 +610,14 @@ def filled(bench):
 def recut(bench):
     """Keep each step's examples in as many micro-batches as are fastest, as the report of the default advises."""
     swept = read_result(bench.run / SWEEP_FILE, Sweep)
-    rows = swept.rows
     row = swept.recommended_row
-    if swept.packed is not None:
-        rows = swept.packed.rows
-        row = swept.packed.row
-    assert row is not None
-    same = [other for other in rows if other.keeps_examples]
-    fastest = min(same, key=lambda other: other.estimated_epoch_seconds, default=row)
+    same = [other for other in swept.rows if other.keeps_examples]
+    fastest = min(same, key=lambda other: other.estimated_epoch_seconds)
     gain = row.estimated_epoch_seconds / fastest.estimated_epoch_seconds
     if gain <= WORTH_A_CHANGE:
         raise NothingRecommended("no other number of micro-batches is worth a change")
-    options = ["--accumulate", str(bench.recipe.accumulate), "--current"]
-    options += [f"batch_size={bench.shipped_batch_size}", "--micro-batches"]
-    run = swept_again(bench, "run-recut", *options, str(fastest.accumulate))
+    micro_batches = ["--micro-batches", str(fastest.accumulate)]
+    run = swept_again(bench, "run-recut", *bench.current(), *micro_batches)
     return recommended_in(bench, run)
 
 

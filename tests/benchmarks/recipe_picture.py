@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from benchmarks.recipe_summary import Shown, Summary
+    pass
 
 PICTURE = "recipes.svg"
 WIDTH, HEIGHT, LEFT, RIGHT = 860, 400, 60, 150
@@ -26,7 +25,7 @@ text { fill: #9da7b3 } .title { fill: #e6edf3 } .limit { stroke: #f85149 }
 Trace = list[list[float]]
 
 
-def picture_of(summary: Summary) -> str:
+def picture_of(summary):
     """Return the picture of a recipe's first round as SVG."""
     shown = [summary.shipped, summary.batchtune]
     traces = [summary.results["trace"][one.name] for one in shown]
@@ -46,7 +45,7 @@ def picture_of(summary: Summary) -> str:
 class Axes:
     """Where seconds, losses and bytes are in the picture."""
 
-    def __init__(self, summary: Summary, traces: Sequence[Trace]) -> None:
+    def __init__(self, summary, traces):
         results = summary.results
         self.limit: int = results["limit_bytes"]
         # What the process holds before its first step is below the axis.
@@ -64,21 +63,21 @@ class Axes:
             f"{len(traces[0])} optimizer steps"
         )
 
-    def x(self, seconds: float) -> float:
+    def x(self, seconds):
         """Return where a time is."""
         return LEFT + seconds / self.seconds * (WIDTH - LEFT - RIGHT)
 
-    def loss_y(self, loss: float) -> float:
+    def loss_y(self, loss):
         """Return where a loss is."""
         share = (loss - self.lowest) / (self.highest - self.lowest)
         return LOSS_BOTTOM - 6 - share * (LOSS_BOTTOM - LOSS_TOP - 12)
 
-    def memory_y(self, size: float) -> float:
+    def memory_y(self, size):
         """Return where a size in bytes is."""
         share = max(0.0, size - self.held) / (self.limit - self.held)
         return MEMORY_BOTTOM - share * (MEMORY_BOTTOM - MEMORY_TOP)
 
-    def frame(self) -> Iterator[str]:
+    def frame(self):
         """Yield the axes and their labels."""
         yield text("training loss of each step", "", LEFT, LOSS_TOP - 6)
         for loss in (self.lowest, self.highest):
@@ -93,7 +92,7 @@ class Axes:
         yield text("0 s", "", LEFT, LOSS_BOTTOM + 18, "middle")
         yield text(self.conditions, "", LEFT, HEIGHT - 12)
 
-    def curve(self, trace: Trace) -> list[tuple[float, float]]:
+    def curve(self, trace):
         """Return where each step ends, by its time and its loss."""
         ends = accumulate(step[0] for step in trace)
         return [
@@ -101,13 +100,13 @@ class Axes:
             for step, end in zip(trace, ends, strict=True)
         ]
 
-    def ties(self, trace: Trace, other: Trace) -> Iterator[str]:
+    def ties(self, trace, other):
         """Yield a line between the same steps of two trainings."""
         pairs = zip(self.curve(trace), self.curve(other), strict=True)
         for (x, y), (other_x, other_y) in pairs:
             yield f'<line class="tie" x1="{x:.1f}" x2="{other_x:.1f}" y1="{y:.1f}" y2="{other_y:.1f}"/>'
 
-    def drawn(self, one: Shown, trace: Trace) -> Iterator[str]:
+    def drawn(self, one, trace):
         """Yield the curve of a contender, its end, and its memory."""
         points = self.curve(trace)
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -129,6 +128,6 @@ class Axes:
         yield f'<polygon class="{one.kind}" points="{corners}"/>'
 
 
-def text(words: str, kind: str, x: float, y: float, anchor: str = "start") -> str:
+def text(words, kind, x, y, anchor="start"):
     """Return a text of the picture."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'

@@ -186,7 +186,7 @@ class RecipeBench:
         path = self.folder / "limit.json"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            room = ROOM_MIB["cuda" if self.device.startswith("cuda") else "cpu"] << 20
+            room = ROOM_MIB[self.device.partition(":")[0]] << 20
             worker = self._worker_under(None)
             worker.wait()
             worker.close()

@@ -76,7 +76,7 @@ print(json.dumps({
 )
 
 
-def measured(code: str, *arguments: object) -> dict[str, float]:
+def measured(code, *arguments):
     """What a piece of code prints in a new process."""
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -84,14 +84,14 @@ def measured(code: str, *arguments: object) -> dict[str, float]:
     return found
 
 
-def main() -> None:
+def main():
     theirs = []
     ours = []
     for _ in range(REPEATS):
         theirs.append(measured(_THEIRS, THEIRS))
         ours.append(measured(_OURS, OURS))
 
-    def median(found: list[dict[str, float]], name: str) -> float:
+    def median(found, name):
         return statistics.median(one[name] for one in found)
 
     their_seconds = median(theirs, "set_epoch")

@@ -12,9 +12,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from real_speechbrain import load_dynamic_batch_sampler
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
 MAX_BATCH_LENGTH = 600.0
@@ -34,7 +33,7 @@ NUM_BUCKETS = range(10, 21)
 T = TypeVar("T")
 
 
-def main() -> None:
+def main():
     """Measures and prints."""
     original = load_dynamic_batch_sampler()
     # Imports all there is to import.
@@ -48,21 +47,21 @@ def main() -> None:
     print(json.dumps(found, indent=2))
 
 
-def timed(function: Callable[[], T]) -> tuple[float, T]:
+def timed(function):
     """Seconds, and what it gave."""
     started = time.perf_counter()
     result = function()
     return time.perf_counter() - started, result
 
 
-def sweeps(original: Any, values: FloatArray) -> dict[str, Any]:
+def sweeps(original, values):
     """All constructions against all strategies."""
     as_list = values.tolist()
     theirs = 0.0
     batches = []
     for num_buckets in NUM_BUCKETS:
 
-        def construct(num_buckets: int = num_buckets) -> Any:
+        def construct(num_buckets=num_buckets):
             return original(
                 range(values.size), MAX_BATCH_LENGTH, num_buckets, lengths_list=as_list
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def main() -> None:
+def main():
     """Measures and prints."""
     values = np.clip(np.random.default_rng(0).normal(13, 4, COUNT), 1.4, 24.5)
     print("| buffer | way | samples/s | times SpeechBrain |\n|--:|---|--:|--:|")
@@ -50,7 +49,7 @@ def main() -> None:
             )
 
 
-def speechbrain(lengths: list[float], buffer_size: int) -> Callable[[], int]:
+def speechbrain(lengths, buffer_size):
     """Returns SpeechBrain's function on the lengths."""
     original = load_speechbrain()[3].dynamic_bucketed_batch
     limits = {
@@ -58,7 +57,7 @@ def speechbrain(lengths: list[float], buffer_size: int) -> Callable[[], int]:
         "max_batch_numel": MAX_BATCH_LENGTH,
     }
 
-    def run() -> int:
+    def run():
         random.seed(0)
         return sum(
             1
@@ -77,9 +76,7 @@ def speechbrain(lengths: list[float], buffer_size: int) -> Callable[[], int]:
     return run
 
 
-def stream(
-    values: np.ndarray, buffer_size: int, num_buckets: int, options: dict[str, Any]
-) -> Callable[[], int]:
+def stream(values, buffer_size, num_buckets, options):
     """Returns a stream of the lengths."""
     edges = np.unique(np.quantile(values, np.linspace(0, 1, num_buckets + 1)[1:]))
     sizes = batch_sizes_for(edges, MAX_BATCH_LENGTH)

@@ -35,7 +35,7 @@ SECONDS = (2.0, 16.0)  # the shortest and longest wav
 Way = Callable[[list[Path]], list[float]]
 
 
-def scan(shard: Path) -> list[float]:
+def scan(shard):
     """The lengths of one shard, in seconds."""
     lengths: list[float] = []
     for rows in FORMATS["webdataset"](Source(shard)).rows(["wav"]):
@@ -43,12 +43,12 @@ def scan(shard: Path) -> list[float]:
     return lengths
 
 
-def ours(shards: list[Path]) -> list[float]:
+def ours(shards):
     """The headers of the wavs, in one process."""
     return [length for shard in shards for length in scan(shard)]
 
 
-def webdataset_json(shards: list[Path]) -> list[float]:
+def webdataset_json(shards):
     """The json members alone, which hold the duration too."""
     samples = webdataset.WebDataset(
         [str(shard) for shard in shards],
@@ -58,7 +58,7 @@ def webdataset_json(shards: list[Path]) -> list[float]:
     return [json.loads(sample["json"])["duration"] for sample in samples]
 
 
-def webdataset_decoded(shards: list[Path]) -> list[float]:
+def webdataset_decoded(shards):
     """Every wav decoded."""
     lengths = []
     for sample in webdataset.WebDataset(
@@ -76,7 +76,7 @@ WAYS: dict[str, Way] = {
 }
 
 
-def compare(shards: list[Path]) -> dict[str, float]:
+def compare(shards):
     """The best time of each way in seconds, taken in turn; all must give the same lengths."""
     expected = ours(shards)  # also fills the page cache
     best = dict.fromkeys(WAYS, float("inf"))
@@ -90,7 +90,7 @@ def compare(shards: list[Path]) -> dict[str, float]:
     return best
 
 
-def main() -> None:
+def main():
     """Prints samples per second and how many times faster the headers are."""
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:

@@ -187,7 +187,8 @@ def started(folder, tmp_path, monkeypatch):
 
 
 def rows_of(lengths, **options):
-    return DataLoader(Rows(lengths), batch_size=4, collate_fn=pad, **options)
+    options = {"batch_size": 4, **options}
+    return DataLoader(Rows(lengths), collate_fn=pad, **options)
 
 
 def given_by(loader, options):
@@ -244,6 +245,13 @@ def test_a_script_that_steps_otherwise_is_told_its_accumulation(started, batches
     """A step of more batches, too, which may be without mixed precision's first steps."""
     with pytest.raises(SystemExit, match="with a gradient accumulation of 3"):
         trained_on(rows_of(LENGTHS), started("same"), [batches] * 4)
+
+
+def test_batches_of_another_size_end_the_script(started):
+    """Before its first step."""
+    loader = rows_of(LENGTHS, shuffle=True, batch_size=6)
+    with pytest.raises(SystemExit, match="keeps steps of 12"):
+        next(given_by(loader, started("same")))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
