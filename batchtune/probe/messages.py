@@ -364,8 +364,8 @@ def longest_does_not_fit(lengths: Lengths, device: Device) -> str:
 def interrupted(path: Path) -> str:
     """Describe what `probe.json` holds when a probe is interrupted."""
     return (
-        f"{path} holds the largest batches that ran by now, marked as unfinished: none of them is proven, as they did "
-        "not run in turns."
+        f"{path} holds the largest batches that ran so far, marked as unfinished: none of them is proven, because they "
+        "did not run in turns."
     )
 
 
@@ -475,7 +475,7 @@ def about_turns(turns: Turns | None, device: Device) -> Iterator[str]:
     failed = _last_failure(turns)
     if failed is not None:
         yield (
-            f"In each confirmation batches failed, {failed.shape} the last: {error_in_turns(failed)}. What "
+            f"In each confirmation batches failed, {failed.shape} the last: {error_in_turns(failed)}. The one that "
             "failed last is left out: smaller batches that passed take its place. Leave more memory free with "
             "--memory-fraction, and probe again with --force."
         )
@@ -486,5 +486,5 @@ def about_turns(turns: Turns | None, device: Device) -> Iterator[str]:
             remedy += ", or with --allocator expandable"
         yield (
             f"In turns, the allocator emptied its cache {turns.alloc_retries} times in {steps} steps: what one shape "
-            f"leaves behind does not fit the next, and each time takes time. {remedy}, and --force."
+            f"leaves behind does not fit the next, and emptying takes time. {remedy}, and --force."
         )
