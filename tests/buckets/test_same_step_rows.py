@@ -183,7 +183,11 @@ def test_the_fewest_of_equal_counts_fit_without_moving_examples():
     [
         (None, "same", "--keep same: the examples and steps"),
         (None, "steps", "--keep steps: the examples and steps"),
-        ("max_batch_length=60,num_buckets=4", "same", "these settings do not say which"),
+        (
+            "max_batch_length=60,num_buckets=4",
+            "same",
+            "these settings do not say which",
+        ),
     ],
 )
 def test_what_is_not_known_can_t_be_kept(current, keep, why):

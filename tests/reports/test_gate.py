@@ -238,7 +238,8 @@ def test_drift_is_told_with_what_it_costs():
 def test_drift_of_a_run_that_packs_is_told_of_its_padded_batches():
     sentences = drift_sentences(made_drift(), packs=True)
     assert (
-        "On these lengths, the best padded row, which is not the packing, costs" in sentences[1]
+        "On these lengths, the best padded row, which is not the packing, costs"
+        in sentences[1]
     )
 
 
