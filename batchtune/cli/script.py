@@ -212,7 +212,7 @@ def _about_tuning(folder: Path, words: list[str]) -> Iterator[str]:
         reason = ""
         if swept.proof is not None and swept.proof.reason is not None:
             reason = f" ({swept.proof.reason})"
-        yield f"the batches are not proven to fit{reason}: `batchtune tune` goes on where it ended"
+        yield f"the batches are not proven to fit{reason}: `batchtune tune` continues where it ended"
 
 
 def _heap_variables(folder: Path) -> dict[str, str]:

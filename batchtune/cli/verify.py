@@ -266,7 +266,7 @@ def _padded_probe(folder: Path) -> Probe | None:
     if probe is not None and probe.packed is not None:
         raise ResultError(
             f"{path} is of packed batches, and verify runs padded ones only",
-            "The probe itself has run the worst packed batches, alone and in turns: `batchtune report` shows them.",
+            "The probe itself has run the worst packed batches, alone and interleaved: `batchtune report` shows them.",
         )
     return probe
 

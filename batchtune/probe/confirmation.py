@@ -209,7 +209,7 @@ def _run_worker(
 
 def error_in_turns(step: Trial) -> str:
     """Describe a failure in turns in a few words."""
-    return f"in turns with the other shapes: {step.error or step.outcome}"
+    return f"interleaved with the other shapes: {step.error or step.outcome}"
 
 
 def in_steps(batches: Iterable[T], batches_per_step: int) -> Iterator[list[T]]:

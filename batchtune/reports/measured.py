@@ -117,7 +117,7 @@ def _sentences(probe: Probe) -> Iterator[str]:
         if confirmation.given_up:
             outcome = f"{format_number(confirmation.given_up)} did not fit"
         yield (
-            f"Batches at the limit then ran in turns ({counted(confirmation.shapes, 'shape')}, "
+            f"Batches at the limit then ran interleaved ({counted(confirmation.shapes, 'shape')}, "
             f"{counted(confirmation.steps, 'step')}, {counted(confirmation.workers, 'worker')}): {outcome}. `batchtune "
             "tune` or `batchtune verify` proves tables of them in shuffled training."
         )

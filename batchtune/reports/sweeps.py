@@ -217,8 +217,8 @@ def _proof_in_training(proof: Proof | None) -> str:
     """Say how the batches ran in shuffled training."""
     if proof is None:
         return (
-            "The sizes ran alone and in turns, and are not yet proven in shuffled training: `batchtune verify` proves "
-            "them."
+            "The sizes ran alone and interleaved, and are not yet proven in shuffled training: `batchtune verify` "
+            "proves them."
         )
     ran = counted(proof.steps, "shuffled batch")
     if proof.pairs:
@@ -497,7 +497,7 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
         return
     if run.probe is not None and not run.probe.is_proven:
         remedy = "Run the interrupted `batchtune probe-oom` again: it continues. Then run `batchtune sweep-buckets`."
-    yield f"{unproven.capitalize()}: no batch as large was run, alone and in turns with the others. {remedy}"
+    yield f"{unproven.capitalize()}: no batch as large was run, alone and interleaved with the others. {remedy}"
 
 
 def _sweep_again(run: RunResults, sweep: Sweep) -> Iterator[tuple[str, str]]:

@@ -79,8 +79,8 @@ class Trial(Record, frozen=True, kw_only=True):
         step_seconds_spread: Interquartile range of the timed steps; None for fewer than two.
         mean_step_seconds: Mean time of the timed steps; None where the trial failed.
         worker: Number of the worker process in this run folder, from 1.
-        confirmation: Whether the shape failed in turns with the others, after it had passed alone; or in a training.
-        shuffled: Whether it failed after other batches, when a table ran in shuffled training, or in turns where the
+        confirmation: Whether the shape failed interleaved with the others, after it had passed alone; or in a training.
+        shuffled: Whether it failed after other batches, when a table ran in shuffled training, or interleaved where the
             allocator fragments. This says little about the shape itself.
         held_bytes: In use before the trial.
         rest_bytes: In use after the trial, once its batch was freed; libraries may keep buffers of its size.
@@ -206,7 +206,7 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
             probe ended before; a larger size may fit).
         oom_batch_size: The smallest batch size that ran out of memory; None if none did.
         trial: Index of the trial that proves the batch size, no smaller in any respect; None if the probe was
-            interrupted before its batches ran in turns.
+            interrupted before its batches ran interleaved.
     """
 
     length: Length
@@ -286,7 +286,7 @@ class CostModel(Record, frozen=True, kw_only=True):
 
 
 class Confirmation(Record, frozen=True, kw_only=True):
-    """The batches at the limit, run again in turns with the allocator's cache kept, as training runs them.
+    """The batches at the limit, run again interleaved, with the allocator's cache kept, as training runs them.
 
     Attributes:
         shapes: How many batch shapes were confirmed.
@@ -424,7 +424,7 @@ class Probe(Measured, frozen=True, kw_only=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether its sizes were run alone and in turns, with a margin; not if the probe was interrupted before.
+        """Whether its sizes were run alone and interleaved, with a margin; not if the probe was interrupted before.
 
         Nor if a script's own batches take other memory than the measured ones.
         """

@@ -55,12 +55,12 @@ class SweepSettings(Record, frozen=True, kw_only=True):
         pool_sizes: Examples of a pool; empty: from a thousand to all, as the data allow.
         seed: Of the shuffles of the sampler that is written, and of simulated epochs.
         multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this.
-        world_size: Number of ranks; None: as many as were probed. With same_bucket all take batches of one bucket at
-            each step.
-        accumulate: The batches of an optimizer step on each rank; ranks wait for each other only after the last one.
-            None: as in the probed script, or one.
+        world_size: Number of ranks; None: the probed number. With same_bucket all take batches of one bucket at each
+            step.
+        accumulate: Batches of an optimizer step on each rank; ranks wait for each other only after the last one. None:
+            as in the probed script, or one.
         min_randomness: The least probability, for the recommended row, that mates do not meet again in the next epoch.
-        min_steps: The fewest optimizer steps of an epoch: batches are made smaller until it has as many.
+        min_steps: The fewest optimizer steps of an epoch: batches are made smaller until it has that many.
         keep: What stays as it is: the examples of each optimizer step (`same`), the number of steps (`steps`), or
             `nothing`, which fills the memory; None: `nothing` if the user's own batches are not known, `same` if they
             say what a step is and it has several micro-batches, `steps` otherwise.
@@ -178,7 +178,7 @@ class Row(EpochFigures, frozen=True, kw_only=True):
             None for batches whose examples are not known.
         ranks: The cost of the ranks' waiting for each other; None for one rank, or without step times.
         unproven: How many buckets have a batch size that is not proven: no batch at least as large in every respect
-            ran, alone and in turns. None without a probe.
+            ran, alone and interleaved. None without a probe.
         repeated_examples: How many examples are dealt a second time, to give every rank the same number of batches.
         mates_again: The probability that two examples of one batch share a batch again in the next epoch; None, like
             effective_buckets, for a recorded training, which does not say which examples a batch held.
@@ -323,7 +323,7 @@ class PackedProbe(Record, frozen=True, kw_only=True):
         closed_by: Why no larger one: as for a point of the frontier; `data`: all tokens of the data, or --max-tokens.
         oom_tokens: The fewest tokens that ran out of memory; None if none did.
         proofs: Indices of the trials with `max_tokens` tokens, in compositions from the longest sequences to the
-            shortest; empty if the probe was interrupted before they ran in turns.
+            shortest; empty if the probe was interrupted before they ran interleaved.
         peak_bytes, step_seconds: Fits to all trials that ran; None if they are too few.
     """
 

@@ -145,7 +145,7 @@ class Shards(Record, frozen=True, kw_only=True):
     Attributes:
         count: How many there are; for a manifest without shards, how many of `shard_size` examples there would be.
         assumed: Whether they are made up, because the source has no shards.
-        broken: How many are truncated or can't be read; what is before the damage counts.
+        broken: How many are truncated or can't be read; examples before the damage count.
         empty: How many hold no example that counts.
         smallest_count, median_count, largest_count: Examples of a shard.
         smallest_length, largest_length: True length of a shard.

@@ -87,7 +87,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
         batch_sizes: One for each bucket.
         batches, estimated_epoch_seconds: Of one epoch, from simulated shuffles.
         one_dimensional_batches, one_dimensional_epoch_seconds: The same for the optimal table over length alone, sized
-            by the frontier, with as many buckets.
+            by the frontier, with the same number of buckets.
         unproven: As for a row.
     """
 
