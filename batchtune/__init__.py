@@ -1,4 +1,4 @@
-"""batchtune: finds the largest batches that fit your GPU, and the buckets that waste least."""
+"""batchtune: finds the largest batches that fit your GPU, and the buckets that waste the least."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Tuning from Python: the runs, files and records of the command line.
 
-`batchtune.probe`, `batchtune.sweep`, `batchtune.tune` and `batchtune.read_run` are these functions. They print nothing,
-but for a line of progress in a notebook: notes go to the logger `batchtune`, at level INFO. Errors are
-`batchtune.BatchtuneError`s; where their hints name an option of the command line, the argument is the field of that
-name: `memory_bytes` for --memory.
+`batchtune.probe`, `batchtune.sweep`, `batchtune.tune` and `batchtune.read_run` are these functions. They print nothing
+except a line of progress in a notebook; notes go to the logger `batchtune`, at level INFO. Errors are
+`batchtune.BatchtuneError`s; if a hint names a command-line option, use the field of that name: `memory_bytes` for
+--memory.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ def probe(
     """Find the largest batches that fit, as `batchtune probe-oom` does.
 
     Args:
-        workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`; a class, or a function, that is
-            defined in a file, as the probe runs it in another process; or the words of a training script's command.
+        workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`; a class or function defined in a
+            file, because the probe runs it in another process; or the words of a training script's command.
         lengths: An array, list, tensor or pandas Series, shape (examples,); a pandas DataFrame, a Hugging Face dataset
             or a mapping of arrays, with `length_key`; the path of a manifest; or `batchtune.lengths.Lengths`. None:
             those of a training script's own data set.
-        run: The run folder, which is continued if it holds the same probe; by default that of the commands.
+        run: The run folder, by default that of the commands. If it holds the same probe, that probe continues.
         force: Whether to start over if the folder holds another run.
         on_progress: Called with a line on what runs now, before and after each trial; by default a notebook shows it.
         **settings: Fields of `ProbeSettings`, such as `device="cuda:1"`, `minutes=10`, `memory_bytes="500MiB"` or
@@ -214,8 +214,8 @@ def sweep(
             `strategies=["optimal"]`, and of `ReadOptions`, as for `probe`.
 
     Raises:
-        BatchtuneError: An argument is invalid, the lengths can't be read, how large a batch may be is not known, or
-            the folder holds another run.
+        BatchtuneError: An argument is invalid, the lengths can't be read, the largest batch is not known, or the folder
+            holds another run.
     """
     reading, sweeping = _split(settings, ReadOptions, SweepSettings)
     folder = Path(run)
@@ -356,7 +356,7 @@ def _own_lengths(
     if not isinstance(workload, list):
         raise UsageError(
             "there are no lengths",
-            "Give them, or a training script's command, as a list: its data set has them.",
+            "Give lengths, or a training script's command as a list: its data set has lengths.",
         )
     from batchtune.scripts.own_lengths import keep_own_lengths
 
@@ -391,7 +391,7 @@ def _read(data: Any, reading: dict[str, Any]) -> Lengths:
     only_for_manifests = reading.keys() - {"unit", *_LENGTH_KEYS}
     if only_for_manifests:
         raise UsageError(
-            f"{listed(sorted(only_for_manifests))} can't be used: the lengths are no manifest",
+            f"{listed(sorted(only_for_manifests))} can't be used: the lengths are not a manifest",
             "Change the lengths yourself, or give the path of a manifest.",
         )
     if isinstance(data, Lengths) and not reading:

@@ -219,11 +219,11 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         pool_size: The most examples of a pool; None in buckets.
         batch_overhead: The cost of a batch beyond its padded length, in the unit; pools are cut to minimise the total.
             None: each batch holds as many examples as fit.
-        accumulate: Into how many micro-batches each rank's share of an optimizer step is cut, whose examples, pool_size
-            of them on all ranks, are those that training draws: its gradient accumulation; None for other samplers.
+        accumulate: The gradient accumulation: how many micro-batches each rank's share of an optimizer step is cut
+            into. Training draws the step's examples, pool_size of them on all ranks. None for other samplers.
         own_accumulate: How many of the training's own batches, on each rank, make a step.
         equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one.
-        pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1; steps are cut
+        pair_cost: The cost of a pair of positions of an example, as in attention, if a position costs 1; steps are cut
             to minimise the total. None: only positions cost.
     """
 
@@ -263,11 +263,12 @@ class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         unit: Of the lengths; None if unknown.
         max_tokens: The most tokens of a micro-batch.
         packer: As for `batchtune.PackedBatchSampler`.
-        sampler: `same-step-packed` packs the sequences of each optimizer step, which are those that training draws.
-        pool_size: The most sequences that are packed at once; those of a step on all ranks.
+        sampler: `same-step-packed` packs the sequences that training draws for each optimizer step.
+        pool_size: The most sequences that are packed at once; for `same-step-packed`, those of a step on all ranks.
         time_law: The time of a micro-batch as measured, as the arguments of `batchtune.TimeLaw`; None: not measured.
-        cut_at: Longer sequences count as so long; None: none may be longer than max_tokens.
-        accumulate: Each rank has a multiple of so many micro-batches; as many in each step whose sequences stay.
+        cut_at: Longer sequences count as this long; None: none may be longer than max_tokens.
+        accumulate: Each rank's number of micro-batches is a multiple of this; a step that keeps its sequences has
+            exactly this many.
         own_accumulate: How many of the training's own batches, on each rank, make such a step; None for other steps.
     """
 

@@ -171,7 +171,7 @@ def test_what_fails_in_turns_lowers_all_without_further_trials(tmp_path):
     trials = read_trials(tmp_path / "trials.jsonl")
     failed = [trial for trial in trials if trial.outcome == "oom" and trial.shuffled]
     assert len(failed) == 2 and trials[-2:] == failed
-    assert all("in turns" in trial.error for trial in failed)
+    assert all("interleaved" in trial.error for trial in failed)
     assert load_run(tmp_path).probe.margin.fragments_bytes == int(0.15 * LIMIT_BYTES)
 
 

@@ -532,7 +532,7 @@ LEFT_OUT = "entry i of the lengths would no longer be that of example i"
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"unit": "ms"}, ValueError, "counts lengths in ms, .* in s: say the length_s"),
+        ({"unit": "ms"}, ValueError, "has lengths in ms, .* in s: give the length_s"),
         ({"min_length": 2}, UsageError, LEFT_OUT),
         ({"max_length": 2}, UsageError, LEFT_OUT),
         ({"skip_invalid": True}, UsageError, LEFT_OUT),

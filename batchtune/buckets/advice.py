@@ -290,8 +290,8 @@ def _why_none(
     if better:
         most_random = min(better, key=lambda row: row.known_mates_again)
         return (
-            "no row that costs less than a fixed batch size is as random and of as few shapes as asked, with proven "
-            f"sizes; the most random is {most_random.sized_name}, {1 - most_random.known_mates_again:.3g}"
+            "no row with proven sizes costs less than a fixed batch size and is as random, with as few shapes, as "
+            f"asked; the most random is {most_random.sized_name}, {1 - most_random.known_mates_again:.3g}"
         )
     if timed:
         fastest = min(rows, key=lambda row: cost_of(row, timed=True))

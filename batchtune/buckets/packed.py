@@ -329,13 +329,11 @@ def _reason(
         needs += f", an estimated {format_seconds(row.estimated_epoch_seconds)}"
         unknown = "padded batches were not timed"
     comparable = (
-        f"but a padded batch may have {format_number(max_batch_length)} tokens, so their numbers of batches do not "
-        "compare"
+        f"but a padded batch may have {format_number(max_batch_length)} tokens, so the numbers of batches are not "
+        "comparable"
     )
     if row.cut_sequences:
-        comparable = (
-            "but padded batches cut nothing, so their numbers of batches do not compare"
-        )
+        comparable = "but padded batches cut nothing, so the numbers of batches are not comparable"
     elif max_batch_length == row.max_tokens:
         comparable = f"and both have at most {row.max_tokens:,} in a batch"
     return (

@@ -77,8 +77,8 @@ class OwnSteps:
         if asked is not None:
             if not fewest <= asked <= most:
                 raise UsageError(
-                    f"--micro-batches {asked:,}: a rank's examples of a step make {fewest:,} to {most:,}, by what fits "
-                    "and how many there are",
+                    f"--micro-batches {asked:,}: a rank's share of a step makes {fewest:,} to {most:,}, limited by "
+                    "what fits and by its number of examples",
                     f"Give a number from {fewest:,} to {most:,}.",
                 )
             numbers.insert(0, asked)

@@ -99,8 +99,8 @@ _SMALLEST_POOL = 1000
 _MANY_EXAMPLES = 1 << 24
 _LARGEST_OF_MANY = 1 << 17
 _OF_TRAINING = (
-    "costs are those of the recorded training: batches are no longer, padded, than the largest that it ran; run them "
-    "with `batchtune verify`, or train with a smaller --max-batch-length first"
+    "costs are those of the recorded training: no padded batch is longer than the largest that it ran; run them with "
+    "`batchtune verify`, or train with a smaller --max-batch-length first"
 )
 
 
@@ -303,7 +303,7 @@ def sweep(
     settings = structs.replace(settings, keep=keep)
     if keep != "nothing" and current is None and settings.min_steps is None:
         raise UsageError(
-            f"--keep {keep}: how many examples and steps training has is not known",
+            f"--keep {keep}: the examples and steps of your training are not known",
             "Say it with --current batch_size=N and --accumulate N, or tune the script itself: -- python train.py.",
         )
     if keep == "steps" and settings.min_steps is None:
@@ -342,7 +342,7 @@ def sweep(
     if keep == "same":
         if own is None:
             raise UsageError(
-                "--keep same: which examples a step has is not known of these settings",
+                "--keep same: these settings do not say which examples a step has",
                 "Say it with --current batch_size=N and --accumulate N, or keep their number: --keep steps.",
             )
     if keep == "same" and own is not None and not packs:
@@ -375,8 +375,8 @@ def sweep(
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
     if settings.throughput_fraction is not None:
         reason += (
-            f"; batches are {share:.2g} times as large as what fits, which reach {settings.throughput_fraction:.0%} of "
-            "the best throughput"
+            f"; batches are {share:.2g} times the size that fits, and reach {settings.throughput_fraction:.0%} of the "
+            "best throughput"
         )
     recommended = row_at(rows, recommendation.row)
     warnings = [*cautions(lengths, limits, fitting, rows), *costs.warnings]
@@ -464,7 +464,7 @@ def _share_within(
     """Return the share of `alternatives.share_within`. Raises UsageError if it is not known, or steps are kept."""
     if keep != "nothing":
         raise UsageError(
-            f"--throughput-fraction makes batches smaller, and --keep {keep} says already how large they are",
+            f"--throughput-fraction makes batches smaller, but --keep {keep} already decides their size",
             "Leave out one of the two, or add --keep nothing.",
         )
     if pricing.step_seconds is None:

@@ -379,5 +379,5 @@ def common(
     """Tune the batching of variable-length sequences to your GPU.
 
     batchtune reads the lengths of a data set, measures the largest batches that fit, compares bucket tables, and writes
-    the sampler config that wastes least.
+    the sampler config that wastes the least.
     """

@@ -286,9 +286,7 @@ class WorkerBar:
             self.bar.say(_trial_line(probing.trial, self._shape(probing.shape)))
             return
         if probing.confirming:
-            doing = (
-                f"Confirming in turns, batch {probing.done + 1:,} of {probing.total:,}:"
-            )
+            doing = f"Confirming interleaved batches, {probing.done + 1:,} of {probing.total:,}:"
         elif probing.shortening:
             doing = "Finding the longest that fits:"
         elif probing.shape.sequences is not None:

@@ -76,7 +76,7 @@ def scan(
     ray_address: Annotated[
         str | None,
         option(
-            "Address of the Ray cluster (default: the one that Ray finds, else one that is started here).",
+            "Address of the Ray cluster (default: the one that Ray finds, or else one started here).",
             "ADDRESS",
             variable=None,
         ),
@@ -92,10 +92,10 @@ def scan(
     Reads only the headers of audio and .npy arrays, in folders or tar shards. Without -o, shows how the lengths are
     distributed and what hurts batching.
 
-    With -o, writes id, length, target length and source of every example as Parquet, a manifest for the other
-    commands. Keeps the lengths of finished shards next to it until all are written: if interrupted, the same command
-    continues where it stopped. With --histogram the file stays small, whatever the number of examples; all commands
-    take it as a manifest, but for those that need each example or their order.
+    With -o, writes id, length, target length and source of every example as Parquet, a manifest for the other commands.
+    Keeps the lengths of finished shards next to it until all are written: if interrupted, the same command continues
+    where it stopped. With --histogram, the file stays small for any number of examples; all commands take it as a
+    manifest, except those that need each example or the order.
     """
     from batchtune.manifests import scan as write_scan
     from batchtune.manifests.inputs import check_choice

@@ -113,16 +113,16 @@ MaxBatchLength = Annotated[
 MinRandomness = Annotated[
     float | None,
     option(
-        "Recommend only rows at least this random, from 0 to 1: the probability that two examples of a batch are not "
-        "in one batch again in the next epoch.",
+        "Recommend only rows at least this random, from 0 to 1: the probability that two examples of a batch do not "
+        "share one again in the next epoch.",
         "X",
     ),
 ]
 MinSteps = Annotated[
     int | None,
     option(
-        "Keep at least so many optimizer steps in an epoch, such as your training has now: batches are made smaller "
-        "for it (default: as --keep says).",
+        "Keep at least N optimizer steps in an epoch, such as the number that your training has now: batches get "
+        "smaller if necessary (default: as --keep says).",
         "N",
         min=1,
     ),
@@ -197,8 +197,8 @@ class ManifestOptions:
     )
     unit: str | None = setting(
         "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes. It names the unit of your "
-        "data. Only a column whose name says s is converted to ms, or ms to s: add --length-scale 1 if its values "
-        "are in that unit already.",
+        "data. Values are converted only if the column's name says s and you say ms, or the reverse: add "
+        "--length-scale 1 if they are in your unit already.",
         "UNIT",
     )
     length_scale: str | None = setting(
@@ -210,7 +210,7 @@ class ManifestOptions:
         "Count longer examples as this long: your training cuts them off there.", "X"
     )
     skip_invalid: bool = setting(
-        "Leave out rows with invalid lengths and, of several shards or files, the rest of a damaged one. "
+        "Leave out rows with invalid lengths and, if there are several shards or files, the rest of a damaged one. "
         "Everything left out is counted and reported.",
         default=False,
     )
@@ -399,12 +399,12 @@ class WorkloadOptions:
         "NAME",
     )
     loader: int | None = setting(
-        "After -- COMMAND: which of several data loaders that train at once to tune; an error lists them.",
+        "After -- COMMAND: which data loader to tune, if several train at once; an error lists them.",
         "N",
     )
     scratch: str | None = setting(
         "After -- COMMAND: folder for what the script writes while it is measured, removed at the end (default: a "
-        "temporary one); none: it runs in the working folder itself, and may overwrite or delete your files.",
+        "temporary one); none: the script runs in the working folder itself, and may overwrite or delete your files.",
         "DIR|none",
     )
     device: str | None = setting(
@@ -412,14 +412,14 @@ class WorkloadOptions:
     )
     nproc_per_node: str | None = setting(
         "Train on several ranks: the number that torchrun starts here, or auto for one on each GPU (default: as "
-        "probed, or a single process without a process group). A training script's own command says it: "
-        "-- torchrun --nproc-per-node 8 train.py.",
+        "probed, or a single process without a process group). A training script's own command sets it: -- torchrun "
+        "--nproc-per-node 8 train.py.",
         "N|auto",
     )
     simulate_world_size: int | None = setting(
-        "Measure one rank of an FSDP2 training on so many, without the others: one process takes the first rank's "
-        "shard, under torch's fake process group. Step times are without communication. On a GPU, 1GiB is kept free "
-        "for NCCL; --reserve gives another size (default: as probed).",
+        "Measure one rank of an FSDP2 training on N ranks, without the others: one process takes the first rank's "
+        "shard, under torch's fake process group. Step times exclude communication. On a GPU, 1GiB is kept free for "
+        "NCCL; --reserve gives another size (default: as probed).",
         "N",
         min=1,
         max=16_384,
@@ -432,16 +432,16 @@ class WorkloadOptions:
         max=1024,
     )
     node_rank: int | None = setting(
-        "Which of them this one is, from 0 on (default: SLURM_NODEID).", "N"
+        "Number of this machine, from 0 on (default: SLURM_NODEID).", "N"
     )
     rdzv_endpoint: str | None = setting(
-        "Node 0, as the others reach it, and the first of three TCP ports there: of torchrun's rendezvous, then of "
-        "batchtune's two.",
+        "Address at which the others reach node 0, and the first of its three TCP ports: one for torchrun's "
+        "rendezvous, then two for batchtune.",
         "HOST:PORT",
     )
     memory: int | None = setting(
-        "Memory limit of the training process, of each rank for itself, such as 2GiB (default: as probed, or the whole "
-        "device; on the CPU, ranks share the machine's).",
+        "Memory limit of the training process, or of each rank, such as 2GiB (default: as probed, or the whole "
+        "device; on the CPU, ranks share the machine's memory).",
         "SIZE",
         parser=parse_size,
     )
@@ -451,9 +451,9 @@ class WorkloadOptions:
     allocator: Annotated[
         Choice | None,
         option(
-            "How torch takes the memory of a GPU: in expandable segments, natively, or auto: expandable where that "
-            "works, unless PYTORCH_ALLOC_CONF says otherwise. Train with the same: every result says how (default: as "
-            "probed, or auto).",
+            "How torch takes GPU memory: expandable (segments), native, or auto, which is expandable where that "
+            "works, unless PYTORCH_ALLOC_CONF says otherwise. Train with the same allocator: every result says how "
+            "(default: as probed, or auto).",
             "auto|expandable|native",
         ),
     ] = None
@@ -593,13 +593,13 @@ class ProbeOptions(WorkloadOptions):
         default=12,
     )
     max_lengths: int | None = setting(
-        "Largest number of lengths to probe (default: after 2.5 × --num-lengths trials, they are added only where they "
-        "may save more than 1.5%).",
+        "Largest number of lengths to probe (default: after 2.5 × --num-lengths trials, lengths are added only where "
+        "they may save more than 1.5%).",
         "N",
     )
     minutes: float | None = setting(
-        "End the probe after this time with what is proven by then; the same command continues it. A trial that is "
-        "running is not cut short, so it may take one trial longer.",
+        "End the probe after this time, with the sizes proven by then; the same command continues it. A running "
+        "trial is not cut short, so the probe may take one trial longer.",
         "N",
     )
     max_tokens: int | None = setting(
@@ -659,7 +659,8 @@ class SweepOptions:
     current: str | None = setting(
         "Your current settings, to compare with: max_batch_length=600,num_buckets=200, batch_size=16 or "
         "bucket_boundaries=4:8,bucket_batch_sizes=32:16, a SpeechBrain YAML, or the training.jsonl of `batchtune "
-        "record`. By default a script's own batch size, if its DataLoader shuffles, or those of its own sampler.",
+        "record`. By default, a script's own batch size if its DataLoader shuffles, or else the batches of its own "
+        "sampler.",
         "WHAT",
     )
     pool_size: str | None = setting(
@@ -680,30 +681,30 @@ class SweepOptions:
     keep: Annotated[
         Kept | None,
         option(
-            "What stays as it is: same (the examples of each optimizer step, cut into other micro-batches), steps "
-            "(their number), or nothing (batches as large as fits). By default as much as your own batches (a "
-            "script's, or --current) say: same if a step has several, else steps; nothing if they are not known. With "
-            "same, tune tries no batch of more examples than a step has.",
+            "What to keep: same (the examples of each optimizer step, cut into other micro-batches), steps (their "
+            "number), or nothing (batches as large as fit). The default follows your own batches (a script's, or "
+            "--current): same if a step has several, else steps; nothing if they are not known. With same, tune "
+            "tries no batch with more examples than a step.",
             "WHAT",
         ),
     ] = None
     micro_batches: int | None = setting(
-        "With --keep same: cut each rank's share of a step into N micro-batches, which is then the gradient "
-        "accumulation to train with (default: as many as now).",
+        "With --keep same: cut each rank's share of a step into N micro-batches; train with a gradient accumulation "
+        "of N (default: as many as now).",
         "N",
     )
     equal_counts: bool = setting(
-        "With --keep same: the micro-batches of a step hold the same number of examples, for a loss that is a mean "
-        "over the examples of each.",
+        "With --keep same: give all micro-batches of a step the same number of examples, for a loss that is a mean "
+        "over the examples of each micro-batch.",
         default=False,
     )
     throughput_fraction: float | None = setting(
-        "With --keep nothing: the smallest batches that reach this part of the best throughput, such as 0.95, instead "
-        "of the largest that fit. Needs step times.",
+        "With --keep nothing: take the smallest batches that reach this share of the best throughput, such as 0.95, "
+        "instead of the largest that fit. Needs step times.",
         "F",
     )
     accumulate: int | None = setting(
-        "Gradient accumulation steps; ranks only wait for each other at the last one (default: those of the probed "
+        "Gradient accumulation steps; ranks only wait for each other at the last one (default: as in the probed "
         "script, or 1).",
         "N",
     )

@@ -66,7 +66,7 @@ class NewLengths(ManifestOptions):
         list[str],
         option(
             "New lengths: show how far they have drifted from the run's, and what its table costs on them; can be "
-            "repeated. They are read like the run's, except for the options below.",
+            "repeated. Reads them like the run's, except for the options below.",
             "MANIFEST",
             variable=None,
             show_default=False,
@@ -76,7 +76,7 @@ class NewLengths(ManifestOptions):
     format: Annotated[
         Literal["terminal", "markdown", "html", "json"] | None,
         option(
-            "terminal, markdown, html or json (default: by the ending of FILE, else terminal). Set elsewhere as "
+            "terminal, markdown, html or json (default: by the ending of FILE, else terminal). Environment variable: "
             "BATCHTUNE_REPORT_FORMAT.",
             "FORMAT",
             variable="REPORT_FORMAT",
@@ -86,7 +86,7 @@ class NewLengths(ManifestOptions):
     manifest_format: Annotated[
         str | None,
         option(
-            "Format of the manifest (default: detected from its content). Set elsewhere as BATCHTUNE_FORMAT.",
+            "Format of the manifest (default: detected from its content). Environment variable: BATCHTUNE_FORMAT.",
             "FORMAT",
             variable="FORMAT",
         ),
@@ -110,11 +110,11 @@ def report(
         list[str] | None,
         option(
             "Fail if FIELD OP VALUE is true: 'padding_ratio > 8%', 'verify.holds == false', 'stale > 2%'; or, with "
-            "--baseline, 'batches worse 2%'. FIELD is one of the recommended row in sweep.json, current.FIELD, "
+            "--baseline, 'batches worse 2%'. FIELD is a field of the recommended row in sweep.json, current.FIELD, "
             "bound.FIELD, verify.FIELD, stream.FIELD or shards.FIELD of stream.json, gpu_idle or loader.FIELD of "
-            "loader.json, or with --manifest stale, beyond or changed. Of a run with --max-tokens these judge the best "
-            "padded batches, packed.FIELD the packing. Can be repeated; in the environment, "
-            "separate rules with ;.",
+            "loader.json, or with --manifest stale, beyond or changed. In a run with --max-tokens, these judge the "
+            "best padded batches, and packed.FIELD judges the packing. Can be repeated; in the environment, separate "
+            "rules with ;.",
             "RULE",
             rich_help_panel=_GATE,
         ),

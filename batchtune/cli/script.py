@@ -62,7 +62,7 @@ def record(
     axis: Annotated[
         int,
         option(
-            "The axis of the length in the batch's tensors; 0 is that of the examples.",
+            "The axis of the length in the batch's tensors; 0 is the axis of the examples.",
             "N",
             min=1,
             max=8,
@@ -72,9 +72,9 @@ def record(
 ) -> None:
     """Run a training script as it is, and record its steps.
 
-    Starts the command after `--`, and notes for each optimizer step what its batches' sizes, its time and its peak
-    memory were, and whether memory ran out. The script needs no change: its PyTorch data loaders are watched. Nothing
-    waits for a GPU. torch's own peak statistics are reset after each step.
+    Starts the command after `--`, and records each optimizer step: the sizes of its batches, its time, its peak memory,
+    and whether memory ran out. The script needs no change: batchtune watches its PyTorch data loaders. Nothing waits
+    for a GPU. Each step resets torch's own peak statistics.
 
     Adds to training.jsonl in the run folder, line by line, so that nothing is lost if the script is killed. `batchtune
     report` compares the last recording with what was predicted, `sweep-buckets --from-training` takes costs from all
@@ -117,7 +117,8 @@ def run(
     force: Annotated[
         bool,
         option(
-            "Train even if the script's sampler chooses among the examples, or if these don't follow the lengths.",
+            "Train even if the script's sampler chooses among the examples, or if the examples don't follow the "
+            "lengths.",
             variable=None,
         ),
     ] = False,
@@ -126,19 +127,18 @@ def run(
     """Run a training script as it is, with the recommended batches.
 
     Starts the command after `--`. Its training DataLoader gives the batches of the run folder's sampler.yaml, with its
-    own data set, collate_fn and workers; len() is their number. It is the loader with as many examples as the manifest.
-    Others, such as validation, stay as they are. Each step is recorded, as `batchtune record` does: `batchtune report`
-    then compares the training with what was predicted.
+    own data set, collate_fn and workers; len() is the number of batches. This is the loader with as many examples as
+    the manifest; other loaders, such as validation, stay as they are. batchtune records each step, as `batchtune
+    record` does: `batchtune report` then compares the training with what was predicted.
 
     Each iteration is the next epoch, or the one that the script gives its sampler with set_epoch. On several ranks
-    (torchrun, accelerate, Lightning), each gets its own batches, as many as every other. After a checkpoint within an
-    epoch, transformers' Trainer, SpeechBrain and StatefulDataLoader go on from there; other scripts begin the epoch
+    (torchrun, accelerate, Lightning), each gets its own batches, the same number on all. From a checkpoint within an
+    epoch, transformers' Trainer, SpeechBrain and StatefulDataLoader continue there; other scripts begin the epoch
     again.
 
-    MANIFEST is the one that the run was made from (default: lengths.parquet in the run folder, where tune took the
-    lengths from the script). Its row i must be example i of the data set: that is checked with 20 examples. Where the
-    batches can't be given, an error says why, and which three lines of the script to change. The exit code is the
-    script's.
+    MANIFEST is the manifest that was tuned (default: lengths.parquet in the run folder, if tune took the lengths from
+    the script). Its row i must be example i of the data set: batchtune checks 20 examples. If it can't give the script
+    its batches, an error says why, and which three lines of the script to change. The exit code is the script's.
     """
     from batchtune.files import temporary_folder
     from batchtune.results import SAMPLER_FILE
@@ -212,7 +212,7 @@ def _about_tuning(folder: Path, words: list[str]) -> Iterator[str]:
         reason = ""
         if swept.proof is not None and swept.proof.reason is not None:
             reason = f" ({swept.proof.reason})"
-        yield f"the batches are not proven to fit{reason}: `batchtune tune` goes on where it ended"
+        yield f"the batches are not proven to fit{reason}: `batchtune tune` continues where it ended"
 
 
 def _heap_variables(folder: Path) -> dict[str, str]:

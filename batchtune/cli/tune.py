@@ -92,19 +92,19 @@ def tune(
 
     Runs `batchtune probe-oom`, `batchtune sweep-buckets` and `batchtune report`: from a manifest to a recommended
     sampler config. Before the report, the recommended batches run as in training, shuffled and in fresh processes; on
-    CUDA's native allocator also in pairs, as one shape may not fit into what another leaves behind. If one fails, it is
-    ruled out, and all of this goes on with smaller batches. It takes about a third of the probe's time. What could not
-    be proven in time is marked as unproven.
+    CUDA's native allocator also in pairs, because one shape may not fit into the memory that another leaves behind. A
+    batch that fails is ruled out, and this proof starts again with smaller batches. It takes about a third of the
+    probe's time. Batches that could not be proven in time are marked as unproven.
 
     After --, give the command of your training script, which runs unchanged: its loop gets the batches to measure from
     its own DataLoader. Trackers are turned off, and no epoch ends. The script can't overwrite or delete a file of
-    yours: what it writes, wherever that is, lands in a scratch folder that is removed at the end. Where Linux allows
-    only Landlock, as in most containers, it works in a copy of the working folder, and can't write to other folders.
-    Where neither is possible, tune refuses; --scratch none lets the script run in the working folder itself.
+    yours: all that it writes, anywhere, lands in a scratch folder that is removed at the end. Where Linux allows only
+    Landlock, as in most containers, it works in a copy of the working folder, and can't write to other folders. Where
+    neither is possible, tune refuses; --scratch none lets the script run in the working folder itself.
 
     Without MANIFEST, the lengths are those of the script's data set.
 
-    Of a workload that packs, the probe finds the token budget, and packers are compared. If your training cuts
+    For a workload that packs, the probe finds the token budget, and the sweep compares packers. If your training cuts
     sequences, cut them here with --truncate, before the probe.
 
     Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json, sampler.yaml and, with --verify,
@@ -308,8 +308,8 @@ def sweep_buckets(
     cut_at: Annotated[
         int | None,
         option(
-            "With a token budget: your training cuts longer sequences at this length. What is cut is "
-            "counted; --truncate instead clips the lengths when they are read, for the probe, too.",
+            "With a token budget: your training cuts longer sequences at this length. Cut tokens are counted; "
+            "--truncate instead clips the lengths as they are read, also for the probe.",
             "N",
             rich_help_panel=BUCKETS,
         ),
@@ -317,14 +317,14 @@ def sweep_buckets(
 ) -> None:
     """Compare bucket tables and recommend one.
 
-    For a training that packs (its probe did, or --max-tokens says so), compares packers with padded batches and
+    If the training packs (its probe packed, or you give --max-tokens), compares packers with padded batches and
     recommends one.
 
     Computes exactly what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
 
     Reads the manifest, and max_batch_length and costs from the run folder's probe.json; with --max-batch-length or
-    --from-training, no probe is needed. Options with which the run read its manifest, such as --max-length, are taken
-    from there and shown, unless --force starts over. Writes sweep.json and sampler.yaml there.
+    --from-training, no probe is needed. Takes the options for reading the manifest, such as --max-length, from the run
+    and shows them, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
     from batchtune.buckets.packed import Packing
 

@@ -63,9 +63,9 @@ def tune_loader(
     """Measure a data loader, and recommend its arguments.
 
     Each setting runs in fresh processes: num_workers, prefetch_factor, ... of a DataLoader; threads and evaluation
-    modes of DALI. The best are compared in turns. With the run folder's step times, or --step-ms, it says for how much
-    of the time the training step waits for batches. Recommended are the fewest workers that keep it busy, or the
-    fastest setting. Writes loader.json and loader.yaml.
+    modes of DALI. Interleaved runs compare the best ones. With the run folder's step times, or --step-ms, it says what
+    share of the time the training step waits for batches. It recommends the fewest workers that keep the step busy, or
+    the fastest setting. Writes loader.json and loader.yaml.
     """
     from batchtune.errors import LoaderError
     from batchtune.exports.run_configs import render_loader_yaml

@@ -134,8 +134,8 @@ def verify(
     shards, in its order, with the workers, ranks and shuffles of stream.json.
 
     Reads the manifest and the run folder's sampler.yaml, and takes the device, the limit, a built-in workload and the
-    options for reading the manifest from its probe.json or run.json. Writes verify.json there, and into sweep.json and
-    sampler.yaml whether the recommended batches are proven.
+    options for reading the manifest from its probe.json or run.json. Writes verify.json there, and marks in sweep.json
+    and sampler.yaml whether the recommended batches are proven.
     """
     from batchtune.files import check_writable
     from batchtune.proving import mark_proven
@@ -211,7 +211,7 @@ def sampler_plan(
     config = read_sampler_yaml(path)
     if not config.shuffle:
         console.note(
-            "sampler.yaml has shuffle: false, but the order of the manifest is unknown here: batches are formed of "
+            "sampler.yaml has shuffle: false, but the order of the manifest is unknown here: batches are made of "
             "shuffled examples, as with shuffle: true.",
             quiet=quiet,
         )
@@ -266,7 +266,7 @@ def _padded_probe(folder: Path) -> Probe | None:
     if probe is not None and probe.packed is not None:
         raise ResultError(
             f"{path} is of packed batches, and verify runs padded ones only",
-            "The probe itself has run the worst packed batches, alone and in turns: `batchtune report` shows them.",
+            "The probe itself has run the worst packed batches, alone and interleaved: `batchtune report` shows them.",
         )
     return probe
 

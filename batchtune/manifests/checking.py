@@ -383,7 +383,7 @@ def read_part(task: ReadTask, on_progress: OnReadProgress | None = None) -> Part
     except MemoryError:
         hint = "Raise the limit, or write it as JSON Lines, CSV or Parquet with one example in each row."
         raise ManifestError(
-            f"{source.path}: this process may not take as much memory as reading needs",
+            f"{source.path}: reading needs more memory than this process may take",
             hint,
         ) from None
     except ManifestError as error:

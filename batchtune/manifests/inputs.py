@@ -326,10 +326,10 @@ class ReadOptions(ReadingRecord, frozen=True, kw_only=True):
         length_key: The column (or JSON key) of the lengths, or several (`a+b`) whose sum is the length; None to find
             it among the known names.
         unit: Unit of the lengths after `length_scale`; None to take it from the format or column.
-        length_scale: Exact factor for each length, but for no target length: a number or a fraction, `1/16000`.
+        length_scale: Exact factor for lengths, but not for target lengths: a number or a fraction, `1/16000`.
         min_length, max_length: Inclusive, after scaling.
         truncate: Where the training cuts longer examples off, after scaling: they count as this long.
-        skip_invalid: Leave invalid rows, and the rest of a damaged source if there are several, out and count them.
+        skip_invalid: Leave out and count invalid rows, and the rest of a damaged source if there are several.
         measure: How the length of a text is counted; None for characters.
         tokenizer: The path of a `tokenizer.json`, or of its folder, whose tokens are counted instead.
         reduce: How a list becomes one length; None where lists are invalid.

@@ -29,8 +29,8 @@ class Budget:
         max_tokens: The most tokens of a micro-batch, at least 1.
         packer: `even` fills micro-batches to the cap and evens out their time, `first-fit` and `best-fit` are those
             for descending lengths.
-        time_law: The time of a micro-batch; by default in proportion to the FLOPs of a dense 7B model.
-        cut_at: Longer sequences count as so long, at most `max_tokens`, and the caller cuts them; None: no sequence
+        time_law: The time of a micro-batch; by default proportional to the FLOPs of a dense 7B model.
+        cut_at: Longer sequences count as this long, at most `max_tokens`, and the caller cuts them; None: no sequence
             may be longer than `max_tokens`.
 
     Raises:
@@ -140,8 +140,8 @@ def pack(
 ) -> list[list[int]]:
     """Pack the sequences of one global batch into micro-batches of at most `max_tokens`, and deal these to ranks.
 
-    The result is the same on all ranks. Every sequence is in one micro-batch; those of a rank are `[rank::world_size]`,
-    as many for all ranks, the slowest first.
+    The result is the same on all ranks. Every sequence is in one micro-batch. A rank's micro-batches are
+    `[rank::world_size]`: the same number for every rank, the slowest first.
 
     Example::
 
@@ -154,13 +154,14 @@ def pack(
         max_tokens: The most tokens of a micro-batch.
         packer: `even`, `first-fit` or `best-fit`, as for `batchtune.PackedBatchSampler`.
         time_law: The time of a micro-batch, a `batchtune.TimeLaw`.
-        cut_at: Longer sequences count as so long, and you cut them.
+        cut_at: Longer sequences count as this long, and you cut them.
         world_size: The ranks that share the micro-batches.
-        accumulate: Each rank gets a multiple of so many micro-batches.
+        accumulate: Each rank's number of micro-batches is a multiple of this.
 
     Raises:
         OverlongError: A sequence is longer than `max_tokens`; the message counts and names them.
-        ValueError: An argument breaks its rule, or the sequences are too few for as many micro-batches on each rank.
+        ValueError: An argument breaks its rule, or there are too few sequences to give each rank the same number of
+            micro-batches.
     """
     budget = Budget(
         max_tokens=max_tokens, packer=packer, time_law=time_law, cut_at=cut_at

@@ -154,7 +154,7 @@ def confirm(
     ends_all: Callable[[Trial], bool] = is_an_error,
     batches_per_step: int = 1,
 ) -> Turns:
-    """Run the shapes in turns in a fresh worker, and find all that fail, or the first that `ends_all`.
+    """Run the shapes in turns in a fresh worker, and find all that fail; the first failure that `ends_all` stops it.
 
     A shape fails if it runs out of memory, or crashes or hangs twice. It passes, with a count, if the allocator has to
     empty its cache: it fits, at the cost of time. `on_step` is called before each; if it returns False, no more shapes
@@ -209,7 +209,7 @@ def _run_worker(
 
 def error_in_turns(step: Trial) -> str:
     """Describe a failure in turns in a few words."""
-    return f"in turns with the other shapes: {step.error or step.outcome}"
+    return f"interleaved with the other shapes: {step.error or step.outcome}"
 
 
 def in_steps(batches: Iterable[T], batches_per_step: int) -> Iterator[list[T]]:

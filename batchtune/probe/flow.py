@@ -108,7 +108,7 @@ class Probing(ABC):
         """Keep the steps of the turns as evidence; return whether all that passed in them is still proven."""
 
     def _all_shrink(self, failed: Trial) -> bool:
-        """Return whether all batches become smaller by a failure in turns, which says little of that batch itself."""
+        """Return whether a failure in turns, which says little about the batch itself, makes all batches smaller."""
         return False
 
     def _ends_turns(self, failed: Trial) -> bool:
@@ -336,7 +336,7 @@ def nothing_in_time(clock: ProbeClock) -> ProbeError:
     minutes = math.ceil(2 * clock.start_seconds / 60 + 1)
     to_tune = math.ceil(minutes / PROBE_SHARE)
     return ProbeError(
-        "the time of --minutes ended before the first trial: a start takes "
-        f"{format_seconds(clock.start_seconds)}, and what fits is proven in a second one",
+        f"the time of --minutes ended before the first trial: a start takes {format_seconds(clock.start_seconds)}, "
+        "and proving what fits needs a second one",
         f"Allow at least --minutes {minutes}, to tune {to_tune}, and more where steps are slow.",
     )

@@ -309,7 +309,7 @@ def _unit_hint(lengths: Lengths, workload: str) -> str:
 
 def nothing_confirmed(turns: Turns) -> ProbeError:
     """Return the error if all batches that fit alone fail among others."""
-    message = "no batch that fits alone passed in turns with the others"
+    message = "no batch that fits alone passed interleaved with the others"
     failed = _last_failure(turns)
     if failed is not None:
         message += f": {failed.shape} failed last, {error_in_turns(failed)}"
@@ -332,7 +332,7 @@ def longest_not_proven(
 ) -> ProbeError:
     """Return the error if no batch of the longest example leaves the margin free; `proven` is the longest that does."""
     longer = lengths.count - lengths.histogram.count_up_to(proven)
-    why = "some batch with it failed in turns with the others"
+    why = "some batch with it failed interleaved with the others"
     if margin is not None:
         free = f"{format_size(margin.bytes)} of {format_size(device.limit_bytes)}"
         why = f"it leaves less than {free} free. {_reason(margin)}"
@@ -364,8 +364,8 @@ def longest_does_not_fit(lengths: Lengths, device: Device) -> str:
 def interrupted(path: Path) -> str:
     """Describe what `probe.json` holds when a probe is interrupted."""
     return (
-        f"{path} holds the largest batches that ran by now, marked as unfinished: none of them is proven, as they did "
-        "not run in turns."
+        f"{path} holds the largest batches that ran so far, marked as unfinished: none of them is proven, because they "
+        "did not run interleaved."
     )
 
 
@@ -475,7 +475,7 @@ def about_turns(turns: Turns | None, device: Device) -> Iterator[str]:
     failed = _last_failure(turns)
     if failed is not None:
         yield (
-            f"In each confirmation batches failed, {failed.shape} the last: {error_in_turns(failed)}. What "
+            f"In each confirmation batches failed, {failed.shape} the last: {error_in_turns(failed)}. The one that "
             "failed last is left out: smaller batches that passed take its place. Leave more memory free with "
             "--memory-fraction, and probe again with --force."
         )
@@ -485,6 +485,6 @@ def about_turns(turns: Turns | None, device: Device) -> Iterator[str]:
         if device.allocator == NATIVE:
             remedy += ", or with --allocator expandable"
         yield (
-            f"In turns, the allocator emptied its cache {turns.alloc_retries} times in {steps} steps: what one shape "
-            f"leaves behind does not fit the next, and each time takes time. {remedy}, and --force."
+            f"In interleaved steps, the allocator emptied its cache {turns.alloc_retries} times in {steps} steps: what "
+            f"one shape leaves behind does not fit the next, and emptying takes time. {remedy}, and --force."
         )

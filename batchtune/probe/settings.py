@@ -57,7 +57,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
         command: Words of a training script's command, which runs unchanged; None for a workload.
         scratch: Folder for what a script writes; None: a temporary one; `none`: it writes to the user's files.
         force: Whether to go on although a script's own batches and made ones differ in memory.
-        minutes: After which the probe ends with what is proven by then, the confirmation included; None: no limit.
+        minutes: Time limit, the confirmation included: the probe ends with the sizes proven by then. None: no limit.
         wait_seconds: How long to wait for another probe of the device to end; may be infinite.
     """
 

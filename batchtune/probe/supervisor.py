@@ -510,8 +510,8 @@ def script_error(command: str, lost: WorkerLost) -> WorkloadError:
     elif not failed:
         message += ": no optimizer stepped after a batch of a torch DataLoader"
         hint = (
-            "What loads its batches must be a torch DataLoader, in a process with PYTHONPATH (`python -I` ignores it), "
-            "whose Python has batchtune. Does it go on from a checkpoint that is at its end?"
+            "A torch DataLoader must load its batches, in a process with PYTHONPATH (`python -I` ignores it), whose "
+            "Python has batchtune. Or does it resume from a checkpoint at its end?"
         )
     return WorkloadError(message, hint, tail(output, lines=12))
 

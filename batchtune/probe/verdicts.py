@@ -177,7 +177,7 @@ def _different_scripts(devices: Sequence[Device]) -> Failed | None:
             there = getattr(device.script, name, None)
             if here != there:
                 return Failed(
-                    message=f"rank {rank} has learned something else of the script's batches than rank 0: {name} = "
+                    message=f"rank {rank} has learned something else about the script's batches than rank 0: {name} = "
                     f"{there}, on rank 0 {here}",
                     hint="Each rank learns from its own data set: give all the same examples, or a stream of examples "
                     "that are alike.",

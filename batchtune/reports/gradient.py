@@ -10,7 +10,7 @@ from batchtune.units import format_percent
 
 _NOT_MEASURED = (
     "The gradient of a step is the same if the loss weighs all tokens of the step alike, as Transformers' Trainer "
-    "does. If it is a mean over the examples of each micro-batch: --equal-counts."
+    "does. If it is a mean over the examples of each micro-batch, add --equal-counts."
 )
 _BY_TOKENS = "by the tokens of the whole step, as Transformers' Trainer does from 4.46 on (num_items_in_batch)"
 
@@ -40,7 +40,8 @@ def gradient_warnings(sweep: Sweep, row: Row | PackedRow) -> Iterator[str]:
     if gradient.is_random:
         yield (
             f"A step's gradient differs by {_shown(change)}, and by {_shown(gradient.again)} if the same micro-batches "
-            "run again: the loss or the examples are random, with dropout off, so what the cut changes is not known."
+            "run again: the loss or the examples are random, even with dropout off, so the effect of the cut is not "
+            "known."
         )
     else:
         yield f"A step's gradient differs by {_shown(change)}: {_why(gradient, row)}."

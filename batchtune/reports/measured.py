@@ -77,7 +77,7 @@ def probe_section(run: RunResults) -> Section:
     headline, *others = _sentences(probe)
     next_steps = []
     if run.main is probe:
-        gives = "find the buckets that waste least"
+        gives = "find the cheapest buckets"
         if probe.packed is not None:
             gives = "compare packers, and write the sampler's config"
         next_steps = [(f"batchtune sweep-buckets {run.manifest}{run.as_option}", gives)]
@@ -117,9 +117,9 @@ def _sentences(probe: Probe) -> Iterator[str]:
         if confirmation.given_up:
             outcome = f"{format_number(confirmation.given_up)} did not fit"
         yield (
-            f"Batches at the limit then ran in turns ({counted(confirmation.shapes, 'shape')}, "
-            f"{counted(confirmation.steps, 'step')}, {counted(confirmation.workers, 'worker')}): {outcome}. "
-            "Tables of them are proven in shuffled training, by `batchtune tune` or `batchtune verify`."
+            f"Batches at the limit then ran interleaved ({counted(confirmation.shapes, 'shape')}, "
+            f"{counted(confirmation.steps, 'step')}, {counted(confirmation.workers, 'worker')}): {outcome}. `batchtune "
+            "tune` or `batchtune verify` proves tables of them in shuffled training."
         )
     if any(point.target_length is not None for point in probe.frontier):
         yield "Each length was measured with the longest target that occurs at or below it."
@@ -156,7 +156,7 @@ def _why_no_larger(probe: Probe) -> str:
     """Say what ended a search in which no batch was too large."""
     cap = probe.settings.get("max_batch_size")
     if cap == max(point.batch_size for point in probe.frontier):
-        return f"a batch was to have {counted(cap, 'example')} at most"
+        return f"--max-batch-size allows {counted(cap, 'example')} at most"
     return "the data has no more examples"
 
 
@@ -257,7 +257,7 @@ def _warnings(probe: Probe, failed: list[Trial]) -> Iterator[str]:
     for name, model in _models(probe):
         if model.relative_error > _POOR_FIT:
             yield (
-                f"The model of {name} misses the trials by {format_percent(model.relative_error)}: take figures that "
+                f"The model of {name} misses the trials by {format_percent(model.relative_error)}: treat figures that "
                 "build on it as rough. Probe again with --force on a machine that does nothing else."
             )
 

@@ -190,8 +190,8 @@ def _proof(run: RunResults, row: PackedRow) -> str:
     if row.unproven:
         return f"{row.unproven:,} of {simulated} are not proven to fit: the warnings say what to do."
     return (
-        f"Each of {simulated} was run, or is no larger than one that was{left_free(run)}. They ran alone and in turns: "
-        "packed batches are not proven in shuffled training."
+        f"Each of {simulated} was run, or is no larger than one that was{left_free(run)}. They ran alone and "
+        "interleaved: packed batches are not proven in shuffled training."
     )
 
 

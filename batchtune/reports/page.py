@@ -277,7 +277,7 @@ def drift_sentences(drift: Drift, *, packs: bool = False) -> list[str]:
     return [
         f"The lengths of the manifest ({examples}) differ from those of the run, with "
         f"{counted(drift.beyond, 'example')} beyond the last boundary.",
-        f"On them {row} costs {format_percent(drift.stale)} more than if newly tuned: {costs}.",
+        f"On these lengths, {row} costs {format_percent(drift.stale)} more than a newly tuned one: {costs}.",
     ]
 
 

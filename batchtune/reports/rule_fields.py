@@ -76,8 +76,8 @@ class RuleInputs:
         result = self.of_kind(name)
         if name == "sweep" and result.packed is not None:
             raise NotKnownError(
-                "the training packs, and this is a figure of padded batches: those of packed ones begin with packed., "
-                "such as packed.unproven"
+                "the training packs, and this is a figure of padded batches: figures of packed ones begin with "
+                "packed., such as packed.unproven"
             )
         why = f"{KINDS[name].words} recommends no row: {result.reason or 'it does not say why'}"
         return _known(result.recommended_row, why)
@@ -311,7 +311,7 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, str]:
         return row, ""
     if len({lengths.unit, other.unit} - {None}) > 1:
         raise NotKnownError(
-            f"the baseline's lengths count {other.unit}, this run's {lengths.unit}"
+            f"the baseline's lengths are in {other.unit}, this run's in {lengths.unit}"
         )
     if lengths.fingerprint != other.fingerprint:
         return row, " (of other lengths)"

@@ -391,8 +391,8 @@ def fewer_steps(steps: int, current_steps: int) -> Iterator[str]:
     """Say how to keep the optimizer steps of the user's own config, if the recommended row has fewer."""
     if steps < current_steps:
         yield (
-            f"An epoch takes {counted(steps, 'optimizer step')}, with {CURRENT} {current_steps:,}: "
-            f"--min-steps {current_steps} keeps as many, so that training learns as it does now."
+            f"An epoch takes {counted(steps, 'optimizer step')}, {current_steps:,} with {CURRENT}: --min-steps "
+            f"{current_steps} keeps as many, so that training learns as it does now."
         )
 
 

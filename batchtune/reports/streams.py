@@ -210,9 +210,9 @@ def _support(stream: StreamSweep, row: StreamRow) -> Iterator[str]:
         )
     if stream.simulated_examples < stream.lengths.count:
         yield (
-            f"{format_number(stream.simulated_examples)} of {counted(stream.lengths.count, 'example')} were "
-            "simulated, the first shards of each worker. The figures are those of all, but batch mates will meet "
-            "again less often."
+            f"{format_number(stream.simulated_examples)} of {counted(stream.lengths.count, 'example')} were simulated, "
+            "the first shards of each worker. The figures are for all examples, but batch mates will meet again less "
+            "often."
         )
 
 
@@ -317,5 +317,5 @@ def _warnings(stream: StreamSweep) -> Iterator[str]:
     if stream.current_fits is False:
         yield (
             f"{CURRENT.capitalize()} does not fit: its batches are larger than what was measured to fit, or than "
-            "max_batch_length where nothing was."
+            "max_batch_length if nothing was measured."
         )

@@ -218,8 +218,8 @@ def _proof_in_training(proof: Proof | None) -> str:
     """Say how the batches ran in shuffled training."""
     if proof is None:
         return (
-            "The sizes ran alone and in turns, and are not yet proven in shuffled training: `batchtune verify` proves "
-            "them."
+            "The sizes ran alone and interleaved, and are not yet proven in shuffled training: `batchtune verify` "
+            "proves them."
         )
     ran = counted(proof.steps, "shuffled batch")
     if proof.pairs:
@@ -271,8 +271,9 @@ def _support(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
             "over the first alone, on one rank (sweep.json has the table)."
         )
     yield (
-        "In the tables: step's length, how much the total length of a step varies (standard deviation); mates again, "
-        "how likely two examples of a batch share the next one too; lower bound, what no bucket table can beat."
+        "In the tables, step's length is how much the total length of a step varies (standard deviation), and mates "
+        "again is how likely two examples of a batch share one again in the next epoch; no bucket table can beat the "
+        "lower bound."
     )
 
 
@@ -303,7 +304,7 @@ def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
 
     if sweep.settings.max_batch_size == row.pool_size:
         examples = counted(row.pool_size or 0, "example")
-        yield f"Batches of more than the {examples} of a step were not tried: --keep nothing tries them."
+        yield f"Batches with more than a step's {examples} were not tried: --keep nothing tries them."
     others = [other for other in sweep.rows if other is not row]
     if not timed:
         return
@@ -330,8 +331,9 @@ def _ranks(sweep: Sweep, row: Row) -> Iterator[str]:
     if sweep.world_size > 1 and row.repeated_examples:
         verb = "is" if row.repeated_examples == 1 else "are"
         yield (
-            f"{counted(row.repeated_examples, 'example')} {verb} dealt twice, so that each of the "
-            f"{format_number(sweep.world_size)} ranks has as many batches; the second time counts as padding."
+            f"{counted(row.repeated_examples, 'example')} {verb} dealt twice, so that all "
+            f"{format_number(sweep.world_size)} ranks have the same number of batches; the second time counts as "
+            "padding."
         )
     ranks = row.ranks
     if ranks is None or not ranks.without_waiting_epoch_seconds:
@@ -495,8 +497,8 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
         yield f"{unproven.capitalize()}: {run.probe.why_unproven}."
         return
     if run.probe is not None and not run.probe.is_proven:
-        remedy = "The same `batchtune probe-oom`, which was interrupted, continues; then run `batchtune sweep-buckets`."
-    yield f"{unproven.capitalize()}: no batch as large was run, alone and in turns with the others. {remedy}"
+        remedy = "Run the interrupted `batchtune probe-oom` again: it continues. Then run `batchtune sweep-buckets`."
+    yield f"{unproven.capitalize()}: no batch as large was run, alone and interleaved with the others. {remedy}"
 
 
 def _sweep_again(run: RunResults, sweep: Sweep) -> Iterator[tuple[str, str]]:

@@ -5,8 +5,8 @@ A run folder holds `run.json` (what the trials were measured for), `trials.jsonl
 `loader.json` and `loader.yaml`; that of a recorded training `training.jsonl`. Units are in the names; unknown is
 None (`null`), never 0.
 
-Files may come from anywhere. The types of the records say what a number may be, their method `problems` what numbers
-have to do with each other; `read_result` checks both, once, where a file is read.
+Files may come from anywhere. The types of the records limit each number, and their method `problems` checks how numbers
+relate; `read_result` checks both, once, when it reads a file.
 """
 
 # ruff: noqa: F403  # every name of these modules is public here

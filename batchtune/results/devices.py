@@ -24,12 +24,12 @@ from batchtune.results.shared import BatchShape, Result, WorkloadRecord
 from batchtune.units import counted
 
 EQUAL_TWINS = 0.02
-"""Made batches that allocate less by a larger share than this prove nothing."""
+"""Made batches prove nothing if they allocate less than the script's own by more than this share."""
 WRONG_TWINS = 0.05
-"""Nor do those that differ by more than this; a probe goes on only if it is forced."""
+"""Nor if they differ by more than this share; then a probe continues only with force."""
 
 SAME_GRADIENT = 0.01
-"""Gradients of a step that differ by no larger share are the same: half precision rounds to 0.4%."""
+"""Gradients of a step are the same if they differ by at most this share: half precision rounds to 0.4%."""
 
 
 class Twin(Record, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class OwnBatches(Record, frozen=True, kw_only=True):
 
     Attributes:
         sampler: The name of its class; `a recorded training` if it was not watched itself.
-        ranks: As many as the first one makes are counted for each.
+        ranks: Number of ranks; each counts with as many batches as the first one makes.
         batches, padded_length: Of all ranks, for as many examples as the data has.
         shapes: Of all batches, or of some that stand for them: evenly spaced in the order of their padded lengths.
         mates_again, effective_buckets: As for a row of a sweep.
@@ -82,14 +82,15 @@ class StepGradient(Record, frozen=True, kw_only=True):
     """How the gradient of one optimizer step depends on the micro-batches that its examples are cut into.
 
     Differences are relative: the norm of the difference of two gradients / the norm of the first, as the optimizers get
-    them, with dropout off. None: not measured, because `unknown`, or because what was measured before says enough.
+    them, with dropout off. None: not measured, for the reason in `unknown`, or because the differences before say
+    enough.
 
     Attributes:
-        again: Between the script's own micro-batches, and the same in reverse order: rounding and chance.
-        any_counts: To micro-batches of similar lengths.
-        equal_counts: To those of as many examples each.
-        mates: How much of the gradient of a micro-batch no weighted mean of those of its two halves gives: nothing,
-            unless it depends on which examples share a micro-batch.
+        again: Between the script's own micro-batches and the same ones in reverse order: rounding and chance.
+        any_counts: Between the script's own micro-batches and ones of similar lengths.
+        equal_counts: Between the script's own micro-batches and ones of equally many examples.
+        mates: The part of a micro-batch's gradient that no weighted mean of its halves' gradients gives: 0, unless the
+            loss depends on which examples share a micro-batch.
         batch_norm: Modules that normalise over a micro-batch, by kind: `3 × BatchNorm1d`.
     """
 
@@ -118,19 +119,19 @@ class Script(Record, frozen=True, kw_only=True):
     Attributes:
         batches: A line for each part of a batch: `sig: [B, 16000·L] float32`.
         loader: The class of the data set and its number of examples, as text.
-        per_unit: Of the batch's length axis, in one unit of the manifest.
+        per_unit: Size of the batch's length axis for one unit of the manifest.
         target_per_unit: The same for targets; None without them.
         offset, target_offset: What each axis has in addition, such as 1 for an end token.
         accumulation: How many batches an optimizer step trains on; on average, if `steps_vary`.
         look_ahead: How many batches the loop fetches before it trains on them.
         twins: Peaks of its own batches and of made ones; empty if they were compared earlier.
         packed: Whether its batches are packed: rows of sequences without padding.
-        batch_size: Of its own batches, on each rank; None where they are not drawn at random, all of one size.
-            The order of a stream is taken for random.
-        own_batches: What its own batch sampler makes, if the manifest's rows are its examples, in other cases.
+        batch_size: Of its own batches, on each rank; None unless they are drawn at random, all of one size. The order
+            of a stream is assumed to be random.
+        own_batches: In other cases, what its own batch sampler makes, if the manifest's rows are its examples.
         gradient: How its loss depends on the cut of a step; None where a step is one batch, or if measured earlier.
         optimizers: The classes of those that have stepped.
-        steps_vary: Whether steps train on different numbers of batches, as those do that end by time, tokens or loss.
+        steps_vary: Whether steps train on different numbers of batches, because they end by time, tokens or loss.
     """
 
     batches: list[str]
@@ -202,7 +203,7 @@ class Device(Record, frozen=True, kw_only=True):
         allocator: How torch took the memory: `native`, `expandable` (segments), or the name of another backend. None
             where there is no choice.
         allocator_settings: The user's other settings for it, as PYTORCH_ALLOC_CONF holds them; empty without any.
-        allocator_problem: Why expandable segments, which were to be used, are not.
+        allocator_problem: Why expandable segments, though wanted, are not used.
         settings: Name → value of environment variables, TF32, cudnn.benchmark, deterministic algorithms and whatever
             else affects memory and time, after the workload's setup.
         processors: Available to the worker; None on a GPU, as are the next two.
@@ -246,7 +247,7 @@ class Device(Record, frozen=True, kw_only=True):
 
     @property
     def allocator_setting(self) -> str:
-        """The setting with which training takes memory alike, `NAME=VALUE`; empty if that is torch's default."""
+        """The setting for training to take memory as the probe did, `NAME=VALUE`; empty if that is torch's default."""
         if self.allocator in (None, NATIVE):
             return ""
         return setting_for(
@@ -257,11 +258,12 @@ class Device(Record, frozen=True, kw_only=True):
 
     @property
     def training_notes(self) -> list[str]:
-        """What training needs to take memory alike, as sentences without a full stop; none for torch's default."""
+        """What training needs to take memory as the probe did: sentences without a full stop; empty by default."""
         if not self.allocator_setting:
             return []
         return [
-            f"Train with {self.allocator_setting}, as it was measured: without, batches that fit may run out of memory"
+            f"Train with {self.allocator_setting}, as it was measured: without it, batches that fit may run out of "
+            "memory"
         ]
 
     @property

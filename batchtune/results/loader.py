@@ -66,7 +66,7 @@ class Demand(Record, frozen=True, kw_only=True):
         per: What decides a step's time: `shape`: the probe's times for the batch's own shape; `example`: the epoch's
             estimated time / its examples, times the examples in the batch; `batch`: the same time for every batch.
         step_seconds: Of a batch on average, as the loader delivered them.
-        device_name: That the step was probed on; None for `--step-ms`.
+        device_name: The device that the step was probed on; None for `--step-ms`.
     """
 
     source: Literal["probe", "step-ms"]
@@ -92,14 +92,15 @@ class LoaderRow(Record, frozen=True, kw_only=True):
         length_per_second: Sum of the true lengths where they are known, else of the padded ones, in the loader's unit.
         examples_per_second_spread: (highest - lowest) / median over trials.
         first_batch_seconds: From the start of an epoch to its first batch: the median.
-        wait_p50_seconds, wait_p99_seconds: For one batch, the first of each epoch apart.
+        wait_p50_seconds, wait_p99_seconds: The wait for one batch, without the first of each epoch.
         processors: How many the loader kept busy on average, in all its processes.
         other_processors: How many other programs kept busy meanwhile.
-        memory_bytes: Of all its processes at most, each shared page counted once (psutil's proportional set size).
-        worker_bytes: Of the largest worker at most, likewise.
-        shared_bytes: Added to /dev/shm at most.
+        memory_bytes: The most that all its processes held, each shared page counted once (psutil's proportional set
+            size).
+        worker_bytes: The most that the largest worker held, counted likewise.
+        shared_bytes: The most that was added to /dev/shm.
         batch_bytes: Of the largest batch.
-        growth_bytes_per_batch: By how much memory grew with each batch after the warm-up; 0 if by no more than noise.
+        growth_bytes_per_batch: How much memory grew with each batch after the warm-up; 0 if no more than noise.
         gpu_idle: The share of training that the step waits for batches, measured with a consumer that takes as long for
             each batch as its step; None where that was not run.
         estimated_epoch_seconds: Of what the loader delivers in an epoch: steps and waits, or without a demand, the
@@ -201,7 +202,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         rows: In the order of `arguments`.
         recommended: Index of the recommended row; None where every setting failed.
         reproduced: None unless requested.
-        interrupted: Whether the tuning was, so that settings are missing.
+        interrupted: Whether the tuning was interrupted, so that settings are missing.
     """
 
     FORMAT: ClassVar[str] = "batchtune/loader"

@@ -79,9 +79,9 @@ class Trial(Record, frozen=True, kw_only=True):
         step_seconds_spread: Interquartile range of the timed steps; None for fewer than two.
         mean_step_seconds: Mean time of the timed steps; None where the trial failed.
         worker: Number of the worker process in this run folder, from 1.
-        confirmation: Whether the shape failed in turns with the others, after it had passed alone; or in a training.
-        shuffled: Whether it failed so after other batches, which says little of the shape itself: when a table ran in
-            shuffled training, or in turns where the allocator fragments.
+        confirmation: Whether the shape failed interleaved with the others, after it had passed alone; or in a training.
+        shuffled: Whether it failed after other batches, when a table ran in shuffled training, or interleaved where the
+            allocator fragments. This says little about the shape itself.
         held_bytes: In use before the trial.
         rest_bytes: In use after the trial, once its batch was freed; libraries may keep buffers of its size.
         outside_bytes: Device memory that the worker holds outside torch's allocator (context, workspaces).
@@ -206,7 +206,7 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
             probe ended before; a larger size may fit).
         oom_batch_size: The smallest batch size that ran out of memory; None if none did.
         trial: Index of the trial that proves the batch size, no smaller in any respect; None if the probe was
-            interrupted before its batches ran in turns.
+            interrupted before its batches ran interleaved.
     """
 
     length: Length
@@ -234,8 +234,8 @@ class Margin(Record, frozen=True, kw_only=True):
         spread_bytes: The widest range of peaks of equal batches, or of what the process holds between trials.
         first_step_bytes: How far the first step of a process exceeds later ones with the same batch.
         repetitions: How many peaks were compared.
-        fragments_bytes: What is left free besides, as the allocator can't use it between its blocks: more with each
-            table that failed in shuffled training.
+        fragments_bytes: Memory left free in addition, because the allocator can't use the gaps between its blocks: more
+            with each table that failed in shuffled training.
     """
 
     bytes: Bytes
@@ -286,7 +286,7 @@ class CostModel(Record, frozen=True, kw_only=True):
 
 
 class Confirmation(Record, frozen=True, kw_only=True):
-    """The batches at the limit, run again in turns with the allocator's cache kept, as training runs them.
+    """The batches at the limit, run again interleaved, with the allocator's cache kept, as training runs them.
 
     Attributes:
         shapes: How many batch shapes were confirmed.
@@ -353,7 +353,7 @@ class ProbedWith(Record, frozen=True, kw_only=True):
 
 
 class Run(Measured, frozen=True, kw_only=True):
-    """The conditions of a run folder's trials, which are reused only if all of these are the same.
+    """The conditions of a run folder's trials. Trials are reused only if all of these are the same.
 
     Attributes:
         workload_sha256: Hash of the workload's file; None if it is not a file. batchtune warns of a change and keeps
@@ -376,8 +376,8 @@ class Probe(Measured, frozen=True, kw_only=True):
         margin: None if peaks are unknown.
         warnings: Why figures may be wrong, each with its remedy.
         unfinished: Whether the probe was interrupted, or ended by its time limit; the same command continues it.
-        packed: What fits of packed batches, of a workload that packs; then `frontier` is empty, and `max_batch_length`
-            is the token budget. None for one that pads.
+        packed: What fits for a workload that packs; then `frontier` is empty, and `max_batch_length` is the token
+            budget. None for one that pads.
     """
 
     FORMAT: ClassVar[str] = "batchtune/probe"
@@ -424,9 +424,9 @@ class Probe(Measured, frozen=True, kw_only=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether its sizes were run alone and in turns, with a margin; not if the probe was interrupted before.
+        """Whether its sizes were run alone and interleaved, with a margin; not if the probe was interrupted before.
 
-        Nor if a script's own batches take other memory than those that were run.
+        Nor if a script's own batches take other memory than the measured ones.
         """
         if self.why_unproven is not None:
             return False
@@ -467,13 +467,13 @@ class Verification(Measured, frozen=True, kw_only=True):
         pool_size, batch_overhead: How batches were cut from pools, likewise; None: they were made in buckets.
         algorithm, buffer_size, max_padding_ratio: Of a stream's batches, as in `stream.yaml`; None without a stream.
         worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
-        steps, planned_steps: Shuffled steps that passed in the first process, and those that were to be run.
+        steps, planned_steps: Shuffled steps that passed in the first process, and those that were planned.
         epoch_batches: Batches of one epoch.
         processes, restarted_steps: How many fresh processes ran shuffled batches, and the steps that passed in those
             after the first, each with another shuffle.
         pairs, planned_pairs: How often one shape followed another on an emptied cache without running out of memory,
-            and how often that was to be tried; 0 where the allocator does not fragment.
-        unfinished: Whether time ended before all that was planned.
+            and how often that was planned; 0 where the allocator does not fragment.
+        unfinished: Whether time ended before all planned steps ran.
         alloc_retries: How often the allocator emptied its cache to go on, after each shape had run once.
         peak_bytes, reserved_bytes: The most in use, and the most held by the allocator; None where unknown.
         rest_growth_bytes: Growth of the memory in use between steps, from the second to the last quarter of the

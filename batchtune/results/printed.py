@@ -59,7 +59,8 @@ class DoctorGpu(Record, frozen=True, kw_only=True):
         throttle_reasons: Why its clock is lower now than it could be.
         probe_process: The batchtune process that is probing it, if any.
         expandable_segments: Whether torch's allocator can take memory in such segments, by the driver.
-        nvml_problem: What NVML, the driver's library, does not answer about it, for want of permission or of the GPU.
+        nvml_problem: What NVML, the driver's library, does not answer about it, because it lacks permission or the GPU
+            can't tell.
     """
 
     name: str
@@ -184,7 +185,7 @@ class Drift(Record, frozen=True, kw_only=True):
         lengths: The new ones.
         changed: Whether the fingerprint differs.
         beyond: How many of the new lengths are beyond the last boundary of the recommended table.
-        batches: Of the new lengths with the tuned table; those beyond it are batches of one.
+        batches: Of the new lengths with the tuned table; lengths beyond it become batches of one.
         retuned_batches: With a table tuned for them, with the same strategy, sizing and number of buckets.
         epoch_seconds, retuned_epoch_seconds: The same in estimated time; None without step times.
         stale: How much more the tuned table costs than a newly tuned one, in time if known, else in batches: 0.02 is 2%

@@ -55,19 +55,19 @@ class SweepSettings(Record, frozen=True, kw_only=True):
         pool_sizes: Examples of a pool; empty: from a thousand to all, as the data allow.
         seed: Of the shuffles of the sampler that is written, and of simulated epochs.
         multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this.
-        world_size: Number of ranks; None: as many as were probed. With same_bucket all take batches of one bucket at
-            each step.
-        accumulate: The batches of an optimizer step on each rank, which wait for each other only after them; None: as
-            many as those of the probed script, or one.
+        world_size: Number of ranks; None: the probed number. With same_bucket all take batches of one bucket at each
+            step.
+        accumulate: Batches of an optimizer step on each rank; ranks wait for each other only after the last one. None:
+            as in the probed script, or one.
         min_randomness: The least probability, for the recommended row, that mates do not meet again in the next epoch.
-        min_steps: The fewest optimizer steps of an epoch: batches are made smaller until it has as many.
+        min_steps: The fewest optimizer steps of an epoch: batches are made smaller until it has that many.
         keep: What stays as it is: the examples of each optimizer step (`same`), the number of steps (`steps`), or
-            `nothing`, which fills the memory; None: `same` where the user's own batches say what a step is and it has
-            several micro-batches, `steps` where they don't differ so, `nothing` where they are not known.
-        micro_batches: Into how many micro-batches each rank's share of such a step is cut; None: as many as now.
+            `nothing`, which fills the memory; None: `nothing` if the user's own batches are not known, `same` if they
+            say what a step is and it has several micro-batches, `steps` otherwise.
+        micro_batches: How many micro-batches each rank's share of such a step is cut into; None: as many as now.
         equal_counts: Whether the micro-batches of a step that keeps its examples hold the same number of them.
-        throughput_fraction: Batches are made smaller as long as they reach this part of the best throughput, where
-            nothing is kept; None: they fill the memory.
+        throughput_fraction: If nothing is kept, batches are the smallest that reach this share of the best throughput;
+            None: they fill the memory.
     """
 
     strategies: tuple[str, ...] = ()
@@ -178,10 +178,10 @@ class Row(EpochFigures, frozen=True, kw_only=True):
             None for batches whose examples are not known.
         ranks: The cost of the ranks' waiting for each other; None for one rank, or without step times.
         unproven: How many buckets have a batch size that is not proven: no batch at least as large in every respect
-            ran, alone and in turns. None without a probe.
+            ran, alone and interleaved. None without a probe.
         repeated_examples: How many examples are dealt a second time, to give every rank the same number of batches.
-        mates_again: The probability that two examples of one batch share a batch again in the next epoch; None for
-            a recorded training, which does not say which examples a batch held, as effective_buckets.
+        mates_again: The probability that two examples of one batch share a batch again in the next epoch; None, like
+            effective_buckets, for a recorded training, which does not say which examples a batch held.
         length_correlation: Of the lengths of two examples of one batch; None if all lengths are equal.
         pool_size, batch_overhead, accumulate, equal_counts, pair_cost: As in `sampler.yaml`; pool_size is None if
             batches are made in buckets.
@@ -323,8 +323,8 @@ class PackedProbe(Record, frozen=True, kw_only=True):
         closed_by: Why no larger one: as for a point of the frontier; `data`: all tokens of the data, or --max-tokens.
         oom_tokens: The fewest tokens that ran out of memory; None if none did.
         proofs: Indices of the trials with `max_tokens` tokens, in compositions from the longest sequences to the
-            shortest; empty if the probe was interrupted before they ran in turns.
-        peak_bytes, step_seconds: Fits to all that ran; None if it is too little.
+            shortest; empty if the probe was interrupted before they ran interleaved.
+        peak_bytes, step_seconds: Fits to all trials that ran; None if they are too few.
     """
 
     max_tokens: Size
@@ -340,9 +340,10 @@ class PackedRow(Record, frozen=True, kw_only=True):
 
     Attributes:
         packer: `even`, `first-fit` or `best-fit`.
-        pool_size: The most sequences that are packed at once; of steps that keep theirs, those of one on all ranks.
-        accumulate: Into how many micro-batches each rank's share of an optimizer step is packed, whose sequences are
-            those that training draws; None if batchtune draws them.
+        pool_size: The most sequences that are packed at once; if steps keep their sequences, those of one step on all
+            ranks.
+        accumulate: How many micro-batches each rank's share of an optimizer step is packed into, if training draws the
+            step's sequences; None if batchtune draws them.
         batches: Micro-batches of one epoch, none with padding.
         lower_bound: tokens / max_tokens, rounded up.
         tokens: Of one epoch, without those cut or left out.
@@ -351,8 +352,8 @@ class PackedRow(Record, frozen=True, kw_only=True):
         simulated_epochs: How many epochs largest_tokens, over_cap and unproven are about; the other figures are those
             of the first.
         over_cap: How many micro-batches have more than max_tokens.
-        unproven: How many micro-batches are not proven to fit: no proof of the probe has as many tokens, squared
-            tokens and sequences, and as long a one. None without a probe of packed batches.
+        unproven: How many micro-batches are not proven to fit: no proof of the probe has as many tokens, squared tokens
+            and sequences, and a sequence as long. None without a probe of packed batches.
         cut_sequences, cut_tokens: How many sequences are cut, and the tokens that this leaves out.
         steps: Optimizer steps of one epoch.
         step_tokens_deviation: The standard deviation of the tokens of a step / their mean.
@@ -447,8 +448,8 @@ class Baseline(Record, frozen=True, kw_only=True):
     """A fixed batch size, the largest that fits the longest examples.
 
     Examples are shuffled (`fixed-random`), sorted by length (`fixed-sorted`), or sorted within 50 batches at a time, as
-    Transformers' `group_by_length` does (`length-grouped`, the mean of simulated epochs).
-    Optimizer steps and step_tokens_deviation are as for a row; the latter is known of shuffled examples.
+    Transformers' `group_by_length` does (`length-grouped`, the mean of simulated epochs). Optimizer steps and
+    step_tokens_deviation are as for a row; the latter is known only for shuffled examples.
 
     On several ranks batches and padded_length are those of all ranks together, each with the same number of batches:
     some are split in two to get a multiple of the ranks.

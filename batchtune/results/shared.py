@@ -83,7 +83,8 @@ class BatchShape:
     def contains(self, other: BatchShape) -> bool:
         """Return whether it is at least as large in every respect, and larger in one.
 
-        Packed batches are compared by their tokens, Σ L², number of sequences and longest one, and with no padded ones.
+        Packed batches are compared by tokens, Σ L², number of sequences and longest sequence, and never with padded
+        ones.
         """
         no_less = (
             self.batch_size >= other.batch_size

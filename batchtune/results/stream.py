@@ -59,7 +59,7 @@ class StreamRow(EpochFigures, frozen=True, kw_only=True):
         largest_padded_length: Of any batch of the epoch.
         under_half: The fraction of batches that are less than half full: of target_batch_numel, or of the batch size
             that fits with their longest example.
-        wait_median, wait_p99: Examples that a worker reads after one until that one's batch is made.
+        wait_median, wait_p99: How many more examples a worker reads before it makes an example's batch.
         buffer_length: The most that a worker holds at once, as true length.
         buffer_bytes: The same in memory, by `bytes_per_length`.
         worker_imbalance, rank_imbalance: The most batches of a worker, or of a rank, / their mean.
@@ -145,7 +145,7 @@ class Shards(Record, frozen=True, kw_only=True):
     Attributes:
         count: How many there are; for a manifest without shards, how many of `shard_size` examples there would be.
         assumed: Whether they are made up, because the source has no shards.
-        broken: How many are truncated or can't be read; what is before the damage counts.
+        broken: How many are truncated or can't be read; examples before the damage count.
         empty: How many hold no example that counts.
         smallest_count, median_count, largest_count: Examples of a shard.
         smallest_length, largest_length: True length of a shard.
@@ -218,8 +218,8 @@ class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
     Attributes:
         settings: `world_size`, `workers` (of a rank), `shuffle_shards`, `shuffle_buffer`, `buffer_sizes`, `seed`,
             `bytes_per_length`, and the other options given.
-        simulated_examples: How many examples were simulated: all, or the first shards of each worker. `mates_again` is
-            then too high, as there are fewer examples to meet, and ends of streams count too much.
+        simulated_examples: How many examples were simulated: all, or the first shards of each worker. In the second
+            case `mates_again` is too high, because fewer examples can meet, and ends of streams count too much.
         map_style: A bucket table over all examples, as a sampler with random access runs it, to show what streaming
             costs. None if no table beats the baseline.
         current: The user's own settings, as a row; None if unknown.

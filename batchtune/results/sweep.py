@@ -87,7 +87,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
         batch_sizes: One for each bucket.
         batches, estimated_epoch_seconds: Of one epoch, from simulated shuffles.
         one_dimensional_batches, one_dimensional_epoch_seconds: The same for the optimal table over length alone, sized
-            by the frontier, with as many buckets.
+            by the frontier, with the same number of buckets.
         unproven: As for a row.
     """
 
@@ -128,11 +128,12 @@ class Sweep(Swept[Row], frozen=True, kw_only=True):
         histogram: Of the lengths, ascending bins that cover them all.
         quantiles: 1001 lengths: quantile i / 1000 of the data set at position i.
         buckets: Of the recommended table; empty without one, and for pools.
-        packing: The packers, if the training packs (its probe does, or --max-tokens says so); the other rows are then
-            what to do without packing.
+        packing: The packers, if the training packs (its probe does, or --max-tokens says so); the other rows then show
+            training without packing.
         proof: The recommended row's batches as they ran in shuffled training; None if they did not run.
         gradient: How the gradient of a step of the probed script depends on its micro-batches; None if unknown.
-        gradient_difference: To that of the recommended row, whose steps keep their examples; None if unknown.
+        gradient_difference: How much a step's gradient changes with the recommended row, whose steps keep their
+            examples; None if unknown.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -182,7 +183,7 @@ class Sweep(Swept[Row], frozen=True, kw_only=True):
     def unproven(self) -> int | None:
         """How many batch sizes of the recommended row are not proven; None without a row or a probe.
 
-        None of them is unless the table is.
+        None is proven unless the table is.
         """
         row = self.recommended_row
         if row is None or row.unproven is None:

@@ -36,7 +36,7 @@ class TrainingStart(Result, frozen=True, kw_only=True):
     """The line that begins a recording in `training.jsonl`, written by rank 0.
 
     Attributes:
-        recording: Which one: all lines of one training say the same, and those of others something else.
+        recording: Its name: the same in all lines of one training, and different in those of others.
         tuned: Whether batchtune made its batches (`batchtune run`).
     """
 
@@ -52,11 +52,11 @@ class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         rank: Of the process, from 0.
-        recording: As that of the line that begins it.
+        recording: As in the line that begins the recording.
         batches: What it trained on: several where gradients are accumulated. After an OOM the batches that were at
-            hand, of which one was too large.
-        seconds: From the end of the step before, so with the wait for data; None where something else came between,
-            and for the first step of a process, which includes what is done only once.
+            hand, one of which was too large.
+        seconds: Since the end of the step before, including the wait for data; None where something else came between,
+            and for the first step of a process, which includes one-time work.
         peak_bytes: Most memory in use meanwhile; None where unknown, and for the first step.
         oom: The message of the out-of-memory error; None if the step passed.
     """
@@ -151,8 +151,9 @@ class Training(Record, frozen=True, kw_only=True):
         peak_bytes: The largest; None if unknown.
         predicted_peak_bytes: The largest of its batches, by the probe's model; None without one.
         epoch_batches: Its batches for as many examples as the data set has; None if that is not known.
-        damaged_lines: Left out of it.
-        padding_ratio: Padded cells / all cells, if its examples are on average as long as those of the data set.
+        damaged_lines: How many damaged lines are left out.
+        padding_ratio: Padded cells / all cells, assuming that its examples are on average as long as those of the data
+            set.
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""Batch samplers: their base class, with epochs, ranks and resuming in mid-epoch; and those of buckets and pools."""
+"""Batch samplers: their base class, with epochs, ranks and resuming mid-epoch; and those of buckets and pools."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _READING = set(ReadingRecord.__struct_fields__)
 
 
 class EpochBatchSampler(OnRanks, Sampler[list[int]]):
-    """A batch sampler that deals each epoch's batches to ranks, and resumes in mid-epoch.
+    """A batch sampler that deals each epoch's batches to ranks, and resumes mid-epoch.
 
     Subclasses make its batcher, and give the options that decide on the batches, next to the lengths, for the digest of
     its state.
@@ -128,7 +128,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             lengths: The length of each example, in the unit of the file: an array; or the path of a manifest, whose
                 row i is example i; or a data set, with `length_of`. If the data were tuned with --truncate, longer
                 ones count as truncated.
-            length_of: A function of an example of that data set that returns its length.
+            length_of: A function that takes an example of that data set and returns its length.
             targets: Shape (examples,): the target lengths, if the data were tuned with some. They only serve to
                 recognise the data.
             **overrides: Arguments of the class, which take precedence over the file; for a manifest also the fields of
@@ -177,7 +177,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
 
     @property
     def repeated_examples(self) -> int:
-        """How many examples this epoch has twice, over all ranks; 0 unless there are too few to be dealt."""
+        """How many examples this epoch repeats, over all ranks; 0 unless there are too few to deal evenly."""
         return self._batcher.cut(*self._plan(self.epoch)).layout.repeated_examples
 
     @property
@@ -238,9 +238,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there.
+        """Make this epoch the next; if `load_state_dict` resumes this epoch, continue there.
 
-        Unless this is called, an iteration that has given its first batch is followed by the next epoch.
+        Without this call, the next epoch follows each iteration that has given a batch.
         """
         wanted = whole("epoch", epoch)
         if wanted != self._next[0] or (self._pass is not None and self._pass.running):
@@ -248,10 +248,11 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         self._pass = None
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to go on after the delivered batches; the same on every rank.
+        """Return the state from which `load_state_dict` continues after the delivered batches; the same on every rank.
 
-        `batches` of the last pass were trained on: say it if something between the sampler and the training fetches
-        ahead; None for all that a plain DataLoader has delivered. Raises ValueError if fewer were handed out.
+        `batches` is how many batches of the last pass were trained on: give it if something between the sampler and the
+        training fetches ahead; None: all that a plain DataLoader has delivered. Raises ValueError if fewer were handed
+        out.
         """
         epoch, position = self._cursor
         if batches is not None:
@@ -259,7 +260,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         return {"epoch": epoch, "position": position, **self._identity}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where the state was taken.
+        """Let the next iteration continue where the state was taken.
 
         Raises ValueError if the state is of another sampler: other lengths, options, seed or number of ranks.
         """
@@ -384,7 +385,7 @@ class BucketBatchSampler(TableBatchSampler):
 
     An example belongs to the first bucket whose boundary is not below its length, and a batch holds examples of one
     bucket, at most that bucket's batch size. Each epoch is reshuffled, from seed and epoch alone, so all ranks and all
-    runs agree on the batches. All epochs have as many batches, `len()`.
+    runs agree on the batches. All epochs have the same number of batches, `len()`.
 
     Example::
 
@@ -396,36 +397,36 @@ class BucketBatchSampler(TableBatchSampler):
                 ...
 
     **Ranks.** Every rank has the same number of batches, and every example is in exactly one batch of one rank: if the
-    batches can't be dealt evenly, the largest are split in two until they can. (Only if even batches of one can't, as
-    with fewer examples than ranks, some are repeated: see `repeated_examples`.) Nothing else may deal the batches once
-    more: give Lightning's Trainer `use_distributed_sampler=False`; on several processes leave the loader out of
-    accelerate's `prepare`, or give `rank=0, world_size=1` here; with transformers' Trainer, return the loader from
-    `get_train_dataloader` as it is. If something does, the first batch raises RuntimeError.
+    batches can't be dealt evenly, the largest are split in two until they can. (Only if even batches of one can't be
+    dealt evenly, as with fewer examples than ranks, some examples repeat: see `repeated_examples`.) Nothing else may
+    deal the batches again: give Lightning's Trainer `use_distributed_sampler=False`; on several processes leave the
+    loader out of accelerate's `prepare`, or give `rank=0, world_size=1` here; with transformers' Trainer, return the
+    loader from `get_train_dataloader` as it is. If something does, the first batch raises RuntimeError.
 
-    **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch, with any number of workers:
-    the state of a sampler in a plain DataLoader counts the batches that the loader has delivered, not those that its
-    workers have fetched ahead. With `torchdata.stateful_dataloader.StatefulDataLoader`, save the loader's own state.
-    A loader that accelerate prepared, on one process, fetches one batch ahead: prepare a StatefulDataLoader there, or
+    **Resuming.** `state_dict` and `load_state_dict` resume mid-epoch, batch for batch, with any number of workers: the
+    state of a sampler in a plain DataLoader counts the batches that the loader has delivered, not those that its
+    workers have fetched ahead. With `torchdata.stateful_dataloader.StatefulDataLoader`, save the loader's own state. A
+    loader that accelerate prepared, on one process, fetches one batch ahead: prepare a StatefulDataLoader there, or
     give the number of batches trained on, `state_dict(batches=...)`. It also counts epochs, from 0: after `load_state`
     call its `set_epoch`.
 
     Args:
-        lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries.
-            Lengths of fewer bits than float64 are compared with the boundaries rounded alike.
+        lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries. If
+            they have fewer bits than float64, the boundaries are rounded alike before comparing.
         bucket_boundaries: Inclusive upper edges, ascending; the last is at least the longest length.
         bucket_batch_sizes: One for each boundary, at least 1.
         shuffle: Whether to shuffle examples and batches. If not, examples keep their order within their buckets, and
             batches come as a streaming sampler fills them: full ones when their last example is read, then the rest
             bucket by bucket.
         batch_ordering: `ascending` or `descending` sorts an epoch's batches by their longest length.
-        drop_last: Whether to leave out batches that are not full, and those at the end that are not enough for all
-            ranks; see `dropped_examples`. An epoch that then holds no batch at all warns.
+        drop_last: Whether to leave out batches that are not full, and the last ones if they are too few for all ranks;
+            see `dropped_examples`. An epoch that is left without a batch warns.
         seed, epoch: At least 0; the epoch is the first.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`
             when the sampler is first used.
-        same_bucket: Whether at each step the batches of all ranks are of one bucket, so that none waits for another.
-            The rest of a bucket after full batches for all ranks is dealt evenly in smaller ones; if it is fewer
-            examples than ranks, others of the bucket are repeated.
+        same_bucket: Whether all ranks take batches of one bucket at each step, so that none waits for another. After
+            full batches for all ranks, the rest of a bucket is dealt evenly in smaller batches; if it has fewer
+            examples than there are ranks, others of the bucket repeat.
         overlong: Whether examples beyond the last boundary are an `error` or batches of a `single` example.
 
     Raises:
@@ -439,14 +440,14 @@ class PooledBatchSampler(TableBatchSampler):
     """Batches of neighbours in pools that are sorted by length, for `DataLoader(batch_sampler=...)`.
 
     Each epoch shuffles the examples, takes them `pool_size` at a time, sorts each pool by length and cuts it, from the
-    longest example on, into batches of as many as fit; then it shuffles the batches. Padding is less than in buckets,
-    and each pool leaves one batch that is not full, where each bucket does. In return, examples of like length that
-    fall into one pool are likely to be batch mates: larger pools waste less, smaller ones are more random.
+    longest example on, into batches of as many as fit; then it shuffles the batches. Pools pad less than buckets, and
+    leave one batch that is not full per pool, instead of one per bucket. In return, examples of similar length in one
+    pool are likely to be batch mates: larger pools waste less, smaller ones are more random.
 
-    **Number of batches.** Pools could be cut into a few batches more in one epoch than in another, but Lightning,
-    transformers' Trainer and learning rate schedules ask for `len()` once. So all epochs have as many as the longest
-    of the first three: an epoch with fewer has its largest batches split in two, and one with more is reshuffled.
-    With `drop_last` they have as many as the shortest, and other epochs leave out some batches more.
+    **Number of batches.** One epoch may need a few more batches than another, but Lightning, transformers' Trainer and
+    learning rate schedules ask for `len()` once. So every epoch gets the maximum of the first three: if an epoch has
+    fewer, its largest batches are split in two; if it has more, it is reshuffled. With `drop_last` every epoch gets the
+    minimum of the three, and leaves out the batches beyond it.
 
     Everything else is as for `BucketBatchSampler`, including the arguments that are not listed here.
 
@@ -454,16 +455,16 @@ class PooledBatchSampler(TableBatchSampler):
         lengths: As for `BucketBatchSampler`.
         pool_size: The most examples of a pool, at least 1. All pools of an epoch are of one size, to within one
             example; a data set that is no larger is one pool.
-        batch_overhead: The cost of a batch besides its padded length, in the unit of the lengths: pools are then cut so
-            that both together are least, which saves time if a pool makes few batches. None: each batch holds as
-            many examples as fit, as it does with `drop_last` and in pools of more than 4,096 examples.
+        batch_overhead: The cost of a batch besides its padded length, in the unit of the lengths: pools are then cut to
+            minimise the sum of both, which saves time if a pool makes few batches. None: each batch holds as many
+            examples as fit, as it does with `drop_last` and in pools of more than 4,096 examples.
         bucket_boundaries: Lengths up to which a batch size fits, ascending; the last is at least the longest length.
-        bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
+        bucket_batch_sizes: The most examples of a batch, for the first boundary that reaches its longest length.
         shuffle: Whether to shuffle examples and batches. If not, pools are taken in the order of the data set, and
             batches come pool by pool, the longest first.
         drop_last: As for `BucketBatchSampler`, for the last batch of each pool.
-        same_bucket: Whether at each step the batches of all ranks are neighbours in one pool, so that they are of
-            nearly one length and size, and none waits long for another.
+        same_bucket: Whether all ranks take neighbouring batches of one pool at each step, so that they have nearly the
+            same length and size, and none waits long for another.
     """
 
     KIND = "pooled"
@@ -513,8 +514,8 @@ def tuned_lengths(
         unit = manifest.lengths.unit
         if None not in (unit, config.unit) and unit != config.unit:
             raise ValueError(
-                f"{lengths} counts lengths in {unit}, {path} in {config.unit}: say the length_scale (and the "
-                "unit) that it was tuned with"
+                f"{lengths} has lengths in {unit}, {path} in {config.unit}: give the length_scale (and the unit) that "
+                "it was tuned with"
             )
         lengths = manifest.values
         targets = manifest.targets

@@ -19,9 +19,9 @@ from batchtune.sampler.base import EpochBatchSampler
 class PackedBatchSampler(EpochBatchSampler):
     """Micro-batches of at most `max_tokens`, packed without padding, for `DataLoader(batch_sampler=...)`.
 
-    Each epoch shuffles the sequences, takes them `pool_size` at a time and packs each pool. Micro-batches that take
-    about as long run at the same time on all ranks; these steps are then shuffled. All epochs have as many
-    micro-batches, `len()`: one with fewer has its last pool packed into more.
+    Each epoch shuffles the sequences, takes them `pool_size` at a time and packs each pool. All ranks run micro-batches
+    of about the same time side by side; these steps are then shuffled. All epochs have the same number of
+    micro-batches, `len()`: if one has fewer, its last pool is packed into more.
 
     Example::
 
@@ -36,15 +36,15 @@ class PackedBatchSampler(EpochBatchSampler):
         packer: `even` fills micro-batches to the cap and evens out their time, with at most 0.5% more of them than
             tokens / max_tokens in each pool, unless first-fit-decreasing needs more; `first-fit` and `best-fit` are
             those for descending lengths.
-        time_law: The time of a micro-batch, a `batchtune.TimeLaw` or its arguments; by default in proportion to the
+        time_law: The time of a micro-batch, a `batchtune.TimeLaw` or its arguments; by default proportional to the
             FLOPs of a dense 7B model.
         pool_size: The most sequences of a pool, at least 1. All pools are of one size, to within one sequence; each
             leaves one micro-batch that is not full.
-        cut_at: Longer sequences count as so long, and the data set or `collate_fn` cuts them; None: a sequence longer
+        cut_at: Longer sequences count as this long, and the data set or `collate_fn` cuts them; None: a sequence longer
             than `max_tokens` is an error that names it.
         accumulate: The number of micro-batches of each rank in an epoch is a multiple of this.
-        drop_last: Whether to leave out the micro-batches at the end that are not enough for all ranks, instead of
-            packing the last pool into more; see `dropped_examples`.
+        drop_last: Whether to leave out the last micro-batches if they are too few for all ranks, instead of packing the
+            last pool into more; see `dropped_examples`.
 
     Raises:
         OverlongError: A sequence is longer than `max_tokens`.

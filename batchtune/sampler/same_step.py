@@ -48,9 +48,9 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
 
     The training's own batch sampler says which examples each step has: those of its next `own_accumulate` batches, on
     all ranks. They are sorted by length and cut into `accumulate` micro-batches for each rank, none larger than what
-    fits, with the least padding; or, with `max_tokens`, packed into as many without padding. So training takes the same
-    steps, on the same examples, in less time. The gradient of a step is the same, too, if the loss weighs tokens or
-    examples alike whichever micro-batch they are in.
+    fits, with the least padding; or, with `max_tokens`, packed into the same number without padding. So training takes
+    the same steps, on the same examples, in less time. The gradient of a step is the same, too, if the loss weighs
+    tokens or examples alike in all micro-batches.
 
     Example::
 
@@ -58,12 +58,12 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         sampler = SameStepBatchSampler.from_config("batchtune-run/sampler.yaml", own, lengths)
         loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=pad)
 
-    **Ranks.** Every rank works out the batches of all, and they have the same number of micro-batches; those that run
-    side by side cost about the same. The batch sampler is dealt to ranks by a `DistributedSampler` (or what inherits
-    from it), or by accelerate's `BatchSamplerShard`. Any other is taken to draw this rank's examples alone.
+    **Ranks.** Every rank computes the batches of all ranks, which have the same number of micro-batches; those that run
+    side by side cost about the same. A `DistributedSampler` (or a subclass), or accelerate's `BatchSamplerShard`, deals
+    the batch sampler to ranks. Any other sampler is assumed to draw this rank's examples alone.
 
-    **Loops that are told where steps end.** With `accumulate="fewest"`, each step has as few micro-batches as hold its
-    examples, and their number varies. `sampler.steps(loader)` yields those of one optimizer step at a time::
+    **Loops that learn where steps end.** With `accumulate="fewest"`, each step has the fewest micro-batches that hold
+    its examples, and their number varies. `sampler.steps(loader)` yields those of one optimizer step at a time::
 
         for micro_batches in sampler.steps(loader):
             tokens = sum(int((batch != PAD).sum()) for batch in micro_batches)
@@ -72,21 +72,22 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
             optimizer.step()
             optimizer.zero_grad()
 
-    **Resuming.** Skip batches as the trainer does without batchtune; the own sampler must draw as it did before.
+    **Resuming.** Skip batches as the trainer does without batchtune; your own sampler must draw the same batches as
+    before.
 
     Args:
         batch_sampler: The training's own; its batches may differ in size.
         lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries.
         bucket_boundaries: Lengths up to which a batch size fits, ascending; the last is at least the longest length.
             With a table micro-batches are padded, with `max_tokens` packed.
-        bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
+        bucket_batch_sizes: The most examples of a batch, for the first boundary that reaches its longest length.
         own_accumulate: How many of the batch sampler's batches make a step, on each rank.
-        accumulate: The training's gradient accumulation with this sampler; None: as many as `own_accumulate`. If a
-            step's examples don't fit into that number, the shortest of them move to the next step. `fewest`: as few as
-            hold them, as many on each rank; then `len()` raises TypeError.
+        accumulate: The training's gradient accumulation with this sampler; None: `own_accumulate`. If a step's examples
+            don't fit into that number, the shortest of them move to the next step. `fewest`: the fewest that hold them,
+            the same number on each rank; then `len()` raises TypeError.
         equal_counts: Whether the micro-batches of a step hold the same number of examples, to within one, for a loss
-            that is a mean over the examples of each.
-        pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1: steps are then
+            that is a mean over the examples of each micro-batch.
+        pair_cost: The cost of a pair of positions of an example, as in attention, if a position costs 1: steps are then
             cut for the least cost, not the least padding.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`
             when the sampler is first used.
@@ -158,8 +159,8 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
     ) -> Self:
         """Make the sampler of a `sampler.yaml` that keeps the examples of steps, around the training's own.
 
-        All but `batch_sampler`, which is as for the class, is as for `batchtune.sampler_from_config`: what `lengths`
-        may be, the other arguments, warnings and errors. A file of another sampler raises ValueError.
+        `batch_sampler` is as for the class; `lengths`, the other arguments, warnings and errors are as for
+        `batchtune.sampler_from_config`. A file of another sampler raises ValueError.
         """
         config = read_any_sampler_yaml(Path(path))
         if not config.keeps_examples:
@@ -196,7 +197,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         return self.batches_for(len(self.batch_sampler))
 
     def steps(self, loader: Iterable[T]) -> Iterator[list[T]]:
-        """Yield the batches of each optimizer step, on this rank, of a loader over this sampler; an epoch of them."""
+        """Yield this rank's batches of each optimizer step, for one epoch of a loader over this sampler."""
         step = []
         for batch in loader:
             step.append(batch)
@@ -254,22 +255,22 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
 class SameStepStream(OnRanks, IterableDataset[Any]):
     """The micro-batches of a stream whose optimizer steps keep their examples, for `DataLoader(batch_size=None)`.
 
-    The examples of each step are those that come next, as many as it has without batchtune. They are read before its
-    first micro-batch is yielded: **a step's examples are held in memory**, not those of one batch.
+    Each step takes the next examples, as many as without batchtune. It reads them before it yields its first
+    micro-batch: **a step's examples are held in memory**, not those of one batch.
 
     Example::
 
         stream = SameStepStream("batchtune-run/sampler.yaml", examples, length_of=len, collate_fn=pad)
         loader = DataLoader(stream, batch_size=None)  # a step is `accumulate` of its batches, as the file says
 
-    Each rank cuts its own examples of a step: the source has to give it its part. A worker would make steps of its
-    own part alone, so that there may be one at most; the source may have more.
+    Each rank cuts its own examples of a step: the source must give it its part. Each worker would make steps of its own
+    part alone, so at most one is allowed; the source may have more.
 
     Args:
         path: The `sampler.yaml` of a sampler that keeps the examples of steps.
         examples: An iterable; each pass reads it once.
-        length_of: A function of an example that returns its length, in the unit of the file.
-        collate_fn: A function of a list of examples that returns the batch; None: the list itself.
+        length_of: A function that takes an example and returns its length, in the unit of the file.
+        collate_fn: A function that takes a list of examples and returns the batch; None: the list itself.
         rank, world_size: As for `SameStepBatchSampler`.
 
     Raises:

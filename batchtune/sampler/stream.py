@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 class BucketedStream(OnRanks, IterableDataset[Any]):
     """Batches of similar length made of a stream: an iterable data set, or a stage of a WebDataset pipeline.
 
-    Examples are held in a buffer, and batches are made of what it holds: of one bucket each (`bucket`), or of
-    neighbours around a random example (`pivot`, as SpeechBrain's `dynamic_bucketed_batch`). A batch whose longest
-    example is u never holds more than the batch size of u's bucket. Each example is in one batch. A bucket that leaves
-    before it is full, because the buffer is full, the stream has ended, or it waited while 16 buffers were read, is
-    filled with examples of the next shorter buckets.
+    A buffer holds examples, and batches are made from it: from one bucket each (`bucket`), or from neighbours around a
+    random example (`pivot`, as in SpeechBrain's `dynamic_bucketed_batch`). A batch whose longest example is u never
+    holds more than the batch size of u's bucket. Each example is in one batch. A bucket may leave before it is full:
+    because the buffer is full, the stream has ended, or 16 buffers were read meanwhile. Then examples of the next
+    shorter buckets fill it.
 
     Examples::
 
@@ -64,45 +64,46 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         loader = DataLoader(shards.decode().compose(stage), batch_size=None, num_workers=4, persistent_workers=True)
 
     **Workers and ranks.** Each worker of each rank makes batches of its own part of the source, with its own seed. The
-    source has to split itself, as WebDataset and Hugging Face do. One that does not, such as a list or a file, gives
-    every example to each of them, unless `split=True`: then each takes every n-th.
+    source must split itself, as WebDataset and Hugging Face do. A source that does not, such as a list or a file, gives
+    every example to every worker, unless `split=True`: then each worker takes every n-th.
 
     **Epochs.** Each pass is the next epoch, or the one that `set_epoch` says, also in persistent workers. A source with
     a `set_epoch` is given the epoch too; a source may also be a function of the epoch.
 
-    **Equally many batches.** The parts of a stream differ, and the ranks wait for ever for one that runs out first.
+    **Equally many batches.** The parts of a stream differ, and if one rank runs out first, the others wait for ever.
     With `batches_per_epoch` each rank has that many batches, dealt to its workers. If a source ends early, the buffer
     is emptied and the source read again. Examples that are still in the source or the buffer when the epoch ends are
     not used in it: shuffle or resample the shards each epoch, so that they are not always the same, and let an epoch of
-    a source without end read many buffers. A stage can't read its examples again: use the pipeline's `with_epoch`, or
-    make the pipeline the source.
+    an endless source read many buffers. A stage can't read its examples again: use the pipeline's `with_epoch`, or make
+    the pipeline the source.
 
-    **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch: the source is read again, and
-    the batches that were handed out before are made again and skipped. So the source must give the same examples in
-    the same order in the same epoch; if their lengths differ, that is an error. (With WebDataset, make the pipeline in
-    a function of the epoch, with seeds for its shuffles.) In a plain loop, save the state of the stream. With workers,
+    **Resuming.** `state_dict` and `load_state_dict` resume mid-epoch, batch for batch: the source is read again, and
+    the batches that were handed out before are made again and skipped. So the source must give the same examples in the
+    same order in the same epoch; if their lengths differ, that is an error. (With WebDataset, make the pipeline in a
+    function of the epoch, with seeds for its shuffles.) In a plain loop, save the state of the stream. With workers,
     save that of a `torchdata.stateful_dataloader.StatefulDataLoader`: a plain DataLoader does not report how many of
     its workers' batches it has delivered.
 
     Args:
         source: An iterable of examples, or a function of the epoch that returns one. None: the stream is a stage, to be
             called with the examples.
-        length_of: A function of an example that returns its length, in the unit of the boundaries: positive, finite.
+        length_of: A function that takes an example and returns its length, in the unit of the boundaries: positive,
+            finite.
         bucket_boundaries: Inclusive upper edges, ascending; the last is at least the longest length.
-        bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
+        bucket_batch_sizes: The most examples of a batch, for the first boundary that reaches its longest length.
         algorithm: `bucket` or `pivot`.
         buffer_size: The most examples that are held, in each worker.
-        buffer_bytes: The most memory of the examples that are held, as `bytes_of` says: when it is exceeded, by one
-            example at most, a batch leaves. None: any.
-        bytes_of: A function of an example that returns its size in memory.
+        buffer_bytes: The most memory of the held examples, by `bytes_of`: when one example exceeds it, a batch leaves.
+            None: any.
+        bytes_of: A function that takes an example and returns its size in memory.
         max_padding_ratio: For `pivot`: the most of a batch that may be padding; None: any.
         shuffle: Whether chance decides which examples of the buffer go together. If not, the examples of a bucket leave
-            in the order of the stream, in which pivots are chosen, too.
+            in the order of the stream; pivots are chosen in that order, too.
         drop_last: Whether to leave out the examples at the end of the stream that fill no batch.
         seed, epoch: At least 0; the epoch is the first.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`.
         batches_per_epoch: Of this rank; None: as many as the source gives.
-        collate_fn: A function of a list of examples that returns the batch; None: the list itself.
+        collate_fn: A function that takes a list of examples and returns the batch; None: the list itself.
         overlong: Whether examples beyond the last boundary are an `error`, batches of a `single` example, or to `drop`:
             `dropped_examples` counts them, and a warning at the end of the pass says how many they were.
         min_length: Shorter examples are dropped, too, those of length 0 among them; None: a length of 0 is an error.
@@ -213,7 +214,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         Lengths are in the unit of the file; if the data were tuned with --truncate, longer ones count as truncated.
         Examples that it was not tuned with are dropped, and a warning at the end of a pass counts them: those of length
         0, those shorter than --min-length, and those beyond the last boundary. `min_length=None, overlong="error"`
-        makes errors of them.
+        raises errors instead.
 
         Arguments of the class take precedence over the file. Without a source, its `batches_per_epoch` is not used: a
         stage can't read its examples again, so a nominal epoch is the pipeline's `with_epoch`. In a process that uses
@@ -340,9 +341,9 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
                 )
 
     def set_epoch(self, epoch: int) -> None:
-        """Make this epoch the next, in workers too; if it is the one that `load_state_dict` resumes, it goes on there.
+        """Make this epoch the next, in workers too; if `load_state_dict` resumes this epoch, continue there.
 
-        Unless this is called, a pass that has given its first batch is followed by the next epoch.
+        Without this call, the next epoch follows each pass that has given a batch.
         """
         wanted = whole("epoch", epoch)
         if self._resumed is None or self._resumed.epoch != wanted:
@@ -350,7 +351,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self._epochs.set_all(wanted)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to go on after the batches that were handed out; for this worker alone.
+        """Return the state from which `load_state_dict` continues after the batches handed out; for this worker alone.
 
         Warns if workers of a plain DataLoader have read the stream, as they do not report where they are.
         """
@@ -358,14 +359,14 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         by_workers = position.batches == 0 and self._epochs.differ(self.rank)
         if by_workers and get_worker_info() is None:
             warnings.warn(
-                "the DataLoader's workers do not say which batches it has delivered, so this state is that of the next "
-                "epoch's begin: save the state of torchdata's StatefulDataLoader instead",
+                "the DataLoader's workers do not say which batches it has delivered, so this is the state at the "
+                "start of the next epoch: save the state of torchdata's StatefulDataLoader instead",
                 stacklevel=2,
             )
         return {**position.state(), **self._identity}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next pass go on where the state was taken.
+        """Let the next pass continue where the state was taken.
 
         Raises ValueError if the state is of another stream: other options, seed, rank, worker or number of them.
         """

@@ -79,7 +79,7 @@ def install() -> None:
                 stay_inside(options)
             except OSError as error:
                 sys.exit(
-                    f"Error: batchtune can't keep {sys.executable} from your files: {error}"
+                    f"Error: batchtune can't protect your files from {sys.executable}: {error}"
                 )
         atexit.register(_say_what_was_used)
 

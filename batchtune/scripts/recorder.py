@@ -51,14 +51,14 @@ class Recorder:
     anything else can call `begin()` for each epoch, `start(batch)` and `stop()` around each batch. Nothing waits for a
     GPU. torch's own peak statistics are reset after each step.
 
-    A loop that got more than one batch before it first called its model looks one ahead, as accelerate does, and so
-    the Trainer of Transformers: its steps are of all batches but the last one.
+    If a loop gets more than one batch before it first calls its model, it fetches one ahead, as accelerate and
+    Transformers' Trainer do: its steps then have all batches but the last one.
 
     Args:
         run: The run folder.
         per_unit: How many positions of a tensor's axis make one unit of the manifest's lengths, such as 16000 for
             samples and seconds; by default what the run folder's probe found in the training script, or 1.
-        axis: The axis of the length in the batch's tensors; those with fewer axes count with their last.
+        axis: The axis of the length in the batch's tensors; for tensors with fewer axes, their last one.
     """
 
     # Whether batchtune makes the batches, as in `batchtune run`.

@@ -85,8 +85,8 @@ def start(
                 "Give the command as in a shell, such as -- python train.py --epochs 1.",
             ) from error
     raise ProbeError(
-        "nothing here keeps your files from the script: neither user namespaces with overlayfs, nor Landlock",
-        "With --scratch none it runs in the working folder itself, and may overwrite or delete your files.",
+        "nothing here protects your files from the script: neither user namespaces with overlayfs, nor Landlock",
+        "With --scratch none, the script runs in the working folder itself, and may overwrite or delete your files.",
     )
 
 
@@ -124,7 +124,7 @@ def _places(script: ScriptRequest) -> Iterator[ScratchPlace]:
             )
         for shared in glob(f"{mounts.SHARED_MEMORY}/*/"):
             raise ProbeError(
-                f"nothing here keeps the folder {shared} in shared memory from the script",
+                f"nothing here protects the folder {shared} in shared memory from the script",
                 "Move it to a disk. With --scratch none, the script may overwrite or delete any of your files.",
             )
         copy = mirror(working, folder / "copy")

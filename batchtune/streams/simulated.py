@@ -192,7 +192,7 @@ def stored_stream(stream: StreamLengths, folder: Path, seed: int) -> StoredStrea
     path = folder / STREAM_FILE
     if not path.exists():
         raise ResultError(
-            f"{path} does not exist, which says how shards come to workers",
+            f"{path}, which says how shards come to workers, does not exist",
             "`batchtune sweep-stream` writes it, with stream.yaml.",
         )
     swept = read_result(path, StreamSweep)

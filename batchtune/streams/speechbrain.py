@@ -159,7 +159,7 @@ class PivotSettings(Settings, frozen=True, kw_only=True):
         if lengths.unit not in PER_SECOND:
             if rate is not None and not given.from_file and lengths.unit != "samples":
                 raise given.wrong(
-                    f"sample_rate goes with lengths in seconds, but they count {lengths.unit}",
+                    f"sample_rate goes with lengths in seconds, but these are in {lengths.unit}",
                     f"Give the limits in {lengths.unit}, without sample_rate.",
                 )
             return None
@@ -176,7 +176,7 @@ class PivotSettings(Settings, frozen=True, kw_only=True):
             return None if given.from_file else rate
         if rate is None:
             raise given.wrong(
-                f"a limit of {format_number(limit)} seems to count samples, but the lengths {lengths.unit}",
+                f"a limit of {format_number(limit)} seems to be in samples, but the lengths are in {lengths.unit}",
                 "Add sample_rate=16000 to the settings, or give the limits in the unit of the lengths.",
             )
         return rate

@@ -317,7 +317,7 @@ def _warnings(
     if steps.failures:
         return
     if growth is None:
-        yield f"Whether memory creeps is unknown: that takes {FEWEST_STEPS} steps that report how much is in use"
+        yield f"It is unknown whether memory creeps: that takes {FEWEST_STEPS} steps that report the memory in use"
     if plan.costs.step_seconds is None:
         yield (
             "The time of an epoch was not compared with an estimate, because no step times are known: "

@@ -27,12 +27,12 @@ class Workload(Protocol):
     """A training step that can be run at any batch shape.
 
     The worker process calls `setup` once, then `make_batch` and `step` for one shape after another, larger and smaller
-    ones in any order. Between two steps nothing may stay in memory but parameters, gradients and the optimizer's state:
-    a loss or an output that is kept keeps its whole graph, and the next shape is then measured too large. What a step
-    raises when memory runs out must reach the caller unchanged.
+    ones in any order. Between two steps, only parameters, gradients and the optimizer's state may stay in memory: a
+    loss or an output that you keep holds its whole graph, and the next shape then measures too large. If memory runs
+    out, the step's error must reach the caller unchanged.
 
-    One that packs has an attribute `packed = True`: then a shape is a row of `shape.sequences`, the lengths of the
-    examples that stand in it one after the other, without padding, and `make_batch` makes exactly that row.
+    A workload that packs has an attribute `packed = True`. Then a shape is one row: `shape.sequences` holds the lengths
+    of its examples, one after the other without padding, and `make_batch` makes exactly that row.
     """
 
     def setup(self, device: torch.device) -> None:
@@ -41,9 +41,9 @@ class Workload(Protocol):
     def make_batch(self, shape: BatchShape) -> Any:
         """Make a padded batch of exactly this shape, on the device, and return whatever `step` takes.
 
-        The values don't matter, the sizes and types do: every example as long as the longest, which is the worst that a
-        batch of this shape can be. `length` and `target_length` (None if the manifest has no second length) are in the
-        manifest's unit, such as seconds or tokens; turning them into samples or frames is the workload's.
+        The values don't matter, the sizes and types do: make every example as long as the longest, the worst case of
+        this shape. `length` and `target_length` (None if the manifest has no second length) are in the manifest's unit,
+        such as seconds or tokens; the workload turns them into samples or frames.
         """
 
     def step(self, batch: Any) -> None:

@@ -319,7 +319,7 @@ class Blocks(nn.Module):
     def forward(self, x: Tensor, spans: Spans | None = None) -> Tensor:
         """Keep each block's activations for the backward pass, or have them computed again there.
 
-        With `spans`, x is one packed row, in which positions begin anew with each sequence.
+        With `spans`, x is one packed row, in which positions restart with each sequence.
         """
         arguments: tuple[Any, ...] = (
             rotary_angles(x.shape[1], self.head_dim, x.device),

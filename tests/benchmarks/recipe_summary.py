@@ -423,7 +423,7 @@ def headline(summaries):
     largest = max(one.batchtune.curve_difference or 0.0 for one in same)
     words = (
         f"**{ratios[0]:.2f} to {ratios[-1]:.2f} times as fast on the {len(ratios)} of {len(summaries)} recipes whose "
-        f"steps batchtune cuts anew; the loss of each step differs by at most {largest:.0e}**: small models on real "
+        f"steps batchtune cuts again; the loss of each step differs by at most {largest:.0e}**: small models on real "
         f"lengths, {same[0].results['machine']}, no GPU ([all recipes and peers](examples/FIGURES.md#recipes))."
     )
     return f"{BEGIN}\n{words}\n{END}"

@@ -125,8 +125,8 @@ def test_batches_are_no_larger_than_the_throughput_needs():
     chosen = SweepSettings(num_buckets=(8,), throughput_fraction=0.95)
     found = sweep(DATA, 100_000, chosen, costs)
     assert 15_850 < found.max_batch_length < 18_000
-    assert "times as large as what fits, which reach 95%" in found.reason
-    with pytest.raises(UsageError, match="--keep steps says already how large"):
+    assert "times the size that fits, and reach 95%" in found.reason
+    with pytest.raises(UsageError, match="--keep steps already decides their size"):
         sweep(DATA, 300, chosen, costs, read_current("batch_size=4"))
     with pytest.raises(UsageError, match="needs step times"):
         sweep(DATA, 300, chosen, Costs())

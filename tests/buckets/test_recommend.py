@@ -238,7 +238,11 @@ def test_with_few_shapes_no_pools_are_recommended():
 @pytest.mark.parametrize(
     ("rows", "options", "reason"),
     [
-        ([pools(980, 5000, 0.021)], {"few_shapes": True}, "of as few shapes as asked"),
+        (
+            [pools(980, 5000, 0.021)],
+            {"few_shapes": True},
+            "with as few shapes, as asked",
+        ),
         (
             [pools(1190, 5000, 0.021)],
             {},

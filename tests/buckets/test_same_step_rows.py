@@ -154,8 +154,8 @@ def test_a_current_config_that_is_better_is_kept():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"micro_batches": 1}, "examples of a step make 3 to 64, by"),
-        ({"micro_batches": 65}, "examples of a step make 3 to 64, by"),
+        ({"micro_batches": 1}, "share of a step makes 3 to 64, limited by"),
+        ({"micro_batches": 65}, "share of a step makes 3 to 64, limited by"),
         ({"micro_batches": 8, "keep": "steps"}, "which are not kept"),
         ({"equal_counts": True, "keep": "nothing"}, "which are not kept"),
         ({"keep": "same", "min_steps": 9}, "--keep same does not keep a number"),
@@ -181,9 +181,13 @@ def test_the_fewest_of_equal_counts_fit_without_moving_examples():
 @pytest.mark.parametrize(
     ("current", "keep", "why"),
     [
-        (None, "same", "--keep same: how many examples"),
-        (None, "steps", "--keep steps: how many examples"),
-        ("max_batch_length=60,num_buckets=4", "same", "which examples a step has"),
+        (None, "same", "--keep same: the examples and steps"),
+        (None, "steps", "--keep steps: the examples and steps"),
+        (
+            "max_batch_length=60,num_buckets=4",
+            "same",
+            "these settings do not say which",
+        ),
     ],
 )
 def test_what_is_not_known_can_t_be_kept(current, keep, why):

@@ -42,7 +42,7 @@ def test_no_batch_is_larger_than_a_step_that_keeps_its_examples(succeed, manifes
 
     largest, kept = largest_tried()
     assert largest == 4
-    assert "Batches of more than the 4 examples of a step were not tried" in flat(
+    assert "Batches with more than a step's 4 examples were not tried" in flat(
         succeed("report").stdout
     )
     succeed("sweep-buckets", manifest, *steps, "--keep", "nothing")

@@ -69,7 +69,7 @@ def test_a_log_is_never_silent_for_30_s(monkeypatch, capsys):
 def test_the_confirmation_names_n_of_m():
     with worker_bar("s", WORKLOAD, quiet=True) as shown:
         shown.probing(progress_of(confirming=True, done=4, total=17))
-    assert shown.bar.doing == "Confirming in turns, batch 5 of 17: 12 × 24.5 s"
+    assert shown.bar.doing == "Confirming interleaved batches, 5 of 17: 12 × 24.5 s"
 
 
 def test_what_the_user_set_and_what_changes_is_explained(capsys):

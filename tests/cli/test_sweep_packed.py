@@ -248,7 +248,7 @@ class TestOfAProbe:
         for name in ("terminal", "html", "json"):
             succeed("report", "--format", name)
         judged = batchtune("report", "--fail-if", "batches > 5", code=1)
-        assert "those of packed ones begin with packed., such as" in judged.stderr
+        assert "figures of packed ones begin with packed., such as" in judged.stderr
 
     @pytest.mark.usefixtures("probe")
     def test_learning_is_compared_with_the_users_padded_batches(self, sweep):

@@ -91,7 +91,7 @@ def test_a_process_that_gets_no_memory_is_one_error(refusal, monkeypatch):
 
     monkeypatch.setattr(Source, "content", no_memory)
     error = refusal(SAMPLES["json-list"].content(["1"]))
-    assert "may not take as much memory" in error.message
+    assert "needs more memory than this process may take" in error.message
 
 
 def test_a_device_is_no_manifest():

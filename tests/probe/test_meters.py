@@ -94,7 +94,7 @@ def test_no_memory_left_for_batches_is_reported_with_its_users(cuda):
     with pytest.raises(ProbeError) as caught:
         meter.settle(3 * GIB, GIB)
     assert caught.value.message.startswith(
-        "nothing of the memory is left for batches: the workload itself holds 5 GiB, with 4 GiB kept free and "
+        "no memory is left for batches: the workload itself holds 5 GiB, with 4 GiB kept free and "
     )
 
 

@@ -322,7 +322,7 @@ def test_what_fails_in_turns_is_replaced_by_smaller_batches(tmp_path):
 
     probe = probe_packed(Fragments(), tmp_path)
     errors = {trial.error for trial in probe.trials if trial.confirmation}
-    assert errors == {"in turns with the other shapes: out of memory"}
+    assert errors == {"interleaved with the other shapes: out of memory"}
     assert 60_000 <= probe.packed.max_tokens <= 0.97 * 70_000
     assert probe.confirmation.given_up > 0
 

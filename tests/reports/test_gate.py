@@ -130,7 +130,7 @@ CAN_NOT_TELL = {
     "a baseline of another unit": (
         "batches worse 2%",
         {"baseline": made_sweep(unit="tokens")},
-        "count tokens",
+        "are in tokens",
     ),
     "a baseline without the value": (
         "estimated_epoch_seconds worse 2%",
@@ -231,14 +231,15 @@ def test_drift_is_told_with_what_it_costs():
     assert drift_sentences(made_drift()) == [
         "The lengths of the manifest (28,539 examples) differ from those of the run, with 12 examples beyond the last "
         "boundary.",
-        "On them the recommendation costs 3.3% more than if newly tuned: 655 batches against 634.",
+        "On these lengths, the recommendation costs 3.3% more than a newly tuned one: 655 batches against 634.",
     ]
 
 
 def test_drift_of_a_run_that_packs_is_told_of_its_padded_batches():
     sentences = drift_sentences(made_drift(), packs=True)
     assert (
-        "On them the best padded row, which is not the packing, costs" in sentences[1]
+        "On these lengths, the best padded row, which is not the packing, costs"
+        in sentences[1]
     )
 
 

@@ -165,8 +165,8 @@ def test_a_margin_that_is_not_known_is_not_stated():
 def test_examples_that_are_dealt_twice_are_counted():
     said = " ".join(summary_of(sweep=with_rows(whole_sweep(), repeated_examples=1)))
     assert (
-        "1 example is dealt twice, so that each of the 8 ranks has as many batches; the second time counts as "
-        "padding."
+        "1 example is dealt twice, so that all 8 ranks have the same number of batches; the second time "
+        "counts as padding."
     ) in said
 
 
@@ -202,7 +202,7 @@ def test_rough_times_are_no_headline():
 @pytest.mark.parametrize(
     ("cap", "why"),
     [
-        (16, "a batch was to have 16 examples at most"),
+        (16, "--max-batch-size allows 16 examples at most"),
         (None, "the data has no more examples"),
     ],
 )
@@ -336,7 +336,7 @@ def test_a_limit_other_than_the_measured_one_is_told(limit, words):
     ("probe", "remedy"),
     [
         (None, "Run `batchtune probe-oom` again with --force, then"),
-        (made_probe(), "The same `batchtune probe-oom`, which was interrupted, cont"),
+        (made_probe(), "Run the interrupted `batchtune probe-oom` again"),
     ],
     ids=["none", "interrupted"],
 )

@@ -380,7 +380,7 @@ def test_ranks_that_learned_different_batches_are_refused():
     failed = merged(replies, request, 2)
     assert isinstance(failed, Failed)
     assert failed.message.startswith(
-        "rank 1 has learned something else of the script's batches than rank 0: batches"
+        "rank 1 has learned something else about the script's batches than rank 0: batches"
     )
 
 

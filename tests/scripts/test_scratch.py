@@ -183,7 +183,7 @@ def test_a_script_is_refused_where_nothing_protects_files(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mounts, "enter", refuse)
     monkeypatch.setattr(landlock, "confine", refuse)
-    with pytest.raises(ProbeError, match="nothing here keeps your files") as raised:
+    with pytest.raises(ProbeError, match="nothing here protects your files") as raised:
         ran("touch", "new")
     assert "--scratch none" in (raised.value.hint or "")
     assert not (tmp_path / "new").exists()
@@ -227,7 +227,7 @@ def test_what_runs_on_other_machines_is_confined_in_a_copy(tmp_path, monkeypatch
         places = list(scratch._places(script))
         assert [place.folder == tmp_path for place in places] == [True, False]
         monkeypatch.setattr(mounts, "SHARED_MEMORY", str(tmp_path.parent))
-        with pytest.raises(ProbeError, match="keeps the folder"):
+        with pytest.raises(ProbeError, match="protects the folder"):
             list(scratch._places(script))
 
 

@@ -71,7 +71,7 @@ def test_numels_in_samples_are_turned_into_the_unit(unit, factor, rate, target):
 def test_numels_in_samples_without_a_rate_ask_for_it():
     with pytest.raises(
         UsageError,
-        match=r"a limit of 960,000 seems to count samples, but the lengths s",
+        match=r"a limit of 960,000 seems to be in samples, but the lengths are in s",
     ) as error:
         read(IN_SAMPLES)
     assert "Add sample_rate=16000 to the settings" in error.value.hint
@@ -80,7 +80,7 @@ def test_numels_in_samples_without_a_rate_ask_for_it():
 def test_a_rate_for_lengths_that_are_no_time_is_an_error():
     with pytest.raises(
         UsageError,
-        match="sample_rate goes with lengths in seconds, but they count tokens",
+        match="sample_rate goes with lengths in seconds, but these are in tokens",
     ):
         read("target_batch_numel=4000,sample_rate=16000", "tokens", 10)
 

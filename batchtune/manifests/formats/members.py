@@ -1,4 +1,4 @@
-"""Files of which only headers are read: tar shards of WebDataset, audio in a folder, indices and shards of sizes."""
+"""Read only the headers of files: WebDataset's tar shards, audio in a folder, indices and shards of sizes."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ class CudaMeter(Meter):
         if limit_bytes <= allocated:
             free, total = self._cuda.mem_get_info(self.torch_device)
             raise ProbeError(
-                f"nothing of the memory is left for batches: the workload itself holds {format_size(allocated)}, with "
+                f"no memory is left for batches: the workload itself holds {format_size(allocated)}, with "
                 f"{format_size(kept)} kept free and {format_size(free)} of {format_size(total)} free on the device",
                 "Give more with --memory or --memory-fraction, keep less free with --reserve, or take a smaller model.",
             )
