@@ -610,11 +610,10 @@ def filled(bench):
 def recut(bench):
     """Keep each step's examples in as many micro-batches as are fastest, as the report of the default advises."""
     swept = read_result(bench.run / SWEEP_FILE, Sweep)
-    row = swept.recommended_row
     same = [other for other in swept.rows if other.keeps_examples]
     fastest = min(same, key=lambda other: other.estimated_epoch_seconds)
-    gain = row.estimated_epoch_seconds / fastest.estimated_epoch_seconds
-    if gain <= WORTH_A_CHANGE:
+    seconds = swept.recommended_row.estimated_epoch_seconds
+    if seconds <= WORTH_A_CHANGE * fastest.estimated_epoch_seconds:
         raise NothingRecommended("no other number of micro-batches is worth a change")
     micro_batches = ["--micro-batches", str(fastest.accumulate)]
     run = swept_again(bench, "run-recut", *bench.current(), *micro_batches)

@@ -169,7 +169,7 @@ class Trainer:
                 summed += loss.item()
                 items += int(its_items)
         self.training.model.train()
-        return {"loss": summed / items}
+        return {"loss": summed / max(1, items)}
 
 
 def main():

@@ -249,9 +249,8 @@ def test_a_script_that_steps_otherwise_is_told_its_accumulation(started, batches
 
 def test_batches_of_another_size_end_the_script(started):
     """Before its first step."""
-    loader = rows_of(LENGTHS, shuffle=True, batch_size=6)
     with pytest.raises(SystemExit, match="keeps steps of 12"):
-        next(given_by(loader, started("same")))
+        given_by(rows_of(LENGTHS, shuffle=True, batch_size=6), started("same"))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
