@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     pass
 
 PICTURE = "recipes.svg"
-WIDTH, HEIGHT, LEFT, RIGHT = 860, 400, 60, 150
+WIDTH, HEIGHT, LEFT, RIGHT = 860, 416, 60, 150
 LOSS_TOP, LOSS_BOTTOM = 46, 222
 MEMORY_TOP, MEMORY_BOTTOM = 268, 360
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #57606a }
@@ -22,7 +22,6 @@ circle { stroke: none } polygon { stroke: none; fill-opacity: .55 }
 @media (prefers-color-scheme: dark) {
 text { fill: #9da7b3 } .title { fill: #e6edf3 } .limit { stroke: #f85149 }
 .batchtune { stroke: #3fb950; fill: #3fb950 } }"""
-Trace = list[list[float]]
 
 
 def picture_of(summary):
@@ -47,9 +46,9 @@ class Axes:
 
     def __init__(self, summary, traces):
         results = summary.results
-        self.limit: int = results["limit_bytes"]
+        self.limit = results["limit_bytes"]
         # What the process holds before its first step is below the axis.
-        self.held: int = results["held_bytes"]
+        self.held = results["held_bytes"]
         shipped, ours = (sum(step[0] for step in trace) for trace in traces)
         self.seconds = max(shipped, ours)
         losses = [step[2] for trace in traces for step in trace]
@@ -59,8 +58,8 @@ class Axes:
             f"The same steps, the same losses, {shipped / ours:.2f} times as fast"
         )
         self.conditions = (
-            f"{summary.title}, {results['data']}, {summary.batch_words}; {results['machine']}; one epoch of "
-            f"{len(traces[0])} optimizer steps"
+            f"{summary.title}, {results['data']}, {summary.batch_words}",
+            f"one epoch of {len(traces[0])} optimizer steps on {results['machine']}",
         )
 
     def x(self, seconds):
@@ -90,7 +89,8 @@ class Axes:
         for kind, y in (("axis", LOSS_BOTTOM), ("limit", MEMORY_TOP), ("axis", MEMORY_BOTTOM)):  # fmt: skip
             yield f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
         yield text("0 s", "", LEFT, LOSS_BOTTOM + 18, "middle")
-        yield text(self.conditions, "", LEFT, HEIGHT - 12)
+        for line, words in enumerate(self.conditions):
+            yield text(words, "", LEFT, HEIGHT - 28 + 16 * line)
 
     def curve(self, trace):
         """Return where each step ends, by its time and its loss."""
