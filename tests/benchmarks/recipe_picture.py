@@ -82,10 +82,9 @@ class Axes:
         for loss in (self.lowest, self.highest):
             yield text(f"{loss:.2f}", "", LEFT - 6, self.loss_y(loss) + 4, "end")
         yield text("memory of each step", "", LEFT, MEMORY_TOP - 10)
-        limit = f"limit, {self.limit >> 20} MiB"
-        yield text(limit, "", WIDTH - RIGHT + 8, MEMORY_TOP + 4)
-        held = f"held before, {self.held >> 20} MiB"
-        yield text(held, "", WIDTH - RIGHT + 8, MEMORY_BOTTOM + 4)
+        side = WIDTH - RIGHT + 8
+        yield text(f"limit, {self.limit >> 20} MiB", "", side, MEMORY_TOP + 4)
+        yield text(f"held before, {self.held >> 20} MiB", "", side, MEMORY_BOTTOM + 4)
         for kind, y in (("axis", LOSS_BOTTOM), ("limit", MEMORY_TOP), ("axis", MEMORY_BOTTOM)):  # fmt: skip
             yield f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
         yield text("0 s", "", LEFT, LOSS_BOTTOM + 18, "middle")
