@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from batchtune.records import Unit as Unit
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+AnyArray = npt.NDArray[Any]
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
 # The units of speech; its frameworks make bucket tables, those of text don't.
@@ -81,14 +83,13 @@ class Runs:
         """Sort and count examples, arrays of one shape; each is `counts` examples, by default one."""
         if targets is None:
             order = np.argsort(values)[::-1]
-            values = values[order]
-            begins = np.diff(values, prepend=np.nan) != 0
         else:
             order = np.lexsort((targets, values))[::-1]
-            values = values[order]
+        values = values[order]
+        begins = np.diff(values, prepend=np.nan) != 0
+        if targets is not None:
             # No -0.0, which equals 0.0 but has another fingerprint.
             targets = targets[order] + 0.0
-            begins = np.diff(values, prepend=np.nan) != 0
             begins |= np.diff(targets, prepend=np.nan) != 0
             targets = targets[begins]
         starts = np.flatnonzero(begins)
@@ -307,7 +308,7 @@ class Lengths:
         assert self.runs.targets is not None
         return cast(FloatArray, np.maximum.accumulate(self.runs.targets[::-1]))
 
-    def count_within(self, length: float, target_length: float | None = None) -> int:
+    def count_within(self, length: float, target_length: float | None) -> int:
         """Return how many examples are at most `length` long, with a target of at most `target_length` where given."""
         targets = self.runs.targets
         if targets is None or target_length is None:

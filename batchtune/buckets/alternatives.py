@@ -19,7 +19,6 @@ from batchtune.epochs.layout import (
     ON_ONE_RANK,
     EpochBatches,
     RankSplit,
-    ShuffleKey,
     lay_out,
     shapes_of,
 )
@@ -119,11 +118,10 @@ def _simulated(batching: Batching, pricing: Pricing) -> tuple[int, float | None]
     lengths = pricing.lengths.evenly(_MOST_SIMULATED)
     scale = pricing.lengths.count / lengths.count
     batcher = batching.batcher(lengths.values, lengths.targets)
-    shapes = []
-    for epoch in range(_SHUFFLES):
-        drawing = ShuffleKey(epoch=epoch)
-        cut = batcher.cut(drawing, ON_ONE_RANK)
-        shapes.append(shapes_of(cut, drawing, lengths))
+    shapes = [
+        shapes_of(cut, drawing, lengths)
+        for drawing, cut in batcher.first_epochs(_SHUFFLES, ON_ONE_RANK)
+    ]
     _, seconds = replace(pricing, dealing=ON_ONE_RANK).mean_cost(shapes, scale)
     return round(len(shapes[0]) * scale), seconds
 
@@ -140,7 +138,7 @@ def fixed_baselines(
     """
     lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
-    size = int(limits.batch_sizes(longest, limits.sizings[-1])[0])
+    size = int(limits.largest_sizes(longest)[0])
     if fewest > 1:
         size = max(1, min(size, (lengths.count - 1) // (fewest - 1)))
     table = BucketTable(longest, np.array([size]))
@@ -271,7 +269,7 @@ def share_within(
     It is that of the best share, in examples a second, by the times of batches of equal lengths.
     """
     lengths = pricing.lengths.evenly(_OF_THROUGHPUT)
-    fits = limits.batch_sizes(lengths.values, limits.sizings[-1])
+    fits = limits.largest_sizes(lengths.values)
     cost = batch_seconds(step_seconds, pricing.targets)
     shares = np.geomspace(1 / fits.max(), 1.0, _SHARES)
     seconds = []

@@ -94,12 +94,12 @@ class Known(Generic[AnySettings]):
 class GivenSettings(Generic[AnySettings]):
     """Settings as a user gave them: `source` is `--current` or the file's name, `key_path` the place in the file.
 
-    `names` are those of the settings that were given; the others have their defaults.
+    `names` are those of the settings that a user wrote; the others have their defaults.
     """
 
     settings: AnySettings
-    names: frozenset[str]
     source: str
+    names: frozenset[str] = frozenset()
     key_path: str | None = None
 
     @property

@@ -23,9 +23,8 @@ from batchtune.packing.figures import (
     simulated_row,
 )
 from batchtune.packing.packers import PACKERS
-from batchtune.packing.packing import Budget
+from batchtune.packing.packing import DENSE_7B, Budget, TimeLaw
 from batchtune.packing.same_step import StepPacker
-from batchtune.packing.time_law import DENSE_7B, TimeLaw
 from batchtune.results import (
     Baseline,
     LawCoefficients,
@@ -167,10 +166,10 @@ def sweep_packers(
     padded: Row | Baseline,
     max_batch_length: float,
     *,
-    before: Row | None = None,
-    own: OwnSteps | None = None,
-    measured: PackedCosts | None = None,
-    on_row: Callable[[PackedRow], None] = lambda row: None,
+    before: Row | None,
+    own: OwnSteps | None,
+    measured: PackedCosts | None,
+    on_row: Callable[[PackedRow], None],
 ) -> PackingSweep:
     """Compare the packers with each other and with `padded`, the best padded batches, and recommend one of them.
 
@@ -248,7 +247,7 @@ def _step_rows(
             "--equal-counts is for padded micro-batches, and this training packs",
             "Leave it out: a loss over packed rows is a mean over tokens.",
         )
-    packer = StepPacker(tokens, budget, own.dealing.world_size)
+    packer = StepPacker(tokens, budget, world_size=own.dealing.world_size)
     # Those with the most tokens need the most micro-batches.
     fullest = heapq.nlargest(
         _FULLEST,
