@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,7 +86,6 @@ def record(
     from batchtune.files import check_writable
     from batchtune.results import TRAINING_FILE
     from batchtune.scripts.interposing import environment
-    from batchtune.scripts.starting import run_to_the_end
 
     if command is None:
         raise UsageError(
@@ -144,7 +145,6 @@ def run(
     from batchtune.results import SAMPLER_FILE
     from batchtune.scripts.interposing import environment
     from batchtune.scripts.running import GIVEN_FILE, LENGTHS_FILE
-    from batchtune.scripts.starting import run_to_the_end
 
     if command is None:
         raise UsageError(
@@ -174,6 +174,32 @@ def run(
                 f"{stored.lengths.count:,} examples was iterated over with gradients."
             )
     raise typer.Exit(code)
+
+
+def run_to_the_end(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command to its end, and return its exit code, 128 + the signal that killed it.
+
+    It gets this process's input and output, SIGTERM, and from a terminal Ctrl-C too. Raises UsageError if it can't be
+    started.
+    """
+    try:
+        process = subprocess.Popen(words, env=environment)
+    except OSError as error:
+        raise UsageError(
+            f"{words[0]} can't be started: {error.strerror or error}",
+            "Give the command as in a shell: -- python train.py",
+        ) from error
+    # Ctrl-C in a terminal reaches the script as well, which decides what to do.
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    on_termination = signal.signal(
+        signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM)
+    )
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, on_interrupt)
+        signal.signal(signal.SIGTERM, on_termination)
+    return code if code >= 0 else 128 - code
 
 
 def _allocator_variables(measured: str | None, config: Path) -> dict[str, str]:

@@ -27,7 +27,7 @@ from batchtune.probe.attempt import OOM_COUNTED, Agree, alone
 from batchtune.probe.failures import error_verdict, first_noted
 from batchtune.probe.last_words import NO_STEP
 from batchtune.probe.rank import RankPlace, print_stack_when_asked
-from batchtune.scripts.interposing import Begin, say
+from batchtune.scripts.interposing import Begin, place_in_group, say
 from batchtune.units import counted
 from batchtune.workloads.loading import first_line
 
@@ -323,13 +323,7 @@ def described(loader: Any) -> str:
 
 def _connected() -> RankPlace:
     """Return this process's place among the ranks that train together, connected to the probe."""
-    from torch import distributed
-
-    rank = 0
-    world_size = 1
-    if distributed.is_available() and distributed.is_initialized():
-        rank = distributed.get_rank()
-        world_size = distributed.get_world_size()
+    rank, world_size = place_in_group() or (0, 1)
     host, port = _options["address"]
     channel = socket.create_connection((host, port))
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -244,6 +244,7 @@ def test_a_script_without_a_loader_says_what_it_imported(rank, monkeypatch, caps
         marked = f"[rank{rank}]: "
         monkeypatch.setattr(distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(distributed, "get_rank", lambda: rank)
+        monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
     interposing._say_what_was_used()
     assert capsys.readouterr().err.startswith(
         f"{marked}batchtune: train.py iterated over no torch DataLoader with gradients; "
