@@ -26,6 +26,7 @@ from batchtune.results import (
     SWEEP_FILE,
     TRAINING_FILE,
     VERIFY_FILE,
+    AnySweep,
     Drift,
     LengthsSummary,
     LoaderTuning,
@@ -35,6 +36,7 @@ from batchtune.results import (
     Training,
     Verdict,
     Verification,
+    read_if_written,
     read_result,
 )
 
@@ -227,7 +229,7 @@ class RunResults:
         return render_for_notebook(self)
 
 
-def _frame(result: Probe | Sweep | StreamSweep | None, table: str) -> pd.DataFrame:
+def _frame(result: Probe | AnySweep | None, table: str) -> pd.DataFrame:
     import pandas as pd
 
     if result is None:
@@ -286,13 +288,11 @@ def load_run(folder: Path) -> RunResults:
     manifest = "MANIFEST"
     if own_lengths.exists():
         manifest = shlex.quote(str(own_lengths))
-    verify = folder / VERIFY_FILE
-    verification = read_result(verify, Verification) if verify.exists() else None
     run = RunResults(
         name=folder.resolve().name or "run",
         folder=folder,
         manifest=manifest,
-        verification=verification,
+        verification=read_if_written(folder / VERIFY_FILE, Verification),
         **results,
     )
     if not training.exists():

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from batchtune.loaders import kind_of
 from batchtune.reports import RunResults
 from batchtune.reports.section import (
+    Cells,
     Section,
     Table,
     failures_table,
@@ -186,7 +187,7 @@ def _rows_table(loader: LoaderTuning) -> Table:
     )
 
 
-def row_cells(row: LoaderRow) -> dict[str, str | None]:
+def row_cells(row: LoaderRow) -> Cells:
     """Return what tables and charts show of a row, by the titles of the columns."""
     equal = {True: "yes", False: "no", None: None}
     return {

@@ -15,6 +15,7 @@ from batchtune.reports import RunResults
 from batchtune.reports.loaders import loader_section
 from batchtune.reports.measured import mismatch, probe_section, verification_section
 from batchtune.reports.section import (
+    Cells,
     Section,
     clean,
     facts_table,
@@ -337,7 +338,7 @@ def _torch(torch: DoctorTorch) -> str:
     return ", ".join(words)
 
 
-def _gpu(gpu: DoctorGpu, settings: str) -> dict[str, str | None]:
+def _gpu(gpu: DoctorGpu, settings: str) -> Cells:
     """Return the facts on a GPU; `settings` are those of the environment for the allocator."""
     users = None
     if gpu.processes is not None:
@@ -376,7 +377,7 @@ def _gpu(gpu: DoctorGpu, settings: str) -> dict[str, str | None]:
     }
 
 
-def _cpu(cpu: DoctorCpu) -> dict[str, str | None]:
+def _cpu(cpu: DoctorCpu) -> Cells:
     return {
         "name": f"{cpu.name}, {counted(cpu.processors, 'processor')}",
         "memory": format_size(cpu.total_bytes),

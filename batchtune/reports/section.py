@@ -9,24 +9,24 @@ import itertools
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from batchtune.buckets.advice import (
     close_in_steps,
     keeps_current,
-    keeps_examples,
     keeps_steps,
 )
 from batchtune.errors import without_commands
 from batchtune.reports import RunResults
 from batchtune.results import (
+    AnyRow,
+    AnySweep,
     Baseline,
     Costed,
     LowerBound,
     PackedRow,
     Row,
     StreamRow,
-    StreamSweep,
     Sweep,
     cost_of,
 )
@@ -44,8 +44,6 @@ from batchtune.units import (
 
 C = TypeVar("C", bound=Costed)
 V = TypeVar("V")
-AnyRow: TypeAlias = Row | StreamRow
-AnySweep: TypeAlias = Sweep | StreamSweep
 Cells = Mapping[str, str | None]
 """A row of a table: title of the column → cell; None is unknown."""
 
@@ -322,7 +320,7 @@ def _advantage(
     """Say how a row compares with another: `1.34 times faster than NAME`, `37.9% fewer batches than with NAME`."""
     seconds = row.estimated_epoch_seconds
     is_timed = timed and seconds and other.estimated_epoch_seconds
-    close = keeps_examples(row) or close_in_steps(other, row)
+    close = row.keeps_examples or close_in_steps(other, row)
     if not is_timed and steps_kept and close:
         change = 1 - row.padded_length / other.padded_length
         less = "less" if change >= 0 else "more"
@@ -399,7 +397,14 @@ def current_name(sweep: AnySweep) -> str:
     return f"{CURRENT} (does not fit)" if sweep.current_fits is False else CURRENT
 
 
-def cost_cells(costed: Costed, *, timed: bool = True) -> dict[str, str | None]:
+def best_of_sweep(sweep: AnySweep, row: AnyRow, *, timed: bool) -> tuple[str, int]:
+    """Return what a comparison calls the best row, which stands first, and the index of what is recommended."""
+    if keeps_current(sweep, row, timed=timed):
+        return "best of the sweep", 1  # the user's own config, which comes next
+    return "recommended", 0
+
+
+def cost_cells(costed: Costed, *, timed: bool = True) -> Cells:
     """Return what every table on costs shows, by the titles of its columns; None is unknown, as times not `timed`."""
     seconds = costed.estimated_epoch_seconds if timed else None
     return {
