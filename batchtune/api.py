@@ -222,12 +222,11 @@ def sweep(
     _sweep(
         _read(lengths, reading),
         folder,
+        sweeping,
         force=force,
         max_batch_length=max_batch_length,
-        max_tokens=max_tokens,
-        cut_at=cut_at,
         current=_read_current(current),
-        **sweeping,
+        packing=Packing(max_tokens=max_tokens, cut_at=cut_at),
     )
     return read_run(folder)
 
@@ -239,29 +238,10 @@ def _read_current(text: str | None) -> Current | None:
 
 
 def _sweep(
-    lengths: Lengths,
-    folder: Path,
-    *,
-    force: bool = False,
-    max_batch_length: float | None = None,
-    max_tokens: int | None = None,
-    cut_at: int | None = None,
-    current: Current | None = None,
-    refuted: frozenset[str] = frozenset(),
-    **sweeping: Any,
+    lengths: Lengths, folder: Path, sweeping: Mapping[str, Any], **arguments: Any
 ) -> Sweep:
-    """Sweep, and write `sweep.json` and `sampler.yaml`; `refuted` as for `run_sweep`."""
-    packing = Packing(max_tokens=max_tokens, cut_at=cut_at)
-    swept = run_sweep(
-        lengths,
-        checked_settings(**sweeping),
-        folder,
-        max_batch_length=max_batch_length,
-        current=current,
-        force=force,
-        packing=packing,
-        refuted=refuted,
-    )
+    """Sweep with these settings and further arguments of `run_sweep`; write `sweep.json` and `sampler.yaml`."""
+    swept = run_sweep(lengths, checked_settings(**sweeping), folder, **arguments)
     write_config(swept, folder)
     return swept
 
@@ -310,7 +290,7 @@ def tune(
         )
 
     def sweep_again(refuted: frozenset[str]) -> Sweep:
-        return _sweep(read, folder, current=own, refuted=refuted, **sweeping)
+        return _sweep(read, folder, sweeping, current=own, refuted=refuted)
 
     def run_plan(plan: VerifyPlan, subject: Subject, deadline: float) -> Verification:
         return run_verify(

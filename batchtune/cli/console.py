@@ -109,7 +109,7 @@ def write_json(record: Result) -> None:
     write_result(encode(record).decode(), None)
 
 
-def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
+def refuse_overwriting(output: Path, inputs: Sequence[str | Path]) -> None:
     """Raise UsageError if a file is one of the inputs, or a file of a run folder."""
     from batchtune.results import RUN_FILES
 
