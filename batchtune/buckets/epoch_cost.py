@@ -253,14 +253,8 @@ class Pricing:
 
     def of_own(self, own: OwnBatches, batching: Batching) -> TimedRow:
         """Return the row of batches that were counted; `batching` holds the largest of them."""
-        targets = None
-        if self.targets is not None:
-            targets = np.array([shape.target_length or 0.0 for shape in own.shapes])
-        shapes = EpochShapes(
-            np.array([shape.batch_size for shape in own.shapes]),
-            np.array([shape.length for shape in own.shapes]),
-            targets,
-        )
+        with_targets = self.targets is not None
+        shapes = EpochShapes.of(own.shapes, with_targets=with_targets)
         time = None
         if self.step_seconds is not None:
             mean = float(shapes.seconds(self.step_seconds).mean())

@@ -7,7 +7,7 @@ and the simulation of an epoch are these steps. `lengths` always has the shape (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -18,7 +18,7 @@ from batchtune.lengths import AnyArray, BoolArray, FloatArray, IntArray, Lengths
 
 if TYPE_CHECKING:
     from batchtune.epochs.measured_costs import Costs, StepTimeFunction
-    from batchtune.results import SweepSettings
+    from batchtune.results import BatchShape, SweepSettings
 
 Indices: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 """Indices of examples: 32 bits wide where these suffice."""
@@ -360,8 +360,31 @@ class EpochShapes:
     lengths: FloatArray
     targets: FloatArray | None
 
+    @classmethod
+    def of(cls, shapes: Sequence[BatchShape], *, with_targets: bool) -> EpochShapes:
+        """Return shapes that are known one by one; without a target length, that is 0."""
+        targets = None
+        if with_targets:
+            targets = np.array([shape.target_length or 0.0 for shape in shapes])
+        return cls(
+            np.array([shape.batch_size for shape in shapes]),
+            np.array([shape.length for shape in shapes]),
+            targets,
+        )
+
     def __len__(self) -> int:
         return int(self.batch_sizes.size)
+
+    def one_by_one(
+        self, batches: IntArray | slice = slice(None)
+    ) -> Iterator[BatchShape]:
+        """Return the shape of each of these batches, or of all."""
+        from batchtune.results import BatchShape
+
+        columns = [self.batch_sizes, self.lengths]
+        if self.targets is not None:
+            columns.append(self.targets)
+        return map(BatchShape, *(column[batches].tolist() for column in columns))
 
     @property
     def padded_length(self) -> float:

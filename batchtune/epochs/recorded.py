@@ -64,10 +64,6 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
     shapes = first.shapes(values, targets)
     sizes = shapes.batch_sizes
     kept = _kept(sizes * shapes.lengths)
-    columns = [sizes, shapes.lengths]
-    if shapes.targets is not None:
-        columns.append(shapes.targets)
-    of_each = (column[kept].tolist() for column in columns)
     mates = mates_in_cuts([first, second], values)
     # Mates that meet again may do so on another rank: this one has only a part of them in its second epoch.
     again = mates.again / np.isin(first.examples, second.examples).mean()
@@ -76,7 +72,7 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
         ranks=ranks,
         batches=round(sizes.size / share),
         padded_length=shapes.padded_length / share,
-        shapes=list(map(BatchShape, *of_each)),
+        shapes=list(shapes.one_by_one(kept)),
         mates_again=min(1.0, float(again)),
         effective_buckets=effective_buckets(mates.again, first.layout),
     )
