@@ -33,13 +33,12 @@ from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.base import KNOWN_UNITS, normalised
 from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
+from batchtune.probe.probing import LargestBatch, run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.proving import Prover
 from batchtune.redaction import command_text
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
 from batchtune.results import (
-    Device,
     Probe,
     Record,
     Sweep,
@@ -151,7 +150,7 @@ def _probe(
     sweeping: dict[str, Any],
     on_progress: Callable[[str], None],
     goes_on: bool = False,
-    most_in_a_batch: Callable[[Device], int | None] | None = None,
+    most_in_a_batch: LargestBatch | None = None,
 ) -> Probe:
     """Probe with these settings, or go on with it."""
     force = force and not goes_on

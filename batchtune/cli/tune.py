@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from batchtune.buckets.current import Current
     from batchtune.lengths import Lengths
     from batchtune.probe.nodes import Nodes
-    from batchtune.results import AnySweep, Device, Probe, Sweep, SweepSettings
+    from batchtune.probe.probing import LargestBatch
+    from batchtune.results import AnySweep, Probe, Sweep, SweepSettings
 
 
 EXAMPLES = {
@@ -241,7 +242,7 @@ def _probe(
     run: RunOptions,
     sweep_settings: SweepSettings | None,
     nodes: Nodes | None,
-    most_in_a_batch: Callable[[Device], int | None] | None,
+    most_in_a_batch: LargestBatch | None,
     minutes: float | None,
     goes_on: bool = False,
 ) -> Probe:

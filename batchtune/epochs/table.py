@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -121,10 +121,9 @@ class BucketTable:
 
     def lower_edges(self, lengths: FloatArray) -> FloatArray:
         """Return the boundary below the bucket of each length."""
-        return cast(
-            FloatArray,
-            np.append(0.0, self.boundaries)[np.searchsorted(self.boundaries, lengths)],
-        )
+        return np.append(0.0, self.boundaries)[
+            np.searchsorted(self.boundaries, lengths)
+        ]
 
     def edges(self, histogram: Histogram) -> IntArray:
         """Return where the buckets begin and end: bucket b holds the distinct lengths edges[b] : edges[b + 1].
@@ -136,7 +135,7 @@ class BucketTable:
                 f"length {histogram.lengths[-1]} is beyond the last boundary {self.boundaries[-1]}"
             )
         ends = np.searchsorted(histogram.lengths, self.boundaries, side="right")
-        return cast(IntArray, np.concatenate(([0], ends)).astype(np.int64))
+        return np.concatenate(([0], ends)).astype(np.int64)
 
     def counts(self, histogram: Histogram) -> IntArray:
         """Return the number of examples in each bucket, shape (buckets,)."""
@@ -177,7 +176,7 @@ def batch_sizes_for(
     cap = _LARGEST_BATCH_SIZE if max_batch_size is None else max_batch_size
     with np.errstate(over="ignore"):
         sizes = max_batch_length / np.asarray(boundaries, dtype=np.float64)
-    return cast(IntArray, np.clip(sizes, 1, cap).astype(np.int64))
+    return np.clip(sizes, 1, cap).astype(np.int64)
 
 
 def speechbrain_boundaries(num_buckets: int, max_batch_length: float) -> FloatArray:

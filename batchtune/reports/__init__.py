@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -50,6 +50,8 @@ FORMATS = {
     "html": "batchtune.reports.html",
     "json": "batchtune.reports.page",
 }
+NextStep: TypeAlias = tuple[str, str]
+"""A command, or a file, and its purpose."""
 # Where the command line puts files unless the user names another folder; commands that are proposed need not name it.
 DEFAULT_FOLDER = Path("batchtune-run")
 
@@ -153,8 +155,8 @@ class RunResults:
         return f" --workload {spec}{options}"
 
     def steps_after_sweep(
-        self, verify: str, config: tuple[str, str], *, of_stream: bool
-    ) -> Iterator[tuple[str, str]]:
+        self, verify: str, config: NextStep, *, of_stream: bool
+    ) -> Iterator[NextStep]:
         """Yield what to do with recommended batches, by command: verify them, use their config, export it."""
         from batchtune.reports.measured import mismatch
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from batchtune.loaders import kind_of
-from batchtune.reports import RunResults
+from batchtune.reports import NextStep, RunResults
 from batchtune.reports.section import (
     Cells,
     Section,
@@ -228,7 +228,7 @@ def _warnings(loader: LoaderTuning) -> Iterator[str]:
     yield from map(with_full_stop, loader.warnings)
 
 
-def _next_steps(run: RunResults, loader: LoaderTuning) -> Iterator[tuple[str, str]]:
+def _next_steps(run: RunResults, loader: LoaderTuning) -> Iterator[NextStep]:
     row = loader.recommended_row
     again = f"batchtune tune-loader TARGET{run.as_option}"
     if row is None:

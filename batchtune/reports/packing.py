@@ -15,6 +15,7 @@ from batchtune.reports.same_step import (
 from batchtune.reports.section import (
     CURRENT,
     Cells,
+    Padded,
     Section,
     Table,
     comparison_table,
@@ -93,7 +94,7 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
 
 
 def _headline(
-    sweep: Sweep, packing: PackingSweep, padded: Row | Baseline, padded_name: str
+    sweep: Sweep, packing: PackingSweep, padded: Padded, padded_name: str
 ) -> str:
     """Say what to set, and what it saves."""
     row = packing.row
@@ -205,9 +206,9 @@ def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
     )
 
 
-def _padded(sweep: Sweep) -> dict[str, Row | Baseline]:
+def _padded(sweep: Sweep) -> dict[str, Padded]:
     """Return padded batches by what the table calls them: the user's, the best table and pools, and a fixed size."""
-    named: dict[str, Row | Baseline] = {}
+    named: dict[str, Padded] = {}
     is_packed = sweep.packed is not None and sweep.packed.current is not None
     if sweep.current is not None and not is_packed:
         named[current_name(sweep)] = sweep.current

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from batchtune.allocators import EXPANDABLE, NATIVE, asked_for, settings_in
-from batchtune.reports import RunResults
+from batchtune.reports import NextStep, RunResults
 from batchtune.reports.loaders import loader_section
 from batchtune.reports.measured import mismatch, probe_section, verification_section
 from batchtune.reports.section import (
@@ -72,7 +72,7 @@ class Page:
 
     title: str
     sections: Sequence[Section]
-    next_steps: Sequence[tuple[str, str]] = ()
+    next_steps: Sequence[NextStep] = ()
 
     @property
     def lead(self) -> list[str]:
@@ -140,7 +140,7 @@ def build_page(run: RunResults) -> Page:
         sections.append(_data_section(run))
     if run.verdicts:
         sections.insert(0, verdict_section(run.verdicts))
-    next_steps: list[tuple[str, str]] = []
+    next_steps: list[NextStep] = []
     for section in sections:
         next_steps += section.next_steps
     next_steps.append(

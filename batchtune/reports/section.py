@@ -17,7 +17,7 @@ from batchtune.buckets.advice import (
     keeps_steps,
 )
 from batchtune.errors import without_commands
-from batchtune.reports import RunResults
+from batchtune.reports import NextStep, RunResults
 from batchtune.results import (
     AnyRow,
     AnySweep,
@@ -46,6 +46,8 @@ C = TypeVar("C", bound=Costed)
 V = TypeVar("V")
 Cells = Mapping[str, str | None]
 """A row of a table: title of the column → cell; None is unknown."""
+Padded = Row | Baseline
+"""Padded batches of a sweep, and what they cost."""
 
 UNKNOWN = "\u2013"  # an en dash: unknown, or no question here; never 0
 TIMES = "\u00d7"  # the multiplication sign
@@ -101,7 +103,7 @@ class Section:
         sentences: Say what to set, then what supports it, most important first.
         brief: How many of the sentences a brief report shows; with 0 it shows none of the tables either.
         warnings: Each with its remedy; first those of batches that are not safe.
-        next_steps: A command, or a file, and its purpose, in the order to take them.
+        next_steps: In the order to take them.
     """
 
     title: str
@@ -109,7 +111,7 @@ class Section:
     brief: int = 1
     tables: Sequence[Table] = ()
     warnings: Sequence[str] = ()
-    next_steps: Sequence[tuple[str, str]] = ()
+    next_steps: Sequence[NextStep] = ()
 
 
 def make_table(

@@ -9,7 +9,7 @@ from batchtune.allocators import NATIVE
 from batchtune.buckets.advice import keeps_steps
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
-from batchtune.reports import RunResults
+from batchtune.reports import NextStep, RunResults
 from batchtune.reports.packing import packing_section
 from batchtune.reports.same_step import (
     faster_still,
@@ -21,6 +21,7 @@ from batchtune.reports.section import (
     STEPS,
     UNKNOWN,
     Cells,
+    Padded,
     Section,
     Table,
     Times,
@@ -156,13 +157,13 @@ def _what_to_set(sweep: Sweep, row: Row) -> str:
     return f"{what} with {sizes}"
 
 
-def alternatives(sweep: Sweep) -> dict[str, Row | Baseline]:
+def alternatives(sweep: Sweep) -> dict[str, Padded]:
     """Return what the recommended row is compared with: the user's config if it fits, and a fixed batch size.
 
     Without the user's config today's practice takes its place: SpeechBrain's for speech, length-grouped batches for all
     else.
     """
-    rivals: dict[str, Row | Baseline] = {}
+    rivals: dict[str, Padded] = {}
     is_speech = sweep.lengths.unit in SPEECH_UNITS
     today = today_row(sweep)
     grouped = _baseline(sweep, _LENGTH_GROUPED)
@@ -485,7 +486,7 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
     yield f"{unproven.capitalize()}: no batch as large was run, alone and in turns with the others. {remedy}"
 
 
-def _sweep_again(run: RunResults, sweep: Sweep) -> Iterator[tuple[str, str]]:
+def _sweep_again(run: RunResults, sweep: Sweep) -> Iterator[NextStep]:
     """Yield the sweeps that may recommend something; none for equal lengths, which are one bucket."""
     command = f"batchtune sweep-buckets {run.manifest}"
     if sweep.lengths.min == sweep.lengths.max:

@@ -163,7 +163,7 @@ def step_gradient(
     started = time.monotonic()
     batch_norm = loop.call(batch_norms)
     restore = loop.call(without_dropout)
-    gradients: Gradients = loop.call(Gradients)
+    gradients = loop.call(Gradients)
 
     def gradient(batches: MicroBatches) -> Gradient:
         collated = itertools.cycle(loop.call(lambda: step.collated(batches)))
