@@ -229,15 +229,19 @@ class Recipe:
             )
         return cls(root, name)
 
-    def block_at(self, keys: tuple[str, ...]) -> RecipeBlock | None:
-        """Return the mapping at a path of keys; None without one."""
+    def block_at(self, path: str, names: Collection[str]) -> RecipeBlock | None:
+        """Return the mapping at a path of keys with dots between, if it has any of these names; None without one."""
         chain: list[Node] = [self.root]
+        keys = path.split(".")
         for key in keys:
             node = entries(chain[-1]).get(key)
             if node is None or not is_mapping(node):
                 return None
             chain.append(node)
-        return RecipeBlock(tuple(chain), keys)
+        block = RecipeBlock(tuple(chain), tuple(keys))
+        if not block.has_any(names):
+            return None
+        return block
 
     def blocks_with(self, names: Collection[str]) -> list[RecipeBlock]:
         """Return the mappings with any of these keys that are reached through mappings, each once despite aliases."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from batchtune.epochs.layout import (
 )
 from batchtune.epochs.measured_costs import (
     Costs,
-    StepTimeFunction,
     batch_seconds,
     share_of,
 )
@@ -32,7 +30,7 @@ from batchtune.epochs.simulation import simulate_length_grouped
 from batchtune.epochs.table import BucketTable, Limits, batch_sizes_for
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Baseline, LowerBound, Row, TwoDimensionalRow
+from batchtune.results import Baseline, Keep, LowerBound, Row, TwoDimensionalRow
 from batchtune.units import counted
 
 _ANY_BATCH_SIZE = 2**53
@@ -262,15 +260,26 @@ def share_for(lengths: Lengths, limits: Limits, fewest: int) -> float:
 
 
 def share_within(
-    fraction: float, pricing: Pricing, limits: Limits, step_seconds: StepTimeFunction
+    fraction: float, pricing: Pricing, limits: Limits, keep: Keep
 ) -> float:
     """Return the smallest share of the batch sizes that fit with which full batches reach a part of the throughput.
 
-    It is that of the best share, in examples a second, by the times of batches of equal lengths.
+    It is that of the best share, in examples a second, by the times of batches of equal lengths. Raises UsageError if
+    these are not known, or steps are kept.
     """
+    if keep != "nothing":
+        raise UsageError(
+            f"--throughput-fraction makes batches smaller, and --keep {keep} says already how large they are",
+            "Leave out one of the two, or add --keep nothing.",
+        )
+    if pricing.step_seconds is None:
+        raise UsageError(
+            "--throughput-fraction needs step times, and none are known",
+            "Measure them with `batchtune probe-oom`, or leave it out.",
+        )
     lengths = pricing.lengths.evenly(_OF_THROUGHPUT)
     fits = limits.largest_sizes(lengths.values)
-    cost = batch_seconds(step_seconds, pricing.targets)
+    cost = batch_seconds(pricing.step_seconds, pricing.targets)
     shares = np.geomspace(1 / fits.max(), 1.0, _SHARES)
     seconds = []
     for share in shares:
@@ -301,4 +310,4 @@ def fewest_batches(min_steps: int, dealing: RankSplit) -> int:
 
 
 def _greatest_from_here_on(values: FloatArray) -> FloatArray:
-    return cast(FloatArray, np.maximum.accumulate(values[::-1])[::-1])
+    return np.maximum.accumulate(values[::-1])[::-1]

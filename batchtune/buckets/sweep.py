@@ -73,7 +73,6 @@ from batchtune.results import (
     TRAINING_FILE,
     BucketUse,
     HistogramBin,
-    Keep,
     PackedRow,
     Probe,
     Proof,
@@ -83,6 +82,7 @@ from batchtune.results import (
     SweepSettings,
     epoch_costs,
     meta_of,
+    read_if_written,
     read_result,
     row_at,
     write_result,
@@ -228,9 +228,11 @@ def costs_in(
     This is as given, or that of a probe of padded batches; None if it is not known.
     """
     foreign = holds_other_lengths(lengths, folder, force=force)
-    if foreign or not (folder / PROBE_FILE).exists():
+    probe = None
+    if not foreign:
+        probe = read_if_written(folder / PROBE_FILE, Probe)
+    if probe is None:
         return foreign, Costs(), max_batch_length
-    probe = read_result(folder / PROBE_FILE, Probe)
     costs = costs_of(probe)
     if max_batch_length is not None:
         return foreign, capped(costs, max_batch_length), max_batch_length
@@ -255,8 +257,8 @@ def needed_limit(max_batch_length: float | None, costs: Costs, folder: Path) -> 
 
 def probed_ranks(folder: Path) -> int:
     """Return how many ranks the run folder's probe had; 1 without a probe. Raises ResultError for a damaged one."""
-    path = folder / PROBE_FILE
-    return read_result(path, Probe).device.world_size if path.exists() else 1
+    probe = read_if_written(folder / PROBE_FILE, Probe)
+    return 1 if probe is None else probe.device.world_size
 
 
 def sweep(
@@ -316,7 +318,7 @@ def sweep(
         fewest = fewest_batches(settings.min_steps, dealing)
         share = share_for(pricing.lengths, fitting, fewest)
     if settings.throughput_fraction is not None:
-        share = _share_within(settings.throughput_fraction, pricing, fitting, keep)
+        share = share_within(settings.throughput_fraction, pricing, fitting, keep)
     limits = fitting
     if share < 1.0:
         max_batch_length = shrunk_limit(max_batch_length, share, lengths)
@@ -439,23 +441,6 @@ def _keeping(swept: Sweep, row: Row, *, timed: bool) -> Sweep:
             swept.current, row, timed=timed, steps_kept=keeps_steps(swept)
         ),
     )
-
-
-def _share_within(
-    fraction: float, pricing: Pricing, limits: Limits, keep: Keep
-) -> float:
-    """Return the share of `alternatives.share_within`. Raises UsageError if it is not known, or steps are kept."""
-    if keep != "nothing":
-        raise UsageError(
-            f"--throughput-fraction makes batches smaller, and --keep {keep} says already how large they are",
-            "Leave out one of the two, or add --keep nothing.",
-        )
-    if pricing.step_seconds is None:
-        raise UsageError(
-            "--throughput-fraction needs step times, and none are known",
-            "Measure them with `batchtune probe-oom`, or leave it out.",
-        )
-    return share_within(fraction, pricing, limits, pricing.step_seconds)
 
 
 def _limits(
