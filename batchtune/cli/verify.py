@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from batchtune.manifests import StreamLengths
     from batchtune.probe.nodes import Nodes
     from batchtune.results import (
-        Probe,
         SamplerConfig,
         StreamConfig,
         Verification,
@@ -205,15 +204,27 @@ def _plan(
 ) -> VerifyPlan:
     """Return the plan to run the batches of the folder's `sampler.yaml`, or those that `stream.yaml` makes of a stream.
 
-    Raises ResultError if one of them, or the probe next to it, is of other lengths.
+    Raises ResultError if one of them, or the probe next to it, is of other lengths, or if packed batches were probed.
     """
-    from batchtune.results import PROBE_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
+    from batchtune.results import (
+        PROBE_FILE,
+        SAMPLER_FILE,
+        STREAM_CONFIG_FILE,
+        Probe,
+        read_if_written,
+    )
     from batchtune.run_folder import check_lengths, lengths_of
     from batchtune.sampler_files import read_sampler_yaml, read_stream_yaml
     from batchtune.streams.simulated import stored_stream
     from batchtune.verify.plan import VerifyPlan
 
-    probe = _padded_probe(folder)
+    probe_path = folder / PROBE_FILE
+    probe = read_if_written(probe_path, Probe)
+    if probe is not None and probe.packed is not None:
+        raise ResultError(
+            f"{probe_path} is of packed batches, and verify runs padded ones only",
+            "The probe itself has run the worst packed batches, alone and in turns: `batchtune report` shows them.",
+        )
     config: SamplerConfig | StreamConfig
     if stored is None:
         path = folder / SAMPLER_FILE
@@ -229,7 +240,6 @@ def _plan(
         config = read_stream_yaml(path)
     check_lengths(lengths, config.evidence.fingerprint, path, lengths_of(folder))
     if probe is not None:
-        probe_path = folder / PROBE_FILE
         check_lengths(lengths, probe.lengths.fingerprint, probe_path, probe.lengths)
     stream = None
     if stored is not None:
@@ -237,20 +247,6 @@ def _plan(
     return VerifyPlan(
         lengths=lengths, config=config, settings=settings, probe=probe, stream=stream
     )
-
-
-def _padded_probe(folder: Path) -> Probe | None:
-    """Return the folder's probe; None without one. Raises ResultError if packed batches were probed."""
-    from batchtune.results import PROBE_FILE, Probe, read_if_written
-
-    path = folder / PROBE_FILE
-    probe = read_if_written(path, Probe)
-    if probe is not None and probe.packed is not None:
-        raise ResultError(
-            f"{path} is of packed batches, and verify runs padded ones only",
-            "The probe itself has run the worst packed batches, alone and in turns: `batchtune report` shows them.",
-        )
-    return probe
 
 
 def run_with_progress(

@@ -203,7 +203,9 @@ class Learned:
         for path, row in self._padded.leaves.items():
             for (of, key), relation in self._relations.items():
                 if of == path and key != 0:
-                    row = _stretched(row, key, relation, axes, self._padded.filled)
+                    row = _changed(
+                        row, key, relation, axes, stretched, self._padded.filled
+                    )
             leaves[path] = joined(leaves[path][:-1], row)
         return rebuilt(batch, leaves)
 
@@ -257,38 +259,34 @@ def _padded_row(leaves: Leaves, relations: Relations) -> PaddedRow | None:
     return found
 
 
-def _stretched(
-    row: Any, key: int | str, relation: Relation, axes: AxisShape, filled: float
-) -> Any:
-    """Return a padded row's leaf with another size or other values, and the same share of padding."""
-    wanted = relation.at(axes)
-    size = max(1, round(wanted))
-    if isinstance(key, int):
-        return stretched(row, key, size)
-    if key == "inner":
-        return type(row)(stretched(item, 0, max(1, int(size * filled))) for item in row)
-    return with_values(
-        row, max(wanted * filled, 1) if relation.whole else wanted * filled
-    )
-
-
 def _leaves(tree: Any, relations: Mapping[LeafAxis, Relation]) -> dict[str, Any]:
     """Return the leaves of a tree by path, not taken further apart than those that follow something."""
     leaves = flatten([tree], stops={path for path, _ in relations})
     return {path: leaf for path, (leaf,) in leaves.items()}
 
 
-def _changed(leaf: Any, key: int | str, relation: Relation, axes: AxisShape) -> Any:
-    """Return a leaf with another size or other values."""
+def _changed(
+    leaf: Any,
+    key: int | str,
+    relation: Relation,
+    axes: AxisShape,
+    change: Callable[[Any, int, int], Any] = resized,
+    filled: float = 1.0,
+) -> Any:
+    """Return a leaf with another size or other values; that of a padded row has the same share of padding."""
     wanted = relation.at(axes)
     size = max(1, round(wanted))
     if isinstance(key, int):
-        return resized(leaf, key, size)
+        return change(leaf, key, size)
     if key == "inner":
-        return type(leaf)(resized(item, 0, size) for item in leaf)
-    if key == "value":
-        return with_values(leaf, wanted)
-    return with_values(leaf, _layout(key, axes.row))
+        of_item = max(1, int(size * filled))
+        return type(leaf)(change(item, 0, of_item) for item in leaf)
+    if key != "value":
+        return with_values(leaf, _layout(key, axes.row))
+    value = wanted * filled
+    if filled < 1 and relation.whole:
+        value = max(value, 1)
+    return with_values(leaf, value)
 
 
 def _shown(leaves: Leaves, relations: Relations) -> tuple[str, ...]:
