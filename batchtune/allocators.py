@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from batchtune.errors import UsageError
 
 Choice = Literal["auto", "expandable", "native"]
+Environment: TypeAlias = Mapping[str, str]
 NATIVE = "native"
 EXPANDABLE = "expandable"
 # In the order in which torch reads them from 2.10 on; the first that is set counts.
@@ -36,7 +37,7 @@ _WORDS = {
 }
 
 
-def settings_in(environment: Mapping[str, str]) -> str:
+def settings_in(environment: Environment) -> str:
     """Return the allocator's settings that torch reads in an environment; empty without any."""
     values = [environment.get(name) for name in VARIABLES]
     return next(filter(None, values), "")
@@ -56,7 +57,7 @@ def other_settings(settings: str) -> str:
     return _CHOOSING.sub("", settings).strip(" ,")
 
 
-def variables_for(allocator: str, environment: Mapping[str, str]) -> dict[str, str]:
+def variables_for(allocator: str, environment: Environment) -> dict[str, str]:
     """Return the variables with which a process gets an allocator, next to the other settings of its environment.
 
     Two variables with the same value: torch before 2.10 reads the old one, and 2.9 warns of it without the new one.
@@ -67,9 +68,7 @@ def variables_for(allocator: str, environment: Mapping[str, str]) -> dict[str, s
     return {_OLD: value, _NEW: value}
 
 
-def setting_for(
-    allocator: str, torch_version: str, environment: Mapping[str, str]
-) -> str:
+def setting_for(allocator: str, torch_version: str, environment: Environment) -> str:
     """Return the one setting, `NAME=VALUE`, that a person has to make in that environment."""
     name = _NEW
     version = tuple(map(int, re.findall(r"\d+", torch_version)[:2]))
@@ -78,7 +77,7 @@ def setting_for(
     return f"{name}={variables_for(allocator, environment)[name]}"
 
 
-def worker_variables(choice: Choice, environment: Mapping[str, str]) -> dict[str, str]:
+def worker_variables(choice: Choice, environment: Environment) -> dict[str, str]:
     """Return the variables of a process that measures, for a value of --allocator.
 
     `auto` leaves the choice to the user's own variable, and takes expandable segments if that leaves it open.

@@ -33,13 +33,12 @@ from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.base import KNOWN_UNITS, normalised
 from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
+from batchtune.probe.probing import LargestBatch, run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.proving import Prover
 from batchtune.redaction import command_text
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
 from batchtune.results import (
-    Device,
     Probe,
     Record,
     Sweep,
@@ -151,7 +150,7 @@ def _probe(
     sweeping: dict[str, Any],
     on_progress: Callable[[str], None],
     goes_on: bool = False,
-    most_in_a_batch: Callable[[Device], int | None] | None = None,
+    most_in_a_batch: LargestBatch | None = None,
 ) -> Probe:
     """Probe with these settings, or go on with it."""
     force = force and not goes_on
@@ -222,12 +221,11 @@ def sweep(
     _sweep(
         _read(lengths, reading),
         folder,
+        sweeping,
         force=force,
         max_batch_length=max_batch_length,
-        max_tokens=max_tokens,
-        cut_at=cut_at,
         current=_read_current(current),
-        **sweeping,
+        packing=Packing(max_tokens=max_tokens, cut_at=cut_at),
     )
     return read_run(folder)
 
@@ -239,29 +237,10 @@ def _read_current(text: str | None) -> Current | None:
 
 
 def _sweep(
-    lengths: Lengths,
-    folder: Path,
-    *,
-    force: bool = False,
-    max_batch_length: float | None = None,
-    max_tokens: int | None = None,
-    cut_at: int | None = None,
-    current: Current | None = None,
-    refuted: frozenset[str] = frozenset(),
-    **sweeping: Any,
+    lengths: Lengths, folder: Path, sweeping: Mapping[str, Any], **arguments: Any
 ) -> Sweep:
-    """Sweep, and write `sweep.json` and `sampler.yaml`; `refuted` as for `run_sweep`."""
-    packing = Packing(max_tokens=max_tokens, cut_at=cut_at)
-    swept = run_sweep(
-        lengths,
-        checked_settings(**sweeping),
-        folder,
-        max_batch_length=max_batch_length,
-        current=current,
-        force=force,
-        packing=packing,
-        refuted=refuted,
-    )
+    """Sweep with these settings and further arguments of `run_sweep`; write `sweep.json` and `sampler.yaml`."""
+    swept = run_sweep(lengths, checked_settings(**sweeping), folder, **arguments)
     write_config(swept, folder)
     return swept
 
@@ -310,7 +289,7 @@ def tune(
         )
 
     def sweep_again(refuted: frozenset[str]) -> Sweep:
-        return _sweep(read, folder, current=own, refuted=refuted, **sweeping)
+        return _sweep(read, folder, sweeping, current=own, refuted=refuted)
 
     def run_plan(plan: VerifyPlan, subject: Subject, deadline: float) -> Verification:
         return run_verify(

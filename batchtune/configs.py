@@ -179,6 +179,12 @@ class RecipeBlock:
         return ".".join(self.keys)
 
     @property
+    def is_validation(self) -> bool:
+        """Whether its path is named for validation or test."""
+        words = re.split(r"[^A-Za-z]+", self.path)
+        return any(_NOT_TRAINING.fullmatch(word) for word in words)
+
+    @property
     def settings(self) -> dict[str, Node]:
         """Its values by key."""
         return entries(self.node)
@@ -223,15 +229,19 @@ class Recipe:
             )
         return cls(root, name)
 
-    def block_at(self, keys: tuple[str, ...]) -> RecipeBlock | None:
-        """Return the mapping at a path of keys; None without one."""
+    def block_at(self, path: str, names: Collection[str]) -> RecipeBlock | None:
+        """Return the mapping at a path of keys with dots between, if it has any of these names; None without one."""
         chain: list[Node] = [self.root]
+        keys = path.split(".")
         for key in keys:
             node = entries(chain[-1]).get(key)
             if node is None or not is_mapping(node):
                 return None
             chain.append(node)
-        return RecipeBlock(tuple(chain), keys)
+        block = RecipeBlock(tuple(chain), tuple(keys))
+        if not block.has_any(names):
+            return None
+        return block
 
     def blocks_with(self, names: Collection[str]) -> list[RecipeBlock]:
         """Return the mappings with any of these keys that are reached through mappings, each once despite aliases."""
@@ -248,32 +258,19 @@ class Recipe:
             waiting += reversed(block.inner)
         return blocks
 
-    def training_block(self, choose: str) -> RecipeBlock | None:
-        """Return the settings of the sampler that a recipe trains with; None without any."""
-        blocks = self.blocks_with(LIMITS)
+    def training_block(
+        self, names: Collection[str], needed: Collection[str]
+    ) -> RecipeBlock | None:
+        """Return the settings with any of these names that a recipe trains with; at its top only with any `needed`.
+
+        That is the block with `train` in its path, else the one not named for validation or test; None without any. If
+        several are left, ResultError names them, and the option that names one by its path of keys.
+        """
+        blocks = self.blocks_with(names)
         # References start from settings at the top: the block is what the sampler gets.
         inner = [block for block in blocks if block.keys]
-        return self.the_one_for_training(
-            inner or [block for block in blocks if block.has_any(BUCKETS)], choose
-        )
-
-    def stream_block(self, choose: str) -> RecipeBlock | None:
-        """Return the settings of the `dynamic_bucketed_batch` that a recipe trains with; None without any."""
-        blocks = self.blocks_with(STREAM_LIMITS)
-        return self.the_one_for_training(
-            [block for block in blocks if block.keys] or blocks, choose
-        )
-
-    def the_one_for_training(
-        self, blocks: Sequence[RecipeBlock], choose: str
-    ) -> RecipeBlock | None:
-        """Return the block with `train` in its path, else the one not named for validation or test; None without any.
-
-        If several are left, ResultError names them, and the option `choose`, which names one by its path of keys.
-        """
-        training = [
-            block for block in blocks if not is_validation(block.keys)
-        ] or blocks
+        blocks = inner or [block for block in blocks if block.has_any(needed)]
+        training = [block for block in blocks if not block.is_validation] or blocks
         training = [block for block in training if "train" in block.path] or training
         if len(training) > 1:
             paths = ", ".join(
@@ -281,7 +278,7 @@ class Recipe:
             )
             raise ResultError(
                 f"{self.name} has {len(training)} blocks of batching settings: {paths}",
-                f"Say which one: {choose}{printable(training[0].path)}.",
+                f"Say which one: --current {self.name}:{printable(training[0].path)}.",
             )
         return next(iter(training), None)
 
@@ -308,7 +305,9 @@ class Recipe:
     def referenced(self, node: Node, reference: str) -> Node:
         """Return the node that `key[inner]` names, as hyperpyyaml reads it."""
         target = self.root
-        for key in reference_path(reference):
+        # Attributes of objects count as the object.
+        for part in reference.split(".")[0].split("["):
+            key = part.strip("]")
             target = entries(target).get(key) if is_mapping(target) else None
             if target is None:
                 raise self.wrong(
@@ -366,14 +365,3 @@ class Recipe:
             problem = f"the value can't be read: a {node.id} ({node.tag[:60]}), not a plain number or word"
             raise self.wrong(node, problem, _GIVE)
         return scalar_value(node)
-
-
-def reference_path(reference: str) -> tuple[str, ...]:
-    """Return the path of `key[inner]` as hyperpyyaml reads it; attributes of objects count as the object."""
-    return tuple(part.strip("]") for part in reference.split(".")[0].split("["))
-
-
-def is_validation(keys: tuple[str, ...]) -> bool:
-    """Return whether a path of keys is named for validation or test."""
-    words = re.split(r"[^A-Za-z]+", ".".join(keys))
-    return any(_NOT_TRAINING.fullmatch(word) for word in words)

@@ -67,7 +67,7 @@ def writing_whole(
 
 
 @contextlib.contextmanager
-def temporary_folder(prefix: str, parent: str | Path | None = None) -> Iterator[Path]:
+def temporary_folder(prefix: str, parent: str | Path | None) -> Iterator[Path]:
     """Make a folder that is removed at the end; if this process is killed, by the next that makes one there.
 
     Raises ResultError if it can't be made.
@@ -124,7 +124,7 @@ def open_to_append(path: Path) -> int:
 
 
 def read_regular(
-    path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None
+    path: Path, most_bytes: int, hint: str | None, *, name: str | None = None
 ) -> bytes:
     """Read a file that may come from anywhere, called `name` in messages, by default its path. Raises as `reading`."""
     with reading(path, most_bytes, hint, name=name) as file:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, cast, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from batchtune.records import Unit as Unit
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+AnyArray = npt.NDArray[Any]
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
 # The units of speech; its frameworks make bucket tables, those of text don't.
@@ -81,14 +83,13 @@ class Runs:
         """Sort and count examples, arrays of one shape; each is `counts` examples, by default one."""
         if targets is None:
             order = np.argsort(values)[::-1]
-            values = values[order]
-            begins = np.diff(values, prepend=np.nan) != 0
         else:
             order = np.lexsort((targets, values))[::-1]
-            values = values[order]
+        values = values[order]
+        begins = np.diff(values, prepend=np.nan) != 0
+        if targets is not None:
             # No -0.0, which equals 0.0 but has another fingerprint.
             targets = targets[order] + 0.0
-            begins = np.diff(values, prepend=np.nan) != 0
             begins |= np.diff(targets, prepend=np.nan) != 0
             targets = targets[begins]
         starts = np.flatnonzero(begins)
@@ -101,7 +102,7 @@ class Runs:
     @cached_property
     def ends(self) -> IntArray:
         """How many examples each run and those before it hold."""
-        return cast(IntArray, np.cumsum(self.counts))
+        return np.cumsum(self.counts)
 
     def at(self, positions: npt.ArrayLike) -> IntArray:
         """Return the runs of the examples at these positions, from 0, in descending order of length."""
@@ -305,9 +306,9 @@ class Lengths:
     def _worst_targets(self) -> FloatArray:
         """The longest target of the 1, 2, … runs of the shortest examples, shape (runs,)."""
         assert self.runs.targets is not None
-        return cast(FloatArray, np.maximum.accumulate(self.runs.targets[::-1]))
+        return np.maximum.accumulate(self.runs.targets[::-1])
 
-    def count_within(self, length: float, target_length: float | None = None) -> int:
+    def count_within(self, length: float, target_length: float | None) -> int:
         """Return how many examples are at most `length` long, with a target of at most `target_length` where given."""
         targets = self.runs.targets
         if targets is None or target_length is None:
@@ -375,7 +376,7 @@ def padded_to(lengths: npt.ArrayLike, multiple_of: float) -> FloatArray:
         np.maximum(1.0, np.ceil(values / multiple_of * (1 - 1e-9))) * multiple_of
     )
     digits = 10.0 ** (11 - np.floor(np.log10(multiples)))
-    return cast(FloatArray, np.maximum(np.round(multiples * digits) / digits, values))
+    return np.maximum(np.round(multiples * digits) / digits, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,12 +395,12 @@ class Histogram:
     @cached_property
     def cumulative(self) -> IntArray:
         """Shape (distinct,): number of examples at most that long."""
-        return cast(IntArray, np.cumsum(self.counts))
+        return np.cumsum(self.counts)
 
     @cached_property
     def cumulative_total(self) -> FloatArray:
         """Shape (distinct,): true length of the examples at most that long."""
-        return cast(FloatArray, np.cumsum(self.lengths * self.counts))
+        return np.cumsum(self.lengths * self.counts)
 
     @property
     def count(self) -> int:
@@ -423,6 +424,4 @@ class Histogram:
     def counts_up_to(self, lengths: FloatArray) -> IntArray:
         """Return how many examples are at most as long as each of these lengths, of any shape."""
         up_to = np.concatenate(([0], self.cumulative))
-        return cast(
-            IntArray, up_to[np.searchsorted(self.lengths, lengths, side="right")]
-        )
+        return up_to[np.searchsorted(self.lengths, lengths, side="right")]

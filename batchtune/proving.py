@@ -111,7 +111,8 @@ class Prover:
         Raises as `run_verify` does.
         """
         swept = self.sweep(frozenset())
-        spent = max(self.probed_seconds, _spent(probe))
+        times = [trial.elapsed_seconds for trial in probe.trials]
+        spent = max(self.probed_seconds, math.fsum(times))
         ends = time.monotonic() + max(_ALL_TABLES_SECONDS, _ALL_TABLES * spent)
         if self.deadline is not None:
             ends = self.deadline
@@ -180,10 +181,6 @@ def proof_settings(probe: Probe, spent_seconds: float) -> VerifySettings:
     if probe.device.fragments:
         seconds = max(_FEWEST_SECONDS_OF_PAIRS, seconds)
     return VerifySettings(brief=True, seconds=seconds / 2)
-
-
-def _spent(probe: Probe) -> float:
-    return math.fsum(trial.elapsed_seconds for trial in probe.trials)
 
 
 def record(folder: Path, swept: Sweep, proof: Proof) -> Sweep:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, shortened
-from batchtune.records import PackedConfig, Record, SamplerConfig, StreamConfig
+from batchtune.records import PackedConfig, SamplerConfig, StreamConfig
+
+# The samplers of a `PackedConfig`.
+_PACKED = ("packed", "same-step-packed")
 
 
 def read_sampler_yaml(path: Path) -> SamplerConfig:
@@ -33,69 +34,62 @@ def read_any_sampler_yaml(
 ) -> SamplerConfig | PackedConfig:
     """Read and check a `sampler.yaml`, which `command` writes; raises ResultError as `_read_config` does."""
     config: SamplerConfig | PackedConfig = _read_config(
-        path,
-        SamplerConfig,
-        "sampler.yaml",
-        command,
-        _check_sampler,
-        {"packed": PackedConfig, "same-step-packed": PackedConfig},
+        path, SamplerConfig, "sampler.yaml", command
     )
     return config
 
 
-def _check_sampler(config: SamplerConfig | PackedConfig) -> None:
+def _check(config: SamplerConfig | PackedConfig | StreamConfig) -> None:
     """Raise ValueError if fields contradict each other."""
     if isinstance(config, PackedConfig):
-        from batchtune.packing.packing import Budget
-        from batchtune.packing.time_law import TimeLaw
+        from batchtune.packing.packing import budget_of
 
-        if config.time_law is not None:
-            TimeLaw(**config.time_law)
-        Budget(max_tokens=config.max_tokens, packer=config.packer, cut_at=config.cut_at)
+        budget_of(
+            config.max_tokens,
+            packer=config.packer,
+            time_law=config.time_law,
+            cut_at=config.cut_at,
+        )
         if (config.sampler == "packed") == config.keeps_examples:
-            raise ValueError(
-                f"sampler is {config.sampler}, but own_accumulate is {config.own_accumulate}"
-            )
+            raise _wrong_for_sampler(config, "own_accumulate")
         return
     BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
+    if isinstance(config, StreamConfig):
+        if config.max_padding_ratio is not None and config.algorithm != "pivot":
+            raise ValueError(
+                f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}"
+            )
+        return
     sizes = config.bucket_batch_sizes
-    if config.num_buckets != len(sizes):
-        raise ValueError(
-            f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}"
-        )
-    if config.max_batch_size != max(sizes):
-        raise ValueError(
-            f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}"
-        )
+    of_table = {"num_buckets": len(sizes), "max_batch_size": max(sizes)}
+    for name, value in of_table.items():
+        if getattr(config, name) != value:
+            raise ValueError(
+                f"{name} is {getattr(config, name)}, but the table's is {value}"
+            )
     if (config.sampler == "bucket") == (config.pool_size is not None):
-        raise ValueError(
-            f"sampler is {config.sampler}, but pool_size is {config.pool_size}"
-        )
+        raise _wrong_for_sampler(config, "pool_size")
     if config.batch_overhead is not None and config.sampler != "pooled":
         raise ValueError(
             f"batch_overhead belongs to the sampler pooled, but sampler is {config.sampler}"
         )
     for name in ("accumulate", "own_accumulate"):
         if (config.sampler == "same-step") != (getattr(config, name) is not None):
-            raise ValueError(
-                f"sampler is {config.sampler}, but {name} is {getattr(config, name)}"
-            )
+            raise _wrong_for_sampler(config, name)
+
+
+def _wrong_for_sampler(config: SamplerConfig | PackedConfig, name: str) -> ValueError:
+    return ValueError(
+        f"sampler is {config.sampler}, but {name} is {getattr(config, name)}"
+    )
 
 
 def read_stream_yaml(path: Path) -> StreamConfig:
     """Read and check a `stream.yaml`; raises ResultError as `_read_config` does."""
     config: StreamConfig = _read_config(
-        path, StreamConfig, "stream.yaml", "sweep-stream", _check_stream
+        path, StreamConfig, "stream.yaml", "sweep-stream"
     )
     return config
-
-
-def _check_stream(config: StreamConfig) -> None:
-    BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
-    if config.max_padding_ratio is not None and config.algorithm != "pivot":
-        raise ValueError(
-            f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}"
-        )
 
 
 def _why_none(path: Path) -> str | None:
@@ -125,12 +119,8 @@ def _read_config(
     kind: type[SamplerConfig] | type[StreamConfig],
     name: str,
     command: str,
-    check: Callable[[Any], None],
-    kinds: Mapping[str, type[Record]] = MappingProxyType({}),
 ) -> Any:
-    """Read a config, which `command` writes as `name`; `check` raises ValueError on contradictions.
-
-    `kinds` are those of other values of `sampler`.
+    """Read a config, which `command` writes as `name`.
 
     Raises:
         ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names the field.
@@ -170,11 +160,12 @@ def _read_config(
             raise ResultError(
                 f"{path} is damaged: {field} is {value}, not a finite number", again
             )
+    read_as: type[SamplerConfig | PackedConfig | StreamConfig] = kind
+    if kind is SamplerConfig and header.get("sampler") in _PACKED:
+        read_as = PackedConfig
     try:
-        config = msgspec.convert(
-            document, type=kinds.get(str(header.get("sampler"))[:20], kind)
-        )
-        check(config)
+        config = msgspec.convert(document, type=read_as)
+        _check(config)
     except ValueError as error:  # msgspec's own, too
         raise ResultError(f"{path} is damaged: {error}", again) from error
     return config

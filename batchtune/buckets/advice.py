@@ -11,13 +11,14 @@ from batchtune.buckets.strategies import STRATEGIES
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import (
+    AnyRow,
+    AnySweep,
     Baseline,
     Costed,
     LearningRate,
     PackedRow,
     Row,
     StreamRow,
-    StreamSweep,
     Sweep,
     cost_of,
     have_times,
@@ -257,15 +258,14 @@ def _why_same(row: Row, timed: bool) -> str:
 
 
 def keeping_reason(
-    current: Row | StreamRow, row: Row | StreamRow, *, timed: bool, steps_kept: bool
+    current: AnyRow, row: AnyRow, *, timed: bool, steps_kept: bool
 ) -> str:
     """Return that the user's own config costs no more than the best row, with what both cost."""
     own, best = (shown_cost(each, timed, steps_kept) for each in (current, row))
-    name = row.sized_name if isinstance(row, Row) else row.name
-    return f"keep your current config: it takes {own}; {name} {best}"
+    return f"keep your current config: it takes {own}; {row.sized_name} {best}"
 
 
-def shown_cost(row: Row | StreamRow, timed: bool, steps_kept: bool) -> str:
+def shown_cost(row: AnyRow, timed: bool, steps_kept: bool) -> str:
     """Return what an epoch takes: its estimated time, or its batches; with their padding if their number is kept."""
     batches = f"{format_number(row.batches)} batches"
     if timed and row.estimated_epoch_seconds is not None:
@@ -311,20 +311,13 @@ def _why_none(
     )
 
 
-def keeps_steps(sweep: Sweep | StreamSweep) -> bool:
+def keeps_steps(sweep: AnySweep) -> bool:
     """Return whether an epoch keeps its optimizer steps, so that padded lengths compare where times are not known."""
     same = isinstance(sweep, Sweep) and sweep.settings.keep == "same"
     return same or sweep.min_steps is not None
 
 
-def keeps_examples(row: Row | StreamRow) -> bool:
-    """Return whether each optimizer step has the examples that it has without batchtune."""
-    return isinstance(row, Row) and row.keeps_examples
-
-
-def keeps_current(
-    sweep: Sweep | StreamSweep, row: Row | StreamRow, *, timed: bool
-) -> bool:
+def keeps_current(sweep: AnySweep, row: AnyRow, *, timed: bool) -> bool:
     """Return whether the user's own config fits, and a row costs no less than that."""
     current = sweep.current
     if current is None or sweep.current_fits is False:
@@ -333,7 +326,7 @@ def keeps_current(
     own, found = (
         cost_of(costed, timed=timed, steps_kept=kept) for costed in (current, row)
     )
-    close = keeps_examples(row) or close_in_steps(current, row)
+    close = row.keeps_examples or close_in_steps(current, row)
     if kept and not timed and not close:
         return False
     if abs(own - found) <= _NOTHING * own:

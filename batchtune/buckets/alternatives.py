@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
@@ -19,13 +18,11 @@ from batchtune.epochs.layout import (
     ON_ONE_RANK,
     EpochBatches,
     RankSplit,
-    ShuffleKey,
     lay_out,
     shapes_of,
 )
 from batchtune.epochs.measured_costs import (
     Costs,
-    StepTimeFunction,
     batch_seconds,
     share_of,
 )
@@ -33,7 +30,7 @@ from batchtune.epochs.simulation import simulate_length_grouped
 from batchtune.epochs.table import BucketTable, Limits, batch_sizes_for
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Baseline, LowerBound, Row, TwoDimensionalRow
+from batchtune.results import Baseline, Keep, LowerBound, Row, TwoDimensionalRow
 from batchtune.units import counted
 
 _ANY_BATCH_SIZE = 2**53
@@ -119,11 +116,10 @@ def _simulated(batching: Batching, pricing: Pricing) -> tuple[int, float | None]
     lengths = pricing.lengths.evenly(_MOST_SIMULATED)
     scale = pricing.lengths.count / lengths.count
     batcher = batching.batcher(lengths.values, lengths.targets)
-    shapes = []
-    for epoch in range(_SHUFFLES):
-        drawing = ShuffleKey(epoch=epoch)
-        cut = batcher.cut(drawing, ON_ONE_RANK)
-        shapes.append(shapes_of(cut, drawing, lengths))
+    shapes = [
+        shapes_of(cut, drawing, lengths)
+        for drawing, cut in batcher.first_epochs(_SHUFFLES, ON_ONE_RANK)
+    ]
     _, seconds = replace(pricing, dealing=ON_ONE_RANK).mean_cost(shapes, scale)
     return round(len(shapes[0]) * scale), seconds
 
@@ -140,7 +136,7 @@ def fixed_baselines(
     """
     lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
-    size = int(limits.batch_sizes(longest, limits.sizings[-1])[0])
+    size = int(limits.largest_sizes(longest)[0])
     if fewest > 1:
         size = max(1, min(size, (lengths.count - 1) // (fewest - 1)))
     table = BucketTable(longest, np.array([size]))
@@ -264,15 +260,26 @@ def share_for(lengths: Lengths, limits: Limits, fewest: int) -> float:
 
 
 def share_within(
-    fraction: float, pricing: Pricing, limits: Limits, step_seconds: StepTimeFunction
+    fraction: float, pricing: Pricing, limits: Limits, keep: Keep
 ) -> float:
     """Return the smallest share of the batch sizes that fit with which full batches reach a part of the throughput.
 
-    It is that of the best share, in examples a second, by the times of batches of equal lengths.
+    It is that of the best share, in examples a second, by the times of batches of equal lengths. Raises UsageError if
+    these are not known, or steps are kept.
     """
+    if keep != "nothing":
+        raise UsageError(
+            f"--throughput-fraction makes batches smaller, but --keep {keep} already decides their size",
+            "Leave out one of the two, or add --keep nothing.",
+        )
+    if pricing.step_seconds is None:
+        raise UsageError(
+            "--throughput-fraction needs step times, and none are known",
+            "Measure them with `batchtune probe-oom`, or leave it out.",
+        )
     lengths = pricing.lengths.evenly(_OF_THROUGHPUT)
-    fits = limits.batch_sizes(lengths.values, limits.sizings[-1])
-    cost = batch_seconds(step_seconds, pricing.targets)
+    fits = limits.largest_sizes(lengths.values)
+    cost = batch_seconds(pricing.step_seconds, pricing.targets)
     shares = np.geomspace(1 / fits.max(), 1.0, _SHARES)
     seconds = []
     for share in shares:
@@ -303,4 +310,4 @@ def fewest_batches(min_steps: int, dealing: RankSplit) -> int:
 
 
 def _greatest_from_here_on(values: FloatArray) -> FloatArray:
-    return cast(FloatArray, np.maximum.accumulate(values[::-1])[::-1])
+    return np.maximum.accumulate(values[::-1])[::-1]

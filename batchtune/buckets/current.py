@@ -25,10 +25,9 @@ from batchtune.buckets.current_settings import (
 )
 from batchtune.buckets.epoch_cost import Pricing, TimedRow
 from batchtune.buckets.strategies import capped_by_num_buckets
-from batchtune.configs import LIMITS, Recipe, RecipeBlock, entries
+from batchtune.configs import BUCKETS, LIMITS, Recipe, RecipeBlock, entries
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.own_batches import recorded
-from batchtune.epochs.recorded import accumulation_of
+from batchtune.epochs.recorded import accumulation_of, recorded
 from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import Lengths
 from batchtune.results import (
@@ -113,9 +112,13 @@ class OwnTable(TableSettings, frozen=True, kw_only=True):
 
     def batching(self, lengths: Lengths) -> Batching:
         """Return the table itself; an example beyond its last boundary, which the sampler refuses, is an error."""
-        table = table_holding_all(
-            self.bucket_boundaries, self.bucket_batch_sizes, lengths
-        )
+        table = BucketTable.of(self.bucket_boundaries, self.bucket_batch_sizes)
+        last = self.bucket_boundaries[-1]
+        if lengths.longest > last:
+            raise ValueError(
+                f"the longest example ({format_length(lengths.longest, lengths.unit)}) is beyond the last boundary "
+                f"{format_length(last, lengths.unit)}, so batchtune's sampler would refuse it"
+            )
         return Batching(table, self.pool_size, self.batch_overhead)
 
     def describe(self, unit: str | None) -> str:
@@ -158,7 +161,7 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
         switch = entries(recipe.root).get("dynamic_batching")
         if switch is not None and recipe.value(switch) is False:
             return None
-        return recipe.training_block(f"{OPTION} {recipe.name}:")
+        return recipe.training_block(LIMITS, BUCKETS)
 
     def batching(self, lengths: Lengths) -> Batching:
         """Return the buckets that SpeechBrain makes of these lengths, exactly."""
@@ -356,8 +359,9 @@ def read_current(text: str) -> Current:
 
     The path of a `training.jsonl`, also under another name, stands for the last training recorded there.
     """
-    if Path(text).suffix == ".jsonl":
-        return recorded_current(Path(text))
+    path = Path(text)
+    if path.suffix == ".jsonl":
+        return _of_recording(last_recording(path), path)
     return read_settings(text, _TABLES)
 
 
@@ -365,24 +369,12 @@ def fixed_batches(
     batch_size: int, source: str, kind: type[FixedSize] = FixedSize
 ) -> Current:
     """Return random batches of one size as a user's settings; `source` says where they stand."""
-    settings = kind(batch_size=batch_size)
-    return GivenSettings(
-        settings=settings, names=frozenset(settings.__struct_fields__), source=source
-    )
-
-
-def recorded_current(path: Path) -> Current:
-    """Return the batches of the last recorded training; raises ResultError if the file can't be read."""
-    return _of_recording(last_recording(path), path)
+    return GivenSettings(settings=kind(batch_size=batch_size), source=source)
 
 
 def _of_recording(recording: Recording, path: Path) -> Current:
     settings = RecordedBatches(steps=recording.steps)
-    return GivenSettings(
-        settings=settings,
-        names=frozenset(settings.__struct_fields__),
-        source=path.name,
-    )
+    return GivenSettings(settings=settings, source=path.name)
 
 
 def known_recording(path: Path, lengths: Lengths) -> Current | None:
@@ -403,12 +395,8 @@ def own_current(script: Script) -> Current | None:
         return fixed_batches(script.batch_size, source, kind)
     if script.own_batches is None:
         return None
-    counted_batches = CountedBatches(own=script.own_batches)
-    return GivenSettings(
-        settings=counted_batches,
-        names=frozenset(counted_batches.__struct_fields__),
-        source=source,
-    )
+    settings = CountedBatches(own=script.own_batches)
+    return GivenSettings(settings=settings, source=source)
 
 
 def current_batching(current: Current, lengths: Lengths) -> Batching:
@@ -418,16 +406,3 @@ def current_batching(current: Current, lengths: Lengths) -> Batching:
     except ValueError as error:
         hint = "Give others, or leave --current out."
         raise current.wrong(str(error), hint) from error
-
-
-def table_holding_all(
-    boundaries: list[float], batch_sizes: list[int], lengths: Lengths
-) -> BucketTable:
-    """Return boundaries and batch sizes as a table; ValueError if they make none, or none for the longest length."""
-    table = BucketTable.of(boundaries, batch_sizes)
-    if lengths.longest > boundaries[-1]:
-        raise ValueError(
-            f"the longest example ({format_length(lengths.longest, lengths.unit)}) is beyond the last boundary "
-            f"{format_length(boundaries[-1], lengths.unit)}, so batchtune's sampler would refuse it"
-        )
-    return table

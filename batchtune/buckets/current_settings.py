@@ -94,12 +94,12 @@ class Known(Generic[AnySettings]):
 class GivenSettings(Generic[AnySettings]):
     """Settings as a user gave them: `source` is `--current` or the file's name, `key_path` the place in the file.
 
-    `names` are those of the settings that were given; the others have their defaults.
+    `names` are those of the settings that a user wrote; the others have their defaults.
     """
 
     settings: AnySettings
-    names: frozenset[str]
     source: str
+    names: frozenset[str] = frozenset()
     key_path: str | None = None
 
     @property
@@ -154,10 +154,7 @@ def _of_file(
             f"{file.name} is a config that batchtune wrote, and {OPTION} FILE reads a SpeechBrain recipe",
             known.hint,
         )
-    if key_path is None:
-        kind, block = _training_settings(recipe, known)
-    else:
-        kind, block = _settings_at(recipe, tuple(key_path.split(".")), known)
+    kind, block = _settings_in(recipe, key_path, known)
     kind.check_block(recipe, block)
     values = {}
     for key, node in block.settings.items():
@@ -170,28 +167,24 @@ def _of_file(
     return _checked(kind, values, file.name, printable(block.path) or None, known)
 
 
-def _training_settings(
-    recipe: Recipe, known: Known[AnySettings]
+def _settings_in(
+    recipe: Recipe, key_path: str | None, known: Known[AnySettings]
 ) -> tuple[type[AnySettings], RecipeBlock]:
+    """Return the kind of the training's settings, or of those at a path of keys, and their place in the recipe."""
     for kind in known.kinds:
-        block = kind.find(recipe)
+        if key_path is None:
+            block = kind.find(recipe)
+        else:
+            block = recipe.block_at(key_path, kind.SIGNS)
         if block is not None:
             return kind, block
+    if key_path is None:
+        raise ResultError(
+            f"{recipe.name} has no {known.lacking}",
+            f"{known.hint} Or say where: {OPTION} {recipe.name}:KEY.PATH.",
+        )
     raise ResultError(
-        f"{recipe.name} has no {known.lacking}",
-        f"{known.hint} Or say where: {OPTION} {recipe.name}:KEY.PATH.",
-    )
-
-
-def _settings_at(
-    recipe: Recipe, keys: tuple[str, ...], known: Known[AnySettings]
-) -> tuple[type[AnySettings], RecipeBlock]:
-    block = recipe.block_at(keys)
-    for kind in known.kinds:
-        if block is not None and block.has_any(kind.SIGNS):
-            return kind, block
-    raise ResultError(
-        f"{recipe.name} has no known batching settings at {shortened('.'.join(keys))}",
+        f"{recipe.name} has no known batching settings at {shortened(key_path)}",
         known.hint,
     )
 

@@ -118,16 +118,17 @@ def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
             "the recommended table was tuned by what a probe measured, but the run has no probe.json that tells it",
             "Put probe.json back, or probe and sweep again with `batchtune tune`.",
         )
+    frontier = None
+    if by_frontier:
+        # The other lengths may be longer than what was measured.
+        frontier = costs.continued_frontier or costs.frontier
     as_swept = replace(
-        costs, joint_frontier=None, frontier=None, continued_frontier=None
+        costs, joint_frontier=None, frontier=frontier, continued_frontier=frontier
     )
     if not timed:
         as_swept = replace(as_swept, step_seconds=None)
     if not by_frontier:
         return as_swept
-    # The other lengths may be longer than what was measured.
-    frontier = costs.continued_frontier or costs.frontier
-    as_swept = replace(as_swept, frontier=frontier, continued_frontier=frontier)
     sizes = np.concatenate([other.batch_sizes for other in by_frontier])
     boundaries = np.concatenate([other.boundaries for other in by_frontier])
     if (sizes <= batch_sizes_for(boundaries, tuned.max_batch_length)).all():

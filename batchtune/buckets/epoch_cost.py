@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,8 +28,8 @@ from batchtune.epochs.simulation import (
     with_costs,
 )
 from batchtune.epochs.step_times import StepTimes
-from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.epochs.table import BucketTable, SizeFunction
+from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import (
     OwnBatches,
     RankTimes,
@@ -127,7 +127,7 @@ class Pricing:
     step_seconds: StepTimeFunction | None = None
     targets: TypicalTargets | None = None
     dealing: RankSplit = ON_ONE_RANK
-    proven: Callable[[FloatArray], IntArray] | None = None
+    proven: SizeFunction | None = None
     seed: int = 0
 
     @classmethod
@@ -148,10 +148,8 @@ class Pricing:
             max_batch_length=max_batch_length,
             step_seconds=costs.step_seconds,
             targets=TypicalTargets.of(padded),
-            dealing=RankSplit(
-                world_size=settings.world_size or costs.world_size,
-                same_bucket=settings.same_bucket,
-                accumulate=settings.accumulate or costs.accumulate,
+            dealing=replace(
+                RankSplit.of(settings, costs), same_bucket=settings.same_bucket
             ),
             proven=costs.proven,
             seed=settings.seed,
@@ -255,15 +253,8 @@ class Pricing:
 
     def of_own(self, own: OwnBatches, batching: Batching) -> TimedRow:
         """Return the row of batches that were counted; `batching` holds the largest of them."""
-        targets = None
-        if self.targets is not None:
-            targets = np.array([shape.target_length or 0.0 for shape in own.shapes])
-        shapes = EpochShapes(
-            np.array([shape.batch_size for shape in own.shapes]),
-            np.array([shape.length for shape in own.shapes]),
-            targets,
-            np.zeros(len(own.shapes), np.int64),
-        )
+        with_targets = self.targets is not None
+        shapes = EpochShapes.of(own.shapes, with_targets=with_targets)
         time = None
         if self.step_seconds is not None:
             mean = float(shapes.seconds(self.step_seconds).mean())
@@ -275,7 +266,7 @@ class Pricing:
             mates = Mates(own.mates_again, None)
         priced = self._priced(
             batching,
-            Tally.of(shapes.buckets, shapes.batch_sizes),
+            Tally.of(np.zeros_like(shapes.batch_sizes), shapes.batch_sizes),
             mates,
             time,
             strategy="current",

@@ -35,7 +35,7 @@ class BestBuckets:
     # For each number, shape (ends + 1,): the end before each end in the cheapest buckets up to it, counted from 1.
     previous: Sequence[IntArray] | npt.NDArray[np.int32]
 
-    def improving(self, least_gain: float = TIE) -> list[int]:
+    def improving(self, least_gain: float) -> list[int]:
         """Return the numbers of buckets, 1 first, that cost less than all fewer ones by more than this share.
 
         Which these are up to any number does not depend on what is known beyond it.

@@ -23,9 +23,8 @@ from batchtune.packing.figures import (
     simulated_row,
 )
 from batchtune.packing.packers import PACKERS
-from batchtune.packing.packing import Budget
+from batchtune.packing.packing import DENSE_7B, Budget, TimeLaw
 from batchtune.packing.same_step import StepPacker
-from batchtune.packing.time_law import DENSE_7B, TimeLaw
 from batchtune.results import (
     Baseline,
     LawCoefficients,
@@ -167,10 +166,10 @@ def sweep_packers(
     padded: Row | Baseline,
     max_batch_length: float,
     *,
-    before: Row | None = None,
-    own: OwnSteps | None = None,
-    measured: PackedCosts | None = None,
-    on_row: Callable[[PackedRow], None] = lambda row: None,
+    before: Row | None,
+    own: OwnSteps | None,
+    measured: PackedCosts | None,
+    on_row: Callable[[PackedRow], None],
 ) -> PackingSweep:
     """Compare the packers with each other and with `padded`, the best padded batches, and recommend one of them.
 
@@ -198,7 +197,11 @@ def sweep_packers(
         row = simulated_row(tokens, with_packer, pool_size, dealing, seed, proofs)
         rows.append(row)
         on_row(row)
-    chosen = _best(rows)
+    # Of equally even ranks the most random rows go first.
+    chosen = _cheapest(
+        proven_or_all(rows),
+        lambda row: (round(row.slowest_rank, 3), row.mates_again or 0.0),
+    )
     current = None
     if own is not None and measured is not None:
         current = random_row(tokens, budget, own.batch_size, dealing, seed)
@@ -209,7 +212,10 @@ def sweep_packers(
             on_row(row)
         chosen = of_steps[0]
         if settings.micro_batches is None:
-            chosen = _cheapest_steps(of_steps)
+            # As many micro-batches as now, if that costs hardly more.
+            chosen = _cheapest(
+                of_steps, lambda row: (row is not of_steps[0], row.batches)
+            )
     replaced = before or padded
     law = None
     if budget.time_law != DENSE_7B:
@@ -248,7 +254,7 @@ def _step_rows(
             "--equal-counts is for padded micro-batches, and this training packs",
             "Leave it out: a loss over packed rows is a mean over tokens.",
         )
-    packer = StepPacker(tokens, budget, own.dealing.world_size)
+    packer = StepPacker(tokens, budget, world_size=own.dealing.world_size)
     # Those with the most tokens need the most micro-batches.
     fullest = heapq.nlargest(
         _FULLEST,
@@ -273,28 +279,11 @@ def _step_rows(
         )
 
 
-def _cheapest_steps(rows: Sequence[PackedRow]) -> PackedRow:
-    """Return the cheapest row, or the first, with as many micro-batches as now, if that costs hardly more."""
-    best = best_of(
-        rows,
-        partial(cost_of, timed=have_times(rows)),
-        lambda row: (row is not rows[0], row.batches),
-    )
-    assert best is not None
-    return best
-
-
-def _best(rows: list[PackedRow]) -> PackedRow:
-    """Return the row to recommend: proven if any is, and of those among the fastest the one with the most even ranks.
-
-    Without times it is among those with the fewest micro-batches. Of equally even ones the most random goes first.
-    """
-    allowed = proven_or_all(rows)
-    best = best_of(
-        allowed,
-        partial(cost_of, timed=have_times(allowed)),
-        lambda row: (round(row.slowest_rank, 3), row.mates_again or 0.0),
-    )
+def _cheapest(
+    rows: Sequence[PackedRow], preference: Callable[[PackedRow], tuple[float, ...]]
+) -> PackedRow:
+    """Return the preferred row of those among the fastest; without times, of those with the fewest micro-batches."""
+    best = best_of(rows, partial(cost_of, timed=have_times(rows)), preference)
     assert best is not None
     return best
 

@@ -11,12 +11,12 @@ import numpy as np
 from batchtune.buckets.advice import TOLERANCE
 from batchtune.buckets.current import Current, own_current
 from batchtune.buckets.epoch_cost import Pricing, TimedRow
-from batchtune.buckets.strategies import STRATEGIES, Problem
+from batchtune.buckets.strategies import pooled_table
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import batch_seconds
 from batchtune.epochs.same_step import StepCutter, micro_batches
-from batchtune.epochs.table import BucketTable, Limits
+from batchtune.epochs.table import Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import IntArray, Lengths
 from batchtune.results import Device, Keep, SweepSettings
@@ -173,18 +173,10 @@ def same_step_rows(
     Where the user says how many (`micro_batches`), the row of these is the first.
     """
     sizing = limits.sizings[-1]
-    histogram = pricing.lengths.histogram
-    sizes = limits.batch_sizes(histogram.lengths, sizing)
-    problem = Problem(
-        histogram=histogram,
-        max_batch_length=limits.max_batch_length,
-        batch_sizes=sizes,
-    )
-    boundaries = STRATEGIES["pooled"].boundaries(problem, [1])[0]
-    table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
+    table = pooled_table(pricing.lengths.histogram, limits)
     values = pricing.lengths.values
     ranks = own.dealing.world_size
-    cutter = StepCutter(values, table, ranks, settings.equal_counts)
+    cutter = StepCutter(values, table, settings.equal_counts, world_size=ranks)
     # That each of many random steps fits into.
     fewest = max(map(cutter.fewest, own.random(values.size, settings.seed)))
     cheapest = _cheapest(pricing, cutter, own, fewest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import numpy as np
 from msgspec import structs
 
 from batchtune.buckets.advice import (
-    Recommendation,
     cautions,
     keeping_reason,
     keeps_current,
@@ -73,7 +73,6 @@ from batchtune.results import (
     TRAINING_FILE,
     BucketUse,
     HistogramBin,
-    Keep,
     PackedRow,
     Probe,
     Proof,
@@ -83,6 +82,7 @@ from batchtune.results import (
     SweepSettings,
     epoch_costs,
     meta_of,
+    read_if_written,
     read_result,
     row_at,
     write_result,
@@ -152,15 +152,9 @@ def run_sweep(
         current = own_current(costs.script)
     if current is None:
         current = known_recording(folder / TRAINING_FILE, lengths)
-    own_accumulate = None if current is None else current.settings.accumulate
-    settings = structs.replace(
-        settings,
-        world_size=settings.world_size or costs.world_size,
-        accumulate=settings.accumulate or own_accumulate or costs.accumulate,
-    )
-    dealing = RankSplit(
-        world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
-    )
+    if current is not None and settings.accumulate is None:
+        settings = structs.replace(settings, accumulate=current.settings.accumulate)
+    dealing = RankSplit.of(settings, costs)
     packed_share = 1.0
     own = OwnSteps.of(current, dealing)
     packs = costs.packed is not None and costs.script is not None
@@ -234,9 +228,11 @@ def costs_in(
     This is as given, or that of a probe of padded batches; None if it is not known.
     """
     foreign = holds_other_lengths(lengths, folder, force=force)
-    if foreign or not (folder / PROBE_FILE).exists():
+    probe = None
+    if not foreign:
+        probe = read_if_written(folder / PROBE_FILE, Probe)
+    if probe is None:
         return foreign, Costs(), max_batch_length
-    probe = read_result(folder / PROBE_FILE, Probe)
     costs = costs_of(probe)
     if max_batch_length is not None:
         return foreign, capped(costs, max_batch_length), max_batch_length
@@ -261,8 +257,8 @@ def needed_limit(max_batch_length: float | None, costs: Costs, folder: Path) -> 
 
 def probed_ranks(folder: Path) -> int:
     """Return how many ranks the run folder's probe had; 1 without a probe. Raises ResultError for a damaged one."""
-    path = folder / PROBE_FILE
-    return read_result(path, Probe).device.world_size if path.exists() else 1
+    probe = read_if_written(folder / PROBE_FILE, Probe)
+    return 1 if probe is None else probe.device.world_size
 
 
 def sweep(
@@ -295,9 +291,7 @@ def sweep(
         max_batch_size=settings.max_batch_size or costs.max_batch_size,
     )
     fitting = _limits(lengths, max_batch_length, settings, costs)
-    dealing = RankSplit(
-        world_size=settings.world_size or 1, accumulate=settings.accumulate or 1
-    )
+    dealing = RankSplit.of(settings, costs)
     own = OwnSteps.of(current, dealing)
     keep = kept(settings, current, own, lengths.count)
     settings = structs.replace(settings, keep=keep)
@@ -308,35 +302,29 @@ def sweep(
         )
     if keep == "steps" and settings.min_steps is None:
         assert current is not None
-        pricing = Pricing(
+        untimed = Pricing(
             lengths=lengths,
             total=lengths.total,
             max_batch_length=max_batch_length,
             dealing=dealing,
         )
-        own_row = current.settings.priced(pricing, current_batching(current, lengths))
+        own_row = current.settings.priced(untimed, current_batching(current, lengths))
         settings = structs.replace(settings, min_steps=own_row.row.steps)
+    pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     fewest = 1
     share = 1.0
     if settings.min_steps is not None:
         check_min_steps(settings.min_steps, lengths, dealing)
         fewest = fewest_batches(settings.min_steps, dealing)
-        padded = lengths
-        if settings.multiple_of is not None:
-            padded = lengths.padded_to(settings.multiple_of)
-        share = share_for(padded, fitting, fewest)
+        share = share_for(pricing.lengths, fitting, fewest)
     if settings.throughput_fraction is not None:
-        share = _share_within(
-            settings.throughput_fraction,
-            Pricing.of(lengths, max_batch_length, settings, costs),
-            fitting,
-            keep,
-        )
+        share = share_within(settings.throughput_fraction, pricing, fitting, keep)
+    limits = fitting
     if share < 1.0:
         max_batch_length = shrunk_limit(max_batch_length, share, lengths)
         costs = shrunk(costs, share)
-    limits = _limits(lengths, max_batch_length, settings, costs)
-    pricing = Pricing.of(lengths, max_batch_length, settings, costs)
+        limits = _limits(lengths, max_batch_length, settings, costs)
+        pricing = replace(pricing, max_batch_length=max_batch_length)
     priced = []
     of_steps: Iterator[TimedRow] = iter(())
     if keep == "same":
@@ -345,8 +333,8 @@ def sweep(
                 "--keep same: these settings do not say which examples a step has",
                 "Say it with --current batch_size=N and --accumulate N, or keep their number: --keep steps.",
             )
-    if keep == "same" and own is not None and not packs:
-        of_steps = same_step_rows(pricing, limits, settings, own)
+        if not packs:
+            of_steps = same_step_rows(pricing, limits, settings, own)
     for priced_row in (*_rows(pricing, limits, settings), *of_steps):
         priced.append(priced_row)
         on_row(priced_row.row)
@@ -356,22 +344,19 @@ def sweep(
     ]
     # Not made smaller in proportion: their sizes are those that others would take for as many steps.
     baselines = fixed_baselines(pricing, fitting, fewest)
-
-    def recommended_by(*, times: bool) -> Recommendation:
-        return recommend(
-            rows,
-            baselines,
-            min_randomness=settings.min_randomness,
-            few_shapes=settings.multiple_of is not None,
-            steps_kept=settings.min_steps is not None,
-            timed=times,
-        )
-
+    best_of_rows = partial(
+        recommend,
+        rows,
+        baselines,
+        min_randomness=settings.min_randomness,
+        few_shapes=settings.multiple_of is not None,
+        steps_kept=settings.min_steps is not None,
+    )
     timed = costs.compares_times
-    recommendation = recommended_by(times=timed)
+    recommendation = best_of_rows(timed=timed)
     if timed and _is_rough(row_at(rows, recommendation.row)):
         timed = False
-        recommendation = recommended_by(times=False)
+        recommendation = best_of_rows(timed=False)
     reason = recommendation.reason + kept_steps(settings.min_steps, share)
     if settings.throughput_fraction is not None:
         reason += (
@@ -456,23 +441,6 @@ def _keeping(swept: Sweep, row: Row, *, timed: bool) -> Sweep:
             swept.current, row, timed=timed, steps_kept=keeps_steps(swept)
         ),
     )
-
-
-def _share_within(
-    fraction: float, pricing: Pricing, limits: Limits, keep: Keep
-) -> float:
-    """Return the share of `alternatives.share_within`. Raises UsageError if it is not known, or steps are kept."""
-    if keep != "nothing":
-        raise UsageError(
-            f"--throughput-fraction makes batches smaller, but --keep {keep} already decides their size",
-            "Leave out one of the two, or add --keep nothing.",
-        )
-    if pricing.step_seconds is None:
-        raise UsageError(
-            "--throughput-fraction needs step times, and none are known",
-            "Measure them with `batchtune probe-oom`, or leave it out.",
-        )
-    return share_within(fraction, pricing, limits, pricing.step_seconds)
 
 
 def _limits(
@@ -609,10 +577,7 @@ def _with_current(
 def all_fit(limits: Limits, batch_sizes: IntArray, longest: FloatArray) -> bool:
     """Return whether all these batches stay within the limits; a batch of one always does."""
     return bool(
-        (
-            (batch_sizes == 1)
-            | (batch_sizes <= limits.batch_sizes(longest, limits.sizings[-1]))
-        ).all()
+        ((batch_sizes == 1) | (batch_sizes <= limits.largest_sizes(longest))).all()
     )
 
 
@@ -655,7 +620,7 @@ def quantiles_of(lengths: Lengths) -> list[float]:
 
 
 def bucket_uses(
-    lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None = None
+    lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None
 ) -> list[BucketUse]:
     """Describe what each bucket of a row's table holds and costs over all ranks, those without examples too.
 

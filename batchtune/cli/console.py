@@ -89,17 +89,25 @@ def show_page(page: Page, *, full: bool = True) -> None:
     sys.stdout.write(text_of(page, console, full=full))
 
 
+def file_of(output: Path | None) -> Path | None:
+    """Return the file that an option names; None is stdout, as `-` is."""
+    if str(output) == "-":
+        return None
+    return output
+
+
 def write_result(
     text: str, output: Path | None, *, inputs: Sequence[str | Path] = ()
 ) -> None:
     """Write a result to a file, whole or not at all, but none of `inputs` or of a run; to stdout for None and `-`."""
     from batchtune.files import write_whole
 
-    if output is None or str(output) == "-":
+    file = file_of(output)
+    if file is None:
         sys.stdout.write(text.removesuffix("\n") + "\n")
     else:
-        refuse_overwriting(output, inputs)
-        write_whole(output, text)
+        refuse_overwriting(file, inputs)
+        write_whole(file, text)
 
 
 def write_json(record: Result) -> None:
@@ -109,7 +117,7 @@ def write_json(record: Result) -> None:
     write_result(encode(record).decode(), None)
 
 
-def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
+def refuse_overwriting(output: Path, inputs: Sequence[str | Path]) -> None:
     """Raise UsageError if a file is one of the inputs, or a file of a run folder."""
     from batchtune.results import RUN_FILES
 

@@ -59,15 +59,12 @@ def export(
         )
     framework = export_of(to)
     text = framework.render(tuned_run(load_run(run)))
-    is_shown = output is None or str(output) == "-"
-    if not is_shown or not json:
+    output = console.file_of(output)
+    if output is not None or not json:
         console.write_result(text, output)
     if json:
-        named = Path(framework.file)
-        if output is not None and not is_shown:
-            named = output
         # Perhaps not UTF-8.
-        file = str(named).encode(errors="backslashreplace").decode()
+        file = str(output or framework.file).encode(errors="backslashreplace").decode()
         exported = Exported(
             meta=meta_of(Exported),
             framework=framework.name,

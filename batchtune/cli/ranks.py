@@ -7,7 +7,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from batchtune import __version__
-from batchtune.allocators import settings_in
+from batchtune.allocators import Environment, settings_in
 from batchtune.cli import console
 from batchtune.errors import UsageError, shortened
 
@@ -64,7 +64,7 @@ def parse_nproc(value: str, device: str | None) -> int:
 
 
 def refuse_to_be_a_rank(
-    environment: Mapping[str, str] = os.environ, arguments: Sequence[str] | None = None
+    environment: Environment = os.environ, arguments: Sequence[str] | None = None
 ) -> None:
     """Raise UsageError if this process was started once a rank, with the command that starts it once a machine."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -89,7 +89,7 @@ def refuse_to_be_a_rank(
         )
 
 
-def _ranks_here(environment: Mapping[str, str]) -> int | None:
+def _ranks_here(environment: Environment) -> int | None:
     """Return how many ranks a launcher started on this machine, if this process is one of them."""
     is_one_of_several = "RANK" in environment and _number(environment, "WORLD_SIZE") > 1
     if "TORCHELASTIC_RUN_ID" not in environment and not is_one_of_several:
@@ -99,7 +99,7 @@ def _ranks_here(environment: Mapping[str, str]) -> int | None:
     )
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+def _number(environment: Environment, name: str) -> int:
     """Return the number that a variable begins with, as in SLURM's `8(x4)`; 0 without one."""
     match = re.match(r"\d{1,9}", environment.get(name, ""))
     return int(match[0]) if match else 0

@@ -153,6 +153,7 @@ def report(
     """
     from batchtune.reports.gate import exit_code, not_judged, parse_rules, render_junit
 
+    output = console.file_of(output)
     report_format = _format_of(new.format, output, as_json=json)
     rules = parse_rules(_written_rules(ctx, fail_if))
     summary = os.environ.get(_SUMMARY_VARIABLE)
@@ -164,7 +165,7 @@ def report(
     new.read_options()  # an invalid one is reported before anything is read
     _check(rules, junit_xml, output)
     inputs = tuple(new.manifest)
-    if output is not None and str(output) != "-":
+    if output is not None:
         console.refuse_overwriting(output, inputs)
     try:
         results = _judged(run, rules, baseline, new, quiet=quiet)
@@ -199,7 +200,7 @@ def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
         return "json"
     if given is not None:
         return given
-    if output is None or str(output) == "-":
+    if output is None:
         return "terminal"
     if output.suffix.lower() not in _ENDINGS:
         endings = ", ".join(_ENDINGS)
@@ -282,7 +283,7 @@ def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
 def _show(
     results: RunResults, report_format: str, output: Path | None, *, full: bool
 ) -> None:
-    if report_format == "terminal" and (output is None or str(output) == "-"):
+    if report_format == "terminal" and output is None:
         console.show(results, full=full)
         return
     if report_format == "terminal":

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchtune.allocators import asked_for, in_words, settings_in, variables_for
+from batchtune.allocators import (
+    Environment,
+    asked_for,
+    in_words,
+    settings_in,
+    variables_for,
+)
 from batchtune.cli import console
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
@@ -26,6 +34,7 @@ from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
     from batchtune.lengths import StreamLengths
+    from batchtune.results import Probe
 
 # On the CPU, with a heap of its own, a script held up to 8% more than its probe did.
 _ROOM_FOR_HEAP = 1.25
@@ -84,7 +93,6 @@ def record(
     from batchtune.files import check_writable
     from batchtune.results import TRAINING_FILE
     from batchtune.scripts.interposing import environment
-    from batchtune.scripts.starting import run_to_the_end
 
     if command is None:
         raise UsageError(
@@ -141,10 +149,9 @@ def run(
     its batches, an error says why, and which three lines of the script to change. The exit code is the script's.
     """
     from batchtune.files import temporary_folder
-    from batchtune.results import SAMPLER_FILE
+    from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_if_written
     from batchtune.scripts.interposing import environment
     from batchtune.scripts.running import GIVEN_FILE, LENGTHS_FILE
-    from batchtune.scripts.starting import run_to_the_end
 
     if command is None:
         raise UsageError(
@@ -154,8 +161,9 @@ def run(
     words = script_words(command)
     stored, measured = _lengths_of_script(source, run, words)
     variables = _allocator_variables(measured, run / SAMPLER_FILE)
-    variables |= _heap_variables(run)
-    for note in _about_tuning(run, words):
+    probe = read_if_written(run / PROBE_FILE, Probe)
+    variables |= _heap_variables(probe)
+    for note in _about_tuning(run, probe, words):
         console.note(f"Warning: {note}.")
     # In the run folder, which the other nodes of a cluster see too.
     with temporary_folder("script-", run.absolute()) as scratch:
@@ -176,6 +184,32 @@ def run(
     raise typer.Exit(code)
 
 
+def run_to_the_end(words: Sequence[str], environment: Environment) -> int:
+    """Run a command to its end, and return its exit code, 128 + the signal that killed it.
+
+    It gets this process's input and output, SIGTERM, and from a terminal Ctrl-C too. Raises UsageError if it can't be
+    started.
+    """
+    try:
+        process = subprocess.Popen(words, env=environment)
+    except OSError as error:
+        raise UsageError(
+            f"{words[0]} can't be started: {error.strerror or error}",
+            "Give the command as in a shell: -- python train.py",
+        ) from error
+    # Ctrl-C in a terminal reaches the script as well, which decides what to do.
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    on_termination = signal.signal(
+        signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM)
+    )
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, on_interrupt)
+        signal.signal(signal.SIGTERM, on_termination)
+    return code if code >= 0 else 128 - code
+
+
 def _allocator_variables(measured: str | None, config: Path) -> dict[str, str]:
     """Return the variables that give a script the measured allocator; warn if the user's own ask for another."""
     settings = settings_in(os.environ)
@@ -190,18 +224,11 @@ def _allocator_variables(measured: str | None, config: Path) -> dict[str, str]:
     return {}
 
 
-def _about_tuning(folder: Path, words: list[str]) -> Iterator[str]:
+def _about_tuning(folder: Path, probe: Probe | None, words: list[str]) -> Iterator[str]:
     """Yield why the batches may not be those for this command: another was tuned, or they are not proven."""
     from batchtune.redaction import command_text
-    from batchtune.results import (
-        PROBE_FILE,
-        SWEEP_FILE,
-        Probe,
-        Sweep,
-        read_if_written,
-    )
+    from batchtune.results import SWEEP_FILE, Sweep, read_if_written
 
-    probe = read_if_written(folder / PROBE_FILE, Probe)
     swept = read_if_written(folder / SWEEP_FILE, Sweep)
     command = command_text(words)
     if probe is not None and probe.workload.command is not None:
@@ -215,16 +242,14 @@ def _about_tuning(folder: Path, words: list[str]) -> Iterator[str]:
         yield f"the batches are not proven to fit{reason}: `batchtune tune` continues where it ended"
 
 
-def _heap_variables(folder: Path) -> dict[str, str]:
+def _heap_variables(probe: Probe | None) -> dict[str, str]:
     """Return the variables of a CPU's heap with which the probe's workers ran, where a script may take hardly more.
 
     Elsewhere the script keeps glibc's own heap, with which small steps take half as long.
     """
     from batchtune.probe.devices import backend_for
     from batchtune.processes.pool import allowed_memory
-    from batchtune.results import PROBE_FILE, Probe, read_if_written
 
-    probe = read_if_written(folder / PROBE_FILE, Probe)
     if probe is None:
         return {}
     device = probe.device

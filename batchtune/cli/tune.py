@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,10 +31,10 @@ from batchtune.units import format_length
 
 if TYPE_CHECKING:
     from batchtune.buckets.current import Current
-    from batchtune.buckets.packed import Packing
     from batchtune.lengths import Lengths
     from batchtune.probe.nodes import Nodes
-    from batchtune.results import Device, Probe, StreamSweep, Sweep, SweepSettings
+    from batchtune.probe.probing import LargestBatch
+    from batchtune.results import AnySweep, Probe, Sweep, SweepSettings
 
 
 EXAMPLES = {
@@ -114,6 +114,7 @@ def tune(
     from batchtune.buckets.alternatives import check_min_steps
     from batchtune.buckets.same_step import examples_kept
     from batchtune.epochs.layout import RankSplit
+    from batchtune.epochs.measured_costs import Costs
     from batchtune.proving import Prover
     from batchtune.reports import load_run, render
     from batchtune.results import checked
@@ -133,10 +134,7 @@ def tune(
         lengths = source.load(quiet=run.quiet)
         if sweep_settings.min_steps is not None:
             # Before the probe, which takes minutes; its ranks may allow even fewer.
-            dealing = RankSplit(
-                world_size=sweep_settings.world_size or 1,
-                accumulate=sweep_settings.accumulate or 1,
-            )
+            dealing = RankSplit.of(sweep_settings, Costs())
             check_min_steps(sweep_settings.min_steps, lengths, dealing)
         prover = Prover(
             folder=run.run,
@@ -244,7 +242,7 @@ def _probe(
     run: RunOptions,
     sweep_settings: SweepSettings | None,
     nodes: Nodes | None,
-    most_in_a_batch: Callable[[Device], int | None] | None,
+    most_in_a_batch: LargestBatch | None,
     minutes: float | None,
     goes_on: bool = False,
 ) -> Probe:
@@ -392,35 +390,30 @@ def sweep_and_write(
     current: Current | None,
     run: RunOptions,
     refuted: Collection[str] = (),
-    *,
-    max_batch_length: float | None = None,
-    from_training: bool = False,
-    packing: Packing | None = None,
+    **arguments: Any,
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one.
 
-    `refuted` as for `run_sweep`.
+    `refuted` and further arguments as for `run_sweep`.
     """
-    from batchtune.buckets.sweep import NO_PACKING, run_sweep
+    from batchtune.buckets.sweep import run_sweep
 
     with console.progress("Sweeping", quiet=run.quiet) as bar:
         swept = run_sweep(
             lengths,
             settings,
             run.run,
-            max_batch_length=max_batch_length,
             current=current,
             force=run.force,
-            from_training=from_training,
-            packing=packing or NO_PACKING,
             refuted=refuted,
             on_row=bar.row,
+            **arguments,
         )
     _write_config(swept, run.run)
     return swept
 
 
-def _write_config(swept: Sweep | StreamSweep, folder: Path) -> None:
+def _write_config(swept: AnySweep, folder: Path) -> None:
     """Write the recommendation as a config, or remove an earlier one."""
     from batchtune.exports.run_configs import write_config
 
@@ -431,7 +424,7 @@ def _write_config(swept: Sweep | StreamSweep, folder: Path) -> None:
         )
 
 
-def _show(swept: Sweep | StreamSweep, source: ManifestOptions, run: RunOptions) -> None:
+def _show(swept: AnySweep, source: ManifestOptions, run: RunOptions) -> None:
     from batchtune.reports import load_run
 
     if run.json:

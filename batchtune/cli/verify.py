@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from batchtune.manifests import StreamLengths
     from batchtune.probe.nodes import Nodes
     from batchtune.results import (
-        Probe,
         SamplerConfig,
         StreamConfig,
         Verification,
@@ -170,14 +169,14 @@ def verify(
     }
     settings = checked(VerifySettings, values)
     with other_nodes(subject, quiet=quiet) as nodes:
+        stored = None
         if stream:
             stored = manifest.load_stream(quiet=quiet, as_in=folder)
-            asked = subject.asked(manifest, stored.lengths)
-            plan = _stream_plan(stored, folder, settings)
+            lengths = stored.lengths
         else:
             lengths = manifest.load(quiet=quiet, as_in=folder)
-            asked = subject.asked(manifest, lengths)
-            plan = sampler_plan(lengths, folder, settings, quiet=quiet)
+        asked = subject.asked(manifest, lengths)
+        plan = _plan(lengths, stored, folder, settings, quiet=quiet)
         verification = run_with_progress(
             plan,
             subject_of(plan.lengths, plan.probe, asked, folder),
@@ -195,80 +194,59 @@ def verify(
         raise typer.Exit(EXIT_DOES_NOT_HOLD)
 
 
-def sampler_plan(
+def _plan(
     lengths: Lengths,
+    stored: StreamLengths | None,
     folder: Path,
     settings: VerifySettings,
     *,
     quiet: bool,
 ) -> VerifyPlan:
-    """Return the plan to run the batches of the folder's `sampler.yaml`."""
-    from batchtune.results import SAMPLER_FILE
-    from batchtune.sampler_files import read_sampler_yaml
+    """Return the plan to run the batches of the folder's `sampler.yaml`, or those that `stream.yaml` makes of a stream.
 
-    probe = _padded_probe(folder)
-    path = folder / SAMPLER_FILE
-    config = read_sampler_yaml(path)
-    if not config.shuffle:
-        console.note(
-            "sampler.yaml has shuffle: false, but the order of the manifest is unknown here: batches are made of "
-            "shuffled examples, as with shuffle: true.",
-            quiet=quiet,
-        )
-    return _plan(lengths, path, config, settings, probe)
-
-
-def _stream_plan(
-    stored: StreamLengths, folder: Path, settings: VerifySettings
-) -> VerifyPlan:
-    """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
-    from batchtune.results import STREAM_CONFIG_FILE
-    from batchtune.sampler_files import read_stream_yaml
-
-    probe = _padded_probe(folder)
-    path = folder / STREAM_CONFIG_FILE
-    config = read_stream_yaml(path)
-    return _plan(stored.lengths, path, config, settings, probe, stored)
-
-
-def _plan(
-    lengths: Lengths,
-    path: Path,
-    config: SamplerConfig | StreamConfig,
-    settings: VerifySettings,
-    probe: Probe | None,
-    stored: StreamLengths | None = None,
-) -> VerifyPlan:
-    """Return the plan for a config, with the probe next to it; raise ResultError if either is of other lengths."""
-    from batchtune.results import PROBE_FILE
+    Raises ResultError if one of them, or the probe next to it, is of other lengths, or if packed batches were probed.
+    """
+    from batchtune.results import (
+        PROBE_FILE,
+        SAMPLER_FILE,
+        STREAM_CONFIG_FILE,
+        Probe,
+        read_if_written,
+    )
     from batchtune.run_folder import check_lengths, lengths_of
+    from batchtune.sampler_files import read_sampler_yaml, read_stream_yaml
     from batchtune.streams.simulated import stored_stream
     from batchtune.verify.plan import VerifyPlan
 
-    check_lengths(lengths, config.evidence.fingerprint, path, lengths_of(path.parent))
+    probe_path = folder / PROBE_FILE
+    probe = read_if_written(probe_path, Probe)
+    if probe is not None and probe.packed is not None:
+        raise ResultError(
+            f"{probe_path} is of packed batches, and verify runs padded ones only",
+            "The probe itself has run the worst packed batches, alone and interleaved: `batchtune report` shows them.",
+        )
+    config: SamplerConfig | StreamConfig
+    if stored is None:
+        path = folder / SAMPLER_FILE
+        config = read_sampler_yaml(path)
+        if not config.shuffle:
+            console.note(
+                "sampler.yaml has shuffle: false, but the order of the manifest is unknown here: batches are made of "
+                "shuffled examples, as with shuffle: true.",
+                quiet=quiet,
+            )
+    else:
+        path = folder / STREAM_CONFIG_FILE
+        config = read_stream_yaml(path)
+    check_lengths(lengths, config.evidence.fingerprint, path, lengths_of(folder))
     if probe is not None:
-        probe_path = path.with_name(PROBE_FILE)
         check_lengths(lengths, probe.lengths.fingerprint, probe_path, probe.lengths)
     stream = None
     if stored is not None:
-        stream = stored_stream(stored, path.parent, settings.seed_of(config))
+        stream = stored_stream(stored, folder, settings.seed_of(config))
     return VerifyPlan(
         lengths=lengths, config=config, settings=settings, probe=probe, stream=stream
     )
-
-
-def _padded_probe(folder: Path) -> Probe | None:
-    """Return the folder's probe; None without one. Raises ResultError if packed batches were probed."""
-    from batchtune.results import PROBE_FILE, Probe, read_if_written
-
-    path = folder / PROBE_FILE
-    probe = read_if_written(path, Probe)
-    if probe is not None and probe.packed is not None:
-        raise ResultError(
-            f"{path} is of packed batches, and verify runs padded ones only",
-            "The probe itself has run the worst packed batches, alone and interleaved: `batchtune report` shows them.",
-        )
-    return probe
 
 
 def run_with_progress(

@@ -11,10 +11,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from batchtune.epochs.layout import (
     EXAMPLES,
@@ -30,7 +29,7 @@ from batchtune.epochs.layout import (
 )
 from batchtune.epochs.same_step import Cutter, StepCutter
 from batchtune.epochs.table import Buckets, BucketTable
-from batchtune.lengths import FloatArray, Histogram, IntArray
+from batchtune.lengths import AnyArray, FloatArray, Histogram, IntArray
 from batchtune.records import SamplerConfig
 
 if TYPE_CHECKING:
@@ -107,9 +106,7 @@ class Batching:
             counts = np.minimum(np.cumsum(counts), self.pool_size)
         return np.minimum(self.table.batch_sizes, counts)[used], longest
 
-    def batcher(
-        self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None
-    ) -> Batcher:
+    def batcher(self, lengths: AnyArray, targets: AnyArray | None = None) -> Batcher:
         """Return the batcher of examples with these lengths, none beyond the last boundary."""
         if self.accumulate is not None:
             assert self.pool_size is not None
@@ -137,6 +134,14 @@ class Batcher(ABC):
     @abstractmethod
     def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the number of batches of each rank, without cutting an epoch if possible."""
+
+    def first_epochs(
+        self, number: int, dealing: RankSplit, seed: int = 0
+    ) -> Iterator[tuple[ShuffleKey, EpochBatches]]:
+        """Yield the shuffles and batches of so many epochs from the first one on."""
+        for epoch in range(number):
+            drawing = ShuffleKey(seed=seed, epoch=epoch)
+            yield drawing, self.cut(drawing, dealing)
 
 
 class BucketBatcher(Batcher):
@@ -239,7 +244,7 @@ class PoolBatcher(ReshuffledBatcher):
     long ones those that the shuffle put first.
     """
 
-    def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
+    def __init__(self, lengths: AnyArray, batching: Batching) -> None:
         super().__init__(lengths.size)
         distinct = np.unique(lengths)
         # Shape (examples,): the place of each length among the distinct ones, from the longest; few bits sort fast.
@@ -254,21 +259,18 @@ class PoolBatcher(ReshuffledBatcher):
         """Return the examples, and the pools' batches, or with `same_bucket` those of all ranks of a step in one."""
         count = self._count
         overhead = self._batching.batch_overhead
-        examples: Indices = np.arange(count, dtype=index_dtype(count))
-        if drawing.shuffle:
-            drawing.stream(EXAMPLES).shuffle(examples)
+        examples = drawing.examples(count)
         parts = []
         for start, pools, size in self._parts():
             pooled = examples[start : start + pools * size].reshape(pools, size)
             order = np.argsort(self._places[pooled], axis=1, kind="stable")
             pooled[:] = np.take_along_axis(pooled, order, axis=1)
             places = self._places[pooled]
-            buckets = self._buckets[places]
             # Cut to one beyond the pool, so that sizes do not overflow.
             fits = (
                 np.minimum(self._batching.table.batch_sizes, size + 1)
                 * dealing.together
-            )[buckets]
+            )[self._buckets[places]]
             taken = fits
             if (
                 overhead is not None
@@ -280,15 +282,11 @@ class PoolBatcher(ReshuffledBatcher):
                 )
             starts = _walked(taken)
             held = np.diff(starts, append=places.size)
-            limiting = buckets.ravel()[starts].astype(np.int64)
             rest = ((starts + held) % size == 0) & (held < fits.ravel()[starts])
-            parts.append((starts + start, held, limiting, rest))
-        starts, held, limiting, rest = (
-            np.concatenate(arrays) for arrays in zip(*parts, strict=True)
-        )
-        return examples, Layout(
-            starts, held, limiting, rest, dealing, count, in_order=True
-        )
+            parts.append((held, rest))
+        held, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        layout = Layout.in_row(held, dealing, count, in_order=True)
+        return examples, replace(layout, rest=rest)
 
     def _parts(self) -> Iterator[tuple[int, int, int]]:
         """Yield (start, pools, examples of each): pools of one size, in groups that fit in the cache."""
@@ -317,32 +315,18 @@ class StepBatcher(Batcher):
     def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, step by step; the micro-batches of a step stay together."""
         count = self._count
-        examples: Indices = np.arange(count, dtype=index_dtype(count))
-        if drawing.shuffle:
-            drawing.stream(EXAMPLES).shuffle(examples)
+        examples = drawing.examples(count)
         ends = range(self._pool_size, count, self._pool_size)
         steps = [
             (step, -(-step.size * self._accumulate // self._pool_size))
             for step in np.split(examples, ends)
         ]
-        cutter = self._cutter.on_ranks(dealing.world_size)
+        cutter = replace(self._cutter, world_size=dealing.world_size)
         batches = [batch for step, _ in cutter.epoch(steps) for batch in step]
         in_order = np.concatenate(batches)
         sizes = np.array([batch.size for batch in batches])
-        starts = np.cumsum(sizes) - sizes
-        return EpochBatches(
-            in_order,
-            Layout(
-                starts,
-                sizes,
-                cutter.buckets(batches),
-                np.zeros(sizes.size, dtype=bool),
-                dealing,
-                count,
-                in_order=True,
-                in_steps=True,
-            ),
-        )
+        layout = Layout.in_row(sizes, dealing, count, in_order=True, in_steps=True)
+        return EpochBatches(in_order, layout)
 
     def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the number of micro-batches of each rank."""

@@ -16,20 +16,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.epochs.least_squares import (
-    BoolArray,
     leverages,
     nonnegative_fits,
     scaled_columns,
 )
-from batchtune.lengths import FloatArray
-from batchtune.results import CostModel
+from batchtune.lengths import BoolArray, FloatArray
+from batchtune.results import CostModel, PackedModel
+
+AnyModel = TypeVar("AnyModel", CostModel, PackedModel)
 
 # A term counts only if it cuts the error to less than this share: a spurious one would be extrapolated.
 _WORTH_IT = 0.8
@@ -95,11 +96,11 @@ def predict(
     )
 
 
-def scaled(model: CostModel, factor: float) -> CostModel:
+def scaled(model: AnyModel, factor: float) -> AnyModel:
     """Return the same model with every cost multiplied by a positive factor; its relative errors stay."""
-    return msgspec.structs.replace(
-        model, **{name: factor * getattr(model, name) for name in _COEFFICIENTS}
-    )
+    names = [name for name in model.__struct_fields__ if not name.endswith("_error")]
+    costs = {name: factor * getattr(model, name) for name in names}
+    return msgspec.structs.replace(model, **costs)
 
 
 def weights_by_cost(costs: FloatArray) -> FloatArray:

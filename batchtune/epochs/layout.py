@@ -7,17 +7,18 @@ and the simulation of an epoch are these steps. `lengths` always has the shape (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import AnyArray, BoolArray, FloatArray, IntArray, Lengths
 
 if TYPE_CHECKING:
-    from batchtune.epochs.measured_costs import StepTimeFunction
+    from batchtune.epochs.measured_costs import Costs, StepTimeFunction
+    from batchtune.results import BatchShape, SweepSettings
 
 Indices: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 """Indices of examples: 32 bits wide where these suffice."""
@@ -37,6 +38,14 @@ class RankSplit:
     same_bucket: bool = False
     drop_last: bool = False
     accumulate: int = 1
+
+    @classmethod
+    def of(cls, settings: SweepSettings, costs: Costs) -> RankSplit:
+        """Return how the settings of a sweep share out optimizer steps, and what was measured where they don't say."""
+        return cls(
+            world_size=settings.world_size or costs.world_size,
+            accumulate=settings.accumulate or costs.accumulate,
+        )
 
     @property
     def together(self) -> int:
@@ -59,9 +68,9 @@ class Layout:
 
     starts: IntArray  # a batch's first example, as a position in this epoch's examples
     batch_sizes: IntArray
-    buckets: IntArray  # the bucket whose batch size limits the batch
+    buckets: IntArray  # of each batch; 0 where batches are not made in buckets
     # Whether it holds what the full batches of its bucket or pool leave over.
-    rest: npt.NDArray[np.bool_]
+    rest: BoolArray
     dealing: RankSplit
     count: int  # of examples in the data set
     in_order: bool = False  # whether unshuffled batches come in this order; else as their last examples are read
@@ -70,6 +79,15 @@ class Layout:
     )
     # With `drop_last`, the most batches that a rank runs; None: all that are enough.
     most_per_rank: int | None = None
+
+    @classmethod
+    def in_row(
+        cls, sizes: IntArray, dealing: RankSplit, count: int, **order: bool
+    ) -> Layout:
+        """Return batches of consecutive examples by their sizes; none of them is a rest."""
+        none = np.zeros_like(sizes)
+        starts = np.cumsum(sizes) - sizes
+        return cls(starts, sizes, none, none > 0, dealing, count, **order)
 
     @property
     def batches_per_rank(self) -> int:
@@ -87,7 +105,7 @@ class Layout:
         return int(self.batch_sizes.sum()) - self.count
 
 
-def positions(starts: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> IntArray:
+def positions(starts: AnyArray, sizes: AnyArray) -> IntArray:
     """Return the positions of batches' examples, batch after batch, from where each begins and how many it holds."""
     ends = np.cumsum(sizes, dtype=np.int64)
     places = np.repeat(starts - (ends - sizes), sizes)
@@ -146,7 +164,7 @@ def deal(
     dealing = steps.dealing
     together = dealing.together
     if dealing.drop_last:
-        steps = _chosen(steps, np.flatnonzero(~steps.rest))
+        steps = chosen(steps, np.flatnonzero(~steps.rest))
     else:
         per_rank = per_rank or steps_per_rank(steps)
         steps = _split(steps, per_rank * dealing.world_size // together)
@@ -176,15 +194,15 @@ def _split(layout: Layout, wanted: int) -> Layout:
         batch = int(layout.batch_sizes.argmax())
         size = int(layout.batch_sizes[batch])
         if size == 1:
-            return _chosen(layout, np.sort(np.arange(wanted) % layout.starts.size))
-        layout = _chosen(layout, np.insert(np.arange(layout.starts.size), batch, batch))
+            return chosen(layout, np.sort(np.arange(wanted) % layout.starts.size))
+        layout = chosen(layout, np.insert(np.arange(layout.starts.size), batch, batch))
         half = -(-size // 2)
         layout.batch_sizes[batch : batch + 2] = (half, size - half)
         layout.starts[batch + 1] += half
     return layout
 
 
-def _chosen(layout: Layout, batches: npt.NDArray[np.intp]) -> Layout:
+def chosen(layout: Layout, batches: npt.NDArray[np.intp]) -> Layout:
     """Return some of the batches."""
     return replace(
         layout,
@@ -225,6 +243,13 @@ class ShuffleKey:
             key.append(self.attempt)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
 
+    def examples(self, count: int) -> Indices:
+        """Return this epoch's order of so many examples: shuffled, or as they are."""
+        order: Indices = np.arange(count, dtype=index_dtype(count))
+        if self.shuffle:
+            self.stream(EXAMPLES).shuffle(order)
+        return order
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochBatches:
@@ -243,15 +268,12 @@ class EpochBatches:
     @classmethod
     def in_row(cls, examples: Indices, sizes: IntArray, count: int) -> EpochBatches:
         """Return batches of these sizes, of consecutive examples; `count` are the examples of the data set."""
-        none = np.zeros_like(sizes)
-        starts = np.cumsum(sizes) - sizes
-        layout = Layout(starts, sizes, none, none > 0, ON_ONE_RANK, count)
-        return cls(examples, layout)
+        return cls(examples, Layout.in_row(sizes, ON_ONE_RANK, count))
 
     def shapes(
         self,
-        lengths: npt.NDArray[Any],
-        targets: npt.NDArray[Any] | None,
+        lengths: AnyArray,
+        targets: AnyArray | None,
         batches: IntArray | None = None,
     ) -> EpochShapes:
         """Return the shapes of these batches, or of all as they lie, from one length and target for each example."""
@@ -265,18 +287,23 @@ class EpochBatches:
             layout.batch_sizes[batches],
             self.longest(lengths, batches),
             longest_targets,
-            layout.buckets[batches],
         )
 
-    def longest(self, values: npt.NDArray[Any], batches: IntArray) -> FloatArray:
+    def longest(self, values: AnyArray, batches: IntArray) -> FloatArray:
         """Return the largest value of each of these batches, from one value for each example."""
         sizes = self.layout.batch_sizes[batches]
-        held = values[self.examples[positions(self.layout.starts[batches], sizes)]]
+        held = values[self.held(batches)]
         return np.maximum.reduceat(held, np.cumsum(sizes) - sizes).astype(np.float64)
+
+    def held(self, batches: IntArray | slice = slice(None)) -> Indices:
+        """Return the examples of these batches, or of all, batch after batch."""
+        layout = self.layout
+        places = positions(layout.starts[batches], layout.batch_sizes[batches])
+        return self.examples[places]
 
 
 def drawn(
-    cut: EpochBatches, drawing: ShuffleKey, lengths: npt.NDArray[Any] | None = None
+    cut: EpochBatches, drawing: ShuffleKey, lengths: AnyArray | None = None
 ) -> IntArray:
     """Return the indices of batches in their order, shape (steps × world_size,); `lengths` if batches are sorted.
 
@@ -327,15 +354,37 @@ def dropped_examples(layout: Layout, batches: IntArray) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochShapes:
-    """The shapes and buckets of an epoch's batches, in their order; arrays of the shape (batches of all ranks,)."""
+    """The shapes of an epoch's batches, in their order; arrays of the shape (batches of all ranks,)."""
 
     batch_sizes: IntArray
     lengths: FloatArray
     targets: FloatArray | None
-    buckets: IntArray
+
+    @classmethod
+    def of(cls, shapes: Sequence[BatchShape], *, with_targets: bool) -> EpochShapes:
+        """Return shapes that are known one by one; without a target length, that is 0."""
+        targets = None
+        if with_targets:
+            targets = np.array([shape.target_length or 0.0 for shape in shapes])
+        return cls(
+            np.array([shape.batch_size for shape in shapes]),
+            np.array([shape.length for shape in shapes]),
+            targets,
+        )
 
     def __len__(self) -> int:
         return int(self.batch_sizes.size)
+
+    def one_by_one(
+        self, batches: IntArray | slice = slice(None)
+    ) -> Iterator[BatchShape]:
+        """Return the shape of each of these batches, or of all."""
+        from batchtune.results import BatchShape
+
+        columns = [self.batch_sizes, self.lengths]
+        if self.targets is not None:
+            columns.append(self.targets)
+        return map(BatchShape, *(column[batches].tolist() for column in columns))
 
     @property
     def padded_length(self) -> float:

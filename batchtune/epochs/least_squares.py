@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from batchtune.lengths import FloatArray, IntArray
+from batchtune.lengths import BoolArray, FloatArray, IntArray
 
-BoolArray = npt.NDArray[np.bool_]
 # With a smaller diagonal of the triangular factor, of columns of norm 1, a column is a sum of the others.
 _DEPENDENT = 1e-12
 # A column that would raise the fit by less, relative to the target's norm, does so by rounding.

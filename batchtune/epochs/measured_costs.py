@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import structs
 
+from batchtune.epochs.cost_model import scaled
 from batchtune.epochs.step_times import StepTimes
-from batchtune.epochs.table import batch_sizes_for
+from batchtune.epochs.table import SizeFunction, batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import FrontierPoint, PackedModel, PackedProbe, Probe, Script
 from batchtune.trust import (
@@ -27,7 +27,6 @@ from batchtune.trust import (
 )
 
 _UNLIMITED = 2**53
-SizeFunction: TypeAlias = Callable[[FloatArray], IntArray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +47,6 @@ class Frontier:
 
         If a shorter length held fewer (not for want of examples), longer ones get no more.
         """
-        lengths = np.array([point.length for point in points])
         sizes = np.array([point.batch_size for point in points], dtype=np.int64)
         # Where the data or the probe's time ended, the memory did not.
         is_open = [point.closed_by in ("data", "time") for point in points]
@@ -60,22 +58,20 @@ class Frontier:
         dips = np.minimum.accumulate(
             np.where(np.append(held[:-1] < held[1:], False), held, failed - 1)
         )
-        return cls._sorted(
-            lengths, np.full(lengths.size, np.inf), np.minimum(sizes, dips)
-        )
+        return cls._sorted(points, np.full(sizes.size, np.inf), np.minimum(sizes, dips))
 
     @classmethod
     def of_pairs(cls, points: Sequence[FrontierPoint]) -> Frontier:
         """Return the frontier by length and target, through points in any order, all with a target."""
         targets = np.array([point.target_length for point in points], dtype=np.float64)
-        lengths = np.array([point.length for point in points])
         sizes = np.array([point.batch_size for point in points], dtype=np.int64)
-        return cls._sorted(lengths, targets, sizes)
+        return cls._sorted(points, targets, sizes)
 
     @classmethod
     def _sorted(
-        cls, lengths: FloatArray, targets: FloatArray, sizes: IntArray
+        cls, points: Sequence[FrontierPoint], targets: FloatArray, sizes: IntArray
     ) -> Frontier:
+        lengths = np.array([point.length for point in points])
         order = np.argsort(sizes, kind="stable")
         return cls(lengths[order], targets[order], sizes[order])
 
@@ -205,14 +201,7 @@ class PackedCosts:
         if model is not None and model.relative_error > WORST_TIME_ERROR:
             model = None
         if model is not None:
-            ratio = _time_ratio(probe)
-            model = structs.replace(
-                model,
-                constant=model.constant * ratio,
-                token=model.token * ratio,
-                squared_token=model.squared_token * ratio,
-                sequence=model.sequence * ratio,
-            )
+            model = scaled(model, _time_ratio(probe))
         return cls(
             max_tokens=packed.max_tokens,
             proofs=np.array(proofs, dtype=np.float64).reshape(-1, 4),

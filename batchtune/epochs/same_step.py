@@ -7,18 +7,18 @@ micro-batch, and with it the padding, changes. Lengths descend; a micro-batch ho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from batchtune.epochs.layout import Indices
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray
+from batchtune.lengths import AnyArray, FloatArray, IntArray
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cutter(ABC):
     """Cuts optimizer steps into micro-batches for the ranks that run them.
 
@@ -26,13 +26,7 @@ class Cutter(ABC):
         world_size: How many ranks run a step's micro-batches side by side.
     """
 
-    __slots__ = ()
-
-    world_size: int
-
-    @abstractmethod
-    def on_ranks(self, world_size: int) -> Cutter:
-        """Return the same cutter for `world_size` ranks."""
+    world_size: int = 1
 
     @abstractmethod
     def fewest(self, examples: Indices) -> int:
@@ -41,10 +35,6 @@ class Cutter(ABC):
     @abstractmethod
     def _cut_into(self, examples: Indices, parts: int) -> tuple[list[Indices], Indices]:
         """Return `parts` micro-batches, as ranks take them in turn, and the examples that don't fit."""
-
-    def buckets(self, batches: Sequence[Indices]) -> IntArray:
-        """Return the bucket of the table that limits each micro-batch; 0 without a table."""
-        return np.zeros(len(batches), dtype=np.int64)
 
     def cut(self, examples: Indices, each: int | None) -> tuple[list[Indices], Indices]:
         """Return `each` micro-batches for every rank, as ranks take them in turn, and the examples that don't fit.
@@ -90,15 +80,10 @@ class StepCutter(Cutter):
         pair_cost: What a pair of positions of an example costs, as in attention, if a position costs 1.
     """
 
-    lengths: npt.NDArray[Any]
+    lengths: AnyArray
     table: BucketTable
-    world_size: int = 1
     equal_counts: bool = False
     pair_cost: float | None = None
-
-    def on_ranks(self, world_size: int) -> StepCutter:
-        """Return the same cutter for `world_size` ranks."""
-        return replace(self, world_size=world_size)
 
     def _cut_into(self, examples: Indices, parts: int) -> tuple[list[Indices], Indices]:
         values = self.lengths[examples].astype(np.float64)
@@ -113,13 +98,6 @@ class StepCutter(Cutter):
         order = dealt(costs[starts] * sizes, self.world_size)
         batches = [examples[starts[place] : ends[place]] for place in order]
         return batches, examples[sizes.sum() :]
-
-    def buckets(self, batches: Sequence[Indices]) -> IntArray:
-        """Return the buckets of the longest examples."""
-        ends = np.cumsum([batch.size for batch in batches])
-        starts = np.append(0, ends[:-1])
-        longest = np.maximum.reduceat(self.lengths[np.concatenate(batches)], starts)
-        return self.table.assign(longest).astype(np.int64)
 
     def fewest(self, examples: Indices) -> int:
         """Return the fewest micro-batches of each rank that hold all examples of a step."""

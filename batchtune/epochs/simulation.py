@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.cost_model import nonnegative
@@ -20,16 +18,13 @@ from batchtune.epochs.expectation import Tally
 from batchtune.epochs.layout import (
     EpochBatches,
     EpochShapes,
-    Indices,
     Layout,
     RankSplit,
-    ShuffleKey,
-    positions,
     shapes_of,
 )
 from batchtune.epochs.measured_costs import StepTimeFunction
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
+from batchtune.lengths import AnyArray, FloatArray, Histogram, IntArray, Lengths
 
 # At least this many examples (for each rank), and pools, stand for more: an epoch's time is then known to 0.1%.
 _EXAMPLES = 1 << 17
@@ -104,7 +99,7 @@ class SimulatedEpochs:
             return float(values.std() / values.mean() * math.sqrt(share))
         cut = self.cuts[0]
         edges = np.concatenate(([0], np.cumsum(cut.layout.batch_sizes)))
-        totals = _sums(self.sample.values[_batched(cut)], edges)
+        totals = _sums(self.sample.values[cut.held()], edges)
         totals = totals.reshape(-1, dealing.together).sum(axis=1)
         numbers = np.full(totals.size, self.scale)
         return step_deviation(totals, 0.0, numbers, dealing)
@@ -141,9 +136,7 @@ def simulate_epochs(
     number = _epochs_of(sample, filled)
     cuts = []
     shapes = []
-    for epoch in range(number):
-        drawing = ShuffleKey(seed=seed, epoch=epoch)
-        cut = batcher.cut(drawing, dealing)
+    for drawing, cut in batcher.first_epochs(number, dealing, seed):
         cuts.append(cut)
         shapes.append(shapes_of(cut, drawing, sample))
     return SimulatedEpochs(batching, lengths, sample, cuts, shapes)
@@ -152,40 +145,24 @@ def simulate_epochs(
 def with_costs(
     filled: SimulatedEpochs, step_seconds: StepTimeFunction
 ) -> Batching | None:
-    """Return the same batching with what batches cost beyond their padded length; None if that can gain nothing."""
-    if filled.batching.accumulate is None:
-        return _with_overhead(filled, step_seconds)
-    return _with_pair_cost(filled, step_seconds)
+    """Return the same batching with what batches cost beyond their padded length; None if that gains next to nothing.
 
-
-def _with_pair_cost(
-    cut: SimulatedEpochs, step_seconds: StepTimeFunction
-) -> Batching | None:
-    """Return the steps with the cost of a pair of positions: of how many micro-batches they are is fixed.
-
-    Times are taken for a sum of a constant, the padded length, and its product with the length.
-    """
-    shapes = cut.shapes[0]
-    padded = shapes.batch_sizes * shapes.lengths
-    seconds = shapes.seconds(step_seconds)
-    terms = np.stack([np.ones_like(padded), padded, padded * shapes.lengths], axis=1)
-    _, each, pair = nonnegative(terms / seconds[:, np.newaxis], np.ones(seconds.size))
-    if not (each > 0 and pair > 0):
-        return None
-    return replace(cut.batching, pair_cost=float(f"{pair / each:.3g}"))
-
-
-def _with_overhead(
-    filled: SimulatedEpochs, step_seconds: StepTimeFunction
-) -> Batching | None:
-    """Return the pools with a batch overhead; None if cutting them for the least cost can gain next to nothing.
-
-    The overhead is that of the straight line through the times of an epoch's steps by their padded lengths.
+    Of pools that is a batch overhead: that of the straight line through the times of an epoch's steps by their padded
+    lengths. Of how many micro-batches optimizer steps are is fixed: there it is the cost of a pair of positions. Times
+    are taken for a sum of a constant, the padded length, and its product with the length.
     """
     batching = filled.batching
     shapes = filled.shapes[0]
-    pools = batching.pools_of(filled.sample.count)
     padded = shapes.batch_sizes * shapes.lengths
+    if batching.accumulate is not None:
+        seconds = shapes.seconds(step_seconds)
+        terms = [np.ones_like(padded), padded, padded * shapes.lengths]
+        columns = np.stack(terms, axis=1) / seconds[:, np.newaxis]
+        _, each, pair = nonnegative(columns, np.ones(seconds.size))
+        if not (each > 0 and pair > 0):
+            return None
+        return replace(batching, pair_cost=float(f"{pair / each:.3g}"))
+    pools = batching.pools_of(filled.sample.count)
     if len(shapes) > _MOST_BATCHES * pools or np.ptp(padded) == 0:
         return None
     each, fixed = np.polyfit(padded, shapes.seconds(step_seconds), 1)
@@ -350,7 +327,7 @@ def step_deviation(
     return float(math.sqrt(variance / each) / mean)
 
 
-def mates_in_cuts(cuts: list[EpochBatches], lengths: npt.NDArray[Any]) -> Mates:
+def mates_in_cuts(cuts: list[EpochBatches], lengths: AnyArray) -> Mates:
     """Return the figures of mates over at least two epochs; `lengths`, shape (examples,), by index of the example."""
     # The last with the first: any two epochs tell as much.
     others = cuts[1:] + cuts[: len(cuts) > 2]
@@ -363,7 +340,7 @@ def mates_in_cuts(cuts: list[EpochBatches], lengths: npt.NDArray[Any]) -> Mates:
     for cut in cuts:
         sizes = cut.layout.batch_sizes
         edges = np.concatenate(([0], np.cumsum(sizes)))
-        held = centred[_batched(cut)]
+        held = centred[cut.held()]
         products.append(
             (_sums(held, edges) ** 2 - _sums(held**2, edges))
             / np.maximum(sizes * (sizes - 1), 1)
@@ -391,24 +368,17 @@ def _met_again(first: EpochBatches, second: EpochBatches) -> float:
     batches = second.layout.starts.size
     # An example that is left out meets nobody.
     batch_of = np.arange(batches, batches + count)
-    batch_of[_batched(second)] = np.repeat(
-        np.arange(batches), second.layout.batch_sizes
-    )
+    batch_of[second.held()] = np.repeat(np.arange(batches), second.layout.batch_sizes)
     sizes = first.layout.batch_sizes
     keys = (
         np.repeat(np.arange(sizes.size), sizes) * (batches + count)
-        + batch_of[_batched(first)]
+        + batch_of[first.held()]
     )
     _, met = np.unique(keys, return_counts=True)
     mates = float(np.sum(sizes * (sizes - 1.0)))
     if mates:
         return float(np.sum(met * (met - 1.0))) / mates
     return 0.0
-
-
-def _batched(cut: EpochBatches) -> Indices:
-    """Return the examples in batches, batch after batch."""
-    return cut.examples[positions(cut.layout.starts, cut.layout.batch_sizes)]
 
 
 def _sums(values: FloatArray, edges: IntArray) -> FloatArray:

@@ -130,8 +130,7 @@ class StepTimes:
             corrections[part] = (self.kept * self.ratios) @ self._weights(
                 shapes[:, part]
             )
-        corrected: FloatArray = seconds * np.exp(corrections).reshape(seconds.shape)
-        return corrected
+        return seconds * np.exp(corrections).reshape(seconds.shape)
 
     def errors(
         self,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.lengths import FloatArray, Histogram, IntArray
+from batchtune.lengths import AnyArray, BoolArray, FloatArray, Histogram, IntArray
 from batchtune.records import Sizing
 
 # No data set fills a larger batch, and a quotient far beyond would not fit int64.
@@ -18,6 +18,8 @@ _LARGEST_BATCH_SIZE = 2**53
 
 Buckets: TypeAlias = npt.NDArray[np.integer[Any]]
 """Indices of buckets, in as few bits as possible."""
+SizeFunction: TypeAlias = Callable[[FloatArray], IntArray]
+"""Lengths → batch sizes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,9 +81,7 @@ class BucketTable:
         assert self.target_boundaries is not None
         return self.boundaries, self.target_boundaries
 
-    def assign(
-        self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None
-    ) -> Buckets:
+    def assign(self, lengths: AnyArray, targets: AnyArray | None = None) -> Buckets:
         """Return the bucket of each example, `num_buckets` for those that no bucket holds.
 
         Over one length it is `numpy.searchsorted(boundaries, length)`, left side. Lengths of fewer bits than float64
@@ -104,7 +104,7 @@ class BucketTable:
                     & (targets <= self.target_boundaries[bucket])
                 ] = bucket
             return assigned
-        edges: npt.NDArray[Any] = self.boundaries
+        edges: AnyArray = self.boundaries
         if lengths.dtype.kind == "f" and lengths.dtype.itemsize < edges.dtype.itemsize:
             edges = edges.astype(lengths.dtype)
         return np.searchsorted(edges, lengths, side="left").astype(
@@ -121,10 +121,9 @@ class BucketTable:
 
     def lower_edges(self, lengths: FloatArray) -> FloatArray:
         """Return the boundary below the bucket of each length."""
-        return cast(
-            FloatArray,
-            np.append(0.0, self.boundaries)[np.searchsorted(self.boundaries, lengths)],
-        )
+        return np.append(0.0, self.boundaries)[
+            np.searchsorted(self.boundaries, lengths)
+        ]
 
     def edges(self, histogram: Histogram) -> IntArray:
         """Return where the buckets begin and end: bucket b holds the distinct lengths edges[b] : edges[b + 1].
@@ -136,7 +135,7 @@ class BucketTable:
                 f"length {histogram.lengths[-1]} is beyond the last boundary {self.boundaries[-1]}"
             )
         ends = np.searchsorted(histogram.lengths, self.boundaries, side="right")
-        return cast(IntArray, np.concatenate(([0], ends)).astype(np.int64))
+        return np.concatenate(([0], ends)).astype(np.int64)
 
     def counts(self, histogram: Histogram) -> IntArray:
         """Return the number of examples in each bucket, shape (buckets,)."""
@@ -145,7 +144,7 @@ class BucketTable:
         return np.diff(up_to, prepend=0)
 
 
-def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> npt.NDArray[Any]:
+def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> AnyArray:
     try:
         values = np.asarray(given)
     except ValueError:  # nested lists of different lengths
@@ -159,9 +158,7 @@ def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> npt.NDArray[Any
     return values
 
 
-def _check_each(
-    rule: str, values: npt.NDArray[Any], sound: npt.NDArray[np.bool_]
-) -> None:
+def _check_each(rule: str, values: AnyArray, sound: BoolArray) -> None:
     if not sound.all():
         entry = int(sound.argmin())
         raise ValueError(f"{rule}, but entry {entry} is {values[entry]}: fix it")
@@ -179,7 +176,7 @@ def batch_sizes_for(
     cap = _LARGEST_BATCH_SIZE if max_batch_size is None else max_batch_size
     with np.errstate(over="ignore"):
         sizes = max_batch_length / np.asarray(boundaries, dtype=np.float64)
-    return cast(IntArray, np.clip(sizes, 1, cap).astype(np.int64))
+    return np.clip(sizes, 1, cap).astype(np.int64)
 
 
 def speechbrain_boundaries(num_buckets: int, max_batch_length: float) -> FloatArray:
@@ -232,7 +229,7 @@ class Limits:
 
     max_batch_length: float
     max_batch_size: int | None = None
-    frontier: Callable[[FloatArray], IntArray] | None = None
+    frontier: SizeFunction | None = None
     measured_up_to: float | None = None
 
     @property
@@ -259,6 +256,10 @@ class Limits:
             return sizes
         return np.minimum(sizes, self.max_batch_size)
 
+    def largest_sizes(self, lengths: FloatArray) -> IntArray:
+        """Return the same by the source that knows the device best."""
+        return self.batch_sizes(lengths, self.sizings[-1])
+
 
 class OverlongError(ValueError):
     """Examples beyond the last boundary."""
@@ -267,7 +268,7 @@ class OverlongError(ValueError):
 def checked_lengths(
     lengths: npt.ArrayLike,
     hint: str = "; for a manifest, use from_config; for a data set, also give it length_of=",
-) -> npt.NDArray[Any]:
+) -> AnyArray:
     """Return the lengths that a user gave as an array; raise ValueError for one that is not positive and finite.
 
     The message for what is no array ends with the hint.
@@ -279,9 +280,7 @@ def checked_lengths(
     return values
 
 
-def holding_all(
-    values: npt.NDArray[Any], table: BucketTable, overlong: str
-) -> BucketTable:
+def holding_all(values: AnyArray, table: BucketTable, overlong: str) -> BucketTable:
     """Return the table, extended if there are overlong examples; raise OverlongError if `overlong` is "error"."""
     if table.assign(values.max(keepdims=True))[0] < table.num_buckets:
         return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from batchtune.packing.packing import pack
-from batchtune.packing.time_law import TimeLaw
+from batchtune.packing.packing import TimeLaw, pack
 
 __all__ = ["TimeLaw", "pack"]

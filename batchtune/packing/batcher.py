@@ -8,12 +8,12 @@ import numpy as np
 
 from batchtune.epochs.batchers import ReshuffledBatcher
 from batchtune.epochs.layout import (
-    EXAMPLES,
     EpochBatches,
     Indices,
     Layout,
     RankSplit,
     ShuffleKey,
+    chosen,
     steps_per_rank,
 )
 from batchtune.lengths import IntArray
@@ -36,17 +36,15 @@ class PackedBatcher(ReshuffledBatcher):
 
     def _steps(self, drawing: ShuffleKey, dealing: RankSplit) -> tuple[Indices, Layout]:
         """Return the sequences, and the micro-batches of all pools."""
-        shuffled = np.arange(self._count)
-        if drawing.shuffle:
-            drawing.stream(EXAMPLES).shuffle(shuffled)
         sequences = []
         sizes = []
-        for pool in np.array_split(shuffled, self._pools):
+        for pool in np.array_split(drawing.examples(self._count), self._pools):
             packed = self._budget.packed(self._tokens[pool])
             sequences.append(pool[packed.sequences])
             sizes.append(packed.sizes)
         pools = Packed(np.concatenate(sequences), np.concatenate(sizes))
-        return pools.sequences, self._layout(pools, dealing)
+        layout = Layout.in_row(pools.sizes, dealing, self._count, in_order=True)
+        return pools.sequences, layout
 
     def _rounded_per_rank(self, steps: Layout) -> int:
         """Return the number of micro-batches of each rank, a multiple of those that are accumulated."""
@@ -64,17 +62,12 @@ class PackedBatcher(ReshuffledBatcher):
             packed = self._last_pool_packed_to(wanted, packed).split_to(wanted, seconds)
         order = np.argsort(-packed.sums(seconds), kind="stable")
         packed = packed.ordered(order)
-        layout = self._layout(packed, replace(steps.dealing, same_bucket=True))
+        dealing = replace(steps.dealing, same_bucket=True)
+        layout = Layout.in_row(packed.sizes, dealing, self._count, in_order=True)
         if packed.count < wanted:
             # Fewer sequences than ranks: some are dealt once more.
             again = np.sort(np.arange(wanted) % packed.count)
-            layout = replace(
-                layout,
-                starts=layout.starts[again],
-                batch_sizes=layout.batch_sizes[again],
-                buckets=layout.buckets[again],
-                rest=layout.rest[again],
-            )
+            layout = chosen(layout, again)
         return EpochBatches(packed.sequences, replace(layout, most_per_rank=per_rank))
 
     def _last_pool_packed_to(self, wanted: int, packed: Packed) -> Packed:
@@ -88,15 +81,4 @@ class PackedBatcher(ReshuffledBatcher):
         return Packed(
             np.concatenate((packed.sequences[:place], pool[last.sequences])),
             np.concatenate((packed.sizes[:before], last.sizes)),
-        )
-
-    def _layout(self, packed: Packed, dealing: RankSplit) -> Layout:
-        return Layout(
-            starts=packed.starts,
-            batch_sizes=packed.sizes,
-            buckets=np.zeros_like(packed.sizes),
-            rest=np.zeros(packed.count, dtype=np.bool_),
-            dealing=dealing,
-            count=self._count,
-            in_order=True,
         )

@@ -7,19 +7,13 @@ import numpy.typing as npt
 from msgspec import structs
 
 from batchtune.epochs.batchers import Batcher, StepBatcher
-from batchtune.epochs.layout import (
-    RankSplit,
-    ShuffleKey,
-    drawn,
-    positions,
-)
+from batchtune.epochs.layout import RankSplit, drawn
 from batchtune.epochs.simulation import mates_in_cuts
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.packing.batcher import PackedBatcher
 from batchtune.packing.packed import Packed
-from batchtune.packing.packing import Budget
+from batchtune.packing.packing import DENSE_7B, Budget
 from batchtune.packing.same_step import StepPacker
-from batchtune.packing.time_law import DENSE_7B
 from batchtune.results import PackedRow
 
 # Any two epochs tell how often mates meet again; three tell how much the others differ.
@@ -28,28 +22,31 @@ _EPOCHS = 3
 
 def row_of(
     packed: Packed,
-    slots: IntArray,
     lengths: npt.ArrayLike,
     tokens: IntArray,
     budget: Budget,
-    world_size: int,
+    dealing: RankSplit,
     proofs: FloatArray | None = None,
 ) -> PackedRow:
     """Return what the micro-batches of an epoch come to.
 
     Args:
-        packed: The micro-batches.
-        slots: Shape (micro-batches,): step × world_size + rank of each; equal ones are accumulated.
+        packed: The micro-batches; number i is rank i % world_size's.
         lengths: Shape (sequences,): before any was cut.
         tokens: Shape (sequences,): as they are trained.
         budget: With the packer's name, the cap and the time law.
-        world_size: The ranks.
+        dealing: The ranks, and how many micro-batches each of them accumulates.
         proofs: Shape (proofs, 4): the batches that are proven to fit, as `Packed.extents`; None if unknown.
     """
     extents = packed.extents(tokens)
     totals = packed.sums(tokens)
     total = int(totals.sum())
-    step_tokens = np.bincount(slots // world_size, totals)
+    world_size = dealing.world_size
+    number = np.arange(packed.count)
+    step = number // (world_size * dealing.accumulate)
+    step_tokens = np.bincount(step, totals)
+    # Equal slots are accumulated.
+    slots = step * world_size + number % world_size
     seconds = np.bincount(
         slots, budget.seconds(packed, tokens), step_tokens.size * world_size
     )
@@ -93,15 +90,7 @@ def random_row(
     sequences = np.random.default_rng(seed).permutation(tokens.size)
     starts = np.arange(0, tokens.size, batch_size)
     packed = Packed(sequences, np.diff(starts, append=tokens.size))
-    slots = in_turn(packed.count, dealing)
-    return row_of(packed, slots, tokens, tokens, budget, dealing.world_size)
-
-
-def in_turn(batches: int, dealing: RankSplit) -> IntArray:
-    """Return the slots of micro-batches of which number i is rank i % world_size's, as for `row_of`."""
-    number = np.arange(batches)
-    step = number // (dealing.world_size * dealing.accumulate)
-    return step * dealing.world_size + number % dealing.world_size
+    return row_of(packed, tokens, tokens, budget, dealing)
 
 
 def simulated_row(
@@ -126,18 +115,11 @@ def simulated_row(
         batcher = StepBatcher(tokens.size, packer, pool_size, dealing.accumulate)
     cuts = []
     rows = []
-    for epoch in range(_EPOCHS):
-        drawing = ShuffleKey(seed=seed, epoch=epoch)
-        cut = batcher.cut(drawing, dealing)
+    for drawing, cut in batcher.first_epochs(_EPOCHS, dealing, seed):
         cuts.append(cut)
         order = drawn(cut, drawing)
-        sizes = cut.layout.batch_sizes[order]
-        sequences = cut.examples[positions(cut.layout.starts[order], sizes)]
-        packed = Packed(sequences, sizes)
-        slots = in_turn(packed.count, dealing)
-        rows.append(
-            row_of(packed, slots, lengths, tokens, budget, dealing.world_size, proofs)
-        )
+        packed = Packed(cut.held(order), cut.layout.batch_sizes[order])
+        rows.append(row_of(packed, lengths, tokens, budget, dealing, proofs))
     first = rows[0]
     if first.unproven is not None:
         first = structs.replace(first, unproven=sum(row.unproven or 0 for row in rows))

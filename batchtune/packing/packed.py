@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.epochs.layout import positions
-from batchtune.lengths import FloatArray, IntArray
+from batchtune.lengths import AnyArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +47,7 @@ class Packed:
         for start, size in zip(starts, self.sizes.tolist(), strict=True):
             yield sequences[start : start + size]
 
-    def sums(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def sums(self, values: AnyArray) -> AnyArray:
         """Return the sum for each micro-batch of one value for each sequence."""
         return np.add.reduceat(values[self.sequences], self.starts)
 

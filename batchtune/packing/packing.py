@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from numbers import Real
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +14,53 @@ import numpy.typing as npt
 from batchtune.arguments import whole
 from batchtune.epochs.table import OverlongError, checked_lengths
 from batchtune.errors import listed, shortened
-from batchtune.lengths import FloatArray, IntArray
+from batchtune.lengths import AnyArray, FloatArray, IntArray
 from batchtune.packing.packed import Packed
 from batchtune.packing.packers import PACKERS
 from batchtune.packing.ranks import dealt, exchanged
-from batchtune.packing.time_law import DENSE_7B, TimeLaw
 
 # An int64 holds the tokens of a million sequences that are this long.
 _MOST_TOKENS = 2**40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLaw:
+    """The time of a micro-batch, from its total tokens, the sum of its squared lengths and its number of sequences.
+
+    Attention within each sequence makes the time grow with the squares. Only ratios count when micro-batches are
+    evened out, so the coefficients may also be FLOPs.
+
+    Raises:
+        ValueError: A coefficient is negative or not finite, or none but `seconds_per_batch` is positive.
+    """
+
+    seconds_per_token: float
+    seconds_per_squared_token: float = 0.0
+    seconds_per_sequence: float = 0.0
+    seconds_per_batch: float = 0.0
+
+    def __post_init__(self) -> None:
+        coefficients = astuple(self)
+        are_numbers = all(isinstance(value, Real) for value in coefficients)
+        if not are_numbers or not all(0 <= value < math.inf for value in coefficients):
+            raise ValueError(
+                "the coefficients of a time law must be numbers, finite and at least 0, got "
+                f"{shortened(coefficients)}"
+            )
+        if not any(coefficients[:-1]):
+            raise ValueError(
+                "a time law needs a positive seconds_per_token, seconds_per_squared_token or seconds_per_sequence"
+            )
+
+    def of_sequences(self, lengths: AnyArray) -> FloatArray:
+        """Return the seconds that each sequence adds to its micro-batch, shape (sequences,)."""
+        tokens = lengths.astype(np.float64)
+        linear = self.seconds_per_token + self.seconds_per_squared_token * tokens
+        return linear * tokens + self.seconds_per_sequence
+
+
+# The FLOPs of a dense model with a hidden size of 4,096: 12·h²·L + 2·h·L² a layer, divided by 2·h. verl balances by it.
+DENSE_7B = TimeLaw(seconds_per_token=24576.0, seconds_per_squared_token=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +153,7 @@ def budget_of(
     max_tokens: int,
     *,
     packer: str = "even",
-    time_law: TimeLaw | Mapping[str, float] | None = None,
+    time_law: TimeLaw | Mapping[Any, float] | None = None,
     cut_at: int | None = None,
 ) -> Budget:
     """Return the budget that a sampler's arguments describe, a time law also by its own arguments.

@@ -121,13 +121,16 @@ def exchanged(
         taken = int(back[column])
         here = int(all_batches[given])
         there = int(all_batches[taken])
-        rooms[[here, there]] += np.array([1, -1]) * more[row, column]
-        loads[[slowest, there % world_size]] += np.array([-1, 1]) * later[row, column]
+        rooms[here] += more[row, column]
+        rooms[there] -= more[row, column]
+        loads[slowest] -= later[row, column]
+        loads[there % world_size] += later[row, column]
         all_batches[given] = there
         if taken < tokens.size:
             all_batches[taken] = here
         else:
-            sizes[[here, there]] += np.array([-1, 1])
+            sizes[here] -= 1
+            sizes[there] += 1
     batches = all_batches[: tokens.size]
     order = np.argsort(-tokens, kind="stable")
     return Packed.of_owners(order, batches[order])

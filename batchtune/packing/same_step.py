@@ -25,11 +25,6 @@ class StepPacker(Cutter):
 
     tokens: IntArray
     budget: Budget
-    world_size: int = 1
-
-    def on_ranks(self, world_size: int) -> StepPacker:
-        """Return the same cutter for `world_size` ranks."""
-        return replace(self, world_size=world_size)
 
     def fewest(self, examples: Indices) -> int:
         """Return the fewest micro-batches of each rank that hold all sequences of a step."""

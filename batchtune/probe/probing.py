@@ -41,6 +41,9 @@ from batchtune.results import (
 )
 from batchtune.run_folder import alone_in
 
+LargestBatch = Callable[[Device], int | None]
+"""The device → the most examples of a batch in what will be recommended; None: any number."""
+
 
 def run_probe(
     lengths: Lengths,
@@ -49,7 +52,7 @@ def run_probe(
     *,
     force: bool = False,
     sweep_settings: SweepSettings | None = None,
-    most_in_a_batch: Callable[[Device], int | None] | None = None,
+    most_in_a_batch: LargestBatch | None = None,
     hooks: ProbeHooks | None = None,
 ) -> Probe:
     """Find what fits, continuing what the run folder holds, and write `probe.json`.

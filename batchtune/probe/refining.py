@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from batchtune.buckets.optimal import optimal_boundaries
 from batchtune.epochs.measured_costs import TypicalTargets
-from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
+from batchtune.lengths import BoolArray, FloatArray, Histogram, IntArray, Lengths
 from batchtune.probe.bounds import Anchor
 from batchtune.probe.knowledge import Knowledge
 from batchtune.results import BatchShape, FrontierPoint
@@ -309,9 +308,9 @@ class _Ends:
         )
 
     @cached_property
-    def _is_open(self) -> npt.NDArray[np.bool_]:
+    def _is_open(self) -> BoolArray:
         step = np.maximum(1, np.floor(self.proven * self.tolerance))
-        is_open: npt.NDArray[np.bool_] = (
+        is_open: BoolArray = (
             np.minimum(self.possible, self.fillable) >= self.proven + step
         )
         return is_open

@@ -70,7 +70,7 @@ class ScriptRequest(Message, frozen=True):
 
     @property
     def own_batches(self) -> Path:
-        """The file for two epochs of its own batches, by `epochs.own_batches`: rank 0 may write it."""
+        """The file for two epochs of its own batches, by `epochs.recorded`: rank 0 may write it."""
         return Path(self.scratch, TEMPORARY, "own-batches.npz")
 
 

@@ -24,7 +24,7 @@ from batchtune.allocators import (
     variables_for,
     worker_variables,
 )
-from batchtune.epochs.own_batches import counted
+from batchtune.epochs.recorded import counted
 from batchtune.errors import (
     BatchtuneError,
     OptionError,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -26,6 +26,7 @@ from batchtune.results import (
     SWEEP_FILE,
     TRAINING_FILE,
     VERIFY_FILE,
+    AnySweep,
     Drift,
     LengthsSummary,
     LoaderTuning,
@@ -35,6 +36,7 @@ from batchtune.results import (
     Training,
     Verdict,
     Verification,
+    read_if_written,
     read_result,
 )
 
@@ -48,6 +50,8 @@ FORMATS = {
     "html": "batchtune.reports.html",
     "json": "batchtune.reports.page",
 }
+NextStep: TypeAlias = tuple[str, str]
+"""A command, or a file, and its purpose."""
 # Where the command line puts files unless the user names another folder; commands that are proposed need not name it.
 DEFAULT_FOLDER = Path("batchtune-run")
 
@@ -151,8 +155,8 @@ class RunResults:
         return f" --workload {spec}{options}"
 
     def steps_after_sweep(
-        self, verify: str, config: tuple[str, str], *, of_stream: bool
-    ) -> Iterator[tuple[str, str]]:
+        self, verify: str, config: NextStep, *, of_stream: bool
+    ) -> Iterator[NextStep]:
         """Yield what to do with recommended batches, by command: verify them, use their config, export it."""
         from batchtune.reports.measured import mismatch
 
@@ -227,7 +231,7 @@ class RunResults:
         return render_for_notebook(self)
 
 
-def _frame(result: Probe | Sweep | StreamSweep | None, table: str) -> pd.DataFrame:
+def _frame(result: Probe | AnySweep | None, table: str) -> pd.DataFrame:
     import pandas as pd
 
     if result is None:
@@ -286,13 +290,11 @@ def load_run(folder: Path) -> RunResults:
     manifest = "MANIFEST"
     if own_lengths.exists():
         manifest = shlex.quote(str(own_lengths))
-    verify = folder / VERIFY_FILE
-    verification = read_result(verify, Verification) if verify.exists() else None
     run = RunResults(
         name=folder.resolve().name or "run",
         folder=folder,
         manifest=manifest,
-        verification=verification,
+        verification=read_if_written(folder / VERIFY_FILE, Verification),
         **results,
     )
     if not training.exists():

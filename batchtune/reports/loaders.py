@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from batchtune.loaders import kind_of
-from batchtune.reports import RunResults
+from batchtune.reports import NextStep, RunResults
 from batchtune.reports.section import (
+    Cells,
     Section,
     Table,
     failures_table,
@@ -186,7 +187,7 @@ def _rows_table(loader: LoaderTuning) -> Table:
     )
 
 
-def row_cells(row: LoaderRow) -> dict[str, str | None]:
+def row_cells(row: LoaderRow) -> Cells:
     """Return what tables and charts show of a row, by the titles of the columns."""
     equal = {True: "yes", False: "no", None: None}
     return {
@@ -227,7 +228,7 @@ def _warnings(loader: LoaderTuning) -> Iterator[str]:
     yield from map(with_full_stop, loader.warnings)
 
 
-def _next_steps(run: RunResults, loader: LoaderTuning) -> Iterator[tuple[str, str]]:
+def _next_steps(run: RunResults, loader: LoaderTuning) -> Iterator[NextStep]:
     row = loader.recommended_row
     again = f"batchtune tune-loader TARGET{run.as_option}"
     if row is None:

@@ -20,6 +20,7 @@ from batchtune.reports.section import (
     training_notes,
 )
 from batchtune.results import (
+    AnyRow,
     CostModel,
     Device,
     Outcome,
@@ -466,7 +467,7 @@ def mismatch(run: RunResults) -> str | None:
     )
 
 
-def _ran(verified: Verification, row: Row | StreamRow) -> bool:
+def _ran(verified: Verification, row: AnyRow) -> bool:
     """Return whether a row's batches are those that were verified."""
     if (
         row.boundaries != verified.bucket_boundaries

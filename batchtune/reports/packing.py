@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from functools import partial
 
 from batchtune.reports import RunResults
-from batchtune.reports.gradient import gradient_warnings, of_gradient
+from batchtune.reports.same_step import (
+    TOKEN_LOSSES,
+    faster_still,
+    gradient_warnings,
+    of_same_steps,
+)
 from batchtune.reports.section import (
     CURRENT,
-    WORTH_A_CHANGE,
     Cells,
+    Padded,
     Section,
     Table,
     comparison_table,
@@ -40,12 +45,6 @@ from batchtune.units import (
     with_full_stop,
 )
 
-# How frameworks take a loss that is a mean over the tokens of a step.
-_TOKEN_LOSSES = (
-    "num_items_in_batch in Transformers, TRL and axolotl, loss_agg_mode=token-mean in verl, "
-    "--calculate-per-token-loss in slime"
-)
-
 
 def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Section:
     """Return what to report on the packers of `sweep.json`, next to padded batches."""
@@ -61,7 +60,7 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
         _proof(run, row),
         *training_notes(run),
         *steps_kept(sweep),
-        *_of_same_steps(sweep, packing),
+        *_other_ways(sweep, packing),
     ]
     sampler = "SameStepBatchSampler"
     if not row.keeps_examples:
@@ -95,7 +94,7 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
 
 
 def _headline(
-    sweep: Sweep, packing: PackingSweep, padded: Row | Baseline, padded_name: str
+    sweep: Sweep, packing: PackingSweep, padded: Padded, padded_name: str
 ) -> str:
     """Say what to set, and what it saves."""
     row = packing.row
@@ -124,40 +123,21 @@ def _headline(
     return f"{what}: {gain}."
 
 
-def _of_same_steps(sweep: Sweep, packing: PackingSweep) -> Iterator[str]:
+def _other_ways(sweep: Sweep, packing: PackingSweep) -> Iterator[str]:
     """Say what else there is where steps keep their sequences: another accumulation, the loss, or other steps."""
     row = packing.row
     if not row.keeps_examples:
         return
-    own = sweep.settings.accumulate
-    if own != row.accumulate:
-        yield f"Train with a gradient accumulation of {row.accumulate} instead of {own}."
-    if sweep.gradient_difference is None:
-        yield (
-            "The gradient of a step is the same if the loss is a mean over the tokens of the step, not of each "
-            f"micro-batch: {_TOKEN_LOSSES}."
-        )
-    else:
-        yield from of_gradient(sweep, row)
+    yield from of_same_steps(sweep, row)
     seconds = row.estimated_epoch_seconds
     others = [other for other in packing.rows if other is not row]
+    fastest = min(others, key=_seconds_of, default=row)
     for other in others:
         others_seconds = other.estimated_epoch_seconds
         if not seconds or not others_seconds or others_seconds >= seconds:
             continue
-        gain = seconds / others_seconds
-        faster = f"{format_ratio(gain)} times faster still"
-        if other.keeps_examples:
-            if gain > WORTH_A_CHANGE:
-                yield (
-                    f"{faster} in {other.name}: --micro-batches {other.accumulate}, with a gradient accumulation of "
-                    f"{other.accumulate} in training."
-                )
-        elif other is min(others, key=_seconds_of) and not other.unproven:
-            yield (
-                f"{faster} with {other.name}, if you retune: {format_ratio(row.steps / other.steps)} times fewer "
-                "steps, of other sequences (--keep nothing)."
-            )
+        if other.keeps_examples or (other is fastest and not other.unproven):
+            yield from faster_still(row, other, seconds / others_seconds)
 
 
 def _seconds_of(row: PackedRow) -> float:
@@ -177,7 +157,7 @@ def learning(packing: PackingSweep, padded: str) -> str:
     return (
         f"Learning: {optimizer_steps} an epoch, {packing.padded_steps:,} with {padded}{keeping}. To weigh all "
         "tokens alike, take a loss that is a mean over the tokens of a step, not of each micro-batch: "
-        f"{_TOKEN_LOSSES}."
+        f"{TOKEN_LOSSES}."
     )
 
 
@@ -226,9 +206,9 @@ def _comparison(sweep: Sweep, packing: PackingSweep) -> Table:
     )
 
 
-def _padded(sweep: Sweep) -> dict[str, Row | Baseline]:
+def _padded(sweep: Sweep) -> dict[str, Padded]:
     """Return padded batches by what the table calls them: the user's, the best table and pools, and a fixed size."""
-    named: dict[str, Row | Baseline] = {}
+    named: dict[str, Padded] = {}
     is_packed = sweep.packed is not None and sweep.packed.current is not None
     if sweep.current is not None and not is_packed:
         named[current_name(sweep)] = sweep.current

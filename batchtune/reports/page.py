@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from batchtune.allocators import EXPANDABLE, NATIVE, asked_for, settings_in
-from batchtune.reports import RunResults
+from batchtune.reports import NextStep, RunResults
 from batchtune.reports.loaders import loader_section
 from batchtune.reports.measured import mismatch, probe_section, verification_section
 from batchtune.reports.section import (
+    Cells,
     Section,
     clean,
     facts_table,
@@ -71,7 +72,7 @@ class Page:
 
     title: str
     sections: Sequence[Section]
-    next_steps: Sequence[tuple[str, str]] = ()
+    next_steps: Sequence[NextStep] = ()
 
     @property
     def lead(self) -> list[str]:
@@ -139,7 +140,7 @@ def build_page(run: RunResults) -> Page:
         sections.append(_data_section(run))
     if run.verdicts:
         sections.insert(0, verdict_section(run.verdicts))
-    next_steps: list[tuple[str, str]] = []
+    next_steps: list[NextStep] = []
     for section in sections:
         next_steps += section.next_steps
     next_steps.append(
@@ -337,7 +338,7 @@ def _torch(torch: DoctorTorch) -> str:
     return ", ".join(words)
 
 
-def _gpu(gpu: DoctorGpu, settings: str) -> dict[str, str | None]:
+def _gpu(gpu: DoctorGpu, settings: str) -> Cells:
     """Return the facts on a GPU; `settings` are those of the environment for the allocator."""
     users = None
     if gpu.processes is not None:
@@ -376,7 +377,7 @@ def _gpu(gpu: DoctorGpu, settings: str) -> dict[str, str | None]:
     }
 
 
-def _cpu(cpu: DoctorCpu) -> dict[str, str | None]:
+def _cpu(cpu: DoctorCpu) -> Cells:
     return {
         "name": f"{cpu.name}, {counted(cpu.processors, 'processor')}",
         "memory": format_size(cpu.total_bytes),

@@ -273,15 +273,11 @@ def _recommending(inputs: RuleInputs) -> Any:
     return inputs.of_kind("sweep")
 
 
-def _packing(inputs: RuleInputs) -> PackingSweep:
-    """Return the packers that were compared. Raises NotKnownError without them."""
+def _packed(inputs: RuleInputs) -> PackedRow:
+    """Return the recommended packer. Raises NotKnownError without one."""
     why = "packers were not compared: run `batchtune sweep-buckets` with --max-tokens, or probe a workload that packs"
     packing: PackingSweep | None = inputs.of_kind("sweep").packed
-    return _known(packing, why)
-
-
-def _packed(inputs: RuleInputs) -> PackedRow:
-    return _packing(inputs).row
+    return _known(packing, why).row
 
 
 def _drift(inputs: RuleInputs) -> Drift:

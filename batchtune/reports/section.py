@@ -9,24 +9,24 @@ import itertools
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from batchtune.buckets.advice import (
     close_in_steps,
     keeps_current,
-    keeps_examples,
     keeps_steps,
 )
 from batchtune.errors import without_commands
-from batchtune.reports import RunResults
+from batchtune.reports import NextStep, RunResults
 from batchtune.results import (
+    AnyRow,
+    AnySweep,
     Baseline,
     Costed,
     LowerBound,
     PackedRow,
     Row,
     StreamRow,
-    StreamSweep,
     Sweep,
     cost_of,
 )
@@ -44,10 +44,10 @@ from batchtune.units import (
 
 C = TypeVar("C", bound=Costed)
 V = TypeVar("V")
-AnyRow: TypeAlias = Row | StreamRow
-AnySweep: TypeAlias = Sweep | StreamSweep
 Cells = Mapping[str, str | None]
 """A row of a table: title of the column → cell; None is unknown."""
+Padded = Row | Baseline
+"""Padded batches of a sweep, and what they cost."""
 
 UNKNOWN = "\u2013"  # an en dash: unknown, or no question here; never 0
 TIMES = "\u00d7"  # the multiplication sign
@@ -56,8 +56,6 @@ _MAX_ROWS = 100
 CURRENT = "your current config"
 STEPS = "steps"
 STEP_LENGTH = "step's length"
-# Another accumulation is advised if it makes an epoch so many times as fast: estimates are hardly nearer than that.
-WORTH_A_CHANGE = 1.05
 # A max_batch_length below this share of the one that fits is worth a warning; a rounded one is not.
 _LOW_LIMIT = 0.95
 
@@ -105,7 +103,7 @@ class Section:
         sentences: Say what to set, then what supports it, most important first.
         brief: How many of the sentences a brief report shows; with 0 it shows none of the tables either.
         warnings: Each with its remedy; first those of batches that are not safe.
-        next_steps: A command, or a file, and its purpose, in the order to take them.
+        next_steps: In the order to take them.
     """
 
     title: str
@@ -113,7 +111,7 @@ class Section:
     brief: int = 1
     tables: Sequence[Table] = ()
     warnings: Sequence[str] = ()
-    next_steps: Sequence[tuple[str, str]] = ()
+    next_steps: Sequence[NextStep] = ()
 
 
 def make_table(
@@ -324,7 +322,7 @@ def _advantage(
     """Say how a row compares with another: `1.34 times faster than NAME`, `37.9% fewer batches than with NAME`."""
     seconds = row.estimated_epoch_seconds
     is_timed = timed and seconds and other.estimated_epoch_seconds
-    close = keeps_examples(row) or close_in_steps(other, row)
+    close = row.keeps_examples or close_in_steps(other, row)
     if not is_timed and steps_kept and close:
         change = 1 - row.padded_length / other.padded_length
         less = "less" if change >= 0 else "more"
@@ -401,7 +399,14 @@ def current_name(sweep: AnySweep) -> str:
     return f"{CURRENT} (does not fit)" if sweep.current_fits is False else CURRENT
 
 
-def cost_cells(costed: Costed, *, timed: bool = True) -> dict[str, str | None]:
+def best_of_sweep(sweep: AnySweep, row: AnyRow, *, timed: bool) -> tuple[str, int]:
+    """Return what a comparison calls the best row, which stands first, and the index of what is recommended."""
+    if keeps_current(sweep, row, timed=timed):
+        return "best of the sweep", 1  # the user's own config, which comes next
+    return "recommended", 0
+
+
+def cost_cells(costed: Costed, *, timed: bool = True) -> Cells:
     """Return what every table on costs shows, by the titles of its columns; None is unknown, as times not `timed`."""
     seconds = costed.estimated_epoch_seconds if timed else None
     return {

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from batchtune.buckets.advice import keeps_current
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports import RunResults
 from batchtune.reports.section import (
     CURRENT,
-    AnyRow,
+    Cells,
     Section,
     Table,
     Times,
+    best_of_sweep,
     brief_facts,
     comparison_table,
     cost_cells,
@@ -29,6 +29,7 @@ from batchtune.reports.section import (
 from batchtune.results import (
     ROUNDING,
     STREAM_CONFIG_FILE,
+    AnyRow,
     Row,
     Shards,
     StreamRow,
@@ -240,8 +241,7 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
 
     Of an algorithm, batches that are proven to fit go first, and no buffer is larger than the recommended row's.
     """
-    kept = keeps_current(stream, chosen, timed=timed)
-    title = "best of the sweep" if kept else "recommended"
+    title, marked = best_of_sweep(stream, chosen, timed=timed)
     compared: dict[str, AnyRow] = {f"{title} ({algorithm_name(chosen)})": chosen}
     if stream.current is not None:
         compared[current_name(stream)] = stream.current
@@ -263,7 +263,7 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
         partial(_cells, timed=timed),
         timed=timed,
         steps_kept=stream.min_steps is not None,
-        marked=1 if kept else 0,
+        marked=marked,
     )
 
 
@@ -297,7 +297,7 @@ def _way(row: StreamRow) -> str:
     return ", ".join(words)
 
 
-def _cells(row: AnyRow, *, timed: bool = True) -> dict[str, str | None]:
+def _cells(row: AnyRow, *, timed: bool = True) -> Cells:
     """Return the size of the buffer, which random access does not have, and the cost."""
     buffer = format_number(row.buffer_size) if isinstance(row, StreamRow) else None
     return {

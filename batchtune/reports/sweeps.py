@@ -6,20 +6,26 @@ from collections.abc import Iterator
 from functools import partial
 
 from batchtune.allocators import NATIVE
-from batchtune.buckets.advice import keeps_current, keeps_steps
+from batchtune.buckets.advice import keeps_steps
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
-from batchtune.reports import RunResults
-from batchtune.reports.gradient import gradient_warnings, of_gradient
+from batchtune.reports import NextStep, RunResults
 from batchtune.reports.packing import packing_section
+from batchtune.reports.same_step import (
+    faster_still,
+    gradient_warnings,
+    of_same_steps,
+)
 from batchtune.reports.section import (
     CURRENT,
     STEPS,
     UNKNOWN,
-    WORTH_A_CHANGE,
+    Cells,
+    Padded,
     Section,
     Table,
     Times,
+    best_of_sweep,
     brief_facts,
     comparison_table,
     cost_cells,
@@ -53,7 +59,6 @@ from batchtune.units import (
     format_length,
     format_number,
     format_percent,
-    format_ratio,
     format_seconds,
     with_full_stop,
 )
@@ -97,7 +102,7 @@ def sweep_section(run: RunResults) -> Section:
     facts = brief_facts(run, times, sweep, _proof(run, sweep, row))
     if sweep.current is not None:
         facts += fewer_steps(row.steps, sweep.current.steps)
-        facts += _of_same_steps(sweep, row, timed=timed)
+        facts += _other_ways(sweep, row, timed=timed)
     elif sweep.min_steps is None:
         steps = counted(row.steps, "optimizer step")
         facts.append(f"An epoch takes {steps} (--current batch_size=N keeps yours).")
@@ -152,13 +157,13 @@ def _what_to_set(sweep: Sweep, row: Row) -> str:
     return f"{what} with {sizes}"
 
 
-def alternatives(sweep: Sweep) -> dict[str, Row | Baseline]:
+def alternatives(sweep: Sweep) -> dict[str, Padded]:
     """Return what the recommended row is compared with: the user's config if it fits, and a fixed batch size.
 
     Without the user's config today's practice takes its place: SpeechBrain's for speech, length-grouped batches for all
     else.
     """
-    rivals: dict[str, Row | Baseline] = {}
+    rivals: dict[str, Padded] = {}
     is_speech = sweep.lengths.unit in SPEECH_UNITS
     today = today_row(sweep)
     grouped = _baseline(sweep, _LENGTH_GROUPED)
@@ -289,41 +294,26 @@ def _scaled(run: RunResults, hint: LearningRate) -> str:
     return linear if "SGD" in optimizers else f"{linear} or {square_root}"
 
 
-def _of_same_steps(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
+def _other_ways(sweep: Sweep, row: Row, *, timed: bool) -> Iterator[str]:
     """Say what else there is where steps keep their examples: fewer micro-batches, or other steps."""
     if not row.keeps_examples:
         return
-    own = sweep.settings.accumulate
-    if own != row.accumulate:
-        yield f"Train with a gradient accumulation of {row.accumulate} instead of {own}."
-    yield from of_gradient(sweep, row)
-    steps_kept = keeps_steps(sweep)
-
-    def cost(other: Row) -> float:
-        return cost_of(other, timed=timed, steps_kept=steps_kept)
-
+    yield from of_same_steps(sweep, row)
     if sweep.settings.max_batch_size == row.pool_size:
         examples = counted(row.pool_size or 0, "example")
         yield f"Batches with more than a step's {examples} were not tried: --keep nothing tries them."
-    others = [other for other in sweep.rows if other is not row]
     if not timed:
         return
+    cost = partial(cost_of, timed=True)
+    others = [other for other in sweep.rows if other is not row]
     same = [other for other in others if other.keeps_examples]
-    cheapest = min(same, key=cost, default=row)
-    if cost(row) > WORTH_A_CHANGE * cost(cheapest):
-        yield (
-            f"{format_ratio(cost(row) / cost(cheapest))} times faster still in {cheapest.name}: --micro-batches "
-            f"{cheapest.accumulate}, with a gradient accumulation of {cheapest.accumulate} in training."
-        )
     retuned = [
         other for other in others if not other.keeps_examples and not other.unproven
     ]
-    fastest = min(retuned, key=cost, default=row)
-    if cost(fastest) < cost(row):
-        yield (
-            f"{format_ratio(cost(row) / cost(fastest))} times faster still with {fastest.name}, if you retune: "
-            f"{format_ratio(row.steps / fastest.steps)} times fewer steps, of other examples (--keep nothing)."
-        )
+    for ways in (same, retuned):
+        best = min(ways, key=cost, default=row)
+        if cost(best) < cost(row):
+            yield from faster_still(row, best, cost(row) / cost(best))
 
 
 def _ranks(sweep: Sweep, row: Row) -> Iterator[str]:
@@ -365,12 +355,9 @@ def _comparison(sweep: Sweep, row: Row | None, *, timed: bool) -> Table:
     """
     compared: dict[str, Row | Baseline | LowerBound] = {}
     marked = None
-    if row is not None and keeps_current(sweep, row, timed=timed):
-        compared["best of the sweep"] = row
-        marked = 1  # the user's own config, which comes next
-    elif row is not None:
-        compared["recommended"] = row
-        marked = 0
+    if row is not None:
+        title, marked = best_of_sweep(sweep, row, timed=timed)
+        compared[title] = row
     for name, other in alternatives(sweep).items():
         compared[name.removeprefix("a ")] = other
     if sweep.current is not None and sweep.current_fits is False:
@@ -383,11 +370,11 @@ def _comparison(sweep: Sweep, row: Row | None, *, timed: bool) -> Table:
         fewest = min(sweep.rows, key=lambda each: each.batches)
         compared[fewest.sized_name] = fewest
     compared["lower bound"] = sweep.lower_bound
-    title = "What an epoch costs"
+    ranks = ""
     if sweep.world_size > 1:
-        title += f" on {format_number(sweep.world_size)} ranks"
+        ranks = f" on {format_number(sweep.world_size)} ranks"
     return comparison_table(
-        title,
+        f"What an epoch costs{ranks}",
         compared,
         partial(_cells, sweep, timed=timed),
         timed=timed,
@@ -398,7 +385,7 @@ def _comparison(sweep: Sweep, row: Row | None, *, timed: bool) -> Table:
 
 def _cells(
     sweep: Sweep, costed: Row | Baseline | LowerBound, *, timed: bool = True
-) -> dict[str, str | None]:
+) -> Cells:
     """Return what an epoch costs; examples of a fixed batch meet by chance."""
     cells = {**step_cells(costed), **cost_cells(costed, timed=timed)}
     if isinstance(costed, Baseline) and costed.name == _FIXED:
@@ -501,7 +488,7 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
     yield f"{unproven.capitalize()}: no batch as large was run, alone and interleaved with the others. {remedy}"
 
 
-def _sweep_again(run: RunResults, sweep: Sweep) -> Iterator[tuple[str, str]]:
+def _sweep_again(run: RunResults, sweep: Sweep) -> Iterator[NextStep]:
     """Yield the sweeps that may recommend something; none for equal lengths, which are one bucket."""
     command = f"batchtune sweep-buckets {run.manifest}"
     if sweep.lengths.min == sweep.lengths.max:

@@ -70,24 +70,21 @@ def _predictions(
 ) -> dict[str, float]:
     """Return what the probe predicts of steps of these batches, unless it needs targets that are not known."""
     from batchtune.epochs.cost_model import predict
+    from batchtune.epochs.layout import EpochShapes
     from batchtune.epochs.measured_costs import costs_of
 
-    columns: list[list[Any]] = [
-        [shape.batch_size for shape in shapes],
-        [shape.length for shape in shapes],
-        [shape.target_length for shape in shapes],
-    ]
-    if None in columns[2]:
-        del columns[2]
+    with_targets = all(shape.target_length is not None for shape in shapes)
+    batches = EpochShapes.of(shapes, with_targets=with_targets)
     predictions: dict[str, float] = {}
     step_seconds = costs_of(probe).step_seconds
     memory = probe.models.peak_bytes
     with contextlib.suppress(ValueError):
         if memory is not None:
-            largest = predict(memory, *columns).max()
+            sizes = batches.batch_sizes
+            largest = predict(memory, sizes, batches.lengths, batches.targets).max()
             predictions["predicted_peak_bytes"] = round(float(largest))
         if step_seconds is not None:
-            total = step_seconds(*columns).sum()
+            total = batches.seconds(step_seconds).sum()
             predictions["predicted_step_seconds"] = float(total) / steps
     return predictions
 

@@ -139,6 +139,11 @@ class EpochFigures(Record, frozen=True, kw_only=True):
         return self.name
 
     @property
+    def keeps_examples(self) -> bool:
+        """Whether each optimizer step has the examples that it has without batchtune."""
+        return False
+
+    @property
     def randomness(self) -> float | None:
         """The probability that two mates are not mates again in the next epoch; None for a recorded training."""
         return None if self.mates_again is None else 1 - self.mates_again

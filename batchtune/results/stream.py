@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,7 @@ from batchtune.results.shared import (
     row_at,
     wrong_table,
 )
+from batchtune.results.sweep import Sweep
 from batchtune.units import counted, format_number
 
 _Setting = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
@@ -252,3 +253,7 @@ class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
     def speechbrain_row(self) -> StreamRow | None:
         """The best row of SpeechBrain's own algorithm, if any."""
         return row_at(self.rows, self.recommended_speechbrain)
+
+
+AnyRow: TypeAlias = Row | StreamRow
+AnySweep: TypeAlias = Sweep | StreamSweep

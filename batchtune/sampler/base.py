@@ -28,7 +28,7 @@ from batchtune.epochs.layout import (
 )
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.errors import shortened
-from batchtune.lengths import Lengths
+from batchtune.lengths import AnyArray, Lengths
 from batchtune.records import PackedConfig, ReadingRecord, SamplerConfig
 from batchtune.sampler.arguments import (
     LARGEST_SEED,
@@ -72,7 +72,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
 
     def __init__(
         self,
-        values: npt.NDArray[Any],
+        values: AnyArray,
         batcher: Batcher,
         options: list[Any],
         *,

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from batchtune.arguments import whole
 from batchtune.packing.batcher import PackedBatcher
-from batchtune.packing.packing import budget_of
-from batchtune.packing.time_law import TimeLaw
+from batchtune.packing.packing import TimeLaw, budget_of
 from batchtune.sampler.arguments import MOST_ACCUMULATED
 from batchtune.sampler.base import EpochBatchSampler
 

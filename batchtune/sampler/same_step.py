@@ -7,6 +7,7 @@ import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -19,9 +20,8 @@ from batchtune.arguments import whole
 from batchtune.epochs.layout import Indices
 from batchtune.epochs.same_step import Cutter, StepCutter, micro_batches
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
-from batchtune.packing.packing import budget_of
+from batchtune.packing.packing import TimeLaw, budget_of
 from batchtune.packing.same_step import StepPacker
-from batchtune.packing.time_law import TimeLaw
 from batchtune.records import PackedConfig, SamplerConfig
 from batchtune.sampler.arguments import (
     MOST_ACCUMULATED,
@@ -220,7 +220,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         self._refuse_second_dealing()
         self._compare_allocator()
         ranks = _of_all_ranks(self.batch_sampler, self.rank, self.world_size)
-        cutter = self._cutter.on_ranks(len(ranks.batches))
+        cutter = replace(self._cutter, world_size=len(ranks.batches))
         told = 0
         self._ends.clear()
         steps = cutter.epoch(self._steps(ranks.batches))

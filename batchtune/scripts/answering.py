@@ -273,12 +273,12 @@ class ScriptWorker(RankWorker):
                 examples = list(itertools.islice(iter(loader.dataset), _EXAMPLES))
             return Learned.from_examples(examples, loader.collate_fn, **names)
 
-        source: Drawn | None = self._loop.call(drawn)
+        source = self._loop.call(drawn)
         if not self.agree(source is None):  # all ranks, or none
             assert source is not None
             return source
         if loader.batch_sampler is not None:
-            batches: Learned = self._loop.call(learned)
+            batches = self._loop.call(learned)
         else:
             while len(own_batches) < _WHOLE_BATCHES:
                 self._loop.train(own_batch)

@@ -20,17 +20,18 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from batchtune.errors import NoStepError, WorkloadError
 from batchtune.probe.attempt import OOM_COUNTED, Agree, alone
 from batchtune.probe.failures import error_verdict, first_noted
 from batchtune.probe.last_words import NO_STEP
 from batchtune.probe.rank import RankPlace, print_stack_when_asked
-from batchtune.scripts.interposing import Begin, say
+from batchtune.scripts.interposing import Begin, place_in_group, say
 from batchtune.units import counted
 from batchtune.workloads.loading import first_line
 
+Value = TypeVar("Value")
 # No epoch may end while its loop is measured.
 _LEAST_LENGTH = 1_000_000
 # A loop that takes so many times the batches of an optimizer step does not step any more. A GradScaler skips up to 16
@@ -152,14 +153,15 @@ class Loop:
 
     # In the thread that answers
 
-    def call(self, function: Callable[[], Any]) -> Any:
+    def call(self, function: Callable[[], Value]) -> Value:
         """Return what a function of the script's returns, called in the script's thread; raise what it raises."""
         self._commands.put(function)
         event = self._events.get()
         if isinstance(event, Raised):
             raise event.error
         assert isinstance(event, Returned)
-        return event.value
+        value: Value = event.value
+        return value
 
     def train(
         self,
@@ -323,13 +325,7 @@ def described(loader: Any) -> str:
 
 def _connected() -> RankPlace:
     """Return this process's place among the ranks that train together, connected to the probe."""
-    from torch import distributed
-
-    rank = 0
-    world_size = 1
-    if distributed.is_available() and distributed.is_initialized():
-        rank = distributed.get_rank()
-        world_size = distributed.get_world_size()
+    rank, world_size = place_in_group() or (0, 1)
     host, port = _options["address"]
     channel = socket.create_connection((host, port))
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

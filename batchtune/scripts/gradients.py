@@ -78,14 +78,16 @@ class Step:
         if self.packs:
             tokens = np.ceil(self._lengths).astype(np.int64)
             cutter: Cutter = StepPacker(
-                tokens, Budget(max_tokens=int(tokens.sum())), self._ranks
+                tokens,
+                Budget(max_tokens=int(tokens.sum())),
+                world_size=self._ranks,
             )
             return self._of_this_rank(cutter)
         boundaries = np.unique(self._lengths)
         largest = self._batch_size * boundaries[-1]
         fits = np.floor(largest / boundaries * (1 + 1e-9)).astype(np.int64)
         table = BucketTable(boundaries, fits.clip(max=_MOST_TIMES * self._batch_size))
-        cutter = StepCutter(self._lengths, table, self._ranks, equal_counts)
+        cutter = StepCutter(self._lengths, table, equal_counts, world_size=self._ranks)
         return self._of_this_rank(cutter)
 
     def _of_this_rank(self, cutter: Cutter) -> MicroBatches:
@@ -161,7 +163,7 @@ def step_gradient(
     started = time.monotonic()
     batch_norm = loop.call(batch_norms)
     restore = loop.call(without_dropout)
-    gradients: Gradients = loop.call(Gradients)
+    gradients = loop.call(Gradients)
 
     def gradient(batches: MicroBatches) -> Gradient:
         collated = itertools.cycle(loop.call(lambda: step.collated(batches)))

@@ -97,13 +97,21 @@ def _say_what_was_used() -> None:
     say(f"{said}.")
 
 
-def say(said: str) -> None:
-    """Print what a process with torch does."""
+def place_in_group() -> tuple[int, int] | None:
+    """Return the rank of this process and how many there are, if it has joined torch's process group."""
     from torch import distributed
 
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def say(said: str) -> None:
+    """Print what a process with torch does."""
     marked = ""
-    if distributed.is_available() and distributed.is_initialized():
-        marked = f"[rank{distributed.get_rank()}]: "  # as torch marks its traceback
+    place = place_in_group()
+    if place is not None:
+        marked = f"[rank{place[0]}]: "  # as torch marks its traceback
     script = Path(sys.argv[0]).name
     print(f"{marked}batchtune: {script} {said}", file=sys.stderr, flush=True)
 

@@ -9,8 +9,6 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from batchtune.scripts.system_calls import call
-
 # The same numbers on all architectures (include/uapi/asm-generic/unistd.h).
 _CREATE_RULESET = 444
 _ADD_RULE = 445
@@ -24,6 +22,17 @@ _KERNELS = ("/dev", "/proc")
 _LEAST_VERSION = 3
 # WRITE_FILE; REMOVE_DIR, REMOVE_FILE, MAKE_*, REFER and TRUNCATE (include/uapi/linux/landlock.h).
 _WRITES = 1 << 1 | sum(1 << bit for bit in range(4, 15))
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(function: str, *arguments: Any) -> int:
+    """Return what a function of the C library, which Python's lacks, returns. Raises OSError if that is negative."""
+    result: int = getattr(_libc, function)(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{function}: {os.strerror(number)}")
+    return result
 
 
 def confine(writable: Iterable[str]) -> None:

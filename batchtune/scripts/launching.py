@@ -97,8 +97,13 @@ class Launcher:
         """Start the script, and wait until all its ranks train; return why they don't."""
         self._oom_kills = oom_kills()
         token = secrets.token_hex(16)
-        host = _host()
-        with socket.create_server(("" if is_cluster() else host, 0)) as listener:
+        # The address at which ranks reach this process, and the one that it listens at.
+        host = "127.0.0.1"
+        interface = host
+        if is_cluster():
+            host = socket.gethostname()
+            interface = ""
+        with socket.create_server((interface, 0)) as listener:
             options = {
                 "mode": "probe",
                 "address": [host, listener.getsockname()[1]],
@@ -156,8 +161,3 @@ class Launcher:
                 signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(code)
-
-
-def _host() -> str:
-    """Return the address at which ranks reach this process."""
-    return socket.gethostname() if is_cluster() else "127.0.0.1"

@@ -12,17 +12,26 @@ from typing import Any
 import numpy as np
 
 from batchtune.errors import WorkloadError
+from batchtune.lengths import FloatArray, IntArray
 from batchtune.probe.requests import ScriptRequest
 from batchtune.results import BatchShape
 from batchtune.scripts.drawing import NO_TARGETS, collated
-from batchtune.scripts.following import Leaves, Relations, has_rows
-from batchtune.scripts.packed_rows import packed_row
+from batchtune.scripts.following import (
+    Leaves,
+    LengthKeys,
+    Relations,
+    followed,
+    has_rows,
+    ranges,
+)
+from batchtune.scripts.packed_rows import batches_of, packed_row
 from batchtune.scripts.per_unit import Scale, scale_of
 from batchtune.scripts.relations import (
     MANY,
     AxisShape,
     LeafAxis,
     Relation,
+    Seen,
     Terms,
     Unclear,
 )
@@ -40,13 +49,13 @@ from batchtune.scripts.trees import (
     taken,
     with_values,
 )
-from batchtune.scripts.whole_batches import layout, learned_from_batches
-
-__all__ = ["AxisShape", "Learned", "Unclear"]
-
 
 # A row that shows how rows are padded is padding by this part at least.
 _PADDING = 0.1
+# Whole batches to learn from.
+_FEWEST = 6
+# Of the strides with which models and data sets shorten a sequence.
+_LONGEST_STRIDE = 16
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ class Learned:
             Unclear: The batches don't tell the axes apart, or their values.
         """
         leaves = flatten(batches)
-        terms, relations = learned_from_batches(
+        terms, relations = _learned_from_batches(
             leaves, (length_key, target_key), batch_size_key
         )
         longest = int(np.argmax(terms["L"] * np.sign(terms.get("T", 1))))
@@ -122,19 +131,6 @@ class Learned:
         lines = _shown(leaves, relations)
         return cls(lines, packed, terms, relations, template, padded)
 
-    @property
-    def lengths(self) -> list[int]:
-        """Return the size of the L axis in each batch, in order."""
-        return self._sizes("L")
-
-    @property
-    def targets(self) -> list[int]:
-        """Return the size of the T axis in each batch; none without such an axis."""
-        return self._sizes("T")
-
-    def _sizes(self, term: str) -> list[int]:
-        return [int(size) for size in self._terms.get(term, ())]
-
     def fit(
         self,
         script: ScriptRequest,
@@ -148,19 +144,20 @@ class Learned:
             Unclear: No common ratio, or more than one, makes the manifest's lengths those that were seen.
         """
         # Without target lengths in the manifest: as long as any that was seen.
-        self.longest_target = largest(max(self.targets, default=0))
+        targets = [int(size) for size in self._terms.get("T", ())]
+        self.longest_target = largest(max(targets, default=0))
         self.scale = scale_of(
-            self.lengths,
+            self._terms["L"].astype(int).tolist(),
             np.asarray(script.lengths),
             options.get("per_unit"),
             what="length",
         )
         if script.targets is None:
             return
-        if not self.targets:
+        if not targets:
             raise WorkloadError(*NO_TARGETS)
         self.target_scale = scale_of(
-            self.targets,
+            targets,
             np.asarray(script.targets),
             options.get("target_per_unit"),
             what="target",
@@ -206,7 +203,9 @@ class Learned:
         for path, row in self._padded.leaves.items():
             for (of, key), relation in self._relations.items():
                 if of == path and key != 0:
-                    row = _stretched(row, key, relation, axes, self._padded.filled)
+                    row = _changed(
+                        row, key, relation, axes, stretched, self._padded.filled
+                    )
             leaves[path] = joined(leaves[path][:-1], row)
         return rebuilt(batch, leaves)
 
@@ -260,38 +259,34 @@ def _padded_row(leaves: Leaves, relations: Relations) -> PaddedRow | None:
     return found
 
 
-def _stretched(
-    row: Any, key: int | str, relation: Relation, axes: AxisShape, filled: float
-) -> Any:
-    """Return a padded row's leaf with another size or other values, and the same share of padding."""
-    wanted = relation.at(axes)
-    size = max(1, round(wanted))
-    if isinstance(key, int):
-        return stretched(row, key, size)
-    if key == "inner":
-        return type(row)(stretched(item, 0, max(1, int(size * filled))) for item in row)
-    return with_values(
-        row, max(wanted * filled, 1) if relation.whole else wanted * filled
-    )
-
-
 def _leaves(tree: Any, relations: Mapping[LeafAxis, Relation]) -> dict[str, Any]:
     """Return the leaves of a tree by path, not taken further apart than those that follow something."""
     leaves = flatten([tree], stops={path for path, _ in relations})
     return {path: leaf for path, (leaf,) in leaves.items()}
 
 
-def _changed(leaf: Any, key: int | str, relation: Relation, axes: AxisShape) -> Any:
-    """Return a leaf with another size or other values."""
+def _changed(
+    leaf: Any,
+    key: int | str,
+    relation: Relation,
+    axes: AxisShape,
+    change: Callable[[Any, int, int], Any] = resized,
+    filled: float = 1.0,
+) -> Any:
+    """Return a leaf with another size or other values; that of a padded row has the same share of padding."""
     wanted = relation.at(axes)
     size = max(1, round(wanted))
     if isinstance(key, int):
-        return resized(leaf, key, size)
+        return change(leaf, key, size)
     if key == "inner":
-        return type(leaf)(resized(item, 0, size) for item in leaf)
-    if key == "value":
-        return with_values(leaf, wanted)
-    return with_values(leaf, layout(key, axes.row))
+        of_item = max(1, int(size * filled))
+        return type(leaf)(change(item, 0, of_item) for item in leaf)
+    if key != "value":
+        return with_values(leaf, _layout(key, axes.row))
+    value = wanted * filled
+    if filled < 1 and relation.whole:
+        value = max(value, 1)
+    return with_values(leaf, value)
 
 
 def _shown(leaves: Leaves, relations: Relations) -> tuple[str, ...]:
@@ -312,3 +307,116 @@ def _shown(leaves: Leaves, relations: Relations) -> tuple[str, ...]:
         ]
         lines.append(f"{path or 'batch'}: [{', '.join(words)}] {kind}{''.join(values)}")
     return tuple(lines)
+
+
+def _learned_from_batches(
+    leaves: Leaves, keys: LengthKeys, batch_size_key: str | None
+) -> tuple[Terms, Relations]:
+    """Return the axes of each batch, and how the leaves follow them.
+
+    Raises:
+        Unclear: The batches don't tell the axes apart, or which values follow them.
+    """
+    for path, group in leaves.items():
+        if len(group) < _FEWEST:
+            raise Unclear(
+                f"{len(group)} whole batches of the script tell too little",
+                f"Learning from whole batches needs at least {_FEWEST}.",
+            )
+        if len({len(sizes(leaf)) for leaf in group}) > 1:
+            raise Unclear(
+                f"{path} is not in every batch of the script, or not of one kind"
+            )
+    rows = [packed_row(batch) for batch in batches_of(leaves)]
+    lengths = [row for row in rows if row is not None]
+    if len(lengths) == len(rows) and any(row.size > 1 for row in lengths):
+        return _packed_relations(leaves, lengths)
+    seen = measured(leaves)
+    sizes_of_batches = {"B": _batch_sizes(seen, batch_size_key)}
+    terms, relations = followed(leaves, sizes_of_batches, "batches", keys)
+    _check_fixed_sizes(seen, terms, relations)
+    return terms, relations
+
+
+def _check_fixed_sizes(seen: Seen, terms: Terms, relations: Relations) -> None:
+    """Raise Unclear for a size that is the same in all batches, but would be so too if it followed a length."""
+    strides = np.arange(2, _LONGEST_STRIDE + 1)
+    for (path, axis), values in seen.items():
+        fixed = values[0]
+        if np.ptp(values) or fixed == 1 or axis == "value":
+            continue
+        if not has_rows(path, relations):
+            continue
+        for term in terms.keys() - {"B"}:
+            strided = terms[term] / strides[:, None]
+            if (np.abs(strided - fixed) < 1).all(axis=1).any():
+                raise Unclear(
+                    f"the script's batches don't tell whether {path} axis {axis}, always {fixed:.0f}, follows the "
+                    f"length, from {terms[term].min():.0f} to {terms[term].max():.0f}",
+                    "Let the data set make batches whose lengths differ more.",
+                )
+
+
+def _batch_sizes(seen: Seen, key: str | None) -> FloatArray:
+    """Return the first size of every leaf, or of the one that the key names, in each batch."""
+    firsts = {path: values for (path, axis), values in seen.items() if axis == 0}
+    if key in firsts:
+        firsts = {key: firsts[key]}
+    if len({tuple(values) for values in firsts.values()}) != 1:
+        raise Unclear(
+            f"the first axis of the script's batches is not the same in all leaves: {ranges(seen)}",
+            "Name a leaf whose first axis is the batch size: --batch-size-key.",
+        )
+    counts = next(iter(firsts.values()))
+    same = [
+        f"{path} ({key})"
+        for (path, key), values in seen.items()
+        if key != 0 and np.array_equal(values, counts)
+    ]
+    if np.ptp(counts) == 0 and (same or counts[0] == 1):
+        raise Unclear(
+            f"every batch has {counts[0]:.0f} rows: what else may follow them is unknown ({', '.join(same)})",
+            "Let the data set make batches of different sizes.",
+        )
+    return counts
+
+
+def _packed_relations(
+    leaves: Leaves, lengths: Sequence[Any]
+) -> tuple[Terms, Relations]:
+    """Return the terms of batches without padding, and how every size follows them."""
+    terms = {
+        "B": np.array([len(each) for each in lengths], float),
+        "L": np.array([each.max() for each in lengths], float),
+        "ΣL": np.array([each.sum() for each in lengths], float),
+    }
+    others = dict(leaves)
+    layouts: Relations = {}
+    for path, group in leaves.items():
+        arrays = [numeric(leaf) for leaf in group]
+        if _are_laid_out(arrays, lengths, "offsets"):
+            layouts[path, 0] = Relation("B", offset=1)
+            layouts[path, "offsets"] = Relation("L")
+            del others[path]
+        for kind in ("positions", "numbers"):
+            if _are_laid_out(arrays, lengths, kind):
+                layouts[path, kind] = Relation("L")
+    terms, relations = followed(others, terms, "batches")
+    return terms, relations | layouts
+
+
+def _are_laid_out(arrays: Sequence[Any], lengths: Sequence[Any], kind: str) -> bool:
+    """Return whether a leaf has this layout of packed examples in each batch."""
+    return all(
+        values is not None and np.array_equal(values.ravel(), _layout(kind, each))
+        for values, each in zip(arrays, lengths, strict=True)
+    )
+
+
+def _layout(kind: str, lengths: Any) -> IntArray:
+    """Return offsets of packed examples, or for each entry its position in its example, or the example's number."""
+    if kind == "offsets":
+        return np.append(0, np.cumsum(lengths))
+    if kind == "numbers":
+        return np.repeat(np.arange(len(lengths)), lengths)
+    return np.concatenate([np.arange(length) for length in lengths])

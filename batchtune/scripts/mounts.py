@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from batchtune.scripts.system_calls import call
+from batchtune.scripts.landlock import call
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
@@ -154,7 +154,7 @@ def _own_shared_memory() -> None:
             _bind(handle, path, read_only=are_folders[path])
 
 
-def _bind(handle: int, target: str, *, read_only: bool = False) -> None:
+def _bind(handle: int, target: str, *, read_only: bool) -> None:
     """Mount what a descriptor is of, which a layer may hide by now."""
     _mount(f"/proc/self/fd/{handle}", target, _MS_BIND | _MS_REC)
     if read_only:

@@ -54,52 +54,37 @@ def keep_own_lengths(
 ) -> tuple[Path, str]:
     """Return a manifest of a script's data set in a run folder, made unless there is one, and a note about it.
 
-    `force` makes it anew. The other arguments and errors are those of `write_own_lengths`.
+    `force` makes it anew: the script is started, and its training data set written in its order. `scratch` is as in the
+    settings of a probe. Raises WorkloadError if the script does not train, or its data set holds no lengths.
     """
     path = folder / OWN_LENGTHS_FILE
     own = "The lengths are those of the script's own data set"
     if path.exists() and not force:
         return path, f"{own}, as an earlier run kept them in {path}."
     with alone_in(folder):
-        described = write_own_lengths(command, options, path, timeout_seconds, scratch)
-    return path, f"{own} ({described}), kept in {path}."
-
-
-def write_own_lengths(
-    command: list[str],
-    options: Mapping[str, Any],
-    path: Path,
-    timeout_seconds: float,
-    scratch: str | None = None,
-) -> str:
-    """Start a script, and write what its training data set holds of lengths as a Parquet manifest, in its order.
-
-    `scratch` is as in the settings of a probe. Returns a description of the data set. Raises WorkloadError if the
-    script does not train, or its data set holds no lengths.
-    """
-    nursery = Nursery(*worker_program(script=True))
-    nursery.start_worker()
-    try:
-        with script_request(command, scratch) as script:
-            # Of all folders, the script may write to that of its temporary files.
-            output = Path(script.scratch, TEMPORARY, path.name)
-            request = Describe(
-                script=script,
-                options=dict(options),
-                output=str(output),
-                timeout_seconds=timeout_seconds,
-            )
-            patience = timeout_seconds + LEADING_SECONDS
-            reply = nursery.ask(request, (Described, Failed), patience)
-            if isinstance(reply, Described):
-                write_whole(path, output.read_bytes())
-    except WorkerLost as lost:
-        raise script_error(command_text(command), lost) from None
-    finally:
-        nursery.end_worker()
-        nursery.close()
+        nursery = Nursery(*worker_program(script=True))
+        nursery.start_worker()
+        try:
+            with script_request(command, scratch) as script:
+                # Of all folders, the script may write to that of its temporary files.
+                output = Path(script.scratch, TEMPORARY, path.name)
+                request = Describe(
+                    script=script,
+                    options=dict(options),
+                    output=str(output),
+                    timeout_seconds=timeout_seconds,
+                )
+                patience = timeout_seconds + LEADING_SECONDS
+                reply = nursery.ask(request, (Described, Failed), patience)
+                if isinstance(reply, Described):
+                    write_whole(path, output.read_bytes())
+        except WorkerLost as lost:
+            raise script_error(command_text(command), lost) from None
+        finally:
+            nursery.end_worker()
+            nursery.close()
     if isinstance(reply, Described):
-        return reply.loader
+        return path, f"{own} ({reply.loader}), kept in {path}."
     assert isinstance(reply, Failed)
     raise WorkloadError(reply.message, reply.hint, reply.traceback)
 

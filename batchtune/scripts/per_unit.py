@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchtune.errors import shortened
-from batchtune.scripts.relations import FloatArray, Unclear
+from batchtune.lengths import FloatArray
+from batchtune.scripts.relations import Unclear
 from batchtune.units import format_number
 
 _PER_SECOND = [8000, 11025, 16000, 22050, 24000, 32000, 44100, 48000]

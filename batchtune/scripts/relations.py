@@ -7,15 +7,14 @@ import statistics
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from batchtune.errors import WorkloadError
+from batchtune.lengths import FloatArray
 from batchtune.results import BatchShape
 
 # A leaf's path, and what of it is measured: the size of an axis, its largest `value`, its longest item (`inner`).
 LeafAxis = tuple[str, int | str]
 # One number for each example or batch.
-FloatArray = npt.NDArray[np.float64]
 Seen = dict[LeafAxis, FloatArray]
 Terms = dict[str, FloatArray]
 

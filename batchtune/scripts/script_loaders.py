@@ -122,7 +122,7 @@ def restored_randomness() -> Iterator[None]:
 
 
 def write_own_batches(loader: Any, path: Path | None) -> None:
-    """Write which examples the batches of two epochs hold, as `epochs.own_batches` reads it; without a path nothing.
+    """Write which examples the batches of two epochs hold, as `epochs.recorded` reads it; without a path nothing.
 
     Nor if that takes long, or what the loader's batch sampler yields are no indices. No example is read.
     """

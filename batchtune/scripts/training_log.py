@@ -21,6 +21,7 @@ from batchtune.probe.devices import backend_for
 from batchtune.probe.devices.cuda import PeakCounter
 from batchtune.probe.parameters import training_gpu
 from batchtune.results import BatchShape, TrainingStart, TrainingStep, meta_of
+from batchtune.scripts.interposing import place_in_group
 
 _RESIDENT = re.compile(rb"^(VmHWM|RssFile|RssShmem):\s+(\d+) kB", re.MULTILINE)
 
@@ -42,14 +43,10 @@ class TrainingLog:
 
         Raises ResultError if it can't be written.
         """
-        from torch import distributed
-
-        self._rank = 0
+        self._rank, world_size = place_in_group() or (0, 1)
         self._recording = secrets.token_hex(8)
-        if distributed.is_available() and distributed.is_initialized():
-            self._rank = distributed.get_rank()
-            if distributed.get_world_size() > 1:
-                self._recording = _of_all_ranks()
+        if world_size > 1:
+            self._recording = _of_all_ranks()
         self._clock = Clock()
         self._is_first = True
         self._file = open_to_append(self._path)

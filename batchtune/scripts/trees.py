@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from batchtune.lengths import AnyArray
 from batchtune.scripts.relations import Seen
 
 ARRAYS = (torch.Tensor, np.ndarray)
@@ -101,7 +102,7 @@ def sizes(leaf: Any) -> tuple[int, ...]:
     return (len(leaf),) if isinstance(leaf, (list, tuple)) else ()
 
 
-def numeric(leaf: Any) -> npt.NDArray[Any] | None:
+def numeric(leaf: Any) -> AnyArray | None:
     """Return the values of a leaf of numbers as an array of its shape; None for any other, and for an empty one."""
     if isinstance(leaf, (list, tuple)) and not all(isinstance(x, Real) for x in leaf):
         return None

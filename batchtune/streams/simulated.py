@@ -318,7 +318,7 @@ def _in_turn(numbers: Sequence[int] | IntArray) -> IntArray:
 def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> EpochShapes:
     """Return the shapes of the batches that `stream.yaml` makes, in the order of the ranks' steps.
 
-    First come those of step 0, rank by rank. A batch's bucket is that of its longest example, which limits its size.
+    First come those of step 0, rank by rank.
     """
     table = BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
     batching = StreamBatching(
@@ -336,9 +336,7 @@ def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> Epoc
     targets = None
     if shapes.targets is not None:
         targets = shapes.targets[order]
-    lengths = shapes.lengths[order]
-    buckets = table.assign(lengths).astype(np.int64)
-    return EpochShapes(shapes.batch_sizes[order], lengths, targets, buckets)
+    return EpochShapes(shapes.batch_sizes[order], shapes.lengths[order], targets)
 
 
 def epoch_seconds(

@@ -26,7 +26,7 @@ from batchtune.buckets.current_settings import (
 )
 from batchtune.configs import STREAM_LIMITS, Recipe, RecipeBlock, entries
 from batchtune.epochs.table import Limits
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import BoolArray, FloatArray, Lengths
 from batchtune.results import Share
 from batchtune.streams.bucketed import (
     LengthReader,
@@ -87,7 +87,7 @@ class PivotSettings(Settings, frozen=True, kw_only=True):
     max_sample_len: SettingLength | None = None
     sample_rate: SettingLength | None = None
 
-    def keeps(self, lengths: FloatArray) -> npt.NDArray[np.bool_]:
+    def keeps(self, lengths: FloatArray) -> BoolArray:
         """Return which examples the length limits keep."""
         kept = np.ones(lengths.shape, dtype=np.bool_)
         if self.min_sample_len is not None:
@@ -99,7 +99,7 @@ class PivotSettings(Settings, frozen=True, kw_only=True):
     @classmethod
     def find(cls, recipe: Recipe) -> RecipeBlock | None:
         """Return the training's settings: those passed to the function, if the file's top has them, too."""
-        return recipe.stream_block(f"{OPTION} {recipe.name}:")
+        return recipe.training_block(STREAM_LIMITS, STREAM_LIMITS)
 
     @classmethod
     def check_block(cls, recipe: Recipe, block: RecipeBlock) -> None:
@@ -264,7 +264,7 @@ def speechbrain_limit(lengths: Lengths, limits: Limits) -> float:
     max_batch_length.
     """
     histogram = lengths.histogram
-    fitting = limits.batch_sizes(histogram.lengths, limits.sizings[-1])
+    fitting = limits.largest_sizes(histogram.lengths)
     largest = np.minimum(limits.max_batch_size or np.inf, histogram.cumulative)
     too_large = ((fitting + 1) * histogram.lengths)[fitting < largest]
     if too_large.size == 0:

@@ -19,7 +19,7 @@ from batchtune.buckets.advice import (
 )
 from batchtune.buckets.alternatives import check_min_steps, share_for
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, with_equals
-from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
+from batchtune.buckets.strategies import STRATEGIES, pooled_table, sizes_up_to
 from batchtune.buckets.sweep import all_fit, costs_in, needed_limit, sweep
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import (
@@ -256,15 +256,7 @@ def _ways(
     tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: StreamSettings
 ) -> Iterator[AnyBatching]:
     """Yield the ways to make batches that are compared, for each size of the buffer."""
-    pooled = next(strategy for strategy in STRATEGIES.values() if strategy.in_pools)
-    fitting = limits.batch_sizes(lengths.histogram.lengths, limits.sizings[-1])
-    problem = Problem(
-        histogram=lengths.histogram,
-        max_batch_length=limits.max_batch_length,
-        batch_sizes=fitting,
-    )
-    (edges,) = pooled.boundaries(problem, [1])
-    all_sizes = BucketTable(edges, limits.batch_sizes(edges, limits.sizings[-1]))
+    all_sizes = pooled_table(lengths.histogram, limits)
     limit = speechbrain_limit(lengths, limits)
     # Each set of boundaries once.
     different = {

@@ -258,13 +258,8 @@ class VerifyPlan:
         if step_seconds is None or not sequences:
             return False
         shapes = [batch.shape for sequence in sequences for batch in sequence]
-        columns = [
-            [shape.batch_size for shape in shapes],
-            [shape.length for shape in shapes],
-        ]
-        if self.lengths.has_targets:
-            columns.append([shape.target_length or 0.0 for shape in shapes])
-        seconds = float(step_seconds(*map(np.array, columns)).sum())
+        planned = EpochShapes.of(shapes, with_targets=self.lengths.has_targets)
+        seconds = float(planned.seconds(step_seconds).sum())
         batches_of_each = self.costs.accumulate
         if self.settings.brief:  # a step has both batches of a pair, in turns
             batches_of_each = max(1, batches_of_each // 2)
@@ -367,10 +362,5 @@ class VerifyPlan:
         """
         for epoch in itertools.count(first):
             shapes = self._epoch_shapes(epoch) if epoch else self.first_epoch
-            columns = [shapes.batch_sizes, shapes.lengths]
-            if shapes.targets is not None:
-                columns.append(shapes.targets)
-            numbers = zip(*(column.tolist() for column in columns), strict=True)
             buckets = self.table.assign(shapes.lengths).tolist()
-            for shape, bucket in zip(numbers, buckets, strict=True):
-                yield PlannedBatch(BatchShape(*shape), bucket)
+            yield from map(PlannedBatch, shapes.one_by_one(), buckets)

@@ -31,7 +31,7 @@ from torch.utils.data import BatchSampler
 from batchtune import BucketedStream, SameStepBatchSampler, sampler_from_config
 from batchtune.buckets.same_step import SAME_STEP
 from batchtune.exports.run_configs import sampler_config
-from batchtune.reports.section import WORTH_A_CHANGE
+from batchtune.reports.same_step import WORTH_A_CHANGE
 from batchtune.results import SWEEP_FILE, PackedConfig, Row, Sweep, read_result
 from batchtune.sampler_files import read_any_sampler_yaml
 from batchtune.units import counted

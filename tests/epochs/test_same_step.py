@@ -65,9 +65,9 @@ def test_every_example_is_in_one_micro_batch_that_fits(
     lengths, size, each, ranks, equal_counts, pair_cost, packs
 ):
     values = np.array(lengths)
-    cutter = StepCutter(values, TABLE, ranks, equal_counts, pair_cost)
+    cutter = StepCutter(values, TABLE, equal_counts, pair_cost, world_size=ranks)
     if packs:
-        cutter = StepPacker(values, Budget(max_tokens=60), ranks)
+        cutter = StepPacker(values, Budget(max_tokens=60), world_size=ranks)
     examples = np.arange(values.size)
     taken = [
         (step, each) for step in np.split(examples, range(size, values.size, size))
@@ -104,7 +104,7 @@ def test_examples_that_do_not_fit_move_to_the_next_step(cutter, needed, held):
 
 def test_ranks_run_side_by_side_what_costs_alike():
     values = np.random.default_rng(0).uniform(1, 40, 512)
-    cutter = StepCutter(values, TABLE, 4)
+    cutter = StepCutter(values, TABLE, world_size=4)
     batches, left = cutter.cut(np.arange(512), 50)
     assert not left.size
     costs = np.array([batch.size * values[batch].max() for batch in batches])

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 import batchtune
 from batchtune import TimeLaw
 from batchtune.epochs.layout import RankSplit
-from batchtune.packing.figures import in_turn, row_of, simulated_row
+from batchtune.packing.figures import row_of, simulated_row
 from batchtune.packing.packed import Packed
 from batchtune.packing.packers import PACKERS
-from batchtune.packing.packing import Budget
+from batchtune.packing.packing import DENSE_7B, Budget
 from batchtune.packing.ranks import dealt, karmarkar_karp
-from batchtune.packing.time_law import DENSE_7B
 from batchtune.results import BatchShape
 
 CAP = 40
@@ -179,15 +178,8 @@ def packed_lists(batches):
 
 
 def row_of_lists(packed, lengths, budget, dealing, proofs=None):
-    return row_of(
-        packed,
-        in_turn(packed.count, dealing),
-        lengths,
-        np.minimum(lengths, budget.cut_at or CAP * CAP * CAP),
-        budget,
-        dealing.world_size,
-        proofs,
-    )
+    tokens = np.minimum(lengths, budget.cut_at or CAP * CAP * CAP)
+    return row_of(packed, lengths, tokens, budget, dealing, proofs)
 
 
 def test_figures_are_those_of_the_micro_batches():

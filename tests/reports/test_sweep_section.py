@@ -27,8 +27,8 @@ from report_records import (
 
 from batchtune.probe.supervisor import about_script
 from batchtune.reports import RunResults
-from batchtune.reports.gradient import gradient_warnings, of_gradient
 from batchtune.reports.page import build_page
+from batchtune.reports.same_step import gradient_warnings, of_same_steps
 from batchtune.reports.section import clean, make_table
 from batchtune.reports.sweeps import today_row
 from batchtune.results import StepGradient, WorkloadRecord
@@ -481,5 +481,5 @@ def test_what_a_loss_makes_of_other_micro_batches_is_said(changes, words):
         gradient=gradient,
         gradient_difference=gradient.of_cut(equal_counts=False),
     )
-    said = [*of_gradient(sweep, row), *gradient_warnings(sweep, row)]
+    said = [*of_same_steps(sweep, row), *gradient_warnings(sweep, row)]
     assert re.search(words, " ".join(said))

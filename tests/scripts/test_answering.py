@@ -13,7 +13,6 @@ from made_devices import StillMeter
 from msgspec.structs import replace
 from report_records import SCRIPT
 from scripts.made_training import MadeScript, fed_by
-from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from batchtune.lengths import RowLength
@@ -242,8 +241,7 @@ def test_a_script_without_a_loader_says_what_it_imported(rank, monkeypatch, caps
     marked = ""
     if rank is not None:
         marked = f"[rank{rank}]: "
-        monkeypatch.setattr(distributed, "is_initialized", lambda: True)
-        monkeypatch.setattr(distributed, "get_rank", lambda: rank)
+        monkeypatch.setattr(interposing, "place_in_group", lambda: (rank, 2))
     interposing._say_what_was_used()
     assert capsys.readouterr().err.startswith(
         f"{marked}batchtune: train.py iterated over no torch DataLoader with gradients; "

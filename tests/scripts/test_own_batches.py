@@ -18,7 +18,7 @@ from torch.utils.data import (
 from batchtune.buckets.current import own_current
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.own_batches import counted
+from batchtune.epochs.recorded import counted
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 from batchtune.scripts import script_loaders

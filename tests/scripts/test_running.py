@@ -361,7 +361,7 @@ def test_a_script_runs_with_the_measured_allocator(
         given.append({name: environment[name] for name in names})
         return 1
 
-    monkeypatch.setattr("batchtune.scripts.starting.run_to_the_end", note)
+    monkeypatch.setattr("batchtune.cli.script.run_to_the_end", note)
     manifest = folder / "train.csv"
     ran = run_here_in(tmp_path, "run", manifest, "--run", tmp_path, "--", "true")
     assert given == [expected], ran.stderr

@@ -19,8 +19,6 @@ from batchtune.loaders import kind_of
 from batchtune.reports import RunResults
 from batchtune.reports.loaders import row_cells, setting_name
 from batchtune.reports.section import (
-    AnyRow,
-    AnySweep,
     Times,
     clean,
     current_name,
@@ -30,6 +28,8 @@ from batchtune.reports.section import (
 from batchtune.reports.streams import MAP_STYLE, algorithm_name
 from batchtune.reports.sweeps import series_name
 from batchtune.results import (
+    AnyRow,
+    AnySweep,
     Costed,
     LoaderRow,
     LoaderTuning,

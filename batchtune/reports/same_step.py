@@ -1,4 +1,4 @@
-"""What a report says of a step's gradient, whose examples are cut into other micro-batches."""
+"""What a report says where each optimizer step keeps its examples, cut into other micro-batches."""
 
 from __future__ import annotations
 
@@ -6,19 +6,35 @@ from collections.abc import Iterator
 
 from batchtune.results import PackedRow, Row, StepGradient, Sweep
 from batchtune.results.devices import SAME_GRADIENT
-from batchtune.units import format_percent
+from batchtune.units import format_percent, format_ratio
 
 _NOT_MEASURED = (
     "The gradient of a step is the same if the loss weighs all tokens of the step alike, as Transformers' Trainer "
     "does. If it is a mean over the examples of each micro-batch, add --equal-counts."
 )
 _BY_TOKENS = "by the tokens of the whole step, as Transformers' Trainer does from 4.46 on (num_items_in_batch)"
+# Another accumulation is advised if it makes an epoch so many times as fast: estimates are hardly nearer than that.
+WORTH_A_CHANGE = 1.05
+# How frameworks take a loss that is a mean over the tokens of a step.
+TOKEN_LOSSES = (
+    "num_items_in_batch in Transformers, TRL and axolotl, loss_agg_mode=token-mean in verl, "
+    "--calculate-per-token-loss in slime"
+)
 
 
-def of_gradient(sweep: Sweep, row: Row | PackedRow) -> Iterator[str]:
-    """Say that a step's gradient stays the same, or that it was not measured."""
+def of_same_steps(sweep: Sweep, row: Row | PackedRow) -> Iterator[str]:
+    """Say what training needs to stay the same: its accumulation, and a gradient that does not depend on the cut."""
+    own = sweep.settings.accumulate
+    if own != row.accumulate:
+        yield f"Train with a gradient accumulation of {row.accumulate} instead of {own}."
     gradient = sweep.gradient
     change = sweep.gradient_difference
+    if isinstance(row, PackedRow) and change is None:
+        yield (
+            "The gradient of a step is the same if the loss is a mean over the tokens of the step, not of each "
+            f"micro-batch: {TOKEN_LOSSES}."
+        )
+        return
     if gradient is not None and gradient.unknown is not None:
         yield f"The gradient of a step was not compared: {gradient.unknown}."
     if gradient is None or change is None:
@@ -27,6 +43,27 @@ def of_gradient(sweep: Sweep, row: Row | PackedRow) -> Iterator[str]:
         return
     if change <= SAME_GRADIENT:
         yield f"A step's gradient is the same (difference {_shown(change)})."
+
+
+def faster_still(
+    row: Row | PackedRow, other: Row | PackedRow, times_faster: float
+) -> Iterator[str]:
+    """Say that another row is faster than one that keeps its steps, and what training then needs."""
+    faster = f"{format_ratio(times_faster)} times faster still"
+    if other.keeps_examples:
+        if times_faster > WORTH_A_CHANGE:
+            yield (
+                f"{faster} in {other.name}: --micro-batches {other.accumulate}, with a gradient accumulation of "
+                f"{other.accumulate} in training."
+            )
+        return
+    examples = "examples"
+    if isinstance(row, PackedRow):
+        examples = "sequences"
+    yield (
+        f"{faster} with {other.name}, if you retune: {format_ratio(row.steps / other.steps)} times fewer steps, of "
+        f"other {examples} (--keep nothing)."
+    )
 
 
 def gradient_warnings(sweep: Sweep, row: Row | PackedRow) -> Iterator[str]:
