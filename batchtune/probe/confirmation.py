@@ -161,34 +161,22 @@ def confirm(
     are run. An optimizer step takes as many of them as it takes batches. Raises as `Measurer.start`.
     """
     turns = Turns()
-    while not _run_worker(
-        stepper, list(shapes), on_step, ends_all, batches_per_step, turns
-    ):
-        pass
-    return turns
-
-
-def _run_worker(
-    stepper: Measurer,
-    shapes: list[BatchShape],
-    on_step: Callable[[BatchShape], bool],
-    ends_all: Callable[[Trial], bool],
-    batches_per_step: int,
-    turns: Turns,
-) -> bool:
-    """Run the turns in a fresh worker; return False if all must run again."""
     stepper.start()
     worker = None
-    while shapes:
+    left = list(shapes)
+    while left:
         # The first step shows what a process needs beyond others. Which of several has killed it, only one alone shows.
         is_alone = stepper.worker != worker or turns.has_faults
-        step = shapes[: 1 if is_alone else batches_per_step]
+        step = left[: 1 if is_alone else batches_per_step]
         if not all(map(on_step, step)):
-            return True
+            break
         ran = stepper.step(step[0], step[1:])
         if turns.may_have_damaged(ran):
-            return False
-        shapes = shapes[len(step) :]
+            stepper.start()
+            worker = None
+            left = list(shapes)
+            continue
+        left = left[len(step) :]
         outcome = ran.trial.outcome
         is_first = stepper.worker != worker  # an OOM may have cost the worker before
         worker = stepper.worker
@@ -201,10 +189,10 @@ def _run_worker(
         else:
             turns.failures.append(ran)
         if turns.cut_short:
-            return True
+            break
         others = [shape for shape in step if shape != ran.trial.shape]
-        shapes = [shape for shape in [*others, *shapes] if shape not in turns.failed]
-    return True
+        left = [shape for shape in [*others, *left] if shape not in turns.failed]
+    return turns
 
 
 def error_in_turns(step: Trial) -> str:
