@@ -149,12 +149,8 @@ class Knowledge(Outcomes):
         _, index = min(proofs)
         return index
 
-    def proven_sizes(
-        self, lengths: FloatArray, targets: FloatArray | None = None
-    ) -> IntArray:
-        """Return the largest batch size proven at each length (and target), below any that failed, or 0; shape (n,)."""
-        if targets is None:
-            targets = np.zeros(lengths.shape)
+    def proven_sizes(self, lengths: FloatArray, targets: FloatArray) -> IntArray:
+        """Return the largest batch size proven at each length and target, below any that failed, or 0; shape (n,)."""
         below = Shapes(self.failures).smallest_below(lengths, targets)
         if not self.is_contradicted:
             return self._proven.largest_beyond(
@@ -203,12 +199,8 @@ class Knowledge(Outcomes):
         share = min(1.0, max(0.0, room / max(1, peak - rest)))
         return replace(shape, batch_size=max(1, int(shape.batch_size * share)))
 
-    def possible_sizes(
-        self, lengths: FloatArray, targets: FloatArray | None = None
-    ) -> FloatArray:
+    def possible_sizes(self, lengths: FloatArray, targets: FloatArray) -> FloatArray:
         """Return the largest batch size that may fit, by all that is known; arguments as in `proven_sizes`."""
-        if targets is None:
-            targets = np.zeros(lengths.shape)
         largest = self._out_of_reach.smallest_below(lengths, targets) - 1
         for anchor in self.anchors:
             bracket = self.bracket(anchor)
@@ -235,22 +227,9 @@ class Knowledge(Outcomes):
 
     def _bracket(self, anchor: Anchor) -> Bracket:
         sizes = sorted(self._sizes.get(anchor, ()))
-        failures = {
-            size: self.failures[anchor.shape(size)]
-            for size in sizes
-            if anchor.shape(size) in self.failures
-        }
-        failed = min(failures, default=None)
-        ran = [
-            size
-            for size in sizes
-            if anchor.shape(size) in self.passed and (failed is None or size < failed)
-        ]
-        passed = max(
-            (size for size in ran if self.is_proven(anchor.shape(size))), default=0
-        )
-        peaks = [(size, self.peaks.highest(anchor.shape(size))) for size in ran]
-        given_up = sum(trial.confirmation for trial in failures.values())
+        tried = self.tried({size: anchor.shape(size) for size in sizes})
+        failed = tried.failed
+        ran = max(tried.ran, default=0)
         cap = self.cap(anchor)
         implied_low = self._proven.largest_beyond(
             *anchor.arrays, self._proven.elsewhere(anchor)
@@ -259,30 +238,29 @@ class Knowledge(Outcomes):
             *anchor.arrays, self._out_of_reach.elsewhere(anchor)
         )[0]
         scatter = 0.0
-        if ran and peaks[-1][1] is not None:
-            used = max(1, peaks[-1][1] - (self.peaks.rest_bytes or 0))
+        peak = dict(tried.peaks).get(ran)
+        if peak is not None:
+            used = max(1, peak - (self.peaks.rest_bytes or 0))
             scatter = min(_SCATTER, self.peaks.margin.spread_bytes / used)
         return Bracket(
             anchor=anchor,
             cap=cap,
-            passed=passed,
-            ran=max(ran, default=0),
-            over_margin=min((size for size in ran if size > passed), default=None),
+            passed=tried.passed,
+            ran=ran,
+            over_margin=tried.over_margin,
             failed=failed,
             failed_by=None
             if failed is None
-            else cast(ClosedBy, failures[failed].outcome),
-            flushed=failed is not None and failures[failed].flushed,
+            else cast(ClosedBy, tried.failures[failed].outcome),
+            flushed=failed is not None and tried.failures[failed].flushed,
             tried=len(sizes),
-            failures=len(failures),
-            given_up=given_up,
-            peaks=tuple(
-                (size, float(peak)) for size, peak in peaks if peak is not None
-            ),
+            failures=len(tried.failures),
+            given_up=tried.given_up,
+            peaks=tried.peaks,
             implied_low=0 if self.is_contradicted else min(int(implied_low), cap),
             implied_high=None if np.isinf(implied_high) else int(implied_high),
-            step=step_at(max(ran, default=failed or 1), max(self.tolerance, scatter))
-            << max(0, given_up - 1),
+            step=step_at(ran or failed or 1, max(self.tolerance, scatter))
+            << max(0, tried.given_up - 1),
             spread_bytes=self.peaks.margin.spread_bytes,
             is_blurred=2 * scatter > self.tolerance,
         )

@@ -246,38 +246,22 @@ class PackedKnowledge(Outcomes):
         return {tokens: shape(name, tokens) for tokens in self.budgets}
 
     def _bracket(self, name: Composition) -> TokenBracket:
-        shapes = self.shapes_of(name)
-        failures = {
-            tokens: self.failures[shape]
-            for tokens, shape in shapes.items()
-            if shape in self.failures
-        }
-        failed = min(failures, default=self.task.cap + 1)
-        ran = [
-            tokens
-            for tokens, shape in shapes.items()
-            if shape in self.passed and tokens < failed
-        ]
-        low = max(
-            (tokens for tokens in ran if self.is_proven(shapes[tokens])), default=0
-        )
-        high = min([failed, *(tokens for tokens in ran if tokens > low)])
+        cap = self.task.cap
+        tried = self.tried(self.shapes_of(name), beyond=cap + 1)
+        failed = tried.failed or cap + 1
+        high = min(failed, tried.over_margin or failed)
         high_by: ClosedBy = "memory"
-        if high in failures:
-            high_by = cast(ClosedBy, failures[high].outcome)
-        given_up = sum(trial.confirmation for trial in failures.values())
-        peaks = [(tokens, self.peaks.highest(shapes[tokens])) for tokens in ran]
-        step = step_at(low or high, self.task.settings.tolerance)
+        if high in tried.failures:
+            high_by = cast(ClosedBy, tried.failures[high].outcome)
+        step = step_at(tried.passed or high, self.task.settings.tolerance)
         return TokenBracket(
             composition=name,
-            low=low,
+            low=tried.passed,
             high=high,
             high_by=high_by,
-            ran=tuple(
-                (tokens, float(peak)) for tokens, peak in peaks if peak is not None
-            ),
-            failures=len(failures),
-            step=step << max(0, given_up - 1),
+            ran=tried.peaks,
+            failures=len(tried.failures),
+            step=step << max(0, tried.given_up - 1),
         )
 
     # What the peaks say
@@ -507,16 +491,15 @@ class PackedSearch:
                 self._lengths,
                 lambda length: BatchShape.packed([int(length)]),
                 task.settings.workload,
-                task.limit_bytes,
             )
         for shape in known.of_shape:
             if known.needs_retry(shape):
                 return NextTrial(shape, fresh=True)
-        if not known.passes(self._first):
+        if self._first not in known.passed:
             return NextTrial(self._first)
         wanted = self._contrast(known) or self._at_the_limit(known)
         # A batch that was tried shows nothing new: the search must not go in circles.
-        if wanted is None or known.tried(wanted):
+        if wanted is None or wanted in known.of_shape:
             return None
         return NextTrial(wanted)
 
@@ -536,7 +519,7 @@ class PackedSearch:
         compositions = self.task.compositions
         longest = compositions.shape("longest", tokens)
         halves = compositions.shape("halves", tokens)
-        if not known.tried(halves):
+        if halves not in known.of_shape:
             return halves
         first = known.peaks.highest(self._first) or 0
         grown = (known.peaks.highest(longest) or 0) - first
@@ -547,7 +530,7 @@ class PackedSearch:
         tells = 2 * (alike.tokens - self._least) < tokens - self._least
         if excess < _SUSPICIOUS * grown or not tells:
             return None
-        if not known.tried(alike):
+        if alike not in known.of_shape:
             return alike
         grown_alike = (known.peaks.highest(alike) or 0) - first
         if grown_alike > _AS_PADDED * grown:
@@ -650,7 +633,7 @@ class PackedSearch:
         largest = self.task.compositions.shape("longest", self.task.cap)
         ratio = self.task.cap / self._least
         shapes = (self._first, largest)
-        if not are_alike(known, shapes, ratio, known.peaks):
+        if not are_alike(known, shapes, ratio):
             return None
         return IgnoresShape(
             self._lengths,
