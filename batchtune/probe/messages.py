@@ -256,7 +256,7 @@ class SingleFails(WorkloadError):
 
     def __init__(self, workload: str, trial: Trial) -> None:
         super().__init__(
-            _failed(workload, Ran(trial=trial)),
+            failed_in(workload, Ran(trial=trial)),
             "It did not run out of memory: the probe stops. Fix it, or if it only takes long, allow more with "
             f"--trial-timeout; {_START_OVER}.",
         )
@@ -292,11 +292,12 @@ def workload_error(workload: str, ran: Ran) -> WorkloadError:
     """Return the error for a trial that failed with the workload's own error."""
     hint = "It did not run out of memory: the probe stops. Fix it and run the same command again; the trials so far "
     return WorkloadError(
-        _failed(workload, ran), ran.hint or f"{hint}are kept.", ran.traceback
+        failed_in(workload, ran), ran.hint or f"{hint}are kept.", ran.traceback
     )
 
 
-def _failed(workload: str, ran: Ran) -> str:
+def failed_in(workload: str, ran: Ran) -> str:
+    """Describe a failure of the workload."""
     return f"{workload} failed in its {ran.stage or 'step'}, with a batch of {ran.trial.shape}: {ran.trial.error}"
 
 

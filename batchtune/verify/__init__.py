@@ -15,6 +15,7 @@ from batchtune.errors import ResultError, WorkloadError
 from batchtune.probe.confirmation import alternating, in_steps
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.measurer import Measurer
+from batchtune.probe.messages import failed_in
 from batchtune.probe.nodes import Nodes
 from batchtune.probe.requests import Ran
 from batchtune.probe.settings import refuse_other_allocator
@@ -293,7 +294,12 @@ class _Runner:
             )
         if not is_error:
             return trial
-        raise self._workload_error(shape, ran)
+        raise WorkloadError(
+            failed_in(self.workload, ran),
+            f"It did not run out of memory: the verification stops, and no {VERIFY_FILE} is written. "
+            "Fix it and run the same command again.",
+            ran.traceback,
+        )
 
     def _step_of_each(self, shapes: Sequence[BatchShape]) -> Ran:
         """Run a step of each of these batches, up to the first that fails."""
@@ -302,11 +308,3 @@ class _Runner:
             if ran.trial.outcome != "ok":
                 break
         return ran
-
-    def _workload_error(self, shape: BatchShape, ran: Ran) -> WorkloadError:
-        return WorkloadError(
-            f"{self.workload} failed in its {ran.stage or 'step'}, with a batch of {shape}: {ran.trial.error}",
-            f"It did not run out of memory: the verification stops, and no {VERIFY_FILE} is written. "
-            "Fix it and run the same command again.",
-            ran.traceback,
-        )

@@ -19,7 +19,7 @@ from batchtune.epochs.layout import EpochShapes, RankSplit, ShuffleKey, shapes_o
 from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, UsageError
-from batchtune.lengths import Lengths
+from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.devices import law
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
@@ -252,19 +252,22 @@ class VerifyPlan:
                 shortest[size] = batch
         return [batch for size, batch in shortest.items() if batch != longest[size]]
 
+    def seconds_of(self, shapes: Sequence[BatchShape]) -> FloatArray:
+        """Return the time of each batch by the probe's step times, which must be known; shape (shapes,)."""
+        assert self.costs.step_seconds is not None
+        rows = [
+            (shape.batch_size, shape.length, shape.target_length or 0.0)
+            for shape in shapes
+        ]
+        columns = np.array(rows).T[: 3 if self.lengths.has_targets else 2]
+        return self.costs.step_seconds(*columns)
+
     def _fits_the_time(self, sequences: Sequence[Sequence[PlannedBatch]]) -> bool:
         """Return whether they take no longer than the settings' seconds; False if step times are not known."""
-        step_seconds = self.costs.step_seconds
-        if step_seconds is None or not sequences:
+        if self.costs.step_seconds is None or not sequences:
             return False
         shapes = [batch.shape for sequence in sequences for batch in sequence]
-        columns = [
-            [shape.batch_size for shape in shapes],
-            [shape.length for shape in shapes],
-        ]
-        if self.lengths.has_targets:
-            columns.append([shape.target_length or 0.0 for shape in shapes])
-        seconds = float(step_seconds(*map(np.array, columns)).sum())
+        seconds = float(self.seconds_of(shapes).sum())
         batches_of_each = self.costs.accumulate
         if self.settings.brief:  # a step has both batches of a pair, in turns
             batches_of_each = max(1, batches_of_each // 2)
