@@ -125,8 +125,7 @@ def other_nodes(subject: WorkloadOptions, *, quiet: bool) -> Iterator[Nodes | No
     if launch is None:
         yield None
         return
-    from batchtune.probe.agent import serve_node_0
-    from batchtune.probe.nodes import Nodes, control_port
+    from batchtune.probe.nodes import Nodes, control_port, serve_node_0
 
     greeting = _greeting(subject, launch)
     place = f"{launch.host}:{control_port(launch)}"

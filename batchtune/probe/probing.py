@@ -80,7 +80,7 @@ def run_probe(
             lengths=lengths,
             on_note=hooks.on_note,
             nodes=hooks.nodes,
-            first_worker=1 + max((trial.worker or 0 for trial in trials), default=0),
+            last_worker=max((trial.worker or 0 for trial in trials), default=0),
         ) as measurer:
             started = time.monotonic()
             device = measurer.start()

@@ -43,14 +43,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     import_for_good("torch", "torch.distributed")
     host, port, token = os.environ.pop(GANG_VARIABLE).split(",")
-    channel = socket.create_connection((host, int(port)))
-    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    print_stack_when_asked(channel)
-    with channel.makefile("rb") as requests:
-        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-        place = RankPlace(channel, requests, rank, world_size)
-        place.say(place.hello(token))
-        place.serve(RankWorker(place))
+    rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    place = RankPlace.connected((host, int(port)), token, rank, world_size)
+    place.serve(RankWorker(place))
 
 
 def print_stack_when_asked(channel: socket.socket) -> None:
@@ -68,7 +63,7 @@ class RankPlace:
     def __init__(
         self, channel: socket.socket, replies: BinaryIO, rank: int, world_size: int
     ) -> None:
-        self._channel = channel
+        self.channel = channel
         self._replies = replies
         self.rank = rank
         self.world_size = world_size
@@ -76,6 +71,18 @@ class RankPlace:
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
         self.nnodes = self.world_size // self.local_world_size
         self.host = socket.gethostname()
+
+    @classmethod
+    def connected(
+        cls, address: tuple[str, int], token: str, rank: int, world_size: int
+    ) -> RankPlace:
+        """Connect this process, and say which rank it is; it prints its stack when asked from then on."""
+        channel = socket.create_connection(address)
+        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        print_stack_when_asked(channel)
+        place = cls(channel, channel.makefile("rb"), rank, world_size)
+        place.say(place.hello(token))
+        return place
 
     def hello(self, token: str) -> Hello:
         """Return what this rank says first."""
@@ -90,7 +97,7 @@ class RankPlace:
 
     def say(self, message: Message) -> None:
         """Send a message."""
-        self._channel.sendall(encode(message) + b"\n")
+        self.channel.sendall(encode(message) + b"\n")
 
     def serve(self, worker: Worker) -> NoReturn:
         """Answer requests until the other side closes the connection; then end this process.
@@ -130,11 +137,8 @@ class RankWorker(Worker):
     _backend: str | None = None  # of the process group; None: there is none
 
     def __init__(self, place: RankPlace) -> None:
+        super().__init__(place.agree)
         self._place = place
-
-    def agree(self, wanted: bool, caught: str | None = None) -> bool:
-        """Ask all ranks."""
-        return self._place.agree(wanted, caught)
 
     def _open(self, request: Prepare) -> Meter:
         """Open this rank's device, and join the process group."""
