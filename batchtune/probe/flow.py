@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,13 +87,9 @@ class Probing(ABC):
     changed: list[str]
     sweep_settings: SweepSettings
     clock: ProbeClock
+    search: Search = field(init=False)  # what chooses the trials
     is_shortening: bool = False  # the longest example does not fit
     out_of_time: bool = False
-
-    @property
-    @abstractmethod
-    def _searching(self) -> Search:
-        """What chooses the trials."""
 
     @abstractmethod
     def _shapes(self) -> list[BatchShape]:
@@ -119,8 +115,20 @@ class Probing(ABC):
     def _result(self, turns: Turns | None) -> Probe:
         """Return the result; `turns` is None if the probe was interrupted."""
 
-    def _probe(self, turns: Turns | None, peaks: Peaks, **found: Any) -> Probe:
-        """Return the result with what was found, and what all results hold."""
+    def _probe(
+        self,
+        turns: Turns | None,
+        peaks: Peaks,
+        *,
+        falls: Sequence[tuple[BatchShape, BatchShape]] = (),
+        needs_a_mask: bool = False,
+        at_stake: float | None = None,
+        equal: messages.IgnoresShape | None = None,
+        **found: Any,
+    ) -> Probe:
+        """Return the result with what was found, and what all results hold, with all warnings."""
+        margin = peaks.margin if peaks.are_known else None
+        unfinished = turns is None or self.out_of_time
         return Probe(
             meta=meta_of(Probe),
             lengths=self.lengths.summary(),
@@ -129,8 +137,18 @@ class Probing(ABC):
             settings=self.settings.recorded(),
             trials=self.trials,
             confirmation=None if turns is None else turns.record(self.trials),
-            margin=peaks.margin if peaks.are_known else None,
-            unfinished=turns is None or self.out_of_time,
+            margin=margin,
+            unfinished=unfinished,
+            warnings=[
+                *self.changed,
+                *messages.about_devices(self.run_device, self.device, self.trials),
+                *messages.about_falls(falls),
+                *messages.about_margin(margin, self.device),
+                *messages.about_masks(needs_a_mask),
+                *messages.about_the_end(unfinished, self.settings, at_stake),
+                *messages.about_equal_batches(equal),
+                *messages.about_turns(turns, self.device),
+            ],
             **found,
         )
 
@@ -202,9 +220,9 @@ class Probing(ABC):
 
     def _search(self) -> None:
         while (
-            wanted := self._searching.propose(self.trials)
+            wanted := self.search.propose(self.trials)
         ) is not None and self._has_time():
-            if not self.is_shortening and self._searching.does_not_fit(self.trials):
+            if not self.is_shortening and self.search.does_not_fit(self.trials):
                 self.is_shortening = True
                 self.hooks.on_note(
                     messages.longest_does_not_fit(self.lengths, self.device)
@@ -214,7 +232,7 @@ class Probing(ABC):
     def _replace_lost(self, turns: Turns) -> None:
         """Run smaller batches than those that the turns have shown to be too large, while time is left."""
         while (
-            (wanted := self._searching.propose(self.trials))
+            (wanted := self.search.propose(self.trials))
             and is_covered(wanted.shape, turns.confirmed)
             and self.clock.leaves(seconds_of_a_trial(self.trials))
         ):
@@ -237,7 +255,7 @@ class Probing(ABC):
         self._show_progress(ran.trial.shape, ran.trial)
 
     def _show_progress(self, shape: BatchShape, trial: Trial | None) -> None:
-        done, total = self._searching.progress(self.trials)
+        done, total = self.search.progress(self.trials)
         seconds_left = None
         if done:
             spent = sum(trial.elapsed_seconds for trial in self.trials)
@@ -312,8 +330,7 @@ class Probing(ABC):
     def _learn(self, turns: Turns) -> bool:
         """Take in what the turns showed; return whether anything must be measured again."""
         for failure in turns.failures:  # journalled as trials that rule the shapes out
-            trial = replace(
-                failure.trial,
+            kept = failure.with_trial(
                 index=len(self.trials),
                 steps=0,
                 peak_bytes=None,
@@ -323,7 +340,7 @@ class Probing(ABC):
                 confirmation=True,
                 shuffled=self._all_shrink(failure.trial),
             )
-            self._keep(replace(failure, trial=trial))
+            self._keep(kept)
         are_proven = self._takes_in(turns)
         some_failed = bool(turns.failures) or any(
             step.outcome == "oom" for step in turns.steps

@@ -13,6 +13,7 @@ from batchtune.buckets.advice import workload_unit_hint
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns, error_in_turns, rounds_of
+from batchtune.probe.margin import Peaks
 from batchtune.probe.measurer import Measurer
 from batchtune.probe.nodes import Nodes
 from batchtune.probe.requests import Ran
@@ -329,14 +330,14 @@ def _last_failure(turns: Turns) -> Trial | None:
 
 
 def longest_not_proven(
-    lengths: Lengths, proven: float, device: Device, margin: Margin | None
+    lengths: Lengths, proven: float, device: Device, peaks: Peaks
 ) -> ProbeError:
     """Return the error if no batch of the longest example leaves the margin free; `proven` is the longest that does."""
     longer = lengths.count - lengths.histogram.count_up_to(proven)
     why = "some batch with it failed in turns with the others"
-    if margin is not None:
-        free = f"{format_size(margin.bytes)} of {format_size(device.limit_bytes)}"
-        why = f"it leaves less than {free} free. {_reason(margin)}"
+    if peaks.are_known:
+        free = f"{format_size(peaks.margin.bytes)} of {format_size(device.limit_bytes)}"
+        why = f"it leaves less than {free} free. {_reason(peaks.margin)}"
     return ProbeError(
         f"the longest example ({format_length(lengths.longest, lengths.unit)}) is not proven to fit, even alone: {why}",
         f"Leave out the {counted(longer, 'example')} longer than {format_length(proven, lengths.unit)} with "
