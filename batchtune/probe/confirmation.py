@@ -52,7 +52,7 @@ class Turns:
     steps: list[Trial] = field(default_factory=list)
     failures: list[Ran] = field(default_factory=list)
     cut_short: bool = False
-    _faults: set[BatchShape] = field(default_factory=set)  # that killed a worker
+    faults: set[BatchShape] = field(default_factory=set)  # that killed a worker
 
     @property
     def passed(self) -> list[Trial]:
@@ -69,19 +69,14 @@ class Turns:
         """The shapes that failed."""
         return {failure.trial.shape for failure in self.failures}
 
-    @property
-    def has_faults(self) -> bool:
-        """Whether any shape has killed a worker."""
-        return bool(self._faults)
-
     def may_have_damaged(self, ran: Ran) -> bool:
         """Return whether a step killed its worker for the first time: it and all others run again."""
         if (
             ran.trial.outcome not in ("crash", "timeout")
-            or ran.trial.shape in self._faults
+            or ran.trial.shape in self.faults
         ):
             return False
-        self._faults.add(ran.trial.shape)
+        self.faults.add(ran.trial.shape)
         return True
 
     def record(self, trials: Sequence[Trial]) -> Confirmation:
@@ -142,20 +137,16 @@ class Turns:
         return median(ratios)
 
 
-def is_an_error(failed: Trial) -> bool:
-    """Return whether a step failed by the workload's own error, which ends the probe."""
-    return failed.outcome == "error"
-
-
 def confirm(
     stepper: Measurer,
     shapes: Sequence[BatchShape],
     on_step: Callable[[BatchShape], bool],
-    ends_all: Callable[[Trial], bool] = is_an_error,
+    ends_all: Callable[[Trial], bool] = lambda failed: False,
     batches_per_step: int = 1,
 ) -> Turns:
     """Run the shapes in turns in a fresh worker, and find all that fail, or the first that `ends_all`.
 
+    So does the workload's own error, which ends the probe.
     A shape fails if it runs out of memory, or crashes or hangs twice. It passes, with a count, if the allocator has to
     empty its cache: it fits, at the cost of time. `on_step` is called before each; if it returns False, no more shapes
     are run. An optimizer step takes as many of them as it takes batches. Raises as `Measurer.start`.
@@ -166,7 +157,7 @@ def confirm(
     left = list(shapes)
     while left:
         # The first step shows what a process needs beyond others. Which of several has killed it, only one alone shows.
-        is_alone = stepper.worker != worker or turns.has_faults
+        is_alone = stepper.worker != worker or bool(turns.faults)
         step = left[: 1 if is_alone else batches_per_step]
         if not all(map(on_step, step)):
             break
@@ -183,7 +174,7 @@ def confirm(
         if outcome == "ok":
             turns.steps += ran.trial.of_each(step)
             continue
-        turns.cut_short = ends_all(ran.trial)
+        turns.cut_short = outcome == "error" or ends_all(ran.trial)
         if is_first and outcome == "oom" and not turns.cut_short:
             turns.steps.append(ran.trial)
         else:

@@ -56,11 +56,12 @@ class Knowledge(Outcomes):
         )
         self.lengths = task.lengths
         self.settings = task.settings
-        self._sizes: dict[Anchor, list[int]] = defaultdict(list)
+        # Where a trial ran for more than its time → the batch sizes.
+        self.sizes: dict[Anchor, list[int]] = defaultdict(list)
         for trial in alone:
             if trial.outcome == "error" or (trial.timing and trial.outcome == "ok"):
                 continue
-            sizes = self._sizes[Anchor(trial.length, trial.target_length)]
+            sizes = self.sizes[Anchor(trial.length, trial.target_length)]
             if trial.batch_size not in sizes:
                 sizes.append(trial.batch_size)
         self._ran = Shapes(self.passed)
@@ -81,7 +82,7 @@ class Knowledge(Outcomes):
     @cached_property
     def brackets(self) -> dict[Anchor, Bracket]:
         """The bounds wherever a trial ran."""
-        return {anchor: self._bracket(anchor) for anchor in self._sizes}
+        return {anchor: self._bracket(anchor) for anchor in self.sizes}
 
     @cached_property
     def fit(self) -> MemoryFit:
@@ -101,7 +102,7 @@ class Knowledge(Outcomes):
     @property
     def anchors(self) -> list[Anchor]:
         """Where a largest batch size was searched: wherever a trial ran for more than its time."""
-        return list(self._sizes)
+        return list(self.sizes)
 
     def anchor(self, length: float) -> Anchor:
         """Return a length with the longest target at or below it."""
@@ -118,16 +119,6 @@ class Knowledge(Outcomes):
         return min(count, self.settings.max_batch_size or count)
 
     # One shape
-
-    def to_retry(self, anchor: Anchor) -> int | None:
-        """Return a batch size here to try again in a fresh worker before its failure is believed.
-
-        See `needs_retry`.
-        """
-        for size in self._sizes.get(anchor, ()):
-            if self.needs_retry(anchor.shape(size)):
-                return size
-        return None
 
     def is_dominated(self, shape: BatchShape) -> bool:
         """Return whether a shape that contains this one passed."""
@@ -167,7 +158,7 @@ class Knowledge(Outcomes):
             if wanted.is_within(anchor):
                 proven = [
                     size
-                    for size in self._sizes[anchor]
+                    for size in self.sizes[anchor]
                     if self.is_proven(anchor.shape(size))
                 ]
                 largest = max((size for size in proven if size < below), default=0)
@@ -226,7 +217,7 @@ class Knowledge(Outcomes):
         return self.brackets.get(anchor) or self._bracket(anchor)
 
     def _bracket(self, anchor: Anchor) -> Bracket:
-        sizes = sorted(self._sizes.get(anchor, ()))
+        sizes = sorted(self.sizes.get(anchor, ()))
         tried = self.tried({size: anchor.shape(size) for size in sizes})
         failed = tried.failed
         ran = max(tried.ran, default=0)
@@ -274,16 +265,19 @@ class Knowledge(Outcomes):
                 and not failure.confirmation
                 and self.is_dominated(shape)
             ):
-                larger = [other for other in self.of_shape if other.contains(shape)]
-                first = next(other for other in larger if other in self.passed)
-                falls.append((shape, first))
+                larger = next(
+                    other
+                    for other in self.of_shape
+                    if other in self.passed and other.contains(shape)
+                )
+                falls.append((shape, larger))
         return falls
 
     def largest_at_longer(self, anchor: Anchor) -> tuple[float, int] | None:
         """Return the next longer length at which a batch is proven, and its size there; None without one."""
         longer = [
             other
-            for other in self._sizes
+            for other in self.sizes
             if other.length > anchor.length and anchor.is_within(other)
         ]
         for other in sorted(longer):
@@ -319,9 +313,18 @@ class Knowledge(Outcomes):
         step = max(bracket.step, self.fit.quantum(bracket.proven))
         is_end = self.is_end(bracket.anchor)
         if not is_end:
-            closed_by = self._closed_by_others(bracket, step)
-            if closed_by is not None:
-                return closed_by
+            # The proofs of longer lengths and the failures of shorter ones.
+            if bracket.proven >= bracket.cap:
+                return "data"
+            # The proof of a longer length may come within a step of the failure of a shorter one.
+            near = max(step, step_at(bracket.proven, self.tolerance))
+            if bracket.proven and bracket.nearest_beyond - bracket.proven <= near:
+                if (
+                    bracket.failed_by == "oom"
+                    and bracket.failed == bracket.nearest_beyond
+                ):
+                    return "oom"
+                return "memory"
         if bracket.passed == 0:
             # A single example that leaves no margin.
             at_an_end = (
@@ -359,15 +362,3 @@ class Knowledge(Outcomes):
         room = self.fit.room_bytes - peak
         used = peak - (self.peaks.rest_bytes or 0)
         return self.settings.failures_are_dear and room * bracket.passed < used * step
-
-    def _closed_by_others(self, bracket: Bracket, step: int) -> ClosedBy | None:
-        """Return what ends the search by the proofs of longer lengths and the failures of shorter ones."""
-        if bracket.proven >= bracket.cap:
-            return "data"
-        # The proof of a longer length may come within a step of the failure of a shorter one.
-        near = max(step, step_at(bracket.proven, self.tolerance))
-        if bracket.proven and bracket.nearest_beyond - bracket.proven <= near:
-            if bracket.failed_by == "oom" and bracket.failed == bracket.nearest_beyond:
-                return "oom"
-            return "memory"
-        return None

@@ -31,8 +31,8 @@ from batchtune.probe.compositions import (
 from batchtune.probe.margin import Peaks
 from batchtune.probe.messages import (
     IgnoresShape,
-    LeastBudgetFails,
-    PadsThough,
+    least_budget_fails,
+    pads_though,
 )
 from batchtune.probe.outcomes import Outcomes
 from batchtune.probe.search import NextTrial, are_alike, longest_that_fits
@@ -272,7 +272,8 @@ class PackedKnowledge(Outcomes):
         return float(self.task.limit_bytes - self.peaks.margin.bytes)
 
     @cached_property
-    def _measured(self) -> tuple[list[BatchShape], list[float]]:
+    def measured(self) -> tuple[list[BatchShape], list[float]]:
+        """The batches that passed, and their peaks in bytes."""
         shapes = []
         peaks = []
         for shape in self.of_shape:
@@ -287,13 +288,8 @@ class PackedKnowledge(Outcomes):
         """Whether the law misses its trials, or there is nothing to fit: nothing failed, and all took equal memory."""
         if self.law is not None and self.law.error > _MISFIT:
             return True
-        _, peaks = self._measured
+        _, peaks = self.measured
         return not self.failures and max(peaks) - min(peaks) <= self.peaks.margin.bytes
-
-    @property
-    def peak_model(self) -> PackedModel | None:
-        """The model of peak memory, fitted to all that passed."""
-        return fit_packed(*self._measured)
 
     @property
     def time_model(self) -> PackedModel | None:
@@ -310,7 +306,7 @@ class PackedKnowledge(Outcomes):
     @cached_property
     def law(self) -> _Law | None:
         """The law of memory, by all that passed; None if only one composition did, which can't tell its terms apart."""
-        shapes, peaks = self._measured
+        shapes, peaks = self.measured
         if set(shapes) <= set(self.shapes_of("longest").values()):
             return None
         return _Law.of(
@@ -480,8 +476,8 @@ class PackedSearch:
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
         """Return what to try next, or None if all is known.
 
-        Raises what `FrontierSearch.propose` does, LeastBudgetFails if the longest sequence fits but not as many tokens
-        of others, or PadsThough if the workload pads its batches.
+        Raises what `FrontierSearch.propose` does, ProbeError if the longest sequence fits but not as many tokens
+        of others, or WorkloadError if the workload pads its batches.
         """
         known = self.known(trials)
         task = self.task
@@ -508,7 +504,7 @@ class PackedSearch:
 
         The same tokens, half of them in the shortest sequences, tell the cost of a sequence. If they take far more than
         all in the longest ones, the workload may pad: then one of the longest with a few of the shortest takes as much
-        as a few of the longest. Raises PadsThough if it does.
+        as a few of the longest. Raises WorkloadError if it does.
         """
         bracket = known.brackets["longest"]
         least = _CONTRAST * self._least
@@ -535,7 +531,7 @@ class PackedSearch:
         grown_alike = (known.peaks.highest(alike) or 0) - first
         if grown_alike > _AS_PADDED * grown:
             trials = map(known.passed_trial, (self._first, longest, alike))
-            raise PadsThough(self.task.settings.workload, list(trials))
+            raise pads_though(self.task.settings.workload, trials)
         return None
 
     def _at_the_limit(self, known: PackedKnowledge) -> BatchShape | None:
@@ -619,7 +615,7 @@ class PackedSearch:
         for bracket in known.brackets.values():
             if bracket.high <= self._least:
                 shape = self.task.compositions.shape(bracket.composition, self._least)
-                raise LeastBudgetFails(
+                raise least_budget_fails(
                     self._lengths,
                     self.task.limit_bytes,
                     known.failures.get(shape) or known.passed_trial(shape),

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from batchtune.epochs.measured_costs import Frontier, largest_max_batch_length
+from batchtune.epochs.packed_model import fit_packed
 from batchtune.epochs.recorded import add_recorded_ooms
 from batchtune.epochs.step_times import StepTimes
 from batchtune.errors import ResultError, UsageError
@@ -18,8 +19,8 @@ from batchtune.lengths import Lengths
 from batchtune.probe import messages
 from batchtune.probe.compositions import COMPOSITIONS
 from batchtune.probe.confirmation import Turns, alternating, in_turns
-from batchtune.probe.flow import Probing, nothing_in_time
-from batchtune.probe.messages import ProbeClock, ProbeHooks
+from batchtune.probe.flow import Probing
+from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.packed_search import PackedKnowledge, PackedSearch
 from batchtune.probe.refining import Refinement, with_typical_targets
 from batchtune.probe.search import FrontierSearch
@@ -114,6 +115,9 @@ def run_probe(
                 if most is not None:
                     most = min(most, settings.max_batch_size or most)
                     settings = replace(settings, max_batch_size=most)
+            deadline = None
+            if settings.minutes is not None:
+                deadline = started + 60 * settings.minutes
             probing = kind(
                 lengths=lengths,
                 settings=settings,
@@ -125,7 +129,8 @@ def run_probe(
                 trials=trials,
                 changed=changed,
                 sweep_settings=sweep_settings or SweepSettings(),
-                clock=ProbeClock.since(started, settings.minutes),
+                start_seconds=time.monotonic() - started,
+                deadline=deadline,
             )
             return probing.run()
 
@@ -206,7 +211,7 @@ class _PaddedProbing(Probing):
         if turns is not None and not points:
             raise messages.nothing_confirmed(turns)
         if not points:
-            raise nothing_in_time(self.clock)
+            raise self._nothing_in_time()
         known = self.search.known(self.trials)
         if turns is not None and points[-1].length < self.lengths.longest:
             raise messages.longest_not_proven(
@@ -334,7 +339,7 @@ class _PackedProbing(Probing):
             else:
                 raise messages.nothing_confirmed(turns)
         if budget is None:
-            raise nothing_in_time(self.clock)
+            raise self._nothing_in_time()
         closed_by: ClosedBy = "time"
         if turns is not None and not self.out_of_time:
             closed_by = self.search.closed_by(known, budget)
@@ -350,7 +355,7 @@ class _PackedProbing(Probing):
                 closed_by=closed_by,
                 oom_tokens=known.oom_tokens,
                 proofs=proofs,
-                peak_bytes=known.peak_model,
+                peak_bytes=fit_packed(*known.measured),
                 step_seconds=known.time_model,
             ),
         )

@@ -21,7 +21,7 @@ from batchtune.probe.bounds import Anchor, Shapes, ladder
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.guess import next_batch_size
 from batchtune.probe.knowledge import Knowledge, SearchTask
-from batchtune.probe.messages import IgnoresShape, NothingFits, SingleFails, TooLong
+from batchtune.probe.messages import IgnoresShape, NothingFits, TooLong, single_fails
 from batchtune.probe.outcomes import Outcomes
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, FrontierPoint, Trial
@@ -80,7 +80,7 @@ class FrontierSearch:
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
         """Return what to try next, or None if all is known.
 
-        Raises NothingFits, TooLong, SingleFails or IgnoresShape if the search can't go on.
+        Raises NothingFits, TooLong, IgnoresShape or another WorkloadError if the search can't go on.
         """
         known = self.known(trials)
         longest = known.anchor(self._lengths.longest)
@@ -110,9 +110,9 @@ class FrontierSearch:
     def _at(self, known: Knowledge, anchor: Anchor) -> NextTrial | None:
         if known.settings.failures_are_dear and known.failures_left(anchor) < 1:
             return None
-        retry = known.to_retry(anchor)
-        if retry is not None:
-            return NextTrial(anchor.shape(retry), fresh=True)
+        for shape in map(anchor.shape, known.sizes.get(anchor, ())):
+            if known.needs_retry(shape):
+                return NextTrial(shape, fresh=True)
         batch_size = next_batch_size(known, anchor)
         # A shape that was tried shows nothing new, whatever memory did since: the search must not go in circles.
         if batch_size is None or anchor.shape(batch_size) in known.of_shape:
@@ -289,7 +289,7 @@ def longest_that_fits(
 ) -> NextTrial:
     """Bisect over the distinct lengths, one example at a time, for the longest that fits; raise what it shows.
 
-    `shape_of` maps a length to the batch of one such example. Raises TooLong, NothingFits or SingleFails.
+    `shape_of` maps a length to the batch of one such example. Raises TooLong, NothingFits or WorkloadError.
     """
     limit_bytes = known.peaks.limit_bytes
     distinct = lengths.histogram.lengths
@@ -310,14 +310,14 @@ def longest_that_fits(
             trial = failure
             failed = index
             if trial.outcome != "oom":
-                raise SingleFails(workload, trial)
+                raise single_fails(workload, trial)
         index = (
             0 if failed == distinct.size - 1 and passed < 0 else (passed + failed) // 2
         )
     if passed >= 0:
         raise TooLong(lengths, workload, limit_bytes, trial, float(distinct[passed]))
     if message_verdict(trial.error or "") == "disguised":
-        raise SingleFails(workload, trial)
+        raise single_fails(workload, trial)
     raise NothingFits(lengths, workload, limit_bytes, trial)
 
 
