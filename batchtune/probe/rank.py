@@ -110,10 +110,6 @@ class RankPlace:
             self.say(worker.answer(request))
         os._exit(0)
 
-    def wait(self) -> None:
-        """Wait until the other side says something, or closes the connection."""
-        self._replies.readline()
-
     def largest(self, value: int, caught: str | None = None) -> int:
         """Return the largest value that a rank gives, once all have called this."""
         if self.world_size == 1:

@@ -295,10 +295,16 @@ class Supervisor(Measurer):
             self._scratch = self._cleaning.enter_context(
                 script_request(settings.command, settings.scratch)
             )
-        lengths, targets = _spaced(self._lengths)
+        lengths = self._lengths
+        if lengths.count > _MOST_LENGTHS:  # those evenly spaced, with both ends
+            kept = np.linspace(0, lengths.count - 1, _MOST_LENGTHS).astype(int)
+            lengths = lengths.sample(kept)
+        targets = None
+        if lengths.targets is not None:
+            targets = np.sort(lengths.targets).tolist()
         return replace(
             self._scratch,
-            lengths=lengths,
+            lengths=np.sort(lengths.values).tolist(),
             targets=targets,
             rows=self._lengths.rows,
             compare=self._learned is None,
@@ -487,14 +493,3 @@ def about_script(script: Script, scratch: str | None = None) -> Iterator[str]:
             )
     if script.why_unproven is not None:
         yield "Warning: no batch size will be proven to fit."
-
-
-def _spaced(lengths: Lengths) -> tuple[list[float], list[float] | None]:
-    """Return lengths and targets, each ascending; of very many examples, those evenly spaced with both ends."""
-    if lengths.count > _MOST_LENGTHS:
-        kept = np.linspace(0, lengths.count - 1, _MOST_LENGTHS).astype(int)
-        lengths = lengths.sample(kept)
-    targets = None
-    if lengths.targets is not None:
-        targets = np.sort(lengths.targets).tolist()
-    return np.sort(lengths.values).tolist(), targets

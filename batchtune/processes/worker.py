@@ -132,11 +132,6 @@ class Connection:
         self.said += data
         return bool(data)
 
-    def has_greeted(self) -> bool:
-        """Read what has come; return whether the first line of a process that has just connected is known by now."""
-        is_open = self.receive()
-        return not is_open or b"\n" in self.said or len(self.said) > _LONGEST_LINE_BYTES
-
     def introduction(
         self, kind: type[IntroductionT], token: str
     ) -> IntroductionT | None:
@@ -187,7 +182,10 @@ class Entrance:
             if stranger is None:
                 channel, _ = self._listener.accept()
                 self._strangers[channel.fileno()] = Connection(channel)
-            elif stranger.has_greeted():
+                continue
+            is_open = stranger.receive()
+            said = stranger.said
+            if not is_open or b"\n" in said or len(said) > _LONGEST_LINE_BYTES:
                 greeted.append(self._strangers.pop(number))
         if len(self._strangers) > _MOST_STRANGERS:
             oldest = next(iter(self._strangers))

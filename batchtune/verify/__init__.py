@@ -17,7 +17,6 @@ from batchtune.probe.failures import message_verdict
 from batchtune.probe.measurer import Measurer
 from batchtune.probe.messages import failed_in
 from batchtune.probe.nodes import Nodes
-from batchtune.probe.requests import Ran
 from batchtune.probe.settings import refuse_other_allocator
 from batchtune.probe.supervisor import measurer_for
 from batchtune.results import (
@@ -228,7 +227,10 @@ class _Runner:
         total: int,
     ) -> None:
         """Run a phase; `trials` are those of its steps so far. A failure ends all but the worst ones."""
-        for step in in_steps(batches, self._batches_per_step):
+        batches_per_step = 1  # where each is timed, a step trains on equal ones
+        if self.plan.settings.brief:
+            batches_per_step = self.device.accumulation
+        for step in in_steps(batches, batches_per_step):
             if time.monotonic() > self.deadline:
                 self.done.unfinished = True
                 return
@@ -270,11 +272,6 @@ class _Runner:
             if phase != "worst":
                 return
 
-    @property
-    def _batches_per_step(self) -> int:
-        """How many of the planned batches a step trains on: where each is timed, a step has equal ones."""
-        return self.device.accumulation if self.plan.settings.brief else 1
-
     def _take_step(self, shapes: Sequence[BatchShape]) -> Trial:
         """Run one step of these batches; a crash or a hang counts only if it comes again, with one of them alone.
 
@@ -282,7 +279,10 @@ class _Runner:
         """
         ran = self.stepper.step(shapes[0], shapes[1:], release=self.release)
         if ran.trial.outcome in _FAULTS:
-            ran = self._step_of_each(shapes)
+            for alone in shapes:
+                ran = self.stepper.step(alone)
+                if ran.trial.outcome != "ok":
+                    break
         trial = ran.trial
         shape = trial.shape
         is_error = trial.outcome == "error"
@@ -300,11 +300,3 @@ class _Runner:
             "Fix it and run the same command again.",
             ran.traceback,
         )
-
-    def _step_of_each(self, shapes: Sequence[BatchShape]) -> Ran:
-        """Run a step of each of these batches, up to the first that fails."""
-        for shape in shapes:
-            ran = self.stepper.step(shape)
-            if ran.trial.outcome != "ok":
-                break
-        return ran

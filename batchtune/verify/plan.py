@@ -344,14 +344,10 @@ class VerifyPlan:
             if targets is None:
                 worst.append(PlannedBatch(BatchShape(size, length), bucket))
                 continue
-            # The values descend.
-            start = lengths.size - int(
-                np.searchsorted(lengths[::-1], length, side="right")
-            )
             lower = float(self.table.lower_edges(np.array([length]))[0])
-            end = lengths.size - int(
-                np.searchsorted(lengths[::-1], lower, side="right")
-            )
+            # The values descend.
+            shorter = np.searchsorted(lengths[::-1], [length, lower], side="right")
+            start, end = (lengths.size - shorter).tolist()
             if self.batching.uses_pools and size > 1:
                 end = lengths.size  # its others may be shorter than those of the bucket
             longest_target = start + int(targets[start:end].argmax())
