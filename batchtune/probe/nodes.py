@@ -90,7 +90,7 @@ class Nodes:
         self.last_words: list[str] = []
         for port in (launch.port, launch.leader_port):
             listen(launch, port).close()
-        self._listener = listen(launch, control_port(launch))
+        self._listener = listen(launch, launch.control_port)
 
     def __enter__(self) -> Nodes:
         return self
@@ -120,7 +120,7 @@ class Nodes:
                 launch = self._launch
                 raise ProbeError(
                     f"no sign of node {', '.join(map(str, missing))} of {launch.nnodes} within "
-                    f"{format_seconds(timeout_seconds)} at {launch.host}:{control_port(launch)}",
+                    f"{format_seconds(timeout_seconds)} at {launch.host}:{launch.control_port}",
                     f"Start the same command on every node. {ports_hint(launch)} "
                     "--setup-timeout SECONDS waits longer.",
                 )
@@ -150,14 +150,14 @@ class Nodes:
             return False
         difference = _difference(greeting, self._own)
         if rank not in self._missing():
-            difference = (
+            difference = ProbeError(
                 f"both {self._hosts[rank]} and {greeting.host} say that they are node {rank}",
                 "Give each node its own --node-rank.",
             )
         if difference is not None:
-            agent.send(Done(error=difference[0], hint=difference[1]))
+            agent.send(Done(error=difference.message, hint=difference.hint))
             agent.channel.close()
-            raise ProbeError(*difference)
+            raise difference
         keep_alive(agent.channel)
         self._agents[rank] = agent
         self._hosts[rank] = greeting.host
@@ -208,11 +208,6 @@ class Nodes:
         )
 
 
-def control_port(launch: Launch) -> int:
-    """Return the port of node 0 that agents connect to."""
-    return launch.port + 1
-
-
 def ports_hint(launch: Launch) -> str:
     """Return what to look at if other nodes do not come."""
     return (
@@ -246,8 +241,8 @@ def keep_alive(channel: socket.socket) -> None:
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
-def _difference(greeting: Greeting, own: Greeting) -> tuple[str, str] | None:
-    """Return an error and a hint if a node differs in what must be the same on all."""
+def _difference(greeting: Greeting, own: Greeting) -> ProbeError | None:
+    """Return the error if a node differs in what must be the same on all."""
     differing = [
         f"{name} is {greeting.facts.get(name, 'unknown')} there, {value} on node 0 ({own.host})"
         for name, value in own.facts.items()
@@ -255,7 +250,7 @@ def _difference(greeting: Greeting, own: Greeting) -> tuple[str, str] | None:
     ]
     if not differing:
         return None
-    return (
+    return ProbeError(
         f"node {greeting.node_rank} ({greeting.host}) differs: {'; '.join(differing)}",
         "Start the same command on all nodes, with the same versions and the same workload file.",
     )
@@ -301,7 +296,7 @@ def serve_node_0(launch: Launch, greeting: Greeting, timeout_seconds: float) -> 
 def _connected(launch: Launch, timeout_seconds: float) -> Connection:
     """Connect to node 0, which may start later. Raises ProbeError if it does not answer in time."""
     deadline = time.monotonic() + timeout_seconds
-    port = control_port(launch)
+    port = launch.control_port
     while True:
         try:
             channel = socket.create_connection((launch.host, port), timeout_seconds)
@@ -322,7 +317,7 @@ def _connected(launch: Launch, timeout_seconds: float) -> Connection:
 def _heard(node_0: Connection, launch: Launch) -> Start | End | Done:
     """Return what node 0 says next. Raises ProbeError if it has gone."""
     line = node_0.wait_for_line(None)
-    where = f"node 0 ({launch.host}:{control_port(launch)})"
+    where = f"node 0 ({launch.host}:{launch.control_port})"
     if line is None:
         raise ProbeError(
             f"{where} has closed the connection: it ended, or was killed",

@@ -182,6 +182,11 @@ class Launch(Start, frozen=True, kw_only=True):
     port: int = 0
     leader_port: int = 0
 
+    @property
+    def control_port(self) -> int:
+        """The port of node 0 that agents connect to."""
+        return self.port + 1
+
 
 class Launched(Message, frozen=True):
     """The ranks of this node are starting."""
