@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
-import gc
 import os
 import signal
 import socket
@@ -24,7 +23,7 @@ from batchtune.probe.worker import Worker
 from batchtune.processes import import_for_good
 from batchtune.processes.pool import die_with_parent, total_memory
 from batchtune.processes.worker import Message, encode
-from batchtune.results import BatchShape, ProbedWith, RankDevice
+from batchtune.results import ProbedWith, RankDevice
 
 if TYPE_CHECKING:
     from batchtune.probe.devices import Meter
@@ -48,15 +47,6 @@ def main() -> None:
     place.serve(RankWorker(place))
 
 
-def print_stack_when_asked(channel: socket.socket) -> None:
-    """Print this process's stack to its channel whenever the other side sends urgent data, to see where it hangs.
-
-    The kernel then sends SIGURG, wherever the other side is.
-    """
-    fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
-    faulthandler.register(signal.SIGURG, file=channel.fileno(), all_threads=False)
-
-
 class RankPlace:
     """This process among the ranks, and its connection to whoever leads them."""
 
@@ -76,10 +66,15 @@ class RankPlace:
     def connected(
         cls, address: tuple[str, int], token: str, rank: int, world_size: int
     ) -> RankPlace:
-        """Connect this process, and say which rank it is; it prints its stack when asked from then on."""
+        """Connect this process, and say which rank it is.
+
+        From then on it prints its stack to the channel whenever the other side sends urgent data, to see where it
+        hangs: the kernel then sends SIGURG, wherever the other side is.
+        """
         channel = socket.create_connection(address)
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        print_stack_when_asked(channel)
+        fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
+        faulthandler.register(signal.SIGURG, file=channel.fileno(), all_threads=False)
         place = cls(channel, channel.makefile("rb"), rank, world_size)
         place.say(place.hello(token))
         return place
@@ -162,13 +157,6 @@ class RankWorker(Worker):
         if device == "cpu" and settings.memory_bytes is None and ranks > 1:
             settings = replace(settings, memory_bytes=total_memory() // ranks)
         return backend.open(device, settings, request.limit_bytes)
-
-    def _warm_up(self, workload: Workload, meter: Meter, shape: BatchShape) -> None:
-        """Run a step: NCCL allocates its buffers outside torch, not before they are used."""
-        self._stage = "step"
-        workload.step(workload.make_batch(shape))
-        meter.synchronize()
-        gc.collect()
 
     def _ready(
         self, workload: Workload, meter: Meter, probed_with: ProbedWith

@@ -149,23 +149,35 @@ class Worker:
             first_shape = request.first_shape
             if packs(workload):
                 first_shape = BatchShape.packed([math.ceil(first_shape.length)])
-            self._warm_up(workload, meter, first_shape)
+            self._stage = "step"
+            # NCCL allocates its buffers outside torch, not before they are used.
+            workload.step(workload.make_batch(first_shape))
+            meter.synchronize()
+            gc.collect()
         self._stage = "device"
         return self._ready(workload, meter, request.settings)
 
     def _open(self, request: Prepare) -> Meter:
-        """Open the device, and join the fake process group if ranks are simulated."""
+        """Open the device.
+
+        If ranks are simulated, this process stands for all, under torch's fake process group, which communicates
+        nothing. It is rank 0, whose shard is no smaller than another's: FSDP2 cuts the first dimension, and rounds up.
+        """
         settings = request.settings
         meter = backend_for(settings.device).open(
             settings.device, settings, request.limit_bytes
         )
         if settings.simulate_world_size is not None:
-            join_fake_group(settings.simulate_world_size)
-        return meter
+            from torch import distributed
+            from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    def _warm_up(self, workload: Workload, meter: Meter, shape: BatchShape) -> None:
-        """Use memory that only a step takes, before the limit is settled; a worker that is alone has none."""
-        return
+            distributed.init_process_group(
+                "fake",
+                store=FakeStore(),
+                rank=0,
+                world_size=settings.simulate_world_size,
+            )
+        return meter
 
     def _ready(
         self, workload: Workload, meter: Meter, probed_with: ProbedWith
@@ -189,19 +201,6 @@ class Worker:
         lowered = lowered_limit(self._limits)
         if lowered is not None:
             raise WorkloadError(lowered)
-
-
-def join_fake_group(world_size: int) -> None:
-    """Make this process stand for so many ranks, under torch's fake process group, which communicates nothing.
-
-    It is rank 0, whose shard is no smaller than another's: FSDP2 cuts the first dimension, and rounds shards up.
-    """
-    from torch import distributed
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    distributed.init_process_group(
-        "fake", store=FakeStore(), rank=0, world_size=world_size
-    )
 
 
 def refuse_ddp() -> None:
