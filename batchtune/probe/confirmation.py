@@ -52,7 +52,6 @@ class Turns:
     steps: list[Trial] = field(default_factory=list)
     failures: list[Ran] = field(default_factory=list)
     cut_short: bool = False
-    faults: set[BatchShape] = field(default_factory=set)  # that killed a worker
 
     @property
     def passed(self) -> list[Trial]:
@@ -68,16 +67,6 @@ class Turns:
     def failed(self) -> set[BatchShape]:
         """The shapes that failed."""
         return {failure.trial.shape for failure in self.failures}
-
-    def may_have_damaged(self, ran: Ran) -> bool:
-        """Return whether a step killed its worker for the first time: it and all others run again."""
-        if (
-            ran.trial.outcome not in ("crash", "timeout")
-            or ran.trial.shape in self.faults
-        ):
-            return False
-        self.faults.add(ran.trial.shape)
-        return True
 
     def record(self, trials: Sequence[Trial]) -> Confirmation:
         """Return what `probe.json` holds of them; the probe's trials include the failures in turns."""
@@ -152,23 +141,26 @@ def confirm(
     are run. An optimizer step takes as many of them as it takes batches. Raises as `Measurer.start`.
     """
     turns = Turns()
+    faults: set[BatchShape] = set()  # that killed a worker
     stepper.start()
     worker = None
     left = list(shapes)
     while left:
         # The first step shows what a process needs beyond others. Which of several has killed it, only one alone shows.
-        is_alone = stepper.worker != worker or bool(turns.faults)
+        is_alone = stepper.worker != worker or bool(faults)
         step = left[: 1 if is_alone else batches_per_step]
         if not all(map(on_step, step)):
             break
         ran = stepper.step(step[0], step[1:])
-        if turns.may_have_damaged(ran):
+        outcome = ran.trial.outcome
+        if outcome in ("crash", "timeout") and ran.trial.shape not in faults:
+            # For the first time: it and all others run again.
+            faults.add(ran.trial.shape)
             stepper.start()
             worker = None
             left = list(shapes)
             continue
         left = left[len(step) :]
-        outcome = ran.trial.outcome
         is_first = stepper.worker != worker  # an OOM may have cost the worker before
         worker = stepper.worker
         if outcome == "ok":

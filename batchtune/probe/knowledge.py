@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.probe.bounds import Anchor, Bracket, Shapes, step_at
+from batchtune.probe.bounds import Anchor, Bracket, Shapes, is_covered, step_at
 from batchtune.probe.margin import Peaks
 from batchtune.probe.memory_fit import MemoryFit
 from batchtune.probe.outcomes import Outcomes
@@ -126,18 +126,14 @@ class Knowledge(Outcomes):
 
     # What they prove and rule out elsewhere
 
-    def proof(self, anchor: Anchor, batch_size: int) -> int | None:
-        """Return the index of the trial that proves this size here: the smallest proven shape that covers it."""
-        proofs = []
-        for shape in self.of_shape:
-            covers = shape.batch_size >= batch_size and anchor.is_within(
-                Anchor(shape.length, shape.target_length)
-            )
-            if covers and self.is_proven(shape):
-                proofs.append((shape.padded_length, self.passed_trial(shape).index))
-        if not proofs:
-            return None
-        _, index = min(proofs)
+    def proof(self, wanted: BatchShape) -> int | None:
+        """Return the index of the trial that proves a shape: of the smallest proven one that covers it."""
+        proofs = [
+            (shape.padded_length, self.passed_trial(shape).index)
+            for shape in self.of_shape
+            if is_covered(wanted, [shape]) and self.is_proven(shape)
+        ]
+        _, index = min(proofs, default=(0.0, None))
         return index
 
     def proven_sizes(self, lengths: FloatArray, targets: FloatArray) -> IntArray:
@@ -272,19 +268,6 @@ class Knowledge(Outcomes):
                 )
                 falls.append((shape, larger))
         return falls
-
-    def largest_at_longer(self, anchor: Anchor) -> tuple[float, int] | None:
-        """Return the next longer length at which a batch is proven, and its size there; None without one."""
-        longer = [
-            other
-            for other in self.sizes
-            if other.length > anchor.length and anchor.is_within(other)
-        ]
-        for other in sorted(longer):
-            passed = self.bracket(other).passed
-            if passed:
-                return other.length, passed
-        return None
 
     def failures_left(self, anchor: Anchor) -> int:
         """Return how many more trials may fail here where failures are dear: 2 + log2(cap) less those that did."""

@@ -212,7 +212,10 @@ class IgnoresShape(WorkloadError):
     def __init__(self, lengths: Lengths, workload: str, equal: Sequence[Trial]) -> None:
         batches = []
         for trial in equal:
-            shape = _described(trial.shape, lengths)
+            shape = str(trial.shape)
+            if trial.sequences is None:
+                length = format_length(trial.length, lengths.unit)
+                shape = f"{trial.batch_size:,} × {length}"
             seconds = format_seconds(trial.step_seconds or 0)
             batches.append(
                 f"{shape} took {format_size(trial.peak_bytes or 0)} and {seconds}"
@@ -224,12 +227,6 @@ class IgnoresShape(WorkloadError):
             f"{workload}: memory and step time do not depend on the batch: {' and '.join(batches)}",
             f"Does make_batch() ignore its `shape`? It must {makes}. Fix it, {_START_OVER}.",
         )
-
-
-def _described(shape: BatchShape, lengths: Lengths) -> str:
-    if shape.sequences is not None:
-        return str(shape)
-    return f"{shape.batch_size:,} × {format_length(shape.length, lengths.unit)}"
 
 
 def workload_error(workload: str, ran: Ran) -> WorkloadError:

@@ -21,7 +21,7 @@ from batchtune.probe.compositions import COMPOSITIONS
 from batchtune.probe.confirmation import Turns, alternating, in_turns
 from batchtune.probe.flow import Probing
 from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.packed_search import PackedKnowledge, PackedSearch
+from batchtune.probe.packed_search import PackedSearch
 from batchtune.probe.refining import Refinement, with_typical_targets
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import (
@@ -333,7 +333,9 @@ class _PackedProbing(Probing):
             proven = confirmed.proven_budget
             if proven is not None:
                 budget = proven
-                proofs = _proofs(known, proven)
+                shapes = known.shapes(proven)
+                trials = [known.passed_trial(shapes[name]) for name in COMPOSITIONS]
+                proofs = list(dict.fromkeys(trial.index for trial in trials))
             elif self.out_of_time:
                 turns = None  # they had too little time to prove anything
             else:
@@ -359,10 +361,3 @@ class _PackedProbing(Probing):
                 step_seconds=known.time_model,
             ),
         )
-
-
-def _proofs(known: PackedKnowledge, budget: int) -> list[int]:
-    """Return the trials of the budget's compositions, each once."""
-    shapes = known.shapes(budget)
-    indices = [known.passed_trial(shapes[name]).index for name in COMPOSITIONS]
-    return list(dict.fromkeys(indices))

@@ -183,7 +183,7 @@ class FrontierSearch:
                     else None,
                     step_seconds=known.median_seconds(anchor.shape(size)),
                     peak_bytes=known.peaks.highest(anchor.shape(size)),
-                    trial=known.proof(anchor, size),
+                    trial=known.proof(anchor.shape(size)),
                 )
             )
         return points

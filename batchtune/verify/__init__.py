@@ -160,13 +160,14 @@ class _Runner:
         for restart in range(1, _MOST_RESTARTS + 1):
             if done.failures or not self._may_restart(start_seconds):
                 break
-            self._restart()
+            self.stepper.start()
+            self.release = False
             steps = min(planned, _STEPS_AFTER_A_RESTART)
             shuffled = itertools.islice(self.plan.shuffled_batches(restart), steps)
             self._run("shuffled", shuffled, done.restarted, steps * _MOST_RESTARTS)
             done.processes += 1
         if done.failures and self.device.kind == "cuda":
-            self._restart()  # or an error, if something else has taken the memory: then no shape is to blame
+            self.stepper.start()  # or an error, if something else has taken the memory: then no shape is to blame
 
     @property
     def _is_refuted(self) -> bool:
@@ -181,10 +182,6 @@ class _Runner:
         if self.device.kind == "cuda" and not self.done.restarted:
             ends = self.deadline
         return time.monotonic() + start_seconds < ends
-
-    def _restart(self) -> None:
-        self.stepper.start()
-        self.release = False
 
     def _run_worst(self) -> None:
         """Run the worst shapes, then those that passed in alternation."""
