@@ -125,11 +125,10 @@ def other_nodes(subject: WorkloadOptions, *, quiet: bool) -> Iterator[Nodes | No
     if launch is None:
         yield None
         return
-    from batchtune.probe.agent import serve_node_0
-    from batchtune.probe.nodes import Nodes, control_port
+    from batchtune.probe.nodes import Nodes, serve_node_0
 
     greeting = _greeting(subject, launch)
-    place = f"{launch.host}:{control_port(launch)}"
+    place = f"{launch.host}:{launch.control_port}"
     if launch.node_rank > 0:
         console.note(
             f"Node {launch.node_rank} of {launch.nnodes}: starts ranks for node 0 ({place}).",

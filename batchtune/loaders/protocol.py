@@ -112,5 +112,3 @@ class Taken(Message, frozen=True):
 
 LoaderRequest = Open | Take
 LoaderReply = Opened | Taken | Failed
-
-decode_request = msgspec.json.Decoder[LoaderRequest](LoaderRequest).decode

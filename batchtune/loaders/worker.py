@@ -13,7 +13,6 @@ import math
 import os
 import random
 import re
-import socket
 import time
 import traceback
 
@@ -30,7 +29,6 @@ from batchtune.loaders.protocol import (
     Opened,
     Take,
     Taken,
-    decode_request,
 )
 from batchtune.probe.failures import error_verdict
 from batchtune.processes.worker import Failed, oom_kills, serve
@@ -49,9 +47,7 @@ _FEWER = "Use fewer workers, a lower prefetch_factor or smaller batches."
 
 def work(channel: int) -> None:
     """Serve requests until the supervisor closes the socket."""
-    serve(socket.socket(fileno=channel), decode_request, _Loaders().answer)
-    # No finalizer of the user's code may hang the end; the nursery ends all workers.
-    os._exit(0)
+    serve(channel, LoaderRequest, _Loaders().answer)
 
 
 class _Loaders:

@@ -59,16 +59,17 @@ class _Line:
         length = int(self.lengths[whole])
         return whole, left // length, left % length
 
-    def first(self, tokens: int) -> _Line:
-        """Return the first ones that come to so many tokens, the last of them cut."""
+    def first(self, tokens: int) -> list[int]:
+        """Return the lengths of the first ones that come to so many tokens, the last of them cut."""
         whole, more, cut = self._cut(tokens)
-        taken = _Line(self.lengths[:whole], self.counts[:whole])
-        if not more and not cut:
-            return taken
-        last = _Line(
-            np.array([self.lengths[whole], cut]), np.array([more, int(cut > 0)])
-        )
-        return taken.and_then(last)
+        lengths: list[int] = np.repeat(
+            self.lengths[:whole], self.counts[:whole]
+        ).tolist()
+        if more:
+            lengths += [int(self.lengths[whole])] * more
+        if cut:
+            lengths.append(cut)
+        return lengths
 
     def features(self, tokens: int) -> FloatArray:
         """Return the Σ L, Σ L² and number of the first ones that come to so many tokens."""
@@ -80,13 +81,6 @@ class _Line:
         if cut:
             features += np.array([cut, float(cut) ** 2, 1.0])
         return features
-
-    def and_then(self, other: _Line) -> _Line:
-        """Return a line that goes on with another one."""
-        return _Line(
-            np.concatenate((self.lengths, other.lengths)),
-            np.concatenate((self.counts, other.counts)),
-        )
 
 
 class Compositions:
@@ -113,25 +107,28 @@ class Compositions:
         """Return the batch of so many tokens."""
         key = (composition, tokens)
         if key not in self._shapes:
-            line = self._line(composition, tokens)
-            sequences = np.repeat(line.lengths, line.counts)
-            self._shapes[key] = BatchShape.packed(sequences.tolist())
+            lengths: list[int] = []
+            for line, share in self._parts(composition, tokens):
+                lengths += line.first(share)
+            self._shapes[key] = BatchShape.packed(lengths)
         return self._shapes[key]
 
     def features(self, composition: Composition, tokens: int) -> FloatArray:
         """Return that batch's Σ L, Σ L² and number of sequences, without making it."""
-        if composition == "typical":
-            return self._drawn.features(tokens)
-        in_longest = round(_IN_LONGEST[composition] * tokens)
-        longest = self._longest_first.features(in_longest)
-        return longest + self._shortest_first.features(tokens - in_longest)
+        features = np.zeros(3)
+        for line, share in self._parts(composition, tokens):
+            features += line.features(share)
+        return features
 
-    def _line(self, composition: Composition, tokens: int) -> _Line:
+    def _parts(self, composition: Composition, tokens: int) -> list[tuple[_Line, int]]:
+        """Return the lines that a batch begins, and how many of its tokens are from each."""
         if composition == "typical":
-            return self._drawn.first(tokens)
+            return [(self._drawn, tokens)]
         in_longest = round(_IN_LONGEST[composition] * tokens)
-        longest = self._longest_first.first(in_longest)
-        return longest.and_then(self._shortest_first.first(tokens - in_longest))
+        return [
+            (self._longest_first, in_longest),
+            (self._shortest_first, tokens - in_longest),
+        ]
 
     def padded_alike(self, sequences: int) -> BatchShape:
         """Return one longest sequence and short ones: padded, the shape of `sequences` longest ones."""

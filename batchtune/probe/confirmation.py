@@ -52,7 +52,6 @@ class Turns:
     steps: list[Trial] = field(default_factory=list)
     failures: list[Ran] = field(default_factory=list)
     cut_short: bool = False
-    _faults: set[BatchShape] = field(default_factory=set)  # that killed a worker
 
     @property
     def passed(self) -> list[Trial]:
@@ -68,21 +67,6 @@ class Turns:
     def failed(self) -> set[BatchShape]:
         """The shapes that failed."""
         return {failure.trial.shape for failure in self.failures}
-
-    @property
-    def has_faults(self) -> bool:
-        """Whether any shape has killed a worker."""
-        return bool(self._faults)
-
-    def may_have_damaged(self, ran: Ran) -> bool:
-        """Return whether a step killed its worker for the first time: it and all others run again."""
-        if (
-            ran.trial.outcome not in ("crash", "timeout")
-            or ran.trial.shape in self._faults
-        ):
-            return False
-        self._faults.add(ran.trial.shape)
-        return True
 
     def record(self, trials: Sequence[Trial]) -> Confirmation:
         """Return what `probe.json` holds of them; the probe's trials include the failures in turns."""
@@ -142,69 +126,56 @@ class Turns:
         return median(ratios)
 
 
-def is_an_error(failed: Trial) -> bool:
-    """Return whether a step failed by the workload's own error, which ends the probe."""
-    return failed.outcome == "error"
-
-
 def confirm(
     stepper: Measurer,
     shapes: Sequence[BatchShape],
     on_step: Callable[[BatchShape], bool],
-    ends_all: Callable[[Trial], bool] = is_an_error,
+    ends_all: Callable[[Trial], bool] = lambda failed: False,
     batches_per_step: int = 1,
 ) -> Turns:
     """Run the shapes in turns in a fresh worker, and find all that fail; the first failure that `ends_all` stops it.
 
+    So does the workload's own error, which ends the probe.
     A shape fails if it runs out of memory, or crashes or hangs twice. It passes, with a count, if the allocator has to
     empty its cache: it fits, at the cost of time. `on_step` is called before each; if it returns False, no more shapes
     are run. An optimizer step takes as many of them as it takes batches. Raises as `Measurer.start`.
     """
     turns = Turns()
-    while not _run_worker(
-        stepper, list(shapes), on_step, ends_all, batches_per_step, turns
-    ):
-        pass
-    return turns
-
-
-def _run_worker(
-    stepper: Measurer,
-    shapes: list[BatchShape],
-    on_step: Callable[[BatchShape], bool],
-    ends_all: Callable[[Trial], bool],
-    batches_per_step: int,
-    turns: Turns,
-) -> bool:
-    """Run the turns in a fresh worker; return False if all must run again."""
+    faults: set[BatchShape] = set()  # that killed a worker
     stepper.start()
     worker = None
-    while shapes:
+    left = list(shapes)
+    while left:
         # The first step shows what a process needs beyond others. Which of several has killed it, only one alone shows.
-        is_alone = stepper.worker != worker or turns.has_faults
-        step = shapes[: 1 if is_alone else batches_per_step]
+        is_alone = stepper.worker != worker or bool(faults)
+        step = left[: 1 if is_alone else batches_per_step]
         if not all(map(on_step, step)):
-            return True
+            break
         ran = stepper.step(step[0], step[1:])
-        if turns.may_have_damaged(ran):
-            return False
-        shapes = shapes[len(step) :]
         outcome = ran.trial.outcome
+        if outcome in ("crash", "timeout") and ran.trial.shape not in faults:
+            # For the first time: it and all others run again.
+            faults.add(ran.trial.shape)
+            stepper.start()
+            worker = None
+            left = list(shapes)
+            continue
+        left = left[len(step) :]
         is_first = stepper.worker != worker  # an OOM may have cost the worker before
         worker = stepper.worker
         if outcome == "ok":
             turns.steps += ran.trial.of_each(step)
             continue
-        turns.cut_short = ends_all(ran.trial)
+        turns.cut_short = outcome == "error" or ends_all(ran.trial)
         if is_first and outcome == "oom" and not turns.cut_short:
             turns.steps.append(ran.trial)
         else:
             turns.failures.append(ran)
         if turns.cut_short:
-            return True
+            break
         others = [shape for shape in step if shape != ran.trial.shape]
-        shapes = [shape for shape in [*others, *shapes] if shape not in turns.failed]
-    return True
+        left = [shape for shape in [*others, *left] if shape not in turns.failed]
+    return turns
 
 
 def error_in_turns(step: Trial) -> str:

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from batchtune.probe.devices import backends, describe_environment, lock_path
 from batchtune.probe.devices.cpu import CPU_ID, describe_cpu
 from batchtune.processes import command
+from batchtune.processes.worker import judged_end
 from batchtune.results import Doctor, DoctorGpu, DoctorTorch, meta_of
 from batchtune.trust import settings_warnings
 
@@ -131,9 +132,8 @@ def _ask_in_a_process(timeout_seconds: float) -> tuple[_DriverFacts, _TorchFacts
         )
         try:
             exit_code = process.wait(timeout_seconds)
-            problem = f"the process ended with exit code {exit_code}"
-            if exit_code < 0:
-                problem = f"the process was killed by {signal.Signals(-exit_code).name}"
+            _, how = judged_end(exit_code, "", None)
+            problem = f"the process {how}"
         except subprocess.TimeoutExpired:
             problem = f"it gave no answer within {timeout_seconds:g} s"
         finally:

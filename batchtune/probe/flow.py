@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,20 +20,14 @@ from batchtune.probe.confirmation import (
     Turns,
     confirm,
     error_in_turns,
-    is_an_error,
     rounds_of,
 )
 from batchtune.probe.margin import Peaks
 from batchtune.probe.measurer import Measurer
-from batchtune.probe.messages import (
-    SLOWER_IN_TURNS,
-    ProbeClock,
-    ProbeHooks,
-    ProbeProgress,
-    seconds_of_a_trial,
-)
+from batchtune.probe.messages import ProbeHooks, ProbeProgress
+from batchtune.probe.packed_search import PackedSearch
 from batchtune.probe.requests import Ran
-from batchtune.probe.search import NextTrial
+from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
@@ -53,25 +48,18 @@ PROBE_SHARE = 0.75
 """The share of --minutes that the probe of a tuning may take, so that the proof has the rest."""
 # A batch that still fails in turns after this many times is left out: smaller ones that passed take its place.
 _MOST_CONFIRMATIONS = 6
-
-
-class Search(Protocol):
-    """Chooses the trials, as a pure function of those so far."""
-
-    def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
-        """Return what to try next, or None if all is known."""
-
-    def does_not_fit(self, trials: Sequence[Trial]) -> bool:
-        """Return whether one of the longest examples alone failed."""
-
-    def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
-        """Return how much is done, and of how much."""
+# A step among other shapes, with its batch, may take so many times as long as in its trial.
+_SLOWER_IN_TURNS = 1.25
+# The next trial may take as long as the longest of this many recent ones.
+_RECENT = 5
 
 
 @dataclass(slots=True, kw_only=True)
 class Probing(ABC):
     """One probe at work; `run_device` is the device as it was when the run began, `device` as it is now.
 
+    A worker takes `start_seconds` to start. The probe must end at the `deadline` on the monotonic clock; None: when it
+    is done.
     `changed` warns of trials from before a change of the workload's file; tables of `sweep_settings` are what padded
     batches are measured for.
     """
@@ -86,14 +74,11 @@ class Probing(ABC):
     trials: list[Trial]
     changed: list[str]
     sweep_settings: SweepSettings
-    clock: ProbeClock
+    start_seconds: float
+    deadline: float | None
+    search: FrontierSearch | PackedSearch = field(init=False)  # chooses the trials
     is_shortening: bool = False  # the longest example does not fit
     out_of_time: bool = False
-
-    @property
-    @abstractmethod
-    def _searching(self) -> Search:
-        """What chooses the trials."""
 
     @abstractmethod
     def _shapes(self) -> list[BatchShape]:
@@ -111,16 +96,24 @@ class Probing(ABC):
         """Return whether a failure in turns, which says little about the batch itself, makes all batches smaller."""
         return False
 
-    def _ends_turns(self, failed: Trial) -> bool:
-        """Return whether more turns are of no use."""
-        return is_an_error(failed) or self._all_shrink(failed)
-
     @abstractmethod
     def _result(self, turns: Turns | None) -> Probe:
         """Return the result; `turns` is None if the probe was interrupted."""
 
-    def _probe(self, turns: Turns | None, peaks: Peaks, **found: Any) -> Probe:
-        """Return the result with what was found, and what all results hold."""
+    def _probe(
+        self,
+        turns: Turns | None,
+        peaks: Peaks,
+        *,
+        falls: Sequence[tuple[BatchShape, BatchShape]] = (),
+        needs_a_mask: bool = False,
+        at_stake: float | None = None,
+        equal: messages.IgnoresShape | None = None,
+        **found: Any,
+    ) -> Probe:
+        """Return the result with what was found, and what all results hold, with all warnings."""
+        margin = peaks.margin if peaks.are_known else None
+        unfinished = turns is None or self.out_of_time
         return Probe(
             meta=meta_of(Probe),
             lengths=self.lengths.summary(),
@@ -129,8 +122,18 @@ class Probing(ABC):
             settings=self.settings.recorded(),
             trials=self.trials,
             confirmation=None if turns is None else turns.record(self.trials),
-            margin=peaks.margin if peaks.are_known else None,
-            unfinished=turns is None or self.out_of_time,
+            margin=margin,
+            unfinished=unfinished,
+            warnings=[
+                *self.changed,
+                *messages.about_devices(self.run_device, self.device, self.trials),
+                *messages.about_falls(falls),
+                *messages.about_margin(margin, self.device),
+                *messages.about_masks(needs_a_mask),
+                *messages.about_the_end(unfinished, self.settings, at_stake),
+                *messages.about_equal_batches(equal),
+                *messages.about_turns(turns, self.device),
+            ],
             **found,
         )
 
@@ -195,16 +198,35 @@ class Probing(ABC):
             self.hooks.on_note(messages.interrupted(path))
 
     def _has_time(self) -> bool:
-        """Return whether time is left for another trial, and to confirm what is known then."""
-        if not self.clock.leaves_a_trial(self.trials, self.device):
+        """Return whether time is left for a trial, to confirm what is known then, and to replace what fails there."""
+        if not self._leaves(2 * self._trial_seconds() + self._confirmation_seconds()):
             self.out_of_time = True
         return not self.out_of_time
 
+    def _leaves(self, seconds: float) -> bool:
+        """Return whether so many seconds are left."""
+        return self.deadline is None or time.monotonic() + seconds <= self.deadline
+
+    def _trial_seconds(self) -> float:
+        """Return how long a trial takes, as long as the recent ones; 0 before any."""
+        recent = [trial.elapsed_seconds for trial in self.trials[-_RECENT:]]
+        return max(recent, default=0.0)
+
+    def _confirmation_seconds(self) -> float:
+        """Return about how long the confirmation will take: a batch of each length, by the longest of its trials."""
+        longest: dict[tuple[float, float | None], float] = {}
+        for trial in self.trials:
+            length = (trial.length, trial.target_length)
+            longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
+        rounds = rounds_of(self.trials, self.device.limit_bytes)
+        seconds = sum(longest.values()) / self.device.accumulation
+        return self.start_seconds + _SLOWER_IN_TURNS * rounds * seconds
+
     def _search(self) -> None:
         while (
-            wanted := self._searching.propose(self.trials)
+            wanted := self.search.propose(self.trials)
         ) is not None and self._has_time():
-            if not self.is_shortening and self._searching.does_not_fit(self.trials):
+            if not self.is_shortening and self.search.does_not_fit(self.trials):
                 self.is_shortening = True
                 self.hooks.on_note(
                     messages.longest_does_not_fit(self.lengths, self.device)
@@ -214,9 +236,9 @@ class Probing(ABC):
     def _replace_lost(self, turns: Turns) -> None:
         """Run smaller batches than those that the turns have shown to be too large, while time is left."""
         while (
-            (wanted := self._searching.propose(self.trials))
+            (wanted := self.search.propose(self.trials))
             and is_covered(wanted.shape, turns.confirmed)
-            and self.clock.leaves(seconds_of_a_trial(self.trials))
+            and self._leaves(self._trial_seconds())
         ):
             self._measure(wanted.shape, fresh=wanted.fresh)
 
@@ -237,15 +259,13 @@ class Probing(ABC):
         self._show_progress(ran.trial.shape, ran.trial)
 
     def _show_progress(self, shape: BatchShape, trial: Trial | None) -> None:
-        done, total = self._searching.progress(self.trials)
+        done, total = self.search.progress(self.trials)
         seconds_left = None
         if done:
             spent = sum(trial.elapsed_seconds for trial in self.trials)
             seconds_left = spent / done * (total - done)
             if not self.is_shortening:
-                seconds_left += self.clock.confirmation_seconds(
-                    self.trials, self.device
-                )
+                seconds_left += self._confirmation_seconds()
         self.hooks.on_progress(
             ProbeProgress(
                 shape=shape,
@@ -264,7 +284,7 @@ class Probing(ABC):
             return Turns()
         rounds = rounds_of(self.trials, self.device.limit_bytes)
         seconds = {
-            shape: SLOWER_IN_TURNS * self._batch_seconds(shape) for shape in shapes
+            shape: _SLOWER_IN_TURNS * self._batch_seconds(shape) for shape in shapes
         }
         left = shapes * rounds
         script = self.device.script
@@ -274,7 +294,7 @@ class Probing(ABC):
         total = len(left)
 
         def on_step(shape: BatchShape) -> bool:
-            if not self.clock.leaves(seconds[shape]):
+            if not self._leaves(seconds[shape]):
                 self.out_of_time = True
                 return False
             self.hooks.on_progress(
@@ -295,7 +315,7 @@ class Probing(ABC):
             self.measurer,
             list(left),
             on_step,
-            self._ends_turns,
+            self._all_shrink,
             self.device.accumulation,
         )
 
@@ -309,11 +329,20 @@ class Probing(ABC):
         _, seconds = min(containing, default=(0.0, 0.0))
         return seconds / self.device.accumulation
 
+    def _nothing_in_time(self) -> ProbeError:
+        """Return the error if the probe's time ended before anything passed."""
+        minutes = math.ceil(2 * self.start_seconds / 60 + 1)
+        to_tune = math.ceil(minutes / PROBE_SHARE)
+        return ProbeError(
+            "the time of --minutes ended before the first trial: a start takes "
+            f"{format_seconds(self.start_seconds)}, and proving what fits needs a second one",
+            f"Allow at least --minutes {minutes}, to tune {to_tune}, and more where steps are slow.",
+        )
+
     def _learn(self, turns: Turns) -> bool:
         """Take in what the turns showed; return whether anything must be measured again."""
         for failure in turns.failures:  # journalled as trials that rule the shapes out
-            trial = replace(
-                failure.trial,
+            kept = failure.with_trial(
                 index=len(self.trials),
                 steps=0,
                 peak_bytes=None,
@@ -323,20 +352,9 @@ class Probing(ABC):
                 confirmation=True,
                 shuffled=self._all_shrink(failure.trial),
             )
-            self._keep(replace(failure, trial=trial))
+            self._keep(kept)
         are_proven = self._takes_in(turns)
         some_failed = bool(turns.failures) or any(
             step.outcome == "oom" for step in turns.steps
         )
         return some_failed or not are_proven
-
-
-def nothing_in_time(clock: ProbeClock) -> ProbeError:
-    """Return the error if the probe's time ended before anything passed."""
-    minutes = math.ceil(2 * clock.start_seconds / 60 + 1)
-    to_tune = math.ceil(minutes / PROBE_SHARE)
-    return ProbeError(
-        f"the time of --minutes ended before the first trial: a start takes {format_seconds(clock.start_seconds)}, "
-        "and proving what fits needs a second one",
-        f"Allow at least --minutes {minutes}, to tune {to_tune}, and more where steps are slow.",
-    )

@@ -8,13 +8,13 @@ whatever a rank does to its device harms nothing here.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from batchtune.allocators import worker_variables
@@ -22,6 +22,7 @@ from batchtune.errors import ProbeError
 from batchtune.probe.nodes import listen, ports_hint
 from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import (
+    Describe,
     Identify,
     Launch,
     Launched,
@@ -58,12 +59,7 @@ _RANK_VARIABLES = {
 
 def work(channel: int) -> None:
     """Serve requests in a forked process."""
-    serve(
-        socket.socket(fileno=channel),
-        msgspec.json.Decoder[Request | Launch](Request | Launch).decode,
-        Gang().answer,
-    )
-    os._exit(0)
+    serve(channel, Request | Launch, Gang().answer)
 
 
 def main() -> None:
@@ -75,32 +71,49 @@ def main() -> None:
     torchrun(sys.argv[1:])
 
 
-class Gang:
-    """Ranks that torchrun started, and the answers to what is asked of all of them."""
+class Leader(ABC):
+    """Starts ranks, passes on what is asked of them, and makes one reply of theirs."""
 
     _ranks: Ranks
 
-    def answer(self, request: Request | Launch) -> Reply:
+    def answer(self, request: Request) -> Reply:
         """Pass a request on to all ranks, which the first one starts, and return one reply."""
         if isinstance(request, Identify):
             return Worker().answer(request)
-        if isinstance(request, Launch):
-            _launched(request)
-            return Launched()
-        assert isinstance(request, Prepare | RunTrial)
         started = time.monotonic()
-        timeout_seconds = request.timeout_seconds or 0.0
-        if isinstance(request, Prepare):
-            failed = self._start(request, timeout_seconds)
+        if isinstance(request, Prepare | Describe):
+            failed = self._start(request)
             if failed is not None:
                 return failed
         self._ranks.send(request)
         spent_seconds = time.monotonic() - started
-        replies = self._ranks.gather(timeout_seconds, spent_seconds)
+        replies = self._ranks.gather(request.timeout_seconds, spent_seconds)
+        return self._one_of(replies, request)
+
+    @abstractmethod
+    def _start(self, request: Prepare | Describe) -> Failed | None:
+        """Start the ranks, and wait until all have connected; return why they can't be started."""
+
+    def _one_of(
+        self, replies: Mapping[int, Reply], request: Prepare | Describe | RunTrial
+    ) -> Reply:
+        """Return one reply of those of the ranks."""
         return merged(replies, request, self._ranks.world_size)
 
-    def _start(self, request: Prepare, timeout_seconds: float) -> Failed | None:
-        """Start the ranks, and wait until all have connected; return why they can't be started."""
+
+class Gang(Leader):
+    """Ranks that torchrun started, and the answers to what is asked of all of them."""
+
+    def answer(self, request: Request | Launch) -> Reply:
+        """Start the ranks of a node other than node 0, or pass a request on to all ranks."""
+        if isinstance(request, Launch):
+            _launched(request)
+            return Launched()
+        return super().answer(request)
+
+    def _start(self, request: Prepare | Describe) -> Failed | None:
+        assert isinstance(request, Prepare)
+        timeout_seconds = request.timeout_seconds
         world_size = request.settings.world_size
         launch = request.launch
         if launch is None:

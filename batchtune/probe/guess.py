@@ -250,8 +250,15 @@ def _away_from_the_last(bracket: Bracket) -> int | None:
 
 def _padded_as_longer(known: Knowledge, bracket: Bracket) -> int | None:
     """Return the size with the padded length that passed at the next longer length: it needs no more memory."""
-    longer = known.largest_at_longer(bracket.anchor)
-    if longer is None:
-        return None
-    length, size = longer
-    return max(1, min(int(size * length / bracket.anchor.length), bracket.cap))
+    anchor = bracket.anchor
+    longer = [
+        other
+        for other in known.sizes
+        if other.length > anchor.length and anchor.is_within(other)
+    ]
+    for other in sorted(longer):
+        passed = known.bracket(other).passed
+        if passed:
+            size = int(passed * other.length / anchor.length)
+            return max(1, min(size, bracket.cap))
+    return None

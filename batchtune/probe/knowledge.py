@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.probe.bounds import Anchor, Bracket, Shapes, step_at
+from batchtune.probe.bounds import Anchor, Bracket, Shapes, is_covered, step_at
 from batchtune.probe.margin import Peaks
 from batchtune.probe.memory_fit import MemoryFit
 from batchtune.probe.outcomes import Outcomes
@@ -56,11 +56,12 @@ class Knowledge(Outcomes):
         )
         self.lengths = task.lengths
         self.settings = task.settings
-        self._sizes: dict[Anchor, list[int]] = defaultdict(list)
+        # Where a trial ran for more than its time → the batch sizes.
+        self.sizes: dict[Anchor, list[int]] = defaultdict(list)
         for trial in alone:
             if trial.outcome == "error" or (trial.timing and trial.outcome == "ok"):
                 continue
-            sizes = self._sizes[Anchor(trial.length, trial.target_length)]
+            sizes = self.sizes[Anchor(trial.length, trial.target_length)]
             if trial.batch_size not in sizes:
                 sizes.append(trial.batch_size)
         self._ran = Shapes(self.passed)
@@ -81,7 +82,7 @@ class Knowledge(Outcomes):
     @cached_property
     def brackets(self) -> dict[Anchor, Bracket]:
         """The bounds wherever a trial ran."""
-        return {anchor: self._bracket(anchor) for anchor in self._sizes}
+        return {anchor: self._bracket(anchor) for anchor in self.sizes}
 
     @cached_property
     def fit(self) -> MemoryFit:
@@ -101,7 +102,7 @@ class Knowledge(Outcomes):
     @property
     def anchors(self) -> list[Anchor]:
         """Where a largest batch size was searched: wherever a trial ran for more than its time."""
-        return list(self._sizes)
+        return list(self.sizes)
 
     def anchor(self, length: float) -> Anchor:
         """Return a length with the longest target at or below it."""
@@ -119,42 +120,24 @@ class Knowledge(Outcomes):
 
     # One shape
 
-    def to_retry(self, anchor: Anchor) -> int | None:
-        """Return a batch size here to try again in a fresh worker before its failure is believed.
-
-        See `needs_retry`.
-        """
-        for size in self._sizes.get(anchor, ()):
-            if self.needs_retry(anchor.shape(size)):
-                return size
-        return None
-
     def is_dominated(self, shape: BatchShape) -> bool:
         """Return whether a shape that contains this one passed."""
         return self._ran.exceeds(shape)
 
     # What they prove and rule out elsewhere
 
-    def proof(self, anchor: Anchor, batch_size: int) -> int | None:
-        """Return the index of the trial that proves this size here: the smallest proven shape that covers it."""
-        proofs = []
-        for shape in self.of_shape:
-            covers = shape.batch_size >= batch_size and anchor.is_within(
-                Anchor(shape.length, shape.target_length)
-            )
-            if covers and self.is_proven(shape):
-                proofs.append((shape.padded_length, self.passed_trial(shape).index))
-        if not proofs:
-            return None
-        _, index = min(proofs)
+    def proof(self, wanted: BatchShape) -> int | None:
+        """Return the index of the trial that proves a shape: of the smallest proven one that covers it."""
+        proofs = [
+            (shape.padded_length, self.passed_trial(shape).index)
+            for shape in self.of_shape
+            if is_covered(wanted, [shape]) and self.is_proven(shape)
+        ]
+        _, index = min(proofs, default=(0.0, None))
         return index
 
-    def proven_sizes(
-        self, lengths: FloatArray, targets: FloatArray | None = None
-    ) -> IntArray:
-        """Return the largest batch size proven at each length (and target), below any that failed, or 0; shape (n,)."""
-        if targets is None:
-            targets = np.zeros(lengths.shape)
+    def proven_sizes(self, lengths: FloatArray, targets: FloatArray) -> IntArray:
+        """Return the largest batch size proven at each length and target, below any that failed, or 0; shape (n,)."""
         below = Shapes(self.failures).smallest_below(lengths, targets)
         if not self.is_contradicted:
             return self._proven.largest_beyond(
@@ -171,7 +154,7 @@ class Knowledge(Outcomes):
             if wanted.is_within(anchor):
                 proven = [
                     size
-                    for size in self._sizes[anchor]
+                    for size in self.sizes[anchor]
                     if self.is_proven(anchor.shape(size))
                 ]
                 largest = max((size for size in proven if size < below), default=0)
@@ -203,12 +186,8 @@ class Knowledge(Outcomes):
         share = min(1.0, max(0.0, room / max(1, peak - rest)))
         return replace(shape, batch_size=max(1, int(shape.batch_size * share)))
 
-    def possible_sizes(
-        self, lengths: FloatArray, targets: FloatArray | None = None
-    ) -> FloatArray:
+    def possible_sizes(self, lengths: FloatArray, targets: FloatArray) -> FloatArray:
         """Return the largest batch size that may fit, by all that is known; arguments as in `proven_sizes`."""
-        if targets is None:
-            targets = np.zeros(lengths.shape)
         largest = self._out_of_reach.smallest_below(lengths, targets) - 1
         for anchor in self.anchors:
             bracket = self.bracket(anchor)
@@ -234,23 +213,10 @@ class Knowledge(Outcomes):
         return self.brackets.get(anchor) or self._bracket(anchor)
 
     def _bracket(self, anchor: Anchor) -> Bracket:
-        sizes = sorted(self._sizes.get(anchor, ()))
-        failures = {
-            size: self.failures[anchor.shape(size)]
-            for size in sizes
-            if anchor.shape(size) in self.failures
-        }
-        failed = min(failures, default=None)
-        ran = [
-            size
-            for size in sizes
-            if anchor.shape(size) in self.passed and (failed is None or size < failed)
-        ]
-        passed = max(
-            (size for size in ran if self.is_proven(anchor.shape(size))), default=0
-        )
-        peaks = [(size, self.peaks.highest(anchor.shape(size))) for size in ran]
-        given_up = sum(trial.confirmation for trial in failures.values())
+        sizes = sorted(self.sizes.get(anchor, ()))
+        tried = self.tried({size: anchor.shape(size) for size in sizes})
+        failed = tried.failed
+        ran = max(tried.ran, default=0)
         cap = self.cap(anchor)
         implied_low = self._proven.largest_beyond(
             *anchor.arrays, self._proven.elsewhere(anchor)
@@ -259,30 +225,29 @@ class Knowledge(Outcomes):
             *anchor.arrays, self._out_of_reach.elsewhere(anchor)
         )[0]
         scatter = 0.0
-        if ran and peaks[-1][1] is not None:
-            used = max(1, peaks[-1][1] - (self.peaks.rest_bytes or 0))
+        peak = dict(tried.peaks).get(ran)
+        if peak is not None:
+            used = max(1, peak - (self.peaks.rest_bytes or 0))
             scatter = min(_SCATTER, self.peaks.margin.spread_bytes / used)
         return Bracket(
             anchor=anchor,
             cap=cap,
-            passed=passed,
-            ran=max(ran, default=0),
-            over_margin=min((size for size in ran if size > passed), default=None),
+            passed=tried.passed,
+            ran=ran,
+            over_margin=tried.over_margin,
             failed=failed,
             failed_by=None
             if failed is None
-            else cast(ClosedBy, failures[failed].outcome),
-            flushed=failed is not None and failures[failed].flushed,
+            else cast(ClosedBy, tried.failures[failed].outcome),
+            flushed=failed is not None and tried.failures[failed].flushed,
             tried=len(sizes),
-            failures=len(failures),
-            given_up=given_up,
-            peaks=tuple(
-                (size, float(peak)) for size, peak in peaks if peak is not None
-            ),
+            failures=len(tried.failures),
+            given_up=tried.given_up,
+            peaks=tried.peaks,
             implied_low=0 if self.is_contradicted else min(int(implied_low), cap),
             implied_high=None if np.isinf(implied_high) else int(implied_high),
-            step=step_at(max(ran, default=failed or 1), max(self.tolerance, scatter))
-            << max(0, given_up - 1),
+            step=step_at(ran or failed or 1, max(self.tolerance, scatter))
+            << max(0, tried.given_up - 1),
             spread_bytes=self.peaks.margin.spread_bytes,
             is_blurred=2 * scatter > self.tolerance,
         )
@@ -296,23 +261,13 @@ class Knowledge(Outcomes):
                 and not failure.confirmation
                 and self.is_dominated(shape)
             ):
-                larger = [other for other in self.of_shape if other.contains(shape)]
-                first = next(other for other in larger if other in self.passed)
-                falls.append((shape, first))
+                larger = next(
+                    other
+                    for other in self.of_shape
+                    if other in self.passed and other.contains(shape)
+                )
+                falls.append((shape, larger))
         return falls
-
-    def largest_at_longer(self, anchor: Anchor) -> tuple[float, int] | None:
-        """Return the next longer length at which a batch is proven, and its size there; None without one."""
-        longer = [
-            other
-            for other in self._sizes
-            if other.length > anchor.length and anchor.is_within(other)
-        ]
-        for other in sorted(longer):
-            passed = self.bracket(other).passed
-            if passed:
-                return other.length, passed
-        return None
 
     def failures_left(self, anchor: Anchor) -> int:
         """Return how many more trials may fail here where failures are dear: 2 + log2(cap) less those that did."""
@@ -341,9 +296,18 @@ class Knowledge(Outcomes):
         step = max(bracket.step, self.fit.quantum(bracket.proven))
         is_end = self.is_end(bracket.anchor)
         if not is_end:
-            closed_by = self._closed_by_others(bracket, step)
-            if closed_by is not None:
-                return closed_by
+            # The proofs of longer lengths and the failures of shorter ones.
+            if bracket.proven >= bracket.cap:
+                return "data"
+            # The proof of a longer length may come within a step of the failure of a shorter one.
+            near = max(step, step_at(bracket.proven, self.tolerance))
+            if bracket.proven and bracket.nearest_beyond - bracket.proven <= near:
+                if (
+                    bracket.failed_by == "oom"
+                    and bracket.failed == bracket.nearest_beyond
+                ):
+                    return "oom"
+                return "memory"
         if bracket.passed == 0:
             # A single example that leaves no margin.
             at_an_end = (
@@ -381,15 +345,3 @@ class Knowledge(Outcomes):
         room = self.fit.room_bytes - peak
         used = peak - (self.peaks.rest_bytes or 0)
         return self.settings.failures_are_dear and room * bracket.passed < used * step
-
-    def _closed_by_others(self, bracket: Bracket, step: int) -> ClosedBy | None:
-        """Return what ends the search by the proofs of longer lengths and the failures of shorter ones."""
-        if bracket.proven >= bracket.cap:
-            return "data"
-        # The proof of a longer length may come within a step of the failure of a shorter one.
-        near = max(step, step_at(bracket.proven, self.tolerance))
-        if bracket.proven and bracket.nearest_beyond - bracket.proven <= near:
-            if bracket.failed_by == "oom" and bracket.failed == bracket.nearest_beyond:
-                return "oom"
-            return "memory"
-        return None

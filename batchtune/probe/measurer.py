@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from batchtune.errors import ProbeError
-from batchtune.probe.requests import Ran
+from batchtune.probe.requests import Ran, RunTrial
 from batchtune.results import BatchShape, Device
 
 
@@ -37,6 +37,12 @@ class Measurer(ABC):
         """
 
     @abstractmethod
+    def reply_to(self, request: RunTrial, *, fresh: bool = False) -> Ran:
+        """Run what is requested; if `fresh`, in a worker that has run nothing before.
+
+        If the worker dies or hangs, that is the trial's outcome (`crash`, `oom`, `timeout`). Raises as `start`.
+        """
+
     def measure(
         self,
         shape: BatchShape,
@@ -45,12 +51,10 @@ class Measurer(ABC):
         fresh: bool = False,
         timing: bool = False,
     ) -> Ran:
-        """Run one trial, the journal's entry `index`; if `fresh`, in a worker that has run nothing before.
+        """Run one trial, the journal's entry `index`; `fresh` as in `reply_to`."""
+        ran = self.reply_to(RunTrial(shape=shape, timing=timing), fresh=fresh)
+        return ran.with_trial(index=index, timing=timing)
 
-        If the worker dies or hangs, that is the trial's outcome (`crash`, `oom`, `timeout`). Raises as `start`.
-        """
-
-    @abstractmethod
     def step(
         self,
         shape: BatchShape,
@@ -63,6 +67,9 @@ class Measurer(ABC):
         An optimizer step that takes several batches has `others` after this one, or more like it; if it fails, the
         trial is that of the batch that failed.
         """
+        return self.reply_to(
+            RunTrial(shape=shape, others=tuple(others), single=True, release=release)
+        )
 
 
 def setup_exceeds_limit(workload: str, reason: str) -> ProbeError:

@@ -34,7 +34,16 @@ class MemoryFit:
         self._peaks = peaks
         self._brackets = brackets
         self._limit_bytes = peaks.limit_bytes
-        self.model = _fitted(peaks, passed)
+        shapes = [shape for shape in passed if peaks.highest(shape) is not None]
+        targets = [shape.target_length or 0.0 for shape in shapes]
+        has_targets = any(shape.target_length is not None for shape in shapes)
+        self.model = fit_cost(
+            [shape.batch_size for shape in shapes],
+            [shape.length for shape in shapes],
+            [float(peaks.highest(shape) or 0) for shape in shapes],
+            targets if has_targets else None,
+        )
+        """The model of peak memory, fitted to every shape that passed; None if they are too few."""
         # Far off, so that a length's own peaks are trusted more.
         self.is_misfit = self.model is not None and self.model.relative_error > 0.02
 
@@ -267,15 +276,3 @@ class MemoryFit:
             return []
         quantum = math.gcd(*single)
         return [size for size, distance in distances if distance <= quantum]
-
-
-def _fitted(peaks: Peaks, passed: Sequence[BatchShape]) -> CostModel | None:
-    """Return the model of peak memory, fitted to every shape that passed; None if they are too few."""
-    shapes = [shape for shape in passed if peaks.highest(shape) is not None]
-    targets = [shape.target_length or 0.0 for shape in shapes]
-    return fit_cost(
-        [shape.batch_size for shape in shapes],
-        [shape.length for shape in shapes],
-        [float(peaks.highest(shape) or 0) for shape in shapes],
-        targets if any(shape.target_length is not None for shape in shapes) else None,
-    )

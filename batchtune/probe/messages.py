@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from batchtune.allocators import NATIVE
 from batchtune.buckets.advice import workload_unit_hint
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.confirmation import Turns, error_in_turns, rounds_of
+from batchtune.probe.confirmation import Turns, error_in_turns
+from batchtune.probe.margin import Peaks
 from batchtune.probe.measurer import Measurer
 from batchtune.probe.nodes import Nodes
 from batchtune.probe.requests import Ran
@@ -42,12 +42,6 @@ _ASKED_FOR_BYTES = re.compile(r"tried to allocate (\d+) bytes")
 # together are below the other part: what is left may be in pieces.
 _HALF_FREE = 0.5
 _IN_ONE_PIECE = 0.95
-
-SLOWER_IN_TURNS = 1.25
-"""A step among other shapes, with its batch, may take so many times as long as in its trial."""
-
-# The next trial may take as long as the longest of this many recent ones.
-_RECENT = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,48 +82,6 @@ class ProbeHooks:
     measurer: Measurer | None = None
     nodes: Nodes | None = None
     goes_on: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeClock:
-    """How long a worker takes to start, and when the probe must end, on the monotonic clock; None: when it is done."""
-
-    start_seconds: float
-    deadline: float | None
-
-    @classmethod
-    def since(cls, started: float, minutes: float | None) -> ProbeClock:
-        """Return the clock of a probe whose worker began to start then, and that ends so many minutes later."""
-        deadline = None
-        if minutes is not None:
-            deadline = started + 60 * minutes
-        return cls(time.monotonic() - started, deadline)
-
-    def leaves(self, seconds: float) -> bool:
-        """Return whether so many seconds are left."""
-        return self.deadline is None or time.monotonic() + seconds <= self.deadline
-
-    def leaves_a_trial(self, trials: Sequence[Trial], device: Device) -> bool:
-        """Return whether time is left for a trial, to confirm what is known then, and to replace what fails there."""
-        return self.leaves(
-            2 * seconds_of_a_trial(trials) + self.confirmation_seconds(trials, device)
-        )
-
-    def confirmation_seconds(self, trials: Sequence[Trial], device: Device) -> float:
-        """Return about how long the confirmation will take: a batch of each length, by the longest of its trials."""
-        longest: dict[tuple[float, float | None], float] = {}
-        for trial in trials:
-            length = (trial.length, trial.target_length)
-            longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
-        rounds = rounds_of(trials, device.limit_bytes)
-        seconds = sum(longest.values()) / device.accumulation
-        return self.start_seconds + SLOWER_IN_TURNS * rounds * seconds
-
-
-def seconds_of_a_trial(trials: Sequence[Trial]) -> float:
-    """Return how long a trial takes, as long as the recent ones; 0 before any."""
-    recent = [trial.elapsed_seconds for trial in trials[-_RECENT:]]
-    return max(recent, default=0.0)
 
 
 class NothingFits(ProbeError):
@@ -203,63 +155,55 @@ class TooLong(ProbeError):
     ) -> None:
         self.fitting_length = fitting_length
         self.too_long = lengths.count - lengths.histogram.count_up_to(fitting_length)
+        or_cut = ""
+        if trial.sequences is not None:
+            or_cut = (
+                f"cut them with --truncate {fitting_length:g} if your training does, "
+            )
         super().__init__(
             f"the longest example ({format_length(lengths.longest, lengths.unit)}) does not fit within "
             f"{format_size(limit_bytes)}, even alone: {self.too_long:,} of {counted(lengths.count, 'example')} exceed "
             f"{format_length(fitting_length, lengths.unit)}, the longest that fits"
             f"{_although_free(trial, limit_bytes)} ({trial.error or trial.outcome})",
             f"{_unit_hint(lengths, workload)}Leave them out with --max-length {fitting_length!r}, "
-            f"{_or_cut(trial, fitting_length)}{_GIVE_MORE}; {_START_OVER}.",
+            f"{or_cut}{_GIVE_MORE}; {_START_OVER}.",
         )
 
 
-def _or_cut(trial: Trial, fitting_length: float) -> str:
-    if trial.sequences is None:
-        return ""
-    return f"cut them with --truncate {fitting_length:g} if your training does, "
+def least_budget_fails(lengths: Lengths, limit_bytes: int, trial: Trial) -> ProbeError:
+    """Return the error if the longest sequence fits alone, but not as many tokens in others, as the trial shows."""
+    why = trial.error or "it leaves too little free for the spread of its peaks"
+    return ProbeError(
+        f"no token budget fits within {format_size(limit_bytes)}: it must hold the longest sequence "
+        f"({format_length(lengths.longest, lengths.unit)}), but {trial.shape} do not fit ({why})",
+        f"Leave out long sequences with --max-length, or short ones with --min-length, {_GIVE_MORE}; "
+        f"{_START_OVER}.",
+    )
 
 
-class LeastBudgetFails(ProbeError):
-    """The longest sequence fits alone, but not as many tokens in other sequences; `trial` shows it."""
+def pads_though(workload: str, trials: Iterable[Trial]) -> WorkloadError:
+    """Return the error for a workload that packs by its word, and takes as much for short sequences as for long ones.
 
-    def __init__(self, lengths: Lengths, limit_bytes: int, trial: Trial) -> None:
-        why = trial.error or "it leaves too little free for the spread of its peaks"
-        super().__init__(
-            f"no token budget fits within {format_size(limit_bytes)}: it must hold the longest sequence "
-            f"({format_length(lengths.longest, lengths.unit)}), but {trial.shape} do not fit ({why})",
-            f"Leave out long sequences with --max-length, or short ones with --min-length, {_GIVE_MORE}; "
-            f"{_START_OVER}.",
-        )
-
-
-class PadsThough(WorkloadError):
-    """A workload says that it packs, but one long sequence with short ones takes as much as several long ones.
-
-    `trials` are of the longest sequence, of several of them, and of one with as many of the shortest.
+    The trials are of the longest sequence, of several of them, and of one with as many of the shortest.
     """
-
-    def __init__(self, workload: str, trials: Sequence[Trial]) -> None:
-        took = [
-            f"{trial.shape} took {format_size(trial.peak_bytes or 0)}"
-            for trial in trials
-        ]
-        super().__init__(
-            f"{workload} has packed = True, but its memory is that of padded batches: {took[0]}, {took[1]}, and "
-            f"{took[2]}",
-            "Does make_batch() pad? It must put the sequences of shape.sequences into one row, one after the other. If "
-            f"your training pads, leave out packed = True; {_START_OVER}.",
-        )
+    took = [
+        f"{trial.shape} took {format_size(trial.peak_bytes or 0)}" for trial in trials
+    ]
+    return WorkloadError(
+        f"{workload} has packed = True, but its memory is that of padded batches: {took[0]}, {took[1]}, and "
+        f"{took[2]}",
+        "Does make_batch() pad? It must put the sequences of shape.sequences into one row, one after the other. If "
+        f"your training pads, leave out packed = True; {_START_OVER}.",
+    )
 
 
-class SingleFails(WorkloadError):
-    """A batch of one example fails, but not for lack of memory."""
-
-    def __init__(self, workload: str, trial: Trial) -> None:
-        super().__init__(
-            _failed(workload, Ran(trial=trial)),
-            "It did not run out of memory: the probe stops. Fix it, or if it only takes long, allow more with "
-            f"--trial-timeout; {_START_OVER}.",
-        )
+def single_fails(workload: str, trial: Trial) -> WorkloadError:
+    """Return the error for a batch of one example that fails, but not for lack of memory."""
+    return WorkloadError(
+        failed_in(workload, Ran(trial=trial)),
+        "It did not run out of memory: the probe stops. Fix it, or if it only takes long, allow more with "
+        f"--trial-timeout; {_START_OVER}.",
+    )
 
 
 class IgnoresShape(WorkloadError):
@@ -268,7 +212,10 @@ class IgnoresShape(WorkloadError):
     def __init__(self, lengths: Lengths, workload: str, equal: Sequence[Trial]) -> None:
         batches = []
         for trial in equal:
-            shape = _described(trial.shape, lengths)
+            shape = str(trial.shape)
+            if trial.sequences is None:
+                length = format_length(trial.length, lengths.unit)
+                shape = f"{trial.batch_size:,} × {length}"
             seconds = format_seconds(trial.step_seconds or 0)
             batches.append(
                 f"{shape} took {format_size(trial.peak_bytes or 0)} and {seconds}"
@@ -282,21 +229,16 @@ class IgnoresShape(WorkloadError):
         )
 
 
-def _described(shape: BatchShape, lengths: Lengths) -> str:
-    if shape.sequences is not None:
-        return str(shape)
-    return f"{shape.batch_size:,} × {format_length(shape.length, lengths.unit)}"
-
-
 def workload_error(workload: str, ran: Ran) -> WorkloadError:
     """Return the error for a trial that failed with the workload's own error."""
     hint = "It did not run out of memory: the probe stops. Fix it and run the same command again; the trials so far "
     return WorkloadError(
-        _failed(workload, ran), ran.hint or f"{hint}are kept.", ran.traceback
+        failed_in(workload, ran), ran.hint or f"{hint}are kept.", ran.traceback
     )
 
 
-def _failed(workload: str, ran: Ran) -> str:
+def failed_in(workload: str, ran: Ran) -> str:
+    """Describe a failure of the workload."""
     return f"{workload} failed in its {ran.stage or 'step'}, with a batch of {ran.trial.shape}: {ran.trial.error}"
 
 
@@ -328,14 +270,14 @@ def _last_failure(turns: Turns) -> Trial | None:
 
 
 def longest_not_proven(
-    lengths: Lengths, proven: float, device: Device, margin: Margin | None
+    lengths: Lengths, proven: float, device: Device, peaks: Peaks
 ) -> ProbeError:
     """Return the error if no batch of the longest example leaves the margin free; `proven` is the longest that does."""
     longer = lengths.count - lengths.histogram.count_up_to(proven)
     why = "some batch with it failed interleaved with the others"
-    if margin is not None:
-        free = f"{format_size(margin.bytes)} of {format_size(device.limit_bytes)}"
-        why = f"it leaves less than {free} free. {_reason(margin)}"
+    if peaks.are_known:
+        free = f"{format_size(peaks.margin.bytes)} of {format_size(device.limit_bytes)}"
+        why = f"it leaves less than {free} free. {_reason(peaks.margin)}"
     return ProbeError(
         f"the longest example ({format_length(lengths.longest, lengths.unit)}) is not proven to fit, even alone: {why}",
         f"Leave out the {counted(longer, 'example')} longer than {format_length(proven, lengths.unit)} with "

@@ -1,4 +1,4 @@
-"""Several nodes: node 0 searches, and an agent on each other one (`probe.agent`) starts and ends its ranks on command.
+"""Several nodes: node 0 searches, and an agent on each other one starts and ends its ranks on command.
 
 Each agent holds a connection to node 0, on the port after that of the rendezvous. It begins with a `Greeting`; then it
 hears `Start`, `End` (which it answers with `Ended`) and at last `Done`. The ranks' leader, on the port after that, is
@@ -7,29 +7,40 @@ another process after each failure.
 
 from __future__ import annotations
 
-import hmac
+import contextlib
 import socket
 import time
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from batchtune.allocators import Choice
 from batchtune.errors import BatchtuneError, ProbeError
-from batchtune.probe.requests import Launch
+from batchtune.probe.requests import Launch, Launched, Start, worker_program
 from batchtune.processes.nursery import ready
-from batchtune.processes.worker import Connection, Entrance, Message
+from batchtune.processes.worker import (
+    Connection,
+    Entrance,
+    Introduction,
+    Message,
+    Nursery,
+    WorkerLost,
+    tail,
+)
 from batchtune.results import MALFORMED
 from batchtune.units import format_seconds
 
 _POLL_SECONDS = 0.2
+_CONNECTING_POLL_SECONDS = 0.5
+_STARTING_SECONDS = 60.0
+_SHOWN_LINES = 12  # of what an agent's ranks printed last
 # How long an agent may take to end its ranks.
 _ENDING_SECONDS = 90.0
 # After this long without a sign of the other machine, three more signs are waited for.
 _QUIET_SECONDS = 30
 
 
-class Greeting(Message, frozen=True):
+class Greeting(Introduction, frozen=True):
     """What an agent says first.
 
     Attributes:
@@ -37,18 +48,9 @@ class Greeting(Message, frozen=True):
         facts: What must be the same on all nodes, by name.
     """
 
-    token: str
     node_rank: int
     host: str
     facts: dict[str, str]
-
-
-class Start(Message, frozen=True):
-    """Tells an agent to start its ranks."""
-
-    rdzv_id: str
-    token: str
-    allocator: Choice
 
 
 class End(Message, frozen=True):
@@ -68,8 +70,7 @@ class Done(Message, frozen=True):
     hint: str | None = None
 
 
-_decode_greeting = msgspec.json.Decoder(Greeting).decode
-_decode_ended = msgspec.json.Decoder(Ended).decode
+_decode = msgspec.json.Decoder[Start | End | Done](Start | End | Done).decode
 
 
 class Nodes:
@@ -89,7 +90,7 @@ class Nodes:
         self.last_words: list[str] = []
         for port in (launch.port, launch.leader_port):
             listen(launch, port).close()
-        self._listener = listen(launch, control_port(launch))
+        self._listener = listen(launch, launch.control_port)
 
     def __enter__(self) -> Nodes:
         return self
@@ -119,7 +120,7 @@ class Nodes:
                 launch = self._launch
                 raise ProbeError(
                     f"no sign of node {', '.join(map(str, missing))} of {launch.nnodes} within "
-                    f"{format_seconds(timeout_seconds)} at {launch.host}:{control_port(launch)}",
+                    f"{format_seconds(timeout_seconds)} at {launch.host}:{launch.control_port}",
                     f"Start the same command on every node. {ports_hint(launch)} "
                     "--setup-timeout SECONDS waits longer.",
                 )
@@ -141,24 +142,22 @@ class Nodes:
 
     def _welcome(self, agent: Connection) -> bool:
         """Keep the connection of an agent; return whether it is one. Raises ProbeError if its node differs."""
-        try:
-            greeting = _decode_greeting(agent.line() or b"")
-        except MALFORMED:
+        greeting = agent.introduction(Greeting, self._own.token)
+        if greeting is None:
             return False
         rank = greeting.node_rank
-        is_ours = hmac.compare_digest(greeting.token.encode(), self._own.token.encode())
-        if not is_ours or not 1 <= rank < self._launch.nnodes:
+        if not 1 <= rank < self._launch.nnodes:
             return False
         difference = _difference(greeting, self._own)
         if rank not in self._missing():
-            difference = (
+            difference = ProbeError(
                 f"both {self._hosts[rank]} and {greeting.host} say that they are node {rank}",
                 "Give each node its own --node-rank.",
             )
         if difference is not None:
-            agent.send(Done(error=difference[0], hint=difference[1]))
+            agent.send(Done(error=difference.message, hint=difference.hint))
             agent.channel.close()
-            raise ProbeError(*difference)
+            raise difference
         keep_alive(agent.channel)
         self._agents[rank] = agent
         self._hosts[rank] = greeting.host
@@ -166,18 +165,10 @@ class Nodes:
 
     def start(self, allocator: Choice) -> Launch:
         """Start the ranks of the other nodes; return how to start those of node 0. Raises ProbeError as `check`."""
-        launch = Launch(nproc_per_node=self._launch.nproc_per_node)
-        launch = replace(
-            self._launch,
-            rdzv_id=launch.rdzv_id,
-            token=launch.token,
-            allocator=allocator,
-        )
+        start = Start(allocator=allocator)
+        launch = replace(self._launch, **asdict(start))
         self._has_started = True
         for rank, agent in self._agents.items():
-            start = Start(
-                rdzv_id=launch.rdzv_id, token=launch.token, allocator=allocator
-            )
             agent.send(start)
             if has_closed(agent):
                 self._lost.append(rank)
@@ -196,7 +187,7 @@ class Nodes:
         for rank, agent in self._agents.items():
             line = agent.wait_for_line(deadline)
             try:
-                output = _decode_ended(line or b"").output
+                output = msgspec.json.decode(line or b"", type=Ended).output
             except MALFORMED:
                 self._lost.append(rank)
                 continue
@@ -215,11 +206,6 @@ class Nodes:
             "Its output there may say why. The same command on all nodes goes on from here; what ran just now is not "
             "counted.",
         )
-
-
-def control_port(launch: Launch) -> int:
-    """Return the port of node 0 that agents connect to."""
-    return launch.port + 1
 
 
 def ports_hint(launch: Launch) -> str:
@@ -255,8 +241,8 @@ def keep_alive(channel: socket.socket) -> None:
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
-def _difference(greeting: Greeting, own: Greeting) -> tuple[str, str] | None:
-    """Return an error and a hint if a node differs in what must be the same on all."""
+def _difference(greeting: Greeting, own: Greeting) -> ProbeError | None:
+    """Return the error if a node differs in what must be the same on all."""
     differing = [
         f"{name} is {greeting.facts.get(name, 'unknown')} there, {value} on node 0 ({own.host})"
         for name, value in own.facts.items()
@@ -264,7 +250,84 @@ def _difference(greeting: Greeting, own: Greeting) -> tuple[str, str] | None:
     ]
     if not differing:
         return None
-    return (
+    return ProbeError(
         f"node {greeting.node_rank} ({greeting.host}) differs: {'; '.join(differing)}",
         "Start the same command on all nodes, with the same versions and the same workload file.",
     )
+
+
+# The other side: the agent
+
+
+def serve_node_0(launch: Launch, greeting: Greeting, timeout_seconds: float) -> None:
+    """Do what node 0 says until it is done.
+
+    Raises ProbeError if node 0 does not answer in time, ends without a word, or has failed itself.
+    """
+    node_0 = _connected(launch, timeout_seconds)
+    node_0.send(greeting)
+    nursery = Nursery(*worker_program(ranks=True))
+    has_ranks = False
+    try:
+        while True:
+            message = _heard(node_0, launch)
+            if isinstance(message, Done):
+                break
+            if has_ranks:
+                nursery.end_worker()
+                has_ranks = False
+            if isinstance(message, End):
+                node_0.send(Ended(output=tail(nursery.output(), _SHOWN_LINES)))
+                continue
+            nursery.start_worker()
+            has_ranks = True
+            request = replace(launch, **asdict(message))
+            with contextlib.suppress(WorkerLost):  # its ranks do not come to node 0
+                nursery.ask(request, (Launched,), _STARTING_SECONDS)
+    finally:
+        if has_ranks:
+            nursery.end_worker()
+        nursery.close()
+        node_0.channel.close()
+    if message.error is not None:
+        raise ProbeError(f"node 0 has ended: {message.error}", message.hint)
+
+
+def _connected(launch: Launch, timeout_seconds: float) -> Connection:
+    """Connect to node 0, which may start later. Raises ProbeError if it does not answer in time."""
+    deadline = time.monotonic() + timeout_seconds
+    port = launch.control_port
+    while True:
+        try:
+            channel = socket.create_connection((launch.host, port), timeout_seconds)
+            break
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(_CONNECTING_POLL_SECONDS)
+                continue
+            raise ProbeError(
+                f"node 0 does not answer at {launch.host}:{port} within {format_seconds(timeout_seconds)} ({error})",
+                f"Start the same command there, as node 0. {ports_hint(launch)} --setup-timeout SECONDS waits longer.",
+            ) from error
+    channel.settimeout(None)
+    keep_alive(channel)
+    return Connection(channel)
+
+
+def _heard(node_0: Connection, launch: Launch) -> Start | End | Done:
+    """Return what node 0 says next. Raises ProbeError if it has gone."""
+    line = node_0.wait_for_line(None)
+    where = f"node 0 ({launch.host}:{launch.control_port})"
+    if line is None:
+        raise ProbeError(
+            f"{where} has closed the connection: it ended, or was killed",
+            "Its own output may say why. If it goes on waiting: BATCHTUNE_NODES_TOKEN must be the same on all nodes.",
+        )
+    try:
+        message: Start | End | Done = _decode(line)
+    except MALFORMED as error:
+        raise ProbeError(
+            f"what answers in place of {where} is not batchtune",
+            "Give another port with --rdzv-endpoint.",
+        ) from error
+    return message

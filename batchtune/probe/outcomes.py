@@ -6,14 +6,37 @@ A crash, or an out-of-memory error below a size that passed, needs a second tria
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from batchtune.probe.bounds import is_covered
 from batchtune.probe.margin import Peaks
 from batchtune.results import BatchShape, Trial
+
+
+class Tried(NamedTuple):
+    """What the trials of a row of shapes showed: of the batch sizes at a length, or of the tokens of a composition.
+
+    Attributes:
+        failures: Size → the trial that rules it out.
+        failed: The smallest of them.
+        ran: The sizes that ran at all, below any that failed, ascending.
+        passed: The largest of these that is proven, or 0.
+        over_margin: The smallest above that one, which ran but leaves no margin.
+        peaks: (size, peak bytes) of those that ran.
+        given_up: How many failed in turns after they had passed alone.
+    """
+
+    failures: dict[int, Trial]
+    failed: int | None
+    ran: list[int]
+    passed: int
+    over_margin: int | None
+    peaks: tuple[tuple[int, float], ...]
+    given_up: int
 
 
 class Outcomes:
@@ -33,10 +56,12 @@ class Outcomes:
         self.peaks = peaks
         self.confirmed = confirmed
         self.of_shape: dict[BatchShape, list[Trial]] = defaultdict(list)
+        self.passed: set[BatchShape] = set()
         for trial in trials:
             if trial.outcome != "error":  # the workload's own, fixed since
                 self.of_shape[trial.shape].append(trial)
-        self.passed = {shape for shape in self.of_shape if self.passes(shape)}
+            if trial.outcome == "ok":
+                self.passed.add(trial.shape)
 
     @cached_property
     def failures(self) -> dict[BatchShape, Trial]:
@@ -47,14 +72,6 @@ class Outcomes:
             if failure is not None:
                 failures[shape] = failure
         return failures
-
-    def tried(self, shape: BatchShape) -> int:
-        """Return how many trials a shape had."""
-        return len(self.of_shape.get(shape, ()))
-
-    def passes(self, shape: BatchShape) -> bool:
-        """Return whether a trial of a shape passed."""
-        return any(trial.outcome == "ok" for trial in self.of_shape.get(shape, ()))
 
     def passed_trial(self, shape: BatchShape) -> Trial:
         """Return the first trial of a shape that passed."""
@@ -103,6 +120,39 @@ class Outcomes:
         if len(faults) > 1:
             return faults[-1]
         return None
+
+    def tried(
+        self, shapes: Mapping[int, BatchShape], *, beyond: int | None = None
+    ) -> Tried:
+        """Return what the trials of these shapes showed, given by size, ascending.
+
+        Where none has failed, the size `beyond` is taken to have.
+        """
+        failures = {
+            size: self.failures[shape]
+            for size, shape in shapes.items()
+            if shape in self.failures
+        }
+        failed = min(failures, default=beyond)
+        ran = [
+            size
+            for size, shape in shapes.items()
+            if shape in self.passed and (failed is None or size < failed)
+        ]
+        proven = [size for size in ran if self.is_proven(shapes[size])]
+        passed = max(proven, default=0)
+        peaks = [(size, self.peaks.highest(shapes[size])) for size in ran]
+        return Tried(
+            failures=failures,
+            failed=failed,
+            ran=ran,
+            passed=passed,
+            over_margin=min((size for size in ran if size > passed), default=None),
+            peaks=tuple(
+                (size, float(peak)) for size, peak in peaks if peak is not None
+            ),
+            given_up=sum(trial.confirmation for trial in failures.values()),
+        )
 
     def needs_retry(self, shape: BatchShape) -> bool:
         """Return whether a shape must be tried again in a fresh worker before its failure is believed.

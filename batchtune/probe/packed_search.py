@@ -31,8 +31,8 @@ from batchtune.probe.compositions import (
 from batchtune.probe.margin import Peaks
 from batchtune.probe.messages import (
     IgnoresShape,
-    LeastBudgetFails,
-    PadsThough,
+    least_budget_fails,
+    pads_though,
 )
 from batchtune.probe.outcomes import Outcomes
 from batchtune.probe.search import NextTrial, are_alike, longest_that_fits
@@ -246,38 +246,22 @@ class PackedKnowledge(Outcomes):
         return {tokens: shape(name, tokens) for tokens in self.budgets}
 
     def _bracket(self, name: Composition) -> TokenBracket:
-        shapes = self.shapes_of(name)
-        failures = {
-            tokens: self.failures[shape]
-            for tokens, shape in shapes.items()
-            if shape in self.failures
-        }
-        failed = min(failures, default=self.task.cap + 1)
-        ran = [
-            tokens
-            for tokens, shape in shapes.items()
-            if shape in self.passed and tokens < failed
-        ]
-        low = max(
-            (tokens for tokens in ran if self.is_proven(shapes[tokens])), default=0
-        )
-        high = min([failed, *(tokens for tokens in ran if tokens > low)])
+        cap = self.task.cap
+        tried = self.tried(self.shapes_of(name), beyond=cap + 1)
+        failed = tried.failed or cap + 1
+        high = min(failed, tried.over_margin or failed)
         high_by: ClosedBy = "memory"
-        if high in failures:
-            high_by = cast(ClosedBy, failures[high].outcome)
-        given_up = sum(trial.confirmation for trial in failures.values())
-        peaks = [(tokens, self.peaks.highest(shapes[tokens])) for tokens in ran]
-        step = step_at(low or high, self.task.settings.tolerance)
+        if high in tried.failures:
+            high_by = cast(ClosedBy, tried.failures[high].outcome)
+        step = step_at(tried.passed or high, self.task.settings.tolerance)
         return TokenBracket(
             composition=name,
-            low=low,
+            low=tried.passed,
             high=high,
             high_by=high_by,
-            ran=tuple(
-                (tokens, float(peak)) for tokens, peak in peaks if peak is not None
-            ),
-            failures=len(failures),
-            step=step << max(0, given_up - 1),
+            ran=tried.peaks,
+            failures=len(tried.failures),
+            step=step << max(0, tried.given_up - 1),
         )
 
     # What the peaks say
@@ -288,7 +272,8 @@ class PackedKnowledge(Outcomes):
         return float(self.task.limit_bytes - self.peaks.margin.bytes)
 
     @cached_property
-    def _measured(self) -> tuple[list[BatchShape], list[float]]:
+    def measured(self) -> tuple[list[BatchShape], list[float]]:
+        """The batches that passed, and their peaks in bytes."""
         shapes = []
         peaks = []
         for shape in self.of_shape:
@@ -303,13 +288,8 @@ class PackedKnowledge(Outcomes):
         """Whether the law misses its trials, or there is nothing to fit: nothing failed, and all took equal memory."""
         if self.law is not None and self.law.error > _MISFIT:
             return True
-        _, peaks = self._measured
+        _, peaks = self.measured
         return not self.failures and max(peaks) - min(peaks) <= self.peaks.margin.bytes
-
-    @property
-    def peak_model(self) -> PackedModel | None:
-        """The model of peak memory, fitted to all that passed."""
-        return fit_packed(*self._measured)
 
     @property
     def time_model(self) -> PackedModel | None:
@@ -326,7 +306,7 @@ class PackedKnowledge(Outcomes):
     @cached_property
     def law(self) -> _Law | None:
         """The law of memory, by all that passed; None if only one composition did, which can't tell its terms apart."""
-        shapes, peaks = self._measured
+        shapes, peaks = self.measured
         if set(shapes) <= set(self.shapes_of("longest").values()):
             return None
         return _Law.of(
@@ -496,8 +476,8 @@ class PackedSearch:
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
         """Return what to try next, or None if all is known.
 
-        Raises what `FrontierSearch.propose` does, LeastBudgetFails if the longest sequence fits but not as many tokens
-        of others, or PadsThough if the workload pads its batches.
+        Raises what `FrontierSearch.propose` does, ProbeError if the longest sequence fits but not as many tokens
+        of others, or WorkloadError if the workload pads its batches.
         """
         known = self.known(trials)
         task = self.task
@@ -507,16 +487,15 @@ class PackedSearch:
                 self._lengths,
                 lambda length: BatchShape.packed([int(length)]),
                 task.settings.workload,
-                task.limit_bytes,
             )
         for shape in known.of_shape:
             if known.needs_retry(shape):
                 return NextTrial(shape, fresh=True)
-        if not known.passes(self._first):
+        if self._first not in known.passed:
             return NextTrial(self._first)
         wanted = self._contrast(known) or self._at_the_limit(known)
         # A batch that was tried shows nothing new: the search must not go in circles.
-        if wanted is None or known.tried(wanted):
+        if wanted is None or wanted in known.of_shape:
             return None
         return NextTrial(wanted)
 
@@ -525,7 +504,7 @@ class PackedSearch:
 
         The same tokens, half of them in the shortest sequences, tell the cost of a sequence. If they take far more than
         all in the longest ones, the workload may pad: then one of the longest with a few of the shortest takes as much
-        as a few of the longest. Raises PadsThough if it does.
+        as a few of the longest. Raises WorkloadError if it does.
         """
         bracket = known.brackets["longest"]
         least = _CONTRAST * self._least
@@ -536,7 +515,7 @@ class PackedSearch:
         compositions = self.task.compositions
         longest = compositions.shape("longest", tokens)
         halves = compositions.shape("halves", tokens)
-        if not known.tried(halves):
+        if halves not in known.of_shape:
             return halves
         first = known.peaks.highest(self._first) or 0
         grown = (known.peaks.highest(longest) or 0) - first
@@ -547,12 +526,12 @@ class PackedSearch:
         tells = 2 * (alike.tokens - self._least) < tokens - self._least
         if excess < _SUSPICIOUS * grown or not tells:
             return None
-        if not known.tried(alike):
+        if alike not in known.of_shape:
             return alike
         grown_alike = (known.peaks.highest(alike) or 0) - first
         if grown_alike > _AS_PADDED * grown:
             trials = map(known.passed_trial, (self._first, longest, alike))
-            raise PadsThough(self.task.settings.workload, list(trials))
+            raise pads_though(self.task.settings.workload, trials)
         return None
 
     def _at_the_limit(self, known: PackedKnowledge) -> BatchShape | None:
@@ -636,7 +615,7 @@ class PackedSearch:
         for bracket in known.brackets.values():
             if bracket.high <= self._least:
                 shape = self.task.compositions.shape(bracket.composition, self._least)
-                raise LeastBudgetFails(
+                raise least_budget_fails(
                     self._lengths,
                     self.task.limit_bytes,
                     known.failures.get(shape) or known.passed_trial(shape),
@@ -650,7 +629,7 @@ class PackedSearch:
         largest = self.task.compositions.shape("longest", self.task.cap)
         ratio = self.task.cap / self._least
         shapes = (self._first, largest)
-        if not are_alike(known, shapes, ratio, known.peaks):
+        if not are_alike(known, shapes, ratio):
             return None
         return IgnoresShape(
             self._lengths,

@@ -109,6 +109,8 @@ class TrainingCheck:
 
     def has_changed(self) -> bool | None:
         """Return whether a parameter has changed by now; None if that is not known, or not known yet."""
+        import torch
+
         if self._has_changed:
             return True
         sums = []
@@ -122,7 +124,7 @@ class TrainingCheck:
             # There may be no memory left, or a tensor of a kind that has no sum.
             with contextlib.suppress(Exception):
                 if _is_held(parameter):
-                    sums.append(_sum(parameter))
+                    sums.append(float(own_part(parameter).sum(dtype=torch.float64)))
         # Without any, all were made in a step.
         if not sums or len(sums) < len(self._before):
             return None
@@ -131,9 +133,3 @@ class TrainingCheck:
             return None
         self._has_changed = sums != self._sums
         return self._has_changed
-
-
-def _sum(parameter: torch.Tensor) -> float:
-    import torch
-
-    return float(own_part(parameter).sum(dtype=torch.float64))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from msgspec import structs
+import numpy as np
 from msgspec.structs import replace
 
 from batchtune.epochs.measured_costs import Frontier, largest_max_batch_length
+from batchtune.epochs.packed_model import fit_packed
 from batchtune.epochs.recorded import add_recorded_ooms
 from batchtune.epochs.step_times import StepTimes
-from batchtune.errors import ResultError
+from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
 from batchtune.probe import messages
-from batchtune.probe.confirmation import Turns, in_turns
-from batchtune.probe.flow import Probing, nothing_in_time
-from batchtune.probe.messages import ProbeClock, ProbeHooks
-from batchtune.probe.packed import PackedProbing, check_packed, refuse_other_kind
+from batchtune.probe.compositions import COMPOSITIONS
+from batchtune.probe.confirmation import Turns, alternating, in_turns
+from batchtune.probe.flow import Probing
+from batchtune.probe.messages import ProbeHooks
+from batchtune.probe.packed_search import PackedSearch
 from batchtune.probe.refining import Refinement, with_typical_targets
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import (
@@ -32,14 +34,17 @@ from batchtune.probe.supervisor import measurer_for
 from batchtune.results import (
     TRAINING_FILE,
     BatchShape,
+    ClosedBy,
     Device,
     FrontierPoint,
     Models,
+    PackedProbe,
     Probe,
     SweepSettings,
     Trial,
 )
-from batchtune.run_folder import alone_in
+from batchtune.run_folder import ANOTHER, alone_in
+from batchtune.units import format_length
 
 LargestBatch = Callable[[Device], int | None]
 """The device → the most examples of a batch in what will be recommended; None: any number."""
@@ -83,7 +88,7 @@ def run_probe(
             lengths=lengths,
             on_note=hooks.on_note,
             nodes=hooks.nodes,
-            first_worker=1 + max((trial.worker or 0 for trial in trials), default=0),
+            last_worker=max((trial.worker or 0 for trial in trials), default=0),
         ) as measurer:
             started = time.monotonic()
             device = measurer.start()
@@ -94,7 +99,7 @@ def run_probe(
             elif device.name != previous.device.name:
                 raise ResultError(
                     f"{folder} was measured on {previous.device.name}; this is {device.name}",
-                    "Give another folder with --run, or --force to start over in this one.",
+                    ANOTHER,
                 )
             refuse_other_allocator(str(folder), previous.device.allocator, device)
             refuse_other_kind(measurer.packed, trials, settings, folder)
@@ -107,9 +112,15 @@ def run_probe(
                 )
             kind: type[Probing] = _PaddedProbing
             if measurer.packed:
-                kind = PackedProbing
+                kind = _PackedProbing
             elif most_in_a_batch is not None:
-                settings = _with_most(settings, most_in_a_batch(device))
+                most = most_in_a_batch(device)
+                if most is not None:
+                    most = min(most, settings.max_batch_size or most)
+                    settings = replace(settings, max_batch_size=most)
+            deadline = None
+            if settings.minutes is not None:
+                deadline = started + 60 * settings.minutes
             probing = kind(
                 lengths=lengths,
                 settings=settings,
@@ -121,16 +132,10 @@ def run_probe(
                 trials=trials,
                 changed=changed,
                 sweep_settings=sweep_settings or SweepSettings(),
-                clock=ProbeClock.since(started, settings.minutes),
+                start_seconds=time.monotonic() - started,
+                deadline=deadline,
             )
             return probing.run()
-
-
-def _with_most(settings: ProbeSettings, most: int | None) -> ProbeSettings:
-    """Return settings that try no batch of more than `most` examples."""
-    if most is None or most >= (settings.max_batch_size or most + 1):
-        return settings
-    return structs.replace(settings, max_batch_size=most)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,10 +153,6 @@ class _PaddedProbing(Probing):
         self.search = FrontierSearch(
             padded, self.settings, self.device.limit_bytes, refine=self.refinement
         )
-
-    @property
-    def _searching(self) -> FrontierSearch:
-        return self.search
 
     def _knows_something(self) -> bool:
         return bool(self.search.frontier(self.trials, unfinished=True))
@@ -213,18 +214,22 @@ class _PaddedProbing(Probing):
         if turns is not None and not points:
             raise messages.nothing_confirmed(turns)
         if not points:
-            raise nothing_in_time(self.clock)
+            raise self._nothing_in_time()
         known = self.search.known(self.trials)
-        margin = known.peaks.margin if known.peaks.are_known else None
         if turns is not None and points[-1].length < self.lengths.longest:
             raise messages.longest_not_proven(
-                self.lengths, points[-1].length, self.device, margin
+                self.lengths, points[-1].length, self.device, known.peaks
             )
-        unfinished = turns is None or self.out_of_time
+        equal = None
+        if turns is None or self.out_of_time:
+            equal = self.search.equal_batches(known)
         times = StepTimes.fit(self.trials)
         return self._probe(
             turns,
             known.peaks,
+            falls=known.falls(),
+            at_stake=self.refinement.left_at_stake(known),
+            equal=equal,
             frontier=points,
             models=Models(
                 peak_bytes=known.fit.model,
@@ -236,17 +241,126 @@ class _PaddedProbing(Probing):
                 self.settings.max_batch_size,
             ),
             joint_frontier=self._frontier(turns, joint=True),
-            warnings=[
-                *self.changed,
-                *messages.about_devices(self.run_device, self.device, self.trials),
-                *messages.about_falls(known.falls()),
-                *messages.about_margin(margin, self.device),
-                *messages.about_the_end(
-                    unfinished, self.settings, self.refinement.left_at_stake(known)
-                ),
-                *messages.about_equal_batches(
-                    self.search.equal_batches(known) if unfinished else None
-                ),
-                *messages.about_turns(turns, self.device),
-            ],
+        )
+
+
+def check_packed(lengths: Lengths, settings: ProbeSettings) -> None:
+    """Raise UsageError if the lengths can't be packed, or the settings are for padded batches."""
+    values = lengths.runs.values
+    fractional = values != np.floor(values)
+    if fractional.any():
+        count = int(lengths.runs.counts[fractional].sum())
+        raise UsageError(
+            f"{settings.workload} packs, which needs whole lengths, but {count:,} of {lengths.count:,} are fractional, "
+            f"such as {values[fractional][0]:g}",
+            "Give lengths in tokens, or convert them with --length-scale.",
+        )
+    if lengths.has_targets:
+        raise UsageError(
+            f"{settings.workload} packs, and packed sequences have one length, but the examples have target lengths",
+            "Leave out --target-key. If prompt and answer are one sequence, add them up: --length-key prompt+answer.",
+        )
+    if settings.max_batch_size is not None:
+        raise UsageError(
+            f"--max-batch-size is for padded batches, but {settings.workload} packs",
+            "Bound the tokens of a packed batch with --max-tokens.",
+        )
+    if settings.max_tokens is not None and settings.max_tokens < lengths.longest:
+        raise UsageError(
+            f"--max-tokens {settings.max_tokens:,} is less than the longest sequence "
+            f"({format_length(lengths.longest, lengths.unit)}), which must fit in a batch",
+            f"Give at least that, leave out longer ones with --max-length {settings.max_tokens}, or, if your training "
+            f"cuts them, add --truncate {settings.max_tokens}.",
+        )
+
+
+def refuse_other_kind(
+    packed: bool, trials: Sequence[Trial], settings: ProbeSettings, folder: Path
+) -> None:
+    """Raise ResultError if the folder's trials are of padded batches and the workload packs, or the other way round.
+
+    Raise UsageError if a token budget is given for a workload that pads.
+    """
+    words = {True: "packed batches", False: "padded batches"}
+    for trial in trials:
+        if (trial.sequences is not None) != packed:
+            raise ResultError(
+                f"{folder} holds a probe of {words[not packed]}, but {settings.workload} makes {words[packed]}",
+                ANOTHER,
+            )
+    if not packed and settings.max_tokens is not None:
+        raise UsageError(
+            f"--max-tokens is for a workload that packs, but {settings.workload} pads its batches",
+            "Leave it out; a workload that packs says so with packed = True.",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _PackedProbing(Probing):
+    """The probe of packed batches."""
+
+    search: PackedSearch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.search = PackedSearch(self.lengths, self.settings, self.device.limit_bytes)
+
+    def _knows_something(self) -> bool:
+        return self.search.known(self.trials).reached_budget is not None
+
+    def _shapes(self) -> list[BatchShape]:
+        """Return the batches that prove the budget, large and small ones in turns."""
+        known = self.search.known(self.trials)
+        budget = known.proven_budget
+        if budget is None:
+            return []
+        shapes = set(known.shapes(budget).values())
+        return alternating(
+            sorted(
+                shapes,
+                key=lambda shape: (-(known.peaks.highest(shape) or 0), str(shape)),
+            )
+        )
+
+    def _takes_in(self, turns: Turns) -> bool:
+        self.search.task.steps += turns.steps
+        known = self.search.known(self.trials)
+        return all(map(known.is_proven, turns.confirmed))
+
+    def _result(self, turns: Turns | None) -> Probe:
+        """Return the result; `turns` is None if the probe was interrupted."""
+        known = self.search.known(self.trials)
+        budget = known.reached_budget
+        proofs: list[int] = []
+        if turns is not None:
+            confirmed = self.search.known(self.trials, turns.confirmed)
+            proven = confirmed.proven_budget
+            if proven is not None:
+                budget = proven
+                shapes = known.shapes(proven)
+                trials = [known.passed_trial(shapes[name]) for name in COMPOSITIONS]
+                proofs = list(dict.fromkeys(trial.index for trial in trials))
+            elif self.out_of_time:
+                turns = None  # they had too little time to prove anything
+            else:
+                raise messages.nothing_confirmed(turns)
+        if budget is None:
+            raise self._nothing_in_time()
+        closed_by: ClosedBy = "time"
+        if turns is not None and not self.out_of_time:
+            closed_by = self.search.closed_by(known, budget)
+        return self._probe(
+            turns,
+            known.peaks,
+            needs_a_mask=known.needs_a_mask,
+            frontier=[],
+            models=Models(peak_bytes=None, step_seconds=None),
+            max_batch_length=float(budget),
+            packed=PackedProbe(
+                max_tokens=budget,
+                closed_by=closed_by,
+                oom_tokens=known.oom_tokens,
+                proofs=proofs,
+                peak_bytes=fit_packed(*known.measured),
+                step_seconds=known.time_model,
+            ),
         )

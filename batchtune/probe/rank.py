@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
-import gc
 import os
 import signal
 import socket
@@ -24,7 +23,7 @@ from batchtune.probe.worker import Worker
 from batchtune.processes import import_for_good
 from batchtune.processes.pool import die_with_parent, total_memory
 from batchtune.processes.worker import Message, encode
-from batchtune.results import BatchShape, ProbedWith, RankDevice
+from batchtune.results import ProbedWith, RankDevice
 
 if TYPE_CHECKING:
     from batchtune.probe.devices import Meter
@@ -43,23 +42,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     import_for_good("torch", "torch.distributed")
     host, port, token = os.environ.pop(GANG_VARIABLE).split(",")
-    channel = socket.create_connection((host, int(port)))
-    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    print_stack_when_asked(channel)
-    with channel.makefile("rb") as requests:
-        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-        place = RankPlace(channel, requests, rank, world_size)
-        place.say(place.hello(token))
-        place.serve(RankWorker(place))
-
-
-def print_stack_when_asked(channel: socket.socket) -> None:
-    """Print this process's stack to its channel whenever the other side sends urgent data, to see where it hangs.
-
-    The kernel then sends SIGURG, wherever the other side is.
-    """
-    fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
-    faulthandler.register(signal.SIGURG, file=channel.fileno(), all_threads=False)
+    rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    place = RankPlace.connected((host, int(port)), token, rank, world_size)
+    place.serve(RankWorker(place))
 
 
 class RankPlace:
@@ -68,7 +53,7 @@ class RankPlace:
     def __init__(
         self, channel: socket.socket, replies: BinaryIO, rank: int, world_size: int
     ) -> None:
-        self._channel = channel
+        self.channel = channel
         self._replies = replies
         self.rank = rank
         self.world_size = world_size
@@ -76,6 +61,23 @@ class RankPlace:
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
         self.nnodes = self.world_size // self.local_world_size
         self.host = socket.gethostname()
+
+    @classmethod
+    def connected(
+        cls, address: tuple[str, int], token: str, rank: int, world_size: int
+    ) -> RankPlace:
+        """Connect this process, and say which rank it is.
+
+        From then on it prints its stack to the channel whenever the other side sends urgent data, to see where it
+        hangs: the kernel then sends SIGURG, wherever the other side is.
+        """
+        channel = socket.create_connection(address)
+        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
+        faulthandler.register(signal.SIGURG, file=channel.fileno(), all_threads=False)
+        place = cls(channel, channel.makefile("rb"), rank, world_size)
+        place.say(place.hello(token))
+        return place
 
     def hello(self, token: str) -> Hello:
         """Return what this rank says first."""
@@ -90,7 +92,7 @@ class RankPlace:
 
     def say(self, message: Message) -> None:
         """Send a message."""
-        self._channel.sendall(encode(message) + b"\n")
+        self.channel.sendall(encode(message) + b"\n")
 
     def serve(self, worker: Worker) -> NoReturn:
         """Answer requests until the other side closes the connection; then end this process.
@@ -102,10 +104,6 @@ class RankPlace:
             assert not isinstance(request, Decision)
             self.say(worker.answer(request))
         os._exit(0)
-
-    def wait(self) -> None:
-        """Wait until the other side says something, or closes the connection."""
-        self._replies.readline()
 
     def largest(self, value: int, caught: str | None = None) -> int:
         """Return the largest value that a rank gives, once all have called this."""
@@ -130,11 +128,8 @@ class RankWorker(Worker):
     _backend: str | None = None  # of the process group; None: there is none
 
     def __init__(self, place: RankPlace) -> None:
+        super().__init__(place.agree)
         self._place = place
-
-    def agree(self, wanted: bool, caught: str | None = None) -> bool:
-        """Ask all ranks."""
-        return self._place.agree(wanted, caught)
 
     def _open(self, request: Prepare) -> Meter:
         """Open this rank's device, and join the process group."""
@@ -162,13 +157,6 @@ class RankWorker(Worker):
         if device == "cpu" and settings.memory_bytes is None and ranks > 1:
             settings = replace(settings, memory_bytes=total_memory() // ranks)
         return backend.open(device, settings, request.limit_bytes)
-
-    def _warm_up(self, workload: Workload, meter: Meter, shape: BatchShape) -> None:
-        """Run a step: NCCL allocates its buffers outside torch, not before they are used."""
-        self._stage = "step"
-        workload.step(workload.make_batch(shape))
-        meter.synchronize()
-        gc.collect()
 
     def _ready(
         self, workload: Workload, meter: Meter, probed_with: ProbedWith

@@ -9,7 +9,6 @@ itself, it would leave one waiting for another forever.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import math
 import os
 import re
@@ -52,7 +51,6 @@ _ENDING_SECONDS = 1.0
 _PACKAGE = Path(__file__).parents[1]
 _INNERMOST_FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
 _decode = msgspec.json.Decoder[Reply | Vote](Reply | Vote).decode
-_decode_hello = msgspec.json.Decoder(Hello).decode
 
 
 class Ranks:
@@ -118,12 +116,8 @@ class Ranks:
 
     def _welcome(self, connection: Connection) -> bool:
         """Keep the connection of a rank; return whether it is one."""
-        try:
-            hello = _decode_hello(connection.line() or b"")
-        except MALFORMED:
-            return False
-        is_ours = hmac.compare_digest(hello.token.encode(), self._token.encode())
-        if not is_ours or self.world_size not in (None, hello.world_size):
+        hello = connection.introduction(Hello, self._token)
+        if hello is None or self.world_size not in (None, hello.world_size):
             return False
         self.world_size = hello.world_size
         self._connections[hello.rank] = connection

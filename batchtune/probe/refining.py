@@ -8,7 +8,7 @@ a length and a shorter target follow, for tables over two lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -155,30 +155,21 @@ def _least_at_stake(known: Knowledge, single: Sequence[Anchor]) -> float | None:
     return None
 
 
-def _step_cost(
-    known: Knowledge,
-) -> Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]:
-    """Return (sizes, lengths, targets) → the cost of a step, 1 for a batch that fills the memory.
+def _example_costs(
+    known: Knowledge, sizes: FloatArray, lengths: FloatArray, targets: FloatArray
+) -> FloatArray:
+    """Return what an example costs in a step of so many; a step costs 1 for a batch that fills the memory.
 
     What an example computes is taken to be in proportion to the memory it needs. Measured times would decide better
     where they are exact. But they scatter, and each length that they add by chance costs trials.
     """
+    costs: FloatArray = np.ones(sizes.shape)
     model = known.fit.model
-    if model is None or known.fit.room_bytes <= model.constant:
-        return lambda sizes, lengths, targets: np.ones(sizes.shape)
-    room = known.fit.room_bytes - model.constant
-
-    def cost(
-        sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None
-    ) -> FloatArray:
-        filled = (
-            sizes
-            * model.per_example(lengths, 0.0 if targets is None else targets)
-            / room
-        )
-        return _OVERHEAD + (1 - _OVERHEAD) * filled
-
-    return cost
+    if model is not None and known.fit.room_bytes > model.constant:
+        room = known.fit.room_bytes - model.constant
+        filled = sizes * model.per_example(lengths, targets) / room
+        costs = _OVERHEAD + (1 - _OVERHEAD) * filled
+    return costs / sizes
 
 
 def with_typical_targets(
@@ -227,11 +218,8 @@ class _Ends:
             spread, distinct[np.minimum([indices, indices + 1], distinct.size - 1)]
         )
         end_indices = np.searchsorted(distinct, ends)
-        targets = None
-        if lengths.has_targets:
-            targets = np.array([lengths.worst_target(float(end)) for end in ends])
+        targets = np.array([lengths.worst_target(end) or 0.0 for end in ends.tolist()])
         up_to = lengths.histogram.cumulative[end_indices]
-        step_cost = _step_cost(known)
         self.histogram = Histogram(ends, np.diff(up_to, prepend=0))
         self.shortest: FloatArray = distinct[
             np.concatenate(([0], end_indices[:-1] + 1))
@@ -240,10 +228,9 @@ class _Ends:
         self.tolerance = known.settings.tolerance
         self.proven = np.maximum(1, known.proven_sizes(ends, targets))
         self.possible = np.maximum(self.proven, known.possible_sizes(ends, targets))
-        self.now = (
-            step_cost(self.proven.astype(np.float64), ends, targets) / self.proven
-        )
-        self.best = step_cost(self.possible, ends, targets) / self.possible
+        proven = self.proven.astype(np.float64)
+        self.now = _example_costs(known, proven, ends, targets)
+        self.best = _example_costs(known, self.possible, ends, targets)
 
     def worst(self, num_buckets: Sequence[int], at_stake: float) -> float | None:
         """Return the end whose size decides most, in the table that loses most; None if none loses more than that."""

@@ -1,19 +1,32 @@
-"""The messages between a probe's supervisor and its worker: requests, and replies."""
+"""The messages between a probe's supervisor and its worker, and the program that answers them."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from batchtune.allocators import Choice
+from batchtune.allocators import Choice, worker_variables
 from batchtune.lengths import RowLength
-from batchtune.probe.devices import DeviceIdentity
-from batchtune.processes.worker import Failed, Message
+from batchtune.probe.devices import DeviceIdentity, backends
+from batchtune.processes.worker import Failed, Introduction, Message
 from batchtune.results import BatchShape, Device, ProbedWith, Trial
+
+# A script that is probed logs to no tracker; and Arrow allocates as everything else does (its own pool holds 1 GiB).
+_NOTHING_SENT = {
+    "WANDB_MODE": "disabled",
+    "COMET_START_MODE": "disabled",
+    "NEPTUNE_MODE": "offline",
+    "CLEARML_OFFLINE_MODE": "1",
+    "SWANLAB_MODE": "disabled",
+    "MLFLOW_TRACKING_URI": "file:mlruns",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
 
 TEMPORARY = "tmp"
 """The folder for a script's temporary files within its scratch folder, the same in all of its starts."""
@@ -40,7 +53,7 @@ class Prepare(Message, frozen=True):
     examples: int  # of the data that training will sample
     script: ScriptRequest | None = None
     first_shape: BatchShape | None = None
-    timeout_seconds: float | None = None
+    timeout_seconds: float = 0.0
     launch: Launch | None = None  # of node 0, where there are several
 
 
@@ -83,7 +96,7 @@ class Describe(Message, frozen=True):
     script: ScriptRequest
     options: dict[str, Any]
     output: str
-    timeout_seconds: float | None = None
+    timeout_seconds: float = 0.0
 
 
 class Described(Message, frozen=True):
@@ -120,7 +133,7 @@ class RunTrial(Message, frozen=True):
     release: bool = False
     noting: bool = False
     timing: bool = False
-    timeout_seconds: float | None = None
+    timeout_seconds: float = 0.0
 
 
 class Ran(Message, frozen=True):
@@ -135,16 +148,31 @@ class Ran(Message, frozen=True):
     )
     renew: bool = False  # the worker must be replaced: damaged by a sticky device error, or its memory is full of holes
 
+    def with_trial(self, **changes: Any) -> Ran:
+        """Return the same with these changes of its trial."""
+        return replace(self, trial=replace(self.trial, **changes))
 
-class Launch(Message, frozen=True):
+
+class Start(Message, frozen=True, kw_only=True):
+    """Tells an agent (`probe.nodes`) to start its ranks.
+
+    Attributes:
+        rdzv_id: Of this start alone: an old rendezvous must not be joined.
+        token: Shows the leader that a rank was started for this.
+        allocator: That of the ranks; None: as this process's environment says.
+    """
+
+    rdzv_id: str = msgspec.field(default_factory=partial(token_hex, 16))
+    token: str = msgspec.field(default_factory=partial(token_hex, 16))
+    allocator: Choice | None = None
+
+
+class Launch(Start, frozen=True, kw_only=True):
     """Asks to start the ranks of one node (`Launched`), which connect to their leader on node 0.
 
     Attributes:
         host, port: Of the rendezvous; a port of 0: any.
         leader_port: Where the leader listens, on the same host; 0: any.
-        rdzv_id: Of this start alone: an old rendezvous must not be joined.
-        token: Shows the leader that a rank was started for this.
-        allocator: That of the ranks; None: as this process's environment says.
     """
 
     nproc_per_node: int
@@ -153,19 +181,20 @@ class Launch(Message, frozen=True):
     host: str = "127.0.0.1"
     port: int = 0
     leader_port: int = 0
-    rdzv_id: str = msgspec.field(default_factory=partial(token_hex, 16))
-    token: str = msgspec.field(default_factory=partial(token_hex, 16))
-    allocator: Choice | None = None
+
+    @property
+    def control_port(self) -> int:
+        """The port of node 0 that agents connect to."""
+        return self.port + 1
 
 
 class Launched(Message, frozen=True):
     """The ranks of this node are starting."""
 
 
-class Hello(Message, frozen=True):
+class Hello(Introduction, frozen=True):
     """What a rank says first, over a socket of its own; `token` shows that it was started for this."""
 
-    token: str
     rank: int
     world_size: int
     host: str
@@ -192,3 +221,23 @@ class Decision(Message, frozen=True):
 
 Request = Identify | Describe | Prepare | RunTrial
 Reply = Identified | Described | Ready | Ran | Launched | Failed
+
+
+def worker_program(
+    *, script: bool = False, ranks: bool = False, allocator: Choice | None = None
+) -> tuple[str, Any, dict[str, str], tuple[str, ...]]:
+    """Return the module of a probe's workers, the type of their replies, their environment, and what to import.
+
+    Raises UsageError if the user's environment contradicts the `allocator`.
+    """
+    environment: dict[str, str] = {}
+    if allocator is not None:
+        environment |= worker_variables(allocator, os.environ)
+    for backend in backends():
+        environment |= backend.WORKER_ENVIRONMENT
+    if script:
+        environment |= _NOTHING_SENT
+        return "batchtune.scripts.launching", Reply, environment, ("torch",)
+    if ranks:
+        return "batchtune.probe.gang", Reply, environment, ()
+    return "batchtune.probe.worker", Reply, environment, ("torch",)

@@ -21,8 +21,7 @@ from batchtune.probe.bounds import Anchor, Shapes, ladder
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.guess import next_batch_size
 from batchtune.probe.knowledge import Knowledge, SearchTask
-from batchtune.probe.margin import Peaks
-from batchtune.probe.messages import IgnoresShape, NothingFits, SingleFails, TooLong
+from batchtune.probe.messages import IgnoresShape, NothingFits, TooLong, single_fails
 from batchtune.probe.outcomes import Outcomes
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, FrontierPoint, Trial
@@ -81,7 +80,7 @@ class FrontierSearch:
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
         """Return what to try next, or None if all is known.
 
-        Raises NothingFits, TooLong, SingleFails or IgnoresShape if the search can't go on.
+        Raises NothingFits, TooLong, IgnoresShape or another WorkloadError if the search can't go on.
         """
         known = self.known(trials)
         longest = known.anchor(self._lengths.longest)
@@ -91,7 +90,6 @@ class FrontierSearch:
                 self._lengths,
                 lambda length: known.anchor(length).shape(1),
                 known.settings.workload,
-                known.task.limit_bytes,
             )
         if known.bracket(longest).passed == self._lengths.count:
             equal = self.equal_batches(known)
@@ -112,12 +110,12 @@ class FrontierSearch:
     def _at(self, known: Knowledge, anchor: Anchor) -> NextTrial | None:
         if known.settings.failures_are_dear and known.failures_left(anchor) < 1:
             return None
-        retry = known.to_retry(anchor)
-        if retry is not None:
-            return NextTrial(anchor.shape(retry), fresh=True)
+        for shape in map(anchor.shape, known.sizes.get(anchor, ())):
+            if known.needs_retry(shape):
+                return NextTrial(shape, fresh=True)
         batch_size = next_batch_size(known, anchor)
         # A shape that was tried shows nothing new, whatever memory did since: the search must not go in circles.
-        if batch_size is None or known.tried(anchor.shape(batch_size)):
+        if batch_size is None or anchor.shape(batch_size) in known.of_shape:
             return None
         return NextTrial(anchor.shape(batch_size))
 
@@ -134,7 +132,7 @@ class FrontierSearch:
         smallest = longest.shape(peaks[0][0])
         largest = longest.shape(peaks[-1][0])
         ratio = largest.batch_size / smallest.batch_size
-        if not are_alike(known, (smallest, largest), ratio, known.peaks):
+        if not are_alike(known, (smallest, largest), ratio):
             return None
         equal = [known.passed_trial(shape) for shape in (smallest, largest)]
         return IgnoresShape(self._lengths, known.settings.workload, equal)
@@ -185,7 +183,7 @@ class FrontierSearch:
                     else None,
                     step_seconds=known.median_seconds(anchor.shape(size)),
                     peak_bytes=known.peaks.highest(anchor.shape(size)),
-                    trial=known.proof(anchor, size),
+                    trial=known.proof(anchor.shape(size)),
                 )
             )
         return points
@@ -198,8 +196,8 @@ class FrontierSearch:
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
         """Return how many lengths are closed and how many there will be; or tried, for the longest that fits."""
         known = self.known(trials)
-        if known.anchor(self._lengths.longest).shape(1) in known.failures:
-            tried = sum(known.tried(anchor.shape(1)) > 0 for anchor in known.anchors)
+        if self.does_not_fit(trials):
+            tried = sum(anchor.shape(1) in known.of_shape for anchor in known.anchors)
             return tried, max(
                 tried, 2 + (self._lengths.histogram.lengths.size - 2).bit_length()
             )
@@ -223,7 +221,7 @@ class FrontierSearch:
             return [first]
         cap = known.cap(first)
         chosen_from = _first_failure(known.trials, longest)
-        if chosen_from is None and known.passes(first.shape(cap)):
+        if chosen_from is None and first.shape(cap) in known.passed:
             chosen_from = cap
         if chosen_from is None:
             return [first]
@@ -288,12 +286,12 @@ def longest_that_fits(
     lengths: Lengths,
     shape_of: Callable[[float], BatchShape],
     workload: str,
-    limit_bytes: int,
 ) -> NextTrial:
     """Bisect over the distinct lengths, one example at a time, for the longest that fits; raise what it shows.
 
-    `shape_of` maps a length to the batch of one such example. Raises TooLong, NothingFits or SingleFails.
+    `shape_of` maps a length to the batch of one such example. Raises TooLong, NothingFits or WorkloadError.
     """
+    limit_bytes = known.peaks.limit_bytes
     distinct = lengths.histogram.lengths
     # The shortest is tried second: if even that fails, no other needs a try.
     passed = -1
@@ -304,7 +302,7 @@ def longest_that_fits(
         if known.needs_retry(shape):
             return NextTrial(shape, fresh=True)
         failure = known.failures.get(shape)
-        if failure is None and not known.passes(shape):
+        if failure is None and shape not in known.passed:
             return NextTrial(shape)
         if failure is None:
             passed = index
@@ -312,28 +310,28 @@ def longest_that_fits(
             trial = failure
             failed = index
             if trial.outcome != "oom":
-                raise SingleFails(workload, trial)
+                raise single_fails(workload, trial)
         index = (
             0 if failed == distinct.size - 1 and passed < 0 else (passed + failed) // 2
         )
     if passed >= 0:
         raise TooLong(lengths, workload, limit_bytes, trial, float(distinct[passed]))
     if message_verdict(trial.error or "") == "disguised":
-        raise SingleFails(workload, trial)
+        raise single_fails(workload, trial)
     raise NothingFits(lengths, workload, limit_bytes, trial)
 
 
 def are_alike(
-    known: Outcomes, shapes: tuple[BatchShape, BatchShape], ratio: float, peaks: Peaks
+    known: Outcomes, shapes: tuple[BatchShape, BatchShape], ratio: float
 ) -> bool:
     """Return whether a small and a large shape, of sizes in this ratio, take the same memory and time.
 
     Both must be the same: the peaks to within the margin, or to what a heap varies by, the times to within the cube
     root of the ratio, as a busy machine scatters them. The smallest model takes more than that for this many examples.
     """
-    if ratio < _VERY_DIFFERENT or not all(map(known.passes, shapes)):
+    if ratio < _VERY_DIFFERENT or not known.passed.issuperset(shapes):
         return False
-    low, high = map(peaks.highest, shapes)
+    low, high = map(known.peaks.highest, shapes)
     seconds, seconds_of_largest = map(known.median_seconds, shapes)
     if None in (low, high) or seconds is None or seconds_of_largest is None:
         return False
@@ -342,4 +340,4 @@ def are_alike(
     varies_by = _HEAP_BYTES
     if ratio >= _WORLDS_APART:
         varies_by *= 4
-    return abs((high or 0) - (low or 0)) <= max(varies_by, peaks.margin.bytes)
+    return abs((high or 0) - (low or 0)) <= max(varies_by, known.peaks.margin.bytes)

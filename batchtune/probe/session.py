@@ -172,23 +172,19 @@ class Session:
         is_harmless = attempt.error is None or (is_plain_oom and self._meter.healthy())
         # Steps go on with what earlier ones left, as training does.
         is_worn = not attempt.single and self._meter.worn()
+        in_use = self._meter.in_use()
+        if passed:
+            self._rest_bytes = in_use
+        # What a failure left in use and can't be freed would count against the next shapes.
+        held_bytes = in_use - self._rest_bytes
+        holds_more = held_bytes > _HELD_SHARE * self._meter.device.limit_bytes
         return Ran(
             trial=trial,
             stage=None if passed else attempt.stage,
             traceback=attempt.traceback,
             hint=None if attempt.leak is None else _LEAK_HINT,
-            renew=attempt.leak is not None
-            or not is_harmless
-            or self._holds_more(passed)
-            or is_worn,
+            renew=attempt.leak is not None or not is_harmless or holds_more or is_worn,
         )
-
-    def _holds_more(self, passed: bool) -> bool:
-        """Return whether a failure left memory in use that can't be freed: it would count against the next shapes."""
-        in_use = self._meter.in_use()
-        if passed:
-            self._rest_bytes = in_use
-        return in_use - self._rest_bytes > _HELD_SHARE * self._meter.device.limit_bytes
 
 
 def drain_autograd() -> None:

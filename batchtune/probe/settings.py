@@ -146,11 +146,10 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""
-        settings = {name: getattr(self, name) for name in ProbedWith.__struct_fields__}
         return {
-            name: value
-            for name, value in settings.items()
-            if name in _RECORDED or value is not None
+            name: getattr(self, name)
+            for name in ProbedWith.__struct_fields__
+            if name in _RECORDED or getattr(self, name) is not None
         }
 
 

@@ -9,8 +9,8 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,11 +18,9 @@ from msgspec.structs import replace
 from batchtune.allocators import (
     EXPANDABLE,
     NATIVE,
-    Choice,
     asked_for,
     settings_in,
     variables_for,
-    worker_variables,
 )
 from batchtune.epochs.recorded import counted
 from batchtune.errors import (
@@ -34,7 +32,7 @@ from batchtune.errors import (
 )
 from batchtune.files import temporary_folder
 from batchtune.lengths import Lengths
-from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
+from batchtune.probe.devices import DeviceBusy, DeviceIdentity, lock_device
 from batchtune.probe.devices.law import MadeDevice, is_law
 from batchtune.probe.last_words import meaning
 from batchtune.probe.measurer import Measurer, setup_exceeds_limit
@@ -45,9 +43,9 @@ from batchtune.probe.requests import (
     Prepare,
     Ran,
     Ready,
-    Reply,
     RunTrial,
     ScriptRequest,
+    worker_program,
 )
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.verdicts import first_to_end
@@ -73,58 +71,28 @@ LEADING_SECONDS = 15.0
 """How much longer than their time limit to wait for what leads ranks: it asks them where they hang, and may itself."""
 _MOST_SAMPLED = 1 << 28
 _MOST_LENGTHS = 50_000  # sent to a script, which compares its own with them
-# A script that is probed logs to no tracker; and Arrow allocates as everything else does (its own pool holds 1 GiB).
-_NOTHING_SENT = {
-    "WANDB_MODE": "disabled",
-    "COMET_START_MODE": "disabled",
-    "NEPTUNE_MODE": "offline",
-    "CLEARML_OFFLINE_MODE": "1",
-    "SWANLAB_MODE": "disabled",
-    "MLFLOW_TRACKING_URI": "file:mlruns",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-}
 
 
 def measurer_for(
     settings: ProbeSettings,
     limit_bytes: int | None = None,
     *,
-    first_worker: int = 1,
+    last_worker: int = 0,
     lengths: Lengths | None = None,
     on_note: Callable[[str], None] | None = None,
     nodes: Nodes | None = None,
 ) -> Measurer:
     """Return what measures on the device of the settings; the arguments are those of `Supervisor`."""
     if is_law(settings.device):
-        return MadeDevice.of(settings, limit_bytes, first_worker - 1)
+        return MadeDevice.of(settings, limit_bytes, last_worker)
     return Supervisor(
         settings,
         limit_bytes,
-        first_worker=first_worker,
+        last_worker=last_worker,
         lengths=lengths,
         on_note=on_note,
         nodes=nodes,
     )
-
-
-def worker_program(
-    *, script: bool = False, ranks: bool = False, allocator: Choice | None = None
-) -> tuple[str, Any, dict[str, str], tuple[str, ...]]:
-    """Return the module of a probe's workers, the type of their replies, their environment, and what to import.
-
-    Raises UsageError if the user's environment contradicts the `allocator`.
-    """
-    environment: dict[str, str] = {}
-    if allocator is not None:
-        environment |= worker_variables(allocator, os.environ)
-    for backend in backends():
-        environment |= backend.WORKER_ENVIRONMENT
-    if script:
-        environment |= _NOTHING_SENT
-        return "batchtune.scripts.launching", Reply, environment, ("torch",)
-    if ranks:
-        return "batchtune.probe.gang", Reply, environment, ()
-    return "batchtune.probe.worker", Reply, environment, ("torch",)
 
 
 class Supervisor(Measurer):
@@ -141,7 +109,7 @@ class Supervisor(Measurer):
         settings: ProbeSettings,
         limit_bytes: int | None = None,
         *,
-        first_worker: int = 1,
+        last_worker: int = 0,
         lengths: Lengths | None = None,
         on_note: Callable[[str], None] | None = None,
         nodes: Nodes | None = None,
@@ -155,7 +123,7 @@ class Supervisor(Measurer):
         self._nodes = nodes
         self._lengths = lengths
         self._limit_bytes = limit_bytes
-        self.worker = first_worker - 1
+        self.worker = last_worker
         self.packed = False
         """Whether the workload packs its batches; known once a worker has started."""
         self._program = worker_program(
@@ -173,9 +141,6 @@ class Supervisor(Measurer):
         self._locks: dict[str, io.FileIO] = {}  # by the device's id
         self._busy: DeviceBusy | None = None
         self._note = on_note or (lambda text: None)
-
-    def __enter__(self) -> Supervisor:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         """End all processes, and release the device."""
@@ -200,35 +165,8 @@ class Supervisor(Measurer):
             self._nursery.close()
         return self._start_worker()
 
-    def measure(
-        self,
-        shape: BatchShape,
-        index: int,
-        *,
-        fresh: bool = False,
-        timing: bool = False,
-    ) -> Ran:
-        """Run one trial, the journal's entry `index`; if `fresh`, in a worker that has run nothing before.
-
-        If the worker dies or hangs, that is the trial's outcome (`crash`, `oom`, `timeout`). Raises as `start`.
-        """
-        ran = self._run(RunTrial(shape=shape, timing=timing), fresh=fresh)
-        return replace(ran, trial=replace(ran.trial, index=index, timing=timing))
-
-    def step(
-        self,
-        shape: BatchShape,
-        others: Sequence[BatchShape] = (),
-        *,
-        release: bool = False,
-    ) -> Ran:
-        """Run one step of a new batch, and of the `others` of an optimizer step, as `Measurer` says."""
-        request = RunTrial(
-            shape=shape, others=tuple(others), single=True, release=release
-        )
-        return self._run(request)
-
-    def _run(self, request: RunTrial, *, fresh: bool = False) -> Ran:
+    def reply_to(self, request: RunTrial, *, fresh: bool = False) -> Ran:
+        """Run what is requested, as `Measurer.reply_to` says."""
         started = time.monotonic()
         if not self._has_worker or (fresh and not self._unused):
             self._start_worker()
@@ -253,13 +191,11 @@ class Supervisor(Measurer):
                 if ran.trial.outcome == "crash":
                     self._show_nodes(self._nodes)
         if ran.unexplained and not request.noting:
-            again = self._run(replace(request, noting=True))
+            again = self.reply_to(replace(request, noting=True))
             if again.trial.outcome == "oom":
                 return again
         elapsed = round(time.monotonic() - started, 6)
-        return replace(
-            ran, trial=replace(ran.trial, worker=self.worker, elapsed_seconds=elapsed)
-        )
+        return ran.with_trial(worker=self.worker, elapsed_seconds=elapsed)
 
     def _start_worker(self) -> Device:
         """Build the workload in a new worker, which may be forked from the same process as the last one."""
@@ -359,10 +295,16 @@ class Supervisor(Measurer):
             self._scratch = self._cleaning.enter_context(
                 script_request(settings.command, settings.scratch)
             )
-        lengths, targets = _spaced(self._lengths)
+        lengths = self._lengths
+        if lengths.count > _MOST_LENGTHS:  # those evenly spaced, with both ends
+            kept = np.linspace(0, lengths.count - 1, _MOST_LENGTHS).astype(int)
+            lengths = lengths.sample(kept)
+        targets = None
+        if lengths.targets is not None:
+            targets = np.sort(lengths.targets).tolist()
         return replace(
             self._scratch,
-            lengths=lengths,
+            lengths=np.sort(lengths.values).tolist(),
             targets=targets,
             rows=self._lengths.rows,
             compare=self._learned is None,
@@ -551,14 +493,3 @@ def about_script(script: Script, scratch: str | None = None) -> Iterator[str]:
             )
     if script.why_unproven is not None:
         yield "Warning: no batch size will be proven to fit."
-
-
-def _spaced(lengths: Lengths) -> tuple[list[float], list[float] | None]:
-    """Return lengths and targets, each ascending; of very many examples, those evenly spaced with both ends."""
-    if lengths.count > _MOST_LENGTHS:
-        kept = np.linspace(0, lengths.count - 1, _MOST_LENGTHS).astype(int)
-        lengths = lengths.sample(kept)
-    targets = None
-    if lengths.targets is not None:
-        targets = np.sort(lengths.targets).tolist()
-    return np.sort(lengths.values).tolist(), targets

@@ -7,18 +7,18 @@ over its socket: what the workload prints goes to the standard streams and distu
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec.structs import replace
 
 from batchtune.allocators import VARIABLES
 from batchtune.errors import BatchtuneError, WorkloadError
+from batchtune.probe.attempt import Agree, alone
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.failures import error_verdict, lowered_limit, process_limits
 from batchtune.probe.parameters import TrainingCheck, gradient_bytes
@@ -36,12 +36,6 @@ from batchtune.probe.requests import (
     Stage,
 )
 from batchtune.probe.session import Session
-from batchtune.probe.simulated import (
-    as_simulated,
-    join_fake_group,
-    refuse_ddp,
-    reserve_of,
-)
 from batchtune.processes import command
 from batchtune.processes.worker import Failed, serve
 from batchtune.results import BatchShape
@@ -53,26 +47,26 @@ if TYPE_CHECKING:
     from batchtune.workloads import Workload
 
 
+NCCL_BYTES = 1 << 30
+"""What NCCL takes on each GPU, outside torch's allocator, for the one communicator of FSDP2.
+
+Measured were 688 MiB on four A100 with NVLink (https://github.com/NVIDIA/nccl/issues/964). By NVIDIA it grows with the
+number of channels, which a faster GPU has more of, and no longer with the number of GPUs beyond two nodes
+(https://github.com/NVIDIA/nccl/issues/864).
+"""
+
+
 def work(channel: int) -> None:
     """Serve requests in a forked process, or in a new program if a backend can't be used after a fork."""
     if any(backend.is_broken_by_fork() for backend in backends()):
         os.set_inheritable(channel, True)
         os.execv(sys.executable, command("batchtune.probe.worker", channel))
-    _serve(channel)
+    serve(channel, Request, Worker().answer)
 
 
 def main() -> None:
     """Serve requests over the descriptor that the command line names."""
-    _serve(int(sys.argv[1]))
-
-
-def _serve(channel: int) -> None:
-    serve(
-        socket.socket(fileno=channel),
-        msgspec.json.Decoder[Request](Request).decode,
-        Worker().answer,
-    )
-    os._exit(0)  # without the workload's finalizers, which may hang
+    serve(int(sys.argv[1]), Request, Worker().answer)
 
 
 class Worker:
@@ -82,6 +76,9 @@ class Worker:
     _training: TrainingCheck
     _stage: Stage = "device"
     _limits: Mapping[str, int]
+
+    def __init__(self, agree: Agree = alone) -> None:
+        self.agree = agree
 
     def answer(self, request: Request) -> Reply:
         """Do what a request asks for."""
@@ -121,10 +118,7 @@ class Worker:
         )
         if ran.trial.outcome != "ok":
             return ran
-        return replace(
-            ran,
-            trial=replace(ran.trial, parameters_changed=self._training.has_changed()),
-        )
+        return ran.with_trial(parameters_changed=self._training.has_changed())
 
     def _describe(self, request: Describe) -> Described:
         """Write the lengths of a script's data set; a workload has none."""
@@ -155,27 +149,35 @@ class Worker:
             first_shape = request.first_shape
             if packs(workload):
                 first_shape = BatchShape.packed([math.ceil(first_shape.length)])
-            self._warm_up(workload, meter, first_shape)
+            self._stage = "step"
+            # NCCL allocates its buffers outside torch, not before they are used.
+            workload.step(workload.make_batch(first_shape))
+            meter.synchronize()
+            gc.collect()
         self._stage = "device"
         return self._ready(workload, meter, request.settings)
 
     def _open(self, request: Prepare) -> Meter:
-        """Open the device, and join the fake process group if ranks are simulated."""
+        """Open the device.
+
+        If ranks are simulated, this process stands for all, under torch's fake process group, which communicates
+        nothing. It is rank 0, whose shard is no smaller than another's: FSDP2 cuts the first dimension, and rounds up.
+        """
         settings = request.settings
         meter = backend_for(settings.device).open(
             settings.device, settings, request.limit_bytes
         )
         if settings.simulate_world_size is not None:
-            join_fake_group(settings.simulate_world_size)
+            from torch import distributed
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            distributed.init_process_group(
+                "fake",
+                store=FakeStore(),
+                rank=0,
+                world_size=settings.simulate_world_size,
+            )
         return meter
-
-    def _warm_up(self, workload: Workload, meter: Meter, shape: BatchShape) -> None:
-        """Use memory that only a step takes, before the limit is settled; a worker that is alone has none."""
-        return
-
-    def agree(self, wanted: bool, caught: str | None = None) -> bool:
-        """Return whether any rank wants something, once all have asked; `caught` as in `Vote`."""
-        return wanted
 
     def _ready(
         self, workload: Workload, meter: Meter, probed_with: ProbedWith
@@ -188,16 +190,43 @@ class Worker:
         self._training = TrainingCheck()
         settings = {**_torch_settings(), **meter.switches()}
         device = replace(meter.device, settings=settings)
-        return Ready(
-            device=as_simulated(device, world_size),
-            packed=packs(workload),
-        )
+        if world_size is not None:
+            device = replace(
+                device, world_size=world_size, backend="fake", simulated=True
+            )
+        return Ready(device=device, packed=packs(workload))
 
     def _check_limits(self) -> None:
         """Raise WorkloadError if the workload has lowered a limit of this process."""
         lowered = lowered_limit(self._limits)
         if lowered is not None:
             raise WorkloadError(lowered)
+
+
+def refuse_ddp() -> None:
+    """Raise WorkloadError if a model is wrapped in DDP, whose gradients the fake group can't reduce (torch 2.13)."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    # By type, as in `trained_parameters`.
+    if any(
+        issubclass(type(thing), DistributedDataParallel) for thing in gc.get_objects()
+    ):
+        raise WorkloadError(
+            "the model is wrapped in DistributedDataParallel, which --simulate-world-size can't run",
+            "It is for FSDP2 (built-ins: --set parallel=fsdp2). DDP takes the same memory however many ranks there "
+            "are: measure a single process with --ddp, or two ranks with --nproc-per-node 2.",
+        )
+
+
+def reserve_of(probed_with: ProbedWith, kind: str) -> int:
+    """Return the bytes to keep free: those that the user gave, or NCCL's if ranks on GPUs are simulated."""
+    if (
+        probed_with.simulate_world_size is not None
+        and kind == "cuda"
+        and not probed_with.reserve_bytes
+    ):
+        return NCCL_BYTES
+    return probed_with.reserve_bytes
 
 
 def packs(workload: Workload) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import socket
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from batchtune.errors import BatchtuneError, UsageError, shortened
@@ -33,7 +34,7 @@ def run_on_ray(
         UsageError: No cluster answers at the address.
     """
     try:
-        import ray
+        ray: Any = import_module("ray")
     except ImportError:
         raise BatchtuneError(
             "--engine ray needs the package ray, which is missing",
@@ -43,7 +44,19 @@ def run_on_ray(
     if began:
         _connect(ray, address)
     try:
-        _run(ray, work, tasks, take, on_wait)
+        on_worker = ray.remote(num_cpus=1, max_retries=_RETRIES)(work)
+        most_in_flight = 2 * int(ray.cluster_resources().get("CPU", 1)) + 2
+        waiting = collections.deque(tasks)
+        keys: dict[Any, int] = {}
+        while waiting or keys:
+            while waiting and len(keys) < most_in_flight:
+                key = waiting.popleft()
+                keys[on_worker.remote(tasks[key])] = key
+            done, _ = ray.wait(list(keys), timeout=_LONGEST_WAIT_SECONDS)
+            if not done:
+                on_wait()
+            for result in done:
+                take(keys.pop(result), _result(ray, result))
     finally:
         if began:
             ray.shutdown()
@@ -65,28 +78,6 @@ def _connect(ray: Any, address: str | None) -> None:
             f"no Ray cluster can be used{where}: {shortened(str(error), 200)}",
             "Check --ray-address; without it, the cluster that Ray finds is used, or one is started on this machine.",
         ) from None
-
-
-def _run(
-    ray: Any,
-    work: Callable[[TaskT], ResultT],
-    tasks: Mapping[int, TaskT],
-    take: Callable[[int, ResultT], None],
-    on_wait: Callable[[], None],
-) -> None:
-    on_worker = ray.remote(num_cpus=1, max_retries=_RETRIES)(work)
-    most_in_flight = 2 * int(ray.cluster_resources().get("CPU", 1)) + 2
-    waiting = collections.deque(tasks)
-    keys: dict[Any, int] = {}
-    while waiting or keys:
-        while waiting and len(keys) < most_in_flight:
-            key = waiting.popleft()
-            keys[on_worker.remote(tasks[key])] = key
-        done, _ = ray.wait(list(keys), timeout=_LONGEST_WAIT_SECONDS)
-        if not done:
-            on_wait()
-        for result in done:
-            take(keys.pop(result), _result(ray, result))
 
 
 def _result(ray: Any, result: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import hmac
 import os
 import re
 import secrets
@@ -27,7 +28,7 @@ from batchtune.results import MALFORMED, LoaderOutcome
 from batchtune.workloads.loading import last_frame, user_stack
 
 AnswerT = TypeVar("AnswerT", bound="Message")
-RequestT = TypeVar("RequestT")
+IntroductionT = TypeVar("IntroductionT", bound="Introduction")
 
 MARK = "BATCHTUNE_WORKER"
 """Environment variable of the nursery and of everything below it, whatever else a process does to hide."""
@@ -105,6 +106,12 @@ class Failed(Message, frozen=True):
         )
 
 
+class Introduction(Message, frozen=True):
+    """The base of what a process says first; `token` shows that it belongs to those that are waited for."""
+
+    token: str
+
+
 class Connection:
     """A socket, and what came through it that no line has taken yet."""
 
@@ -125,10 +132,17 @@ class Connection:
         self.said += data
         return bool(data)
 
-    def has_greeted(self) -> bool:
-        """Read what has come; return whether the first line of a process that has just connected is known by now."""
-        is_open = self.receive()
-        return not is_open or b"\n" in self.said or len(self.said) > _LONGEST_LINE_BYTES
+    def introduction(
+        self, kind: type[IntroductionT], token: str
+    ) -> IntroductionT | None:
+        """Return the first message; None if it is of another kind, or has another token."""
+        try:
+            introduction = msgspec.json.decode(self.line() or b"", type=kind)
+        except MALFORMED:
+            return None
+        if not hmac.compare_digest(introduction.token.encode(), token.encode()):
+            return None
+        return introduction
 
     def wait_for_line(self, deadline: float | None) -> bytes | None:
         """Return the next line once it is complete; None if the other side closes before, or the time is over."""
@@ -168,7 +182,10 @@ class Entrance:
             if stranger is None:
                 channel, _ = self._listener.accept()
                 self._strangers[channel.fileno()] = Connection(channel)
-            elif stranger.has_greeted():
+                continue
+            is_open = stranger.receive()
+            said = stranger.said
+            if not is_open or b"\n" in said or len(said) > _LONGEST_LINE_BYTES:
                 greeted.append(self._strangers.pop(number))
         if len(self._strangers) > _MOST_STRANGERS:
             oldest = next(iter(self._strangers))
@@ -476,19 +493,19 @@ def oom_kills() -> int | None:
     return None
 
 
-def serve(
-    channel: socket.socket,
-    decode: Callable[[bytes], RequestT],
-    answer: Callable[[RequestT], Message],
-) -> None:
-    """Answer requests until the supervisor closes the socket.
+def serve(channel: int, requests: Any, answer: Callable[[Any], Message]) -> NoReturn:
+    """Answer requests of this type until the supervisor closes the socket `channel`; then end this process.
 
-    What the user's code prints goes to the standard streams. On SIGUSR2 the process prints its stack.
+    What the user's code prints goes to the standard streams. On SIGUSR2 the process prints its stack. No finalizer runs
+    at the end: it may hang, and the nursery ends what is left.
     """
-    channel.set_inheritable(False)
+    decode = msgspec.json.Decoder(requests).decode
+    connection = socket.socket(fileno=channel)
+    connection.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     # To see where it hangs; to a copy of the stream, because the user's code may close or replace the stream.
     faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False)
-    with channel, channel.makefile("rb") as requests:
-        for line in requests:
-            channel.sendall(encode(answer(decode(line))) + b"\n")
+    with connection, connection.makefile("rb") as lines:
+        for line in lines:
+            connection.sendall(encode(answer(decode(line))) + b"\n")
+    os._exit(0)

@@ -13,7 +13,6 @@ import contextlib
 import multiprocessing.util
 import os
 import queue
-import socket
 import sys
 import threading
 import weakref
@@ -26,7 +25,7 @@ from batchtune.errors import NoStepError, WorkloadError
 from batchtune.probe.attempt import OOM_COUNTED, Agree, alone
 from batchtune.probe.failures import error_verdict, first_noted
 from batchtune.probe.last_words import NO_STEP
-from batchtune.probe.rank import RankPlace, print_stack_when_asked
+from batchtune.probe.rank import RankPlace
 from batchtune.scripts.interposing import Begin, place_in_group, say
 from batchtune.units import counted
 from batchtune.workloads.loading import first_line
@@ -327,18 +326,14 @@ def _connected() -> RankPlace:
     """Return this process's place among the ranks that train together, connected to the probe."""
     rank, world_size = place_in_group() or (0, 1)
     host, port = _options["address"]
-    channel = socket.create_connection((host, port))
-    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    print_stack_when_asked(channel)
+    place = RankPlace.connected((host, port), _options["token"], rank, world_size)
 
     def leave() -> None:
         with contextlib.suppress(OSError):  # a child of a child
-            os.close(channel.detach())
+            os.close(place.channel.detach())
 
     # A loader's worker that outlives this process must not hold the connection open.
     os.register_at_fork(after_in_child=leave)
-    place = RankPlace(channel, channel.makefile("rb"), rank, world_size)
-    place.say(place.hello(_options["token"]))
     return place
 
 

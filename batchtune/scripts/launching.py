@@ -13,26 +13,20 @@ import secrets
 import signal
 import socket
 import subprocess
-import time
+from collections.abc import Mapping
 from typing import NoReturn
 
-import msgspec
-
 from batchtune.errors import ProbeError, WorkloadError
-from batchtune.probe.gang import PrintedOutput
+from batchtune.probe.gang import Leader, PrintedOutput
 from batchtune.probe.ranks import Ranks
 from batchtune.probe.requests import (
     Describe,
-    Identify,
     Prepare,
     Ran,
     Reply,
     Request,
     RunTrial,
-    ScriptRequest,
 )
-from batchtune.probe.verdicts import merged
-from batchtune.probe.worker import Worker
 from batchtune.processes.worker import Failed, oom_kills, serve
 from batchtune.results import Trial
 from batchtune.scripts.interposing import environment
@@ -47,43 +41,26 @@ _LONGER = "If it needs longer, to download or to compile, allow that with --setu
 
 def work(channel: int) -> None:
     """Serve requests in a forked process."""
-    serve(
-        socket.socket(fileno=channel),
-        msgspec.json.Decoder[Request](Request).decode,
-        Launcher().answer,
-    )
-    os._exit(0)
+    serve(channel, Request, Launcher().answer)
 
 
-class Launcher:
-    """A script that was started, and the connections to its processes that train."""
+class Launcher(Leader):
+    """A script that was started, and the connections to its processes that train.
+
+    If the script dies, so does this process.
+    """
 
     _process: subprocess.Popen[bytes]
     _output: PrintedOutput
-    _ranks: Ranks
     _oom_kills: int | None
 
-    def answer(self, request: Request) -> Reply:
-        """Pass a request on to the script, which the first one starts; if the script dies, so does this process."""
-        if isinstance(request, Identify):
-            return Worker().answer(request)
-        started = time.monotonic()
-        timeout_seconds = request.timeout_seconds or 0.0
-        if isinstance(request, Prepare | Describe):
-            assert request.script is not None
-            failed = self._start(request.script, timeout_seconds)
-            if failed is not None:
-                return failed
-        self._ranks.send(request)
-        spent_seconds = time.monotonic() - started
-        replies = self._ranks.gather(timeout_seconds, spent_seconds)
-        world_size = self._ranks.world_size
-        if world_size == 1:
-            return self._alone(replies[0], request)
-        return merged(replies, request, world_size)
-
-    def _alone(self, reply: Reply, request: Request) -> Reply:
-        """Return the reply of the only rank."""
+    def _one_of(
+        self, replies: Mapping[int, Reply], request: Prepare | Describe | RunTrial
+    ) -> Reply:
+        """Return the reply of the only rank, or one of those of several."""
+        if self._ranks.world_size != 1:
+            return super()._one_of(replies, request)
+        reply = replies[0]
         if not isinstance(reply, Failed):
             return reply
         if reply.outcome == "crash":
@@ -93,8 +70,11 @@ class Launcher:
         trial = Trial.of(request.shape, "timeout", error=reply.message)
         return Ran(trial=trial, renew=True)
 
-    def _start(self, script: ScriptRequest, timeout_seconds: float) -> Failed | None:
+    def _start(self, request: Prepare | Describe) -> Failed | None:
         """Start the script, and wait until all its ranks train; return why they don't."""
+        script = request.script
+        assert script is not None
+        timeout_seconds = request.timeout_seconds
         self._oom_kills = oom_kills()
         token = secrets.token_hex(16)
         # The address at which ranks reach this process, and the one that it listens at.

@@ -16,12 +16,11 @@ from batchtune.files import write_whole
 from batchtune.lengths import FloatArray, RowLength, Unit, rows_of
 from batchtune.manifests.base import INPUTS, KNOWN_UNITS, TOKEN_LISTS, normalised
 from batchtune.manifests.formats.columnar import ROW, noted_table
-from batchtune.probe.requests import TEMPORARY, Describe, Described
+from batchtune.probe.requests import TEMPORARY, Describe, Described, worker_program
 from batchtune.probe.supervisor import (
     LEADING_SECONDS,
     script_error,
     script_request,
-    worker_program,
 )
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
 from batchtune.redaction import command_text

@@ -15,8 +15,8 @@ from batchtune.errors import ResultError, WorkloadError
 from batchtune.probe.confirmation import alternating, in_steps
 from batchtune.probe.failures import message_verdict
 from batchtune.probe.measurer import Measurer
+from batchtune.probe.messages import failed_in
 from batchtune.probe.nodes import Nodes
-from batchtune.probe.requests import Ran
 from batchtune.probe.settings import refuse_other_allocator
 from batchtune.probe.supervisor import measurer_for
 from batchtune.results import (
@@ -160,13 +160,14 @@ class _Runner:
         for restart in range(1, _MOST_RESTARTS + 1):
             if done.failures or not self._may_restart(start_seconds):
                 break
-            self._restart()
+            self.stepper.start()
+            self.release = False
             steps = min(planned, _STEPS_AFTER_A_RESTART)
             shuffled = itertools.islice(self.plan.shuffled_batches(restart), steps)
             self._run("shuffled", shuffled, done.restarted, steps * _MOST_RESTARTS)
             done.processes += 1
         if done.failures and self.device.kind == "cuda":
-            self._restart()  # or an error, if something else has taken the memory: then no shape is to blame
+            self.stepper.start()  # or an error, if something else has taken the memory: then no shape is to blame
 
     @property
     def _is_refuted(self) -> bool:
@@ -181,10 +182,6 @@ class _Runner:
         if self.device.kind == "cuda" and not self.done.restarted:
             ends = self.deadline
         return time.monotonic() + start_seconds < ends
-
-    def _restart(self) -> None:
-        self.stepper.start()
-        self.release = False
 
     def _run_worst(self) -> None:
         """Run the worst shapes, then those that passed in alternation."""
@@ -227,7 +224,10 @@ class _Runner:
         total: int,
     ) -> None:
         """Run a phase; `trials` are those of its steps so far. A failure ends all but the worst ones."""
-        for step in in_steps(batches, self._batches_per_step):
+        batches_per_step = 1  # where each is timed, a step trains on equal ones
+        if self.plan.settings.brief:
+            batches_per_step = self.device.accumulation
+        for step in in_steps(batches, batches_per_step):
             if time.monotonic() > self.deadline:
                 self.done.unfinished = True
                 return
@@ -269,11 +269,6 @@ class _Runner:
             if phase != "worst":
                 return
 
-    @property
-    def _batches_per_step(self) -> int:
-        """How many of the planned batches a step trains on: where each is timed, a step has equal ones."""
-        return self.device.accumulation if self.plan.settings.brief else 1
-
     def _take_step(self, shapes: Sequence[BatchShape]) -> Trial:
         """Run one step of these batches; a crash or a hang counts only if it comes again, with one of them alone.
 
@@ -281,7 +276,10 @@ class _Runner:
         """
         ran = self.stepper.step(shapes[0], shapes[1:], release=self.release)
         if ran.trial.outcome in _FAULTS:
-            ran = self._step_of_each(shapes)
+            for alone in shapes:
+                ran = self.stepper.step(alone)
+                if ran.trial.outcome != "ok":
+                    break
         trial = ran.trial
         shape = trial.shape
         is_error = trial.outcome == "error"
@@ -293,19 +291,8 @@ class _Runner:
             )
         if not is_error:
             return trial
-        raise self._workload_error(shape, ran)
-
-    def _step_of_each(self, shapes: Sequence[BatchShape]) -> Ran:
-        """Run a step of each of these batches, up to the first that fails."""
-        for shape in shapes:
-            ran = self.stepper.step(shape)
-            if ran.trial.outcome != "ok":
-                break
-        return ran
-
-    def _workload_error(self, shape: BatchShape, ran: Ran) -> WorkloadError:
-        return WorkloadError(
-            f"{self.workload} failed in its {ran.stage or 'step'}, with a batch of {shape}: {ran.trial.error}",
+        raise WorkloadError(
+            failed_in(self.workload, ran),
             f"It did not run out of memory: the verification stops, and no {VERIFY_FILE} is written. "
             "Fix it and run the same command again.",
             ran.traceback,

@@ -19,7 +19,7 @@ from batchtune.epochs.layout import EpochShapes, RankSplit, ShuffleKey, shapes_o
 from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, UsageError
-from batchtune.lengths import Lengths
+from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.devices import law
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
@@ -252,14 +252,18 @@ class VerifyPlan:
                 shortest[size] = batch
         return [batch for size, batch in shortest.items() if batch != longest[size]]
 
+    def seconds_of(self, shapes: Sequence[BatchShape]) -> FloatArray:
+        """Return the time of each batch by the probe's step times, which must be known; shape (shapes,)."""
+        assert self.costs.step_seconds is not None
+        planned = EpochShapes.of(shapes, with_targets=self.lengths.has_targets)
+        return planned.seconds(self.costs.step_seconds)
+
     def _fits_the_time(self, sequences: Sequence[Sequence[PlannedBatch]]) -> bool:
         """Return whether they take no longer than the settings' seconds; False if step times are not known."""
-        step_seconds = self.costs.step_seconds
-        if step_seconds is None or not sequences:
+        if self.costs.step_seconds is None or not sequences:
             return False
         shapes = [batch.shape for sequence in sequences for batch in sequence]
-        planned = EpochShapes.of(shapes, with_targets=self.lengths.has_targets)
-        seconds = float(planned.seconds(step_seconds).sum())
+        seconds = float(self.seconds_of(shapes).sum())
         batches_of_each = self.costs.accumulate
         if self.settings.brief:  # a step has both batches of a pair, in turns
             batches_of_each = max(1, batches_of_each // 2)
@@ -336,14 +340,10 @@ class VerifyPlan:
             if targets is None:
                 worst.append(PlannedBatch(BatchShape(size, length), bucket))
                 continue
-            # The values descend.
-            start = lengths.size - int(
-                np.searchsorted(lengths[::-1], length, side="right")
-            )
             lower = float(self.table.lower_edges(np.array([length]))[0])
-            end = lengths.size - int(
-                np.searchsorted(lengths[::-1], lower, side="right")
-            )
+            # The values descend.
+            shorter = np.searchsorted(lengths[::-1], [length, lower], side="right")
+            start, end = (lengths.size - shorter).tolist()
             if self.batching.uses_pools and size > 1:
                 end = lengths.size  # its others may be shorter than those of the bucket
             longest_target = start + int(targets[start:end].argmax())

@@ -218,10 +218,7 @@ def judge(
         unfinished=steps.unfinished,
         holds=not reasons,
         reasons=reasons,
-        warnings=[
-            *_about_ranks(device),
-            *_warnings(steps, sum(retries), growth, plan),
-        ],
+        warnings=list(_warnings(steps, sum(retries), growth, plan, device)),
         **{name: getattr(config, name) for name in batching},
         **times,
     )
@@ -277,13 +274,7 @@ def _times(
     epoch = float(plan.first_epoch.seconds(step_seconds).sum())
     times["estimated_epoch_seconds"] = epoch
     if timed:
-        shapes = np.array(
-            [
-                (trial.batch_size, trial.length, trial.target_length or 0.0)
-                for trial in timed
-            ]
-        )
-        estimated = step_seconds(*shapes.T[: 3 if plan.lengths.has_targets else 2])
+        estimated = plan.seconds_of([trial.shape for trial in timed])
         ratio = float(seconds.sum() / estimated.sum())
         times["time_ratio"] = ratio
         times["measured_epoch_seconds"] = ratio * epoch
@@ -295,18 +286,19 @@ def _times(
     return times
 
 
-def _about_ranks(device: Device) -> Iterator[str]:
-    """Yield that ranks were simulated."""
+def _warnings(
+    steps: DoneSteps,
+    retries: int,
+    growth: int | None,
+    plan: VerifyPlan,
+    device: Device,
+) -> Iterator[str]:
+    """Yield why figures may be wrong, and what is not known."""
     if device.simulated:
         yield (
             f"Verified on one rank's shard of {counted(device.world_size, 'rank')} (simulated): without communication, "
             "neither its time nor its memory. Verify on real ranks with --nproc-per-node"
         )
-
-
-def _warnings(
-    steps: DoneSteps, retries: int, growth: int | None, plan: VerifyPlan
-) -> Iterator[str]:
     if retries:
         yield (
             f"The allocator emptied its cache {counted(retries, 'time')} to go on, which costs time and is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -246,17 +247,12 @@ def last_frame(stack: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
     name = type(error).__name__
-    lines = _text(error).strip().splitlines()
+    lines: list[str] = []
+    with contextlib.suppress(Exception):  # its own __str__ fails
+        lines = str(error).strip().splitlines()
     if not lines:
         return name
     return _clipped(f"{name}: {_TORCHS_ADVICE.sub('', lines[0])}")
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # its own __str__ fails
-        return ""
 
 
 def _clipped(line: str) -> str:

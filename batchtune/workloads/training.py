@@ -81,12 +81,11 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     def hyper(self) -> ModelSize:
         """The preset with what is set explicitly in place of its own values."""
         given = {
-            name: getattr(self, name) for name in ("dim", "layers", "heads", "vocab")
+            name: getattr(self, name)
+            for name in ("dim", "layers", "heads", "vocab")
+            if getattr(self, name) is not None
         }
-        return replace(
-            self.SIZES[self.size],
-            **{name: value for name, value in given.items() if value is not None},
-        )
+        return replace(self.SIZES[self.size], **given)
 
 
 Batch = TypeVar("Batch")

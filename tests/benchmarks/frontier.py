@@ -167,7 +167,7 @@ def peer(name, lengths, points, settings):
     if settings is TAIL:
         tolerance = OOMPTIMIZER_THRESHOLD
     started = time.monotonic()
-    with Supervisor(settings, None) as supervisor:
+    with Supervisor(settings) as supervisor:
         supervisor.start()
         asked = Asked(supervisor, single=settings is TAIL)
         longest_first = [point.length for point in reversed(points)]
@@ -236,7 +236,7 @@ def compare_with_the_truth(name):
     # On a GPU some of the cache's pages are only used in part.
     within = 0.03 if settings.device == "cuda" else TOLERANCE
     exact = True
-    with Supervisor(settings, None) as supervisor:
+    with Supervisor(settings) as supervisor:
         supervisor.start()
         asked = Asked(supervisor)
         for point in result.frontier:

@@ -157,6 +157,10 @@ def test_an_interruption_overwrites_nothing_that_is_proven(timed, tmp_path):
     assert read_result(tmp_path / PROBE_FILE, Probe) == proven
 
 
+def most_at_a_length(probe):
+    return max(Counter(trial.length for trial in probe.trials).values())
+
+
 class Scattered(LawDevice):
     """Steps take up to five times as long, and later processes hold 1.5% of the memory less than the first."""
 
@@ -208,8 +212,7 @@ def test_what_processes_keep_of_their_batches_costs_no_trials(law, replaced):
     lengths = made_lengths("speech", count=3000)
     device = Buffering(LAWS[law], lengths, replaced=replaced)
     probe = probe_law(device)
-    at_a_length = Counter(trial.length for trial in probe.trials)
-    assert max(at_a_length.values()) <= 6
+    assert most_at_a_length(probe) <= 6
     assert len(probe.trials) <= 32 and ooms(probe.trials) <= 2
     for point in probe.frontier:
         assert device.fits(BatchShape(point.batch_size, point.length))
@@ -245,8 +248,7 @@ def test_peaks_that_scatter_do_not_make_the_search_creep():
         device.fitting = 200
         device._random = np.random.default_rng(seed)
         probe = probe_law(device)
-        at_a_length = Counter(trial.length for trial in probe.trials)
-        assert max(at_a_length.values()) <= 10  # 14 or more if it creeps
+        assert most_at_a_length(probe) <= 10  # 14 or more if it creeps
         for point in probe.frontier:
             assert device.fits(BatchShape(point.batch_size, point.length))
 

@@ -15,9 +15,8 @@ from test_gang import FAULT, GANG, LENGTHS, SMALL, settings
 from worker_processes import gone, ours, processes_of, wait_for
 
 from batchtune.errors import ProbeError, UsageError
-from batchtune.probe import agent as agent_module
-from batchtune.probe.agent import serve_node_0
-from batchtune.probe.nodes import Greeting, Nodes
+from batchtune.probe import nodes as nodes_module
+from batchtune.probe.nodes import Greeting, Nodes, serve_node_0
 from batchtune.probe.requests import Launch, Launched
 from batchtune.probe.supervisor import Supervisor
 from batchtune.processes.worker import encode
@@ -104,7 +103,7 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch):
     MADE.clear()
-    monkeypatch.setattr(agent_module, "Nursery", MadeNursery)
+    monkeypatch.setattr(nodes_module, "Nursery", MadeNursery)
     made = Cluster()
     yield made
     made.nodes.__exit__(None, None, None)
@@ -168,7 +167,7 @@ def test_nodes_that_differ_are_refused_on_both_sides(cluster):
 
 
 def test_two_nodes_of_one_rank_are_refused(monkeypatch):
-    monkeypatch.setattr(agent_module, "Nursery", MadeNursery)
+    monkeypatch.setattr(nodes_module, "Nursery", MadeNursery)
     cluster = Cluster(3)
     agents = [cluster.agent(1) for _ in range(2)]
     message = "both host1 and host1 say that they are node 1"
@@ -269,7 +268,7 @@ AGENT = """
 import sys
 sys.path[:0] = {folders}
 from test_nodes import greeting_of, launch_of
-from batchtune.probe.agent import serve_node_0
+from batchtune.probe.nodes import serve_node_0
 serve_node_0(launch_of(1, 2, {port}), greeting_of(1), 60.0)
 """
 

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from test_gang import LENGTHS, MIB, settings
 
 from batchtune.errors import WorkloadError
-from batchtune.probe.simulated import NCCL_BYTES, reserve_of
 from batchtune.probe.supervisor import Supervisor
+from batchtune.probe.worker import NCCL_BYTES, reserve_of
 from batchtune.results import BatchShape, ProbedWith
 
 SIZES = {"size": "tiny", "dim": 256, "layers": 4, "heads": 4, "vocab": 8192}

@@ -6,7 +6,6 @@ Each kind is one module, registered here. Importing this imports none of them.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import re
@@ -14,7 +13,7 @@ import stat
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -25,11 +24,8 @@ if TYPE_CHECKING:
 
     from batchtune.results import Device, DoctorGpu, ProbedWith
 
-# The `--device` name and its class, imported when needed. `auto` takes the first that is available.
-_KINDS = {
-    "cuda": "batchtune.probe.devices.cuda:CudaBackend",
-    "cpu": "batchtune.probe.devices.cpu:CpuBackend",
-}
+# The `--device` names, each a module with its `BACKEND`, imported when needed. `auto` takes the first available one.
+_KINDS = ("cuda", "cpu")
 DEVICE_FORMS = "auto, cpu, cuda or cuda:N"
 """The forms of a `--device` value."""
 LOCKS_FOLDER = "batchtune-locks"
@@ -62,10 +58,8 @@ def describe_environment() -> dict[str, str]:
     return variables
 
 
-@cache
 def _backend(kind: str) -> DeviceBackend:
-    module, _, name = _KINDS[kind].partition(":")
-    backend: DeviceBackend = getattr(importlib.import_module(module), name)()
+    backend: DeviceBackend = import_module(f"{__name__}.{kind}").BACKEND
     return backend
 
 

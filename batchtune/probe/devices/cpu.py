@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import psutil
+from msgspec.structs import replace
 
 from batchtune.errors import ProbeError
 from batchtune.probe.devices import DeviceBackend, DeviceIdentity, Meter
@@ -62,6 +62,9 @@ class CpuBackend(DeviceBackend):
     ) -> CpuMeter:
         """Open this process's memory."""
         return CpuMeter(settings, limit_bytes)
+
+
+BACKEND = CpuBackend()
 
 
 def describe_cpu(probe_process: int | None) -> DoctorCpu:
@@ -141,7 +144,7 @@ class CpuMeter(Meter):
         kept = reserve_bytes + ddp_bytes
         if self._continued:
             kept = 0
-        self.device = msgspec.structs.replace(
+        self.device = replace(
             self.device,
             limit_bytes=self.device.limit_bytes - kept,
             reserve_bytes=reserve_bytes,
@@ -152,7 +155,7 @@ class CpuMeter(Meter):
 
     def lower(self, limit_bytes: int) -> None:
         """Set RLIMIT_DATA."""
-        self.device = msgspec.structs.replace(self.device, limit_bytes=limit_bytes)
+        self.device = replace(self.device, limit_bytes=limit_bytes)
         self._enforce("with the workload built, Python and PyTorch hold")
 
     def _enforce(self, holds: str) -> None:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from batchtune import allocators
 from batchtune.errors import ProbeError
@@ -111,9 +111,7 @@ class CudaBackend(DeviceBackend):
         if not torch.cuda.is_available():
             return []
         return [
-            msgspec.structs.replace(
-                Card(index).seen(), expandable_segments=_maps_memory(index)
-            )
+            replace(Card(index).seen(), expandable_segments=_maps_memory(index))
             for index in range(torch.cuda.device_count())
         ]
 
@@ -124,6 +122,9 @@ class CudaBackend(DeviceBackend):
         if gpus:
             driver = gpus[0].driver()
         return [gpu.facts() for gpu in gpus], driver, problem
+
+
+BACKEND = CudaBackend()
 
 
 class CudaMeter(Meter):
@@ -217,7 +218,7 @@ class CudaMeter(Meter):
         """Limit what torch's allocator may hold."""
         self._respect_users_share()
         limit_bytes = min(self.device.limit_bytes, self._wanted)
-        self.device = msgspec.structs.replace(self.device, limit_bytes=limit_bytes)
+        self.device = replace(self.device, limit_bytes=limit_bytes)
         self._enforce()
 
     def _enforce(self) -> None:
@@ -265,7 +266,7 @@ class CudaMeter(Meter):
         limit_bytes = min(self._wanted - kept, available)
         if self._continued:
             limit_bytes = self._wanted
-        self.device = msgspec.structs.replace(
+        self.device = replace(
             self.device,
             allocator=self._allocator(None),  # the workload may have changed it
             outside_bytes=self._outside(),
@@ -276,7 +277,7 @@ class CudaMeter(Meter):
 
     def lower(self, limit_bytes: int) -> None:
         """Limit what torch's allocator may hold."""
-        self.device = msgspec.structs.replace(self.device, limit_bytes=limit_bytes)
+        self.device = replace(self.device, limit_bytes=limit_bytes)
         kept = self.device.reserve_bytes + self.device.ddp_bytes
         allocated = self.in_use()
         if limit_bytes <= allocated:

@@ -7,7 +7,7 @@ It takes the place of worker processes where the commands themselves are tested,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import UsageError, did_you_mean, shortened
 from batchtune.probe.measurer import Measurer, setup_exceeds_limit
-from batchtune.probe.requests import Ran
+from batchtune.probe.requests import Ran, RunTrial
 from batchtune.results import BatchShape, Device, Outcome, ProbedWith, Trial
 from batchtune.units import format_size, parse_size
 
@@ -207,30 +207,15 @@ class MadeDevice(Measurer):
             raise setup_exceeds_limit("the workload", f"it holds {held}")
         return self.device
 
-    def measure(
-        self,
-        shape: BatchShape,
-        index: int,
-        *,
-        fresh: bool = False,
-        timing: bool = False,
-    ) -> Ran:
-        """Compute one trial."""
+    def reply_to(self, request: RunTrial, *, fresh: bool = False) -> Ran:
+        """Compute a trial, or a step of several batches one by one; no cache is kept, so none is released."""
         if fresh and self._steps > 0:
             self._renew()
-        ran = self.run(shape, self.trial_steps)
-        return replace(ran, trial=replace(ran.trial, index=index, timing=timing))
-
-    def step(
-        self,
-        shape: BatchShape,
-        others: Sequence[BatchShape] = (),
-        *,
-        release: bool = False,
-    ) -> Ran:
-        """Compute one step, of several batches one by one; no cache is kept, so there is nothing to `release`."""
-        for batch in (shape, *others):
-            ran = self.run(batch, 1)
+        steps = self.trial_steps
+        if request.single:
+            steps = 1
+        for shape in (request.shape, *request.others):
+            ran = self.run(shape, steps)
             if ran.trial.outcome != "ok":
                 break
         return ran
@@ -243,7 +228,7 @@ class MadeDevice(Measurer):
         self.runs += 1
         if ran.renew:
             self.lose_worker()
-        return replace(ran, trial=replace(ran.trial, worker=self.worker))
+        return ran.with_trial(worker=self.worker)
 
     def lose_worker(self) -> None:
         """Have the next run begin with a new worker."""
