@@ -72,6 +72,12 @@ def setting(
     return field(default=default, metadata={"option": option(help, metavar, **further)})
 
 
+def _size(text: str) -> str:
+    """Check a memory size before anything else is done; it stays as the user wrote it."""
+    parse_size(text)
+    return text
+
+
 Quiet = Annotated[
     bool,
     option("Print only the result and errors.", None, "--quiet", "-q", variable=None),
@@ -439,11 +445,11 @@ class WorkloadOptions:
         "rendezvous, then two for batchtune.",
         "HOST:PORT",
     )
-    memory: int | None = setting(
+    memory: str | None = setting(
         "Memory limit of the training process, or of each rank, such as 2GiB (default: as probed, or the whole "
         "device; on the CPU, ranks share the machine's memory).",
         "SIZE",
-        parser=parse_size,
+        parser=_size,
     )
     memory_fraction: float | None = setting(
         "Fraction of that memory to use (default: as probed, or 0.9).", "X"
@@ -457,11 +463,11 @@ class WorkloadOptions:
             "auto|expandable|native",
         ),
     ] = None
-    reserve: int | None = setting(
+    reserve: str | None = setting(
         "Memory to keep free in addition, such as 500MiB: for what training needs but the workload lacks (NCCL's "
         "buffers, a second model, evaluation).",
         "SIZE",
-        parser=parse_size,
+        parser=_size,
     )
     setup_timeout: SetupTimeout = 600.0
     wait: float = setting(
@@ -493,10 +499,10 @@ class WorkloadOptions:
             ),
             "simulate_world_size": self.simulate_world_size,
             "nnodes": None if self.nnodes == 1 else self.nnodes,
-            "memory_bytes": self.memory,
+            "memory_bytes": _if_given(parse_size, self.memory),
             "memory_fraction": self.memory_fraction,
             "allocator": self.allocator,
-            "reserve_bytes": self.reserve,
+            "reserve_bytes": _if_given(parse_size, self.reserve),
             "setup_timeout_seconds": self.setup_timeout,
             "wait_seconds": self.wait,
         }
