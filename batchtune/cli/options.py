@@ -919,7 +919,7 @@ def _completed(parameter: inspect.Parameter, panel: str | None) -> inspect.Param
     if isinstance(parameter.default, bool) and info.default is ...:
         info.default = f"--{parameter.name.replace('_', '-')}"
     for kind in _NUMBERS:
-        if info.parser is None and hint.__origin__ in (kind, kind | None):
+        if hint.__origin__ in (kind, kind | None):
             info.parser = _number_reader(kind, info)
     annotation: Any = Annotated[hint.__origin__, info]
     return parameter.replace(annotation=annotation, kind=inspect.Parameter.KEYWORD_ONLY)
