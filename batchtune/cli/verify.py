@@ -271,6 +271,7 @@ def run_with_progress(
     )
     on_note = partial(console.note, quiet=quiet)
     with console.worker_bar(plan.lengths.unit, subject.settings, quiet=quiet) as bar:
+        bar.introduced = plan.settings.brief  # by the probe before
         return run_verify(
             plan,
             subject,
