@@ -41,10 +41,7 @@ ANOTHER = "Give another folder with --run, or --force to start over in this one.
 
 def lengths_of(folder: Path) -> LengthsSummary | None:
     """Return the data that the folder's results are of; None without results, ResultError if they can't be read."""
-    if folder.exists() and not folder.is_dir():
-        raise ResultError(
-            f"{folder} is not a folder, and a run needs one", "Give another with --run."
-        )
+    _check_is_folder(folder)
     kinds: dict[str, type[Run | Probe | Sweep | StreamSweep]] = {
         RUN_FILE: Run,
         PROBE_FILE: Probe,
@@ -147,11 +144,20 @@ def append_trial(path: Path, trial: Trial) -> None:
         raise unwritable(path, error) from error
 
 
+def _check_is_folder(folder: Path) -> None:
+    """Raise ResultError if a file has the name of the run folder."""
+    if folder.exists() and not folder.is_dir():
+        raise ResultError(
+            f"{folder} is not a folder, and a run needs one", "Give another with --run."
+        )
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold the run folder for this process, however it ends; raises ResultError if another holds it."""
     import fcntl
 
+    _check_is_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)

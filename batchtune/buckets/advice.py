@@ -307,7 +307,7 @@ def _why_none(
     fewest = min(rows, key=lambda row: row.batches)
     return (
         f"no row needs fewer batches than a fixed batch size of {size}, which needs {format_number(fixed.batches)}; "
-        f"{fewest.sized_name} needs {format_number(fewest.batches)}"
+        f"{fewest.sized_name} would make {format_number(fewest.batches)}"
     )
 
 

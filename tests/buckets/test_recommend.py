@@ -130,8 +130,8 @@ def test_pools_are_as_random_as_a_table_that_is_not_recommended(again, chosen):
         ),
         (
             [row(1300, 12), row(1250, 14, strategy="linear")],
-            "no row needs fewer batches than a fixed batch size of 24, which needs 1190; linear with 14 buckets needs "
-            "1250",
+            "no row needs fewer batches than a fixed batch size of 24, which needs 1190; linear with 14 buckets would "
+            "make 1250",
         ),
         (
             [row(1000, 12, again=0.05), pools(980, 5000, 0.021)],

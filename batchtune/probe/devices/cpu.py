@@ -169,7 +169,7 @@ class CpuMeter(Meter):
             raise ProbeError(
                 f"a memory limit of {format_size(max(0, device.limit_bytes))} is too small, with {kept} kept free: "
                 f"{holds} {format_size(held)}",
-                "Give more with --memory, or keep less free with --reserve.",
+                "Give more with --memory or --memory-fraction, or keep less free with --reserve.",
             )
         resource.setrlimit(
             resource.RLIMIT_DATA, (device.limit_bytes, device.limit_bytes)
