@@ -136,7 +136,7 @@ def test_a_table_that_runs_is_proven(tmp_path):
     assert (evidence.unproven, evidence.proof) == (0, proof)
     text = " ".join(render("terminal", load_run(tmp_path)).split())
     assert (
-        f"{proof.steps} shuffled batches and {proof.pairs} pairs in 3 processes" in text
+        f"{proof.steps} shuffled batches and {proof.pairs} pairs in 5 processes" in text
     )
 
 
