@@ -163,7 +163,8 @@ class _Runner:
         if self.device.fragments:
             restarts = _RESTARTS_IF_FRAGMENTING
         for restart in range(1, restarts + 1):
-            if done.failures or not self._may_restart(start_seconds):
+            is_over = done.failures or done.unfinished
+            if is_over or not self._may_restart(start_seconds):
                 break
             self.stepper.start()
             self.release = False

@@ -190,10 +190,10 @@ def test_a_crash_counts_only_if_it_comes_again():
 
 def test_time_that_ends_leaves_a_verification_unfinished():
     plan = VerifyPlan(lengths=LENGTHS, config=FITS, settings=VerifySettings(steps=60))
-    found = verify(
-        made_stepper(), plan, MADE, on_progress=lambda progress: None, deadline=0.0
-    )
+    stepper = on_cuda(made_stepper())
+    found = verify(stepper, plan, MADE, on_progress=lambda progress: None, deadline=0.0)
     assert (found.unfinished, found.holds, found.steps) == (True, False, 0)
+    assert found.processes == 1
     assert found.reasons[0].startswith("The time ended")
 
 
