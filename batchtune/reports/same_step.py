@@ -13,7 +13,7 @@ _NOT_MEASURED = (
     "does. If it is a mean over the examples of each micro-batch, add --equal-counts."
 )
 _BY_TOKENS = "by the tokens of the whole step, as Transformers' Trainer does from 4.46 on (num_items_in_batch)"
-# Another accumulation is advised if it makes an epoch so many times as fast: estimates are hardly nearer than that.
+# Another accumulation is advised only if it gains more: smaller gains are within the error of the estimates.
 WORTH_A_CHANGE = 1.05
 # How frameworks take a loss that is a mean over the tokens of a step.
 TOKEN_LOSSES = (

@@ -34,9 +34,9 @@ from batchtune.run_folder import alone_in
 from batchtune.verify.plan import FEWEST_STEPS, PlannedBatch, Subject, VerifyPlan
 from batchtune.verify.rules import DoneSteps, judge
 
-# Shuffled batches run in this many more processes if starting one takes at most this share of the time of the
-# steps so far; in a brief plan, if its time is enough for that. On a GPU one more always proves a table: what the
-# allocator holds differs from process to process. Where it fragments, so many always do: a table of a checkpointed
+# Shuffled batches run in this many more processes if starting one takes at most this share of the time of the steps
+# so far; in a brief plan, if its time is enough for that. On a GPU one more always proves a table: what the allocator
+# holds differs from process to process. An allocator that fragments always takes more: a table of a checkpointed
 # transformer-lm large in 80 GiB passed in two processes, and 2 of 5 others ran out of memory in their first steps.
 _MOST_RESTARTS = 2
 _RESTARTS_IF_FRAGMENTING = 4
