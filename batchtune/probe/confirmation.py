@@ -133,9 +133,9 @@ def confirm(
     ends_all: Callable[[Trial], bool] = lambda failed: False,
     batches_per_step: int = 1,
 ) -> Turns:
-    """Run the shapes in turns in a fresh worker, and find all that fail; the first failure that `ends_all` stops it.
+    """Run the shapes in turns in a fresh worker, and find all that fail.
 
-    So does the workload's own error, which ends the probe.
+    The first failure for which `ends_all` is true stops this, and so does the workload's own error, which ends the probe.
     A shape fails if it runs out of memory, or crashes or hangs twice. It passes, with a count, if the allocator has to
     empty its cache: it fits, at the cost of time. `on_step` is called before each; if it returns False, no more shapes
     are run. An optimizer step takes as many of them as it takes batches. Raises as `Measurer.start`.

@@ -48,7 +48,7 @@ PROBE_SHARE = 0.75
 """The share of --minutes that the probe of a tuning may take, so that the proof has the rest."""
 # A batch that still fails in turns after this many times is left out: smaller ones that passed take its place.
 _MOST_CONFIRMATIONS = 6
-# A step among other shapes, with its batch, may take so many times as long as in its trial.
+# A step among other shapes may take this many times as long as in its trial, with its batch made.
 _SLOWER_IN_TURNS = 1.25
 # The next trial may take as long as the longest of this many recent ones.
 _RECENT = 5
@@ -204,7 +204,7 @@ class Probing(ABC):
         return not self.out_of_time
 
     def _leaves(self, seconds: float) -> bool:
-        """Return whether so many seconds are left."""
+        """Return whether this many seconds are left."""
         return self.deadline is None or time.monotonic() + seconds <= self.deadline
 
     def _trial_seconds(self) -> float:

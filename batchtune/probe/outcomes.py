@@ -27,7 +27,7 @@ class Tried(NamedTuple):
         passed: The largest of these that is proven, or 0.
         over_margin: The smallest above that one, which ran but leaves no margin.
         peaks: (size, peak bytes) of those that ran.
-        given_up: How many failed in turns after they had passed alone.
+        given_up: How many passed alone, and then failed in turns.
     """
 
     failures: dict[int, Trial]
