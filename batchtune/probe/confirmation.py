@@ -135,7 +135,7 @@ def confirm(
 ) -> Turns:
     """Run the shapes in turns in a fresh worker, and find all that fail.
 
-    The first failure for which `ends_all` is true stops this, and so does the workload's own error, which ends the probe.
+    The first failure for which `ends_all` is true stops this. So does the workload's own error, which ends the probe.
     A shape fails if it runs out of memory, or crashes or hangs twice. It passes, with a count, if the allocator has to
     empty its cache: it fits, at the cost of time. `on_step` is called before each; if it returns False, no more shapes
     are run. An optimizer step takes as many of them as it takes batches. Raises as `Measurer.start`.
