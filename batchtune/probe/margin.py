@@ -162,7 +162,11 @@ class Peaks:
 
     @cached_property
     def _spread_bytes(self) -> int:
-        spreads = [max(peaks) - min(peaks) for peaks in self._peaks.values()]
+        measured = list(self._peaks.values())
+        enough = _TELLING_SHARE * self.limit_bytes
+        # A validation pass between two steps takes more than a small batch: that says nothing of large ones.
+        telling = [peaks for peaks in measured if max(peaks) >= enough] or measured
+        spreads = [max(peaks) - min(peaks) for peaks in telling]
         spreads += [max(rests) - int(median(rests)) for rests in self._rests.values()]
         return max(spreads, default=0)
 

@@ -182,6 +182,12 @@ def test_what_turns_of_an_earlier_run_left_is_no_beginning():
     assert Peaks(1000, [first, failed, again], []).margin.spread_bytes == 0
 
 
+def test_peaks_of_small_batches_do_not_spread_those_near_the_limit():
+    small = made_trial(SHORT, peak_bytes=300, peak_spread_bytes=90, worker=1)
+    large = made_trial(LONG, peak_bytes=900, peak_spread_bytes=5, worker=1)
+    assert Peaks(1000, [small, large], []).margin.spread_bytes == 5
+
+
 def test_what_a_first_step_lacked_is_what_the_allocator_had_left():
     large, small = BatchShape(9, 16.0), BatchShape(8, 16.0)
     trials = [
