@@ -200,10 +200,15 @@ class MemoryFit:
     def _would_be(self, bracket: Bracket) -> float | None:
         """Return what the smallest size that ran out of memory alone would have taken; None without one or peaks."""
         is_oom = bracket.failed_by == "oom" and not bracket.given_up
-        if bracket.failed is None or not is_oom or not bracket.peaks:
+        if bracket.failed is None or not is_oom:
             return None
-        size, peak = bracket.peaks[-1]
-        return peak + (self.need(bracket) or 0.0) * (bracket.failed - size)
+        need = self.need(bracket) or 0.0
+        if bracket.peaks:
+            size, peak = bracket.peaks[-1]
+            return peak + need * (bracket.failed - size)
+        if self.model is None or not bracket.flushed:
+            return None
+        return self.model.constant + need * bracket.failed
 
     @property
     def _room_by_limit(self) -> float:
