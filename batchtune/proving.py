@@ -63,6 +63,7 @@ _WHERE = {
     "worst": "alone",
     "shuffled": "among shuffled batches",
     "pairs": "after another shape",
+    "replayed": "as shuffled batches were replayed",
 }
 
 
@@ -204,6 +205,8 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
         steps=verification.steps + verification.restarted_steps,
         pairs=verification.pairs,
         processes=verification.processes,
+        replayed_steps=verification.replayed_steps,
+        replayed_processes=verification.replayed_processes,
         ooms=sum(failure.outcome == "oom" for failure in verification.failures),
         tables=tables,
         highest_reserved_bytes=verification.reserved_bytes,

@@ -144,6 +144,7 @@ class Proof(Record, frozen=True, kw_only=True):
         steps: Shuffled steps that passed.
         pairs: How often one shape followed another on an emptied cache; 0 where the allocator does not fragment.
         processes: Fresh processes that ran shuffled batches.
+        replayed_steps, replayed_processes: As for `verify.json`.
         ooms: Batches that ran out of memory.
         tables: How many tables were run until one held, or time ended.
         highest_reserved_bytes: The most that the allocator held; None where unknown.
@@ -154,6 +155,8 @@ class Proof(Record, frozen=True, kw_only=True):
     steps: Count = 0
     pairs: Count = 0
     processes: Count = 0
+    replayed_steps: Count = 0
+    replayed_processes: Count = 0
     ooms: Count = 0
     tables: Size = 1
     highest_reserved_bytes: Bytes | None = None

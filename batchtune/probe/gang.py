@@ -27,6 +27,7 @@ from batchtune.probe.requests import (
     Launch,
     Launched,
     Prepare,
+    Replay,
     Reply,
     Request,
     RunTrial,
@@ -78,7 +79,7 @@ class Leader(ABC):
 
     def answer(self, request: Request) -> Reply:
         """Pass a request on to all ranks, which the first one starts, and return one reply."""
-        if isinstance(request, Identify):
+        if isinstance(request, Identify | Replay):
             return Worker().answer(request)
         started = time.monotonic()
         if isinstance(request, Prepare | Describe):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from batchtune.errors import ProbeError
-from batchtune.probe.requests import Ran, RunTrial
+from batchtune.probe.requests import Ran, Replay, Replayed, RunTrial
 from batchtune.results import BatchShape, Device
 
 
@@ -61,15 +61,25 @@ class Measurer(ABC):
         others: Sequence[BatchShape] = (),
         *,
         release: bool = False,
+        recording: bool = False,
     ) -> Ran:
         """Run one step of a new batch with the allocator's cache as it is, or emptied first if `release`.
 
         An optimizer step that takes several batches has `others` after this one, or more like it; if it fails, the
-        trial is that of the batch that failed.
+        trial is that of the batch that failed. `recording` as in `RunTrial`.
         """
-        return self.reply_to(
-            RunTrial(shape=shape, others=tuple(others), single=True, release=release)
+        request = RunTrial(
+            shape=shape,
+            others=tuple(others),
+            single=True,
+            release=release,
+            recording=recording,
         )
+        return self.reply_to(request)
+
+    def replay(self, request: Replay) -> Replayed | None:
+        """Replay recorded steps in a process without the workload, whose worker ends; None where that is impossible."""
+        return None
 
 
 def setup_exceeds_limit(workload: str, reason: str) -> ProbeError:

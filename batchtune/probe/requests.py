@@ -124,7 +124,8 @@ class RunTrial(Message, frozen=True):
     A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first. If `noting`, an
     out-of-memory error in any step is noted even if it is caught, which makes them slower. If only its `timing` is
     wanted, no trial is brief. Ranks have `timeout_seconds` for it. The further batches of an optimizer step that takes
-    several are like this one, or those of `others`.
+    several are like this one, or those of `others`. If `recording`, a step tells what it asked of a GPU's
+    allocator.
     """
 
     shape: BatchShape
@@ -133,7 +134,23 @@ class RunTrial(Message, frozen=True):
     release: bool = False
     noting: bool = False
     timing: bool = False
+    recording: bool = False
     timeout_seconds: float = 0.0
+
+
+class RecordedStep(msgspec.Struct, frozen=True):
+    """What a step asked of the allocator.
+
+    Attributes:
+        device: Index of the GPU.
+        held: Bytes of each block in use before the step, if it is the first that its process records; else None.
+        requests: In their order: the bytes of a block; or, to free one, -1 - 2 i for the i-th that the step has made,
+            and -2 - 2 i for the i-th of those that the step before it left.
+    """
+
+    device: int
+    held: list[int] | None
+    requests: list[int]
 
 
 class Ran(Message, frozen=True):
@@ -147,10 +164,29 @@ class Ran(Message, frozen=True):
         False  # a script has ended by itself, maybe after an error that it caught
     )
     renew: bool = False  # the worker must be replaced: damaged by a sticky device error, or its memory is full of holes
+    recorded: RecordedStep | None = None
 
     def with_trial(self, **changes: Any) -> Ran:
         """Return the same with these changes of its trial."""
         return replace(self, trial=replace(self.trial, **changes))
+
+
+class Replay(Message, frozen=True):
+    """Asks to replay the recorded steps of a process, for some seconds, in one without a workload (`Replayed`)."""
+
+    limit_bytes: int
+    steps: list[RecordedStep]
+    seconds: float
+    seed: int
+
+
+class Replayed(Message, frozen=True):
+    """How many processes and steps were replayed; `failed` is the number of the step that ran out of memory."""
+
+    processes: int
+    steps: int
+    failed: int | None = None
+    error: str | None = None
 
 
 class Start(Message, frozen=True, kw_only=True):
@@ -219,8 +255,8 @@ class Decision(Message, frozen=True):
     value: int
 
 
-Request = Identify | Describe | Prepare | RunTrial
-Reply = Identified | Described | Ready | Ran | Launched | Failed
+Request = Identify | Describe | Prepare | RunTrial | Replay
+Reply = Identified | Described | Ready | Ran | Launched | Replayed | Failed
 
 
 def worker_program(

@@ -8,6 +8,8 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from batchtune.errors import NoStepError, linked_errors
 from batchtune.probe.attempt import OOM_COUNTED, Agree, Attempt, alone
 from batchtune.probe.devices import Meter
@@ -20,6 +22,7 @@ from batchtune.probe.failures import (
     process_limits,
 )
 from batchtune.probe.parameters import drop_gradients
+from batchtune.probe.replay import RequestRecorder
 from batchtune.probe.requests import Ran
 from batchtune.results import BatchShape
 from batchtune.workloads.loading import first_line, user_traceback
@@ -49,6 +52,7 @@ class Session:
     _limits: dict[str, int] = field(default_factory=process_limits)
     # The last ones in a row whose equal steps took equal time and memory.
     _equal_trials: int = 0
+    _recorder: RequestRecorder | None = None
     # In use after the setup, then after the last step or trial that passed.
     _rest_bytes: int = field(init=False)
 
@@ -80,7 +84,12 @@ class Session:
         return self._ran(attempt)
 
     def step(
-        self, shape: BatchShape, *, release: bool = False, noting: bool = False
+        self,
+        shape: BatchShape,
+        *,
+        release: bool = False,
+        noting: bool = False,
+        recording: bool = False,
     ) -> Ran:
         """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first.
 
@@ -90,13 +99,18 @@ class Session:
             self._meter.free_workspaces()
         if release:
             self._free()
+        if recording and self._recorder is None:
+            self._recorder = RequestRecorder(self._meter.torch_device.index)
         attempt = self._attempt(shape, single=True, noting=noting)
         # A library may have caught it, and gone on with a smaller workspace.
         may_pass = attempt.ooms > 0 and not attempt.caught
         if attempt.error is None and self._agree(may_pass):
             with noting_ooms(attempt.caught):
                 self._attempt(shape, single=True)
-        return self._ran(attempt)
+        ran = self._ran(attempt)
+        if recording and self._recorder is not None:
+            ran = replace(ran, recorded=self._recorder.take())
+        return ran
 
     def _attempt(
         self,

@@ -43,6 +43,8 @@ from batchtune.probe.requests import (
     Prepare,
     Ran,
     Ready,
+    Replay,
+    Replayed,
     RunTrial,
     ScriptRequest,
     worker_program,
@@ -197,6 +199,23 @@ class Supervisor(Measurer):
         elapsed = round(time.monotonic() - started, 6)
         return ran.with_trial(worker=self.worker, elapsed_seconds=elapsed)
 
+    def replay(self, request: Replay) -> Replayed | None:
+        """Replay recorded steps, as `Measurer.replay` says."""
+        self._drop()
+        _, replies, environment, _ = self._program
+        nursery = Nursery("batchtune.probe.worker", replies, environment)
+        try:
+            nursery.start_worker()
+            return nursery.ask(
+                request, (Replayed,), self._settings.setup_timeout_seconds
+            )
+        except WorkerLost as lost:
+            self._note(f"The steps could not be replayed: the worker process {lost}.")
+            return None
+        finally:
+            nursery.end_worker()
+            nursery.close()
+
     def _start_worker(self) -> Device:
         """Build the workload in a new worker, which may be forked from the same process as the last one."""
         self._drop()
@@ -262,8 +281,9 @@ class Supervisor(Measurer):
         self._allocator_problem = problem
         module, replies, environment, imports = self._program
         environment = {**environment, **variables_for(NATIVE, os.environ)}
+        self._program = module, replies, environment, imports
         self._nursery.close()
-        self._nursery = Nursery(module, replies, environment, imports)
+        self._nursery = Nursery(*self._program)
 
     def _show_nodes(self, nodes: Nodes) -> None:
         """Show what other nodes printed last: they were lost, or did not start."""

@@ -22,6 +22,7 @@ from batchtune.probe.attempt import Agree, alone
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.failures import error_verdict, lowered_limit, process_limits
 from batchtune.probe.parameters import TrainingCheck, gradient_bytes
+from batchtune.probe.replay import replay
 from batchtune.probe.requests import (
     Describe,
     Described,
@@ -30,6 +31,7 @@ from batchtune.probe.requests import (
     Prepare,
     Ran,
     Ready,
+    Replay,
     Reply,
     Request,
     RunTrial,
@@ -84,6 +86,8 @@ class Worker:
         """Do what a request asks for."""
         if isinstance(request, RunTrial):
             return self._run(request)
+        if isinstance(request, Replay):
+            return replay(request)
         self._limits = process_limits()
         try:
             if isinstance(request, Identify):
@@ -111,7 +115,10 @@ class Worker:
         """Run a trial, or a single step."""
         if request.single:
             return self._session.step(
-                request.shape, release=request.release, noting=request.noting
+                request.shape,
+                release=request.release,
+                noting=request.noting,
+                recording=request.recording,
             )
         ran = self._session.measure(
             request.shape, noting=request.noting, timing=request.timing

@@ -416,6 +416,11 @@ def _verification_facts(verification: Verification) -> Iterator[str]:
             f"Other shuffles ran in {counted(verification.processes - 1, 'further process')}: "
             f"{counted(verification.restarted_steps, 'step')} passed."
         )
+    if verification.replayed_steps:
+        yield (
+            f"Their memory requests were replayed in {format_number(verification.replayed_processes)} other orders: "
+            f"{counted(verification.replayed_steps, 'step')} passed."
+        )
     if verification.planned_pairs:
         yield (
             f"One shape followed another on an emptied cache {format_number(verification.pairs)} of "

@@ -230,6 +230,8 @@ def _proof_in_training(proof: Proof | None) -> str:
     if proof.pairs:
         ran += f" and {counted(proof.pairs, 'pair')}"
     ran += f" in {counted(proof.processes, 'process')}"
+    if proof.replayed_steps:
+        ran += f", and {format_number(proof.replayed_steps)} replayed in {proof.replayed_processes:,} other orders"
     if not proof.holds:
         return f"Not proven in shuffled training: {proof.reason} ({ran} passed)."
     reserved = ""

@@ -46,7 +46,7 @@ DeviceName = Annotated[
 AnyLength = TypeVar("AnyLength", float, "npt.NDArray[np.float64]")
 # Of a packed batch: a file of somebody else's must not fill the memory.
 _MOST_SEQUENCES = 10**7
-VerifyPhase = Literal["worst", "shuffled", "pairs"]
+VerifyPhase = Literal["worst", "shuffled", "replayed", "pairs"]
 
 
 def _fields_of(shape: BatchShape) -> dict[str, Any]:
@@ -439,7 +439,8 @@ class VerifyFailure(Record, frozen=True, kw_only=True):
     """A batch of the verification that failed.
 
     Attributes:
-        phase: Among the worst shapes, among the shuffled batches, or in a pair of shapes on an emptied cache.
+        phase: Among the worst shapes, among the shuffled batches, where these were replayed, or in a pair of shapes on
+            an emptied cache.
         step, bucket: Position in its phase, and index of its bucket in the table, both from 0.
         outcome: `oom`, `crash` or `timeout`.
     """
@@ -473,6 +474,8 @@ class Verification(Measured, frozen=True, kw_only=True):
             after the first, each with another shuffle.
         pairs, planned_pairs: How often one shape followed another on an emptied cache without running out of memory,
             and how often that was planned; 0 where the allocator does not fragment.
+        replayed_steps, replayed_processes: Steps whose memory requests were replayed in other orders, and how many
+            processes so began anew; 0 without a GPU.
         unfinished: Whether time ended before all planned steps ran.
         alloc_retries: How often the allocator emptied its cache to go on, after each shape had run once.
         peak_bytes, reserved_bytes: The most in use, and the most held by the allocator; None where unknown.
@@ -519,6 +522,8 @@ class Verification(Measured, frozen=True, kw_only=True):
     restarted_steps: Count = 0
     pairs: Count = 0
     planned_pairs: Count = 0
+    replayed_steps: Count = 0
+    replayed_processes: Count = 0
     unfinished: bool = False
 
     @property

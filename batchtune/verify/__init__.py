@@ -17,12 +17,14 @@ from batchtune.probe.failures import message_verdict
 from batchtune.probe.measurer import Measurer
 from batchtune.probe.messages import failed_in
 from batchtune.probe.nodes import Nodes
+from batchtune.probe.requests import Ran, RecordedStep, Replay
 from batchtune.probe.settings import refuse_other_allocator
 from batchtune.probe.supervisor import measurer_for
 from batchtune.results import (
     VERIFY_FILE,
     BatchShape,
     Device,
+    Outcome,
     Trial,
     Verification,
     VerifyFailure,
@@ -36,14 +38,17 @@ from batchtune.verify.rules import DoneSteps, judge
 
 # Shuffled batches run in this many more processes if starting one takes at most this share of the time of the steps
 # so far; in a brief plan, if its time is enough for that. On a GPU one more always proves a table: what the allocator
-# holds differs from process to process. An allocator that fragments always takes more: a table of a checkpointed
-# transformer-lm large in 80 GiB passed in two processes, and 2 of 5 others ran out of memory in their first steps.
+# holds differs from process to process.
 _MOST_RESTARTS = 2
-_RESTARTS_IF_FRAGMENTING = 4
 _START_SHARE = 0.5
 # Most processes that run out of memory do so in the first 32 steps.
 _STEPS_AFTER_A_RESTART = 64
 _FAULTS = ("crash", "timeout")
+# On CUDA's native allocator a table of a checkpointed transformer-lm large in 80 GiB passed in two processes, and 2 of
+# 5 others ran out of memory in their first steps. So recorded steps are replayed in other orders.
+_FEWEST_RECORDED = 3
+_MOST_RECORDED = 40
+_FEWEST_REPLAY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +117,11 @@ def verify(
 
     The worst shapes are run once, the largest first, then once more in alternation; a step that fails does not keep
     the others from being tried. If all pass, shuffled batches follow, up to the first that fails. Only these are
-    timed: the worst shapes are their warm-up. Where the allocator fragments, pairs of shapes follow, each on an emptied
-    cache. If all passed, other shuffled batches run in further processes: training starts in a fresh one. A brief plan
-    leaves out the worst shapes, and ends with the first failure; its shuffled batches end where they take longer than
-    its settings say. Raises as `run_verify` does.
+    timed: the worst shapes are their warm-up. What they asked of a GPU's allocator is then replayed in other orders.
+    Where the allocator fragments, pairs of shapes follow, each on an emptied cache. If all passed, other shuffled
+    batches run in further processes: training starts in a fresh one. A brief plan leaves out the worst shapes, and
+    ends with the first failure; its shuffled batches end where they take longer than its settings say. Raises as
+    `run_verify` does.
     """
     started = time.monotonic()
     device = stepper.start()
@@ -147,6 +153,9 @@ class _Runner:
     done: DoneSteps = field(default_factory=DoneSteps)
     release: bool = False
     last_step: list[PlannedBatch] = field(default_factory=list)
+    recorded: list[tuple[list[PlannedBatch], RecordedStep]] = field(
+        default_factory=list
+    )
 
     def run(self, start_seconds: float) -> None:
         """Run all phases; a process takes so long to start."""
@@ -157,12 +166,11 @@ class _Runner:
         if not done.failures:
             shuffled = itertools.islice(self.plan.shuffled_batches(), planned)
             self._run("shuffled", shuffled, done.shuffled, planned)
+        if not done.failures:
+            self._replay()
         if self.device.fragments and not self._is_refuted:
             self._run_pairs()
-        restarts = _MOST_RESTARTS
-        if self.device.fragments:
-            restarts = _RESTARTS_IF_FRAGMENTING
-        for restart in range(1, restarts + 1):
+        for restart in range(1, _MOST_RESTARTS + 1):
             is_over = done.failures or done.unfinished
             if is_over or not self._may_restart(start_seconds):
                 break
@@ -170,7 +178,7 @@ class _Runner:
             self.release = False
             steps = min(planned, _STEPS_AFTER_A_RESTART)
             shuffled = itertools.islice(self.plan.shuffled_batches(restart), steps)
-            self._run("shuffled", shuffled, done.restarted, steps * restarts)
+            self._run("shuffled", shuffled, done.restarted, steps * _MOST_RESTARTS)
             done.processes += 1
         if done.failures and self.device.kind == "cuda":
             self.stepper.start()  # or an error, if something else has taken the memory: then no shape is to blame
@@ -182,7 +190,7 @@ class _Runner:
 
     def _may_restart(self, start_seconds: float) -> bool:
         """Return whether another process is worth the time of its start."""
-        if self.device.fragments:
+        if self.device.fragments and not self.done.restarted:
             return True
         if not self.plan.settings.brief:
             return start_seconds <= _START_SHARE * self.done.seconds
@@ -202,6 +210,28 @@ class _Runner:
             if trial.outcome == "ok"
         ]
         self._run("worst", alternating(passed), done.worst, len(worst) + len(passed))
+
+    def _replay(self) -> None:
+        """Replay what the recorded steps asked of a GPU's allocator, in other orders, until one runs out of memory."""
+        if len(self.recorded) < _FEWEST_RECORDED:
+            return
+        seconds = max(_FEWEST_REPLAY_SECONDS, self.plan.settings.seconds)
+        request = Replay(
+            limit_bytes=self.device.limit_bytes,
+            steps=[step for _, step in self.recorded],
+            seconds=min(seconds, self.deadline - time.monotonic()),
+            seed=self.plan.settings.seed_of(self.plan.config),
+        )
+        replayed = self.stepper.replay(request)
+        if replayed is None:
+            return
+        self.done.replayed = replayed.steps
+        self.done.replayed_processes = replayed.processes
+        if replayed.failed is not None:
+            # Of several batches of a step, the largest needs the most.
+            step, _ = self.recorded[replayed.failed]
+            largest = max(step, key=lambda batch: batch.shape.padded_length)
+            self._fail("replayed", replayed.steps, largest, "oom", replayed.error)
 
     def _run_pairs(self) -> None:
         """Run the sequences, but none with a shape that has failed in one."""
@@ -240,8 +270,7 @@ class _Runner:
             if time.monotonic() > self.deadline:
                 self.done.unfinished = True
                 return
-            ran = len(trials) - before
-            has_enough = phase == "shuffled" and ran >= FEWEST_STEPS
+            has_enough = phase == "shuffled" and len(trials) - before >= FEWEST_STEPS
             if has_enough and time.monotonic() > self.enough_at:
                 return
             shapes = [planned.shape for planned in step]
@@ -253,7 +282,10 @@ class _Runner:
                 device=self.device,
             )
             self.on_progress(progress)
-            trial = self._take_step(shapes)
+            ran = self._take_step(shapes, recording=self._records(phase))
+            trial = ran.trial
+            if ran.recorded is not None:
+                self.recorded.append((step, ran.recorded))
             self.release = trial.outcome != "ok"  # a failure may leave the cache full
             if trial.outcome == "ok":
                 trials += trial.of_each(shapes)
@@ -263,28 +295,51 @@ class _Runner:
             shape = trial.shape
             possible = [*self.last_step, *step]  # a loop may have held one of them
             is_of = (batch for batch in possible if batch.shape == shape)
-            planned = next(is_of, step[0])
-            self.done.failures.append(
-                VerifyFailure(
-                    phase=phase,
-                    step=len(trials) - 1,
-                    bucket=planned.bucket,
-                    batch_size=shape.batch_size,
-                    length=shape.length,
-                    target_length=shape.target_length,
-                    outcome=trial.outcome,
-                    error=trial.error,
-                )
-            )
+            bucket = next(is_of, step[0]).bucket
+            failed = PlannedBatch(shape, bucket)
+            self._fail(phase, len(trials) - 1, failed, trial.outcome, trial.error)
             if phase != "worst":
                 return
 
-    def _take_step(self, shapes: Sequence[BatchShape]) -> Trial:
+    def _fail(
+        self,
+        phase: VerifyPhase,
+        step: int,
+        batch: PlannedBatch,
+        outcome: Outcome,
+        error: str | None,
+    ) -> None:
+        shape = batch.shape
+        failure = VerifyFailure(
+            phase=phase,
+            step=step,
+            bucket=batch.bucket,
+            batch_size=shape.batch_size,
+            length=shape.length,
+            target_length=shape.target_length,
+            outcome=outcome,
+            error=error,
+        )
+        self.done.failures.append(failure)
+
+    def _records(self, phase: VerifyPhase) -> bool:
+        """Return whether to record what a step asks of the allocator: each rank has one of its own."""
+        is_alone = self.device.kind == "cuda" and self.device.world_size == 1
+        return (
+            is_alone
+            and phase == "shuffled"
+            and self.done.processes == 1
+            and len(self.recorded) < _MOST_RECORDED
+        )
+
+    def _take_step(self, shapes: Sequence[BatchShape], *, recording: bool) -> Ran:
         """Run one step of these batches; a crash or a hang counts only if it comes again, with one of them alone.
 
         What may be an OOM in disguise counts as one only if a smaller batch then passes.
         """
-        ran = self.stepper.step(shapes[0], shapes[1:], release=self.release)
+        ran = self.stepper.step(
+            shapes[0], shapes[1:], release=self.release, recording=recording
+        )
         if ran.trial.outcome in _FAULTS:
             for alone in shapes:
                 ran = self.stepper.step(alone)
@@ -300,7 +355,7 @@ class _Runner:
                 or self.stepper.step(smaller, release=True).trial.outcome != "ok"
             )
         if not is_error:
-            return trial
+            return ran
         raise WorkloadError(
             failed_in(self.workload, ran),
             f"It did not run out of memory: the verification stops, and no {VERIFY_FILE} is written. "

@@ -120,6 +120,8 @@ class DoneSteps:
     processes: int = 1
     passed_pairs: int = 0
     planned_pairs: int = 0
+    replayed: int = 0
+    replayed_processes: int = 0
     unfinished: bool = False
 
     @property
@@ -215,6 +217,8 @@ def judge(
         restarted_steps=sum(trial.outcome == "ok" for trial in steps.restarted),
         pairs=steps.passed_pairs,
         planned_pairs=steps.planned_pairs,
+        replayed_steps=steps.replayed,
+        replayed_processes=steps.replayed_processes,
         unfinished=steps.unfinished,
         holds=not reasons,
         reasons=reasons,

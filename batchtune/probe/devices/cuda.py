@@ -156,7 +156,7 @@ class CudaMeter(Meter):
         try:
             # What the workload calls `.cuda()` means this device too
             torch.cuda.set_device(self.torch_device)
-            problem = _begin(self.torch_device)
+            problem = begin(self.torch_device)
         except RuntimeError as error:
             # No memory for even that, exclusive mode, a driver that is too old
             raise ProbeError(
@@ -468,7 +468,7 @@ def _maps_memory(index: int) -> bool | None:
     return bool(maps.value)
 
 
-def _begin(device: Any) -> str | None:
+def begin(device: Any) -> str | None:
     """Create the context, natively if expandable segments don't work; return why they don't, if they were to be used.
 
     Raises RuntimeError if the device can't be used at all.
