@@ -223,6 +223,7 @@ class GivenBatches:
                     if min(between, default=0) > accumulate:
                         wrong = between
                 if wrong:
+                    recording.recorder_of(**self._options["recorder"]).refuse()
                     self._refuse(
                         f"its optimizer steps every {counted(min(wrong), 'batch')}, and {each}. Start it with a "
                         f"gradient accumulation of {accumulate}",

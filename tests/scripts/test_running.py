@@ -26,11 +26,12 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from training_lines import START, step, write
 
 from batchtune import sampler_from_config
 from batchtune.allocators import VARIABLES
 from batchtune.exports.run_configs import render_sampler_yaml
-from batchtune.results import PROBE_FILE, write_result
+from batchtune.results import PROBE_FILE, last_recording, write_result
 from batchtune.sampler_files import read_any_sampler_yaml
 from batchtune.scripts import running
 from batchtune.scripts.running import LENGTHS_FILE
@@ -241,10 +242,14 @@ def test_each_step_has_its_own_examples_in_other_micro_batches(started, ahead):
 
 
 @pytest.mark.parametrize("batches", [1, 6])
-def test_a_script_that_steps_otherwise_is_told_its_accumulation(started, batches):
-    """A step of more batches, too, which may be without mixed precision's first steps."""
+def test_a_script_that_steps_otherwise_is_told_its_accumulation(
+    started, batches, tmp_path
+):
+    """A step of more batches, too, which may be without mixed precision's first steps. An earlier recording counts."""
+    earlier = write(tmp_path, [START, step((2, 10))])
     with pytest.raises(SystemExit, match="with a gradient accumulation of 3"):
         trained_on(rows_of(LENGTHS), started("same"), [batches] * 4)
+    assert last_recording(earlier).start == START
 
 
 def test_batches_of_another_size_end_the_script(started):
