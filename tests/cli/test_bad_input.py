@@ -123,11 +123,19 @@ def test_wrong_usage_is_exit_code_2(batchtune, manifest, arguments, pattern):
         (["--set", "size"], "size"),
         (["--setup-timeout", "0"], "--setup-timeout: must be a number above 0"),
         (["--wait", "-1"], "--wait: must be a number of at least 0"),
+        (["--micro-batches", "9"], "are not kept"),
+        (
+            ["--micro-batches", "9", "--current", "batch_size=4", "--accumulate", "2"],
+            "--micro-batches 9: .* makes 1 to 8",
+        ),
     ],
     ids=" ".join,
 )
 def test_a_meaningless_probe_is_exit_code_2(batchtune, manifest, arguments, pattern):
-    assert_one_message(batchtune("probe-oom", manifest, *arguments), 2, pattern)
+    """Before the first trial."""
+    ran = batchtune("tune", manifest, "--device", LAW, *arguments)
+    assert_one_message(ran, 2, pattern)
+    assert not (manifest.parent / "batchtune-run" / "trials.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
