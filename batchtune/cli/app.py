@@ -114,7 +114,8 @@ class Command(TyperCommand):
             if isinstance(error, WrongNumber):
                 source = f" (from {variable})" if variable else ""
                 message = f"{parameter.opts[0]}: {error.message}{source}"
-                raise UsageError(message) from None
+                hint = f"Give another number, or leave {parameter.opts[0]} out."
+                raise UsageError(message, hint) from None
             if self._takes_a_command and getattr(parameter, "name", "") == "manifest":
                 raise UsageError(
                     "neither a MANIFEST nor the command of a script is given",

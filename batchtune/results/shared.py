@@ -192,7 +192,8 @@ def checked(kind: type[S], values: Mapping[str, Any]) -> S:
     except msgspec.ValidationError as error:
         field, _, problem = invalid_field(error).partition(": ")
         option = _IN_UNITS.sub("", field).replace("_", "-")
-        raise UsageError(f"--{option}: {problem}") from error
+        hint = f"Give another value, or leave --{option} out."
+        raise UsageError(f"--{option}: {problem}", hint) from error
 
 
 RUN_FILE = "run.json"
