@@ -108,7 +108,7 @@ def test_a_run_is_compared_with_a_baseline(batchtune, succeed, swept, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("run", "words"), [("gone", "does not exist"), ("damaged", "`$.rows[1].batches`")]
+    ("run", "words"), [("gone", "does not exist"), ("damaged", "rows[1].batches: must")]
 )
 def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
     batchtune, swept, tmp_path, run, words
