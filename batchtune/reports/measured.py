@@ -146,11 +146,11 @@ def _sentences(probe: Probe) -> Iterator[str]:
     if probe.packed is not None:
         yield from _packed_laws(probe.packed)
     fits = [
-        f"{name} to within {format_percent(model.relative_error)}"
+        f"{name} by {format_percent(model.relative_error)}"
         for name, model in _models(probe)
     ]
     if fits:
-        yield f"The models fit the trials: {', '.join(fits)}."
+        yield f"The models miss the trials: {', '.join(fits)} (root mean square)."
 
 
 def _why_no_larger(probe: Probe) -> str:
