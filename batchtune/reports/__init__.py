@@ -173,7 +173,7 @@ class RunResults:
                 ):  # a built-in, which `verify` knows from the run
                     step = f" --workload {shlex.quote(self.probe.workload.spec)}"
                 yield (
-                    f"batchtune tune {self.manifest} --force{self.as_option}{step}",
+                    f"batchtune tune {self.manifest}{self.as_option} --force{step}",
                     "probe again",
                 )
             yield verify, "run these batches again"
@@ -190,7 +190,7 @@ class RunResults:
             )
         if self.probe is None:
             yield (
-                f"batchtune probe-oom {self.manifest} --workload W{self.as_option}",
+                f"batchtune probe-oom {self.manifest}{self.as_option} --workload W",
                 "measure what fits",
             )
         yield (

@@ -396,7 +396,7 @@ def test_a_next_command_repeats_no_module_and_quotes_folders():
         BOTH, probe=replace(BOTH.probe, workload=spec), folder=Path("my run")
     )
     steps = [command for command, _ in build_page(results).next_steps]
-    assert steps[1] == "batchtune verify 'my run' MANIFEST --workload W --set ..."
+    assert steps[1] == "batchtune verify MANIFEST --run 'my run' --workload W --set ..."
 
 
 def test_next_commands_of_a_script_name_it_and_its_own_lengths():
