@@ -175,13 +175,7 @@ class Command(TyperCommand):
         run = next((each for each in self.params if each.name == "run"), None)
         if run is None or run.param_type_name != "argument":
             return args
-        words = []
-        for word in args:
-            if word.startswith("--run="):
-                words.append(word.removeprefix("--run="))
-            elif word != "--run":
-                words.append(word)
-        return words
+        return [word.removeprefix("--run=") for word in args if word != "--run"]
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

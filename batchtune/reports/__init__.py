@@ -270,8 +270,7 @@ def load_run(folder: Path) -> RunResults:
             )
     training = folder / TRAINING_FILE
     if not results and not training.exists():
-        files = [kind.file for kind in KINDS.values()] + [TRAINING_FILE]
-        raise ResultError(f"{folder} holds neither {' nor '.join(files)}", hint)
+        raise ResultError(f"{folder} holds no results", hint)
     lengths_by_file = {
         KINDS[name].file: result.lengths
         for name, result in results.items()
