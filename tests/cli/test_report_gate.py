@@ -180,8 +180,7 @@ def test_what_was_read_and_what_a_run_needs_is_not_overwritten(
         ["export", run, "--to", "speechbrain", "-o", sweep],
         ["schema", "sweep", "-o", sweep],
     ):
-        ran = batchtune(*arguments, code=2)
-        assert "must not be overwritten" in ran.stderr
+        assert "must not be overwritten" in batchtune(*arguments, code=2).stderr
         assert (contents(run), manifest.read_bytes()) == before
 
 

@@ -159,8 +159,7 @@ def test_a_time_counts_less_where_nearly_equal_shapes_differ():
     alone = StepTimes.of(off_by(*rows), LINEAR)
     assert correction(alone, 50, 80.0) == pytest.approx(0.7)
     rows += [(51, length, 1.0) for length in (*lengths, 80.0)]
-    doubted = StepTimes.of(off_by(*rows), LINEAR)
-    assert correction(doubted, 50, 80.0) > 0.95
+    assert correction(StepTimes.of(off_by(*rows), LINEAR), 50, 80.0) > 0.95
 
 
 def test_without_a_timed_trial_there_is_no_model():

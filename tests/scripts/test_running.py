@@ -224,8 +224,7 @@ def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
         expected = recommended(folder, epoch, name)
         assert running.length(loader, len, options) == len(expected)
         assert trained_on(loader, options, [1] * len(expected)) == expected
-    others = rows_of(LENGTHS[:10])
-    assert running.length(others, len, options) == 3
+    assert running.length(rows_of(LENGTHS[:10]), len, options) == 3
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -437,8 +436,7 @@ print(psutil.Process().memory_info().data - held)
 def test_examples_in_another_order_are_noticed():
     shuffled = np.random.default_rng(0).permutation(LENGTHS)
     assert unsafe(loader_of(10 * LENGTHS + 2), LENGTHS) is None
-    reason = unsafe(loader_of(10 * shuffled), LENGTHS)
-    assert "in different orders" in reason
+    assert "in different orders" in unsafe(loader_of(10 * shuffled), LENGTHS)
     assert unsafe(loader_of(np.full(60, 30)), LENGTHS) is None
     noise = np.random.default_rng(1).uniform(0.9, 1.1, 60)
     assert unsafe(loader_of(100 * LENGTHS * noise), LENGTHS) is None
@@ -473,5 +471,4 @@ def test_a_sampler_that_chooses_examples_is_noticed(sampler, chooses):
 
 def test_other_loaders_are_not_the_training_loader():
     assert unlike(loader_of(LENGTHS), 60) is None
-    whole = unlike(loader_of(LENGTHS, batch_size=None), 60)
-    assert "makes whole batches" in whole[0]
+    assert "makes whole batches" in unlike(loader_of(LENGTHS, batch_size=None), 60)[0]
