@@ -130,7 +130,7 @@ def read_trials(path: Path) -> list[Trial]:
                 "Start over with --force, or take the line out.",
             ) from error
     if cut:
-        write_whole(path, b"".join(line + b"\n" for line in lines), follow=False)
+        write_whole(path, data.removesuffix(cut), follow=False)
     return trials
 
 

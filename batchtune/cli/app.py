@@ -80,8 +80,7 @@ class WrongNumber(typer.BadParameter):
 
 def is_from_environment(ctx: Any, name: str) -> bool:
     """Return whether an environment variable sets the option, and the command line does not."""
-    source = ctx.get_parameter_source(name)
-    return getattr(source, "name", None) == "ENVIRONMENT"
+    return getattr(ctx.get_parameter_source(name), "name", None) == "ENVIRONMENT"
 
 
 def show_environment(ctx: Any) -> None:

@@ -39,7 +39,6 @@ from batchtune.scripts.own_lengths import own_table, rows_in_order
 from batchtune.scripts.per_unit import digit_of
 from batchtune.scripts.relations import Unclear
 from batchtune.scripts.script_loaders import random_batch_size, write_own_batches
-from batchtune.units import counted
 
 # To find which of the data set's numbers are lengths, one example in this many is measured.
 _EVERY = 4
@@ -292,7 +291,7 @@ class ScriptWorker(RankWorker):
             if count in (None, request.examples):
                 raise
             raise Unclear(
-                f"the data set has {counted(count or 0, 'example')}, but the manifest {request.examples:,}, and "
+                f"the data set has {count:,} examples, but the manifest {request.examples:,}, and "
                 f"{error.message}",
                 "Give the manifest of this data set.",
             ) from error
