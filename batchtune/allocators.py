@@ -39,8 +39,7 @@ _WORDS = {
 
 def settings_in(environment: Environment) -> str:
     """Return the allocator's settings that torch reads in an environment; empty without any."""
-    values = [environment.get(name) for name in VARIABLES]
-    return next(filter(None, values), "")
+    return next(filter(None, map(environment.get, VARIABLES)), "")
 
 
 def asked_for(settings: str) -> str | None:

@@ -64,8 +64,8 @@ def read_text(path: Path, name: str, hint: str | None = None) -> str:
         ) from error
 
 
-def parse_yaml(text: str, name: str) -> Node:
-    """Return the root node of one YAML document, which messages call `name`.
+def parse_yaml(text: str, name: str, again: str | None = None) -> Node:
+    """Return the root node of one YAML document, which messages call `name`; `again` says how to get a whole one.
 
     Raises ResultError if it is not YAML, empty, too large, nested too deeply, or has two documents.
     """
@@ -90,10 +90,12 @@ def parse_yaml(text: str, name: str) -> Node:
         place = printable(" ".join(str(error).split()))[:300]
         raise ResultError(
             f"{name} is not a readable YAML file: {place}",
-            "Fix the file where it says.",
+            again or "Fix the file where it says.",
         ) from error
     if root is None:
-        raise ResultError(f"{name} is empty", "Give the configuration of a training.")
+        raise ResultError(
+            f"{name} is empty", again or "Give the configuration of a training."
+        )
     return root
 
 

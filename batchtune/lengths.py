@@ -210,8 +210,7 @@ class Lengths:
                 )
             if not (np.isfinite(target_lengths).all() and target_lengths.min() >= 0):
                 raise ValueError("target lengths must be finite and not negative")
-        runs = Runs.of(array, target_lengths, counts)
-        return cls(runs, unit)
+        return cls(Runs.of(array, target_lengths, counts), unit)
 
     def with_rows(self, values: FloatArray, targets: FloatArray | None) -> Lengths:
         """Return the same lengths, and the rows of the manifest that they come from."""

@@ -103,8 +103,7 @@ class Prover:
             probe_minutes = minutes * PROBE_SHARE
         began = time.monotonic()
         probed = self.probe(probe_minutes, False)
-        spent = time.monotonic() - began
-        return replace(prover, probed_seconds=spent).prove(probed)
+        return replace(prover, probed_seconds=time.monotonic() - began).prove(probed)
 
     def prove(self, probe: Probe) -> tuple[Sweep, Verification | None]:
         """Return the sweep with its proof, and the last verification; None if no batches were run.

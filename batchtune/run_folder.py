@@ -30,7 +30,7 @@ from batchtune.results import (
     Trial,
     read_result,
 )
-from batchtune.units import format_length
+from batchtune.units import counted, format_length
 
 _START_OVER = "Start over with --force, or give another folder with --run."
 _SAME_MANIFEST = (
@@ -62,10 +62,11 @@ def knows_anything(folder: Path) -> bool:
 
 
 def other_lengths(lengths: Lengths, run_lengths: LengthsSummary) -> str:
-    """Return which lengths the run is of, for a message: `other lengths (60 up to 29 s; these are 62 up to 36 s)`."""
+    """Return which lengths the run is of, and which these are, for a message: `other lengths (…)`."""
     return (
-        f"other lengths ({run_lengths.count:,} up to {format_length(run_lengths.max, run_lengths.unit)}; these are "
-        f"{lengths.count:,} up to {format_length(lengths.longest, lengths.unit)})"
+        f"other lengths (this manifest has {counted(lengths.count, 'example')} up to "
+        f"{format_length(lengths.longest, lengths.unit)}, the tuned one had {run_lengths.count:,} up to "
+        f"{format_length(run_lengths.max, run_lengths.unit)})"
     )
 
 
@@ -129,7 +130,7 @@ def read_trials(path: Path) -> list[Trial]:
                 "Start over with --force, or take the line out.",
             ) from error
     if cut:
-        write_whole(path, b"".join(line + b"\n" for line in lines), follow=False)
+        write_whole(path, data.removesuffix(cut), follow=False)
     return trials
 
 

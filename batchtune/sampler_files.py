@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from batchtune.epochs.table import BucketTable
-from batchtune.errors import ResultError, shortened
+from batchtune.errors import ResultError, invalid_field, shortened
 from batchtune.records import PackedConfig, SamplerConfig, StreamConfig
 
 # The samplers of a `PackedConfig`.
@@ -139,7 +139,8 @@ def _read_config(
     from batchtune.configs import parse_yaml, plain_value, read_text
 
     again = f"Fix it, or create it again with `batchtune {command}`."
-    document = plain_value(parse_yaml(read_text(path, str(path), again), str(path)))
+    text = read_text(path, str(path), again)
+    document = plain_value(parse_yaml(text, str(path), again))
     header = document if isinstance(document, dict) else {}
     declared = header.get("format")
     if declared != kind.FORMAT:
@@ -155,11 +156,6 @@ def _read_config(
             f"{path} has version {version} of {declared}; this batchtune knows versions up to {kind.VERSION}",
             "Install a newer batchtune.",
         )
-    for field, value in header.items():
-        if str(value).lower().lstrip("+-.") in ("nan", "inf"):
-            raise ResultError(
-                f"{path} is damaged: {field} is {value}, not a finite number", again
-            )
     read_as: type[SamplerConfig | PackedConfig | StreamConfig] = kind
     if kind is SamplerConfig and header.get("sampler") in _PACKED:
         read_as = PackedConfig
@@ -167,5 +163,6 @@ def _read_config(
         config = msgspec.convert(document, type=read_as)
         _check(config)
     except ValueError as error:  # msgspec's own, too
-        raise ResultError(f"{path} is damaged: {error}", again) from error
+        problem = invalid_field(error)
+        raise ResultError(f"{path} is damaged: {problem}", again) from error
     return config

@@ -49,13 +49,11 @@ def rough_times(device: Device, trials: Sequence[Trial]) -> list[str]:
 def _scatter(passed: Sequence[Trial]) -> Iterator[str]:
     """Yield that the times of steps scatter, if they do in so many trials that the median of all is useless."""
     timed = [trial for trial in passed if trial.step_seconds]
-    scattered = 0
-    for trial in timed:
-        # If steps take long, only one is timed: such a trial counts, but shows no spread.
-        if (trial.step_seconds_spread or 0.0) > _LARGE_SPREAD * (
-            trial.step_seconds or 0.0
-        ):
-            scattered += 1
+    # If steps take long, only one is timed: such a trial counts, but shows no spread.
+    scattered = sum(
+        (trial.step_seconds_spread or 0.0) > _LARGE_SPREAD * (trial.step_seconds or 0.0)
+        for trial in timed
+    )
     if scattered > 0.25 * len(timed):
         yield (
             f"The times of a trial's steps differ by more than {_LARGE_SPREAD:.0%} of their median in {scattered} of "

@@ -41,8 +41,7 @@ def packed_probe(
     for index, share in enumerate(shares):
         long = taken(values[::-1], int(share * max_tokens))
         shape = BatchShape.packed(long + taken(values, max_tokens - sum(long)))
-        trial = Trial.of(shape, "ok", index=index, steps=3, step_seconds=1.0)
-        trials.append(trial)
+        trials.append(Trial.of(shape, "ok", index=index, steps=3, step_seconds=1.0))
     packed = PackedProbe(
         max_tokens=max_tokens,
         closed_by="memory",

@@ -38,8 +38,7 @@ def picture():
     console = Console(file=io.StringIO(), record=True, **settings, _environ={})
     console.print(Text.assemble("$ ", (COMMAND, "bold"), "\n"))
     console.print(Text.from_ansi(printed), end="", soft_wrap=True)
-    drawn = console.export_svg(title="batchtune", unique_id="tune")
-    return FONTS.sub("", drawn)
+    return FONTS.sub("", console.export_svg(title="batchtune", unique_id="tune"))
 
 
 if __name__ == "__main__":

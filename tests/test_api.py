@@ -124,7 +124,7 @@ def test_what_a_run_lacks_is_an_error(swept):
             getattr(swept, table)
     with pytest.raises(ResultError, match="no rows"):
         _ = RunResults(name="run").rows
-    with pytest.raises(ResultError, match="holds neither"):
+    with pytest.raises(ResultError, match="holds no results"):
         batchtune.read_run(ROOT / "tests")
 
 

@@ -26,8 +26,7 @@ def test_the_example_reads_what_it_predicts(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = {line[:25].strip(): line[25:].split() for line in done.stdout.splitlines()}
     # Batches, padding, mean and largest size.
-    own = rows["BucketedStream, read"]
-    assert own == rows["BucketedStream, predicted"]
+    assert rows["BucketedStream, read"] == rows["BucketedStream, predicted"]
     if "SpeechBrain, skipped:" not in rows:
         read = rows["SpeechBrain, read"]
         predicted = rows["SpeechBrain, predicted"]

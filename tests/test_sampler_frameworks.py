@@ -391,5 +391,4 @@ def test_ranks_are_those_of_the_process_group():
     finally:
         torch.distributed.destroy_process_group()
     assert len(second) == len(first)
-    dealt = itertools.chain(*first, *second)
-    assert sorted(dealt) == list(range(LENGTHS.size))
+    assert sorted(itertools.chain(*first, *second)) == list(range(LENGTHS.size))

@@ -404,5 +404,6 @@ def current_batching(current: Current, lengths: Lengths) -> Batching:
     try:
         return current.settings.batching(lengths)
     except ValueError as error:
-        hint = "Give others, or leave --current out."
-        raise current.wrong(str(error), hint) from error
+        raise current.wrong(
+            str(error), "Give others, or leave --current out."
+        ) from error

@@ -150,7 +150,8 @@ def examples_kept(
 ) -> int | None:
     """Return the examples of a step where the recommendation keeps them, so that no batch holds more; else None.
 
-    `current` are the settings that the user gave; without them, those of the script that the device has run.
+    `current` are the settings that the user gave; without them, those of the script that the device has run. Raises
+    UsageError if options contradict each other, or ask for more micro-batches than a step has examples.
     """
     if current is None and device.script is not None:
         current = own_current(device.script)
@@ -160,8 +161,11 @@ def examples_kept(
         accumulate=settings.accumulate or own_accumulate or device.accumulation,
     )
     own = OwnSteps.of(current, dealing)
-    if own is None or kept(settings, current, own, lengths.count) != "same":
+    keep = kept(settings, current, own, lengths.count)
+    if own is None or keep != "same":
         return None
+    # More micro-batches than examples are refused now, and not after the probe.
+    own.accumulations(1, settings.micro_batches)
     return own.examples
 
 

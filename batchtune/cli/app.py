@@ -80,8 +80,7 @@ class WrongNumber(typer.BadParameter):
 
 def is_from_environment(ctx: Any, name: str) -> bool:
     """Return whether an environment variable sets the option, and the command line does not."""
-    source = ctx.get_parameter_source(name)
-    return getattr(source, "name", None) == "ENVIRONMENT"
+    return getattr(ctx.get_parameter_source(name), "name", None) == "ENVIRONMENT"
 
 
 def show_environment(ctx: Any) -> None:
@@ -114,7 +113,8 @@ class Command(TyperCommand):
             if isinstance(error, WrongNumber):
                 source = f" (from {variable})" if variable else ""
                 message = f"{parameter.opts[0]}: {error.message}{source}"
-                raise UsageError(message) from None
+                hint = f"Give another number, or leave {parameter.opts[0]} out."
+                raise UsageError(message, hint) from None
             if self._takes_a_command and getattr(parameter, "name", "") == "manifest":
                 raise UsageError(
                     "neither a MANIFEST nor the command of a script is given",
@@ -174,13 +174,7 @@ class Command(TyperCommand):
         run = next((each for each in self.params if each.name == "run"), None)
         if run is None or run.param_type_name != "argument":
             return args
-        words = []
-        for word in args:
-            if word.startswith("--run="):
-                words.append(word.removeprefix("--run="))
-            elif word != "--run":
-                words.append(word)
-        return words
+        return [word.removeprefix("--run=") for word in args if word != "--run"]
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -97,9 +97,16 @@ def file_of(output: Path | None) -> Path | None:
 
 
 def write_result(
-    text: str, output: Path | None, *, inputs: Sequence[str | Path] = ()
+    text: str,
+    output: Path | None,
+    *,
+    inputs: Sequence[str | Path] = (),
+    quiet: bool = False,
 ) -> None:
-    """Write a result to a file, whole or not at all, but none of `inputs` or of a run; to stdout for None and `-`."""
+    """Write a result to a file, whole or not at all, but none of `inputs` or of a run; to stdout for None and `-`.
+
+    Say where the file is, unless quiet: its folder may be new.
+    """
     from batchtune.files import write_whole
 
     file = file_of(output)
@@ -108,6 +115,7 @@ def write_result(
     else:
         refuse_overwriting(file, inputs)
         write_whole(file, text)
+        note(f"Wrote {file.resolve()}.", quiet=quiet)
 
 
 def write_json(record: Result) -> None:

@@ -61,7 +61,7 @@ def export(
     text = framework.render(tuned_run(load_run(run)))
     output = console.file_of(output)
     if output is not None or not json:
-        console.write_result(text, output)
+        console.write_result(text, output, quiet=quiet)
     if json:
         # Perhaps not UTF-8.
         file = str(output or framework.file).encode(errors="backslashreplace").decode()

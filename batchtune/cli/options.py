@@ -607,6 +607,7 @@ class ProbeOptions(WorkloadOptions):
         "End the probe after this time, with the sizes proven by then; the same command continues it. A running "
         "trial is not cut short, so the probe may take one trial longer.",
         "N",
+        min=0.01,
     )
     max_tokens: int | None = setting(
         "For a workload that packs: try no larger batch than this many tokens (default: all tokens of the data).",

@@ -174,14 +174,17 @@ def report(
             errors = render_junit(
                 not_judged(rules, error.message), run.resolve().name or "run"
             )
-            console.write_result(errors, junit_xml, inputs=inputs)
+            console.write_result(errors, junit_xml, inputs=inputs, quiet=quiet)
         raise
     try:
         if junit_xml is not None:
             console.write_result(
-                render_junit(results.verdicts, results.name), junit_xml, inputs=inputs
+                render_junit(results.verdicts, results.name),
+                junit_xml,
+                inputs=inputs,
+                quiet=quiet,
             )
-        _show(results, report_format, output, full=full)
+        _show(results, report_format, output, full=full, quiet=quiet)
         if github and summary:
             _publish(results, Path(summary))
     finally:  # an error of writing must not hide a rule that fails
@@ -281,7 +284,12 @@ def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
 
 
 def _show(
-    results: RunResults, report_format: str, output: Path | None, *, full: bool
+    results: RunResults,
+    report_format: str,
+    output: Path | None,
+    *,
+    full: bool,
+    quiet: bool,
 ) -> None:
     if report_format == "terminal" and output is None:
         console.show(results, full=full)
@@ -302,7 +310,7 @@ def _show(
         from batchtune.reports import render
 
         text = render(report_format, results)
-    console.write_result(text, output)
+    console.write_result(text, output, quiet=quiet)
 
 
 def _publish(results: RunResults, summary: Path) -> None:

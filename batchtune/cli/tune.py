@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,6 +130,8 @@ def tune(
     sweep_settings = sweep.settings(run)
     current = sweep.current_settings()
     source = _with_own_lengths(source, probe, run)
+    # The proof learns what the probe has learned of a script: it is said once.
+    note = cache(partial(console.note, quiet=run.quiet))
     with other_nodes(probe, quiet=run.quiet) as nodes:
         lengths = source.load(quiet=run.quiet)
         if sweep_settings.min_steps is not None:
@@ -148,6 +150,7 @@ def tune(
                 run,
                 sweep_settings,
                 nodes,
+                note,
                 partial(examples_kept, lengths, sweep_settings, current),
             ),
             sweep=partial(
@@ -162,8 +165,9 @@ def tune(
                 folder=run.run,
                 nodes=nodes,
                 quiet=run.quiet,
+                on_note=note,
             ),
-            on_note=partial(console.note, quiet=run.quiet),
+            on_note=note,
             verify=verify_settings if verify else None,
         )
         swept, verification = prover.tune(started, probe.minutes)
@@ -200,7 +204,10 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
     source = _with_own_lengths(source, probe, run)
     with other_nodes(probe, quiet=run.quiet) as nodes:
         lengths = source.load(quiet=run.quiet)
-        probed = _probe(source, lengths, probe, run, None, nodes, None, probe.minutes)
+        note = partial(console.note, quiet=run.quiet)
+        probed = _probe(
+            source, lengths, probe, run, None, nodes, note, None, probe.minutes
+        )
     if run.json:
         console.write_json(probed)
     else:
@@ -242,6 +249,7 @@ def _probe(
     run: RunOptions,
     sweep_settings: SweepSettings | None,
     nodes: Nodes | None,
+    note: Callable[[str], None],
     most_in_a_batch: LargestBatch | None,
     minutes: float | None,
     goes_on: bool = False,
@@ -259,14 +267,14 @@ def _probe(
     force = run.force and not goes_on
     holds_other_lengths(lengths, run.run, force=force)
     if law.is_law(settings.device):
-        console.note("Nothing is run: the device is made by a law.", quiet=run.quiet)
+        note("Nothing is run: the device is made by a law.")
     elif probe.workload is None and settings.command is None:
         chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
-        console.note(chosen, quiet=run.quiet)
+        note(chosen)
     with console.worker_bar(lengths.unit, settings, quiet=run.quiet) as bar:
         hooks = ProbeHooks(
             on_progress=bar.probing,
-            on_note=partial(console.note, quiet=run.quiet),
+            on_note=note,
             nodes=nodes,
             goes_on=goes_on,
         )

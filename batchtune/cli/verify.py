@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -183,6 +184,7 @@ def verify(
             folder=folder,
             nodes=nodes,
             quiet=quiet,
+            on_note=partial(console.note, quiet=quiet),
         )
         if not stream:
             mark_proven(folder, verification)
@@ -257,6 +259,7 @@ def run_with_progress(
     folder: Path,
     nodes: Nodes | None,
     quiet: bool,
+    on_note: Callable[[str], None],
 ) -> Verification:
     """Run a plan with a progress bar, as `run_verify` does."""
     from batchtune.verify import run_verify
@@ -269,7 +272,6 @@ def run_with_progress(
         f"{doing} {plan.planned_steps:,} shuffled batches; an epoch has {epoch:,}.",
         quiet=quiet,
     )
-    on_note = partial(console.note, quiet=quiet)
     with console.worker_bar(plan.lengths.unit, subject.settings, quiet=quiet) as bar:
         bar.introduced = plan.settings.brief  # by the probe before
         return run_verify(

@@ -101,8 +101,7 @@ class SimulatedEpochs:
         edges = np.concatenate(([0], np.cumsum(cut.layout.batch_sizes)))
         totals = _sums(self.sample.values[cut.held()], edges)
         totals = totals.reshape(-1, dealing.together).sum(axis=1)
-        numbers = np.full(totals.size, self.scale)
-        return step_deviation(totals, 0.0, numbers, dealing)
+        return step_deviation(totals, 0.0, np.full(totals.size, self.scale), dealing)
 
     @cached_property
     def _mates_of_sample(self) -> Mates:

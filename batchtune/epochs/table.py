@@ -140,8 +140,7 @@ class BucketTable:
     def counts(self, histogram: Histogram) -> IntArray:
         """Return the number of examples in each bucket, shape (buckets,)."""
         ends = self.edges(histogram)[1:]
-        up_to = np.where(ends > 0, histogram.cumulative[ends - 1], 0)
-        return np.diff(up_to, prepend=0)
+        return np.diff(np.where(ends > 0, histogram.cumulative[ends - 1], 0), prepend=0)
 
 
 def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> AnyArray:

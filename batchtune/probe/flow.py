@@ -212,14 +212,19 @@ class Probing(ABC):
         recent = [trial.elapsed_seconds for trial in self.trials[-_RECENT:]]
         return max(recent, default=0.0)
 
-    def _confirmation_seconds(self) -> float:
-        """Return about how long the confirmation will take: a batch of each length, by the longest of its trials."""
+    def _confirmation_seconds(self, lengths: int = 0) -> float:
+        """Return about how long the confirmation will take: a batch of each length, by the longest of its trials.
+
+        There will be at least so many lengths.
+        """
         longest: dict[tuple[float, float | None], float] = {}
         for trial in self.trials:
             length = (trial.length, trial.target_length)
             longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
         rounds = rounds_of(self.trials, self.device.limit_bytes)
         seconds = sum(longest.values()) / self.device.accumulation
+        if lengths > len(longest):
+            seconds *= lengths / len(longest)
         return self.start_seconds + _SLOWER_IN_TURNS * rounds * seconds
 
     def _search(self) -> None:
@@ -265,7 +270,9 @@ class Probing(ABC):
             spent = sum(trial.elapsed_seconds for trial in self.trials)
             seconds_left = spent / done * (total - done)
             if not self.is_shortening:
-                seconds_left += self._confirmation_seconds()
+                # Of packed batches, these are numbers of trials.
+                lengths = total if shape.sequences is None else 0
+                seconds_left += self._confirmation_seconds(lengths)
         self.hooks.on_progress(
             ProbeProgress(
                 shape=shape,

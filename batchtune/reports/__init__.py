@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from batchtune.errors import ResultError
+from batchtune.files import read_regular
 from batchtune.loaders import read_tuning
 from batchtune.results import (
+    LARGEST_BYTES,
     LOADER_FILE,
     OWN_LENGTHS_FILE,
     PROBE_FILE,
     STREAM_FILE,
     SWEEP_FILE,
     TRAINING_FILE,
+    TRIALS_FILE,
     VERIFY_FILE,
     AnySweep,
     Drift,
@@ -99,6 +102,7 @@ class RunResults:
             a word that stands for them.
         step: The training step in proposed commands, as the user named it (` -- python train.py`, ` --workload W`);
             None: the user named none here.
+        left_out: How many lines of trials.jsonl came after the trials of probe.json, or were cut short.
     """
 
     name: str
@@ -110,6 +114,7 @@ class RunResults:
     folder: Path = DEFAULT_FOLDER
     manifest: str = "MANIFEST"
     step: str | None = None
+    left_out: int = 0
     stream: StreamSweep | None = None
     loader: LoaderTuning | None = None
     training: Training | None = None
@@ -173,7 +178,7 @@ class RunResults:
                 ):  # a built-in, which `verify` knows from the run
                     step = f" --workload {shlex.quote(self.probe.workload.spec)}"
                 yield (
-                    f"batchtune tune {self.manifest} --force{self.as_option}{step}",
+                    f"batchtune tune {self.manifest}{self.as_option} --force{step}",
                     "probe again",
                 )
             yield verify, "run these batches again"
@@ -190,7 +195,7 @@ class RunResults:
             )
         if self.probe is None:
             yield (
-                f"batchtune probe-oom {self.manifest} --workload W{self.as_option}",
+                f"batchtune probe-oom {self.manifest}{self.as_option} --workload W",
                 "measure what fits",
             )
         yield (
@@ -270,8 +275,7 @@ def load_run(folder: Path) -> RunResults:
             )
     training = folder / TRAINING_FILE
     if not results and not training.exists():
-        files = [kind.file for kind in KINDS.values()] + [TRAINING_FILE]
-        raise ResultError(f"{folder} holds neither {' nor '.join(files)}", hint)
+        raise ResultError(f"{folder} holds no results", hint)
     lengths_by_file = {
         KINDS[name].file: result.lengths
         for name, result in results.items()
@@ -286,6 +290,10 @@ def load_run(folder: Path) -> RunResults:
                 f"{_described(lengths)} and {_described(other)}",
                 "Create the older one again, from the same manifest and with the same filters.",
             )
+    journal = folder / TRIALS_FILE
+    if "probe" in results and journal.is_file():
+        lines = len(read_regular(journal, LARGEST_BYTES, None).splitlines())
+        results["left_out"] = lines - len(results["probe"].trials)
     own_lengths = folder / OWN_LENGTHS_FILE
     manifest = "MANIFEST"
     if own_lengths.exists():

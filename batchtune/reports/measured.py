@@ -87,7 +87,7 @@ def probe_section(run: RunResults) -> Section:
         sentences=[headline, *needs, *others],
         brief=3 + len(needs),
         tables=tables,
-        warnings=list(_warnings(probe, failed)),
+        warnings=list(_warnings(probe, failed, run.left_out)),
         next_steps=next_steps,
     )
 
@@ -146,11 +146,11 @@ def _sentences(probe: Probe) -> Iterator[str]:
     if probe.packed is not None:
         yield from _packed_laws(probe.packed)
     fits = [
-        f"{name} to within {format_percent(model.relative_error)}"
+        f"{name} by {format_percent(model.relative_error)}"
         for name, model in _models(probe)
     ]
     if fits:
-        yield f"The models fit the trials: {', '.join(fits)}."
+        yield f"The models miss the trials: {', '.join(fits)} (root mean square)."
 
 
 def _why_no_larger(probe: Probe) -> str:
@@ -241,8 +241,13 @@ def describe_device(device: Device) -> str:
     return f"{device.name}, limited to {limit}{device.whose}"
 
 
-def _warnings(probe: Probe, failed: list[Trial]) -> Iterator[str]:
-    """Yield the probe's own warnings, then what its frontier and its models leave in doubt."""
+def _warnings(probe: Probe, failed: list[Trial], left_out: int) -> Iterator[str]:
+    """Yield the probe's own warnings, then what its journal, frontier and models leave in doubt."""
+    if left_out > 0:
+        yield (
+            f"The report leaves out {counted(left_out, 'line')} of trials.jsonl, after line {len(probe.trials)} (newer "
+            "than probe.json, or cut short). The same `probe-oom` or `tune` goes on from there."
+        )
     if failed:
         trials = f"{counted(len(failed), 'trial')} failed, but not for lack of memory"
         yield f"{trials} ({failed[0].outcome}): --full lists them with their messages."

@@ -68,7 +68,7 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
         facts.append(learning(packing, before))
     next_steps = [(str(run.folder / SAMPLER_FILE), f"the config, for {sampler}")]
     if run.probe is None:
-        probe = f"batchtune probe-oom {run.manifest} --workload W{run.as_option}"
+        probe = f"batchtune probe-oom {run.manifest}{run.as_option} --workload W"
         next_steps.append((probe, "measure what fits, with a workload that packs"))
     export = f"batchtune export{run.as_argument} --to FRAMEWORK"
     next_steps.append((export, "the lines for verl, TRL, axolotl, ..."))

@@ -241,16 +241,15 @@ class Times:
     """How far the estimated times of a sweep can be relied on.
 
     Attributes:
-        error: The relative error of the recommended row's time, of two standard errors, or that of the probe's model if
-            it is larger; None if neither is known.
-        of_row: The recommended row's alone; None if it is not known.
+        of_row: The relative error of the recommended row's time, of two standard errors; None if it is not known.
+        large: What of that, and of the error of the probe's model, is too large to compare times, in words.
         rough: Why the measured times are only rough, as warnings.
         are_reliable: Whether rows can be compared by their times; otherwise their batches are compared.
     """
 
     def __init__(self, run: RunResults, sweep: AnySweep) -> None:
         row = sweep.recommended_row
-        errors = []
+        errors: dict[str, float] = {}
         self.of_row = None
         if (
             row is not None
@@ -260,25 +259,29 @@ class Times:
             self.of_row = (
                 2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds
             )
-            errors.append(self.of_row)
+            errors["the epoch's time is known to within"] = self.of_row
         if run.probe is not None and run.probe.models.step_seconds is not None:
-            errors.append(run.probe.models.step_seconds.relative_error)
-        self.error = max(errors, default=None)
+            error = run.probe.models.step_seconds.relative_error
+            errors["the model of step time misses the trials by"] = error
+        self.large = [
+            f"{what} {format_percent(error)}"
+            for what, error in errors.items()
+            if error > WORST_COMPARED_ERROR
+        ]
         self.rough = []
         if run.probe is not None:
             self.rough = rough_times(run.probe.device, run.probe.trials)
-        exact = self.error is None or self.error <= WORST_COMPARED_ERROR
-        self.are_reliable = sweep.has_times and exact and not self.rough
+        self.are_reliable = sweep.has_times and not self.large and not self.rough
 
     def doubts(self) -> Iterator[str]:
         """Say why batches are compared and not times, if so."""
         if self.are_reliable:
             return
         saved = "the time saved may be much less"
-        if self.error is not None and self.error > WORST_COMPARED_ERROR:
+        if self.large:
             yield (
-                f"The step times are not reliable (error {format_percent(self.error)}): {saved}. Probe again with "
-                "--force on a machine that does nothing else."
+                f"The step times are not reliable ({'; '.join(self.large)}): {saved}. Probe again with --force on a "
+                "machine that does nothing else."
             )
         elif self.rough:
             yield f"The step times are only rough (see the warnings): {saved}."
@@ -288,7 +291,8 @@ class Times:
     def accuracy(self) -> Iterator[str]:
         """Say how exact the estimated time of the recommended row is, if that is known."""
         if self.are_reliable and self.of_row is not None:
-            yield f"The measured steps give the time to within {format_percent(self.of_row)} (two standard errors)."
+            error = format_percent(self.of_row)
+            yield f"The epoch's time is known to within {error} (two standard errors of the measured steps)."
 
 
 def headline(

@@ -89,7 +89,7 @@ def stream_section(run: RunResults) -> Section:
             )
         )
     verify = (
-        f"batchtune verify --stream{run.as_argument} {run.manifest}{run.workload_flags}"
+        f"batchtune verify --stream {run.manifest}{run.as_option}{run.workload_flags}"
     )
     config = (str(run.folder / STREAM_CONFIG_FILE), "the best for BucketedStream")
     return Section(

@@ -109,7 +109,7 @@ def sweep_section(run: RunResults) -> Section:
     sizes = sizes_table(
         "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
     )
-    verify = f"batchtune verify{run.as_argument} {run.manifest}{run.workload_flags}"
+    verify = f"batchtune verify {run.manifest}{run.as_option}{run.workload_flags}"
     config = (
         str(run.folder / SAMPLER_FILE),
         f"the config, for {_SAMPLERS[row.sampler]}",
@@ -492,7 +492,7 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
 
 def _sweep_again(run: RunResults, sweep: Sweep) -> Iterator[NextStep]:
     """Yield the sweeps that may recommend something; none for equal lengths, which are one bucket."""
-    command = f"batchtune sweep-buckets {run.manifest}"
+    command = f"batchtune sweep-buckets {run.manifest}{run.as_option}"
     if sweep.lengths.min == sweep.lengths.max:
         return
     fixed = _baseline(sweep, _FIXED)
@@ -507,11 +507,8 @@ def _sweep_again(run: RunResults, sweep: Sweep) -> Iterator[NextStep]:
         steps = fixed.batches * least_padded.steps // least_padded.batches
         if sweep.current is not None:
             steps = sweep.current.steps
-        yield (
-            f"{command} --min-steps {max(1, steps)}{run.as_option}",
-            "compare padding, not batches",
-        )
+        yield f"{command} --min-steps {max(1, steps)}", "compare padding, not batches"
     if all(row.uses_pools for row in sweep.rows):
-        yield f"{command}{run.as_option}", "compare bucket tables, too"
+        yield command, "compare bucket tables, too"
     else:
-        yield f"{command} --num-buckets 2:60{run.as_option}", "compare other numbers"
+        yield f"{command} --num-buckets 2:60", "compare other numbers"

@@ -192,7 +192,8 @@ def checked(kind: type[S], values: Mapping[str, Any]) -> S:
     except msgspec.ValidationError as error:
         field, _, problem = invalid_field(error).partition(": ")
         option = _IN_UNITS.sub("", field).replace("_", "-")
-        raise UsageError(f"--{option}: {problem}") from error
+        hint = f"Give another value, or leave --{option} out."
+        raise UsageError(f"--{option}: {problem}", hint) from error
 
 
 RUN_FILE = "run.json"
@@ -255,6 +256,16 @@ def write_result(path: Path, result: Result) -> None:
 LARGEST_BYTES = 256 << 20
 
 
+# What makes a damaged result file again, where `tune` is not the shortest way. Trials without a run.json start over.
+_COMMANDS = {
+    RUN_FILE: "tune --force",
+    SWEEP_FILE: "sweep-buckets",
+    VERIFY_FILE: "verify",
+    STREAM_FILE: "sweep-stream",
+    LOADER_FILE: "tune-loader",
+}
+
+
 class _Envelope(msgspec.Struct):
     meta: Meta
 
@@ -265,15 +276,15 @@ def read_result(path: Path, kind: type[R]) -> R:
     Raises:
         ResultError: Missing, unreadable, of another kind, too new, edited or damaged; the message names the field.
     """
-    again = "Create it again with the command that wrote it."
+    command = _COMMANDS.get(path.name, "tune")
+    again = f"Remove it, and create it again with `batchtune {command}`."
     data = read_regular(path, LARGEST_BYTES, again)
     try:
         check_meta(data, kind, str(path))
         result = msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise ResultError(f"{path} is edited or damaged: {error}", again) from error
     except MALFORMED as error:
-        raise ResultError(f"{path} is damaged: {error}", again) from error
+        problem = invalid_field(error)
+        raise ResultError(f"{path} is edited or damaged: {problem}", again) from error
     for problem in _problems(result):
         raise ResultError(f"{path} is edited or damaged: {problem}", again)
     return result

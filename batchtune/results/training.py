@@ -59,6 +59,7 @@ class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):
             and for the first step of a process, which includes one-time work.
         peak_bytes: Most memory in use meanwhile; None where unknown, and for the first step.
         oom: The message of the out-of-memory error; None if the step passed.
+        refused: `batchtune run` ended the training here: the steps of its recording do not count.
     """
 
     rank: Count
@@ -67,6 +68,7 @@ class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):
     seconds: StepSeconds | None = None
     peak_bytes: Bytes | None = None
     oom: str | None = None
+    refused: bool = False
 
 
 @dataclass(slots=True)
@@ -108,7 +110,10 @@ def read_training(path: Path) -> list[Recording]:
                     recordings[-1].damaged_lines += 1
                 continue
             if step.recording in current:
-                current[step.recording].steps.append(step)
+                steps = current[step.recording].steps
+                steps.append(step)
+                if step.refused:
+                    steps.clear()
             else:
                 early.setdefault(step.recording, []).append(step)
     if not recordings:

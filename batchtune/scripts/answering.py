@@ -37,6 +37,7 @@ from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Learned
 from batchtune.scripts.own_lengths import own_table, rows_in_order
 from batchtune.scripts.per_unit import digit_of
+from batchtune.scripts.relations import Unclear
 from batchtune.scripts.script_loaders import random_batch_size, write_own_batches
 
 # To find which of the data set's numbers are lengths, one example in this many is measured.
@@ -284,7 +285,16 @@ class ScriptWorker(RankWorker):
                 self._loop.train(own_batch)
             key = options.get("batch_size_key")
             batches = Learned.from_batches(own_batches, **names, batch_size_key=key)
-        batches.fit(script, options, self._place.largest)
+        try:
+            batches.fit(script, options, self._place.largest)
+        except Unclear as error:
+            if count in (None, request.examples):
+                raise
+            raise Unclear(
+                f"the data set has {count:,} examples, but the manifest {request.examples:,}, and "
+                f"{error.message}",
+                "Give the manifest of this data set.",
+            ) from error
         return batches
 
     def _compared(

@@ -184,11 +184,11 @@ def step_gradient(
             again=difference(reference, gradient(turned)), batch_norm=batch_norm
         )
         if place.agree(not math.isfinite(found.again or 0.0)):
-            why = "it is zero, or no finite number"
-            return StepGradient(unknown=why, batch_norm=batch_norm)
+            return StepGradient(
+                unknown="it is zero, or no finite number", batch_norm=batch_norm
+            )
         if place.agree(time.monotonic() - started > _SECONDS):
-            why = f"two steps took more than {_SECONDS:g} s"
-            return replace(found, unknown=why)
+            return replace(found, unknown=f"two steps took more than {_SECONDS:g} s")
         any_counts = gradient(step.recut(equal_counts=False))
         found = replace(found, any_counts=difference(reference, any_counts))
         if step.packs or not differs(found.any_counts or 0.0):

@@ -84,8 +84,7 @@ def scale_by_rows(
         if fits:
             per_unit = min(fits, key=lambda one: spreads[one])
             without = [Scale(per_unit).size(length) for length in lengths]
-            scale = Scale(per_unit, int((seen - without).max()))
-            return _unless_given(scale, given)
+            return _unless_given(Scale(per_unit, int((seen - without).max())), given)
     return None
 
 

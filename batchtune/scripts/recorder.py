@@ -233,6 +233,11 @@ class Recorder:
             hook.remove()
         self._hooks = []
 
+    @_harmless
+    def refuse(self) -> None:
+        """Take the recording back: batchtune ends this training, and an earlier recording stays the last one."""
+        self._log.refuse()
+
     def lightning_callback(self) -> Any:
         """Return a callback for the Trainer of Lightning, which may be imported as `pytorch_lightning`."""
         package = "lightning.pytorch"

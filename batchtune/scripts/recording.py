@@ -16,7 +16,7 @@ def wrap(
     `options["recorder"]` are the arguments of `Recorder`. If the file can't be written, the training goes on without.
     """
     try:
-        recorder = _recorder(**options["recorder"])
+        recorder = recorder_of(**options["recorder"])
         recorder.tuned = options.get("mode") == "run"
         recorder.begin()
     except Exception as error:
@@ -40,7 +40,7 @@ class Recorded(Iterator[Any]):
 
 
 @cache
-def _recorder(**options: Any) -> Any:
+def recorder_of(**options: Any) -> Any:
     """Return this process's recorder."""
     from batchtune.scripts.recorder import Recorder
 

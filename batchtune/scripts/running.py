@@ -112,8 +112,9 @@ class GivenBatches:
             warnings.filterwarnings("ignore", ".* was tuned on other lengths")
             try:
                 if self.accumulate is not None:
-                    same_step = SameStepBatchSampler.from_config
-                    return same_step(self._config, own, self.lengths)
+                    return SameStepBatchSampler.from_config(
+                        self._config, own, self.lengths
+                    )
                 return sampler_from_config(self._config, self.lengths)
             except ValueError as error:
                 raise SystemExit(
@@ -223,6 +224,7 @@ class GivenBatches:
                     if min(between, default=0) > accumulate:
                         wrong = between
                 if wrong:
+                    recording.recorder_of(**self._options["recorder"]).refuse()
                     self._refuse(
                         f"its optimizer steps every {counted(min(wrong), 'batch')}, and {each}. Start it with a "
                         f"gradient accumulation of {accumulate}",

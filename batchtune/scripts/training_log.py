@@ -77,6 +77,11 @@ class TrainingLog:
         """Write a step whose time and memory were not measured, or that ran out of memory."""
         self._write(TrainingStep(rank=self._rank, batches=batches, oom=oom))
 
+    def refuse(self) -> None:
+        """Take back the steps of this recording."""
+        self._waiting.clear()
+        self._write(TrainingStep(rank=self._rank, batches=[], refused=True))
+
     def close(self) -> None:
         """Write what is left, without the times that the GPU has not reached."""
         with contextlib.suppress(

@@ -140,8 +140,7 @@ def test_a_built_in_workload_knows_the_unit():
     ],
 )
 def test_a_limit_below_the_median_may_be_in_another_unit(times, unit, limit, told):
-    lengths = Lengths.of(times * SECONDS, unit=unit)
-    assert_says(limit_unit_hint(lengths, limit), told)
+    assert_says(limit_unit_hint(Lengths.of(times * SECONDS, unit=unit), limit), told)
 
 
 def test_a_sweep_says_first_that_the_unit_may_be_wrong():

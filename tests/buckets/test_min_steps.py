@@ -76,8 +76,7 @@ def test_current_settings_still_fit_and_the_reason_says_why():
 def test_padding_decides_where_no_time_is_known():
     current = read_current("batch_size=10")
     found = sweep(DATA, 500, swept(60), Costs(), current)
-    row = found.recommended_row
-    assert row.padded_length < 0.8 * found.current.padded_length
+    assert found.recommended_row.padded_length < 0.8 * found.current.padded_length
     # As large as 60 steps allow, not as the longest example among smaller batches.
     assert found.baselines[0].batch_size == 10
     assert found.baselines[0].batches == 60

@@ -70,10 +70,10 @@ def test_steps_are_cut_by_their_measured_times():
     def step_seconds(sizes, lengths, targets=None):
         return 0.01 + sizes * lengths * (1e-4 + 1e-4 * lengths)
 
-    rows = []
-    for costs in (PROBED, changed(PROBED, step_seconds=step_seconds)):
-        found = swept("batch_size=8", costs, accumulate=8)
-        rows.append(found.recommended_row)
+    rows = [
+        swept("batch_size=8", costs, accumulate=8).recommended_row
+        for costs in (PROBED, changed(PROBED, step_seconds=step_seconds))
+    ]
     assert rows[0].pair_cost is None
     assert rows[1].pair_cost == pytest.approx(1)
     assert rows[1].padded_length > rows[0].padded_length
@@ -126,8 +126,7 @@ def test_nothing_is_kept_where_nothing_is_known_or_asked_for():
 def test_other_lengths_make_a_cut_stale_by_what_it_pads():
     found = swept(accumulate=16)
     assert drift(DATA, found, PROBED).stale == 0
-    other = Lengths.of(DATA.values[::2] * 0.9)
-    assert 0 <= drift(other, found, PROBED).stale < 0.2
+    assert 0 <= drift(Lengths.of(DATA.values[::2] * 0.9), found, PROBED).stale < 0.2
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])

@@ -151,8 +151,7 @@ def test_small_data_sets_give_finite_results(values):
     ):
         result = swept(values, max_batch_length, costs, num_buckets=(1, 7))
         # NaN and infinity would be null there.
-        again = msgspec.json.decode(encode(result), type=Sweep)
-        assert again == result
+        assert msgspec.json.decode(encode(result), type=Sweep) == result
 
 
 @pytest.mark.parametrize("wrong", [0, float("nan"), float("inf")])

@@ -88,10 +88,10 @@ def test_long_arguments_are_quoted_in_short(batchtune, tmp_path, arguments, code
         ),
         (["--max-batch-size", "0"], "max.batch.size"),
         (["--min-length", "nan"], "--min-length nan"),
-        (["--truncate", "abc"], "Error: --truncate: 'abc' is not a number\n$"),
-        (["--jobs", "0"], "Error: --jobs: 0 is not at least 1\n$"),
-        (["--jobs", "1025"], "Error: --jobs: 1025 is not at most 1024\n$"),
-        (["--seed", "1.5"], "Error: --seed: '1.5' is not a whole number\n$"),
+        (["--truncate", "abc"], "Error: --truncate: 'abc' is not a number\n"),
+        (["--jobs", "0"], "Error: --jobs: 0 is not at least 1\nGive another"),
+        (["--jobs", "1025"], "Error: --jobs: 1025 is not at most 1024\n"),
+        (["--seed", "1.5"], "Error: --seed: '1.5' is not a whole number\n"),
         (["--format", "xml"], "xml"),
         (["--no-such-option"], "no-such-option"),
         (["--current", "no-such.yaml"], "no-such.yaml. is neither a file"),
@@ -123,11 +123,20 @@ def test_wrong_usage_is_exit_code_2(batchtune, manifest, arguments, pattern):
         (["--set", "size"], "size"),
         (["--setup-timeout", "0"], "--setup-timeout: must be a number above 0"),
         (["--wait", "-1"], "--wait: must be a number of at least 0"),
+        (["--minutes", "0"], "^Error: --minutes: 0 is not at least 0.01\nGive another"),
+        (["--micro-batches", "9"], "are not kept"),
+        (
+            ["--micro-batches", "9", "--current", "batch_size=4", "--accumulate", "2"],
+            "--micro-batches 9: .* makes 1 to 8",
+        ),
     ],
     ids=" ".join,
 )
 def test_a_meaningless_probe_is_exit_code_2(batchtune, manifest, arguments, pattern):
-    assert_one_message(batchtune("probe-oom", manifest, *arguments), 2, pattern)
+    """Before the first trial."""
+    ran = batchtune("tune", manifest, "--device", LAW, *arguments)
+    assert_one_message(ran, 2, pattern)
+    assert not (manifest.parent / "batchtune-run" / "trials.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -136,7 +145,7 @@ def test_a_number_option_says_what_is_not_a_number(name):
     command = load_command(name)
     for option in command.params:
         if option.metavar in ("N", "X", "SECONDS") and option.name not in lists:
-            message = f"^{option.opts[0]}: 'x' is not a (whole )?number$"
+            message = f"^{option.opts[0]}: 'x' is not a (whole )?number\n"
             with pytest.raises(UsageError, match=message):
                 command.make_context(name, [option.opts[0], "x"])
 

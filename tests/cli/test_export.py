@@ -26,7 +26,7 @@ def run_folder(tmp_path):
 @pytest.mark.usefixtures("run_folder")
 @pytest.mark.parametrize(
     ("output", "file"),
-    [([], "batchtune_espnet.yaml"), (["-o", "x.yaml"], "x.yaml")],
+    [([], "batchtune_espnet.yaml"), (["-o", "new/x.yaml"], "new/x.yaml")],
     ids=["stdout", "file"],
 )
 def test_as_json(succeed, tmp_path, output, file):
@@ -37,7 +37,8 @@ def test_as_json(succeed, tmp_path, output, file):
     config = Tuned(sweep=made_sweep(), config="batchtune-run/sampler.yaml")
     assert document["content"] == export_of("espnet").render(config)
     assert document["file"] == file
-    assert (tmp_path / "x.yaml").exists() == bool(output)
+    path = tmp_path / "new" / "x.yaml"
+    assert path.exists() == (f"Wrote {path}." in ran.stderr) == bool(output)
 
 
 def test_the_frameworks_are_listed(batchtune):

@@ -64,7 +64,7 @@ def test_what_nests_without_end_is_one_message(tmp_path):
         '{"meta": {"format": "batchtune/probe", "version": 1, "batchtune": "1"}, "x": '
         + "[" * 10**5
     )
-    with pytest.raises(ResultError, match="is damaged"):
+    with pytest.raises(ResultError, match=r"damaged: .*\nRemove it.* `batchtune tune`"):
         read_result(path, Probe)
 
 

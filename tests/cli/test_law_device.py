@@ -18,8 +18,7 @@ def test_all_results_of_a_law_say_what_they_are(batchtune, succeed, manifest):
         assert result["device"]["name"] == NAME
         assert result["workload"]["spec"] == "law"
     assert f"device: {NAME}" in (run / "sampler.yaml").read_text()
-    shown = batchtune("report", "--full")
-    assert NAME in shown.stdout
+    assert NAME in batchtune("report", "--full").stdout
 
 
 def test_a_run_of_a_law_is_verified_on_the_same_law(batchtune, succeed, manifest):

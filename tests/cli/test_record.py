@@ -42,8 +42,7 @@ def test_a_script_runs_as_it_is_and_is_recorded(batchtune, tmp_path, script, cap
     assert capfd.readouterr().out == "trained --x\n"
     assert ran.returncode == 5
     assert "Recorded in mine/training.jsonl. `batchtune report mine`" in ran.stderr
-    report = batchtune("report", "mine")
-    assert "Recorded training: 8 steps" in report.stdout
+    assert "Recorded training: 8 steps" in batchtune("report", "mine").stdout
     (recording,) = read_training(tmp_path / "mine" / "training.jsonl")
     assert [step.batches for step in recording.steps] == [
         [BatchShape(1, length / 2)] for length in range(10, 18)
@@ -66,5 +65,4 @@ def test_a_command_without_training_is_told_apart(succeed, capfd):
     ],
 )
 def test_a_command_that_is_none_is_an_error(batchtune, words, message):
-    ran = batchtune("record", *words, code=2)
-    assert message in ran.stderr
+    assert message in batchtune("record", *words, code=2).stderr

@@ -140,8 +140,7 @@ def test_interrupted_while_it_writes_it_says_what_is_kept(
     assert ran.returncode == 130
     assert "4 of 4 sources are read and kept" in ran.stderr
     assert "the same command goes on" in ran.stderr
-    again = succeed(*command)
-    assert "4 of 4 sources were read before" in again.stderr
+    assert "4 of 4 sources were read before" in succeed(*command).stderr
     assert len(rows(tmp_path / "lengths.parquet")) == 12
 
 
@@ -190,6 +189,5 @@ def test_a_histogram_is_a_manifest_of_the_commands(succeed, shards):
     ],
 )
 def test_options_that_say_nothing_are_refused(batchtune, shards, arguments, message):
-    ran = batchtune("scan", shards, *arguments, code=2)
-    assert message in ran.stderr
+    assert message in batchtune("scan", shards, *arguments, code=2).stderr
     assert [path.name for path in shards.parent.iterdir()] == ["shards"]

@@ -64,8 +64,7 @@ def test_packers_are_compared_and_the_config_runs(
     assert 2 * len(sampler) == row["batches"]
     succeed("report", "--fail-if", "packed.over_cap > 0")
     assert "even" in batchtune("report", "--format", "html").stdout
-    verified = batchtune("verify", text)
-    assert "describes packed micro-batches" in verified.stderr
+    assert "describes packed micro-batches" in batchtune("verify", text).stderr
 
 
 def test_without_a_token_budget_nothing_is_packed(sweep):
@@ -279,8 +278,7 @@ class TestOfAProbe:
         config = tmp_path / "batchtune-run" / "sampler.yaml"
         own = np.arange(600).reshape(-1, 2)
         sampler = SameStepBatchSampler.from_config(config, own, LENGTHS)
-        first = np.concatenate(list(sampler)[:fewest])
-        assert sorted(first) == list(range(32))
+        assert sorted(np.concatenate(list(sampler)[:fewest])) == list(range(32))
         assert "SameStepBatchSampler" in succeed("export", "--to", "pytorch").stdout
 
     @pytest.mark.parametrize(

@@ -142,6 +142,13 @@ def test_terminated_it_leaves_no_child_of_the_workload(number, manifest, tmp_pat
         time.sleep(0.02)
 
 
+def test_a_line_of_the_journal_that_was_cut_short_is_reported(batchtune, run):
+    with (run / "trials.jsonl").open("a") as journal:
+        journal.write('{"index')
+    said = " ".join(batchtune("report", "--full").stdout.split())
+    assert "! The report leaves out 1 line of trials.jsonl, after line " in said
+
+
 def test_a_second_probe_in_the_same_folder_is_refused(batchtune, manifest, run):
     before = contents(run)
     with alone_in(run):

@@ -51,8 +51,7 @@ def test_too_large_batches_end_with_3(batchtune, run):
     config = read_sampler_yaml(run / "sampler.yaml")
     first, *rest = config.bucket_batch_sizes
     sizes = {"bucket_batch_sizes": [2 * first, *rest], "max_batch_size": 2 * first}
-    text = render_sampler_yaml(replace(config, **sizes))
-    (run / "sampler.yaml").write_text(text)
+    (run / "sampler.yaml").write_text(render_sampler_yaml(replace(config, **sizes)))
     ran = batchtune("verify", "lengths.csv", "--steps", 14, code=3)
     assert "The verification does not hold." in ran.stdout
     assert "ran out of memory" in ran.stdout
@@ -94,8 +93,7 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(batchtune, run, p
     ids=["no manifest", "two lengths", "no steps", "no seed", "no tolerance"],
 )
 def test_what_has_no_meaning_is_a_usage_error(batchtune, run, arguments, said):
-    ran = batchtune("verify", *arguments, code=2)
-    assert said in ran.stderr
+    assert said in batchtune("verify", *arguments, code=2).stderr
 
 
 @pytest.mark.parametrize("words", [("verify",), ("run", "--", "true")])
@@ -113,6 +111,5 @@ def test_where_nothing_is_recommended_the_reason_is_given(batchtune, tmp_path, w
 
 def test_interrupted_it_writes_nothing(batchtune, run, plan):
     plan(interrupted_at(5))
-    ran = batchtune("verify", "lengths.csv", code=130)
-    assert "Interrupted." in ran.stderr
+    assert "Interrupted." in batchtune("verify", "lengths.csv", code=130).stderr
     assert not (run / "verify.json").exists()

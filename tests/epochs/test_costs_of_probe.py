@@ -49,8 +49,7 @@ def test_a_model_that_is_absent_or_far_off_gives_no_times(error):
     if error is not None:
         model = msgspec.structs.replace(probe.models.step_seconds, relative_error=error)
     models = msgspec.structs.replace(probe.models, step_seconds=model)
-    without = msgspec.structs.replace(probe, models=models)
-    assert costs_of(without).step_seconds is None
+    assert costs_of(msgspec.structs.replace(probe, models=models)).step_seconds is None
 
 
 def probe_with(sizes, *, proven=True):
@@ -75,8 +74,7 @@ def probe_with(sizes, *, proven=True):
 )
 def test_a_batch_is_proven_by_the_first_trial_that_is_no_smaller(longest, size, trial):
     probe = probe_with({1.0: 90, 2.0: 60, 4.0: 30})
-    proven_by = costs_of(probe).proven_by
-    assert proven_by(longest, size) == trial
+    assert costs_of(probe).proven_by(longest, size) == trial
 
 
 def test_an_interrupted_probe_proves_nothing():

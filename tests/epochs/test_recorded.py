@@ -127,8 +127,7 @@ def test_a_recorded_training_is_the_current_row(tmp_path):
     # Each step took a second.
     assert row.estimated_epoch_seconds == pytest.approx(31, rel=0.1)
     assert swept.settings.min_steps == 31
-    named = swept.current_settings["describe"]
-    assert named == "the recorded training, of 16 steps"
+    assert swept.current_settings["describe"] == "the recorded training, of 16 steps"
 
 
 def test_a_recording_of_longer_data_warns(tmp_path):
@@ -175,8 +174,7 @@ def test_the_next_probe_stays_below_a_recorded_oom(tmp_path):
             num_lengths=6,
             memory_fraction=1.0,
         )
-        hooks = ProbeHooks(measurer=device)
-        return run_probe(lengths, settings, tmp_path, hooks=hooks)
+        return run_probe(lengths, settings, tmp_path, hooks=ProbeHooks(measurer=device))
 
     before = probe()
     point = before.frontier[len(before.frontier) // 2]

@@ -38,10 +38,6 @@ def off_by(*rows, spread=0.0):
     return trials
 
 
-def fitted(trials):
-    return StepTimes.fit(trials)
-
-
 def correction(times, size, length):
     return float(times(size, length) / predict(LINEAR, size, length))
 
@@ -87,7 +83,7 @@ def slow_now_and_then(size, mean_to_median, *, timed_steps):
 
 
 def test_times_are_scaled_by_the_weighted_mean_over_median():
-    times = fitted(
+    times = StepTimes.fit(
         [
             slow_now_and_then(4, 1.4, timed_steps=10),
             slow_now_and_then(40, 1.0, timed_steps=30),
@@ -152,7 +148,7 @@ def test_of_very_many_shapes_each_is_corrected():
 def test_a_time_counts_the_less_the_more_its_steps_differ(spread):
     trials = [timed_trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
     off = timed_trial(20, 10.0, 0.21 * 2, spread=spread * 0.42)
-    error = float(predict(fitted([*trials, off]).model, 32, 10) / 0.33 - 1)
+    error = float(predict(StepTimes.fit([*trials, off]).model, 32, 10) / 0.33 - 1)
     assert (error < 0.1) == (spread > 0)
 
 
@@ -163,8 +159,7 @@ def test_a_time_counts_less_where_nearly_equal_shapes_differ():
     alone = StepTimes.of(off_by(*rows), LINEAR)
     assert correction(alone, 50, 80.0) == pytest.approx(0.7)
     rows += [(51, length, 1.0) for length in (*lengths, 80.0)]
-    doubted = StepTimes.of(off_by(*rows), LINEAR)
-    assert correction(doubted, 50, 80.0) > 0.95
+    assert correction(StepTimes.of(off_by(*rows), LINEAR), 50, 80.0) > 0.95
 
 
 def test_without_a_timed_trial_there_is_no_model():

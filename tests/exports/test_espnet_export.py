@@ -134,6 +134,7 @@ def test_the_unit_decides_the_batch_type_and_the_scale(unit, batch_type, scale):
         "batch_type": batch_type,
         "batch_bins": 50 * scale - 1,
     }
+    assert "ends a batch only after the example" in rendered(made)
 
 
 # The real samplers, where ESPnet is installed (without its dependencies but typeguard it is enough).

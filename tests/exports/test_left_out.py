@@ -57,8 +57,7 @@ def swept(unit="s", scale=1.0):
 
 
 def rendered(name, result=None, **fields):
-    found = for_export(name, result or swept())
-    return export_of(name).render(tuned(found, **fields))
+    return export_of(name).render(tuned(for_export(name, result or swept()), **fields))
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

@@ -45,8 +45,7 @@ ALL = recommending({"num_workers": 6, **BESIDE, **OTHERS})
 
 
 def exported(name, loader):
-    found = for_export(name, made_sweep())
-    return export_of(name).render(tuned(found, loader=loader))
+    return export_of(name).render(tuned(for_export(name, made_sweep()), loader=loader))
 
 
 # loader.yaml
@@ -97,8 +96,7 @@ def test_strings_of_strangers_stay_strings_in_yaml(text):
     written = render_loader_yaml(
         replace(loader, target=replace(loader.target, spec=text))
     )
-    document = YAML(typ="safe").load(written)
-    assert document["arguments"][text] == text
+    assert YAML(typ="safe").load(written)["arguments"][text] == text
     assert all(character == "\n" or character.isprintable() for character in written)
 
 

@@ -89,8 +89,7 @@ def test_what_is_written_is_read_back_bit_for_bit(
     assert read_sampler_yaml(written(folder, render_sampler_yaml(config))) == config
     pivot = {"algorithm": "pivot", "max_padding_ratio": 0.1, "batches_per_epoch": None}
     stream = replace(STREAM, unit=unit, **pivot, **table)
-    path = written(folder, render_stream_yaml(stream))
-    assert read_stream_yaml(path) == stream
+    assert read_stream_yaml(written(folder, render_stream_yaml(stream))) == stream
 
 
 HOSTILE_NAMES = [

@@ -241,8 +241,7 @@ def test_hugging_face_streams_are_dealt_and_shuffled(config):
     assert all(fits(batch, swept()) for batch in first + second)
     plain = replace(swept(), batches_per_rank=None)
     Path(config).write_text(render_stream_yaml(stream_config(plain)), encoding="utf-8")
-    whole = chain(*loader(0), *loader(1))
-    assert sorted(whole) == list(range(SAMPLES.size))
+    assert sorted(chain(*loader(0), *loader(1))) == list(range(SAMPLES.size))
 
 
 # Lhotse and NeMo

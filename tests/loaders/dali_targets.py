@@ -41,8 +41,7 @@ def mels(
         seed=seed,
     )
     for encoded, labels in reader.next_epoch(batch_size=batch_size):
-        mel = log_mel(encoded, rng)
-        yield {"mel": mel, "label": labels}
+        yield {"mel": log_mel(encoded, rng), "label": labels}
 
 
 class Labels:

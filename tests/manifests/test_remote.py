@@ -52,8 +52,7 @@ def alone(monkeypatch):
 
 
 def rows(path):
-    table = pyarrow.parquet.read_table(path).drop_columns(["source"])
-    return table.to_pylist()
+    return pyarrow.parquet.read_table(path).drop_columns(["source"]).to_pylist()
 
 
 def refusal(manifest, **options):
@@ -135,8 +134,7 @@ def test_manifests_are_streamed(server, compressed):
         content = gzip.compress(content)
     (server.folder / "train.csv").write_bytes(content)
     remote = load_lengths(f"{server.url}/train.csv")
-    local = load_lengths(server.folder / "train.csv")
-    assert remote.fingerprint == local.fingerprint
+    assert remote.fingerprint == load_lengths(server.folder / "train.csv").fingerprint
     assert server.sent < 2 * len(content) + 2**21
 
 
@@ -156,8 +154,7 @@ def test_an_arrow_file_behind_a_url(server):
 def test_audio_files_behind_urls(server):
     for number in range(3):
         (server.folder / f"a{number}.wav").write_bytes(wav(1600 * (number + 1)))
-    stream = load_stream(f"{server.url}/a{{0..2}}.wav")
-    assert stream.values.tolist() == [0.1, 0.2, 0.3]
+    assert load_stream(f"{server.url}/a{{0..2}}.wav").values.tolist() == [0.1, 0.2, 0.3]
     (server.folder / "a1.wav").unlink()
     assert "a1.wav does not exist" in refusal(f"{server.url}/a{{0..2}}.wav").message
 
@@ -175,8 +172,7 @@ def test_an_object_that_changes_while_it_is_read(server, of_equal_size):
             path.write_bytes(changed)
 
     server.on_request = change
-    error = refusal(f"{server.url}/a.tar")
-    assert "a.tar changed while it was read" in error.message
+    assert "a.tar changed while it was read" in refusal(f"{server.url}/a.tar").message
 
 
 def _unused_port():

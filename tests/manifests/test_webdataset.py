@@ -222,8 +222,7 @@ def test_nothing_is_written_whatever_the_names_are(write, tmp_path, monkeypatch)
         "inside.wav",
         "C:\\x.wav",
     ]
-    path = write([(name, wav(1000)) for name in names])
-    assert load_lengths(path).count == 5
+    assert load_lengths(write([(name, wav(1000)) for name in names])).count == 5
     assert {entry.name for entry in tmp_path.iterdir()} == {"inside", "shard.tar"}
     assert not list((tmp_path / "inside").iterdir())
     assert not os.path.exists("/tmp/batchtune-never.wav")

@@ -174,3 +174,6 @@ def test_a_damaged_config_is_named(tmp_path):
     path.write_text(path.read_text().replace("max_tokens: 100", "max_tokens: 20"))
     with pytest.raises(ResultError, match="is damaged"):
         sampler_from_config(path, LENGTHS)
+    path.write_text("")
+    with pytest.raises(ResultError, match=r"is empty\n.* again with `batchtune tune`"):
+        sampler_from_config(path, LENGTHS)

@@ -96,8 +96,7 @@ def test_first_fit_and_best_fit_are_those_by_definition(lengths):
     ):
         owners = PACKERS[packer](tokens, tokens.astype(float), CAP, 1)
         packed = Packed.of_owners(np.arange(tokens.size), owners)
-        found = lengths_in(list(packed.lists()), descending)
-        assert found == defined(descending)
+        assert lengths_in(list(packed.lists()), descending) == defined(descending)
 
 
 @given(LENGTHS)
@@ -173,8 +172,7 @@ def test_ranks_finish_together_whatever_the_budget(count, max_tokens):
 
 
 def packed_lists(batches):
-    sizes = np.array([len(batch) for batch in batches])
-    return Packed(np.concatenate(batches), sizes)
+    return Packed(np.concatenate(batches), np.array([len(batch) for batch in batches]))
 
 
 def row_of_lists(packed, lengths, budget, dealing, proofs=None):

@@ -67,7 +67,6 @@ def search_to_the_end(
         shape = proposal.shape
         if fresh is not None and proposal.fresh:
             fresh.append((shape.batch_size, shape.length))
-        ran = device.measure(shape, len(trials), fresh=proposal.fresh)
-        trials.append(ran.trial)
+        trials.append(device.measure(shape, len(trials), fresh=proposal.fresh).trial)
         assert len(trials) < MOST_TRIALS_EVER, "the search does not end"
     return trials

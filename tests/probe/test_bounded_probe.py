@@ -282,13 +282,16 @@ def test_scattered_times_cost_no_trials_on_a_long_tail():
         )
 
 
-def test_the_time_left_is_known_in_the_confirmation(tmp_path):
+def test_the_time_left_counts_the_confirmation_from_the_start(tmp_path):
     device = LawDevice(LAWS["linear"], made_lengths("speech", count=300))
     said = []
     probe_on(device, tmp_path, on_progress=said.append)
     left = [progress.seconds_left for progress in said if progress.confirming]
     assert left[-1]
     assert left == sorted(left, reverse=True)
+    # Before, of the first 12 lengths: no time is added in silence.
+    left = [each.seconds_left for each in said if each.done and each.total == 12]
+    assert max(left) < 2 * min(left)
 
 
 def test_what_more_lengths_would_save_is_said():

@@ -114,8 +114,7 @@ def test_optimizer_steps_of_several_batches_have_different_ones():
 def test_after_a_dead_worker_batches_run_one_by_one():
     crash = ran(MIDDLE, "crash", error="was killed by SIGKILL")
     stepper = stepper_of({MIDDLE: [crash, crash]})
-    turns = turns_of(stepper, batches_per_step=3)
-    assert turns.failed == {MIDDLE}
+    assert turns_of(stepper, batches_per_step=3).failed == {MIDDLE}
     assert all(not step.others for step in stepper.steps[2:])
 
 

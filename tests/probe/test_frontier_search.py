@@ -198,8 +198,7 @@ def test_below_a_size_that_nearly_fitted_no_search_creeps():
         for size, peak in sizes.items()
     ]
     trials.append(made_trial(BatchShape(1151, 10.0), "oom", flushed=True))
-    wanted = search.propose(trials)
-    assert wanted.shape.batch_size == 1125
+    assert search.propose(trials).shape.batch_size == 1125
 
 
 def failed_in_alternation(point, index):

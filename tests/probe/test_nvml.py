@@ -24,8 +24,7 @@ from batchtune.results import DeviceProcess, DoctorGpu
 
 def facts_of(monkeypatch, gpu):
     MadeNvml([gpu]).install(monkeypatch)
-    found = find_gpu(gpu.uuid, gpu.pci)
-    return found.facts()
+    return find_gpu(gpu.uuid, gpu.pci).facts()
 
 
 def test_a_gpu_that_answers_is_described_in_full(monkeypatch):
@@ -114,8 +113,7 @@ def test_throttle_reasons_in_words():
 @pytest.mark.parametrize("uuid", ["GPU-aaaaaaaa", "aaaaaaaa"])
 def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(monkeypatch, uuid):
     MadeNvml([MadeGpu(uuid="GPU-x"), MadeGpu()]).install(monkeypatch)
-    found = find_gpu(uuid, None)
-    assert found.uuid() == "GPU-aaaaaaaa"
+    assert find_gpu(uuid, None).uuid() == "GPU-aaaaaaaa"
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,6 @@ def causes(replies):
     return {rank: cause_of(reply) for rank, reply in replies.items()}
 
 
-def message(reply):
-    return reply.message
-
-
 def nothing(rank): ...
 
 
@@ -167,7 +163,7 @@ def test_a_rank_that_goes_wrong_ends_the_others_wait(led, first, second, cause, 
     replies = led.gather(first, second)
     assert causes(replies) == {1: cause}
     if words is not None:
-        assert re.search(words, message(replies[1]), re.DOTALL)
+        assert re.search(words, replies[1].message, re.DOTALL)
 
 
 @pytest.mark.process
@@ -178,14 +174,14 @@ def test_a_rank_whose_process_ends_is_judged_by_how(led, monkeypatch):
     replies = led.gather(nothing, closing)
     process.wait()
     assert causes(replies) == {1: "crash"}
-    assert message(replies[1]) == "its process was killed by SIGKILL: last words"
+    assert replies[1].message == "its process was killed by SIGKILL: last words"
 
 
 def test_a_rank_of_another_node_just_ends(led):
     led.ranks._hellos[1] = replace(led.ranks._hellos[1], node_rank=1, host="b")
     replies = led.gather(nothing, closing)
     assert causes(replies) == {1: "crash"}
-    assert message(replies[1]) == "its process on node 1 (b) ended"
+    assert replies[1].message == "its process on node 1 (b) ended"
 
 
 STEP = '"/me/train.py", line 12 in step'
@@ -200,13 +196,13 @@ def test_ranks_that_hang_say_where(led, first, hanging):
     """A rank that is in one of torch's functions waits for one that is not."""
     replies = led.gather(printing(first), printing(WORKS), seconds=0.5)
     assert causes(replies) == dict.fromkeys(hanging, "timeout")
-    assert message(replies[1]).startswith("no answer within 0.5 s; it hangs at ")
+    assert replies[1].message.startswith("no answer within 0.5 s; it hangs at ")
 
 
 def test_a_rank_that_left_its_step_does_not_hang(led):
     replies = led.gather(printing(WAITS), printing(HAS_LEFT), seconds=0.5)
     assert causes(replies) == {1: "timeout"}
-    assert message(replies[1]).endswith(
+    assert replies[1].message.endswith(
         "it has left its step, and other ranks have not: rank 0 waits at train.py, line 12, in step"
     )
 

@@ -152,8 +152,7 @@ def test_the_policy_allows_only_the_pages_own_two_scripts():
 def test_without_plotly_the_page_says_how_to_get_charts(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     page = PageReader(render(RESULTS, CONFIGS))
-    whole = PageReader(whole_page())
-    assert page.names() == whole.names() - {"figure", "figcaption"}
+    assert page.names() == PageReader(whole_page()).names() - {"figure", "figcaption"}
     assert set(page.scripts) == {"page"} and page.policy().count("sha256-") == 1
     assert "pip install plotly" in "".join(page.text)
 

@@ -228,8 +228,7 @@ def test_the_policy_stops_what_escaping_would_have_let_through(opened):
 def test_nothing_is_wider_than_the_window(light):
     for width in (390, 960):
         light.page.set_viewport_size({"width": width, "height": 800})
-        main = light.page.locator("main").bounding_box()
-        assert main["width"] <= width
+        assert light.page.locator("main").bounding_box()["width"] <= width
         for figure in figures(shown()):
             room = light.page.locator(f"#plot-{figure.name}").bounding_box()
             drawn = f"#plot-{figure.name} .main-svg[width='{room['width']:g}']"

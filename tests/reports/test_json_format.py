@@ -55,5 +55,4 @@ def test_the_summary_is_the_same_as_in_the_other_formats():
 
 
 def test_the_bytes_do_not_depend_on_where_the_run_lies():
-    elsewhere = replace(RESULTS, name="elsewhere")
-    assert render(elsewhere) == render(RESULTS)
+    assert render(replace(RESULTS, name="elsewhere")) == render(RESULTS)

@@ -75,9 +75,7 @@ def test_on_several_ranks_examples_are_dealt_twice(tmp_path):
 def test_a_folder_without_results_tells_what_makes_them(tmp_path):
     with pytest.raises(ResultError, match=r"Run folder .*absent does not exist"):
         load_run(tmp_path / "absent")
-    with pytest.raises(
-        ResultError, match=r"neither probe\.json nor sweep\.json nor stream\.json"
-    ) as caught:
+    with pytest.raises(ResultError, match="holds no results") as caught:
         load_run(tmp_path)
     commands = (
         "probe-oom",
@@ -120,8 +118,8 @@ DAMAGED = [
         with_row(made_sweep(), 3, boundaries=[2.0] * 13),
         "rows, entry 3: boundaries do not ascend",
     ),
-    (with_row(made_sweep(), 3, batches=0), r"`\$\.rows\[3\]\.batches`"),
-    (with_row(made_sweep(), 3, padding_ratio=1.5), r"`\$\.rows\[3\]\.padding_ratio`"),
+    (with_row(made_sweep(), 3, batches=0), r"rows\[3\]\.batches: must be"),
+    (with_row(made_sweep(), 3, padding_ratio=1.5), r"rows\[3\]\.padding_ratio: "),
     (with_row(made_sweep(), 47, batches=300), "row 47: batches is 300"),
     (with_row(made_sweep(), 47, padding_ratio=0.01), "row 47: padding_ratio is 0.01"),
     (
@@ -151,7 +149,7 @@ DAMAGED = [
 def test_what_can_not_be_is_damage_and_named(tmp_path, damaged, said):
     name = damaged.FORMAT.removeprefix("batchtune/")
     with pytest.raises(
-        ResultError, match=rf"{name}\.json is edited or damaged: .*{said}"
+        ResultError, match=rf"{name}\.json is edited or damaged: .*{said}.*\n.*again"
     ):
         load_run(write_run(tmp_path, **{name: damaged}))
 
@@ -160,6 +158,6 @@ def test_a_damaged_verification_is_named(tmp_path):
     damaged = replace(made_verification(), bucket_batch_sizes=[1])
     with pytest.raises(
         ResultError,
-        match=r"verify\.json is edited or damaged: it has 13 boundaries and 1 batch sizes",
+        match=r"verify\.json is edited or damaged: it has 13 boundaries and 1 batch sizes\nRemove it.*verify`",
     ):
         load_run(write_run(tmp_path, sweep=made_sweep(), verify=damaged))

@@ -161,7 +161,7 @@ def test_a_command_that_comes_next_is_never_broken(tmp_path):
         full=False,
     )
     lines = text.splitlines()
-    command = f"batchtune verify {long.folder} MANIFEST"
+    command = f"batchtune verify MANIFEST --run {long.folder}"
     (place,) = (at for at, line in enumerate(lines) if line.startswith(command))
     # Its purpose stands below: to the right nobody would see it.
     assert lines[place + 1] == "    run these batches for real"

@@ -37,19 +37,15 @@ def recorded(folder, lines):
     return load_run(folder)
 
 
-def training_of(run):
-    return run.training
-
-
 def test_measured_is_what_the_timed_steps_took(tmp_path):
-    training = training_of(recorded(tmp_path, LINES))
+    training = recorded(tmp_path, LINES).training
     assert training.steps == 3
     assert training.mean_step_seconds == pytest.approx(0.5)
     assert training.peak_bytes == 3 * 10**9
 
 
 def test_predicted_is_what_the_probe_says_of_the_same_batches(tmp_path):
-    training = training_of(recorded(tmp_path, LINES))
+    training = recorded(tmp_path, LINES).training
     seconds = costs_of(made_probe()).step_seconds
     expected = float(seconds([60.0, 40.0], [10.0, 15.0]).mean())
     assert training.predicted_step_seconds == pytest.approx(expected)
@@ -59,7 +55,7 @@ def test_predicted_is_what_the_probe_says_of_the_same_batches(tmp_path):
 def test_an_epoch_is_as_many_examples_as_the_data_has(tmp_path):
     """Steps without a time belong to it; what ran out of memory trained on nothing."""
     others = [step((20, 10), rank=1), step((60, 16), oom="CUDA out of memory")]
-    training = training_of(recorded(tmp_path, [*LINES, *others]))
+    training = recorded(tmp_path, [*LINES, *others]).training
     lengths = made_sweep().lengths
     assert training.epoch_batches == pytest.approx(4 * lengths.count / 180)
     padded = 60 * 10 + 60 * 10 + 40 * 15 + 20 * 10
@@ -71,7 +67,7 @@ def test_an_epoch_is_as_many_examples_as_the_data_has(tmp_path):
 def test_the_last_recording_with_steps_counts(tmp_path):
     aborted = replace(START, recording="aborted")
     lines = [START, step((1, 2), oom="CUDA out of memory"), *LINES, aborted]
-    training = training_of(recorded(tmp_path, lines))
+    training = recorded(tmp_path, lines).training
     assert (training.ooms, training.steps) == (0, 3)
 
 
@@ -104,7 +100,7 @@ def test_lines_that_were_cut_short_are_left_out_and_counted(tmp_path):
         file.write(b"\n" + msgspec.json.encode(step((2, 10))))
         file.write(b'\n{"rank":0,"bat')
     run = load_run(tmp_path)
-    assert (training_of(run).steps, training_of(run).damaged_lines) == (4, 5)
+    assert (run.training.steps, run.training.damaged_lines) == (4, 5)
     assert any("5 lines of training.jsonl" in text for text in build_page(run).warnings)
 
 

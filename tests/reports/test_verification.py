@@ -35,10 +35,6 @@ def run_with(verification, probe=None, sweep=SWEEP):
     )
 
 
-def warnings_in(results):
-    return build_page(results).warnings
-
-
 def said_of(verification):
     return list(verification_section(run_with(verification)).sentences)
 
@@ -62,7 +58,9 @@ def test_what_was_verified_before_says_nothing_of_new_batches():
 
 def test_other_lengths_are_told_and_nothing_else():
     lengths = replace(made_verification().lengths, fingerprint="0" * 64)
-    warnings = warnings_in(run_with(replace(made_verification(), lengths=lengths)))
+    warnings = build_page(
+        run_with(replace(made_verification(), lengths=lengths))
+    ).warnings
     assert len(warnings) == 1 and "used other lengths" in warnings[0]
 
 
@@ -93,7 +91,10 @@ OTHER = WorkloadRecord(spec="mine.py:Step", options={})
     ids=["workload", "device", "limit", "torch"],
 )
 def test_another_subject_than_the_probes_is_told(changes, said):
-    assert said in warnings_in(run_with(replace(made_verification(), **changes)))[0]
+    assert (
+        said
+        in build_page(run_with(replace(made_verification(), **changes))).warnings[0]
+    )
 
 
 def test_the_verification_has_a_page_of_its_own():
@@ -133,7 +134,10 @@ def test_it_is_compared_with_the_streams_sweep_alone():
         verified = of_stream(stream, **changes)
         results = dataclasses.replace(run_with(verified), stream=stream)
         assert (
-            any("The verification ran" in warning for warning in warnings_in(results))
+            any(
+                "The verification ran" in warning
+                for warning in build_page(results).warnings
+            )
             == said
         )
         inputs = rule_inputs(sweep=SWEEP, stream=stream, verification=verified)

@@ -368,6 +368,13 @@ def test_what_can_not_be_measured_is_refused(monkeypatch, asked, message):
     assert isinstance(failed, Failed) and message in failed.message
 
 
+def test_a_manifest_of_other_data_is_told_by_its_examples(monkeypatch):
+    data = [torch.ones(1 + 997 * length) for length in range(9)]
+    loop = MadeScript(monkeypatch, train_on_all, loader_of(data)).measured()
+    message = prepared(monkeypatch, loop).message
+    assert message.startswith("the data set has 9 examples, but the manifest 40, and")
+
+
 def test_ranks_that_learned_different_batches_are_refused():
     other = replace(SCRIPT, batches=["x: [B, L] float64"])
     device = StillMeter().device

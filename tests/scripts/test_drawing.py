@@ -129,8 +129,7 @@ class Numbered:
 
     def __getitem__(self, number):
         length, target = self.sizes[number]
-        x = torch.full((length,), number)
-        return {"x": x, "y": torch.full((target,), number)}
+        return {"x": torch.full((length,), number), "y": torch.full((target,), number)}
 
 
 def pad_numbered(examples):
@@ -202,8 +201,7 @@ def test_the_manifest_may_hold_the_other_length():
 
 @pytest.mark.parametrize("lengths", [LENGTHS[1:] + LENGTHS[:1], LENGTHS[:100]])
 def test_a_manifest_in_another_order_is_noticed(lengths):
-    drawn = Drawn(NUMBERED, pad_numbered)
-    assert not drawn.follows(rows_of(lengths, None), 1.0, {})
+    assert not Drawn(NUMBERED, pad_numbered).follows(rows_of(lengths, None), 1.0, {})
 
 
 def test_numbers_that_belong_together_stay_so():
@@ -264,8 +262,7 @@ def test_any_hop_of_a_spectrogram_is_found():
     drawn = Drawn(data, padded)
     assert drawn.follows(rows_of(seconds, None), 0.001, {})
     assert drawn.scale.per_unit == pytest.approx(93.75, rel=1e-3)
-    longest = max(seconds)
-    assert drawn.make(BatchShape(4, longest)).shape == (4, max(frames), 20)
+    assert drawn.make(BatchShape(4, max(seconds))).shape == (4, max(frames), 20)
 
 
 def test_a_chat_model_gets_padding_to_mask():
@@ -348,8 +345,7 @@ def test_keys_say_which_leaf_is_the_length():
     assert Drawn(examples, pads).targets == tokens
     for keys in ({"length_key": "tokens"}, {"target_key": "sig"}):
         assert Drawn(examples, pads, **keys).lengths == tokens
-    drawn = Drawn(examples, pads, length_key="duration_in_manifest")
-    assert drawn.targets == tokens
+    assert Drawn(examples, pads, length_key="duration_in_manifest").targets == tokens
 
 
 def with_column(name, item):
@@ -361,8 +357,7 @@ def with_column(name, item):
 
 
 def test_words_of_a_transcript_are_no_length():
-    examples = with_column("words", "word")
-    assert Drawn(examples, pads).targets is not None
+    assert Drawn(with_column("words", "word"), pads).targets is not None
 
 
 def fills_rows(examples):

@@ -284,6 +284,7 @@ def test_a_script_is_tuned_run_recorded_and_reported(folder, capfd):
     # With more buckets, 400 examples need more batches.
     tuned = batchtune("tune", *few, "--num-buckets=3:5", "--memory=700MiB", *script)
     assert "the script's own data set (" in tuned.stderr
+    assert tuned.stderr.count("Learned from the script's own data") == 1
     assert "▶ recommended" in tuned.stdout, tuned.stdout + tuned.stderr
     assert not (folder / "runs").exists()  # the probe trains in a scratch folder
     assert_shown(check_learned(read_result(run / PROBE_FILE, Probe).device, 100))

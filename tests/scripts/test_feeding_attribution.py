@@ -81,8 +81,7 @@ def test_an_error_of_the_loop_is_raised_in_the_step():
 
     def train():
         loop.next_batch()
-        error = torch.OutOfMemoryError("CUDA out of memory")
-        loop.end(error)
+        loop.end(torch.OutOfMemoryError("CUDA out of memory"))
 
     threading.Thread(target=train, daemon=True).start()
     with pytest.raises(torch.OutOfMemoryError):
@@ -105,5 +104,4 @@ def test_other_iterators_deliver_their_own_batches():
     class Loader:
         dataset = [0] * 3
 
-    feed = Feed(Loader(), lambda: iter([1, 2, 3]))
-    assert list(feed) == [1, 2, 3]
+    assert list(Feed(Loader(), lambda: iter([1, 2, 3]))) == [1, 2, 3]

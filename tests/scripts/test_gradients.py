@@ -43,8 +43,7 @@ class Tagger(nn.Module):
 
     def forward(self, batch):
         hidden = self.norm(self.embed(batch).transpose(1, 2))
-        scores = self.score(self.drop(hidden.transpose(1, 2)))
-        return scores.transpose(1, 2)
+        return self.score(self.drop(hidden.transpose(1, 2))).transpose(1, 2)
 
 
 def by_contrast(model, batch):

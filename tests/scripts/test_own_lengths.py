@@ -31,8 +31,7 @@ class Stream:
 
 
 def columns(**attributes):
-    table = own_table(Examples(**attributes), lambda: None, 60.0)
-    return table.to_pydict()
+    return own_table(Examples(**attributes), lambda: None, 60.0).to_pydict()
 
 
 def test_an_attribute_with_a_number_for_each_example_counts():

@@ -90,8 +90,7 @@ def with_mask(batch):
 
 
 def flattening(**options):
-    transformers = pytest.importorskip("transformers")
-    return transformers.DataCollatorWithFlattening(**options)
+    return pytest.importorskip("transformers").DataCollatorWithFlattening(**options)
 
 
 FLATTENING = [

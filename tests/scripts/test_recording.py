@@ -281,8 +281,7 @@ if child:
         raise MemoryError("big")
 """
     program = [sys.executable, "-c", script(tmp_path, end)]
-    ran = subprocess.run(program, capture_output=True)
-    assert b"MemoryError: big" in ran.stderr
+    assert b"MemoryError: big" in subprocess.run(program, capture_output=True).stderr
     *steps, oom = steps_in(tmp_path / "training.jsonl")
     lengths = [[batch.length for batch in step.batches] for step in steps]
     assert lengths == [[10], [11], [12]] * 2

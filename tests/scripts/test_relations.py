@@ -39,11 +39,9 @@ def test_plain_relations_are_found_exactly(word):
 
 def test_sizes_that_are_even_by_chance_are_no_multiples():
     base = np.array([400, 408, 416, 433, 450, 467], float)
-    relation = fitted("L", base, base // 4)
-    assert relation.at(AxisShape(1, 406)) == 101
+    assert fitted("L", base, base // 4).at(AxisShape(1, 406)) == 101
 
 
 def test_two_roundings_that_both_fit_are_not_sure():
     base = np.array([401, 437, 522, 643, 735, 866], float)
-    relation = fitted("L", base, np.ceil(base / 4))
-    assert not relation.sure
+    assert not fitted("L", base, np.ceil(base / 4)).sure

@@ -26,11 +26,12 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from training_lines import START, step, write
 
 from batchtune import sampler_from_config
 from batchtune.allocators import VARIABLES
 from batchtune.exports.run_configs import render_sampler_yaml
-from batchtune.results import PROBE_FILE, write_result
+from batchtune.results import PROBE_FILE, last_recording, write_result
 from batchtune.sampler_files import read_any_sampler_yaml
 from batchtune.scripts import running
 from batchtune.scripts.running import LENGTHS_FILE
@@ -223,8 +224,7 @@ def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
         expected = recommended(folder, epoch, name)
         assert running.length(loader, len, options) == len(expected)
         assert trained_on(loader, options, [1] * len(expected)) == expected
-    others = rows_of(LENGTHS[:10])
-    assert running.length(others, len, options) == 3
+    assert running.length(rows_of(LENGTHS[:10]), len, options) == 3
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -241,10 +241,14 @@ def test_each_step_has_its_own_examples_in_other_micro_batches(started, ahead):
 
 
 @pytest.mark.parametrize("batches", [1, 6])
-def test_a_script_that_steps_otherwise_is_told_its_accumulation(started, batches):
-    """A step of more batches, too, which may be without mixed precision's first steps."""
+def test_a_script_that_steps_otherwise_is_told_its_accumulation(
+    started, batches, tmp_path
+):
+    """A step of more batches, too, which may be without mixed precision's first steps. An earlier recording counts."""
+    earlier = write(tmp_path, [START, step((2, 10))])
     with pytest.raises(SystemExit, match="with a gradient accumulation of 3"):
         trained_on(rows_of(LENGTHS), started("same"), [batches] * 4)
+    assert last_recording(earlier).start == START
 
 
 def test_batches_of_another_size_end_the_script(started):
@@ -301,7 +305,10 @@ def test_the_exit_code_is_the_command_s(folder):
             ["train.csv", "--run", "none", "--", "true"],
             "tune train.csv --run none -- true`",
         ),
-        (["short.csv", "--", "true"], "is of other lengths"),
+        (
+            ["short.csv", "--", "true"],
+            "has 30 examples up to 23 s, the tuned one had 60",
+        ),
         (["train.csv", "--run", "stream", "--", "true"], "BucketedStream.from_config"),
     ],
 )
@@ -429,8 +436,7 @@ print(psutil.Process().memory_info().data - held)
 def test_examples_in_another_order_are_noticed():
     shuffled = np.random.default_rng(0).permutation(LENGTHS)
     assert unsafe(loader_of(10 * LENGTHS + 2), LENGTHS) is None
-    reason = unsafe(loader_of(10 * shuffled), LENGTHS)
-    assert "in different orders" in reason
+    assert "in different orders" in unsafe(loader_of(10 * shuffled), LENGTHS)
     assert unsafe(loader_of(np.full(60, 30)), LENGTHS) is None
     noise = np.random.default_rng(1).uniform(0.9, 1.1, 60)
     assert unsafe(loader_of(100 * LENGTHS * noise), LENGTHS) is None
@@ -465,5 +471,4 @@ def test_a_sampler_that_chooses_examples_is_noticed(sampler, chooses):
 
 def test_other_loaders_are_not_the_training_loader():
     assert unlike(loader_of(LENGTHS), 60) is None
-    whole = unlike(loader_of(LENGTHS, batch_size=None), 60)
-    assert "makes whole batches" in whole[0]
+    assert "makes whole batches" in unlike(loader_of(LENGTHS, batch_size=None), 60)[0]

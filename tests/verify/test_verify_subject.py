@@ -94,8 +94,7 @@ def test_another_workload_does_not_take_the_options(tmp_path):
 
 @pytest.mark.parametrize("wanted", [{"memory_bytes": 1 << 30}, {"ddp": True}], ids=str)
 def test_with_other_memory_the_limit_is_new(tmp_path, wanted):
-    found = subject(tmp_path, **wanted)
-    assert found.limit_bytes is None
+    assert subject(tmp_path, **wanted).limit_bytes is None
 
 
 def test_without_a_probe_the_workload_must_be_named(tmp_path):

@@ -123,8 +123,7 @@ def test_a_proof_uses_its_time_for_further_processes(
         return start()
 
     stepper.start = slow_start
-    found = verified(stepper, brief=True, seconds=seconds)
-    assert found.processes == processes
+    assert verified(stepper, brief=True, seconds=seconds).processes == processes
 
 
 @pytest.mark.parametrize(
