@@ -217,9 +217,9 @@ class LawDevice(MadeDevice):
             self.lose_worker()
         return reply
 
-    def step(self, shape, others=(), *, release=False):
+    def step(self, shape, others=(), *, release=False, **how):
         self.steps += 1
-        reply = super().step(shape, others, release=release)
+        reply = super().step(shape, others, release=release, **how)
         seconds = reply.trial.step_seconds
         if seconds is None:
             return reply

@@ -40,8 +40,8 @@ class NotedDevice(MadeDevice):
     def released(self):
         return [step.release for step in self.steps]
 
-    def step(self, shape, others=(), *, release=False):
-        reply = super().step(shape, others, release=release)
+    def step(self, shape, others=(), *, release=False, **how):
+        reply = super().step(shape, others, release=release, **how)
         self.steps.append(Noted(self.worker, shape, release, tuple(others)))
         return self.alter(reply, len(self.steps) - 1)
 

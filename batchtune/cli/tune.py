@@ -91,9 +91,10 @@ def tune(
     """Probe, sweep, prove and report, all in one.
 
     Runs `batchtune probe-oom`, `batchtune sweep-buckets` and `batchtune report`: from a manifest to a recommended
-    sampler config. Before the report, the recommended batches run as in training, shuffled and in fresh processes; on
-    CUDA's native allocator also in pairs, because one shape may not fit into the memory that another leaves behind. A
-    batch that fails is ruled out, and this proof starts again with smaller batches. It takes about a third of the
+    sampler config. Before the report, the recommended batches run as in training, shuffled and in fresh processes. On a
+    GPU, what they asked of its memory is replayed in thousands of other orders, because one shape may not fit into the
+    memory that another leaves behind; on CUDA's native allocator pairs of shapes run, too. A batch that fails is ruled
+    out, and this proof starts again with smaller batches. It takes about a third of the
     probe's time. Batches that could not be proven in time are marked as unproven.
 
     After --, give the command of your training script, which runs unchanged: its loop gets the batches to measure from

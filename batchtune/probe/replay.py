@@ -101,10 +101,10 @@ def replay(request: Replay) -> Replayed:
     begin(device)
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(min(1.0, request.limit_bytes / total))
-    kept = _kept(first, second)
+    kept = kept_from(first, second)
     beginnings = [(0, first)]
     for number, step in enumerate(steps[1:], start=1):
-        beginning = _as_first(step, first, kept)
+        beginning = as_first(step, first, kept)
         if beginning is not None:
             beginnings.append((number, beginning))
     chosen = random.Random(request.seed)
@@ -114,15 +114,15 @@ def replay(request: Replay) -> Replayed:
     replayed = 0
     while processes < planned and time.monotonic() < ends:
         number, beginning = beginnings[processes % len(beginnings)]
-        process = _Process(request.steps[0].held or ())
+        memory = Memory(request.steps[0].held or ())
         processes += 1
         try:
-            process.run(beginning)
-            process.keep(kept)
+            memory.run(beginning)
+            memory.keep(kept)
             replayed += 1
             for _ in range(_STEPS_OF_A_PROCESS - 1):
                 number = chosen.randrange(1, len(steps))
-                process.run(steps[number])
+                memory.run(steps[number])
                 replayed += 1
         except torch.OutOfMemoryError as error:
             reason = str(error).partition(". GPU")[0]
@@ -130,11 +130,11 @@ def replay(request: Replay) -> Replayed:
                 processes=processes, steps=replayed, failed=number, error=reason
             )
         finally:
-            process.end()
+            memory.end()
     return Replayed(processes=processes, steps=replayed)
 
 
-class _Process:
+class Memory:
     """The memory of a replayed process."""
 
     def __init__(self, held: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ def _left(requests: Requests) -> list[int]:
     return [number for number in range(made) if number not in freed]
 
 
-def _kept(first: Requests, second: Requests) -> list[int]:
+def kept_from(first: Requests, second: Requests) -> list[int]:
     """Return which of the blocks that the first step leaves the second does not free: the optimizer's state."""
     freed = {
         (-1 - request) // 2 for request in second if request < 0 and request % 2 == 0
@@ -199,7 +199,7 @@ def _kept(first: Requests, second: Requests) -> list[int]:
     return [number for number in range(len(_left(first))) if number not in freed]
 
 
-def _as_first(step: Requests, first: Requests, kept: Sequence[int]) -> list[int] | None:
+def as_first(step: Requests, first: Requests, kept: Sequence[int]) -> list[int] | None:
     """Return a step as the first of its process: it makes what the recorded first one made for good, at the same place.
 
     Return None if it asks for another number of blocks besides, or leaves another number.

@@ -41,6 +41,54 @@ def test_a_half_made_optimizer_state_costs_the_process(emulated_cuda):
     assert (small["outcome"], small["worker"]) == ("ok", 2)
 
 
+REPLAYED = """
+import gc, json, torch
+from batchtune.probe.replay import Memory, RequestRecorder, as_first, kept_from
+from batchtune.results import BatchShape
+from batchtune.workloads.builtin import TransformerLM
+
+def held():
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+device = torch.device("cuda", 0)
+torch.zeros(1, device=device)
+lm = TransformerLM(size="tiny")
+lm.setup(device)
+before = held()
+recorder = RequestRecorder(0)
+steps, real = [], []
+for size, length in [(8, 64.0), (3, 200.0), (40, 17.0), (1, 9.0), (8, 64.0)]:
+    lm.step(lm.make_batch(BatchShape(size, length)))
+    steps.append(recorder.take())
+    real.append(held())
+del lm
+gc.collect()
+torch._C._cuda_clearCublasWorkspaces()
+torch.cuda.empty_cache()
+first, second, *_ = requests = [step.requests for step in steps]
+kept = kept_from(first, second)
+memory = Memory(steps[0].held)
+replayed = []
+for number, step in enumerate(requests):
+    memory.run(step)
+    if number == 0:
+        memory.keep(kept)
+    replayed.append(held())
+memory.end()
+print(json.dumps([before, real, replayed, held(), as_first(requests[4], first, kept) == first]))
+"""
+
+
+@pytest.mark.parametrize("conf", ["False", "True"])
+def test_replayed_steps_take_what_real_ones_take(emulated_cuda, conf):
+    settings = {"PYTORCH_ALLOC_CONF": f"expandable_segments:{conf}"}
+    before, real, replayed, after, is_first = emulated_cuda.figures(
+        REPLAYED, **settings
+    )
+    assert real == replayed
+    assert before[0] < real[0][0] and after == [0, 0] and is_first
+
+
 CALIBRATED = """
 import json, sys
 sys.path.insert(0, "tests")

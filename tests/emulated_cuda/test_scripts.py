@@ -94,6 +94,7 @@ def test_a_tuned_script_trains_without_running_out_of_memory(emulated_cuda, tmp_
     swept = json.loads((run / "sweep.json").read_text())
     assert swept["proof"]["reason"] is None
     assert swept["proof"]["processes"] > 1
+    assert swept["proof"]["replayed_steps"] > 1000
     # Two lengths are too few to see that examples and rows are in the same order.
     emulated_cuda.batchtune("run", *data[:-2], "--force", *script)
     lines = (run / "training.jsonl").read_text().splitlines()

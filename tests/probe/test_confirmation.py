@@ -181,7 +181,7 @@ def test_what_turns_of_an_earlier_run_left_is_no_beginning():
     assert Peaks(1000, [first, failed, again], []).margin.spread_bytes == 0
 
 
-def test_peaks_of_small_batches_do_not_spread_those_near_the_limit():
+def test_peaks_of_small_batches_do_not_widen_the_margin():
     small = made_trial(SHORT, peak_bytes=300, peak_spread_bytes=90, worker=1)
     large = made_trial(LONG, peak_bytes=900, peak_spread_bytes=5, worker=1)
     assert Peaks(1000, [small, large], []).margin.spread_bytes == 5

@@ -19,6 +19,8 @@ from verify.made_stepper import (
 from batchtune.errors import ResultError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import NAME
+from batchtune.probe.requests import RecordedStep, Replayed
+from batchtune.proving import proof_of
 from batchtune.results import (
     BatchShape,
     WorkloadRecord,
@@ -159,6 +161,26 @@ def test_without_time_for_pairs_each_shape_runs_before_three():
         if released
     }
     assert firsts == worst
+
+
+def test_a_replayed_step_that_runs_out_of_memory_refutes():
+    stepper = on_cuda(made_stepper(), allocator="expandable")
+    recorded = RecordedStep(device=0, held=[], requests=[1])
+    stepper.alter = lambda reply, number: replace(reply, recorded=recorded)
+    asked = []
+
+    def replay(request):
+        asked.append(request)
+        return Replayed(processes=2, steps=150, failed=1, error="CUDA out of memory")
+
+    stepper.replay = replay
+    found = verified(stepper, brief=True, seconds=5)
+    failure = found.failures[0]
+    assert (failure.phase, failure.step, failure.outcome) == ("replayed", 150, "oom")
+    assert failure.shape == stepper.shapes[1]
+    assert (found.replayed_steps, found.replayed_processes) == (150, 2)
+    assert len(asked[0].steps) == found.steps
+    assert "as shuffled batches were replayed" in proof_of(found).reason
 
 
 def test_a_proofs_steps_are_those_of_the_training():
