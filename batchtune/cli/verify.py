@@ -125,8 +125,9 @@ def verify(
     Runs the batches of the run folder's sampler.yaml, one training step after the other in one process: first the
     largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. On a
     GPU, what they asked of its memory is replayed in other orders; on CUDA's native allocator pairs of shapes follow,
-    each on an emptied cache. Other shuffles run in further processes if a start costs little. The recommendation holds if no batch runs out of memory, memory does not grow,
-    and an epoch takes the estimated time; otherwise the exit code is 3.
+    each on an emptied cache. Other shuffles run in further processes if a start costs little. The recommendation holds
+    if no batch runs out of memory, memory does not grow, and an epoch takes the estimated time; otherwise the exit code
+    is 3.
 
     After --, give the command of your training script, if it was probed: it runs unchanged.
 

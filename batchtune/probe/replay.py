@@ -23,6 +23,7 @@ from batchtune.probe.requests import RecordedStep, Replay, Replayed
 _STEPS_OF_A_PROCESS = 100
 _PROCESSES_OF_EACH = 2
 _MOST_ENTRIES = 4_000_000
+_MOST_REQUESTS = 500_000  # of a step: more make a message too long
 
 Requests = Sequence[int]
 """Those of a `RecordedStep`."""
@@ -55,7 +56,7 @@ class RequestRecorder:
         )
 
     def take(self) -> RecordedStep | None:
-        """Return the step since the last call; None if blocks of several streams can't follow one another."""
+        """Return the step since the last call; None if it asks too often, or for blocks of several streams."""
         snapshot = self._memory._snapshot()
         self._memory._record_memory_history(None)
         self._begin()
@@ -79,7 +80,7 @@ class RequestRecorder:
         self._places = {address: place for place, address in enumerate(made)}
         held = self._held
         self._held = None
-        if len(streams) > 1:
+        if len(streams) > 1 or len(requests) > _MOST_REQUESTS:
             return None
         return RecordedStep(self._device, held, requests)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from batchtune.allocators import EXPANDABLE, NATIVE
 from batchtune.errors import ResultError, WorkloadError
 from batchtune.probe.confirmation import alternating, in_steps
 from batchtune.probe.failures import message_verdict
@@ -215,6 +216,14 @@ class _Runner:
         """Replay what the recorded steps asked of a GPU's allocator, in other orders, until one runs out of memory."""
         if len(self.recorded) < _FEWEST_RECORDED:
             return
+        progress = VerifyProgress(
+            phase="replayed",
+            shape=self.recorded[0][0][0].shape,
+            done=0,
+            total=len(self.recorded),
+            device=self.device,
+        )
+        self.on_progress(progress)
         seconds = max(_FEWEST_REPLAY_SECONDS, self.plan.settings.seconds)
         request = Replay(
             limit_bytes=self.device.limit_bytes,
@@ -323,10 +332,11 @@ class _Runner:
         self.done.failures.append(failure)
 
     def _records(self, phase: VerifyPhase) -> bool:
-        """Return whether to record what a step asks of the allocator: each rank has one of its own."""
-        is_alone = self.device.kind == "cuda" and self.device.world_size == 1
+        """Return whether to record what a step asks of torch's allocator: each rank has one of its own."""
+        device = self.device
         return (
-            is_alone
+            device.allocator in (NATIVE, EXPANDABLE)
+            and device.world_size == 1
             and phase == "shuffled"
             and self.done.processes == 1
             and len(self.recorded) < _MOST_RECORDED
