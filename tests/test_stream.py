@@ -108,7 +108,7 @@ def test_each_pass_is_the_next_epoch_unless_it_is_set():
 
 def test_a_source_gets_the_epoch():
     class Source(list[Any]):
-        epochs: list[int] = []  # noqa: RUF012  # of this test alone
+        epochs = []  # noqa: RUF012  # of this test alone
 
         def set_epoch(self, epoch):
             self.epochs.append(epoch)

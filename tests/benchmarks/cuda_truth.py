@@ -246,7 +246,7 @@ def run_case(name, allocator, arguments, folder):
     case = CASES[name]
     values, targets = case.lengths()
     lengths = Lengths.of(values, targets, unit=case.unit)
-    given: dict[str, Any] = {
+    given = {
         "memory_bytes": None,
         "run": folder,
         "device": "cuda",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from batchtune import BatchShape
-from batchtune.workloads.builtin import TokenBatch, TransformerLM
+from batchtune.workloads.builtin import TransformerLM
 
 MIB = 1 << 20
 STEPS_BETWEEN_VALIDATIONS = 50
@@ -24,12 +24,12 @@ class Surrounded:
 
     def __init__(
         self,
-        held_mib: int = 0,
-        accumulate: int = 1,
-        validates: bool = False,
-        packed: bool = False,
-        apart: bool = False,
-    ) -> None:
+        held_mib=0,
+        accumulate=1,
+        validates=False,
+        packed=False,
+        apart=False,
+    ):
         self.lm = TransformerLM(size="base", dtype="bf16", packed=packed)
         self.packed = packed
         self.apart = apart
@@ -38,20 +38,20 @@ class Surrounded:
         self.validates = validates
         self.steps = 0
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, device):
         """Build the model, in between the blocks."""
         self.held = [self._block(device) for _ in range(self.held_mib // 2)]
         self.lm.setup(device)
         self.held += [self._block(device) for _ in range(self.held_mib // 2)]
 
-    def _block(self, device: torch.device) -> torch.Tensor:
+    def _block(self, device):
         return torch.empty(MIB, dtype=torch.uint8, device=device)
 
-    def make_batch(self, shape: BatchShape) -> TokenBatch:
+    def make_batch(self, shape):
         """Make random tokens."""
         return self.lm.make_batch(shape)
 
-    def step(self, batch: TokenBatch) -> None:
+    def step(self, batch):
         """Train on the batch as often as micro-batches are accumulated; then validate, if it is time."""
         for _ in range(1 if self.apart else self.accumulate):
             with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -66,7 +66,7 @@ class Surrounded:
         if self.validates and self.steps % STEPS_BETWEEN_VALIDATIONS == 0:
             self._validate()
 
-    def _validate(self) -> None:
+    def _validate(self):
         self.lm.model.eval()
         with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
             self.lm.loss(self.lm.make_batch(BatchShape(32, 512.0)))

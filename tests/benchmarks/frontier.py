@@ -145,7 +145,7 @@ def long_tailed():
 
 def probe(lengths, settings):
     """batchtune's own, in an empty run folder; also the seconds that it took after its search, to confirm."""
-    begun: list[float] = []
+    begun = []
 
     def on_progress(_):
         begun.append(time.monotonic())

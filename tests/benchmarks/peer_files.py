@@ -12,13 +12,12 @@ import types
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 
 @cache
 def axolotl_multipack():
     """axolotl's module of `MultipackBatchSampler`, compiled only where numba is installed."""
-    modules: dict[str, dict[str, Any]] = {
+    modules = {
         "axolotl": {},
         "axolotl.utils": {},
         "axolotl.utils.distributed": {

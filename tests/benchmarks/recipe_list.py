@@ -6,7 +6,6 @@ import csv
 import gzip
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,17 +57,17 @@ class Recipe:
     streamed: bool = False
 
     @property
-    def is_packed(self) -> bool:
+    def is_packed(self):
         """Whether batches are packed rows."""
         return self.training.startswith("Packed")
 
 
-def librispeech() -> Loaded:
+def librispeech():
     """Seconds of LibriSpeech's train-clean-100."""
     return librispeech_seconds(), None
 
 
-def transcribed_librispeech() -> Loaded:
+def transcribed_librispeech():
     """Seconds and characters of LibriSpeech's dev-clean."""
     data = shared_data() / "librispeech-wav2vec-tsv"
     samples = np.loadtxt(data / "valid.tsv", skiprows=1, delimiter="\t", usecols=1)
@@ -77,26 +76,26 @@ def transcribed_librispeech() -> Loaded:
     return samples / 16_000, characters
 
 
-def common_voice() -> Loaded:
+def common_voice():
     """Seconds of Common Voice's Indonesian clips."""
     with gzip.open(COMMON_VOICE, "rt", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines, delimiter="\t"))
     return np.array([float(row["duration[ms]"]) for row in rows]) / 1000, None
 
 
-def chats() -> Loaded:
+def chats():
     """Tokens of ShareGPT's chats."""
     tokens = np.minimum(sharegpt(shared_data()), CHAT_CUT) // CHAT_SCALE
     return np.maximum(tokens, 2).astype(float), None
 
 
-def code_files() -> Loaded:
+def code_files():
     """Tokens of files of code, by their bytes."""
     tokens = np.minimum(code(shared_data()) / BYTES_PER_TOKEN, CODE_CUT) // CODE_SCALE
     return np.maximum(tokens, 4).astype(float), None
 
 
-def shared_data() -> Path:
+def shared_data():
     """Return the folder of the public lengths."""
     data = folder()
     if data is None:

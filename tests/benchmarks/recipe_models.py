@@ -8,7 +8,6 @@ in a worker of the benchmark. Lengths are in the manifest's unit.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -43,7 +42,7 @@ class Training(ABC):
 
     def make_batch(self, shape):
         """Make a batch of examples that all have the length of the shape, or of its sequences."""
-        sizes: Sequence[float] = shape.sequences or [shape.length] * shape.batch_size
+        sizes = shape.sequences or [shape.length] * shape.batch_size
         targets = [shape.target_length] * len(sizes)
         return self.batch_of(range(len(sizes)), sizes, targets)
 

@@ -116,8 +116,8 @@ class Axes:
         seconds = sum(step[0] for step in trace)
         words = f"{one.name}, {seconds:.1f} s"
         yield text(words, f"name {one.kind}", last_x + 10, last_y + 4)
-        outline: list[tuple[float, float]] = [(LEFT, MEMORY_BOTTOM)]
-        start: float = LEFT
+        outline = [(LEFT, MEMORY_BOTTOM)]
+        start = LEFT
         for step, (x, _) in zip(trace, points, strict=True):
             height = self.memory_y(step[1])
             outline += [(start, height), (x, height)]

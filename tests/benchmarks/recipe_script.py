@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from benchmarks import recipe_models
-from benchmarks.recipe_models import Training
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 
@@ -47,7 +46,7 @@ def main():
     parser.add_argument("--max-steps", type=int, help="end after so many steps")
     given = parser.parse_args()
     recipe = json.loads(given.recipe.read_text())
-    training: Training = getattr(recipe_models, recipe["training"])(**recipe["options"])
+    training = getattr(recipe_models, recipe["training"])(**recipe["options"])
     torch.manual_seed(0)
     device = torch.device(recipe["device"])
     training.setup(device)

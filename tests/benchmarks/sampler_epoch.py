@@ -80,7 +80,7 @@ def measured(code, *arguments):
     """What a piece of code prints in a new process."""
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    found = json.loads(ran.stdout.splitlines()[-1])
     return found
 
 

@@ -37,7 +37,7 @@ Way = Callable[[list[Path]], list[float]]
 
 def scan(shard):
     """The lengths of one shard, in seconds."""
-    lengths: list[float] = []
+    lengths = []
     for rows in FORMATS["webdataset"](Source(shard)).rows(["wav"]):
         lengths += rows.columns[0]  # type: ignore[arg-type]
     return lengths
