@@ -37,7 +37,6 @@ class RequestRecorder:
 
         self._memory: Any = torch.cuda.memory
         self._device = device
-        self._places: dict[int, int] = {}  # address → what frees it in the next step
         blocks = [
             block
             for segment in self._memory.memory_snapshot()
@@ -48,6 +47,8 @@ class RequestRecorder:
         self._held: list[int] | None = [
             int(block["requested_size"]) for block in blocks
         ]
+        # Of each block that was in use before the step: its address, and its number.
+        self._places = {block["address"]: place for place, block in enumerate(blocks)}
         self._begin()
 
     def _begin(self) -> None:
@@ -88,10 +89,8 @@ class RequestRecorder:
 def replay(request: Replay) -> Replayed:
     """Replay processes that begin with each of the steps, and go on with random ones, until one runs out of memory.
 
-    It ends with the requested time, too.
-
-    A step that begins a process also makes what the recorded first one made for good, the optimizer's state; but for
-    steps that ask for another number of blocks.
+    It ends with the requested time, too. A step that begins a process also makes what the recorded first one made for
+    good, the optimizer's state; but for steps that ask for another number of blocks.
     """
     import torch
 
@@ -103,6 +102,8 @@ def replay(request: Replay) -> Replayed:
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(min(1.0, request.limit_bytes / total))
     kept = kept_from(first, second)
+    held = request.steps[0].held or []
+    released, first = released_by(first)
     beginnings = [(0, first)]
     for number, step in enumerate(steps[1:], start=1):
         beginning = as_first(step, first, kept)
@@ -115,7 +116,7 @@ def replay(request: Replay) -> Replayed:
     replayed = 0
     while processes < planned and time.monotonic() < ends:
         number, beginning = beginnings[processes % len(beginnings)]
-        memory = Memory(request.steps[0].held or ())
+        memory = Memory(held, released)
         processes += 1
         try:
             memory.run(beginning)
@@ -136,15 +137,17 @@ def replay(request: Replay) -> Replayed:
 
 
 class Memory:
-    """The memory of a replayed process."""
+    """The memory of a replayed process, which holds blocks of these bytes; the first step frees the `released` ones."""
 
-    def __init__(self, held: Sequence[int]) -> None:
+    def __init__(self, held: Sequence[int], released: Sequence[int] = ()) -> None:
         from torch import _C
 
         self._allocate = _C._cuda_cudaCachingAllocator_raw_alloc
         self._free = _C._cuda_cudaCachingAllocator_raw_delete
         self._held = [self._allocate(size, 0) for size in held]
-        self._left: list[int] = []
+        self._left = [self._held[number] for number in released]
+        for number in sorted(released, reverse=True):
+            del self._held[number]
         self._made: list[int] = []
 
     def run(self, requests: Requests) -> None:
@@ -187,16 +190,30 @@ class Memory:
 
 def _left(requests: Requests) -> list[int]:
     """Return which of its blocks a step leaves to the next one, in their order."""
-    freed = {(-1 - request) // 2 for request in requests if request < 0 and request % 2}
+    freed = set(_freed(requests))
     made = sum(request > 0 for request in requests)
     return [number for number in range(made) if number not in freed]
 
 
+def _freed(requests: Requests, *, left: bool = False) -> list[int]:
+    """Return which of its blocks a step frees, in their order; or which of those that were left."""
+    frees = (-1 - request for request in requests if request < 0)
+    return [number // 2 for number in frees if number % 2 == left]
+
+
+def released_by(first: Requests) -> tuple[list[int], list[int]]:
+    """Return which held blocks the first recorded step frees, and the step as if only these were left to it.
+
+    They are gradients, where the process has made steps that were not recorded.
+    """
+    released = _freed(first, left=True)
+    places = {-2 - 2 * number: -2 - 2 * place for place, number in enumerate(released)}
+    return released, [places.get(request, request) for request in first]
+
+
 def kept_from(first: Requests, second: Requests) -> list[int]:
     """Return which of the blocks that the first step leaves the second does not free: the optimizer's state."""
-    freed = {
-        (-1 - request) // 2 for request in second if request < 0 and request % 2 == 0
-    }
+    freed = set(_freed(second, left=True))
     return [number for number in range(len(_left(first))) if number not in freed]
 
 
@@ -227,4 +244,6 @@ def as_first(step: Requests, first: Requests, kept: Sequence[int]) -> list[int] 
             made += len(sizes) + 1
         elif request % 2:
             requests.append(-1 - 2 * places[(-1 - request) // 2])
+        else:
+            requests.append(request)
     return requests + before[-1]
