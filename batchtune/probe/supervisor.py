@@ -210,7 +210,8 @@ class Supervisor(Measurer):
                 request, (Replayed,), self._settings.setup_timeout_seconds
             )
         except WorkerLost as lost:
-            self._note(f"The steps could not be replayed: the worker process {lost}.")
+            problem = f"the worker process {lost} {tail(lost.output, lines=1)}"
+            self._note(f"The steps could not be replayed: {problem.rstrip()}.")
             return None
         finally:
             nursery.end_worker()
