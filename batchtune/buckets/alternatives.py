@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import optimal_table_2d
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import (
@@ -26,6 +25,7 @@ from batchtune.epochs.measured_costs import (
     batch_seconds,
     share_of,
 )
+from batchtune.epochs.pricing import Pricing
 from batchtune.epochs.simulation import simulate_length_grouped
 from batchtune.epochs.table import BucketTable, Limits, batch_sizes_for
 from batchtune.errors import UsageError

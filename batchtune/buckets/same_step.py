@@ -10,11 +10,11 @@ import numpy as np
 
 from batchtune.buckets.advice import TOLERANCE
 from batchtune.buckets.current import Current, own_current
-from batchtune.buckets.epoch_cost import Pricing, TimedRow
 from batchtune.buckets.strategies import pooled_table
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import batch_seconds
+from batchtune.epochs.pricing import Pricing, TimedRow
 from batchtune.epochs.same_step import StepCutter, micro_batches
 from batchtune.epochs.table import Limits
 from batchtune.errors import UsageError
@@ -189,12 +189,8 @@ def same_step_rows(
         )
         dealing = replace(pricing.dealing, accumulate=accumulate, same_bucket=False)
         of_steps = replace(pricing, dealing=dealing)
-        yield of_steps.of_epochs(
-            SAME_STEP,
-            sizing,
-            of_steps.best_cut(batching),
-            batches=own.batches(pricing.lengths.count, accumulate),
-        )
+        batches = own.batches(pricing.lengths.count, accumulate)
+        yield of_steps.of_pools(SAME_STEP, sizing, batching, batches, cheapest=True)
 
 
 def _cheapest(

@@ -41,7 +41,6 @@ from batchtune.buckets.current import (
     own_current,
 )
 from batchtune.buckets.current_settings import YOURS
-from batchtune.buckets.epoch_cost import Pricing, TimedRow, with_equals
 from batchtune.buckets.packed import (
     Packing,
     most_packed_steps,
@@ -52,6 +51,7 @@ from batchtune.buckets.packed import (
 from batchtune.buckets.same_step import OwnSteps, kept, same_step_rows
 from batchtune.buckets.strategies import PACKED, STRATEGIES, Problem, sizes_up_to
 from batchtune.epochs.batchers import Batching
+from batchtune.epochs.epoch_time import with_equals
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import (
@@ -63,6 +63,7 @@ from batchtune.epochs.measured_costs import (
     shrunk,
     shrunk_limit,
 )
+from batchtune.epochs.pricing import Pricing, TimedRow
 from batchtune.epochs.recorded import costs_of_training
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import ResultError, UsageError
@@ -486,9 +487,8 @@ def _rows(
                 table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
                 # The table says how many examples fit, `number` how large pools are.
                 if strategy.in_pools:
-                    yield pricing.of_epochs(
-                        name, sizing, pricing.best_cut(Batching(table, number))
-                    )
+                    batching = Batching(table, number)
+                    yield pricing.of_pools(name, sizing, batching, cheapest=True)
                 else:
                     yield pricing.of_table(name, sizing, number, table)
 
@@ -505,9 +505,8 @@ def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
         return problem
 
     def epoch_cost(table: BucketTable) -> float:
-        return pricing.table_seconds(
-            expected_batches(histogram, table, pricing.dealing)
-        )
+        expected = expected_batches(histogram, table, pricing.dealing)
+        return expected.seconds(step_seconds, pricing.targets)
 
     return replace(
         problem,
@@ -632,8 +631,7 @@ def bucket_uses(
     table = Batching.of(row).table
     histogram = pricing.lengths.histogram
     expected = expected_batches(histogram, table, pricing.dealing)
-    ends = table.edges(histogram)[1:]
-    counts = table.counts(histogram)
+    counts = expected.counts
     cells = expected.numbers * expected.batch_sizes * expected.lengths
     padded = np.bincount(expected.buckets, cells, table.num_buckets)
     batches = np.bincount(
@@ -645,7 +643,7 @@ def bucket_uses(
         examples = int(counts[bucket])
         proof = None
         if proven_by is not None and examples:
-            longest = float(histogram.lengths[ends[bucket] - 1])
+            longest = float(histogram.lengths[expected.edges[bucket + 1] - 1])
             proof = proven_by(longest, min(row.batch_sizes[bucket], examples))
         buckets.append(
             BucketUse(

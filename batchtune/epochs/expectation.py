@@ -15,8 +15,14 @@ from typing import cast
 
 import numpy as np
 
+from batchtune.epochs.epoch_time import EpochTime, time_errors
 from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, lay_out
-from batchtune.epochs.measured_costs import BatchCost
+from batchtune.epochs.measured_costs import (
+    BatchCost,
+    StepTimeFunction,
+    TypicalTargets,
+    batch_seconds,
+)
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
@@ -113,9 +119,16 @@ class ExpectedBatches:
 
     Of the many lengths of a bucket some stand for their neighbours, at their mean: padded lengths stay exact, and the
     time of a step is nearly linear between them. Arrays have the shape (shapes,).
+
+    Attributes:
+        counts, edges: As the table's `counts` and `edges` of the histogram.
     """
 
+    histogram: Histogram
     table: BucketTable
+    dealing: RankSplit
+    counts: IntArray
+    edges: IntArray
     tally: Tally
     buckets: IntArray
     batch_sizes: FloatArray
@@ -130,6 +143,27 @@ class ExpectedBatches:
     def padded_length(self) -> float:
         """The expected sum of the batches' padded lengths."""
         return self.sum_of(np.multiply)
+
+    def seconds(
+        self, step_seconds: StepTimeFunction, targets: TypicalTargets | None
+    ) -> float:
+        """Return the time of the epoch, shared out to ranks that never wait."""
+        cost = batch_seconds(step_seconds, targets, self.table.lower_edges)
+        return self.sum_of(cost) / self.dealing.world_size
+
+    def time(
+        self, step_seconds: StepTimeFunction, targets: TypicalTargets | None
+    ) -> EpochTime:
+        """Return the same with its errors."""
+        typical = None
+        if targets is not None:
+            above = self.table.lower_edges(self.lengths)
+            typical = targets(self.batch_sizes, self.lengths, above)
+        seconds = self.seconds(step_seconds, targets)
+        errors = time_errors(
+            step_seconds, self.batch_sizes, self.lengths, typical, self.numbers, seconds
+        )
+        return EpochTime(seconds=seconds, errors=errors)
 
 
 def expected_batches(
@@ -171,7 +205,11 @@ def expected_batches(
         numbers.append(expected)
     shapes = [each.size for each in numbers]
     return ExpectedBatches(
+        histogram=histogram,
         table=table,
+        dealing=dealing,
+        counts=counts,
+        edges=edges,
         tally=counted,
         buckets=np.repeat(counted.buckets, shapes),
         batch_sizes=np.repeat(counted.batch_sizes, shapes).astype(np.float64),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from batchtune.epochs.layout import EpochBatches
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
+from batchtune.epochs.randomness import effective_buckets, mates_in_cuts
 from batchtune.epochs.step_times import StepTimes
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths

@@ -18,16 +18,17 @@ from batchtune.buckets.advice import (
     recommend,
 )
 from batchtune.buckets.alternatives import check_min_steps, share_for
-from batchtune.buckets.epoch_cost import EpochTime, Pricing, with_equals
 from batchtune.buckets.strategies import STRATEGIES, pooled_table, sizes_up_to
 from batchtune.buckets.sweep import all_fit, costs_in, needed_limit, sweep
+from batchtune.epochs.epoch_time import EpochTime, with_equals
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import (
     Costs,
     shrunk,
     shrunk_limit,
 )
-from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
+from batchtune.epochs.pricing import Pricing
+from batchtune.epochs.randomness import effective_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths

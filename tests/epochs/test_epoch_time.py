@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from batchtune.buckets.epoch_cost import EpochTime, equal_to_best, time_errors
+from batchtune.epochs.epoch_time import EpochTime, equal_to_best, time_errors
 
 
 def cost_of(seconds, errors):
