@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -73,7 +72,6 @@ from batchtune.results import (
     SWEEP_FILE,
     TRAINING_FILE,
     BucketUse,
-    HistogramBin,
     PackedRow,
     Probe,
     Proof,
@@ -394,8 +392,8 @@ def sweep(
         warnings=warnings,
         trade_off=trade_off(costs_of_rows, [row.known_mates_again for row in rows]),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
-        histogram=histogram_of(lengths),
-        quantiles=quantiles_of(lengths),
+        histogram=lengths.bins(),
+        quantiles=lengths.quantiles(),
         gradient=None if costs.script is None else costs.script.gradient,
     )
     if current is not None:
@@ -578,44 +576,6 @@ def all_fit(limits: Limits, batch_sizes: IntArray, longest: FloatArray) -> bool:
     return bool(
         ((batch_sizes == 1) | (batch_sizes <= limits.largest_sizes(longest))).all()
     )
-
-
-_QUANTILES = 1000
-_BINS = 60
-# Where the longest is more than so many times the shortest, even bins would put nearly all into the first.
-_WIDE = 200.0
-
-
-def histogram_of(lengths: Lengths, bins: int = _BINS) -> list[HistogramBin]:
-    """Return ascending bins that cover all lengths: even, or of even ratio where lengths span more than 200 times."""
-    shortest = lengths.shortest
-    longest = lengths.longest
-    if shortest == longest:
-        return [
-            HistogramBin(
-                from_=math.nextafter(shortest, 0), to=longest, count=lengths.count
-            )
-        ]
-    spaced = np.geomspace if longest > _WIDE * shortest else np.linspace
-    edges = spaced(shortest, longest, bins + 1)
-    edges[0] = math.nextafter(shortest, 0)
-    edges[-1] = longest
-    up_to = [lengths.histogram.count_up_to(edge) for edge in edges.tolist()]
-    counts = np.diff(up_to).tolist()
-    spans = pairwise(edges.tolist())
-    return [
-        HistogramBin(from_=low, to=high, count=count)
-        for (low, high), count in zip(spans, counts, strict=True)
-    ]
-
-
-def quantiles_of(lengths: Lengths) -> list[float]:
-    """Return the quantiles i / 1000, ascending, shape (1001,), by nearest rank: each is a length of the data."""
-    ranks = np.ceil(np.arange(_QUANTILES + 1) / _QUANTILES * lengths.count).astype(
-        np.int64
-    )
-    quantiles: list[float] = lengths.histogram.at(np.maximum(ranks, 1) - 1).tolist()
-    return quantiles
 
 
 def bucket_uses(
