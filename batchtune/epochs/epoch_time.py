@@ -78,9 +78,7 @@ class EpochTime:
 
 def time_errors(
     step_seconds: StepTimeFunction,
-    sizes: FloatArray,
-    lengths: FloatArray,
-    targets: FloatArray | None,
+    shapes: EpochShapes,
     counts: FloatArray,
     seconds: float,
 ) -> FloatArray | None:
@@ -90,7 +88,8 @@ def time_errors(
     """
     if not isinstance(step_seconds, StepTimes):
         return None
-    return seconds * step_seconds.errors(sizes, lengths, targets, counts)
+    sizes = shapes.batch_sizes.astype(np.float64)
+    return seconds * step_seconds.errors(sizes, shapes.lengths, shapes.targets, counts)
 
 
 def shape_errors(
@@ -101,21 +100,9 @@ def shape_errors(
     On several ranks their waiting is taken to grow as the time does.
     """
     by_length = np.argsort(shapes.lengths, kind="stable")
-    chosen = by_length[
-        np.linspace(0, by_length.size - 1, _REPRESENTATIVES).astype(np.int64)
-    ]
-    targets = None
-    if shapes.targets is not None:
-        targets = shapes.targets[chosen]
-    sizes = shapes.batch_sizes[chosen].astype(np.float64)
-    return time_errors(
-        step_seconds,
-        sizes,
-        shapes.lengths[chosen],
-        targets,
-        np.ones(chosen.size),
-        seconds,
-    )
+    some = np.linspace(0, by_length.size - 1, _REPRESENTATIVES).astype(np.int64)
+    chosen = shapes.chosen(by_length[some])
+    return time_errors(step_seconds, chosen, np.ones(some.size), seconds)
 
 
 def with_equals(timed: Sequence[tuple[RowT, EpochTime | None]]) -> list[RowT]:

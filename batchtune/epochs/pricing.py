@@ -13,17 +13,28 @@ from msgspec import structs
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.epoch_time import EpochTime, shape_errors
 from batchtune.epochs.expectation import Tally, expected_batches
-from batchtune.epochs.layout import ON_ONE_RANK, EpochShapes, RankSplit
-from batchtune.epochs.measured_costs import Costs, StepTimeFunction, TypicalTargets
+from batchtune.epochs.layout import ON_ONE_RANK, EpochShapes, RankSplit, shapes_of
+from batchtune.epochs.measured_costs import (
+    Costs,
+    ProvenBy,
+    StepTimeFunction,
+    TypicalTargets,
+)
 from batchtune.epochs.randomness import (
-    Mates,
     mates_in_buckets,
     step_deviation_in_buckets,
 )
-from batchtune.epochs.simulation import SimulatedEpochs, simulate_epochs
+from batchtune.epochs.simulation import (
+    MOST_SIMULATED,
+    SimulatedEpochs,
+    simulate_epochs,
+)
 from batchtune.epochs.table import BucketTable, SizeFunction
 from batchtune.lengths import Lengths
-from batchtune.results import OwnBatches, Row, Sizing, SweepSettings
+from batchtune.results import BucketUse, OwnBatches, Row, Sizing, SweepSettings
+
+# Shuffles to average over: an epoch has many batches, so they differ little.
+_SHUFFLES = 3
 
 
 class TimedRow(NamedTuple):
@@ -97,6 +108,18 @@ class Pricing:
             seconds = float(np.mean(times)) * scale
         return max(padded * scale, self.total), seconds
 
+    def on_one_rank(self, batching: Batching) -> tuple[int, float | None]:
+        """Return the number of batches of an epoch on one rank, and its mean time over a few shuffles."""
+        sample = self.lengths.evenly(MOST_SIMULATED)
+        batcher = batching.batcher(sample.values, sample.targets)
+        shapes = [
+            shapes_of(cut, drawing, sample)
+            for drawing, cut in batcher.first_epochs(_SHUFFLES, ON_ONE_RANK)
+        ]
+        scale = self.lengths.count / sample.count
+        _, seconds = replace(self, dealing=ON_ONE_RANK).mean_cost(shapes, scale)
+        return round(len(shapes[0]) * scale), seconds
+
     def priced(self, strategy: str, sizing: Sizing, batching: Batching) -> TimedRow:
         """Return the row of batches that hold all lengths: exactly in buckets, by simulation in pools."""
         if batching.uses_pools:
@@ -113,7 +136,7 @@ class Pricing:
         It is exact, but for the time that several ranks take: epochs are simulated.
         """
         expected = expected_batches(self.lengths.histogram, table, self.dealing)
-        counts = expected.counts
+        mates = mates_in_buckets(expected)
         batching = Batching(table)
         time = None
         if self.step_seconds is not None and self.dealing.world_size > 1:
@@ -124,7 +147,6 @@ class Pricing:
         return self._priced(
             batching,
             expected.tally,
-            mates_in_buckets(expected),
             time,
             strategy=strategy,
             sizing=sizing,
@@ -132,7 +154,10 @@ class Pricing:
             batches=expected.tally.batches,
             padded_length=max(expected.padded_length, self.total),
             repeated_examples=expected.tally.examples - self.lengths.count,
-            effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
+            effective_buckets=1
+            / float(np.sum((expected.counts / self.lengths.count) ** 2)),
+            mates_again=mates.again,
+            length_correlation=mates.correlation,
             step_tokens_deviation=step_deviation_in_buckets(expected),
         )
 
@@ -152,6 +177,7 @@ class Pricing:
         simulated = self._simulated(batching)
         if cheapest and self.step_seconds is not None:
             simulated = simulated.cheapest(self.step_seconds)
+        mates = simulated.mates
         ranks = self.dealing.world_size
         numbers = np.array([len(shapes) for shapes in simulated.shapes])
         padded = float(np.mean([shapes.padded_length for shapes in simulated.shapes]))
@@ -162,7 +188,6 @@ class Pricing:
         return self._priced(
             simulated.batching,
             Tally.of(np.zeros_like(sizes), sizes),
-            simulated.mates,
             time,
             strategy=strategy,
             sizing=sizing,
@@ -172,6 +197,8 @@ class Pricing:
             padded_length=max(padded * simulated.scale, self.total),
             repeated_examples=simulated.repeated_examples,
             effective_buckets=simulated.effective_buckets,
+            mates_again=mates.again,
+            length_correlation=mates.correlation,
             step_tokens_deviation=simulated.step_tokens_deviation,
             simulated_epochs=len(simulated.shapes),
             batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(simulated.scale),
@@ -179,21 +206,16 @@ class Pricing:
 
     def of_own(self, own: OwnBatches, batching: Batching) -> TimedRow:
         """Return the row of batches that were counted; `batching` holds the largest of them."""
-        with_targets = self.targets is not None
-        shapes = EpochShapes.of(own.shapes, with_targets=with_targets)
+        shapes = EpochShapes.of(own.shapes, with_targets=self.targets is not None)
         time = None
         if self.step_seconds is not None:
             mean = float(shapes.seconds(self.step_seconds).mean())
             seconds = mean * own.batches / self.dealing.world_size
             errors = shape_errors(self.step_seconds, shapes, seconds)
             time = EpochTime(seconds=seconds, errors=errors)
-        mates = None
-        if own.mates_again is not None:
-            mates = Mates(own.mates_again, None)
         priced = self._priced(
             batching,
             Tally.of(np.zeros_like(shapes.batch_sizes), shapes.batch_sizes),
-            mates,
             time,
             strategy="current",
             sizing="frontier",
@@ -202,8 +224,48 @@ class Pricing:
             padded_length=max(own.padded_length, self.total),
             repeated_examples=0,
             effective_buckets=own.effective_buckets,
+            mates_again=own.mates_again,
         )
         return priced._replace(row=structs.replace(priced.row, pool_size=None))
+
+    def uses(
+        self, row: Row, lengths: Lengths, proven_by: ProvenBy | None
+    ) -> list[BucketUse]:
+        """Describe what each bucket of a row's table holds and costs over all ranks, those without examples too.
+
+        Of pools the list is empty: their batches hold examples of several buckets. `lengths` are the true ones.
+        """
+        if row.uses_pools:
+            return []
+        table = Batching.of(row).table
+        histogram = self.lengths.histogram
+        expected = expected_batches(histogram, table, self.dealing)
+        counts = expected.counts
+        cells = expected.numbers * expected.batch_sizes * expected.lengths
+        padded = np.bincount(expected.buckets, cells, table.num_buckets)
+        batches = np.bincount(
+            expected.tally.buckets, expected.tally.numbers, table.num_buckets
+        )
+        true = np.diff(lengths.histogram.total_of(np.cumsum(counts)), prepend=0.0)
+        buckets = []
+        for bucket in range(table.num_buckets):
+            examples = int(counts[bucket])
+            proof = None
+            if proven_by is not None and examples:
+                longest = float(histogram.lengths[expected.edges[bucket + 1] - 1])
+                proof = proven_by(longest, min(row.batch_sizes[bucket], examples))
+            buckets.append(
+                BucketUse(
+                    boundary=row.boundaries[bucket],
+                    batch_size=row.batch_sizes[bucket],
+                    examples=examples,
+                    batches=int(batches[bucket]),
+                    length=float(true[bucket]),
+                    padded_length=max(float(padded[bucket]), float(true[bucket])),
+                    proven_by=proof,
+                )
+            )
+        return buckets
 
     def _simulated(self, batching: Batching) -> SimulatedEpochs:
         """Return the first epochs with these batches."""
@@ -213,7 +275,6 @@ class Pricing:
         self,
         batching: Batching,
         tally: Tally,
-        mates: Mates | None,
         time: EpochTime | None,
         **figures: Any,
     ) -> TimedRow:
@@ -238,8 +299,6 @@ class Pricing:
             batch_size_variation=tally.batch_size_variation,
             steps=self.dealing.steps(batches),
             unproven=unproven,
-            mates_again=None if mates is None else mates.again,
-            length_correlation=None if mates is None else mates.correlation,
             pool_size=batching.pool_size,
             batch_overhead=batching.batch_overhead,
             accumulate=batching.accumulate,

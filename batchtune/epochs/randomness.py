@@ -31,7 +31,6 @@ def mates_in_buckets(expected: ExpectedBatches) -> Mates:
     Σ B(B - 1) / 2 are mates: a pair meets again with the ratio of both.
     """
     histogram = expected.histogram
-    edges = expected.edges
     tally = expected.tally
     counts = expected.counts.astype(np.float64)
     sizes = tally.batch_sizes.astype(np.float64)
@@ -45,8 +44,8 @@ def mates_in_buckets(expected: ExpectedBatches) -> Mates:
     centred = (
         histogram.lengths - float(histogram.cumulative_total[-1]) / histogram.count
     )
-    sums = sums_between(histogram.counts * centred, edges)
-    squares = sums_between(histogram.counts * centred**2, edges)
+    sums = sums_between(histogram.counts * centred, expected.edges)
+    squares = sums_between(histogram.counts * centred**2, expected.edges)
     mated = np.where(sizes > 1, tally.numbers * sizes, 0.0)
     with_mates = np.bincount(tally.buckets, mated, counts.size).astype(np.float64)
     return Mates(
@@ -63,12 +62,12 @@ def step_deviation_in_buckets(expected: ExpectedBatches) -> float:
     A batch is a uniformly drawn subset of its bucket, and the batches of a step are one of those of the epoch.
     """
     histogram = expected.histogram
-    edges = expected.edges
     tally = expected.tally
     dealing = expected.dealing
     counts = np.maximum(expected.counts, 2)
-    means = sums_between(histogram.counts * histogram.lengths, edges) / counts
-    squares = sums_between(histogram.counts * histogram.lengths**2, edges) / counts
+    means = sums_between(histogram.counts * histogram.lengths, expected.edges) / counts
+    squares = sums_between(histogram.counts * histogram.lengths**2, expected.edges)
+    squares = squares / counts
     variances = np.maximum(squares - means**2, 0.0) / (counts - 1)
     buckets = tally.buckets
     sizes = tally.batch_sizes * dealing.together

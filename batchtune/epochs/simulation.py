@@ -11,7 +11,13 @@ import numpy as np
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.cost_model import nonnegative
 from batchtune.epochs.epoch_time import EpochTime
-from batchtune.epochs.layout import EpochBatches, EpochShapes, RankSplit, shapes_of
+from batchtune.epochs.layout import (
+    EpochBatches,
+    EpochShapes,
+    RankSplit,
+    lay_out,
+    shapes_of,
+)
 from batchtune.epochs.measured_costs import StepTimeFunction
 from batchtune.epochs.randomness import (
     Mates,
@@ -40,6 +46,8 @@ _MANY = 1 << 18
 _MOST_BATCHES = 40
 # Pools are cut for the least cost if that gains this much.
 _LEAST_GAIN = 0.003
+# Of more examples in order, so many that are evenly spaced stand for all.
+MOST_SIMULATED = 1 << 24
 # As Transformers' length-grouped batches are sorted.
 _MEGABATCHES = 50
 
@@ -161,17 +169,16 @@ def simulate_epochs(
     share a pool more often, by a known ratio.
     """
     sample = lengths.evenly(_MANY)
+    filled = _FILLED if batching.batch_overhead is None else _CUT
     if batching.uses_pools:
         examples = max(_EXAMPLES, _OF_A_RANK * dealing.world_size)
         pools = max(_POOLS, batching.pools_of(examples))
         if batching.accumulate is not None:
             pools = max(_LEAST_STEPS, batching.pools_of(_IN_STEPS))
+            filled = _IN_STEPS
         sample = _of_pools(lengths, pools, batching.pools_of(lengths.count))
-    batcher = batching.batcher(sample.values)
-    filled = _FILLED if batching.batch_overhead is None else _CUT
-    if batching.accumulate is not None:
-        filled = _IN_STEPS
     number = _epochs_of(sample, filled)
+    batcher = batching.batcher(sample.values)
     cuts = []
     shapes = []
     for drawing, cut in batcher.first_epochs(number, dealing, seed):
@@ -209,9 +216,21 @@ def _with_costs(
     return replace(batching, batch_overhead=float(f"{fixed / each:.3g}"))
 
 
+def simulate_sorted(
+    lengths: Lengths, batch_size: int, dealing: RankSplit
+) -> tuple[list[EpochShapes], float]:
+    """Simulate the epoch of batches in order of length; return all examples / those that were batched, too."""
+    sample = lengths.evenly(MOST_SIMULATED)
+    ranks = RankSplit(world_size=dealing.world_size)
+    layout = lay_out(np.array([sample.count]), np.array([batch_size]), ranks)
+    cut = EpochBatches(np.arange(sample.count), layout)
+    shapes = cut.shapes(sample.values, sample.targets)
+    return [shapes], lengths.count / sample.count
+
+
 def simulate_length_grouped(
     lengths: Lengths, batch_size: int, dealing: RankSplit, seed: int
-) -> tuple[float, list[EpochShapes]]:
+) -> tuple[list[EpochShapes], float]:
     """Simulate epochs of Transformers' length-grouped batches; return all examples / those that were batched, too.
 
     Ranks take batches in turn. The last ones are completed with examples from the beginning, as Accelerate does, so
@@ -236,7 +255,7 @@ def simulate_length_grouped(
         )
         cut = EpochBatches.in_row(order, sizes, sample.count)
         shapes.append(cut.shapes(sample.values, sample.targets))
-    return lengths.count / sample.count, shapes
+    return shapes, lengths.count / sample.count
 
 
 def megabatch_size(count: int, batch_size: int) -> int:

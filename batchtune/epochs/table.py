@@ -260,6 +260,22 @@ class Limits:
         """Return the same by the source that knows the device best."""
         return self.batch_sizes(lengths, self.sizings[-1])
 
+    def allow(self, batch_sizes: IntArray, longest: FloatArray) -> bool:
+        """Return whether all these batches stay within the limits; a batch of one always does."""
+        fits = batch_sizes <= self.largest_sizes(longest)
+        return bool(((batch_sizes == 1) | fits).all())
+
+    def pooled_table(self, histogram: Histogram) -> BucketTable:
+        """Return how many examples fit with the longest of a batch that need not be of one bucket."""
+        sizes = self.largest_sizes(histogram.lengths)
+        ends = ends_of_runs(sizes)
+        return BucketTable(histogram.lengths[ends], sizes[ends])
+
+
+def ends_of_runs(batch_sizes: IntArray) -> IntArray:
+    """Return the last place of each run of equal batch sizes."""
+    return np.append(np.flatnonzero(np.diff(batch_sizes)), batch_sizes.size - 1)
+
 
 class OverlongError(ValueError):
     """Examples beyond the last boundary."""
