@@ -108,14 +108,14 @@ class ExpectedBatches:
     time of a step is nearly linear between them. Arrays have the shape (shapes,).
 
     Attributes:
-        counts, edges: As the table's `counts` and `edges` of the histogram.
+        edges, counts: As the table divides the histogram.
     """
 
     histogram: Histogram
     table: BucketTable
     dealing: RankSplit
-    counts: IntArray
     edges: IntArray
+    counts: IntArray
     tally: Tally
     buckets: IntArray
     batch_sizes: IntArray
@@ -164,8 +164,7 @@ def expected_batches(
 
     Raises ValueError if the longest length is beyond the last boundary.
     """
-    counts = table.counts(histogram)
-    edges = table.edges(histogram)
+    edges, counts = table.divide(histogram)
     before = np.cumsum(counts) - counts
     counted = tally(counts, table.batch_sizes, dealing)
     lengths = []
@@ -199,8 +198,8 @@ def expected_batches(
         histogram=histogram,
         table=table,
         dealing=dealing,
-        counts=counts,
         edges=edges,
+        counts=counts,
         tally=counted,
         buckets=np.repeat(counted.buckets, shapes),
         batch_sizes=np.repeat(counted.batch_sizes, shapes),

@@ -1,4 +1,4 @@
-"""Simulates epochs: in pools, of a table on several ranks, and in Transformers' length-grouped batches."""
+"""Simulates epochs: in pools, of a table on several ranks, in order of length, and grouped as by Transformers."""
 
 from __future__ import annotations
 

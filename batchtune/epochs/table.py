@@ -125,23 +125,20 @@ class BucketTable:
             np.searchsorted(self.boundaries, lengths)
         ]
 
-    def edges(self, histogram: Histogram) -> IntArray:
-        """Return where the buckets begin and end: bucket b holds the distinct lengths edges[b] : edges[b + 1].
+    def divide(self, histogram: Histogram) -> tuple[IntArray, IntArray]:
+        """Return where the buckets begin and end, and the number of examples in each, shape (buckets,).
 
-        This and the next raise ValueError if the longest length is beyond the last boundary.
+        Bucket b holds the distinct lengths edges[b] : edges[b + 1]. Raises ValueError if the longest length is beyond
+        the last boundary.
         """
         if histogram.lengths[-1] > self.boundaries[-1]:
             raise ValueError(
                 f"length {histogram.lengths[-1]} is beyond the last boundary {self.boundaries[-1]}"
             )
         ends = np.searchsorted(histogram.lengths, self.boundaries, side="right")
-        return np.concatenate(([0], ends)).astype(np.int64)
-
-    def counts(self, histogram: Histogram) -> IntArray:
-        """Return the number of examples in each bucket, shape (buckets,)."""
-        ends = self.edges(histogram)[1:]
         up_to = np.where(ends > 0, histogram.cumulative[ends - 1], 0)
-        return np.diff(up_to, prepend=0)
+        edges = np.concatenate(([0], ends)).astype(np.int64)
+        return edges, np.diff(up_to, prepend=0)
 
 
 def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> AnyArray:
