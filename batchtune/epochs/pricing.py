@@ -137,6 +137,7 @@ class Pricing:
         """
         expected = expected_batches(self.lengths.histogram, table, self.dealing)
         mates = mates_in_buckets(expected)
+        deviation = step_deviation_in_buckets(expected)
         batching = Batching(table)
         time = None
         if self.step_seconds is not None and self.dealing.world_size > 1:
@@ -158,7 +159,7 @@ class Pricing:
             / float(np.sum((expected.counts / self.lengths.count) ** 2)),
             mates_again=mates.again,
             length_correlation=mates.correlation,
-            step_tokens_deviation=step_deviation_in_buckets(expected),
+            step_tokens_deviation=deviation,
         )
 
     def of_pools(
