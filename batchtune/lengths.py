@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.errors import ManifestError
-from batchtune.records import LengthsSummary, ReadingRecord
+from batchtune.records import HistogramBin, LengthsSummary, ReadingRecord
 from batchtune.records import Unit as Unit
 
 FloatArray = npt.NDArray[np.float64]
@@ -31,6 +33,11 @@ _MOST_ROWS = 40_000
 _LONGEST_ROWS = 1000
 # Rows that are kept in their order: 128 MiB of lengths.
 _MOST_IN_ORDER = 1 << 24
+
+_QUANTILES = 1000
+_BINS = 60
+# Where the longest is more than so many times the shortest, even bins would put nearly all into the first.
+_WIDE = 200.0
 
 
 def spaced(count: int) -> range:
@@ -332,6 +339,32 @@ class Lengths:
             left_out=self.left_out,
             truncated=self.truncated,
         )
+
+    def bins(self, count: int = _BINS) -> list[HistogramBin]:
+        """Return ascending bins that cover all: even, or of even ratio where lengths span more than 200 times."""
+        shortest = self.shortest
+        longest = self.longest
+        below = math.nextafter(shortest, 0)
+        if shortest == longest:
+            return [HistogramBin(from_=below, to=longest, count=self.count)]
+        space = np.geomspace if longest > _WIDE * shortest else np.linspace
+        edges = space(shortest, longest, count + 1)
+        edges[0] = below
+        edges[-1] = longest
+        numbers = np.diff(self.histogram.counts_up_to(edges)).tolist()
+        return [
+            HistogramBin(from_=low, to=high, count=number)
+            for (low, high), number in zip(
+                pairwise(edges.tolist()), numbers, strict=True
+            )
+        ]
+
+    def quantiles(self) -> list[float]:
+        """Return the quantiles i / 1000, ascending, shape (1001,), by nearest rank: each is a length of the data."""
+        ranks = np.ceil(np.arange(_QUANTILES + 1) / _QUANTILES * self.count)
+        places = np.maximum(ranks.astype(np.int64), 1) - 1
+        quantiles: list[float] = self.histogram.at(places).tolist()
+        return quantiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,14 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
             yield f"total is {self.total}, for {self.count} examples up to {self.max}"
 
 
+class HistogramBin(Record, frozen=True, kw_only=True):
+    """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
+
+    from_: TargetLength = msgspec.field(name="from")
+    to: Length
+    count: Count
+
+
 class Proof(Record, frozen=True, kw_only=True):
     """The recommended batches as they ran in shuffled training, in fresh processes at the limit.
 

@@ -250,7 +250,7 @@ class LawDevice(MadeDevice):
     def above_truth(self, table):
         """How many buckets have a batch that may not fit, tried at each length that occurs in them."""
         histogram = self.lengths.histogram
-        edges, counts = table.edges(histogram), table.counts(histogram)
+        edges, counts = table.divide(histogram)
         above = 0
         for bucket in np.flatnonzero(counts):
             own = histogram.lengths[edges[bucket] : edges[bucket + 1]]

@@ -257,11 +257,11 @@ def _why_same(row: Row, timed: bool) -> str:
     )
 
 
-def keeping_reason(
-    current: AnyRow, row: AnyRow, *, timed: bool, steps_kept: bool
-) -> str:
+def keeping_reason(sweep: AnySweep, row: AnyRow, *, timed: bool) -> str:
     """Return that the user's own config costs no more than the best row, with what both cost."""
-    own, best = (shown_cost(each, timed, steps_kept) for each in (current, row))
+    assert sweep.current is not None
+    kept = keeps_steps(sweep)
+    own, best = (shown_cost(each, timed, kept) for each in (sweep.current, row))
     return f"keep your current config: it takes {own}; {row.sized_name} {best}"
 
 

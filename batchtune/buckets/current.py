@@ -23,10 +23,10 @@ from batchtune.buckets.current_settings import (
     SettingSizes,
     read_settings,
 )
-from batchtune.buckets.epoch_cost import Pricing, TimedRow
 from batchtune.buckets.strategies import capped_by_num_buckets
 from batchtune.configs import BUCKETS, LIMITS, Recipe, RecipeBlock, entries
 from batchtune.epochs.batchers import Batching
+from batchtune.epochs.pricing import Pricing, TimedRow
 from batchtune.epochs.recorded import accumulation_of, recorded
 from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import Lengths

@@ -9,11 +9,11 @@ import numpy as np
 from msgspec import structs
 
 from batchtune.buckets.current import Current, fixed_batches
-from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.measured_costs import Costs, capped
+from batchtune.epochs.pricing import Pricing
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.errors import ResultError, shortened
 from batchtune.lengths import Lengths

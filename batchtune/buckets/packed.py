@@ -11,11 +11,10 @@ import msgspec
 import numpy as np
 
 from batchtune.buckets.advice import best_of, proven_or_all
-from batchtune.buckets.alternatives import fewest_batches
 from batchtune.buckets.current_settings import YOURS
-from batchtune.buckets.same_step import OwnSteps
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import PackedCosts
+from batchtune.epochs.own_steps import OwnSteps
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.packing.figures import (
@@ -132,7 +131,7 @@ def with_min_packed_steps(
     Raises UsageError if the longest sequence does not fit in one so small.
     """
     tokens = _cut_tokens(lengths, budget)
-    largest = int(tokens.sum()) // fewest_batches(min_steps, dealing)
+    largest = int(tokens.sum()) // dealing.fewest_batches(min_steps)
     longest = int(tokens.max())
     if largest < longest:
         raise UsageError(

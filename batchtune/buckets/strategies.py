@@ -20,7 +20,7 @@ from batchtune.epochs.expectation import (
     ExpectedCosts,
 )
 from batchtune.epochs.measured_costs import BatchCost
-from batchtune.epochs.table import BucketTable, Limits, speechbrain_table
+from batchtune.epochs.table import BucketTable, ends_of_runs, speechbrain_table
 from batchtune.errors import UsageError, did_you_mean, shortened
 from batchtune.lengths import SPEECH_UNITS, FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import MOST_BUCKETS, Row, SweepSettings, checked
@@ -242,20 +242,8 @@ class Pooled(Strategy):
         self, problem: Problem, num_buckets: Sequence[int]
     ) -> list[FloatArray]:
         """Return the longest lengths of each run of equal batch sizes, whatever the number asked for."""
-        ends = _ends_of_runs(problem.batch_sizes)
+        ends = ends_of_runs(problem.batch_sizes)
         return [problem.histogram.lengths[ends]] * len(num_buckets)
-
-
-def _ends_of_runs(batch_sizes: IntArray) -> IntArray:
-    """Return the last place of each run of equal batch sizes."""
-    return np.append(np.flatnonzero(np.diff(batch_sizes)), batch_sizes.size - 1)
-
-
-def pooled_table(histogram: Histogram, limits: Limits) -> BucketTable:
-    """Return how many examples fit with the longest of a batch that need not be of one bucket."""
-    sizes = limits.largest_sizes(histogram.lengths)
-    ends = _ends_of_runs(sizes)
-    return BucketTable(histogram.lengths[ends], sizes[ends])
 
 
 STRATEGIES: dict[str, Strategy] = {

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -17,22 +16,12 @@ from batchtune.buckets.advice import (
     cautions,
     keeping_reason,
     keeps_current,
-    keeps_steps,
     kept_steps,
     learning_rate,
     recommend,
     scaled_far,
     too_few_examples,
     trade_off,
-)
-from batchtune.buckets.alternatives import (
-    check_min_steps,
-    fewest_batches,
-    fixed_baselines,
-    lower_bound,
-    share_for,
-    share_within,
-    two_dimensional_rows,
 )
 from batchtune.buckets.current import (
     Current,
@@ -41,7 +30,6 @@ from batchtune.buckets.current import (
     own_current,
 )
 from batchtune.buckets.current_settings import YOURS
-from batchtune.buckets.epoch_cost import Pricing, TimedRow, with_equals
 from batchtune.buckets.packed import (
     Packing,
     most_packed_steps,
@@ -49,30 +37,32 @@ from batchtune.buckets.packed import (
     tokens_of,
     with_min_packed_steps,
 )
-from batchtune.buckets.same_step import OwnSteps, kept, same_step_rows
+from batchtune.buckets.same_step import kept, own_steps, same_step_rows
 from batchtune.buckets.strategies import PACKED, STRATEGIES, Problem, sizes_up_to
+from batchtune.buckets.two_dimensional import two_dimensional_rows
+from batchtune.epochs.baselines import fixed_baselines, lower_bound
 from batchtune.epochs.batchers import Batching
+from batchtune.epochs.epoch_time import with_equals
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import (
     Costs,
-    ProvenBy,
     batch_seconds,
     capped,
     costs_of,
     shrunk,
     shrunk_limit,
 )
+from batchtune.epochs.pricing import Pricing, TimedRow
 from batchtune.epochs.recorded import costs_of_training
+from batchtune.epochs.shares import check_min_steps, share_for, share_within
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import ResultError, UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths, padded_to
+from batchtune.lengths import Lengths, padded_to
 from batchtune.results import (
     PROBE_FILE,
     SWEEP_FILE,
     TRAINING_FILE,
-    BucketUse,
-    HistogramBin,
     PackedRow,
     Probe,
     Proof,
@@ -156,7 +146,7 @@ def run_sweep(
         settings = structs.replace(settings, accumulate=current.settings.accumulate)
     dealing = RankSplit.of(settings, costs)
     packed_share = 1.0
-    own = OwnSteps.of(current, dealing)
+    own = own_steps(current, dealing)
     packs = costs.packed is not None and costs.script is not None
     if packs and budget is not None and own is not None and settings.min_steps is None:
         if kept(settings, current, own, lengths.count) == "steps":
@@ -292,7 +282,7 @@ def sweep(
     )
     fitting = _limits(lengths, max_batch_length, settings, costs)
     dealing = RankSplit.of(settings, costs)
-    own = OwnSteps.of(current, dealing)
+    own = own_steps(current, dealing)
     keep = kept(settings, current, own, lengths.count)
     settings = structs.replace(settings, keep=keep)
     if keep != "nothing" and current is None and settings.min_steps is None:
@@ -315,7 +305,7 @@ def sweep(
     share = 1.0
     if settings.min_steps is not None:
         check_min_steps(settings.min_steps, lengths, dealing)
-        fewest = fewest_batches(settings.min_steps, dealing)
+        fewest = dealing.fewest_batches(settings.min_steps)
         share = share_for(pricing.lengths, fitting, fewest)
     if settings.throughput_fraction is not None:
         share = share_within(settings.throughput_fraction, pricing, fitting, keep)
@@ -325,18 +315,15 @@ def sweep(
         costs = shrunk(costs, share)
         limits = _limits(lengths, max_batch_length, settings, costs)
         pricing = replace(pricing, max_batch_length=max_batch_length)
-    priced = []
-    of_steps: Iterator[TimedRow] = iter(())
-    if keep == "same":
-        if own is None:
-            raise UsageError(
-                "--keep same: these settings do not say which examples a step has",
-                "Say it with --current batch_size=N and --accumulate N, or keep their number: --keep steps.",
-            )
-        if not packs:
-            of_steps = same_step_rows(pricing, limits, settings, own)
-    for priced_row in (*_rows(pricing, limits, settings), *of_steps):
-        priced.append(priced_row)
+    if keep == "same" and own is None:
+        raise UsageError(
+            "--keep same: these settings do not say which examples a step has",
+            "Say it with --current batch_size=N and --accumulate N, or keep their number: --keep steps.",
+        )
+    priced = [*_rows(pricing, limits, settings)]
+    if keep == "same" and own is not None and not packs:
+        priced += same_step_rows(pricing, limits, settings, own)
+    for priced_row in priced:
         on_row(priced_row.row)
     rows = [
         structs.replace(row, unproven=row.sizes_in_use) if row.name in refuted else row
@@ -344,6 +331,8 @@ def sweep(
     ]
     # Not made smaller in proportion: their sizes are those that others would take for as many steps.
     baselines = fixed_baselines(pricing, fitting, fewest)
+    bound = lower_bound(pricing, limits, [*rows, *baselines], fewest)
+    two_dimensional = two_dimensional_rows(pricing, limits, costs, rows)
     best_of_rows = partial(
         recommend,
         rows,
@@ -378,33 +367,36 @@ def sweep(
             f"fit. Measure them with `batchtune tune --keep {keep}`"
         )
     costs_of_rows = epoch_costs(rows, steps_kept=settings.min_steps is not None)
+    traded = trade_off(costs_of_rows, [row.known_mates_again for row in rows])
     swept = Sweep(
         meta=meta_of(Sweep),
         lengths=lengths.summary(),
+        histogram=lengths.bins(),
+        quantiles=lengths.quantiles(),
         max_batch_length=max_batch_length,
         settings=settings,
         device_name=costs.device_name,
         rows=rows,
         baselines=baselines,
-        lower_bound=lower_bound(pricing, limits, [*rows, *baselines], fewest),
+        lower_bound=bound,
         recommended=recommendation.row,
         recommended_table=recommendation.portable,
         reason=reason,
         warnings=warnings,
-        trade_off=trade_off(costs_of_rows, [row.known_mates_again for row in rows]),
-        two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
-        histogram=histogram_of(lengths),
-        quantiles=quantiles_of(lengths),
+        trade_off=traded,
+        two_dimensional=two_dimensional,
         gradient=None if costs.script is None else costs.script.gradient,
     )
     if current is not None:
-        swept = _with_current(swept, current, lengths, pricing, limits, fitting, priced)
+        swept = _with_current(swept, current, lengths, pricing, fitting, priced)
         if costs.unfinished and not swept.current_fits:
             swept = structs.replace(swept, current_fits=None)
-        if recommended is not None and keeps_current(
-            swept, recommended, timed=timed and swept.has_times
-        ):
-            return _keeping(swept, recommended, timed=timed and swept.has_times)
+        timed = timed and swept.has_times
+        if recommended is not None and keeps_current(swept, recommended, timed=timed):
+            reason = keeping_reason(swept, recommended, timed=timed)
+            return structs.replace(
+                swept, recommended=None, recommended_table=None, reason=reason
+            )
     if recommended is None:
         return swept
     rate = None
@@ -418,7 +410,7 @@ def sweep(
         learning_rate=rate,
         warnings=[*swept.warnings, *scaled_far(rate)],
         gradient_difference=change,
-        buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
+        buckets=pricing.uses(recommended, lengths, costs.proven_by),
     )
 
 
@@ -428,19 +420,6 @@ def _is_rough(row: Row | None) -> bool:
         return False
     error = row.estimated_epoch_error_seconds or 0.0
     return 2 * error > WORST_COMPARED_ERROR * row.estimated_epoch_seconds
-
-
-def _keeping(swept: Sweep, row: Row, *, timed: bool) -> Sweep:
-    """Return a sweep that recommends to keep the user's own config: this row, its best, gains nothing."""
-    assert swept.current is not None
-    return structs.replace(
-        swept,
-        recommended=None,
-        recommended_table=None,
-        reason=keeping_reason(
-            swept.current, row, timed=timed, steps_kept=keeps_steps(swept)
-        ),
-    )
 
 
 def _limits(
@@ -486,9 +465,8 @@ def _rows(
                 table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
                 # The table says how many examples fit, `number` how large pools are.
                 if strategy.in_pools:
-                    yield pricing.of_epochs(
-                        name, sizing, pricing.best_cut(Batching(table, number))
-                    )
+                    batching = Batching(table, number)
+                    yield pricing.of_pools(name, sizing, batching, cheapest=True)
                 else:
                     yield pricing.of_table(name, sizing, number, table)
 
@@ -505,9 +483,8 @@ def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
         return problem
 
     def epoch_cost(table: BucketTable) -> float:
-        return pricing.table_seconds(
-            expected_batches(histogram, table, pricing.dealing)
-        )
+        expected = expected_batches(histogram, table, pricing.dealing)
+        return expected.seconds(step_seconds, pricing.targets)
 
     return replace(
         problem,
@@ -537,7 +514,6 @@ def _with_current(
     current: Current,
     lengths: Lengths,
     pricing: Pricing,
-    limits: Limits,
     fitting: Limits,
     priced: Sequence[TimedRow],
 ) -> Sweep:
@@ -546,11 +522,10 @@ def _with_current(
     They may be as large as `fitting` allows.
     """
     batching = current_batching(current, lengths)
-    priced_current = current.settings.priced(
-        replace(pricing, lengths=lengths), batching
-    )
-    row = with_equals([*priced, priced_current])[-1]
-    fits = all_fit(fitting, *batching.largest_batches(lengths.histogram))
+    fits = fitting.allow(*batching.largest_batches(lengths.histogram))
+    as_they_come = replace(pricing, lengths=lengths)
+    timed_row = current.settings.priced(as_they_come, batching)
+    row = with_equals([*priced, timed_row])[-1]
     warnings = [*swept.warnings]
     if not fits:
         warnings.append(
@@ -565,97 +540,5 @@ def _with_current(
             current.settings.describe(lengths.unit), current.settings.record()
         ),
         warnings=[*warnings, *current.settings.cautions(lengths, row)],
-        lower_bound=lower_bound(
-            pricing,
-            limits,
-            [*swept.rows, *swept.baselines, row],
-            swept.lower_bound.batches,
-        ),
+        lower_bound=swept.lower_bound.at_most(row),
     )
-
-
-def all_fit(limits: Limits, batch_sizes: IntArray, longest: FloatArray) -> bool:
-    """Return whether all these batches stay within the limits; a batch of one always does."""
-    return bool(
-        ((batch_sizes == 1) | (batch_sizes <= limits.largest_sizes(longest))).all()
-    )
-
-
-_QUANTILES = 1000
-_BINS = 60
-# Where the longest is more than so many times the shortest, even bins would put nearly all into the first.
-_WIDE = 200.0
-
-
-def histogram_of(lengths: Lengths, bins: int = _BINS) -> list[HistogramBin]:
-    """Return ascending bins that cover all lengths: even, or of even ratio where lengths span more than 200 times."""
-    shortest = lengths.shortest
-    longest = lengths.longest
-    if shortest == longest:
-        return [
-            HistogramBin(
-                from_=math.nextafter(shortest, 0), to=longest, count=lengths.count
-            )
-        ]
-    spaced = np.geomspace if longest > _WIDE * shortest else np.linspace
-    edges = spaced(shortest, longest, bins + 1)
-    edges[0] = math.nextafter(shortest, 0)
-    edges[-1] = longest
-    up_to = [lengths.histogram.count_up_to(edge) for edge in edges.tolist()]
-    counts = np.diff(up_to).tolist()
-    spans = pairwise(edges.tolist())
-    return [
-        HistogramBin(from_=low, to=high, count=count)
-        for (low, high), count in zip(spans, counts, strict=True)
-    ]
-
-
-def quantiles_of(lengths: Lengths) -> list[float]:
-    """Return the quantiles i / 1000, ascending, shape (1001,), by nearest rank: each is a length of the data."""
-    ranks = np.ceil(np.arange(_QUANTILES + 1) / _QUANTILES * lengths.count).astype(
-        np.int64
-    )
-    quantiles: list[float] = lengths.histogram.at(np.maximum(ranks, 1) - 1).tolist()
-    return quantiles
-
-
-def bucket_uses(
-    lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None
-) -> list[BucketUse]:
-    """Describe what each bucket of a row's table holds and costs over all ranks, those without examples too.
-
-    Of pools the list is empty: their batches hold examples of several buckets. `pricing` has the lengths as batches are
-    padded to them, `lengths` the true ones.
-    """
-    if row.uses_pools:
-        return []
-    table = Batching.of(row).table
-    histogram = pricing.lengths.histogram
-    expected = expected_batches(histogram, table, pricing.dealing)
-    ends = table.edges(histogram)[1:]
-    counts = table.counts(histogram)
-    cells = expected.numbers * expected.batch_sizes * expected.lengths
-    padded = np.bincount(expected.buckets, cells, table.num_buckets)
-    batches = np.bincount(
-        expected.tally.buckets, expected.tally.numbers, table.num_buckets
-    )
-    true = np.diff(lengths.histogram.total_of(np.cumsum(counts)), prepend=0.0)
-    buckets = []
-    for bucket in range(table.num_buckets):
-        examples = int(counts[bucket])
-        proof = None
-        if proven_by is not None and examples:
-            longest = float(histogram.lengths[ends[bucket] - 1])
-            proof = proven_by(longest, min(row.batch_sizes[bucket], examples))
-        buckets.append(
-            BucketUse(
-                boundary=row.boundaries[bucket],
-                batch_size=row.batch_sizes[bucket],
-                examples=examples,
-                batches=int(batches[bucket]),
-                length=float(true[bucket]),
-                padded_length=max(float(padded[bucket]), float(true[bucket])),
-                proven_by=proof,
-            )
-        )
-    return buckets

@@ -112,10 +112,10 @@ def tune(
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
     """
     started = time.monotonic()
-    from batchtune.buckets.alternatives import check_min_steps
     from batchtune.buckets.same_step import examples_kept
     from batchtune.epochs.layout import RankSplit
     from batchtune.epochs.measured_costs import Costs
+    from batchtune.epochs.shares import check_min_steps
     from batchtune.proving import Prover
     from batchtune.reports import load_run, render
     from batchtune.results import checked

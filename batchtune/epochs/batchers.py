@@ -99,9 +99,9 @@ class Batching:
 
         In pools a batch may also hold examples of shorter buckets.
         """
-        counts = self.table.counts(histogram)
+        edges, counts = self.table.divide(histogram)
         used = counts > 0
-        longest = histogram.lengths[self.table.edges(histogram)[1:][used] - 1]
+        longest = histogram.lengths[edges[1:][used] - 1]
         if self.pool_size is not None:
             counts = np.minimum(np.cumsum(counts), self.pool_size)
         return np.minimum(self.table.batch_sizes, counts)[used], longest

@@ -15,8 +15,9 @@ from typing import cast
 
 import numpy as np
 
-from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, lay_out
-from batchtune.epochs.measured_costs import BatchCost
+from batchtune.epochs.epoch_time import EpochTime, time_errors
+from batchtune.epochs.layout import ON_ONE_RANK, EpochShapes, RankSplit, lay_out
+from batchtune.epochs.measured_costs import BatchCost, StepTimeFunction, TypicalTargets
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
@@ -58,19 +59,11 @@ class Tally:
         return int(self.batch_sizes @ self.numbers)
 
     @property
-    def mean_batch_size(self) -> float:
-        """Examples / batches."""
-        return self.examples / self.batches
-
-    @property
     def batch_size_variation(self) -> float:
         """The standard deviation of the batch sizes / their mean."""
-        variance = float(
-            np.average(
-                (self.batch_sizes - self.mean_batch_size) ** 2, weights=self.numbers
-            )
-        )
-        return math.sqrt(variance) / self.mean_batch_size
+        mean = self.examples / self.batches
+        variance = np.average((self.batch_sizes - mean) ** 2, weights=self.numbers)
+        return math.sqrt(variance) / mean
 
 
 def tally(
@@ -113,23 +106,55 @@ class ExpectedBatches:
 
     Of the many lengths of a bucket some stand for their neighbours, at their mean: padded lengths stay exact, and the
     time of a step is nearly linear between them. Arrays have the shape (shapes,).
+
+    Attributes:
+        edges, counts: As the table divides the histogram.
     """
 
+    histogram: Histogram
     table: BucketTable
+    dealing: RankSplit
+    edges: IntArray
+    counts: IntArray
     tally: Tally
     buckets: IntArray
-    batch_sizes: FloatArray
+    batch_sizes: IntArray
     lengths: FloatArray
     numbers: FloatArray
 
     def sum_of(self, cost: BatchCost) -> float:
         """Return the expected sum of a cost over the epoch's batches."""
-        return float(np.sum(self.numbers * cost(self.batch_sizes, self.lengths)))
+        sizes = self.batch_sizes.astype(np.float64)
+        return float(np.sum(self.numbers * cost(sizes, self.lengths)))
 
     @cached_property
     def padded_length(self) -> float:
         """The expected sum of the batches' padded lengths."""
         return self.sum_of(np.multiply)
+
+    def shapes(self, targets: TypicalTargets | None) -> EpochShapes:
+        """Return the shapes of the batches, with the target that is typical of each."""
+        typical = None
+        if targets is not None:
+            above = self.table.lower_edges(self.lengths)
+            typical = targets(self.batch_sizes, self.lengths, above)
+        return EpochShapes(self.batch_sizes, self.lengths, typical)
+
+    def seconds(
+        self, step_seconds: StepTimeFunction, targets: TypicalTargets | None
+    ) -> float:
+        """Return the time of the epoch, shared out to ranks that never wait."""
+        seconds = self.numbers * self.shapes(targets).seconds(step_seconds)
+        return float(np.sum(seconds)) / self.dealing.world_size
+
+    def time(
+        self, step_seconds: StepTimeFunction, targets: TypicalTargets | None
+    ) -> EpochTime:
+        """Return the same with its errors."""
+        seconds = self.seconds(step_seconds, targets)
+        shapes = self.shapes(targets)
+        errors = time_errors(step_seconds, shapes, self.numbers, seconds)
+        return EpochTime(seconds=seconds, errors=errors)
 
 
 def expected_batches(
@@ -139,8 +164,7 @@ def expected_batches(
 
     Raises ValueError if the longest length is beyond the last boundary.
     """
-    counts = table.counts(histogram)
-    edges = table.edges(histogram)
+    edges, counts = table.divide(histogram)
     before = np.cumsum(counts) - counts
     counted = tally(counts, table.batch_sizes, dealing)
     lengths = []
@@ -171,10 +195,14 @@ def expected_batches(
         numbers.append(expected)
     shapes = [each.size for each in numbers]
     return ExpectedBatches(
+        histogram=histogram,
         table=table,
+        dealing=dealing,
+        edges=edges,
+        counts=counts,
         tally=counted,
         buckets=np.repeat(counted.buckets, shapes),
-        batch_sizes=np.repeat(counted.batch_sizes, shapes).astype(np.float64),
+        batch_sizes=np.repeat(counted.batch_sizes, shapes),
         lengths=np.concatenate(lengths),
         numbers=np.concatenate(numbers),
     )

@@ -58,6 +58,10 @@ class RankSplit:
         """Return the optimizer steps of an epoch with this many batches over all ranks."""
         return -(-batches // (self.world_size * self.accumulate))
 
+    def fewest_batches(self, steps: int) -> int:
+        """Return the fewest batches of an epoch, over all ranks, that make so many optimizer steps."""
+        return (steps - 1) * self.world_size * self.accumulate + 1
+
 
 ON_ONE_RANK = RankSplit()
 
@@ -375,16 +379,21 @@ class EpochShapes:
     def __len__(self) -> int:
         return int(self.batch_sizes.size)
 
-    def one_by_one(
-        self, batches: IntArray | slice = slice(None)
-    ) -> Iterator[BatchShape]:
-        """Return the shape of each of these batches, or of all."""
+    def chosen(self, batches: IntArray) -> EpochShapes:
+        """Return the shapes of some batches."""
+        targets = None
+        if self.targets is not None:
+            targets = self.targets[batches]
+        return EpochShapes(self.batch_sizes[batches], self.lengths[batches], targets)
+
+    def one_by_one(self) -> Iterator[BatchShape]:
+        """Return the shape of each batch."""
         from batchtune.results import BatchShape
 
         columns = [self.batch_sizes, self.lengths]
         if self.targets is not None:
             columns.append(self.targets)
-        return map(BatchShape, *(column[batches].tolist() for column in columns))
+        return map(BatchShape, *(column.tolist() for column in columns))
 
     @property
     def padded_length(self) -> float:

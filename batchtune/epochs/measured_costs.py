@@ -454,18 +454,11 @@ class TypicalTargets:
 
 
 def batch_seconds(
-    step_seconds: StepTimeFunction,
-    targets: TypicalTargets | None,
-    above: Callable[[FloatArray], FloatArray] | None = None,
+    step_seconds: StepTimeFunction, targets: TypicalTargets | None
 ) -> BatchCost:
-    """Return the time of one step by batch size and longest length alone, with the target that is typical of both.
-
-    `above` maps the longest length to a bound that all lengths of the batch exceed; None: not known.
-    """
+    """Return the time of one step by batch size and longest length alone, with the target that is typical of both."""
     if targets is None:
         return step_seconds
     return lambda batch_sizes, lengths: step_seconds(
-        batch_sizes,
-        lengths,
-        targets(batch_sizes, lengths, None if above is None else above(lengths)),
+        batch_sizes, lengths, targets(batch_sizes, lengths)
     )

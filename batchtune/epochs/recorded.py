@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from batchtune.epochs.layout import EpochBatches
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
+from batchtune.epochs.randomness import effective_buckets, mates_in_cuts
 from batchtune.epochs.step_times import StepTimes
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
@@ -72,7 +72,7 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
         ranks=ranks,
         batches=round(sizes.size / share),
         padded_length=shapes.padded_length / share,
-        shapes=list(shapes.one_by_one(kept)),
+        shapes=list(shapes.chosen(kept).one_by_one()),
         mates_again=min(1.0, float(again)),
         effective_buckets=effective_buckets(mates.again, first.layout),
     )

@@ -1,8 +1,4 @@
-"""Simulates epochs: in pools, of a table on several ranks, and in Transformers' length-grouped batches.
-
-Also tells how random batches are: how often the same two examples meet, and how alike in length those that meet are.
-Two examples of one batch are mates. Both figures exist for buckets and pools, so that these can be compared.
-"""
+"""Simulates epochs: in pools, of a table on several ranks, in order of length, and grouped as by Transformers."""
 
 from __future__ import annotations
 
@@ -14,17 +10,24 @@ import numpy as np
 
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.cost_model import nonnegative
-from batchtune.epochs.expectation import Tally
+from batchtune.epochs.epoch_time import EpochTime
 from batchtune.epochs.layout import (
     EpochBatches,
     EpochShapes,
-    Layout,
     RankSplit,
+    lay_out,
     shapes_of,
 )
 from batchtune.epochs.measured_costs import StepTimeFunction
-from batchtune.epochs.table import BucketTable
-from batchtune.lengths import AnyArray, FloatArray, Histogram, IntArray, Lengths
+from batchtune.epochs.randomness import (
+    Mates,
+    effective_buckets,
+    mates_in_cuts,
+    step_deviation,
+    sums_between,
+)
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import RankTimes
 
 # At least this many examples (for each rank), and pools, stand for more: an epoch's time is then known to 0.1%.
 _EXAMPLES = 1 << 17
@@ -41,6 +44,10 @@ _CUT = 1 << 16
 _MANY = 1 << 18
 # In pools of more batches, cutting for the least cost gains next to nothing.
 _MOST_BATCHES = 40
+# Pools are cut for the least cost if that gains this much.
+_LEAST_GAIN = 0.003
+# Of more examples in order, so many that are evenly spaced stand for all.
+MOST_SIMULATED = 1 << 24
 # As Transformers' length-grouped batches are sorted.
 _MEGABATCHES = 50
 
@@ -57,6 +64,8 @@ class SimulatedEpochs:
 
     batching: Batching
     lengths: Lengths
+    dealing: RankSplit
+    seed: int
     sample: Lengths
     cuts: list[EpochBatches]
     shapes: list[EpochShapes]
@@ -89,8 +98,9 @@ class SimulatedEpochs:
         """How often mates meet again, compared with batches drawn from all examples."""
         return effective_buckets(self._mates_of_sample.again, self.cuts[0].layout)
 
-    def step_tokens_deviation(self, dealing: RankSplit) -> float:
-        """Return the standard deviation of the true length of a step / its mean."""
+    @property
+    def step_tokens_deviation(self) -> float:
+        """The standard deviation of the true length of a step / its mean."""
         size = self.batching.pool_size
         if self.batching.accumulate is not None and size is not None:
             # Of so many random examples.
@@ -99,18 +109,55 @@ class SimulatedEpochs:
             return float(values.std() / values.mean() * math.sqrt(share))
         cut = self.cuts[0]
         edges = np.concatenate(([0], np.cumsum(cut.layout.batch_sizes)))
-        totals = _sums(self.sample.values[cut.held()], edges)
-        totals = totals.reshape(-1, dealing.together).sum(axis=1)
-        return step_deviation(totals, 0.0, np.full(totals.size, self.scale), dealing)
+        totals = sums_between(self.sample.values[cut.held()], edges)
+        totals = totals.reshape(-1, self.dealing.together).sum(axis=1)
+        numbers = np.full(totals.size, self.scale)
+        return step_deviation(totals, 0.0, numbers, self.dealing)
 
     @cached_property
     def _mates_of_sample(self) -> Mates:
         return mates_in_cuts(self.cuts, self.sample.values)
 
-    def seconds(self, step_seconds: StepTimeFunction, dealing: RankSplit) -> FloatArray:
+    def seconds(self, step_seconds: StepTimeFunction) -> FloatArray:
         """Return the time of each epoch of the data set, shape (epochs,), as ranks take the batches in their order."""
-        times = [shapes.epoch_seconds(step_seconds, dealing) for shapes in self.shapes]
+        times = [
+            shapes.epoch_seconds(step_seconds, self.dealing) for shapes in self.shapes
+        ]
         return self.scale * np.array(times)
+
+    def time(self, step_seconds: StepTimeFunction) -> EpochTime:
+        """Return the time of an epoch of the data set, and that of several ranks by how batches are dealt."""
+        dealing = self.dealing
+        time = EpochTime.simulated(
+            self.seconds(step_seconds), self.shapes[0], step_seconds, self.scale
+        )
+        if dealing.world_size == 1:
+            return time
+        other = replace(dealing, same_bucket=not dealing.same_bucket)
+        dealt = simulate_epochs(self.batching, self.lengths, other, self.seed)
+        by_same_bucket = {
+            dealing.same_bucket: time.seconds,
+            other.same_bucket: float(dealt.seconds(step_seconds).mean()),
+        }
+        in_turn = [shapes.seconds(step_seconds).sum() for shapes in self.shapes]
+        all_steps = float(np.mean(in_turn)) * self.scale
+        ranks = RankTimes(
+            without_waiting_epoch_seconds=all_steps / dealing.world_size,
+            independent_epoch_seconds=by_same_bucket[False],
+            same_bucket_epoch_seconds=by_same_bucket[True],
+        )
+        return replace(time, ranks=ranks)
+
+    def cheapest(self, step_seconds: StepTimeFunction) -> SimulatedEpochs:
+        """Return epochs in pools, or steps, as they are, or cut for the least cost if that gains more than 0.3%."""
+        costed = _with_costs(self, step_seconds)
+        if costed is None:
+            return self
+        cheapest = simulate_epochs(costed, self.lengths, self.dealing, self.seed)
+        filled_seconds = self.seconds(step_seconds).mean()
+        if cheapest.seconds(step_seconds).mean() < filled_seconds * (1 - _LEAST_GAIN):
+            return cheapest
+        return self
 
 
 def simulate_epochs(
@@ -122,26 +169,25 @@ def simulate_epochs(
     share a pool more often, by a known ratio.
     """
     sample = lengths.evenly(_MANY)
+    filled = _FILLED if batching.batch_overhead is None else _CUT
     if batching.uses_pools:
         examples = max(_EXAMPLES, _OF_A_RANK * dealing.world_size)
         pools = max(_POOLS, batching.pools_of(examples))
         if batching.accumulate is not None:
             pools = max(_LEAST_STEPS, batching.pools_of(_IN_STEPS))
+            filled = _IN_STEPS
         sample = _of_pools(lengths, pools, batching.pools_of(lengths.count))
-    batcher = batching.batcher(sample.values)
-    filled = _FILLED if batching.batch_overhead is None else _CUT
-    if batching.accumulate is not None:
-        filled = _IN_STEPS
     number = _epochs_of(sample, filled)
+    batcher = batching.batcher(sample.values)
     cuts = []
     shapes = []
     for drawing, cut in batcher.first_epochs(number, dealing, seed):
         cuts.append(cut)
         shapes.append(shapes_of(cut, drawing, sample))
-    return SimulatedEpochs(batching, lengths, sample, cuts, shapes)
+    return SimulatedEpochs(batching, lengths, dealing, seed, sample, cuts, shapes)
 
 
-def with_costs(
+def _with_costs(
     filled: SimulatedEpochs, step_seconds: StepTimeFunction
 ) -> Batching | None:
     """Return the same batching with what batches cost beyond their padded length; None if that gains next to nothing.
@@ -170,9 +216,21 @@ def with_costs(
     return replace(batching, batch_overhead=float(f"{fixed / each:.3g}"))
 
 
+def simulate_sorted(
+    lengths: Lengths, batch_size: int, dealing: RankSplit
+) -> tuple[list[EpochShapes], float]:
+    """Simulate the epoch of batches in order of length; return all examples / those that were batched, too."""
+    sample = lengths.evenly(MOST_SIMULATED)
+    ranks = RankSplit(world_size=dealing.world_size)
+    layout = lay_out(np.array([sample.count]), np.array([batch_size]), ranks)
+    cut = EpochBatches(np.arange(sample.count), layout)
+    shapes = cut.shapes(sample.values, sample.targets)
+    return [shapes], lengths.count / sample.count
+
+
 def simulate_length_grouped(
     lengths: Lengths, batch_size: int, dealing: RankSplit, seed: int
-) -> tuple[float, list[EpochShapes]]:
+) -> tuple[list[EpochShapes], float]:
     """Simulate epochs of Transformers' length-grouped batches; return all examples / those that were batched, too.
 
     Ranks take batches in turn. The last ones are completed with examples from the beginning, as Accelerate does, so
@@ -197,7 +255,7 @@ def simulate_length_grouped(
         )
         cut = EpochBatches.in_row(order, sizes, sample.count)
         shapes.append(cut.shapes(sample.values, sample.targets))
-    return lengths.count / sample.count, shapes
+    return shapes, lengths.count / sample.count
 
 
 def megabatch_size(count: int, batch_size: int) -> int:
@@ -243,152 +301,3 @@ def _share_of_pool(batching: Batching, count: int) -> float:
     if each > 1:
         return (each - 1) / (count - 1)
     return 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Mates:
-    """The figures of two examples of one batch."""
-
-    again: float  # the probability that they meet again in the next epoch; 0 if all batches hold one example
-    # Of their lengths; None if lengths do not vary, or nobody has a mate.
-    correlation: float | None
-
-
-def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> Mates:
-    """Return the figures of mates in a table's batches, exactly.
-
-    A batch is a uniformly drawn subset of its bucket. So of the n_b(n_b - 1) / 2 pairs of bucket b, all equally likely,
-    Σ B(B - 1) / 2 are mates: a pair meets again with the ratio of both.
-    """
-    counts = table.counts(histogram).astype(np.float64)
-    sizes = tally.batch_sizes.astype(np.float64)
-    mates = np.bincount(
-        tally.buckets, tally.numbers * sizes * (sizes - 1) / 2, counts.size
-    )
-    pairs = np.maximum(counts * (counts - 1) / 2, 1.0)
-    if not mates.any():
-        return Mates(0.0, None)
-    again = float(np.sum(mates * np.minimum(mates / pairs, 1.0)) / mates.sum())
-    edges = table.edges(histogram)
-    centred = (
-        histogram.lengths - float(histogram.cumulative_total[-1]) / histogram.count
-    )
-    sums = _sums(histogram.counts * centred, edges)
-    squares = _sums(histogram.counts * centred**2, edges)
-    mated = np.where(sizes > 1, tally.numbers * sizes, 0.0)
-    with_mates = np.bincount(tally.buckets, mated, counts.size).astype(np.float64)
-    return Mates(
-        again,
-        _correlation(
-            (sums**2 - squares) / (2 * pairs), with_mates, squares.sum() / counts.sum()
-        ),
-    )
-
-
-def step_deviation_in_buckets(
-    histogram: Histogram, table: BucketTable, tally: Tally, dealing: RankSplit
-) -> float:
-    """Return the standard deviation of the true length of whole steps / their mean, on average over shuffles.
-
-    A batch is a uniformly drawn subset of its bucket, and the batches of a step are one of those of the epoch.
-    """
-    counts = np.maximum(table.counts(histogram), 2)
-    edges = table.edges(histogram)
-    means = _sums(histogram.counts * histogram.lengths, edges) / counts
-    squares = _sums(histogram.counts * histogram.lengths**2, edges) / counts
-    variances = np.maximum(squares - means**2, 0.0) / (counts - 1)
-    buckets = tally.buckets
-    sizes = tally.batch_sizes * dealing.together
-    numbers = tally.numbers / dealing.together
-    if table.num_buckets == 1:
-        # The last batch, which is smaller, ends a step that is no whole one.
-        numbers = numbers * (sizes == sizes.max())
-    within = sizes * np.maximum(counts[buckets] - sizes, 0) * variances[buckets]
-    return step_deviation(sizes * means[buckets], within, numbers, dealing)
-
-
-def step_deviation(
-    totals: FloatArray,
-    within: FloatArray | float,
-    numbers: FloatArray,
-    dealing: RankSplit,
-) -> float:
-    """Return the same by kinds of batches, or with `same_bucket` of all ranks' together.
-
-    `totals`, their mean true length, `within`, its variance, and the `numbers` of them have the shape (kinds,).
-    """
-    mean = np.average(totals, weights=numbers)
-    variance = np.average((totals - mean) ** 2 + within, weights=numbers)
-    each = dealing.world_size * dealing.accumulate // dealing.together
-    count = numbers.sum()
-    # Drawn without putting them back.
-    variance *= max(0.0, count - each) / max(1.0, count - 1)
-    return float(math.sqrt(variance / each) / mean)
-
-
-def mates_in_cuts(cuts: list[EpochBatches], lengths: AnyArray) -> Mates:
-    """Return the figures of mates over at least two epochs; `lengths`, shape (examples,), by index of the example."""
-    # The last with the first: any two epochs tell as much.
-    others = cuts[1:] + cuts[: len(cuts) > 2]
-    again = [
-        _met_again(first, second) for first, second in zip(cuts, others, strict=False)
-    ]
-    centred = lengths.astype(np.float64) - float(lengths.mean())
-    products = []
-    examples = []
-    for cut in cuts:
-        sizes = cut.layout.batch_sizes
-        edges = np.concatenate(([0], np.cumsum(sizes)))
-        held = centred[cut.held()]
-        products.append(
-            (_sums(held, edges) ** 2 - _sums(held**2, edges))
-            / np.maximum(sizes * (sizes - 1), 1)
-        )
-        examples.append(np.where(sizes > 1, sizes, 0).astype(np.float64))
-    correlation = _correlation(
-        np.concatenate(products), np.concatenate(examples), float(lengths.var())
-    )
-    return Mates(float(np.mean(again)), correlation)
-
-
-def effective_buckets(again: float, layout: Layout) -> float:
-    """Return how often mates meet `again`, relative to batches of these sizes drawn from all examples; at least 1."""
-    sizes = layout.batch_sizes.astype(np.float64)
-    mates = sizes * (sizes - 1)
-    if not mates.any():
-        return 1.0
-    at_random = float(np.sum(mates * (sizes - 1)) / (mates.sum() * (layout.count - 1)))
-    return max(1.0, again / at_random)
-
-
-def _met_again(first: EpochBatches, second: EpochBatches) -> float:
-    """Return the share of the pairs of one epoch's batches that are in one batch of the other, too."""
-    count = second.layout.count
-    batches = second.layout.starts.size
-    # An example that is left out meets nobody.
-    batch_of = np.arange(batches, batches + count)
-    batch_of[second.held()] = np.repeat(np.arange(batches), second.layout.batch_sizes)
-    sizes = first.layout.batch_sizes
-    keys = (
-        np.repeat(np.arange(sizes.size), sizes) * (batches + count)
-        + batch_of[first.held()]
-    )
-    _, met = np.unique(keys, return_counts=True)
-    mates = float(np.sum(sizes * (sizes - 1.0)))
-    if mates:
-        return float(np.sum(met * (met - 1.0))) / mates
-    return 0.0
-
-
-def _sums(values: FloatArray, edges: IntArray) -> FloatArray:
-    """Return the sums of the values between each edge and the next."""
-    return np.diff(np.concatenate(([0.0], np.cumsum(values)))[edges])
-
-
-def _correlation(
-    products: FloatArray, examples: FloatArray, variance: float
-) -> float | None:
-    """Return the mean product of mates' deviations, over examples that have mates, as a part of the variance."""
-    if not examples.any() or not variance > 0:
-        return None
-    return float(np.clip(np.average(products, weights=examples) / variance, -1.0, 1.0))

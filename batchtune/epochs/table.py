@@ -125,22 +125,20 @@ class BucketTable:
             np.searchsorted(self.boundaries, lengths)
         ]
 
-    def edges(self, histogram: Histogram) -> IntArray:
-        """Return where the buckets begin and end: bucket b holds the distinct lengths edges[b] : edges[b + 1].
+    def divide(self, histogram: Histogram) -> tuple[IntArray, IntArray]:
+        """Return where the buckets begin and end, and the number of examples in each, shape (buckets,).
 
-        This and the next raise ValueError if the longest length is beyond the last boundary.
+        Bucket b holds the distinct lengths edges[b] : edges[b + 1]. Raises ValueError if the longest length is beyond
+        the last boundary.
         """
         if histogram.lengths[-1] > self.boundaries[-1]:
             raise ValueError(
                 f"length {histogram.lengths[-1]} is beyond the last boundary {self.boundaries[-1]}"
             )
         ends = np.searchsorted(histogram.lengths, self.boundaries, side="right")
-        return np.concatenate(([0], ends)).astype(np.int64)
-
-    def counts(self, histogram: Histogram) -> IntArray:
-        """Return the number of examples in each bucket, shape (buckets,)."""
-        ends = self.edges(histogram)[1:]
-        return np.diff(np.where(ends > 0, histogram.cumulative[ends - 1], 0), prepend=0)
+        up_to = np.where(ends > 0, histogram.cumulative[ends - 1], 0)
+        edges = np.concatenate(([0], ends)).astype(np.int64)
+        return edges, np.diff(up_to, prepend=0)
 
 
 def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> AnyArray:
@@ -258,6 +256,22 @@ class Limits:
     def largest_sizes(self, lengths: FloatArray) -> IntArray:
         """Return the same by the source that knows the device best."""
         return self.batch_sizes(lengths, self.sizings[-1])
+
+    def allow(self, batch_sizes: IntArray, longest: FloatArray) -> bool:
+        """Return whether all these batches stay within the limits; a batch of one always does."""
+        fits = batch_sizes <= self.largest_sizes(longest)
+        return bool(((batch_sizes == 1) | fits).all())
+
+    def pooled_table(self, histogram: Histogram) -> BucketTable:
+        """Return how many examples fit with the longest of a batch that need not be of one bucket."""
+        sizes = self.largest_sizes(histogram.lengths)
+        ends = ends_of_runs(sizes)
+        return BucketTable(histogram.lengths[ends], sizes[ends])
+
+
+def ends_of_runs(batch_sizes: IntArray) -> IntArray:
+    """Return the last place of each run of equal batch sizes."""
+    return np.append(np.flatnonzero(np.diff(batch_sizes)), batch_sizes.size - 1)
 
 
 class OverlongError(ValueError):

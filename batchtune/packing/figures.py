@@ -8,7 +8,7 @@ from msgspec import structs
 
 from batchtune.epochs.batchers import Batcher, StepBatcher
 from batchtune.epochs.layout import RankSplit, drawn
-from batchtune.epochs.simulation import mates_in_cuts
+from batchtune.epochs.randomness import mates_in_cuts
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.packing.batcher import PackedBatcher
 from batchtune.packing.packed import Packed

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from batchtune.buckets.sweep import histogram_of
 from batchtune.lengths import Histogram, Lengths
 from batchtune.reports.section import Section, Table, format_share, make_table
 from batchtune.results import Percentiles, Scan, meta_of
@@ -48,7 +47,7 @@ def survey(lengths: Lengths, sources: Sequence[str] = ()) -> Scan:
         distinct=lengths.histogram.lengths.size,
         percentiles=spread,
         targets=targets,
-        histogram=histogram_of(lengths, _BINS)[::-1],
+        histogram=lengths.bins(_BINS)[::-1],
         left_out=dict(lengths.left_out),
         notes=list(lengths.notes),
         warnings=[*_wrong_unit(lengths, spread.median), *_outliers(lengths, spread)],

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from batchtune.records import PER_CENT, LengthsSummary, Record
+from batchtune.records import PER_CENT, HistogramBin, LengthsSummary, Record
 from batchtune.results.devices import DeviceProcess
 from batchtune.results.shared import Result
-from batchtune.results.sweep import HistogramBin
 
 Answer = Literal["holds", "fails", "error"]
 

@@ -481,6 +481,13 @@ class LowerBound(Record, frozen=True, kw_only=True):
     padded_length: Amount
     estimated_epoch_seconds: Amount | None
 
+    def at_most(self, row: Row) -> LowerBound:
+        """Return the same, with a time that is no higher than a row's: measured step times need not be regular."""
+        seconds = row.estimated_epoch_seconds
+        if seconds is None or seconds >= (self.estimated_epoch_seconds or 0.0):
+            return self
+        return msgspec.structs.replace(self, estimated_epoch_seconds=seconds)
+
     @property
     def steps(self) -> None:
         """No batches reach the bound."""

@@ -14,6 +14,7 @@ from batchtune.records import (
     Amount,
     CostRatio,
     Count,
+    HistogramBin,
     Length,
     Proof,
     Record,
@@ -29,14 +30,6 @@ from batchtune.results.rows import (
     SweepSettings,
     Swept,
 )
-
-
-class HistogramBin(Record, frozen=True, kw_only=True):
-    """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
-
-    from_: TargetLength = msgspec.field(name="from")
-    to: Length
-    count: Count
 
 
 class BucketUse(Record, frozen=True, kw_only=True):

@@ -332,11 +332,7 @@ def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> Epoc
     simulated = simulate_stream(stored, batching, epoch)
     by_rank = _batches_by_rank(simulated, stored.sharding)
     order = np.concatenate(by_rank)[_in_turn([batches.size for batches in by_rank])]
-    shapes = simulated.shapes
-    targets = None
-    if shapes.targets is not None:
-        targets = shapes.targets[order]
-    return EpochShapes(shapes.batch_sizes[order], shapes.lengths[order], targets)
+    return simulated.shapes.chosen(order)
 
 
 def epoch_seconds(

@@ -17,17 +17,18 @@ from batchtune.buckets.advice import (
     longer_than,
     recommend,
 )
-from batchtune.buckets.alternatives import check_min_steps, share_for
-from batchtune.buckets.epoch_cost import EpochTime, Pricing, with_equals
-from batchtune.buckets.strategies import STRATEGIES, pooled_table, sizes_up_to
-from batchtune.buckets.sweep import all_fit, costs_in, needed_limit, sweep
+from batchtune.buckets.strategies import STRATEGIES, sizes_up_to
+from batchtune.buckets.sweep import costs_in, needed_limit, sweep
+from batchtune.epochs.epoch_time import EpochTime, with_equals
 from batchtune.epochs.layout import RankSplit
 from batchtune.epochs.measured_costs import (
     Costs,
     shrunk,
     shrunk_limit,
 )
-from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
+from batchtune.epochs.pricing import Pricing
+from batchtune.epochs.randomness import effective_buckets, mates_in_cuts
+from batchtune.epochs.shares import check_min_steps, share_for
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
@@ -227,8 +228,7 @@ def sweep_stream(
     timed = have_times(rows)
     if chosen is None or not keeps_current(swept, chosen, timed=timed):
         return swept
-    assert current_row is not None
-    reason = keeping_reason(current_row, chosen, timed=timed, steps_kept=steps_kept)
+    reason = keeping_reason(swept, chosen, timed=timed)
     return structs.replace(
         swept,
         recommended=None,
@@ -247,8 +247,7 @@ def _fit(epochs: Sequence[StreamEpoch], limits: Limits) -> bool:
             "no more than the buffer holds. min_sample_len and max_sample_len may leave out everything, too.",
         )
     return all(
-        all_fit(limits, epoch.shapes.batch_sizes, epoch.shapes.lengths)
-        for epoch in epochs
+        limits.allow(epoch.shapes.batch_sizes, epoch.shapes.lengths) for epoch in epochs
     )
 
 
@@ -256,7 +255,7 @@ def _ways(
     tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: StreamSettings
 ) -> Iterator[AnyBatching]:
     """Yield the ways to make batches that are compared, for each size of the buffer."""
-    all_sizes = pooled_table(lengths.histogram, limits)
+    all_sizes = limits.pooled_table(lengths.histogram)
     limit = speechbrain_limit(lengths, limits)
     # Each set of boundaries once.
     different = {

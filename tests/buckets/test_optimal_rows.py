@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs, TypicalTargets
+from batchtune.epochs.pricing import Pricing
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings

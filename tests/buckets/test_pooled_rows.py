@@ -5,14 +5,15 @@ import pytest
 from buckets.speech import LONG_SPEECH, frontier, step_seconds
 
 from batchtune.buckets.drift import drift
-from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.strategies import parse_sizes
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs import simulation
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import ON_ONE_RANK, ShuffleKey, drawn
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.simulation import mates_in_cuts, simulate_epochs
+from batchtune.epochs.pricing import Pricing
+from batchtune.epochs.randomness import mates_in_cuts
+from batchtune.epochs.simulation import simulate_epochs
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths

@@ -39,7 +39,8 @@ class TestEveryStrategy:
             table = BucketTable(
                 boundaries, batch_sizes_for(boundaries, max_batch_length)
             )
-            assert table.counts(problem.histogram).sum() == len(values)
+            _, counts = table.divide(problem.histogram)
+            assert counts.sum() == len(values)
 
     def test_ends_at_the_longest_length_where_the_data_decide(self, strategy):
         values = np.random.default_rng(1).lognormal(2, 1, 500).tolist()

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from timed_trials import timed_trial
 
-from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import optimal_boundaries
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.layout import RankSplit, ShuffleKey
+from batchtune.epochs.pricing import Pricing
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths

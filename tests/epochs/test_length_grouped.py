@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from batchtune.buckets.alternatives import fixed_baselines
-from batchtune.buckets.epoch_cost import Pricing
+from batchtune.epochs.baselines import fixed_baselines
 from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.pricing import Pricing
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.expectation import tally
+from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey
-from batchtune.epochs.simulation import (
+from batchtune.epochs.randomness import (
     Mates,
     effective_buckets,
     mates_in_buckets,
@@ -23,8 +23,7 @@ TABLE = BucketTable(np.array([5.0, 12.0, 30.0]), np.array([20, 8, 3]))
 
 
 def of_table(lengths, table, dealing=ON_ONE_RANK):
-    counted = tally(table.counts(lengths.histogram), table.batch_sizes, dealing)
-    return mates_in_buckets(lengths.histogram, table, counted)
+    return mates_in_buckets(expected_batches(lengths.histogram, table, dealing))
 
 
 def epochs_of(values, batching, epochs, dealing=ON_ONE_RANK):

@@ -7,7 +7,7 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey
-from batchtune.epochs.measured_costs import Costs, TypicalTargets, batch_seconds
+from batchtune.epochs.measured_costs import Costs, TypicalTargets
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
@@ -43,7 +43,7 @@ TABLE = BucketTable(np.array([80.0, 200, 400, 900, 4000]), np.array([60, 25, 10,
 def estimated_seconds(dealing):
     expected = expected_batches(CHAT.histogram, TABLE, dealing)
     targets = TypicalTargets.of(CHAT)
-    return expected.sum_of(batch_seconds(of_targets, targets, TABLE.lower_edges))
+    return expected.seconds(of_targets, targets)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -11,7 +11,7 @@ from real_lengths import librispeech_samples
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
-from batchtune.buckets.sweep import histogram_of, quantiles_of, sweep
+from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
@@ -81,8 +81,8 @@ def test_no_batch_exceeds_max_batch_length(lengths, times, share, scale, cap):
         lengths=found.summary(),
         max_batch_length=limit / scale,
         settings=SweepSettings(max_batch_size=cap),
-        quantiles=quantiles_of(found),
-        histogram=histogram_of(found),
+        quantiles=found.quantiles(),
+        histogram=found.bins(),
     )
     bins = batch_bins(made, scale=scale)
     assert bins <= batch_bins(replace(made, settings=SweepSettings()), scale=scale)

@@ -40,8 +40,9 @@ def test_an_epoch_is_that_of_the_sampler(values, sizes, seed):
     lengths = Lengths.of(values, [value % 7 for value in values])
     plan = planned(lengths, sizes, seed=seed)
     batches = epoch(plan)
-    assert len(batches) == expected_batches(lengths.histogram, plan.table).tally.batches
-    for bucket, count in enumerate(plan.table.counts(lengths.histogram)):
+    expected = expected_batches(lengths.histogram, plan.table)
+    assert len(batches) == expected.tally.batches
+    for bucket, count in enumerate(expected.counts):
         assert (
             sum(batch.shape.batch_size for batch in batches if batch.bucket == bucket)
             == count

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from batchtune.buckets.epoch_cost import EpochTime, equal_to_best, time_errors
+from batchtune.epochs.epoch_time import EpochTime, equal_to_best, time_errors
+from batchtune.epochs.layout import EpochShapes
 
 
 def cost_of(seconds, errors):
@@ -11,9 +12,10 @@ def cost_of(seconds, errors):
 
 
 def test_made_step_times_have_no_error():
-    shapes = np.array([2.0, 1.0])
+    counts = np.array([2, 1])
+    shapes = EpochShapes(counts, counts, None)
     errors = time_errors(
-        lambda sizes, lengths: np.ones(sizes.size), shapes, shapes, None, shapes, 2.0
+        lambda sizes, lengths: np.ones(sizes.size), shapes, counts, 2.0
     )
     assert errors is None
     assert cost_of(2.0, errors).standard_error is None
