@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -320,11 +321,13 @@ def sweep(
             "--keep same: these settings do not say which examples a step has",
             "Say it with --current batch_size=N and --accumulate N, or keep their number: --keep steps.",
         )
-    priced = [*_rows(pricing, limits, settings)]
+    made = _rows(pricing, limits, settings)
     if keep == "same" and own is not None and not packs:
-        priced += same_step_rows(pricing, limits, settings, own)
-    for priced_row in priced:
+        made = itertools.chain(made, same_step_rows(pricing, limits, settings, own))
+    priced = []
+    for priced_row in made:
         on_row(priced_row.row)
+        priced.append(priced_row)
     rows = [
         structs.replace(row, unproven=row.sizes_in_use) if row.name in refuted else row
         for row in with_equals(priced)
