@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -37,18 +37,18 @@ class RequestRecorder:
 
         self._memory: Any = torch.cuda.memory
         self._device = device
-        blocks = [
-            block
+        segments = [
+            segment
             for segment in self._memory.memory_snapshot()
-            if segment["device"] == device
-            for block in segment["blocks"]
-            if block["state"] == "active_allocated"
+            if segment["device"] == device and segment["active_size"]
         ]
-        self._held: list[int] | None = [
-            int(block["requested_size"]) for block in blocks
-        ]
+        blocks = [block for segment in segments for block in segment["blocks"]]
+        in_use = (block["address"] for block in blocks if _is_in_use(block))
         # Of each block that was in use before the step: its address, and its number.
-        self._places = {block["address"]: place for place, block in enumerate(blocks)}
+        self._places = {address: place for place, address in enumerate(in_use)}
+        self._held: list[list[int]] | None = [
+            _layout_of(segment) for segment in segments
+        ]
         self._begin()
 
     def _begin(self) -> None:
@@ -84,6 +84,22 @@ class RequestRecorder:
         if len(streams) > 1 or len(requests) > _MOST_REQUESTS:
             return None
         return RecordedStep(self._device, held, requests)
+
+
+def _is_in_use(block: Mapping[str, Any]) -> bool:
+    return block["state"] == "active_allocated"
+
+
+def _layout_of(segment: Mapping[str, Any]) -> list[int]:
+    """Return a segment as `RecordedStep.held` has it."""
+    total = segment["total_size"] if segment["segment_type"] == "large" else 0
+    return [
+        total,
+        *(
+            block["size"] if _is_in_use(block) else -block["size"]
+            for block in segment["blocks"]
+        ),
+    ]
 
 
 def replay(request: Replay) -> Replayed:
@@ -137,14 +153,27 @@ def replay(request: Replay) -> Replayed:
 
 
 class Memory:
-    """The memory of a replayed process, which holds blocks of these bytes; the first step frees the `released` ones."""
+    """The memory of a replayed process, which holds what a `RecordedStep` says.
 
-    def __init__(self, held: Sequence[int], released: Sequence[int] = ()) -> None:
+    The first step frees the `released` blocks of these.
+    """
+
+    def __init__(
+        self, held: Sequence[Sequence[int]], released: Sequence[int] = ()
+    ) -> None:
         from torch import _C
 
         self._allocate = _C._cuda_cudaCachingAllocator_raw_alloc
         self._free = _C._cuda_cudaCachingAllocator_raw_delete
-        self._held = [self._allocate(size, 0) for size in held]
+        self._held: list[int] = []
+        gaps: list[int] = []
+        for total, *blocks in held:
+            if total:  # blocks come to lie in the segment that this leaves
+                self._free(self._allocate(total, 0))
+            for block in blocks:
+                made = self._allocate(abs(block), 0)
+                (self._held if block > 0 else gaps).append(made)
+        self._free_all(gaps)
         self._left = [self._held[number] for number in released]
         for number in sorted(released, reverse=True):
             del self._held[number]

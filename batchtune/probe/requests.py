@@ -143,13 +143,14 @@ class RecordedStep(msgspec.Struct, frozen=True):
 
     Attributes:
         device: Index of the GPU.
-        held: Bytes of each block in use before the step, if it is the first that its process records; else None.
+        held: What was in use before the step, if it is the first that its process records; else None. Of each segment
+            its bytes (0 for one of small blocks), then those of its blocks in their order, negative for a free one.
         requests: In their order: the bytes of a block; or, to free one, -1 - 2 i for the i-th that the step has made,
             and -2 - 2 i for the i-th of those that the step before it left.
     """
 
     device: int
-    held: list[int] | None
+    held: list[list[int]] | None
     requests: list[int]
 
 

@@ -204,18 +204,18 @@ class Supervisor(Measurer):
         self._drop()
         _, replies, environment, _ = self._program
         nursery = Nursery("batchtune.probe.worker", replies, environment)
-        try:
+        with contextlib.ExitStack() as ending:
+            ending.callback(nursery.close)
             nursery.start_worker()
-            return nursery.ask(
-                request, (Replayed,), self._settings.setup_timeout_seconds
-            )
-        except WorkerLost as lost:
-            problem = f"the worker process {lost} {tail(lost.output, lines=1)}"
-            self._note(f"The steps could not be replayed: {problem.rstrip()}.")
-            return None
-        finally:
-            nursery.end_worker()
-            nursery.close()
+            ending.callback(nursery.end_worker)
+            try:
+                return nursery.ask(
+                    request, (Replayed,), self._settings.setup_timeout_seconds
+                )
+            except WorkerLost as lost:
+                problem = f"the worker process {lost} {tail(lost.output, lines=1)}"
+                self._note(f"The steps could not be replayed: {problem.rstrip()}.")
+                return None
 
     def _start_worker(self) -> Device:
         """Build the workload in a new worker, which may be forked from the same process as the last one."""

@@ -48,7 +48,7 @@ _FAULTS = ("crash", "timeout")
 # On CUDA's native allocator a table of a checkpointed transformer-lm large in 80 GiB passed in two processes, and 2 of
 # 5 others ran out of memory in their first steps. So recorded steps are replayed in other orders.
 _FEWEST_RECORDED = 3
-_MOST_RECORDED = 40
+_MOST_RECORDED = 60
 _FEWEST_REPLAY_SECONDS = 10.0
 
 
@@ -337,7 +337,7 @@ class _Runner:
         return (
             device.allocator in (NATIVE, EXPANDABLE)
             and device.world_size == 1
-            and phase == "shuffled"
+            and phase in ("worst", "shuffled")
             and self.done.processes == 1
             and len(self.recorded) < _MOST_RECORDED
         )

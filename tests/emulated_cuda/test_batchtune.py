@@ -59,6 +59,7 @@ lm = TransformerLM(size="tiny")
 lm.setup(torch.device("cuda", 0))
 for size in range(int(sys.argv[1])):
     step(size + 1, 50.0)
+torch.cuda.empty_cache()
 recorder = replay.RequestRecorder(0)
 steps, real = [], []
 for size, length in [(8, 64.0), (3, 200.0), (40, 17.0), (1, 9.0), (8, 64.0)]:
@@ -93,10 +94,7 @@ def test_replayed_steps_take_what_real_ones_take(emulated_cuda, conf, unrecorded
     real, replayed, after, begins = emulated_cuda.figures(
         REPLAYED, unrecorded, **settings
     )
-    allocated = [figures[0] for figures in real]
-    assert allocated == [figures[0] for figures in replayed]
-    if unrecorded == "0":
-        assert real == replayed
+    assert real == replayed
     assert after == [0, 0] and begins
 
 
