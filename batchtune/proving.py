@@ -32,6 +32,7 @@ from batchtune.results import (
     SAMPLER_FILE,
     SWEEP_FILE,
     TRIALS_FILE,
+    VERIFY_FILE,
     BatchShape,
     Probe,
     Proof,
@@ -46,7 +47,7 @@ from batchtune.results import (
 from batchtune.run_folder import alone_in, append_trial, read_trials
 from batchtune.units import counted, format_length
 from batchtune.verify.plan import Subject, VerifyPlan, VerifySettings, subject_of
-from batchtune.verify.rules import TIME_ENDED, WENT
+from batchtune.verify.rules import TIME_ENDED, WENT, WHERE
 
 # A proof may take this share of the time that the probe took. Where the allocator fragments it may take more: fewer
 # steps prove little there.
@@ -59,12 +60,6 @@ _ALL_TABLES_SECONDS = 600.0
 # How many tables with smaller batches are tried, and then how many other rows.
 _MOST_SMALLER = 6
 _MOST_OTHERS = 2
-_WHERE = {
-    "worst": "alone",
-    "shuffled": "among shuffled batches",
-    "pairs": "after another shape",
-    "replayed": "as shuffled batches were replayed",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +128,16 @@ class Prover:
                 proof = Proof(tables=table, limit_bytes=limit, reason=reason)
                 swept = record(self.folder, swept, proof)
                 break
-            config = sampler_config(swept, probe)
-            assert isinstance(config, SamplerConfig)
-            plan = VerifyPlan(
-                lengths=self.lengths, config=config, settings=settings, probe=probe
-            )
-            verification = self.run(plan, self._subject(probe), ends)
+            verification = None
+            if table == 1:
+                verification = self._refutation(swept, probe)
+            if verification is None:
+                config = sampler_config(swept, probe)
+                assert isinstance(config, SamplerConfig)
+                plan = VerifyPlan(
+                    lengths=self.lengths, config=config, settings=settings, probe=probe
+                )
+                verification = self.run(plan, self._subject(probe), ends)
             proof = proof_of(verification, table)
             swept = record(self.folder, swept, proof)
             if proof.holds or verification.unfinished:
@@ -159,6 +158,21 @@ class Prover:
         options = {**probed.options, **self.asked.get("options", {})}
         named = {"workload": probed.spec, **self.asked, "options": options}
         return subject_of(self.lengths, probe, named, self.folder)
+
+    def _refutation(self, swept: Sweep, probe: Probe) -> Verification | None:
+        """Return the verification, by an earlier command, in which the recommended table has failed at this limit."""
+        if swept.proof is None:
+            return None
+        verified = read_if_written(self.folder / VERIFY_FILE, Verification)
+        run = RunResults(name=self.folder.name, sweep=swept, verification=verified)
+        if (
+            verified is None
+            or not verified.failures
+            or verified.device.limit_bytes != probe.device.limit_bytes
+            or mismatch(run) is not None
+        ):
+            return None
+        return verified
 
     def _with_smaller_batches(
         self, probe: Probe, verification: Verification
@@ -197,7 +211,7 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
     if verification.failures:
         failure = verification.failures[0]
         shape = f"{failure.batch_size:,} × {format_length(failure.length, verification.lengths.unit)}"
-        reason = f"a batch of {shape} {WENT[failure.outcome]} {_WHERE[failure.phase]}"
+        reason = f"a batch of {shape} {WENT[failure.outcome]} {WHERE[failure.phase]}"
     elif verification.unfinished:
         reason = f"{TIME_ENDED[0].lower()}{TIME_ENDED[1:]}"
     return Proof(

@@ -24,6 +24,7 @@ from batchtune.reports.gate import exit_code, judge, parse_rules
 from batchtune.reports.rule_fields import RuleInputs
 from batchtune.results import (
     SweepSettings,
+    write_result,
 )
 from batchtune.run_folder import read_trials
 from batchtune.sampler_files import read_sampler_yaml
@@ -163,6 +164,19 @@ def test_what_fails_is_lowered_and_all_is_proven_again(tmp_path):
         "in shuffled training" in str(trial.error) for trial in ruled_out
     )
     assert trials[ruled_out[0].index :] == ruled_out  # smaller tables take no trials
+
+
+def test_what_a_verification_refuted_is_ruled_out(tmp_path):
+    proven(made(), tmp_path)
+    config = read_sampler_yaml(tmp_path / "sampler.yaml")
+    plan = VerifyPlan(lengths=LENGTHS, config=config, settings=VerifySettings(steps=12))
+    narrow = made(usable=0.9, shown_in_turns=True)
+    failed = verify(narrow, plan, SETTINGS.subject, on_progress=lambda progress: None)
+    write_result(tmp_path / "verify.json", failed)
+    mark_proven(tmp_path, failed)
+    proof = proven(made(), tmp_path)[0].proof
+    assert failed.failures and proof.holds and proof.tables == 2
+    assert read_trials(tmp_path / "trials.jsonl")[-1].shuffled
 
 
 def test_what_fails_in_turns_lowers_all_without_further_trials(tmp_path):

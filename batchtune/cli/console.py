@@ -321,7 +321,7 @@ class WorkerBar:
 
     def verifying(self, verifying: VerifyProgress) -> None:
         """Show the progress of a verification."""
-        phase = verifying.phase.capitalize()
+        phase = verifying.phase.replace("pairs", "paired").capitalize()
         self._show(
             verifying,
             f"{phase} batches, {verifying.done + 1:,} of {verifying.total:,}:",

@@ -58,7 +58,17 @@ def export(
             f"Name it with --to. Known frameworks: {', '.join(FRAMEWORKS)}.",
         )
     framework = export_of(to)
-    text = framework.render(tuned_run(load_run(run)))
+    tuned = tuned_run(load_run(run))
+    if (
+        tuned.sweep is not None
+        and tuned.sweep.proof is not None
+        and not tuned.sweep.proof.holds
+    ):
+        console.note(
+            f"Warning: the recommended batches are not proven: {tuned.sweep.proof.reason}.",
+            quiet=quiet,
+        )
+    text = framework.render(tuned)
     output = console.file_of(output)
     if output is not None or not json:
         console.write_result(text, output, quiet=quiet)

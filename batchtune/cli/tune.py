@@ -92,8 +92,9 @@ def tune(
 
     Runs `batchtune probe-oom`, `batchtune sweep-buckets` and `batchtune report`: from a manifest to a recommended
     sampler config. Before the report, the recommended batches run as in training, shuffled and in fresh processes. On a
-    GPU, what they asked of its memory is replayed in thousands of other orders, because one shape may not fit into the
-    memory that another leaves behind; on CUDA's native allocator pairs of shapes run, too. A batch that fails is ruled
+    GPU, what they asked of its memory is replayed in other orders (thousands of steps that compute nothing), because
+    one shape may not fit into the memory that another leaves behind; on CUDA's native allocator pairs of shapes run,
+    too. A batch that fails is ruled
     out, and this proof starts again with smaller batches. It takes about a third of the
     probe's time. Batches that could not be proven in time are marked as unproven.
 

@@ -73,7 +73,15 @@ class RunAndManifest(ManifestOptions):
     ]
 
     def split(self, run: Path | None) -> tuple[Path, ManifestOptions]:
-        """Return the run folder and the source; the first argument may only be the run folder without --run."""
+        """Return the run folder and the source; the first argument may only be the run folder without --run.
+
+        Without a source, the lengths are those that `tune` took from a script's data set.
+        """
+        from batchtune.results import OWN_LENGTHS_FILE
+
+        if not self.manifest:
+            folder = run or DEFAULT_RUN_FOLDER
+            return folder, replace(self, manifest=[str(folder / OWN_LENGTHS_FILE)])
         first, *rest = self.manifest
         if run is not None or not any(
             (Path(first) / name).is_file() for name in _RUN_FILES

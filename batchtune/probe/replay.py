@@ -87,7 +87,7 @@ class RequestRecorder:
 
 
 def _is_in_use(block: Mapping[str, Any]) -> bool:
-    return block["state"] == "active_allocated"
+    return bool(block["state"] == "active_allocated")
 
 
 def _layout_of(segment: Mapping[str, Any]) -> list[int]:

@@ -231,9 +231,12 @@ def _proof_in_training(proof: Proof | None) -> str:
         ran += f" and {counted(proof.pairs, 'pair')}"
     ran += f" in {counted(proof.processes, 'process')}"
     if proof.replayed_steps:
-        ran += f", and {format_number(proof.replayed_steps)} replayed in {proof.replayed_processes:,} other orders"
+        ran += (
+            f"; the memory requests of {counted(proof.replayed_steps, 'step')} were replayed in "
+            f"{counted(proof.replayed_processes, 'other order')}"
+        )
     if not proof.holds:
-        return f"Not proven in shuffled training: {proof.reason} ({ran} passed)."
+        return f"Not proven in shuffled training: {proof.reason} (before: {ran})."
     reserved = ""
     if proof.highest_reserved_bytes is not None:
         share = proof.highest_reserved_bytes / max(1, proof.limit_bytes)

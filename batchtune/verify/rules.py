@@ -51,6 +51,12 @@ WENT = {
     "crash": "ended its process",
     "timeout": "took too long",
 }
+WHERE = {
+    "worst": "alone",
+    "shuffled": "among shuffled batches",
+    "replayed": "as shuffled batches were replayed",
+    "pairs": "after another shape",
+}
 
 
 def growth_of(figures: Sequence[int | None]) -> int | None:
@@ -240,7 +246,8 @@ def _failures(steps: DoneSteps, plan: VerifyPlan) -> Iterator[str]:
     }.values():
         shape = f"{failure.batch_size:,} × {format_length(failure.length, plan.lengths.unit)}"
         yield (
-            f"A batch of {shape} {WENT[failure.outcome]} (bucket {failure.bucket + 1} of {buckets}): "
+            f"A batch of {shape} {WENT[failure.outcome]} {WHERE[failure.phase]} (bucket {failure.bucket + 1} of "
+            f"{buckets}): "
             f"{failure.error}"
         )
 

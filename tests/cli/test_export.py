@@ -4,12 +4,19 @@ import json
 
 import pytest
 from exports.stream_runs import made_stream
+from msgspec.structs import replace
 from report_records import made_sweep
 
 from batchtune.exports import FRAMEWORKS, export_of
 from batchtune.exports.base import Tuned
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
-from batchtune.results import SAMPLER_FILE, STREAM_FILE, SWEEP_FILE, write_result
+from batchtune.results import (
+    SAMPLER_FILE,
+    STREAM_FILE,
+    SWEEP_FILE,
+    Proof,
+    write_result,
+)
 
 
 @pytest.fixture
@@ -39,6 +46,13 @@ def test_as_json(succeed, tmp_path, output, file):
     assert document["file"] == file
     path = tmp_path / "new" / "x.yaml"
     assert path.exists() == (f"Wrote {path}." in ran.stderr) == bool(output)
+
+
+def test_a_table_that_is_not_proven_is_exported_with_a_warning(succeed, run_folder):
+    proof = Proof(limit_bytes=1, reason="no time was left to run it")
+    write_result(run_folder / SWEEP_FILE, replace(made_sweep(), proof=proof))
+    said = succeed("export", "--to", "espnet").stderr
+    assert "are not proven: no time was left to run it." in said
 
 
 def test_the_frameworks_are_listed(batchtune):

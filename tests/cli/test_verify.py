@@ -90,10 +90,14 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(batchtune, run, p
         (["lengths.csv", "--seed", "-1"], "--seed"),
         (["lengths.csv", "--time-tolerance", "nan"], "--time-tolerance"),
     ],
-    ids=["no manifest", "two lengths", "no steps", "no seed", "no tolerance"],
 )
 def test_what_has_no_meaning_is_a_usage_error(batchtune, run, arguments, said):
     assert said in batchtune("verify", *arguments, code=2).stderr
+
+
+def test_without_a_manifest_those_of_the_script_are_read(batchtune, run):
+    said = batchtune("verify", "--", "true", code=1).stderr
+    assert "batchtune-run/lengths.parquet does not exist" in said
 
 
 @pytest.mark.parametrize("words", [("verify",), ("run", "--", "true")])

@@ -222,7 +222,7 @@ def test_an_oom_is_reported_with_its_bucket():
     found = verified(made_stepper(), TOO_LARGE)
     assert not found.holds
     assert found.reasons == [
-        "A batch of 90 × 12 ran out of memory (bucket 2 of 3): out of memory"
+        "A batch of 90 × 12 ran out of memory alone (bucket 2 of 3): out of memory"
     ]
     failure = found.failures[0]
     assert (failure.phase, failure.bucket, failure.batch_size, failure.outcome) == (
