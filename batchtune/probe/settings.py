@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from batchtune.allocators import in_words, setting_for
+from batchtune.allocators import EXPANDABLE, NATIVE, in_words, setting_for
 from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
@@ -168,11 +168,13 @@ def refuse_other_allocator(what: str, measured: str | None, device: Device) -> N
     """Raise ResultError if the device runs with another allocator than the one that `what` was measured with."""
     if measured is None or measured == device.allocator:
         return
+    remedy = setting_for(measured, device.torch, os.environ)
+    if measured in (NATIVE, EXPANDABLE):
+        remedy = f"--allocator {measured}"
     raise ResultError(
         f"{what} was measured {in_words(measured)}, but this runs {in_words(device.allocator)}: what fits with one may "
         "not fit with the other",
-        f"Go on with {setting_for(measured, device.torch, os.environ)}, or measure again, in another folder with --run "
-        "or with --force.",
+        f"Go on with {remedy}, or measure again, in another folder with --run or with --force.",
     )
 
 

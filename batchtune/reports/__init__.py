@@ -176,10 +176,12 @@ class RunResults:
                 if (
                     not step and self.probe is not None
                 ):  # a built-in, which `verify` knows from the run
-                    step = f" --workload {shlex.quote(self.probe.workload.spec)}"
+                    workload = self.probe.workload
+                    step = f" --workload {shlex.quote(workload.spec)}"
+                    step += " --set ..." if workload.options else ""
                 yield (
-                    f"batchtune tune {self.manifest}{self.as_option} --force{step}",
-                    "probe again",
+                    f"batchtune tune {self.manifest}{self.as_option}{step}",
+                    "rule out what failed, and go on",
                 )
             yield verify, "run these batches again"
             return

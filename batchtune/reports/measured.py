@@ -387,8 +387,10 @@ def _outcome(verification: Verification) -> Iterator[str]:
     yield "The verification does not hold."
     for reason in verification.reasons or ["No reason is given"]:
         yield with_full_stop(reason)
-    if verification.failures:
+    if verification.failures and verification.of_stream:
         yield "Probe again with --force, or give more memory."
+    elif verification.failures:
+        yield "`batchtune tune` rules out what failed, and goes on."
 
 
 def _time(verification: Verification) -> str:

@@ -198,13 +198,13 @@ def test_a_run_goes_on_only_with_the_allocator_that_it_has(
             "expandable",
             "native",
             "it was measured with expandable segments, but this runs without",
-            "PYTORCH_ALLOC_CONF=expandable_segments:True",
+            "--allocator expandable",
         ),
         (
             "native",
             "expandable",
             "it was measured without expandable segments, but this runs with",
-            "PYTORCH_ALLOC_CONF=expandable_segments:False",
+            "--allocator native",
         ),
         (
             "cudaMallocAsync",

@@ -409,7 +409,7 @@ def test_next_commands_of_a_script_name_it_and_its_own_lengths():
     )
     steps = [command for command, _ in build_page(run).next_steps]
     assert steps[:2] == [
-        "batchtune tune batchtune-run/lengths.parquet --force -- COMMAND",
+        "batchtune tune batchtune-run/lengths.parquet -- COMMAND",
         "batchtune verify batchtune-run/lengths.parquet -- COMMAND",
     ]
 
