@@ -85,9 +85,15 @@ def sweep_section(run: RunResults) -> Section:
     if sweep.rows:
         tables.append(_rows_table(sweep, timed=timed))
     warnings = list(swept_warnings(run, sweep, "sweep-buckets"))
+    unfinished = []
+    if run.probe is not None and run.probe.unfinished:
+        unfinished.append(
+            "The probe is unfinished: the same command goes on, and may find larger batches."
+        )
     if row is None:
         reason = sweep.reason or "no reason is given"
         sentences = [
+            *unfinished,
             with_full_stop(f"Nothing is recommended: {reason}"),
             *current_described(sweep),
         ]
@@ -99,7 +105,7 @@ def sweep_section(run: RunResults) -> Section:
             warnings=warnings,
             next_steps=list(_sweep_again(run, sweep)),
         )
-    facts = brief_facts(run, times, sweep, _proof(run, sweep, row))
+    facts = unfinished + brief_facts(run, times, sweep, _proof(run, sweep, row))
     if sweep.current is not None:
         facts += fewer_steps(row.steps, sweep.current.steps)
         facts += _other_ways(sweep, row, timed=timed)

@@ -221,10 +221,12 @@ def test_a_search_that_the_memory_did_not_end_says_so(cap, why):
 
 
 def test_an_unfinished_probe_claims_no_more_than_it_knows():
-    first = summary_of(probe=replace(made_probe(), unfinished=True))[0]
-    assert first.startswith(
+    probe = replace(made_probe(), unfinished=True)
+    assert summary_of(probe=probe)[0].startswith(
         "At least max_batch_length = 600 s fits, by an unfinished probe"
     )
+    page = build_page(RunResults(name="run", probe=probe, sweep=made_sweep()))
+    assert page.lead[1].startswith("The probe is unfinished: the same command")
 
 
 def test_an_unknown_unit_and_truncated_examples_are_told():
