@@ -264,6 +264,8 @@ def load_run(folder: Path) -> RunResults:
         f"With --run {folder}, {commands}, `batchtune record` writes {TRAINING_FILE}, and `batchtune tune` the first "
         "two."
     )
+    if folder.is_file():
+        raise ResultError(f"{folder} is a file, not a run folder", hint)
     if not folder.is_dir():
         raise ResultError(f"Run folder {folder} does not exist", hint)
     results: dict[str, Any] = {}

@@ -384,7 +384,10 @@ def _outcome(verification: Verification) -> Iterator[str]:
             steps = f"{counted(verification.steps, 'batch')} of the stream"
         yield f"Verified: {steps} without running out of memory; {_time(verification)}."
         return
-    yield "The verification does not hold."
+    if verification.failures:
+        yield "The verification does not hold."
+    else:
+        yield "No batch ran out of memory, but the verification does not hold."
     for reason in verification.reasons or ["No reason is given"]:
         yield with_full_stop(reason)
     if verification.failures and verification.of_stream:
