@@ -36,7 +36,7 @@ _MOST_IN_ORDER = 1 << 24
 
 _QUANTILES = 1000
 _BINS = 60
-# Where the longest is more than so many times the shortest, even bins would put nearly all into the first.
+# If the longest is more than this many times the shortest, even bins would put nearly all into the first.
 _WIDE = 200.0
 
 

@@ -41,7 +41,7 @@ ANOTHER = "Give another folder with --run, or --force to start over in this one.
 
 def lengths_of(folder: Path) -> LengthsSummary | None:
     """Return the data that the folder's results are of; None without results, ResultError if they can't be read."""
-    _check_is_folder(folder)
+    check_is_folder(folder)
     kinds: dict[str, type[Run | Probe | Sweep | StreamSweep]] = {
         RUN_FILE: Run,
         PROBE_FILE: Probe,
@@ -145,7 +145,7 @@ def append_trial(path: Path, trial: Trial) -> None:
         raise unwritable(path, error) from error
 
 
-def _check_is_folder(folder: Path) -> None:
+def check_is_folder(folder: Path) -> None:
     """Raise ResultError if a file has the name of the run folder."""
     if folder.exists() and not folder.is_dir():
         raise ResultError(
@@ -158,7 +158,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Hold the run folder for this process, however it ends; raises ResultError if another holds it."""
     import fcntl
 
-    _check_is_folder(folder)
+    check_is_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)

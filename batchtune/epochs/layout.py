@@ -59,7 +59,7 @@ class RankSplit:
         return -(-batches // (self.world_size * self.accumulate))
 
     def fewest_batches(self, steps: int) -> int:
-        """Return the fewest batches of an epoch, over all ranks, that make so many optimizer steps."""
+        """Return the fewest batches, over all ranks, that an epoch with this many optimizer steps needs."""
         return (steps - 1) * self.world_size * self.accumulate + 1
 
 

@@ -16,7 +16,7 @@ from batchtune.lengths import IntArray
 
 # The fewest micro-batches are those that all of this many random steps fit into.
 _STEPS = 4096
-# The least cost is that of so many random steps, among so many numbers of micro-batches.
+# The cheapest number of micro-batches is chosen by this many random steps, among this many numbers.
 _COMPARED = 32
 _NUMBERS = 12
 
@@ -66,7 +66,7 @@ class OwnSteps:
         return list(dict.fromkeys(numbers))
 
     def random(self, count: int, seed: int) -> Iterator[IntArray]:
-        """Yield the examples of many random steps of so many examples, some of them from the same epoch."""
+        """Yield the examples of many random steps, some of them from the same epoch, in data of this many examples."""
         random = np.random.default_rng(seed)
         size = min(self.examples, count)
         steps = (
@@ -77,7 +77,7 @@ class OwnSteps:
         return islice(steps, _STEPS)
 
     def steps(self, count: int) -> int:
-        """Return the optimizer steps of an epoch of so many examples."""
+        """Return how many optimizer steps an epoch of this many examples has."""
         return -(-count // self.examples)
 
     def batches(self, count: int, accumulate: int) -> int:

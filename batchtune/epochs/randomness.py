@@ -87,7 +87,7 @@ def step_deviation(
 ) -> float:
     """Return the same by kinds of batches, or with `same_bucket` of all ranks' together.
 
-    `totals`, their mean true length, `within`, its variance, and the `numbers` of them have the shape (kinds,).
+    Of each kind, `totals` is the mean true length, `within` its variance, and `numbers` how many there are.
     """
     mean = np.average(totals, weights=numbers)
     variance = np.average((totals - mean) ** 2 + within, weights=numbers)

@@ -87,7 +87,7 @@ def share_within(
 
 
 def check_min_steps(min_steps: int, lengths: Lengths, dealing: RankSplit) -> None:
-    """Raise UsageError if not even batches of one make so many optimizer steps."""
+    """Raise UsageError if even batches of one example make fewer optimizer steps."""
     if dealing.fewest_batches(min_steps) <= lengths.count:
         return
     ranks = ""

@@ -46,7 +46,7 @@ _MANY = 1 << 18
 _MOST_BATCHES = 40
 # Pools are cut for the least cost if that gains this much.
 _LEAST_GAIN = 0.003
-# Of more examples in order, so many that are evenly spaced stand for all.
+# More examples in order are represented by this many, evenly spaced.
 MOST_SIMULATED = 1 << 24
 # As Transformers' length-grouped batches are sorted.
 _MEGABATCHES = 50

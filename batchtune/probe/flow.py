@@ -215,7 +215,7 @@ class Probing(ABC):
     def _confirmation_seconds(self, lengths: int = 0) -> float:
         """Return about how long the confirmation will take: a batch of each length, by the longest of its trials.
 
-        There will be at least so many lengths.
+        There will be at least that many `lengths`.
         """
         longest: dict[tuple[float, float | None], float] = {}
         for trial in self.trials:

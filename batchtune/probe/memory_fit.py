@@ -198,7 +198,7 @@ class MemoryFit:
         return (usable + min(failed_at)) / 2 - self._peaks.margin.bytes
 
     def _would_be(self, bracket: Bracket) -> float | None:
-        """Return what the smallest size that ran out of memory alone would have taken; None without one or peaks."""
+        """Return what the smallest size that ran out of memory alone would have taken; None if that is unknown."""
         is_oom = bracket.failed_by == "oom" and not bracket.given_up
         if bracket.failed is None or not is_oom:
             return None

@@ -49,18 +49,17 @@ class RequestRecorder:
         self._held: list[list[int]] | None = [
             _layout_of(segment) for segment in segments
         ]
-        self._begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Record a step from here on."""
         self._memory._record_memory_history(
             "all", context=None, stacks="python", max_entries=_MOST_ENTRIES
         )
 
     def take(self) -> RecordedStep | None:
-        """Return the step since the last call; None if it asks too often, or for blocks of several streams."""
+        """Return the step that ends here; None if it asks too often, or for blocks of several streams."""
         snapshot = self._memory._snapshot()
         self._memory._record_memory_history(None)
-        self._begin()
         left = self._places
         made: dict[int, int] = {}
         numbers = count()

@@ -99,8 +99,10 @@ class Session:
             self._meter.free_workspaces()
         if release:
             self._free()
-        if recording and self._recorder is None:
-            self._recorder = RequestRecorder(self._meter.torch_device.index)
+        if recording:
+            if self._recorder is None:
+                self._recorder = RequestRecorder(self._meter.torch_device.index)
+            self._recorder.begin()
         attempt = self._attempt(shape, single=True, noting=noting)
         # A library may have caught it, and gone on with a smaller workspace.
         may_pass = attempt.ooms > 0 and not attempt.caught

@@ -42,6 +42,7 @@ from batchtune.results import (
     read_if_written,
     read_result,
 )
+from batchtune.run_folder import check_is_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -264,8 +265,7 @@ def load_run(folder: Path) -> RunResults:
         f"With --run {folder}, {commands}, `batchtune record` writes {TRAINING_FILE}, and `batchtune tune` the first "
         "two."
     )
-    if folder.is_file():
-        raise ResultError(f"{folder} is a file, not a run folder", hint)
+    check_is_folder(folder)
     if not folder.is_dir():
         raise ResultError(f"Run folder {folder} does not exist", hint)
     results: dict[str, Any] = {}

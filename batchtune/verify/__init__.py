@@ -154,7 +154,7 @@ class _Runner:
     done: DoneSteps = field(default_factory=DoneSteps)
     release: bool = False
     last_step: list[PlannedBatch] = field(default_factory=list)
-    recorded: list[tuple[list[PlannedBatch], RecordedStep]] = field(
+    recorded: list[tuple[list[PlannedBatch], RecordedStep | None]] = field(
         default_factory=list
     )
 
@@ -214,7 +214,9 @@ class _Runner:
 
     def _replay(self) -> None:
         """Replay what the recorded steps asked of a GPU's allocator, in other orders, until one runs out of memory."""
-        if len(self.recorded) < _FEWEST_RECORDED:
+        steps = [step for _, step in self.recorded if step is not None]
+        # A step that could not be recorded leaves unknown what later ones free.
+        if len(steps) < max(_FEWEST_RECORDED, len(self.recorded)):
             return
         progress = VerifyProgress(
             phase="replayed",
@@ -227,7 +229,7 @@ class _Runner:
         seconds = max(_FEWEST_REPLAY_SECONDS, self.plan.settings.seconds)
         request = Replay(
             limit_bytes=self.device.limit_bytes,
-            steps=[step for _, step in self.recorded],
+            steps=steps,
             seconds=min(seconds, self.deadline - time.monotonic()),
             seed=self.plan.settings.seed_of(self.plan.config),
         )
@@ -291,9 +293,10 @@ class _Runner:
                 device=self.device,
             )
             self.on_progress(progress)
-            ran = self._take_step(shapes, recording=self._records(phase))
+            recording = self._records(phase)
+            ran = self._take_step(shapes, recording=recording)
             trial = ran.trial
-            if ran.recorded is not None:
+            if recording:
                 self.recorded.append((step, ran.recorded))
             self.release = trial.outcome != "ok"  # a failure may leave the cache full
             if trial.outcome == "ok":

@@ -63,6 +63,7 @@ torch.cuda.empty_cache()
 recorder = replay.RequestRecorder(0)
 steps, real = [], []
 for size, length in [(8, 64.0), (3, 200.0), (40, 17.0), (1, 9.0), (8, 64.0)]:
+    recorder.begin()
     step(size, length)
     steps.append(recorder.take())
     real.append(held())

@@ -75,7 +75,7 @@ def test_on_several_ranks_examples_are_dealt_twice(tmp_path):
 def test_a_folder_without_results_tells_what_makes_them(tmp_path):
     with pytest.raises(ResultError, match=r"Run folder .*absent does not exist"):
         load_run(tmp_path / "absent")
-    with pytest.raises(ResultError, match="is a file, not a run folder"):
+    with pytest.raises(ResultError, match="is not a folder, and a run needs one"):
         load_run(Path(__file__))
     with pytest.raises(ResultError, match="holds no results") as caught:
         load_run(tmp_path)
