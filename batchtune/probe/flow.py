@@ -93,8 +93,16 @@ class Probing(ABC):
         """Keep the steps of the turns as evidence; return whether all that passed in them is still proven."""
 
     def _all_shrink(self, failed: Trial) -> bool:
-        """Return whether a failure in turns, which says little about the batch itself, makes all batches smaller."""
-        return False
+        """Return whether a failure in turns, which says little about the batch itself, makes all batches smaller.
+
+        The allocator left room that it could not use, and batches may still leave more of it.
+        """
+        peaks = self.search.known(self.trials).peaks
+        return (
+            self.device.fragments
+            and failed.outcome == "oom"
+            and peaks.may_leave_more_free
+        )
 
     @abstractmethod
     def _result(self, turns: Turns | None) -> Probe:

@@ -11,17 +11,12 @@ from typing import cast
 import numpy as np
 
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.probe.bounds import Anchor, Bracket, Shapes, is_covered, step_at
-from batchtune.probe.margin import Peaks
+from batchtune.probe.bounds import Anchor, Bracket, Shapes, step_at
+from batchtune.probe.margin import SCATTER, Peaks
 from batchtune.probe.memory_fit import MemoryFit
 from batchtune.probe.outcomes import Outcomes
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape, ClosedBy, Trial
-
-# Batch sizes up to which a caching allocator goes without emptying its cache, by what it happens to hold: equal trials
-# differ by this fraction (transformer-lm base in 24 GiB, expandable segments, on the emulated device). Steps of half of
-# it ended where a conformer ran out of memory in 4 of 5 epochs. Where peaks scatter, nearer sizes are not told apart.
-_SCATTER = 0.03
 
 
 @dataclass(slots=True)
@@ -93,9 +88,7 @@ class Knowledge(Outcomes):
     @property
     def tolerance(self) -> float:
         """The difference in batch size that matters, as a fraction."""
-        if self.peaks.overhead > 1:
-            return max(self.settings.tolerance, _SCATTER)
-        return self.settings.tolerance
+        return self.peaks.told_apart(self.settings.tolerance)
 
     # Where sizes are searched
 
@@ -125,16 +118,6 @@ class Knowledge(Outcomes):
         return self._ran.exceeds(shape)
 
     # What they prove and rule out elsewhere
-
-    def proof(self, wanted: BatchShape) -> int | None:
-        """Return the index of the trial that proves a shape: of the smallest proven one that covers it."""
-        proofs = [
-            (shape.padded_length, self.passed_trial(shape).index)
-            for shape in self.of_shape
-            if is_covered(wanted, [shape]) and self.is_proven(shape)
-        ]
-        _, index = min(proofs, default=(0.0, None))
-        return index
 
     def proven_sizes(self, lengths: FloatArray, targets: FloatArray) -> IntArray:
         """Return the largest batch size proven at each length and target, below any that failed, or 0; shape (n,)."""
@@ -172,19 +155,13 @@ class Knowledge(Outcomes):
         return int(min(proven, small_enough))
 
     def _in_a_table(self, shape: BatchShape) -> BatchShape:
-        """Return a proven shape with as few examples as leave free what tables lacked that failed in shuffled training.
-
-        What it takes beyond what is in use between trials is taken to be in proportion to the examples: a table's own
-        proof runs them.
-        """
+        """Return a proven shape, less the examples that leave free what tables lacked which failed in training."""
         peaks = self.peaks
         peak = peaks.highest(shape)
         if peak is None or not peaks.fragments_bytes:
             return shape
-        rest = peaks.rest_bytes or 0
-        room = peaks.limit_bytes - peaks.margin.free_bytes - peaks.unusable_bytes - rest
-        share = min(1.0, max(0.0, room / max(1, peak - rest)))
-        return replace(shape, batch_size=max(1, int(shape.batch_size * share)))
+        size = max(1, int(shape.batch_size * peaks.share_in_a_table(peak)))
+        return replace(shape, batch_size=size)
 
     def possible_sizes(self, lengths: FloatArray, targets: FloatArray) -> FloatArray:
         """Return the largest batch size that may fit, by all that is known; arguments as in `proven_sizes`."""
@@ -228,7 +205,7 @@ class Knowledge(Outcomes):
         peak = dict(tried.peaks).get(ran)
         if peak is not None:
             used = max(1, peak - (self.peaks.rest_bytes or 0))
-            scatter = min(_SCATTER, self.peaks.margin.spread_bytes / used)
+            scatter = min(SCATTER, self.peaks.margin.spread_bytes / used)
         return Bracket(
             anchor=anchor,
             cap=cap,

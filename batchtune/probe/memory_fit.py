@@ -184,7 +184,7 @@ class MemoryFit:
         if len(too_much) > 1:
             typical = median(too_much)
             usable = (min(highest, typical) + typical) / 2
-            return min(self._room_by_limit, usable - self._peaks.margin.bytes)
+            return min(self._peaks.room_bytes, usable - self._peaks.margin.bytes)
         limit = self._limit_bytes / self._peaks.overhead
         unusable = _UNUSABLE * (limit - (self._peaks.rest_bytes or 0))
         usable = max(highest, limit - unusable)
@@ -194,7 +194,7 @@ class MemoryFit:
             if would_be is not None and usable <= would_be < limit:
                 failed_at.append(would_be)
         if len(failed_at) < 2 or self._leaps:
-            return self._room_by_limit
+            return self._peaks.room_bytes
         return (usable + min(failed_at)) / 2 - self._peaks.margin.bytes
 
     def _would_be(self, bracket: Bracket) -> float | None:
@@ -209,14 +209,6 @@ class MemoryFit:
         if self.model is None or not bracket.flushed:
             return None
         return self.model.constant + need * bracket.failed
-
-    @property
-    def _room_by_limit(self) -> float:
-        usable = min(
-            self._limit_bytes / self._peaks.overhead,
-            self._limit_bytes - self._peaks.unusable_bytes,
-        )
-        return usable - self._peaks.margin.bytes
 
     def largest_sizes(
         self, lengths: FloatArray, targets: FloatArray
@@ -274,7 +266,7 @@ class MemoryFit:
             need = bracket.measured_need()
             if not need and self.model is not None:
                 need = self._need_by_model(bracket, self.model)
-            if need and self._room_by_limit - bracket.peak > max(2, distance) * need:
+            if need and self._peaks.room_bytes - bracket.peak > max(2, distance) * need:
                 distances.append((bracket.passed, distance))
         single = [size for size, distance in distances if distance == 1]
         if len(single) < 2:

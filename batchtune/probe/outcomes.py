@@ -6,7 +6,7 @@ A crash, or an out-of-memory error below a size that passed, needs a second tria
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -42,19 +42,12 @@ class Tried(NamedTuple):
 class Outcomes:
     """The outcome of each shape; memory is assumed to grow from a shape to one that contains it.
 
-    A failure that contradicts this wins: it rules out every shape at least as large, whatever passed there. Where
-    `confirmed` is not None, a shape can only be proven if one of these is at least as large.
+    A failure that contradicts this wins: it rules out every shape at least as large, whatever passed there.
     """
 
-    def __init__(
-        self,
-        trials: Sequence[Trial],
-        peaks: Peaks,
-        confirmed: Collection[BatchShape] | None = None,
-    ) -> None:
+    def __init__(self, trials: Sequence[Trial], peaks: Peaks) -> None:
         self.trials = trials
         self.peaks = peaks
-        self.confirmed = confirmed
         self.of_shape: dict[BatchShape, list[Trial]] = defaultdict(list)
         self.passed: set[BatchShape] = set()
         for trial in trials:
@@ -96,9 +89,17 @@ class Outcomes:
         """Return whether it passed, never failed, and leaves the margin free."""
         if shape not in self.passed or shape in self.failures:
             return False
-        if self.confirmed is not None and not is_covered(shape, self.confirmed):
-            return False
         return self.peaks.leaves_margin(shape)
+
+    def proof(self, wanted: BatchShape) -> int | None:
+        """Return the index of the trial that proves a shape: of the smallest proven one that covers it."""
+        proofs = [
+            (shape.padded_length, self.passed_trial(shape).index)
+            for shape in self.of_shape
+            if is_covered(wanted, [shape]) and self.is_proven(shape)
+        ]
+        _, index = min(proofs, default=(0.0, None))
+        return index
 
     def _failure(self, shape: BatchShape) -> Trial | None:
         """Return the trial that rules a shape out: an OOM (two if a larger shape passed), a second crash or time-out.

@@ -22,7 +22,7 @@ from batchtune.epochs.packed_model import (
     root_mean_square,
 )
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.probe.bounds import step_at
+from batchtune.probe.bounds import is_covered, step_at
 from batchtune.probe.compositions import (
     COMPOSITIONS,
     Composition,
@@ -180,7 +180,10 @@ class _Law:
 
 
 class PackedKnowledge(Outcomes):
-    """All that is known from a list of trials; derived from them, never stored. `confirmed` as in `Outcomes`."""
+    """All that is known from a list of trials; derived from them, never stored.
+
+    Where `confirmed` is not None, a batch can only be proven if one of these contains it.
+    """
 
     def __init__(
         self,
@@ -188,8 +191,11 @@ class PackedKnowledge(Outcomes):
         trials: Sequence[Trial],
         confirmed: Collection[BatchShape] | None = None,
     ) -> None:
-        super().__init__(trials, Peaks(task.limit_bytes, trials, task.steps), confirmed)
+        alone = [trial for trial in trials if not trial.shuffled]
+        super().__init__(alone, Peaks(task.limit_bytes, trials, task.steps))
         self.task = task
+        self.confirmed = confirmed
+        self.tolerance = self.peaks.told_apart(task.settings.tolerance)
 
     def shapes(self, tokens: int) -> dict[Composition, BatchShape]:
         """Return the batches of so many tokens that prove a budget; some may be the same."""
@@ -199,11 +205,15 @@ class PackedKnowledge(Outcomes):
     def unproven(self, tokens: int) -> list[Composition]:
         """Return the compositions that are not proven with so many tokens, those that take the most memory first."""
         missing = [
-            name
-            for name, shape in self.shapes(tokens).items()
-            if not self.is_proven(shape)
+            name for name, shape in self.shapes(tokens).items() if not self.holds(shape)
         ]
         return sorted(missing, key=lambda name: -(self.predicted(name, tokens) or 0.0))
+
+    def holds(self, shape: BatchShape) -> bool:
+        """Return whether a batch is proven, by its own trial or by that of one that contains it."""
+        if self.confirmed is not None and not is_covered(shape, self.confirmed):
+            return False
+        return shape not in self.failures and self.proof(shape) is not None
 
     @cached_property
     def budgets(self) -> list[int]:
@@ -212,10 +222,16 @@ class PackedKnowledge(Outcomes):
 
     @property
     def proven_budget(self) -> int | None:
-        """The largest budget of which every composition is proven; None if none is."""
-        held = [tokens for tokens in self.budgets if not self.unproven(tokens)]
+        """The largest budget of which all compositions are proven and leave free what turns lacked; None if none is."""
         below = min(bracket.high for bracket in self.brackets.values())
+        budgets = [self._in_training(tokens) for tokens in self.budgets]
+        held = (tokens for tokens in budgets if not self.unproven(tokens))
         return max((tokens for tokens in held if tokens < below), default=None)
+
+    def _in_training(self, tokens: int) -> int:
+        peaks = [self.peaks.highest(shape) for shape in self.shapes(tokens).values()]
+        share = self.peaks.share_in_a_table(max(peak or 0 for peak in peaks))
+        return max(self.task.compositions.longest, int(tokens * share))
 
     @property
     def reached_budget(self) -> int | None:
@@ -253,7 +269,7 @@ class PackedKnowledge(Outcomes):
         high_by: ClosedBy = "memory"
         if high in tried.failures:
             high_by = cast(ClosedBy, tried.failures[high].outcome)
-        step = step_at(tried.passed or high, self.task.settings.tolerance)
+        step = step_at(tried.passed or high, self.tolerance)
         return TokenBracket(
             composition=name,
             low=tried.passed,
@@ -269,7 +285,7 @@ class PackedKnowledge(Outcomes):
     @cached_property
     def room_bytes(self) -> float:
         """The memory that a proven batch can use."""
-        return float(self.task.limit_bytes - self.peaks.margin.bytes)
+        return self.peaks.room_bytes
 
     @cached_property
     def measured(self) -> tuple[list[BatchShape], list[float]]:
@@ -445,7 +461,7 @@ class PackedKnowledge(Outcomes):
         failed = highest + 1
         while failed - passed > 1:
             tokens = (passed + failed) // 2
-            half_a_step = step_at(tokens, self.task.settings.tolerance) // 2
+            half_a_step = step_at(tokens, self.tolerance) // 2
             predicted = self.predicted(name, min(tokens + half_a_step, highest))
             if predicted is not None and predicted <= self.room_bytes:
                 passed = tokens
@@ -565,9 +581,7 @@ class PackedSearch:
             well_below = max(self._least, int(_FAR_BELOW * worst.tokens))
             near = well_below
             if not known.is_uneven:
-                near = worst.tokens - step_at(
-                    worst.tokens, self.task.settings.tolerance
-                )
+                near = worst.tokens - step_at(worst.tokens, known.tolerance)
             if trials_left > 0 and settled < near:
                 settled = worst.tokens
             elif (
@@ -587,7 +601,7 @@ class PackedSearch:
         """Return whether all seem to hold the tokens that some hold; `worst` has the least limit yet to be found."""
         if settled is None:
             return False
-        step = step_at(settled, self.task.settings.tolerance)
+        step = step_at(settled, known.tolerance)
         return worst.tokens >= settled - step and self._seems_to_hold(known, settled)
 
     def _seems_to_hold(self, known: PackedKnowledge, tokens: int) -> bool:

@@ -17,7 +17,6 @@ from batchtune.epochs.step_times import StepTimes
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
 from batchtune.probe import messages
-from batchtune.probe.compositions import COMPOSITIONS
 from batchtune.probe.confirmation import Turns, alternating, in_turns
 from batchtune.probe.flow import Probing
 from batchtune.probe.messages import ProbeHooks
@@ -178,15 +177,6 @@ class _PaddedProbing(Probing):
         points = self.search.frontier(self.trials, unfinished=True)
         return in_turns([*points, *pairs])
 
-    def _all_shrink(self, failed: Trial) -> bool:
-        """Return whether the allocator left room that it could not use, and tables may still leave more of it."""
-        peaks = self.search.known(self.trials).peaks
-        return (
-            self.device.fragments
-            and failed.outcome == "oom"
-            and peaks.may_leave_more_free
-        )
-
     def _takes_in(self, turns: Turns) -> bool:
         before = self._shapes()
         self.search.task.steps += turns.steps
@@ -324,7 +314,7 @@ class _PackedProbing(Probing):
     def _takes_in(self, turns: Turns) -> bool:
         self.search.task.steps += turns.steps
         known = self.search.known(self.trials)
-        return all(map(known.is_proven, turns.confirmed))
+        return all(map(known.holds, turns.confirmed))
 
     def _result(self, turns: Turns | None) -> Probe:
         """Return the result; `turns` is None if the probe was interrupted."""
@@ -336,9 +326,8 @@ class _PackedProbing(Probing):
             proven = confirmed.proven_budget
             if proven is not None:
                 budget = proven
-                shapes = known.shapes(proven)
-                trials = [known.passed_trial(shapes[name]) for name in COMPOSITIONS]
-                proofs = list(dict.fromkeys(trial.index for trial in trials))
+                indices = dict.fromkeys(map(known.proof, known.shapes(proven).values()))
+                proofs = [index for index in indices if index is not None]
             elif self.out_of_time:
                 turns = None  # they had too little time to prove anything
             else:
