@@ -49,7 +49,7 @@ from batchtune.results import (
 from batchtune.run_folder import holds_other_lengths
 from batchtune.units import parse_size
 from batchtune.verify import run_verify
-from batchtune.verify.plan import Subject, VerifyPlan
+from batchtune.verify.plan import Plan, Subject
 from batchtune.workloads import with_unit
 from batchtune.workloads.loading import spec_of
 
@@ -291,7 +291,7 @@ def tune(
     def sweep_again(refuted: frozenset[str]) -> Sweep:
         return _sweep(read, folder, sweeping, current=own, refuted=refuted)
 
-    def run_plan(plan: VerifyPlan, subject: Subject, deadline: float) -> Verification:
+    def run_plan(plan: Plan, subject: Subject, deadline: float) -> Verification:
         return run_verify(
             plan,
             subject,

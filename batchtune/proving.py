@@ -34,6 +34,7 @@ from batchtune.results import (
     TRIALS_FILE,
     VERIFY_FILE,
     BatchShape,
+    PackedConfig,
     Probe,
     Proof,
     SamplerConfig,
@@ -46,7 +47,14 @@ from batchtune.results import (
 )
 from batchtune.run_folder import alone_in, append_trial, read_trials
 from batchtune.units import counted, format_length
-from batchtune.verify.plan import Subject, VerifyPlan, VerifySettings, subject_of
+from batchtune.verify.packed_plan import PackedPlan
+from batchtune.verify.plan import (
+    Plan,
+    Subject,
+    VerifyPlan,
+    VerifySettings,
+    subject_of,
+)
 from batchtune.verify.rules import TIME_ENDED, WENT, WHERE
 
 # A proof may take this share of the time that the probe took. Where the allocator fragments it may take more: fewer
@@ -81,7 +89,7 @@ class Prover:
     asked: Mapping[str, Any]
     probe: Callable[[float | None, bool], Probe]
     sweep: Callable[[frozenset[str]], Sweep]
-    run: Callable[[VerifyPlan, Subject, float], Verification]
+    run: Callable[[Plan, Subject, float], Verification]
     on_note: Callable[[str], None]
     verify: VerifySettings | None = None
     deadline: float | None = None
@@ -101,9 +109,9 @@ class Prover:
         return replace(prover, probed_seconds=time.monotonic() - began).prove(probed)
 
     def prove(self, probe: Probe) -> tuple[Sweep, Verification | None]:
-        """Return the sweep with its proof, and the last verification; None if no batches were run.
+        """Return the sweep with its proof, and the last verification; None if no batches were run, or packed ones.
 
-        Raises as `run_verify` does.
+        Packed micro-batches are only proven. Raises as `run_verify` does.
         """
         swept = self.sweep(frozenset())
         times = [trial.elapsed_seconds for trial in probe.trials]
@@ -111,13 +119,20 @@ class Prover:
         ends = time.monotonic() + max(_ALL_TABLES_SECONDS, _ALL_TABLES * spent)
         if self.deadline is not None:
             ends = self.deadline
-        settings = self.verify or proof_settings(probe, spent)
+        settings = self.verify
+        if settings is None or swept.packed is not None:
+            settings = proof_settings(probe, spent)
         refuted: set[str] = set()
         verification = None
         for table in itertools.count(1):
+            packing = swept.packed
             row = swept.recommended_row
-            if row is None or swept.packed is not None:
+            if packing is None and row is None:
                 break
+            if packing is not None and packing.max_tokens > (
+                packing.proven_tokens or 0
+            ):
+                break  # the probe has run no batches as large
             if self.verify is None and swept.proof is not None and swept.proof.holds:
                 break  # by an earlier command
             if time.monotonic() > ends or table > _MOST_SMALLER + _MOST_OTHERS:
@@ -132,11 +147,7 @@ class Prover:
             if table == 1:
                 verification = self._refutation(swept, probe)
             if verification is None:
-                config = sampler_config(swept, probe)
-                assert isinstance(config, SamplerConfig)
-                plan = VerifyPlan(
-                    lengths=self.lengths, config=config, settings=settings, probe=probe
-                )
+                plan = self._plan(sampler_config(swept, probe), settings, probe)
                 verification = self.run(plan, self._subject(probe), ends)
             proof = proof_of(verification, table)
             swept = record(self.folder, swept, proof)
@@ -147,10 +158,28 @@ class Prover:
             if table <= _MOST_SMALLER:
                 smaller = self._with_smaller_batches(probe, verification)
             if smaller is None:
+                if packing is not None or row is None:
+                    break  # all packers have the same budget
                 refuted.add(row.name)
             probe = smaller or probe
             swept = self.sweep(frozenset(refuted))
+        if swept.packed is not None:
+            verification = None
         return swept, verification
+
+    def _plan(
+        self,
+        config: SamplerConfig | PackedConfig,
+        settings: VerifySettings,
+        probe: Probe,
+    ) -> Plan:
+        if isinstance(config, PackedConfig):
+            return PackedPlan(
+                lengths=self.lengths, config=config, settings=settings, probe=probe
+            )
+        return VerifyPlan(
+            lengths=self.lengths, config=config, settings=settings, probe=probe
+        )
 
     def _subject(self, probe: Probe) -> Subject:
         """Return what was probed, as the user named it: the record may hide parts of a command."""
@@ -211,6 +240,8 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
     if verification.failures:
         failure = verification.failures[0]
         shape = f"{failure.batch_size:,} × {format_length(failure.length, verification.lengths.unit)}"
+        if not verification.bucket_boundaries:
+            shape = f"at most {verification.max_batch_length:,.0f} tokens"
         reason = f"a batch of {shape} {WENT[failure.outcome]} {WHERE[failure.phase]}"
     elif verification.unfinished:
         reason = f"{TIME_ENDED[0].lower()}{TIME_ENDED[1:]}"
@@ -244,7 +275,12 @@ def rule_out(folder: Path, probe: Probe, failure: VerifyFailure) -> None:
 
 
 def _containing(probe: Probe, shape: BatchShape) -> BatchShape:
-    """Return the smallest batch at the limit that is this one or contains it; this one without such a batch."""
+    """Return the smallest batch at the limit that is this one or contains it; this one without such a batch.
+
+    Of packed batches, those that prove the budget are equally large.
+    """
+    if probe.packed is not None:
+        return probe.trials[probe.packed.proofs[0]].shape
     points = (*probe.frontier, *probe.joint_frontier)
     covering = [point.shape for point in points if is_covered(shape, [point.shape])]
     return min(covering, key=lambda other: other.padded_length, default=shape)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from made_trials import ran
 from memory_laws import LAWS, LIMIT_BYTES, LawDevice
+from packed_laws import PackedDevice
 
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import ProbeError
@@ -23,11 +24,12 @@ from batchtune.reports import load_run, render
 from batchtune.reports.gate import exit_code, judge, parse_rules
 from batchtune.reports.rule_fields import RuleInputs
 from batchtune.results import (
+    BatchShape,
     SweepSettings,
     write_result,
 )
 from batchtune.run_folder import read_trials
-from batchtune.sampler_files import read_sampler_yaml
+from batchtune.sampler_files import read_any_sampler_yaml, read_sampler_yaml
 from batchtune.verify import verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
@@ -68,6 +70,10 @@ class FragmentedDevice(LawDevice):
         if was_emptied and self.bytes(shape) > self.usable * LIMIT_BYTES:
             return ran(shape, "oom", error="CUDA out of memory", worker=self.worker)
         return super().step(shape, others, release=release, **how)
+
+
+class FragmentedRows(FragmentedDevice, PackedDevice):
+    """The same for packed batches."""
 
 
 def prover(device, folder, **changes):
@@ -119,9 +125,9 @@ def proven(device, folder, **changes):
 made = partial(FragmentedDevice, LAWS["linear"], LENGTHS)
 
 
-def fails_the_gate(folder):
+def fails_the_gate(folder, field="unproven"):
     inputs = RuleInputs(results=load_run(folder))
-    return exit_code(judge(parse_rules(["unproven > 0"]), inputs)) != 0
+    return exit_code(judge(parse_rules([f"{field} > 0"]), inputs)) != 0
 
 
 def test_a_table_that_runs_is_proven(tmp_path):
@@ -139,6 +145,37 @@ def test_a_table_that_runs_is_proven(tmp_path):
     assert (
         f"{proof.steps} shuffled batches and {proof.pairs} pairs in 3 processes" in text
     )
+
+
+def test_a_token_budget_is_proven_and_lowered_where_it_fails(tmp_path):
+    device = FragmentedRows(LAWS["linear"], LENGTHS, usable=0.9)
+    device.memory = lambda shape: 1e6 * shape.tokens
+    notes = []
+    swept, verification = proven(device, tmp_path, on_note=notes.append)
+    proof = swept.proof
+    budget = swept.packed.max_tokens
+    assert verification is None  # packed micro-batches are proven, and not verified
+    assert proof.holds and proof.tables > 1
+    assert (
+        0.75 * LIMIT_BYTES
+        < device.bytes(BatchShape.packed([40] * (budget // 40)))
+        <= 0.9 * LIMIT_BYTES
+    )
+    assert any("tokens ran out of memory after another shape" in note for note in notes)
+    assert proof.steps > 12 and swept.unproven == 0
+    assert not fails_the_gate(tmp_path, "packed.unproven")
+    evidence = read_any_sampler_yaml(tmp_path / "sampler.yaml").evidence
+    assert (evidence.unproven, evidence.proof) == (0, proof)
+    text = " ".join(render("terminal", load_run(tmp_path)).split())
+    assert f"Proven in shuffled training: {proof.steps} shuffled batches" in text
+    failed = msgspec.structs.replace(proof, reason="the time ended")
+    for other in (None, failed):
+        swept = msgspec.structs.replace(swept, proof=other)
+        write_result(tmp_path / "sweep.json", swept)
+        assert fails_the_gate(tmp_path, "packed.unproven") == (other is failed)
+    write_result(tmp_path / "sweep.json", msgspec.structs.replace(swept, proof=None))
+    text = " ".join(render("terminal", load_run(tmp_path)).split())
+    assert "not yet proven in shuffled training: `batchtune tune` proves them" in text
 
 
 def test_what_fails_is_lowered_and_all_is_proven_again(tmp_path):

@@ -176,7 +176,7 @@ def tune(
         if verify and verification is None:
             why = "nothing is recommended"
             if swept.packed is not None:
-                why = "packed micro-batches run in the probe only"
+                why = "packed micro-batches are only proven"
             console.note(f"Warning: nothing to verify, because {why}.")
     holds = not verify or verification is None or verification.holds
     results = replace(load_run(run.run), manifest=source.in_words, step=probe.in_words)

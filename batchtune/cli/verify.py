@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         StreamConfig,
         Verification,
     )
-    from batchtune.verify.plan import Subject, VerifyPlan, VerifySettings
+    from batchtune.verify.plan import Plan, Subject, VerifyPlan, VerifySettings
 
 EXAMPLES = {
     "verify": """
@@ -261,7 +261,7 @@ def _plan(
 
 
 def run_with_progress(
-    plan: VerifyPlan,
+    plan: Plan,
     subject: Subject,
     deadline: float = math.inf,
     *,
@@ -276,9 +276,8 @@ def run_with_progress(
     doing = "Running"
     if plan.settings.brief:
         doing = "Proving the recommended batches with"
-    epoch = len(plan.first_epoch)
     console.note(
-        f"{doing} {plan.planned_steps:,} shuffled batches; an epoch has {epoch:,}.",
+        f"{doing} {plan.planned_steps:,} shuffled batches; an epoch has {plan.epoch_batches:,}.",
         quiet=quiet,
     )
     with console.worker_bar(plan.lengths.unit, subject.settings, quiet=quiet) as bar:

@@ -124,7 +124,11 @@ def _packed_config(
         shuffle=True,
         drop_last=False,
         seed=sweep.settings.seed,
-        evidence=_evidence_of(sweep, row, probe),
+        evidence=msgspec.structs.replace(
+            _evidence_of(sweep, row, probe),
+            unproven=sweep.unproven,
+            proof=sweep.proof,
+        ),
     )
 
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from msgspec import structs
 
 from batchtune.epochs.batchers import Batcher, StepBatcher
-from batchtune.epochs.layout import RankSplit, drawn
+from batchtune.epochs.layout import EpochBatches, RankSplit, ShuffleKey, drawn
 from batchtune.epochs.randomness import mates_in_cuts
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.packing.batcher import PackedBatcher
@@ -93,6 +93,22 @@ def random_row(
     return row_of(packed, tokens, tokens, budget, dealing)
 
 
+def batcher_of(
+    tokens: IntArray, budget: Budget, pool_size: int, accumulate: int | None
+) -> Batcher:
+    """Return what packs pools, or steps of `pool_size` random sequences into as many micro-batches as accumulated."""
+    if accumulate is None:
+        return PackedBatcher(tokens, budget, pool_size)
+    packer = StepPacker(tokens, budget)
+    return StepBatcher(tokens.size, packer, pool_size, accumulate)
+
+
+def in_order(cut: EpochBatches, drawing: ShuffleKey) -> Packed:
+    """Return an epoch's micro-batches in the order in which they come."""
+    order = drawn(cut, drawing)
+    return Packed(cut.held(order), cut.layout.batch_sizes[order])
+
+
 def simulated_row(
     lengths: npt.ArrayLike,
     budget: Budget,
@@ -109,16 +125,13 @@ def simulated_row(
     accumulates.
     """
     tokens = budget.checked(lengths)
-    batcher: Batcher = PackedBatcher(tokens, budget, pool_size)
-    if keeps_examples:
-        packer = StepPacker(tokens, budget)
-        batcher = StepBatcher(tokens.size, packer, pool_size, dealing.accumulate)
+    accumulate = dealing.accumulate if keeps_examples else None
+    batcher = batcher_of(tokens, budget, pool_size, accumulate)
     cuts = []
     rows = []
     for drawing, cut in batcher.first_epochs(_EPOCHS, dealing, seed):
         cuts.append(cut)
-        order = drawn(cut, drawing)
-        packed = Packed(cut.held(order), cut.layout.batch_sizes[order])
+        packed = in_order(cut, drawing)
         rows.append(row_of(packed, lengths, tokens, budget, dealing, proofs))
     first = rows[0]
     if first.unproven is not None:
@@ -126,7 +139,7 @@ def simulated_row(
     return structs.replace(
         first,
         pool_size=pool_size,
-        accumulate=dealing.accumulate if keeps_examples else None,
+        accumulate=accumulate,
         simulated_epochs=_EPOCHS,
         largest_tokens=max(row.largest_tokens for row in rows),
         over_cap=sum(row.over_cap for row in rows),

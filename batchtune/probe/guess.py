@@ -157,6 +157,9 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
         return _middle(known, bracket)
     if not bracket.passed or guess < bracket.failed:
         return guess
+    if bracket.flushed:  # the limit is near: it fits an emptied cache
+        back = step_at(bracket.failed, known.tolerance)
+        return bracket.failed - (back << (bracket.failures - 1))
     # A failure refutes the guess. Far below it, memory jumps, often just above the last size that passed.
     if (
         bracket.failed < 0.97 * guess
@@ -197,10 +200,7 @@ def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
     assert fit.model is not None
     # A little below the model's limit: a success closes the length, a failure does not.
     error = min(fit.model.relative_error, 0.5)
-    below = known.tolerance / 2
-    if known.peaks.overhead > 1:  # only so far that a success still closes the length
-        below = 0.8 * known.tolerance
-    margin = max(error, below)
+    margin = max(error, known.tolerance / 2)
     size = max(
         1,
         min(

@@ -174,8 +174,21 @@ class MemoryFit:
         An allocator that can't use every last byte (fragments, large blocks) fails where the peak would have been lower
         than the limit. What can be used is then between that and the highest peak that ran. Two lengths must show it:
         failures further below the limit, or below that peak, are leaps of memory. But shapes that only fit once the
-        allocator has emptied its cache show it however far below the limit.
+        allocator has emptied its cache show it however far below the limit. What ran in a cache and left no margin, at
+        two lengths, had too much.
         """
+        over_margin = [
+            dict(bracket.peaks)[bracket.over_margin]
+            for bracket in self._brackets
+            if bracket.over_margin is not None
+        ]
+        if len(over_margin) > 1 and self._peaks.overhead > 1:
+            return min(*over_margin, self._usable_bytes)
+        return self._usable_bytes
+
+    @cached_property
+    def _usable_bytes(self) -> float:
+        """The same by the limit and what ran out of memory."""
         highest = float(self._peaks.highest_of_all)
         flushed_at = [
             self._would_be(bracket) for bracket in self._brackets if bracket.flushed

@@ -23,6 +23,7 @@ from batchtune.reports.section import (
     current_name,
     known,
     left_free,
+    proof_in_training,
     step_cells,
     steps_kept,
     swept_warnings,
@@ -57,7 +58,7 @@ def packing_section(run: RunResults, sweep: Sweep, packing: PackingSweep) -> Sec
     if sweep.current is not None:
         before = CURRENT
     facts = [
-        _proof(run, row),
+        *_proof(run, sweep, row),
         *training_notes(run),
         *steps_kept(sweep),
         *_other_ways(sweep, packing),
@@ -161,18 +162,18 @@ def learning(packing: PackingSweep, padded: str) -> str:
     )
 
 
-def _proof(run: RunResults, row: PackedRow) -> str:
+def _proof(run: RunResults, sweep: Sweep, row: PackedRow) -> Iterator[str]:
     """Say whether micro-batches as large were run, and how much memory that leaves."""
     if row.unproven is None:
-        return "No micro-batch was run: whether the budget fits is not measured."
+        yield "No micro-batch was run: whether the budget fits is not measured."
+        return
     epochs = counted(row.simulated_epochs, "simulated epoch")
     simulated = f"{row.batches * row.simulated_epochs:,} micro-batches of {epochs}"
     if row.unproven:
-        return f"{row.unproven:,} of {simulated} are not proven to fit: the warnings say what to do."
-    return (
-        f"Each of {simulated} was run, or is no larger than one that was{left_free(run)}. They ran alone and "
-        "interleaved: packed batches are not proven in shuffled training."
-    )
+        yield f"{row.unproven:,} of {simulated} are not proven to fit: the warnings say what to do."
+        return
+    yield f"Each of {simulated} was run, or is no larger than one that was{left_free(run)}."
+    yield proof_in_training(sweep.proof, "tune")
 
 
 def _accuracy(run: RunResults, row: PackedRow) -> Iterator[str]:

@@ -151,6 +151,8 @@ def all_fields() -> dict[str, Field]:
     named = {field.name: field for field in [*fields, reproducible]}
     # A table that did not run in shuffled training has no proven size, whatever its row says of each.
     named["unproven"] = replace(named["unproven"], record=_recommending)
+    of_packed = named["packed.unproven"]
+    named["packed.unproven"] = replace(of_packed, record=_packing, path=("unproven",))
     named["gpu_idle"] = replace(
         named["loader.gpu_idle"], name="gpu_idle", record=_held_against_step
     )
@@ -271,6 +273,13 @@ def _recommending(inputs: RuleInputs) -> Any:
     """Return the sweep. Raises NotKnownError if it recommends no row."""
     inputs.recommended("sweep")
     return inputs.of_kind("sweep")
+
+
+def _packing(inputs: RuleInputs) -> Sweep:
+    """Return the sweep. Raises NotKnownError if it compares no packers."""
+    _packed(inputs)
+    sweep: Sweep = inputs.of_kind("sweep")
+    return sweep
 
 
 def _packed(inputs: RuleInputs) -> PackedRow:

@@ -25,6 +25,7 @@ from batchtune.results import (
     Costed,
     LowerBound,
     PackedRow,
+    Proof,
     Row,
     StreamRow,
     Sweep,
@@ -346,6 +347,34 @@ def _advantage(
     if isinstance(other, Row | StreamRow) and row.equal_to_best and other.equal_to_best:
         faster += ", but the estimates may be off by as much"
     return faster
+
+
+def proof_in_training(proof: Proof | None, by: str = "verify") -> str:
+    """Say how the batches ran in shuffled training, and which command does that."""
+    if proof is None:
+        return (
+            "The sizes ran alone and interleaved, and are not yet proven in shuffled training: "
+            f"`batchtune {by}` proves them."
+        )
+    ran = counted(proof.steps, "shuffled batch")
+    if proof.pairs:
+        ran += f" and {counted(proof.pairs, 'pair')}"
+    ran += f" in {counted(proof.processes, 'process')}"
+    if proof.replayed_steps:
+        ran += (
+            f"; the memory requests of {counted(proof.replayed_steps, 'step')} were replayed in "
+            f"{counted(proof.replayed_processes, 'other order')}"
+        )
+    if not proof.holds:
+        return f"Not proven in shuffled training: {proof.reason} (before: {ran})."
+    reserved = ""
+    if proof.highest_reserved_bytes is not None:
+        share = proof.highest_reserved_bytes / max(1, proof.limit_bytes)
+        reserved = f", highest reserved {format_percent(share)} of the limit"
+    earlier = ""
+    if proof.tables > 1:
+        earlier = f"; {counted(proof.tables - 1, 'earlier table')} failed"
+    return f"Proven in shuffled training: {ran}: no OOM{reserved}{earlier}."
 
 
 def brief_facts(

@@ -38,6 +38,7 @@ from batchtune.reports.section import (
     known,
     left_free,
     make_table,
+    proof_in_training,
     sizes_table,
     step_cells,
     swept_warnings,
@@ -47,7 +48,6 @@ from batchtune.results import (
     Baseline,
     LearningRate,
     LowerBound,
-    Proof,
     Row,
     Sweep,
     cost_of,
@@ -222,35 +222,7 @@ def _proof(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
     # What runs in shuffled training is made as what was measured.
     is_made_wrong = run.probe is not None and run.probe.why_unproven is not None
     if not is_made_wrong and (sweep.proof is not None or row.unproven == 0):
-        yield _proof_in_training(sweep.proof)
-
-
-def _proof_in_training(proof: Proof | None) -> str:
-    """Say how the batches ran in shuffled training."""
-    if proof is None:
-        return (
-            "The sizes ran alone and interleaved, and are not yet proven in shuffled training: `batchtune verify` "
-            "proves them."
-        )
-    ran = counted(proof.steps, "shuffled batch")
-    if proof.pairs:
-        ran += f" and {counted(proof.pairs, 'pair')}"
-    ran += f" in {counted(proof.processes, 'process')}"
-    if proof.replayed_steps:
-        ran += (
-            f"; the memory requests of {counted(proof.replayed_steps, 'step')} were replayed in "
-            f"{counted(proof.replayed_processes, 'other order')}"
-        )
-    if not proof.holds:
-        return f"Not proven in shuffled training: {proof.reason} (before: {ran})."
-    reserved = ""
-    if proof.highest_reserved_bytes is not None:
-        share = proof.highest_reserved_bytes / max(1, proof.limit_bytes)
-        reserved = f", highest reserved {format_percent(share)} of the limit"
-    earlier = ""
-    if proof.tables > 1:
-        earlier = f"; {counted(proof.tables - 1, 'earlier table')} failed"
-    return f"Proven in shuffled training: {ran}: no OOM{reserved}{earlier}."
+        yield proof_in_training(sweep.proof)
 
 
 def _support(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:

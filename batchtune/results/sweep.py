@@ -174,14 +174,19 @@ class Sweep(Swept[Row], frozen=True, kw_only=True):
 
     @property
     def unproven(self) -> int | None:
-        """How many batch sizes of the recommended row are not proven; None without a row or a probe.
+        """How many batch sizes of the recommended row are not proven, or packed micro-batches of an epoch.
 
-        None is proven unless the table is.
+        None without a row or a probe. No size is proven unless the table is, and no micro-batch where the proof failed.
         """
+        proof = self.proof
+        if self.packed is not None:
+            packed = self.packed.row
+            failed = proof is not None and not proof.holds
+            return packed.batches if failed else packed.unproven
         row = self.recommended_row
         if row is None or row.unproven is None:
             return None
-        if self.proof is not None and self.proof.holds:
+        if proof is not None and proof.holds:
             return row.unproven
         return row.sizes_in_use
 

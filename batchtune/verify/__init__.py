@@ -34,7 +34,7 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.run_folder import alone_in
-from batchtune.verify.plan import FEWEST_STEPS, PlannedBatch, Subject, VerifyPlan
+from batchtune.verify.plan import FEWEST_STEPS, Plan, PlannedBatch, Subject
 from batchtune.verify.rules import DoneSteps, judge
 
 # Shuffled batches run in this many more processes if starting one takes at most this share of the time of the steps
@@ -71,7 +71,7 @@ OnVerifyProgress = Callable[[VerifyProgress], None]
 
 
 def run_verify(
-    plan: VerifyPlan,
+    plan: Plan,
     subject: Subject,
     folder: Path,
     *,
@@ -108,7 +108,7 @@ def run_verify(
 
 def verify(
     stepper: Measurer,
-    plan: VerifyPlan,
+    plan: Plan,
     workload: WorkloadRecord,
     *,
     on_progress: OnVerifyProgress,
@@ -144,7 +144,7 @@ def verify(
 class _Runner:
     """Runs a verification's steps one after the other, and keeps their trials in `done`."""
 
-    plan: VerifyPlan
+    plan: Plan
     stepper: Measurer
     workload: str
     device: Device
@@ -231,7 +231,7 @@ class _Runner:
             limit_bytes=self.device.limit_bytes,
             steps=steps,
             seconds=min(seconds, self.deadline - time.monotonic()),
-            seed=self.plan.settings.seed_of(self.plan.config),
+            seed=self.plan.seed,
         )
         replayed = self.stepper.replay(request)
         if replayed is None:

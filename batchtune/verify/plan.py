@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     BatchShape,
+    PackedConfig,
     Positive,
     Probe,
     ProbedWith,
@@ -42,14 +44,14 @@ from batchtune.workloads import is_builtin, with_unit
 FEWEST_STEPS = 12
 """With fewer steps growth can't be distinguished from noise."""
 # Unless the user says how many.
-_MOST_STEPS = 200
+MOST_STEPS = 200
 # Where not all pairs can be run, each shape runs first, then this many others. That found 97% of the tables that run
 # out of memory in a shuffled epoch; all ordered pairs found 7 of 7 (base and large transformer-lm, 24 and 80 GiB).
 _AFTER_EACH = 3
 # Batches shorter than their bucket are looked for among this many of the first epoch.
 _LOOKED_THROUGH = 20_000
 # Of more examples, so many that are evenly spaced in order of length stand for all.
-_MOST_SHUFFLED = 1 << 24
+MOST_SHUFFLED = 1 << 24
 _OF_THE_LIMIT = (
     "memory_bytes",
     "memory_fraction",
@@ -148,7 +150,7 @@ class VerifySettings:
     seconds: Positive = 60.0
     brief: bool = False
 
-    def seed_of(self, config: SamplerConfig | StreamConfig) -> int:
+    def seed_of(self, config: SamplerConfig | StreamConfig | PackedConfig) -> int:
         """Return the seed of the shuffles: the user's, or else the config's."""
         return config.seed if self.seed is None else self.seed
 
@@ -161,16 +163,74 @@ class PlannedBatch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyPlan:
-    """The sampler to verify, how much to run, and the probe to compare with; or, with a `stream`, its `stream.yaml`.
+class Plan(ABC):
+    """The batches of a sampler to run, how many of them, and the probe to compare with."""
+
+    lengths: Lengths
+    config: SamplerConfig | StreamConfig | PackedConfig
+    settings: VerifySettings
+    probe: Probe | None = None
+
+    @property
+    @abstractmethod
+    def epoch_batches(self) -> int:
+        """The number of batches of an epoch."""
+
+    @property
+    @abstractmethod
+    def planned_steps(self) -> int:
+        """How many shuffled steps to run."""
+
+    @property
+    @abstractmethod
+    def worst_batches(self) -> list[PlannedBatch]:
+        """The largest batches that training can make, the largest first."""
+
+    @property
+    @abstractmethod
+    def sequences(self) -> list[list[PlannedBatch]]:
+        """Batches to run one after the other, each sequence on an emptied cache."""
+
+    @abstractmethod
+    def shuffled_batches(self, first: int = 0) -> Iterator[PlannedBatch]:
+        """Yield epoch after epoch of batches from the `first` on, as the sampler draws them with seed + epoch."""
+
+    @property
+    @abstractmethod
+    def recorded(self) -> dict[str, Any]:
+        """The fields of the record on the sampler."""
+
+    @property
+    def seed(self) -> int:
+        """Of the shuffles: the user's, or else the config's."""
+        return self.settings.seed_of(self.config)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What the probe measured; nothing without one."""
+        if self.probe is None:
+            return Costs()
+        return costs_of(self.probe)
+
+    def _with_others_after(
+        self, firsts: Sequence[PlannedBatch], among: Sequence[PlannedBatch]
+    ) -> Iterator[list[PlannedBatch]]:
+        """Yield each of the batches with three random others after it."""
+        chosen = random.Random(self.seed)
+        for first in firsts:
+            others = [batch for batch in among if batch != first]
+            after = chosen.sample(others, min(_AFTER_EACH, len(others)))
+            yield [first, *after]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyPlan(Plan):
+    """The padded batches of `sampler.yaml` to verify; or, with a `stream`, of its `stream.yaml`.
 
     Raises ResultError if the last boundary is below the longest length, or `drop_last` leaves out every batch.
     """
 
-    lengths: Lengths
     config: SamplerConfig | StreamConfig
-    settings: VerifySettings
-    probe: Probe | None = None
     stream: StoredStream | None = None
 
     def __post_init__(self) -> None:
@@ -188,12 +248,26 @@ class VerifyPlan:
                 "Set drop_last: false in the config, or make the batch sizes smaller.",
             )
 
-    @cached_property
-    def costs(self) -> Costs:
-        """What the probe measured; nothing without one."""
-        if self.probe is None:
-            return Costs()
-        return costs_of(self.probe)
+    @property
+    def epoch_batches(self) -> int:
+        """The number of batches of an epoch."""
+        return len(self.first_epoch)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The fields of the record on the sampler."""
+        settings = {}
+        if self.stream is not None:
+            settings = msgspec.structs.asdict(self.stream.sharding)
+        settings |= asdict(self.settings)
+        settings["seed"] = self.seed
+        settings["multiple_of"] = self.config.evidence.multiple_of
+        of_tables = ["bucket_boundaries", "bucket_batch_sizes", "max_batch_length"]
+        of_batches = ["pool_size", "batch_overhead"]
+        if isinstance(self.config, StreamConfig):
+            of_batches = ["algorithm", "buffer_size", "max_padding_ratio"]
+        fields = {name: getattr(self.config, name) for name in of_tables + of_batches}
+        return {"settings": settings, **fields}
 
     @cached_property
     def planned_steps(self) -> int:
@@ -202,12 +276,12 @@ class VerifyPlan:
         Unless the user says so, those of an epoch, but no more than 200, nor than take the settings' seconds by the
         probe's times; no fewer than show whether memory creeps.
         """
-        epoch = len(self.first_epoch)
+        epoch = self.epoch_batches
         if self.settings.epoch:
             return epoch
         if self.settings.steps is not None:
             return self.settings.steps
-        steps = min(epoch, _MOST_STEPS)
+        steps = min(epoch, MOST_STEPS)
         if self.costs.step_seconds is not None:
             mean_seconds = float(
                 self.first_epoch.seconds(self.costs.step_seconds).mean()
@@ -233,12 +307,7 @@ class VerifyPlan:
         if not self._fits_the_time(sequences):
             sequences = []
             firsts = [*worst, *shorter]
-        chosen = random.Random(self.settings.seed_of(self.config))
-        for first in firsts:
-            others = [batch for batch in (*worst, *shorter) if batch != first]
-            after = chosen.sample(others, min(_AFTER_EACH, len(others)))
-            sequences.append([first, *after])
-        return sequences
+        return [*sequences, *self._with_others_after(firsts, [*worst, *shorter])]
 
     @property
     def _shorter_batches(self) -> list[PlannedBatch]:
@@ -305,7 +374,7 @@ class VerifyPlan:
         if isinstance(self.config, StreamConfig):
             assert self.stream is not None
             return stream_epoch(self.stream, self.config, epoch)
-        seed = self.settings.seed_of(self.config)
+        seed = self.seed
         drawing = ShuffleKey(ordering=self.config.batch_ordering, seed=seed + epoch)
         cut = self._batcher.cut(drawing, RankSplit(drop_last=self.config.drop_last))
         return shapes_of(cut, drawing, self._sample)
@@ -313,7 +382,7 @@ class VerifyPlan:
     @cached_property
     def _sample(self) -> Lengths:
         """The examples that are shuffled: of very many some, which form the same batches but for chance."""
-        return self.padded.evenly(_MOST_SHUFFLED)
+        return self.padded.evenly(MOST_SHUFFLED)
 
     @cached_property
     def _batcher(self) -> Batcher:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from batchtune.allocators import NATIVE
 from batchtune.lengths import FloatArray
 from batchtune.results import (
     Device,
-    StreamConfig,
     Trial,
     Verification,
     VerifyFailure,
@@ -24,7 +22,7 @@ from batchtune.results import (
 )
 from batchtune.trust import recompile_warnings
 from batchtune.units import counted, format_length, format_seconds, format_size
-from batchtune.verify.plan import FEWEST_STEPS, VerifyPlan
+from batchtune.verify.plan import FEWEST_STEPS, Plan, VerifyPlan
 
 # As for the trials of the probe: what would take less than 5% of the limit in 10,000 more steps does no harm.
 _FORESEEN_STEPS = 10_000
@@ -153,12 +151,14 @@ class DoneSteps:
 
 
 def judge(
-    steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: Device
+    steps: DoneSteps, plan: Plan, workload: WorkloadRecord, device: Device
 ) -> Verification:
     """Judge all steps that were run."""
     in_use = [trial.rest_bytes for trial in steps.passed]
     growth = growth_of(in_use)
-    times = _times(steps.shuffled, plan, device)
+    times: dict[str, Any] = dict.fromkeys(_TIMES)
+    if isinstance(plan, VerifyPlan):
+        times |= _times(steps.shuffled, plan, device)
     retries = [
         trial.alloc_retries
         # Each worst shape had run once.
@@ -190,29 +190,15 @@ def judge(
         reasons.append(TIME_ENDED)
     if not steps.failures:
         reasons += _time_reasons(times, plan.settings.time_tolerance)
-    config = plan.config
-    settings = {}
-    if plan.stream is not None:
-        settings = structs.asdict(plan.stream.sharding)
-    settings |= asdict(plan.settings)
-    settings["seed"] = plan.settings.seed_of(config)
-    settings["multiple_of"] = config.evidence.multiple_of
-    batching = ["pool_size", "batch_overhead"]
-    if isinstance(config, StreamConfig):
-        batching = ["algorithm", "buffer_size", "max_padding_ratio"]
     return Verification(
         meta=meta_of(Verification),
         lengths=plan.lengths.summary(),
         workload=workload,
         device=device,
-        settings=settings,
-        bucket_boundaries=config.bucket_boundaries,
-        bucket_batch_sizes=config.bucket_batch_sizes,
-        max_batch_length=config.max_batch_length,
         worst_steps=len(steps.worst),
         steps=sum(trial.outcome == "ok" for trial in steps.shuffled),
         planned_steps=plan.planned_steps,
-        epoch_batches=len(plan.first_epoch),
+        epoch_batches=plan.epoch_batches,
         failures=steps.failures,
         alloc_retries=sum(retries) if retries else None,
         peak_bytes=_largest(trial.peak_bytes for trial in steps.ran),
@@ -229,7 +215,7 @@ def judge(
         holds=not reasons,
         reasons=reasons,
         warnings=list(_warnings(steps, sum(retries), growth, plan, device)),
-        **{name: getattr(config, name) for name in batching},
+        **plan.recorded,
         **times,
     )
 
@@ -238,9 +224,9 @@ def _largest(figures: Iterable[int | None]) -> int | None:
     return max(filter(None, figures), default=None)
 
 
-def _failures(steps: DoneSteps, plan: VerifyPlan) -> Iterator[str]:
+def _failures(steps: DoneSteps, plan: Plan) -> Iterator[str]:
     """Yield the first failure of each bucket."""
-    buckets = len(plan.config.bucket_boundaries)
+    buckets = len(plan.recorded["bucket_boundaries"])
     for failure in {
         failure.bucket: failure for failure in reversed(steps.failures)
     }.values():
@@ -273,7 +259,7 @@ def _times(
     time, scales the epoch's estimate. Without an estimate the mean batch is multiplied by their number. A step of a
     script trains on all batches of an optimizer step, which are equal.
     """
-    times: dict[str, Any] = dict.fromkeys(_TIMES)
+    times: dict[str, Any] = {}
     timed = [trial for trial in shuffled if trial.step_seconds]
     steps = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
     seconds = steps / device.accumulation
@@ -301,7 +287,7 @@ def _warnings(
     steps: DoneSteps,
     retries: int,
     growth: int | None,
-    plan: VerifyPlan,
+    plan: Plan,
     device: Device,
 ) -> Iterator[str]:
     """Yield why figures may be wrong, and what is not known."""

@@ -73,7 +73,7 @@ def assert_never_too_large(device, probe):
     truth = device.largest_budget(int(device.lengths.total))
     assert packed.max_tokens <= truth
     proofs = [probe.trials[index].shape for index in packed.proofs]
-    assert {shape.tokens for shape in proofs} == {packed.max_tokens}
+    assert min(shape.tokens for shape in proofs) >= packed.max_tokens
     contained = [
         batch
         for batch in drawn_batches(device.lengths, packed.max_tokens, 30)
