@@ -35,7 +35,7 @@ def test_a_cut_journal_continues_after_its_whole_lines(tmp_path):
     for end in range(0, len(whole) + 1, 5):  # also within letters of 2 and 3 bytes
         path.unlink()  # to overwrite a file waits for the disk
         path.write_bytes(whole[:end])
-        kept = read_trials(path)
+        kept = read_trials(path, print)
         assert kept == trials[: whole[:end].count(b"\n")]
         for trial in trials[len(kept) :]:
             append_trial(path, trial)

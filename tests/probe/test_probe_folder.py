@@ -53,7 +53,9 @@ def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(run, tmp_path):
         folder.mkdir()
         shutil.copy(run / RUN_FILE, folder)
         (folder / TRIALS_FILE).write_bytes(cut)
-        probe = probed(padded(), folder)
+        notes = []
+        probe = probed(padded(), folder, on_note=notes.append)
+        assert ("was cut short" in str(notes)) == (kept < len(lines))
         trials = read_trials(folder / TRIALS_FILE)
         shapes = [trial.shape for trial in trials]
         assert shapes == [trial.shape for trial in expected.trials]
