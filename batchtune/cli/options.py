@@ -618,7 +618,9 @@ class ProbeOptions(WorkloadOptions):
         "X",
         default=0.01,
     )
-    trial_timeout: float = setting("Time limit of one trial.", "SECONDS", default=300.0)
+    trial_timeout: float = setting(
+        "Time limit of one trial.", "SECONDS", default=300.0, min=0.1
+    )
 
     def settings(
         self, lengths: Lengths, run: RunOptions, source: ManifestOptions

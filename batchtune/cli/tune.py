@@ -84,6 +84,7 @@ def tune(
         option(
             "With --verify: number of shuffled batches (default: an epoch, at most 200 or a minute).",
             "N",
+            min=1,
         ),
     ] = None,
     time_tolerance: TimeTolerance = 0.1,

@@ -123,6 +123,8 @@ def test_wrong_usage_is_exit_code_2(batchtune, manifest, arguments, pattern):
         (["--set", "size"], "size"),
         (["--setup-timeout", "0"], "--setup-timeout: must be a number above 0"),
         (["--wait", "-1"], "--wait: must be a number of at least 0"),
+        (["--trial-timeout", "0"], "--trial-timeout: 0 is not at least 0.1"),
+        (["--verify-steps", "0"], "--verify-steps: 0 is not at least 1"),
         (["--minutes", "0"], "^Error: --minutes: 0 is not at least 0.01\nGive another"),
         (["--micro-batches", "9"], "are not kept"),
         (
