@@ -11,7 +11,13 @@ from pathlib import Path
 import msgspec
 
 from batchtune.errors import ResultError
-from batchtune.files import open_to_append, read_regular, unwritable, write_whole
+from batchtune.files import (
+    make_folder,
+    open_to_append,
+    read_regular,
+    unwritable,
+    write_whole,
+)
 from batchtune.lengths import Lengths
 from batchtune.results import (
     LARGEST_BYTES,
@@ -165,7 +171,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
     check_is_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise unwritable(folder, error) from error
