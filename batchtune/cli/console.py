@@ -321,10 +321,11 @@ class WorkerBar:
 
     def verifying(self, verifying: VerifyProgress) -> None:
         """Show the progress of a verification."""
-        phase = verifying.phase.replace("pairs", "paired").capitalize()
+        doing = f"{verifying.phase.replace('pairs', 'paired').capitalize()} batches"
+        if verifying.process > 1:
+            doing += f" in process {verifying.process}"
         self._show(
-            verifying,
-            f"{phase} batches, {verifying.done + 1:,} of {verifying.total:,}:",
+            verifying, f"{doing}, {verifying.done + 1:,} of {verifying.total:,}:"
         )
 
     def _show(

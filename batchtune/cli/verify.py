@@ -275,10 +275,11 @@ def run_with_progress(
 
     doing = "Running"
     if plan.settings.brief:
-        doing = "Proving the recommended batches with"
+        doing = "Proving the recommended batches with up to"
     epoch = len(plan.first_epoch)
     console.note(
-        f"{doing} {plan.planned_steps:,} shuffled batches; an epoch has {epoch:,}.",
+        f"{doing} {plan.planned_steps:,} shuffled batches, then others in fresh processes if time allows; an epoch has "
+        f"{epoch:,}.",
         quiet=quiet,
     )
     with console.worker_bar(plan.lengths.unit, subject.settings, quiet=quiet) as bar:
