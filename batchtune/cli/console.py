@@ -186,10 +186,11 @@ def _bar() -> Bar:
 
 @dataclass(slots=True)
 class Progress:
-    """What is being done; `ends` is when that will be over, on the monotonic clock, by a guess."""
+    """What is being done; `ends` is when that will be over, on the monotonic clock, by a guess: `about`, or later."""
 
     doing: str
-    ends: float | None = None
+    ends: float = 0.0
+    about: str = "about"
     bar: Bar | None = None
     rows: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -203,9 +204,7 @@ class Progress:
     ) -> None:
         """Show what is done now, and how much of all."""
         self.doing = doing
-        self.ends = (
-            time.monotonic() + seconds_left if seconds_left is not None else None
-        )
+        self.ends = time.monotonic() + (seconds_left or 0.0)
         if self.bar is not None:
             self.bar.update(
                 self.bar.task_ids[0],
@@ -266,8 +265,8 @@ class Progress:
                 )
 
     def _left(self) -> str:
-        seconds = (self.ends or 0.0) - time.monotonic()
-        return f", about {format_seconds(seconds)} left" if seconds > 0 else ""
+        seconds = self.ends - time.monotonic()
+        return f", {self.about} {format_seconds(seconds)} left" if seconds > 0 else ""
 
 
 @contextmanager
@@ -294,7 +293,6 @@ class WorkerBar:
     settings: ProbeSettings
     quiet: bool
     introduced: bool = False
-    total: int = 0
 
     def probing(self, probing: ProbeProgress) -> None:
         """Show the progress of a probe."""
@@ -308,15 +306,12 @@ class WorkerBar:
         elif probing.shape.sequences is not None:
             doing = f"Trial {probing.done + 1} of {probing.total} at most:"
         else:
-            more = probing.total - self.total
-            if self.total and more > 0:
-                why = "the bucket tables gain from exact sizes there"
-                note(
-                    f"{counted(more, 'more length')} to measure: {why}.",
-                    quiet=self.quiet,
-                )
-            self.total = probing.total
-            doing = f"{probing.done} of {probing.total} lengths done, trying"
+            doing = f"{probing.done} of {probing.total} lengths done"
+            added = probing.total - self.settings.num_lengths
+            if added > 0:
+                self.bar.about = "at least"  # more may be added
+                doing += f" ({added} added where the bucket tables gain)"
+            doing += ", trying"
         self._show(probing, doing, probing.seconds_left)
 
     def verifying(self, verifying: VerifyProgress) -> None:

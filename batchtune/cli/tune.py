@@ -118,7 +118,7 @@ def tune(
     from batchtune.epochs.layout import RankSplit
     from batchtune.epochs.measured_costs import Costs
     from batchtune.epochs.shares import check_min_steps
-    from batchtune.proving import Prover
+    from batchtune.proving import SHARE_OF_THE_PROBE, Prover
     from batchtune.reports import load_run, render
     from batchtune.results import checked
     from batchtune.verify.plan import VerifySettings
@@ -155,6 +155,7 @@ def tune(
                 nodes,
                 note,
                 partial(examples_kept, lengths, sweep_settings, current),
+                0.0 if verify else SHARE_OF_THE_PROBE,
             ),
             sweep=partial(
                 sweep_and_write,
@@ -209,7 +210,7 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
         lengths = source.load(quiet=run.quiet)
         note = partial(console.note, quiet=run.quiet)
         probed = _probe(
-            source, lengths, probe, run, None, nodes, note, None, probe.minutes
+            source, lengths, probe, run, None, nodes, note, None, 0.0, probe.minutes
         )
     if run.json:
         console.write_json(probed)
@@ -254,6 +255,7 @@ def _probe(
     nodes: Nodes | None,
     note: Callable[[str], None],
     most_in_a_batch: LargestBatch | None,
+    proof_share: float,
     minutes: float | None,
     goes_on: bool = False,
 ) -> Probe:
@@ -272,14 +274,16 @@ def _probe(
     if law.is_law(settings.device):
         note("Nothing is run: the device is made by a law.")
     elif probe.workload is None and settings.command is None:
-        chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
-        note(chosen)
+        note(
+            f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
+        )
     with console.worker_bar(lengths.unit, settings, quiet=run.quiet) as bar:
         hooks = ProbeHooks(
             on_progress=bar.probing,
             on_note=note,
             nodes=nodes,
             goes_on=goes_on,
+            proof_share=proof_share,
         )
         return run_probe(
             lengths,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -118,9 +119,6 @@ def run_probe(
                 if most is not None:
                     most = min(most, settings.max_batch_size or most)
                     settings = replace(settings, max_batch_size=most)
-            deadline = None
-            if settings.minutes is not None:
-                deadline = started + 60 * settings.minutes
             probing = kind(
                 lengths=lengths,
                 settings=settings,
@@ -133,7 +131,7 @@ def run_probe(
                 changed=changed,
                 sweep_settings=sweep_settings or SweepSettings(),
                 start_seconds=time.monotonic() - started,
-                deadline=deadline,
+                deadline=started + 60 * (settings.minutes or math.inf),
             )
             return probing.run()
 
