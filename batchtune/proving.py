@@ -223,6 +223,7 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
         ooms=sum(failure.outcome == "oom" for failure in verification.failures),
         tables=tables,
         highest_reserved_bytes=verification.reserved_bytes,
+        alloc_retries=verification.alloc_retries,
         limit_bytes=verification.device.limit_bytes,
         reason=reason,
     )

@@ -156,6 +156,7 @@ class Proof(Record, frozen=True, kw_only=True):
         ooms: Batches that ran out of memory.
         tables: How many tables were run until one held, or time ended.
         highest_reserved_bytes: The most that the allocator held; None where unknown.
+        alloc_retries: How often the allocator emptied its cache to go on; None where unknown.
         limit_bytes: Of the device, as in `probe.json`.
         reason: Why the table is not proven; None: it is.
     """
@@ -168,6 +169,7 @@ class Proof(Record, frozen=True, kw_only=True):
     ooms: Count = 0
     tables: Size = 1
     highest_reserved_bytes: Bytes | None = None
+    alloc_retries: Count | None = None
     limit_bytes: Bytes
     reason: str | None = None
 

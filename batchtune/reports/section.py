@@ -481,6 +481,13 @@ def sizes_table(
     return make_table(f"{title} ({row.name})", rows, left=["proven by"], file=file)
 
 
+def cache_emptied(retries: int | None) -> str:
+    """Return that the allocator emptied its cache so often, as a part of a sentence; nothing if it did not."""
+    if not retries:
+        return ""
+    return f", but the allocator emptied its cache {counted(retries, 'time')} to go on"
+
+
 def left_free(run: RunResults) -> str:
     """Say how much memory proven batches leave free and why that is enough, after a comma or a semicolon."""
     probe = run.probe

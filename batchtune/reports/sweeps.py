@@ -27,6 +27,7 @@ from batchtune.reports.section import (
     Times,
     best_of_sweep,
     brief_facts,
+    cache_emptied,
     comparison_table,
     cost_cells,
     current_described,
@@ -250,7 +251,8 @@ def _proof_in_training(proof: Proof | None) -> str:
     earlier = ""
     if proof.tables > 1:
         earlier = f"; {counted(proof.tables - 1, 'earlier table')} failed"
-    return f"Proven in shuffled training: {ran}: no OOM{reserved}{earlier}."
+    retries = cache_emptied(proof.alloc_retries)
+    return f"Proven in shuffled training: {ran}: no OOM{retries}{reserved}{earlier}."
 
 
 def _support(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
