@@ -186,11 +186,10 @@ def _bar() -> Bar:
 
 @dataclass(slots=True)
 class Progress:
-    """What is being done; `ends` is when that will be over, on the monotonic clock, by a guess: `about`, or later."""
+    """What is being done; `ends` is when that will be over, on the monotonic clock, by a guess."""
 
     doing: str
     ends: float = 0.0
-    about: str = "about"
     bar: Bar | None = None
     rows: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -266,7 +265,7 @@ class Progress:
 
     def _left(self) -> str:
         seconds = self.ends - time.monotonic()
-        return f", {self.about} {format_seconds(seconds)} left" if seconds > 0 else ""
+        return f", about {format_seconds(seconds)} left" if seconds > 0 else ""
 
 
 @contextmanager
@@ -309,7 +308,6 @@ class WorkerBar:
             doing = f"{probing.done} of {probing.total} lengths done"
             added = probing.total - self.settings.num_lengths
             if added > 0:
-                self.bar.about = "at least"  # more may be added
                 doing += f" ({added} added where the bucket tables gain)"
             doing += ", trying"
         self._show(probing, doing, probing.seconds_left)

@@ -209,8 +209,8 @@ class Probing(ABC):
 
     def _trial_seconds(self) -> float:
         """Return how long a trial takes, as long as the recent ones; 0 before any."""
-        recent = [trial.elapsed_seconds for trial in self.trials[-_RECENT:]]
-        return max(recent, default=0.0)
+        recent = self.trials[-_RECENT:]
+        return max((trial.elapsed_seconds for trial in recent), default=0.0)
 
     def _confirmation_seconds(self, lengths: int = 0) -> float:
         """Return about how long the confirmation will take: a batch of each length, by the longest of its trials.

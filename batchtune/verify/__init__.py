@@ -167,23 +167,30 @@ class _Runner:
             self._run_worst()
         planned = self.plan.planned_steps
         if not done.failures:
-            shuffled = itertools.islice(self.plan.shuffled_batches(), planned)
-            self._run("shuffled", shuffled, done.shuffled, planned)
+            self._run(
+                "shuffled",
+                itertools.islice(self.plan.shuffled_batches(), planned),
+                done.shuffled,
+                planned,
+            )
         if not done.failures:
             self._replay()
         if self.device.fragments and not self._is_refuted:
             self._run_pairs()
         for restart in range(1, _MOST_RESTARTS + 1):
-            is_over = done.failures or done.unfinished
-            if is_over or not self._may_restart(start_seconds):
+            if done.failures or done.unfinished or not self._may_restart(start_seconds):
                 break
             self.stepper.start()
             self.release = False
             steps = min(planned, _STEPS_AFTER_A_RESTART)
-            shuffled = itertools.islice(self.plan.shuffled_batches(restart), steps)
             done.processes += 1
             restarted: list[Trial] = []
-            self._run("shuffled", shuffled, restarted, steps)
+            self._run(
+                "shuffled",
+                itertools.islice(self.plan.shuffled_batches(restart), steps),
+                restarted,
+                steps,
+            )
             done.restarted += restarted
         if done.failures and self.device.kind == "cuda":
             self.stepper.start()  # or an error, if something else has taken the memory: then no shape is to blame
@@ -312,8 +319,13 @@ class _Runner:
             possible = [*self.last_step, *step]  # a loop may have held one of them
             is_of = (batch for batch in possible if batch.shape == shape)
             bucket = next(is_of, step[0]).bucket
-            failed = PlannedBatch(shape, bucket)
-            self._fail(phase, len(trials) - 1, failed, trial.outcome, trial.error)
+            self._fail(
+                phase,
+                len(trials) - 1,
+                PlannedBatch(shape, bucket),
+                trial.outcome,
+                trial.error,
+            )
             if phase != "worst":
                 return
 

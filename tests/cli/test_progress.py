@@ -83,7 +83,6 @@ def test_what_the_user_set_and_what_changes_is_explained(capsys):
         assert bar.bar.doing == "1 of 12 lengths done, trying 12 × 24.5 s"
         bar.probing(progress_of(total=16))
     assert "lengths done (4 added where the bucket tables gain)" in bar.bar.doing
-    assert bar.bar.about == "at least"
     shown = capsys.readouterr().err
     assert "(90% of --memory, by --memory-fraction)" in shown
 
