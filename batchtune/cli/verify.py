@@ -170,14 +170,16 @@ def verify(
         raise UsageError(
             "how long to verify is not clear", "Give one of --steps and --epoch."
         )
-    values = {
-        "steps": steps,
-        "epoch": epoch,
-        "seed": seed,
-        "time_tolerance": time_tolerance,
-        "step_timeout_seconds": step_timeout,
-    }
-    settings = checked(VerifySettings, values)
+    settings = checked(
+        VerifySettings,
+        {
+            "steps": steps,
+            "epoch": epoch,
+            "seed": seed,
+            "time_tolerance": time_tolerance,
+            "step_timeout_seconds": step_timeout,
+        },
+    )
     with other_nodes(subject, quiet=quiet) as nodes:
         stored = None
         if stream:
@@ -276,10 +278,9 @@ def run_with_progress(
     doing = "Running"
     if plan.settings.brief:
         doing = "Proving the recommended batches with up to"
-    epoch = len(plan.first_epoch)
     console.note(
         f"{doing} {plan.planned_steps:,} shuffled batches, then others in fresh processes if time allows; an epoch has "
-        f"{epoch:,}.",
+        f"{len(plan.first_epoch):,}.",
         quiet=quiet,
     )
     with console.worker_bar(plan.lengths.unit, subject.settings, quiet=quiet) as bar:
