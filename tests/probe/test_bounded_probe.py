@@ -289,9 +289,7 @@ class Slow(LawDevice):
         return altered(super().run(shape, steps), elapsed_seconds=1.0)
 
 
-def test_the_time_left_counts_added_lengths_confirmation_and_proof_from_the_start(
-    tmp_path,
-):
+def test_the_time_left_counts_all_that_follows(tmp_path):
     device = Slow(LAWS["linear"], made_lengths("speech", count=300))
     said = []
     probe = probe_on(device, tmp_path, on_progress=said.append, proof_share=1 / 3)

@@ -401,7 +401,7 @@ def test_a_next_command_repeats_no_module_and_quotes_folders():
     assert steps[1] == "batchtune verify MANIFEST --run 'my run' --workload W --set ..."
 
 
-def test_next_commands_of_a_script_name_it_its_own_lengths_and_the_probes_options():
+def test_next_commands_of_a_script_name_all_that_they_need():
     record = WorkloadRecord(spec="train.py", options={}, command=["python", "train.py"])
     asked = {"memory_bytes": 1 << 34, "ddp": True, "allocator": "native", "seed": 0}
     run = with_results(

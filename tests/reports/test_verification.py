@@ -39,7 +39,7 @@ def said_of(verification):
     return list(verification_section(run_with(verification)).sentences)
 
 
-def test_without_an_estimate_emptied_caches_and_the_measured_time_are_told():
+def test_emptied_caches_and_a_time_without_estimate_are_told():
     untimed = replace(
         made_verification(),
         alloc_retries=3,
