@@ -221,11 +221,11 @@ class Probing(ABC):
         for trial in self.trials:
             length = (trial.length, trial.target_length)
             longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
-        rounds = rounds_of(self.trials, self.device.limit_bytes)
         seconds = sum(longest.values()) / self.device.accumulation
         if lengths > len(longest):
             seconds *= lengths / len(longest)
-        return self.start_seconds + _SLOWER_IN_TURNS * rounds * seconds
+        seconds *= _SLOWER_IN_TURNS * rounds_of(self.trials, self.device.limit_bytes)
+        return self.start_seconds + seconds
 
     def _search(self) -> None:
         while (
@@ -304,11 +304,10 @@ class Probing(ABC):
         """Run the shapes in turns."""
         if not shapes:
             return Turns()
-        rounds = rounds_of(self.trials, self.device.limit_bytes)
         seconds = {
             shape: _SLOWER_IN_TURNS * self._batch_seconds(shape) for shape in shapes
         }
-        left = shapes * rounds
+        left = shapes * rounds_of(self.trials, self.device.limit_bytes)
         script = self.device.script
         if script is not None and script.accumulation > 1:
             # A loop that holds batches has not trained on the last ones.

@@ -364,6 +364,13 @@ def test_by_default_an_epoch_is_run_within_a_minute():
         ).planned_steps
         < 110
     )
+    probe = made_probe(LENGTHS)
+    several = replace(probe.device, script=replace(SCRIPT, accumulation=3))
+    probe = replace(probe, device=several)
+    # A proof ends with whole steps.
+    assert (
+        verified(made_stepper(), config, probe=probe, brief=True).planned_steps == 201
+    )
     few = Lengths.of([3.0] * 8)
     assert (
         verified(made_stepper(), made_config([3.0], [4]), few, seed=0).planned_steps
