@@ -195,8 +195,9 @@ def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
 
 def test_a_run_folder_that_can_t_be_created_is_named(batchtune, manifest):
     ran = batchtune("tune", manifest, "--device", LAW, "--run", "/dev/null/run")
-    message = "folder /dev/null/run can't be created: Not a directory\nChoose another"
-    assert_one_message(ran, 1, message)
+    assert_one_message(
+        ran, 1, "/dev/null/run can't be created: Not a directory\nChoose another"
+    )
 
 
 def test_a_full_disk_leaves_no_half_written_file(batchtune, manifest, tmp_path):

@@ -146,13 +146,6 @@ def test_what_fails_with_any_batch_is_the_workloads_own(tmp_path, outcome, error
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-def test_an_oom_with_free_memory_is_shown_in_its_own_words(tmp_path):
-    error = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
-    told = rf"even a batch of one .* exceeds it \({error}\)"
-    with pytest.raises(ProbeError, match=told):
-        probed(failing([1.0, 2.0], "oom", error), tmp_path)
-
-
 def test_a_disguised_oom_counts_if_a_smaller_batch_passes(tmp_path):
     probe = probed(failing([1.0] * 30, "oom", DISGUISED, above=4), tmp_path)
     assert [(point.batch_size, point.closed_by) for point in probe.frontier] == [

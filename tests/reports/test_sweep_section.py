@@ -403,7 +403,7 @@ def test_a_next_command_repeats_no_module_and_quotes_folders():
 
 def test_next_commands_of_a_script_name_all_that_they_need():
     record = WorkloadRecord(spec="train.py", options={}, command=["python", "train.py"])
-    asked = {"memory_bytes": 1 << 34, "ddp": True, "allocator": "native", "seed": 0}
+    asked = {"memory_bytes": 1 << 34, "ddp": True, "allocator": "native"}
     run = with_results(
         BOTH,
         probe=replace(BOTH.probe, workload=record, settings=asked),
