@@ -42,7 +42,7 @@ def writing_whole(
             with target.open("wb") as stream:
                 yield stream
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         handle, temporary = tempfile.mkstemp(
             dir=target.parent, prefix=f".{target.name}.", suffix=".part"
         )
@@ -113,7 +113,7 @@ def open_to_append(path: Path) -> int:
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         file = os.open(path, flags | os.O_NONBLOCK, 0o666)
     except OSError as error:
         raise unwritable(path, error) from error
@@ -170,6 +170,17 @@ def check_writable(folder: Path) -> None:
             f"{folder} can't be written to: the folder, or its disk, is read-only for you",
             "Copy the run folder to a place of your own, and name that.",
         )
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder unless it exists, and those that it lies in. Raises ResultError if it can't be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResultError(
+            f"the folder {folder} can't be created: {error.strerror or error}",
+            "Choose another with --run or -o.",
+        ) from error
 
 
 def unwritable(path: Path, error: OSError) -> ResultError:

@@ -59,7 +59,7 @@ from batchtune.verify.rules import TIME_ENDED, WENT, WHERE
 
 # A proof may take this share of the time that the probe took. Where the allocator fragments it may take more: fewer
 # steps prove little there.
-_SHARE_OF_THE_PROBE = 1 / 3
+SHARE_OF_THE_PROBE = 1 / 3
 _FEWEST_SECONDS = 1.0
 _FEWEST_SECONDS_OF_PAIRS = 30.0
 # All tables together may take this many times as long as the probe, and always ten minutes.
@@ -220,7 +220,7 @@ class Prover:
 
 def proof_settings(probe: Probe, spent_seconds: float) -> VerifySettings:
     """Return how much to run to prove the batches that a probe has found in that time."""
-    seconds = max(_FEWEST_SECONDS, _SHARE_OF_THE_PROBE * spent_seconds)
+    seconds = max(_FEWEST_SECONDS, SHARE_OF_THE_PROBE * spent_seconds)
     if probe.device.fragments:
         seconds = max(_FEWEST_SECONDS_OF_PAIRS, seconds)
     return VerifySettings(brief=True, seconds=seconds / 2)
@@ -254,6 +254,7 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
         ooms=sum(failure.outcome == "oom" for failure in verification.failures),
         tables=tables,
         highest_reserved_bytes=verification.reserved_bytes,
+        alloc_retries=verification.alloc_retries,
         limit_bytes=verification.device.limit_bytes,
         reason=reason,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, get_args
@@ -68,6 +69,33 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """Yield each contradiction between fields, as a phrase that names one."""
         return iter(())
 
+    @property
+    def flags(self) -> list[str]:
+        """The fields that differ from their defaults, as options of the command line: `--max-length 30`, `--ddp`."""
+        words = []
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                words.append(f"{option_of(field.name)} {_as_word(value)}".strip())
+        return words
+
+
+_IN_UNITS = re.compile("_(seconds|bytes)$")
+
+
+def option_of(field: str) -> str:
+    """Return the option that sets a field: `--memory` for `memory_bytes`."""
+    return f"--{_IN_UNITS.sub('', field).replace('_', '-')}"
+
+
+def _as_word(value: str | float | bool) -> str:
+    """Return an option's value as the command line has it; nothing for a flag."""
+    if value is True:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return shlex.quote(str(value))
+
 
 class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How the manifest was read: the options as given, None for the others; `manifests.ReadOptions` describes them."""
@@ -85,25 +113,6 @@ class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     measure: Counting | None = None
     tokenizer: str | None = None
     reduce: Reduction | None = None
-
-    @property
-    def flags(self) -> dict[str, str]:
-        """Option → value, as on the command line, of those given; the value of --skip-invalid is empty."""
-        flags = {}
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and value is not False:
-                flags[f"--{name.replace('_', '-')}"] = _as_word(value)
-        return flags
-
-
-def _as_word(value: str | float | bool) -> str:
-    """Return an option's value as the command line has it; nothing for a flag."""
-    if value is True:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.15g}"
-    return shlex.quote(str(value))
 
 
 class LengthsSummary(Record, frozen=True, kw_only=True):
@@ -156,6 +165,7 @@ class Proof(Record, frozen=True, kw_only=True):
         ooms: Batches that ran out of memory.
         tables: How many tables were run until one held, or time ended.
         highest_reserved_bytes: The most that the allocator held; None where unknown.
+        alloc_retries: How often the allocator emptied its cache to go on; None where unknown.
         limit_bytes: Of the device, as in `probe.json`.
         reason: Why the table is not proven; None: it is.
     """
@@ -168,6 +178,7 @@ class Proof(Record, frozen=True, kw_only=True):
     ooms: Count = 0
     tables: Size = 1
     highest_reserved_bytes: Bytes | None = None
+    alloc_retries: Count | None = None
     limit_bytes: Bytes
     reason: str | None = None
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from batchtune.errors import ResultError
-from batchtune.files import open_to_append, read_regular, unwritable, write_whole
+from batchtune.files import (
+    make_folder,
+    open_to_append,
+    read_regular,
+    unwritable,
+    write_whole,
+)
 from batchtune.lengths import Lengths
 from batchtune.results import (
     LARGEST_BYTES,
@@ -101,10 +107,11 @@ def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
     return True
 
 
-def read_trials(path: Path) -> list[Trial]:
+def read_trials(path: Path, on_cut: Callable[[str], None] | None = None) -> list[Trial]:
     """Return the trials of a journal; none without the file.
 
-    A last line that was cut short (the process was killed, the disk was full) is removed: its trial is run again.
+    A last line that was cut short (the process was killed, the disk was full) is not a trial. A caller that goes on
+    with the journal gives `on_cut`: the line is then removed, and `on_cut` is called with a sentence that says so.
     Raises ResultError if another line is not a trial, or the file can't be read.
     """
     if path.is_symlink():  # trials would be added to what it leads to
@@ -129,8 +136,12 @@ def read_trials(path: Path) -> list[Trial]:
                 f"{path}, line {number}: not a trial: {error}",
                 "Start over with --force, or take the line out.",
             ) from error
-    if cut:
+    if cut and on_cut is not None:
         write_whole(path, data.removesuffix(cut), follow=False)
+        on_cut(
+            f"The last line of {path} was cut short (its process was killed, or the disk was full): it is removed, and "
+            "its trial runs again."
+        )
     return trials
 
 
@@ -160,7 +171,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
     check_is_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise unwritable(folder, error) from error

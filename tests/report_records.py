@@ -218,6 +218,7 @@ def proven_sweep(unit="s"):
         pairs=182,
         processes=3,
         ooms=0,
+        alloc_retries=2,
         highest_reserved_bytes=int(0.981 * proven_probe().device.limit_bytes),
         limit_bytes=proven_probe().device.limit_bytes,
     )

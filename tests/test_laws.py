@@ -292,7 +292,8 @@ SMOOTH = [
 @pytest.mark.parametrize(("law", "data"), SMOOTH)
 def test_few_trials_fail_where_failures_are_dear(law, data):
     trials = searched(LawDevice(LAWS[law], made_lengths(data, count=FEW)))
-    assert 3 * ooms(trials) <= len({trial.length for trial in trials})
+    lengths = len({trial.length for trial in trials})
+    assert 3 * ooms(trials) <= lengths and len(trials) <= 2.5 * lengths
     assert ooms(trials) <= 2 + (law != "a steep end")
 
 

@@ -189,7 +189,7 @@ class Progress:
     """What is being done; `ends` is when that will be over, on the monotonic clock, by a guess."""
 
     doing: str
-    ends: float | None = None
+    ends: float = 0.0
     bar: Bar | None = None
     rows: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -203,9 +203,7 @@ class Progress:
     ) -> None:
         """Show what is done now, and how much of all."""
         self.doing = doing
-        self.ends = (
-            time.monotonic() + seconds_left if seconds_left is not None else None
-        )
+        self.ends = time.monotonic() + (seconds_left or 0.0)
         if self.bar is not None:
             self.bar.update(
                 self.bar.task_ids[0],
@@ -266,7 +264,7 @@ class Progress:
                 )
 
     def _left(self) -> str:
-        seconds = (self.ends or 0.0) - time.monotonic()
+        seconds = self.ends - time.monotonic()
         return f", about {format_seconds(seconds)} left" if seconds > 0 else ""
 
 
@@ -294,7 +292,6 @@ class WorkerBar:
     settings: ProbeSettings
     quiet: bool
     introduced: bool = False
-    total: int = 0
 
     def probing(self, probing: ProbeProgress) -> None:
         """Show the progress of a probe."""
@@ -308,23 +305,20 @@ class WorkerBar:
         elif probing.shape.sequences is not None:
             doing = f"Trial {probing.done + 1} of {probing.total} at most:"
         else:
-            more = probing.total - self.total
-            if self.total and more > 0:
-                why = "the bucket tables gain from exact sizes there"
-                note(
-                    f"{counted(more, 'more length')} to measure: {why}.",
-                    quiet=self.quiet,
-                )
-            self.total = probing.total
-            doing = f"{probing.done} of {probing.total} lengths done, trying"
+            doing = f"{probing.done} of {probing.total} lengths done"
+            added = probing.total - self.settings.num_lengths
+            if added > 0:
+                doing += f" ({added} added where the bucket tables gain)"
+            doing += ", trying"
         self._show(probing, doing, probing.seconds_left)
 
     def verifying(self, verifying: VerifyProgress) -> None:
         """Show the progress of a verification."""
-        phase = verifying.phase.replace("pairs", "paired").capitalize()
+        doing = f"{verifying.phase.replace('pairs', 'paired').capitalize()} batches"
+        if verifying.process > 1:
+            doing += f" in process {verifying.process}"
         self._show(
-            verifying,
-            f"{phase} batches, {verifying.done + 1:,} of {verifying.total:,}:",
+            verifying, f"{doing}, {verifying.done + 1:,} of {verifying.total:,}:"
         )
 
     def _show(

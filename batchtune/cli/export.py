@@ -16,7 +16,7 @@ from batchtune.cli.options import (
     expand,
     option,
 )
-from batchtune.errors import UsageError
+from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
     from batchtune.exports.base import Tuned
@@ -59,6 +59,7 @@ def export(
         )
     framework = export_of(to)
     tuned = tuned_run(load_run(run))
+    warn_of_damage(run, quiet=quiet)
     if (
         tuned.sweep is not None
         and tuned.sweep.proof is not None
@@ -83,6 +84,18 @@ def export(
             content=text,
         )
         console.write_json(exported)
+
+
+def warn_of_damage(folder: Path, *, quiet: bool) -> None:
+    """Warn of a `sampler.yaml` that samplers would refuse; other results can still be shown."""
+    from batchtune.sampler_files import read_any_sampler_yaml
+
+    path = folder / "sampler.yaml"
+    if path.exists():
+        try:
+            read_any_sampler_yaml(path)
+        except ResultError as error:
+            console.note(f"Warning: {error.message}. {error.hint}", quiet=quiet)
 
 
 def tuned_run(results: RunResults) -> Tuned:

@@ -273,22 +273,18 @@ class ManifestOptions:
         options = self.read_options()
         run_lengths = _if_given(lengths_of, as_in)
         if run_lengths is not None and run_lengths.reading is not None:
-            given = options.record().flags
+            given = options
             options = options.completed(run_lengths.reading)
-            taken = {
-                name: value
-                for name, value in options.record().flags.items()
-                if name not in given
-            }
-            if "--target-file" in taken:  # named by a file that may come from anywhere
+            if given.target_file != options.target_file:
+                # Named by a file that may come from anywhere.
                 for source in expand(str(options.target_file), None):
                     source.check_ordinary()
+            known = given.record().flags
+            taken = [flag for flag in options.record().flags if flag not in known]
             if taken:
-                shown = " ".join(
-                    f"{name} {value}".strip() for name, value in taken.items()
-                )
                 console.note(
-                    f"Options taken from the run in {as_in}: {shown}.", quiet=quiet
+                    f"Options taken from the run in {as_in}: {' '.join(taken)}.",
+                    quiet=quiet,
                 )
         with console.progress("Reading", quiet=quiet) as bar:
             return reader(
@@ -301,9 +297,7 @@ class ManifestOptions:
         manifest = self.manifest or []  # a script's own lengths
         if "-" in manifest:
             return "MANIFEST"
-        words = [shlex.join(manifest)]
-        for name, value in self.read_options().record().flags.items():
-            words.append(f"{name} {value}".strip())
+        words = [shlex.join(manifest), *self.read_options().record().flags]
         return " ".join(words)
 
     @property
@@ -618,7 +612,9 @@ class ProbeOptions(WorkloadOptions):
         "X",
         default=0.01,
     )
-    trial_timeout: float = setting("Time limit of one trial.", "SECONDS", default=300.0)
+    trial_timeout: float = setting(
+        "Time limit of one trial.", "SECONDS", default=300.0, min=0.1
+    )
 
     def settings(
         self, lengths: Lengths, run: RunOptions, source: ManifestOptions

@@ -14,7 +14,7 @@ import typer
 
 from batchtune.cli import console
 from batchtune.cli.app import is_from_environment
-from batchtune.cli.export import tuned_run
+from batchtune.cli.export import tuned_run, warn_of_damage
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
     Full,
@@ -250,6 +250,7 @@ def _judged(
     from batchtune.reports.rule_fields import RuleInputs
 
     results = load_run(folder)
+    warn_of_damage(folder, quiet=quiet)
     if new.manifest:
         results = replace(results, drift=_drift(results, new, quiet=quiet))
     compared = load_run(baseline) if baseline is not None else None

@@ -84,6 +84,7 @@ def tune(
         option(
             "With --verify: number of shuffled batches (default: an epoch, at most 200 or a minute).",
             "N",
+            min=1,
         ),
     ] = None,
     time_tolerance: TimeTolerance = 0.1,
@@ -117,18 +118,20 @@ def tune(
     from batchtune.epochs.layout import RankSplit
     from batchtune.epochs.measured_costs import Costs
     from batchtune.epochs.shares import check_min_steps
-    from batchtune.proving import Prover
+    from batchtune.proving import SHARE_OF_THE_PROBE, Prover
     from batchtune.reports import load_run, render
     from batchtune.results import checked
     from batchtune.verify.plan import VerifySettings
 
     refuse_to_be_a_rank()
-    how_to_verify = {
-        "steps": verify_steps,
-        "time_tolerance": time_tolerance,
-        "step_timeout_seconds": probe.trial_timeout,
-    }
-    verify_settings = checked(VerifySettings, how_to_verify)
+    verify_settings = checked(
+        VerifySettings,
+        {
+            "steps": verify_steps,
+            "time_tolerance": time_tolerance,
+            "step_timeout_seconds": probe.trial_timeout,
+        },
+    )
     sweep_settings = sweep.settings(run)
     current = sweep.current_settings()
     source = _with_own_lengths(source, probe, run)
@@ -138,8 +141,11 @@ def tune(
         lengths = source.load(quiet=run.quiet)
         if sweep_settings.min_steps is not None:
             # Before the probe, which takes minutes; its ranks may allow even fewer.
-            dealing = RankSplit.of(sweep_settings, Costs())
-            check_min_steps(sweep_settings.min_steps, lengths, dealing)
+            check_min_steps(
+                sweep_settings.min_steps,
+                lengths,
+                RankSplit.of(sweep_settings, Costs()),
+            )
         prover = Prover(
             folder=run.run,
             lengths=lengths,
@@ -154,6 +160,7 @@ def tune(
                 nodes,
                 note,
                 partial(examples_kept, lengths, sweep_settings, current),
+                0.0 if verify else SHARE_OF_THE_PROBE,
             ),
             sweep=partial(
                 sweep_and_write,
@@ -178,13 +185,12 @@ def tune(
             if swept.packed is not None:
                 why = "packed micro-batches are only proven"
             console.note(f"Warning: nothing to verify, because {why}.")
-    holds = not verify or verification is None or verification.holds
     results = replace(load_run(run.run), manifest=source.in_words, step=probe.in_words)
     if run.json:
         console.write_result(render("json", results), None)
     else:
         console.show(results, full=run.full)
-    if not holds:
+    if verify and verification is not None and not verification.holds:
         raise typer.Exit(EXIT_DOES_NOT_HOLD)
 
 
@@ -208,19 +214,21 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
         lengths = source.load(quiet=run.quiet)
         note = partial(console.note, quiet=run.quiet)
         probed = _probe(
-            source, lengths, probe, run, None, nodes, note, None, probe.minutes
+            source, lengths, probe, run, None, nodes, note, None, 0.0, probe.minutes
         )
     if run.json:
         console.write_json(probed)
     else:
-        results = RunResults(
-            name=run.run.name,
-            probe=probed,
-            folder=run.run,
-            manifest=source.in_words,
-            step=probe.in_words,
+        console.show(
+            RunResults(
+                name=run.run.name,
+                probe=probed,
+                folder=run.run,
+                manifest=source.in_words,
+                step=probe.in_words,
+            ),
+            full=run.full,
         )
-        console.show(results, full=run.full)
 
 
 def _with_own_lengths(
@@ -253,33 +261,26 @@ def _probe(
     nodes: Nodes | None,
     note: Callable[[str], None],
     most_in_a_batch: LargestBatch | None,
+    proof_share: float,
     minutes: float | None,
     goes_on: bool = False,
 ) -> Probe:
     """Run the probe with a line for each trial and a bar below, for at most that many minutes; or go on with it."""
-    from msgspec import structs
-
     from batchtune.probe.devices import law
     from batchtune.probe.messages import ProbeHooks
     from batchtune.probe.probing import run_probe
     from batchtune.run_folder import holds_other_lengths
 
-    settings = probe.settings(lengths, run, source)
-    settings = structs.replace(settings, minutes=minutes)
+    settings = replace(probe, minutes=minutes).settings(lengths, run, source)
     force = run.force and not goes_on
     holds_other_lengths(lengths, run.run, force=force)
     if law.is_law(settings.device):
         note("Nothing is run: the device is made by a law.")
     elif probe.workload is None and settings.command is None:
-        chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
-        note(chosen)
-    with console.worker_bar(lengths.unit, settings, quiet=run.quiet) as bar:
-        hooks = ProbeHooks(
-            on_progress=bar.probing,
-            on_note=note,
-            nodes=nodes,
-            goes_on=goes_on,
+        note(
+            f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
         )
+    with console.worker_bar(lengths.unit, settings, quiet=run.quiet) as bar:
         return run_probe(
             lengths,
             settings,
@@ -287,7 +288,13 @@ def _probe(
             force=force,
             sweep_settings=sweep_settings,
             most_in_a_batch=most_in_a_batch,
-            hooks=hooks,
+            hooks=ProbeHooks(
+                on_progress=bar.probing,
+                on_note=note,
+                nodes=nodes,
+                goes_on=goes_on,
+                proof_share=proof_share,
+            ),
         )
 
 
@@ -440,8 +447,9 @@ def _show(swept: AnySweep, source: ManifestOptions, run: RunOptions) -> None:
     if run.json:
         console.write_json(swept)
     else:
-        results = replace(load_run(run.run), manifest=source.in_words)
-        console.show(results, full=run.full)
+        console.show(
+            replace(load_run(run.run), manifest=source.in_words), full=run.full
+        )
 
 
 def _check_limit(

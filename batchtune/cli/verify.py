@@ -170,14 +170,16 @@ def verify(
         raise UsageError(
             "how long to verify is not clear", "Give one of --steps and --epoch."
         )
-    values = {
-        "steps": steps,
-        "epoch": epoch,
-        "seed": seed,
-        "time_tolerance": time_tolerance,
-        "step_timeout_seconds": step_timeout,
-    }
-    settings = checked(VerifySettings, values)
+    settings = checked(
+        VerifySettings,
+        {
+            "steps": steps,
+            "epoch": epoch,
+            "seed": seed,
+            "time_tolerance": time_tolerance,
+            "step_timeout_seconds": step_timeout,
+        },
+    )
     with other_nodes(subject, quiet=quiet) as nodes:
         stored = None
         if stream:
@@ -275,9 +277,10 @@ def run_with_progress(
 
     doing = "Running"
     if plan.settings.brief:
-        doing = "Proving the recommended batches with"
+        doing = "Proving the recommended batches with up to"
     console.note(
-        f"{doing} {plan.planned_steps:,} shuffled batches; an epoch has {plan.epoch_batches:,}.",
+        f"{doing} {plan.planned_steps:,} shuffled batches, then others in fresh processes if time allows; an epoch has "
+        f"{plan.epoch_batches:,}.",
         quiet=quiet,
     )
     with console.worker_bar(plan.lengths.unit, subject.settings, quiet=quiet) as bar:

@@ -19,6 +19,7 @@ from batchtune.exports.templating import (
     stream_fields,
     table_fields,
 )
+from batchtune.lengths import SPEECH_UNITS
 from batchtune.results import AnyFigures, Row, Sweep, Swept, unproven_sizes
 from batchtune.units import format_number
 
@@ -39,10 +40,14 @@ def in_seconds(
         return [value / 1000 for value in values]
     if unit in ("s", None):
         return list(values)
+    hint = "For text, choose another framework: `batchtune export --list` shows all."
+    if unit in SPEECH_UNITS:
+        hint = (
+            "Tune again with lengths in seconds, in another folder: --length-scale 1/16000 --unit s for samples at 16 "
+            "kHz, 0.01 for frames of 10 ms."
+        )
     raise ResultError(
-        f"{framework} counts seconds, but the lengths are in {shortened(unit)}",
-        "Sweep again with lengths in seconds: --length-scale 1/16000 --unit s for samples at 16 kHz, 0.01 for frames "
-        "of 10 ms.",
+        f"{framework} counts seconds, but the lengths are in {shortened(unit)}", hint
     )
 
 

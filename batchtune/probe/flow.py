@@ -26,6 +26,7 @@ from batchtune.probe.margin import Peaks
 from batchtune.probe.measurer import Measurer
 from batchtune.probe.messages import ProbeHooks, ProbeProgress
 from batchtune.probe.packed_search import PackedSearch
+from batchtune.probe.refining import TRIALS
 from batchtune.probe.requests import Ran
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings
@@ -58,8 +59,7 @@ _RECENT = 5
 class Probing(ABC):
     """One probe at work; `run_device` is the device as it was when the run began, `device` as it is now.
 
-    A worker takes `start_seconds` to start. The probe must end at the `deadline` on the monotonic clock; None: when it
-    is done.
+    A worker takes `start_seconds` to start. The probe must end at the `deadline` on the monotonic clock.
     `changed` warns of trials from before a change of the workload's file; tables of `sweep_settings` are what padded
     batches are measured for.
     """
@@ -75,7 +75,7 @@ class Probing(ABC):
     changed: list[str]
     sweep_settings: SweepSettings
     start_seconds: float
-    deadline: float | None
+    deadline: float
     search: FrontierSearch | PackedSearch = field(init=False)  # chooses the trials
     is_shortening: bool = False  # the longest example does not fit
     out_of_time: bool = False
@@ -213,12 +213,12 @@ class Probing(ABC):
 
     def _leaves(self, seconds: float) -> bool:
         """Return whether this many seconds are left."""
-        return self.deadline is None or time.monotonic() + seconds <= self.deadline
+        return time.monotonic() + seconds <= self.deadline
 
     def _trial_seconds(self) -> float:
         """Return how long a trial takes, as long as the recent ones; 0 before any."""
-        recent = [trial.elapsed_seconds for trial in self.trials[-_RECENT:]]
-        return max(recent, default=0.0)
+        recent = self.trials[-_RECENT:]
+        return max((trial.elapsed_seconds for trial in recent), default=0.0)
 
     def _confirmation_seconds(self, lengths: int = 0) -> float:
         """Return about how long the confirmation will take: a batch of each length, by the longest of its trials.
@@ -229,11 +229,11 @@ class Probing(ABC):
         for trial in self.trials:
             length = (trial.length, trial.target_length)
             longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
-        rounds = rounds_of(self.trials, self.device.limit_bytes)
         seconds = sum(longest.values()) / self.device.accumulation
         if lengths > len(longest):
             seconds *= lengths / len(longest)
-        return self.start_seconds + _SLOWER_IN_TURNS * rounds * seconds
+        seconds *= _SLOWER_IN_TURNS * rounds_of(self.trials, self.device.limit_bytes)
+        return self.start_seconds + seconds
 
     def _search(self) -> None:
         while (
@@ -275,12 +275,19 @@ class Probing(ABC):
         done, total = self.search.progress(self.trials)
         seconds_left = None
         if done:
+            trials: float = total - done
+            lengths = 0
+            if shape.sequences is None and not self.is_shortening:
+                # Lengths, and more are added: half of all probes end with about this many trials.
+                lengths = total
+                trials = max(
+                    trials, TRIALS * self.settings.num_lengths - len(self.trials)
+                )
             spent = sum(trial.elapsed_seconds for trial in self.trials)
-            seconds_left = spent / done * (total - done)
+            seconds_left = spent / len(self.trials) * trials
             if not self.is_shortening:
-                # Of packed batches, these are numbers of trials.
-                lengths = total if shape.sequences is None else 0
                 seconds_left += self._confirmation_seconds(lengths)
+                seconds_left = self._with_proof(seconds_left)
         self.hooks.on_progress(
             ProbeProgress(
                 shape=shape,
@@ -293,15 +300,22 @@ class Probing(ABC):
             )
         )
 
+    def _with_proof(self, seconds: float) -> float:
+        """Return how long the caller still takes if the probe takes so many seconds, or ends at its deadline."""
+        seconds = min(seconds, self.deadline - time.monotonic())
+        if self.measurer.packed:  # which is not proven
+            return seconds
+        spent = sum(trial.elapsed_seconds for trial in self.trials)
+        return seconds + self.hooks.proof_share * (spent + seconds)
+
     def _confirm(self, shapes: list[BatchShape]) -> Turns:
         """Run the shapes in turns."""
         if not shapes:
             return Turns()
-        rounds = rounds_of(self.trials, self.device.limit_bytes)
         seconds = {
             shape: _SLOWER_IN_TURNS * self._batch_seconds(shape) for shape in shapes
         }
-        left = shapes * rounds
+        left = shapes * rounds_of(self.trials, self.device.limit_bytes)
         script = self.device.script
         if script is not None and script.accumulation > 1:
             # A loop that holds batches has not trained on the last ones.
@@ -318,7 +332,9 @@ class Probing(ABC):
                     trial=None,
                     done=total - len(left),
                     total=total,
-                    seconds_left=sum(seconds[other] for other in left),
+                    seconds_left=self._with_proof(
+                        sum(seconds[other] for other in left)
+                    ),
                     device=self.device,
                     confirming=True,
                 )

@@ -51,7 +51,8 @@ class ProbeProgress:
     Attributes:
         trial: The outcome of the shape; None before it is known.
         done, total: Lengths whose largest batch is known, and all of them; steps while confirming.
-        seconds_left: A guess, from the time that trials took so far; None at the beginning.
+        seconds_left: A guess, from the time that trials took so far, without lengths that may be added, but with the
+            caller's proof; None at the beginning.
         confirming: Whether the shapes at the limit are run in turns.
         shortening: Whether the longest example does not fit, and the longest that does is searched for.
     """
@@ -74,7 +75,7 @@ class ProbeHooks:
     """A caller's hooks; `measurer` takes the place of worker processes on the device that the settings name.
 
     `nodes` are the other machines with ranks, if any. `goes_on`: the caller itself has probed before, in the same
-    folder.
+    folder. `proof_share`: the caller proves the result afterwards, in this share of the probe's time.
     """
 
     on_progress: Callable[[ProbeProgress], None] = lambda progress: None
@@ -82,6 +83,7 @@ class ProbeHooks:
     measurer: Measurer | None = None
     nodes: Nodes | None = None
     goes_on: bool = False
+    proof_share: float = 0.0
 
 
 class NothingFits(ProbeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from batchtune.results import (
     Trial,
 )
 from batchtune.run_folder import ANOTHER, alone_in
-from batchtune.units import format_length
+from batchtune.units import counted, format_length
 
 LargestBatch = Callable[[Device], int | None]
 """The device → the most examples of a batch in what will be recommended; None: any number."""
@@ -73,10 +74,10 @@ def run_probe(
         previous = None
         trials: list[Trial] = []
         if not force:
-            previous, trials = open_run(lengths, settings, folder)
+            previous, trials = open_run(lengths, settings, folder, hooks.on_note)
         if trials and not hooks.goes_on:
             hooks.on_note(
-                f"{len(trials)} trials of an earlier run in {folder} are reused; --force measures again."
+                f"Reusing {counted(len(trials), 'trial')} of an earlier run in {folder}; --force measures again."
             )
         changed = list(messages.about_changes(previous, trials, settings))
         for warning in changed:
@@ -117,9 +118,6 @@ def run_probe(
                 if most is not None:
                     most = min(most, settings.max_batch_size or most)
                     settings = replace(settings, max_batch_size=most)
-            deadline = None
-            if settings.minutes is not None:
-                deadline = started + 60 * settings.minutes
             probing = kind(
                 lengths=lengths,
                 settings=settings,
@@ -132,7 +130,7 @@ def run_probe(
                 changed=changed,
                 sweep_settings=sweep_settings or SweepSettings(),
                 start_seconds=time.monotonic() - started,
-                deadline=deadline,
+                deadline=started + 60 * (settings.minutes or math.inf),
             )
             return probing.run()
 

@@ -47,7 +47,7 @@ _OVERHEAD = 0.1
 # more is at stake. The user's own number of lengths replaces both. Trials with shorter targets don't count: they
 # correct the model, which may then put more at stake. This changes one of the 138 rows of `tests/benchmarks/laws.py`:
 # "larger of length and twice target" on sentences loses 1.44% instead of 1.75%, with 2 trials more.
-_TRIALS = 2.5
+TRIALS = 2.5
 _AT_STAKE_PAST_TRIALS = 0.015
 _MOST_LENGTHS = 5
 
@@ -148,7 +148,7 @@ def _least_at_stake(known: Knowledge, single: Sequence[Anchor]) -> float | None:
         Anchor(trial.length, trial.target_length) in with_longest_targets
         for trial in known.trials
     )
-    if trials < _TRIALS * settings.num_lengths:
+    if trials < TRIALS * settings.num_lengths:
         return _AT_STAKE
     if len(single) < _MOST_LENGTHS * settings.num_lengths:
         return _AT_STAKE_PAST_TRIALS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -218,9 +218,12 @@ def begin_run(
 
 
 def open_run(
-    lengths: Lengths, settings: ProbeSettings, folder: Path
+    lengths: Lengths,
+    settings: ProbeSettings,
+    folder: Path,
+    on_note: Callable[[str], None] | None = None,
 ) -> tuple[Run | None, list[Trial]]:
-    """Return the run that the folder holds, if it can be continued, and its trials.
+    """Return the run that the folder holds, if it can be continued, and its trials; `on_note` as for `read_trials`.
 
     A run in which nothing passed is only continued if it is the same: another one takes its place, and its own errors
     (a workload that is not there) come first.
@@ -260,7 +263,7 @@ def open_run(
         raise ResultError(
             f"{folder} holds a run of something else: {'; '.join(differences)}", ANOTHER
         )
-    trials = read_trials(path)
+    trials = read_trials(path, on_note)
     for trial in trials:
         if trial.length < lengths.shortest or (trial.target_length is None) != (
             not lengths.has_targets

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import structs
 
 from batchtune.errors import ResultError
 from batchtune.files import read_regular
@@ -34,6 +35,7 @@ from batchtune.results import (
     LengthsSummary,
     LoaderTuning,
     Probe,
+    ProbedWith,
     StreamSweep,
     Sweep,
     Training,
@@ -173,17 +175,17 @@ class RunResults:
             verified = None
         if verified is not None and not verified.holds:
             if verified.failures and not of_stream:  # otherwise the reasons say it
+                tune = [f"batchtune tune {self.manifest}{self.as_option}"]
                 step = self.workload_flags
-                if (
-                    not step and self.probe is not None
-                ):  # a built-in, which `verify` knows from the run
-                    workload = self.probe.workload
-                    step = f" --workload {shlex.quote(workload.spec)}"
-                    step += " --set ..." if workload.options else ""
-                yield (
-                    f"batchtune tune {self.manifest}{self.as_option}{step}",
-                    "rule out what failed, and go on",
-                )
+                if self.probe is not None:
+                    settings = msgspec.convert(self.probe.settings, ProbedWith)
+                    # A step's examples may have bounded it.
+                    tune += structs.replace(settings, max_batch_size=None).flags
+                    if not step:  # a built-in, which `verify` knows from the run
+                        workload = self.probe.workload
+                        step = f" --workload {shlex.quote(workload.spec)}"
+                        step += " --set ..." if workload.options else ""
+                yield f"{' '.join(tune)}{step}", "rule out what failed, and go on"
             yield verify, "run these batches again"
             return
         yield config

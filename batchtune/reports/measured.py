@@ -12,6 +12,7 @@ from batchtune.reports import RunResults
 from batchtune.reports.section import (
     Section,
     Table,
+    cache_emptied,
     failures_table,
     format_shape,
     known,
@@ -382,7 +383,8 @@ def _outcome(verification: Verification) -> Iterator[str]:
         steps = counted(verification.steps, "shuffled batch")
         if verification.of_stream:
             steps = f"{counted(verification.steps, 'batch')} of the stream"
-        yield f"Verified: {steps} without running out of memory; {_time(verification)}."
+        retries = cache_emptied(verification.alloc_retries)
+        yield f"Verified: {steps} without running out of memory{retries}; {_time(verification)}."
         return
     if verification.failures:
         yield "The verification does not hold."

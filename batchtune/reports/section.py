@@ -374,7 +374,8 @@ def proof_in_training(proof: Proof | None, by: str = "verify") -> str:
     earlier = ""
     if proof.tables > 1:
         earlier = f"; {counted(proof.tables - 1, 'earlier table')} failed"
-    return f"Proven in shuffled training: {ran}: no OOM{reserved}{earlier}."
+    retries = cache_emptied(proof.alloc_retries)
+    return f"Proven in shuffled training: {ran}: no OOM{retries}{reserved}{earlier}."
 
 
 def brief_facts(
@@ -508,6 +509,13 @@ def sizes_table(
             }
         )
     return make_table(f"{title} ({row.name})", rows, left=["proven by"], file=file)
+
+
+def cache_emptied(retries: int | None) -> str:
+    """Return that the allocator emptied its cache so often, as a part of a sentence; nothing if it did not."""
+    if not retries:
+        return ""
+    return f", but the allocator emptied its cache {counted(retries, 'time')} to go on"
 
 
 def left_free(run: RunResults) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from batchtune.errors import ResultError, UsageError, invalid_field, shortened
 from batchtune.files import read_regular, write_whole
-from batchtune.records import LengthsSummary, Record
+from batchtune.records import LengthsSummary, Record, option_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -182,18 +182,15 @@ def wrong_settings(settings: dict[str, Any], kind: type[Record]) -> Iterator[str
         yield f"settings: {error}"
 
 
-_IN_UNITS = re.compile("_(seconds|bytes)$")
-
-
 def checked(kind: type[S], values: Mapping[str, Any]) -> S:
     """Return a user's settings; UsageError, which names the option, for one of another type or out of range."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         field, _, problem = invalid_field(error).partition(": ")
-        option = _IN_UNITS.sub("", field).replace("_", "-")
-        hint = f"Give another value, or leave --{option} out."
-        raise UsageError(f"--{option}: {problem}", hint) from error
+        option = option_of(field)
+        hint = f"Give another value, or leave {option} out."
+        raise UsageError(f"{option}: {problem}", hint) from error
 
 
 RUN_FILE = "run.json"

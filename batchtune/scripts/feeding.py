@@ -194,8 +194,8 @@ class Loop:
                 raise NoStepError(f"no optimizer stepped after {caught}")
         raise NoStepError(
             f"the script took {most} batches without an optimizer step",
-            "Is its loss finite? Does it catch errors and go on? If it steps by tokens, tune it with a fixed gradient "
-            "accumulation.",
+            "Is its loss finite? Does it catch errors and go on? If it steps after a number of tokens, let it step "
+            "after a fixed number of batches (gradient accumulation) while you tune it.",
         )
 
 

@@ -57,7 +57,8 @@ class VerifyProgress:
     """The progress of a verification, before each step.
 
     Attributes:
-        done, total: Steps of this phase.
+        done, total: Steps of this phase, of shuffled ones in this process.
+        process: Number of the process, from 1.
     """
 
     phase: VerifyPhase
@@ -65,6 +66,7 @@ class VerifyProgress:
     done: int
     total: int
     device: Device
+    process: int = 1
 
 
 OnVerifyProgress = Callable[[VerifyProgress], None]
@@ -165,22 +167,31 @@ class _Runner:
             self._run_worst()
         planned = self.plan.planned_steps
         if not done.failures:
-            shuffled = itertools.islice(self.plan.shuffled_batches(), planned)
-            self._run("shuffled", shuffled, done.shuffled, planned)
+            self._run(
+                "shuffled",
+                itertools.islice(self.plan.shuffled_batches(), planned),
+                done.shuffled,
+                planned,
+            )
         if not done.failures:
             self._replay()
         if self.device.fragments and not self._is_refuted:
             self._run_pairs()
         for restart in range(1, _MOST_RESTARTS + 1):
-            is_over = done.failures or done.unfinished
-            if is_over or not self._may_restart(start_seconds):
+            if done.failures or done.unfinished or not self._may_restart(start_seconds):
                 break
             self.stepper.start()
             self.release = False
             steps = min(planned, _STEPS_AFTER_A_RESTART)
-            shuffled = itertools.islice(self.plan.shuffled_batches(restart), steps)
-            self._run("shuffled", shuffled, done.restarted, steps * _MOST_RESTARTS)
             done.processes += 1
+            restarted: list[Trial] = []
+            self._run(
+                "shuffled",
+                itertools.islice(self.plan.shuffled_batches(restart), steps),
+                restarted,
+                steps,
+            )
+            done.restarted += restarted
         if done.failures and self.device.kind == "cuda":
             self.stepper.start()  # or an error, if something else has taken the memory: then no shape is to blame
 
@@ -273,7 +284,6 @@ class _Runner:
         total: int,
     ) -> None:
         """Run a phase; `trials` are those of its steps so far. A failure ends all but the worst ones."""
-        before = len(trials)
         batches_per_step = 1  # where each is timed, a step trains on equal ones
         if self.plan.settings.brief:
             batches_per_step = self.device.accumulation
@@ -281,7 +291,7 @@ class _Runner:
             if time.monotonic() > self.deadline:
                 self.done.unfinished = True
                 return
-            has_enough = phase == "shuffled" and len(trials) - before >= FEWEST_STEPS
+            has_enough = phase == "shuffled" and len(trials) >= FEWEST_STEPS
             if has_enough and time.monotonic() > self.enough_at:
                 return
             shapes = [planned.shape for planned in step]
@@ -291,6 +301,7 @@ class _Runner:
                 done=len(trials),
                 total=total,
                 device=self.device,
+                process=self.done.processes,
             )
             self.on_progress(progress)
             recording = self._records(phase)
@@ -308,8 +319,13 @@ class _Runner:
             possible = [*self.last_step, *step]  # a loop may have held one of them
             is_of = (batch for batch in possible if batch.shape == shape)
             bucket = next(is_of, step[0]).bucket
-            failed = PlannedBatch(shape, bucket)
-            self._fail(phase, len(trials) - 1, failed, trial.outcome, trial.error)
+            self._fail(
+                phase,
+                len(trials) - 1,
+                PlannedBatch(shape, bucket),
+                trial.outcome,
+                trial.error,
+            )
             if phase != "worst":
                 return
 

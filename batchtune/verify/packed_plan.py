@@ -39,7 +39,8 @@ class PackedPlan(Plan):
     @property
     def planned_steps(self) -> int:
         """How many shuffled steps to run, unless they take too long: those of an epoch, but 12 to 200."""
-        return max(FEWEST_STEPS, min(self.epoch_batches, MOST_STEPS))
+        steps = max(FEWEST_STEPS, min(self.epoch_batches, MOST_STEPS))
+        return steps + -steps % self.costs.accumulate  # whole optimizer steps
 
     @cached_property
     def worst_batches(self) -> list[PlannedBatch]:

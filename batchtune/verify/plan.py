@@ -283,14 +283,16 @@ class VerifyPlan(Plan):
             return self.settings.steps
         steps = min(epoch, MOST_STEPS)
         if self.costs.step_seconds is not None:
-            mean_seconds = float(
+            step_seconds = float(
                 self.first_epoch.seconds(self.costs.step_seconds).mean()
             )
-            step_seconds = mean_seconds
             if not self.settings.brief:  # then a step has equal batches
                 step_seconds *= self.costs.accumulate
             steps = min(steps, int(self.settings.seconds / step_seconds))
-        return max(FEWEST_STEPS, steps)
+        steps = max(FEWEST_STEPS, steps)
+        if self.settings.brief:  # all batches of the last optimizer step run
+            steps += -steps % self.costs.accumulate
+        return steps
 
     @cached_property
     def sequences(self) -> list[list[PlannedBatch]]:
@@ -324,19 +326,19 @@ class VerifyPlan(Plan):
     def seconds_of(self, shapes: Sequence[BatchShape]) -> FloatArray:
         """Return the time of each batch by the probe's step times, which must be known; shape (shapes,)."""
         assert self.costs.step_seconds is not None
-        planned = EpochShapes.of(shapes, with_targets=self.lengths.has_targets)
-        return planned.seconds(self.costs.step_seconds)
+        return EpochShapes.of(shapes, with_targets=self.lengths.has_targets).seconds(
+            self.costs.step_seconds
+        )
 
     def _fits_the_time(self, sequences: Sequence[Sequence[PlannedBatch]]) -> bool:
         """Return whether they take no longer than the settings' seconds; False if step times are not known."""
         if self.costs.step_seconds is None or not sequences:
             return False
         shapes = [batch.shape for sequence in sequences for batch in sequence]
-        seconds = float(self.seconds_of(shapes).sum())
-        batches_of_each = self.costs.accumulate
+        of_each = self.costs.accumulate
         if self.settings.brief:  # a step has both batches of a pair, in turns
-            batches_of_each = max(1, batches_of_each // 2)
-        return seconds * batches_of_each <= self.settings.seconds
+            of_each = max(1, of_each // 2)
+        return float(self.seconds_of(shapes).sum()) * of_each <= self.settings.seconds
 
     @cached_property
     def table(self) -> BucketTable:

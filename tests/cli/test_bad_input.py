@@ -123,6 +123,8 @@ def test_wrong_usage_is_exit_code_2(batchtune, manifest, arguments, pattern):
         (["--set", "size"], "size"),
         (["--setup-timeout", "0"], "--setup-timeout: must be a number above 0"),
         (["--wait", "-1"], "--wait: must be a number of at least 0"),
+        (["--trial-timeout", "0"], "--trial-timeout: 0 is not at least 0.1"),
+        (["--verify-steps", "0"], "--verify-steps: 0 is not at least 1"),
         (["--minutes", "0"], "^Error: --minutes: 0 is not at least 0.01\nGive another"),
         (["--micro-batches", "9"], "are not kept"),
         (
@@ -189,6 +191,13 @@ def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
     assert contents(tmp_path / "batchtune-run") == before
     succeed("sweep-buckets", "other.csv", *LIMIT, "--force")
     assert result_in(tmp_path)["lengths"]["count"] == 3
+
+
+def test_a_run_folder_that_can_t_be_created_is_named(batchtune, manifest):
+    ran = batchtune("tune", manifest, "--device", LAW, "--run", "/dev/null/run")
+    assert_one_message(
+        ran, 1, "/dev/null/run can't be created: Not a directory\nChoose another"
+    )
 
 
 def test_a_full_disk_leaves_no_half_written_file(batchtune, manifest, tmp_path):

@@ -55,6 +55,19 @@ def test_a_table_that_is_not_proven_is_exported_with_a_warning(succeed, run_fold
     assert "are not proven: no time was left to run it." in said
 
 
+@pytest.mark.parametrize("command", [["report"], ["export", "--to", "espnet"]])
+def test_a_damaged_sampler_yaml_is_told_next_to_the_result(
+    succeed, run_folder, command
+):
+    config = run_folder / SAMPLER_FILE
+    config.write_text(config.read_text().replace("num_buckets: 13", "num_buckets: 3"))
+    ran = succeed(*command)
+    assert (
+        "sampler.yaml is damaged: num_buckets is 3, but the table's is 13" in ran.stderr
+    )
+    assert ran.stdout
+
+
 def test_the_frameworks_are_listed(batchtune):
     lines = batchtune("export", "--list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(FRAMEWORKS)

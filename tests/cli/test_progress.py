@@ -16,6 +16,7 @@ from batchtune.cli.console import Progress, worker_bar
 from batchtune.probe.messages import ProbeProgress
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape
+from batchtune.verify import VerifyProgress
 
 SHAPE = BatchShape(12, 24.5)
 DEVICE = made_probe().device
@@ -66,20 +67,24 @@ def test_a_log_is_never_silent_for_30_s(monkeypatch, capsys):
     assert len(lines) == 11
 
 
-def test_the_confirmation_names_n_of_m():
+def test_confirmation_and_proof_name_n_of_m():
     with worker_bar("s", WORKLOAD, quiet=True) as shown:
         shown.probing(progress_of(confirming=True, done=4, total=17))
-    assert shown.bar.doing == "Confirming interleaved batches, 5 of 17: 12 × 24.5 s"
+        assert shown.bar.doing == "Confirming interleaved batches, 5 of 17: 12 × 24.5 s"
+        step = {"shape": SHAPE, "done": 4, "total": 17, "device": DEVICE}
+        shown.verifying(VerifyProgress(phase="shuffled", process=2, **step))
+    assert shown.bar.doing == "Shuffled batches in process 2, 5 of 17: 12 × 24.5 s"
 
 
 def test_what_the_user_set_and_what_changes_is_explained(capsys):
     limited = replace(WORKLOAD, memory_bytes=1 << 30, memory_fraction=0.9)
     with worker_bar("s", limited, quiet=False) as bar:
-        for total in (12, 12, 16):
-            bar.probing(progress_of(total=total))
+        bar.probing(progress_of(total=12))
+        assert bar.bar.doing == "1 of 12 lengths done, trying 12 × 24.5 s"
+        bar.probing(progress_of(total=16))
+    assert "lengths done (4 added where the bucket tables gain)" in bar.bar.doing
     shown = capsys.readouterr().err
     assert "(90% of --memory, by --memory-fraction)" in shown
-    assert shown.count("4 more lengths to measure: the bucket tables gain") == 1
 
 
 def test_a_script_s_first_batches_have_the_setups_time_limit():

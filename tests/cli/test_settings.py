@@ -30,10 +30,8 @@ def test_what_comes_from_the_environment_is_said(batchtune, manifest):
     assert "'many' is not a whole number (from BATCHTUNE_NUM_LENGTHS)" in ran.stderr
 
 
-def test_quiet_hides_what_comes_from_the_environment(batchtune, succeed, manifest):
+def test_quiet_hides_what_comes_from_the_environment(succeed, manifest):
     env = {"BATCHTUNE_NUM_BUCKETS": "2", "BATCHTUNE_MAX_BATCH_LENGTH": "60"}
-    ran = batchtune("sweep-buckets", manifest, env=env)
-    assert "num-buckets 2 from BATCHTUNE_NUM_BUCKETS" in ran.stderr
     ran = succeed("sweep-buckets", manifest, "--quiet", env=env)
     assert "BATCHTUNE_" not in ran.stderr
 

@@ -282,16 +282,27 @@ def test_scattered_times_cost_no_trials_on_a_long_tail():
         )
 
 
-def test_the_time_left_counts_the_confirmation_from_the_start(tmp_path):
-    device = LawDevice(LAWS["linear"], made_lengths("speech", count=300))
+class Slow(LawDevice):
+    """Takes a second for each trial."""
+
+    def run(self, shape, steps):
+        return altered(super().run(shape, steps), elapsed_seconds=1.0)
+
+
+def test_the_time_left_counts_all_that_follows(tmp_path):
+    device = Slow(LAWS["linear"], made_lengths("speech", count=300))
     said = []
-    probe_on(device, tmp_path, on_progress=said.append)
+    probe = probe_on(device, tmp_path, on_progress=said.append, proof_share=1 / 3)
     left = [progress.seconds_left for progress in said if progress.confirming]
-    assert left[-1]
+    assert left[-1] > len(probe.trials) / 3
     assert left == sorted(left, reverse=True)
-    # Before, of the first 12 lengths: no time is added in silence.
-    left = [each.seconds_left for each in said if each.done and each.total == 12]
-    assert max(left) < 2 * min(left)
+    assert len(probe.frontier) > 12
+    ends = [
+        trials + progress.seconds_left
+        for trials, progress in enumerate(filter(lambda each: each.trial, said), 1)
+        if progress.done
+    ]
+    assert max(ends) < 1.2 * min(ends)
 
 
 def test_what_more_lengths_would_save_is_said():

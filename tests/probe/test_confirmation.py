@@ -111,7 +111,7 @@ def test_optimizer_steps_of_several_batches_have_different_ones():
     ]
 
 
-def test_after_a_dead_worker_batches_run_one_by_one():
+def test_what_kills_the_worker_twice_fails_others_run_alone():
     crash = ran(MIDDLE, "crash", error="was killed by SIGKILL")
     stepper = stepper_of({MIDDLE: [crash, crash]})
     assert turns_of(stepper, batches_per_step=3).failed == {MIDDLE}
@@ -138,14 +138,6 @@ def test_after_one_dead_worker_the_turns_are_repeated():
     turns = turns_of(stepper)
     assert not turns.failures and turns.record([]).workers == 2
     assert stepper.shapes[3:] == SHAPES * 2
-
-
-def test_a_shape_that_kills_the_worker_twice_fails():
-    crash = ran(MIDDLE, "crash", error="was killed by SIGSEGV")
-    turns = turns_of(stepper_of({MIDDLE: [crash, crash]}))
-    assert [
-        (failure.trial.shape, failure.trial.outcome) for failure in turns.failures
-    ] == [(MIDDLE, "crash")]
 
 
 @pytest.mark.parametrize(

@@ -20,23 +20,6 @@ from batchtune.results import BatchShape, Trial
 SPEECH = Lengths.of(
     np.round(np.random.default_rng(0).gamma(6.0, 2.0, 5000).clip(1, 30), 2)
 )
-TOKENS = Lengths.of(np.random.default_rng(1).zipf(1.5, 3000).clip(1, 180))
-MANY = Lengths.of(
-    np.exp(np.random.default_rng(2).normal(4, 1.2, 100_000)).clip(2, 700).round()
-)
-SMOOTH = {
-    "quadratic": quadratic_peak(),
-    "linear": quadratic_peak(quadratic=0),
-    "steep": quadratic_peak(linear=1e4, quadratic=2e5),
-    "floor": lambda shape: max(1.3e9, quadratic_peak()(shape)),
-    "rounded": lambda shape: -(-quadratic_peak()(shape) // 2**21) * 2**21,
-    "noisy": lambda shape: quadratic_peak()(shape) * (1 + 0.002 * _noise(shape)),
-}
-
-
-def _noise(shape):
-    """Between -0.5 and 0.5, the same for the same shape."""
-    return hash((shape.batch_size, shape.length)) % 1000 / 1000 - 0.5
 
 
 def run(
@@ -75,21 +58,6 @@ def assert_true(lengths, device, points):
         truth = device.largest(point.length, cap, point.target_length)
         nearly = truth - max(1, int(point.batch_size * 0.01))
         assert nearly <= point.batch_size <= truth, point
-
-
-@pytest.mark.parametrize(
-    ("lengths", "limit_bytes"),
-    [(SPEECH, 1_500_000_000), (TOKENS, 8_000_000_000), (MANY, 80_000_000_000)],
-    ids=["speech", "tokens", "many"],
-)
-@pytest.mark.parametrize("peak", SMOOTH.values(), ids=SMOOTH)
-def test_a_smooth_memory_needs_few_trials_and_few_ooms(lengths, limit_bytes, peak):
-    try:
-        points, trials = run(lengths, SearchedDevice(peak, limit_bytes))
-    except TooLong:
-        return
-    assert len(trials) <= 2.5 * len(points)
-    assert sum(trial.outcome == "oom" for trial in trials) <= 4
 
 
 def test_without_known_peaks_other_lengths_bound_the_search():

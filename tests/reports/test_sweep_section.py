@@ -401,17 +401,18 @@ def test_a_next_command_repeats_no_module_and_quotes_folders():
     assert steps[1] == "batchtune verify MANIFEST --run 'my run' --workload W --set ..."
 
 
-def test_next_commands_of_a_script_name_it_and_its_own_lengths():
+def test_next_commands_of_a_script_name_all_that_they_need():
     record = WorkloadRecord(spec="train.py", options={}, command=["python", "train.py"])
+    asked = {"memory_bytes": 1 << 34, "ddp": True, "allocator": "native"}
     run = with_results(
         BOTH,
-        probe=replace(BOTH.probe, workload=record),
+        probe=replace(BOTH.probe, workload=record, settings=asked),
         verification=failed_verification(),
         manifest="batchtune-run/lengths.parquet",
     )
     steps = [command for command, _ in build_page(run).next_steps]
     assert steps[:2] == [
-        "batchtune tune batchtune-run/lengths.parquet -- COMMAND",
+        "batchtune tune batchtune-run/lengths.parquet --memory 17179869184 --ddp --allocator native -- COMMAND",
         "batchtune verify batchtune-run/lengths.parquet -- COMMAND",
     ]
 

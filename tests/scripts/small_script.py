@@ -1,6 +1,5 @@
 """A training script, in the variants that tests need: `python small_script.py VARIANT`."""
 
-import itertools
 import os
 import signal
 import sys
@@ -12,7 +11,6 @@ from torch.utils.data import DataLoader
 
 VARIANT = sys.argv[1]
 FAILS_ABOVE = 30  # examples
-LARGE = itertools.count()
 DEVICE = "cuda" if VARIANT == "cuda" else "cpu"
 
 
@@ -26,8 +24,6 @@ def loss_of(model, batch):
         batch = batch["x"]
     if len(batch) > FAILS_ABOVE:
         if VARIANT == "oom":
-            torch.empty(1 << 42)
-        if VARIANT == "swallowed" and next(LARGE) > 0:
             torch.empty(1 << 42)
         if VARIANT == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -57,9 +53,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        if VARIANT != "swallowed":
-            raise
-        print(error)
+    main()

@@ -115,15 +115,6 @@ def test_an_oom_is_known_that_mp_spawn_catches():
 
 
 @pytest.mark.slow
-def test_an_oom_swallowed_after_the_first_step_is_known():
-    with supervise_script("swallowed") as supervisor:
-        supervisor.start()
-        failed, after = measured(supervisor, TOO_LARGE, SMALL)
-    assert (failed.outcome, failed.steps, after.outcome) == ("oom", 1, "ok")
-    assert (failed.worker, after.worker) == (2, 3)
-
-
-@pytest.mark.slow
 def test_after_a_script_was_killed_it_starts_anew():
     with supervise_script("killed") as supervisor:
         supervisor.start()
