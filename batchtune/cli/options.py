@@ -252,11 +252,11 @@ class ManifestOptions:
         options = self.read_options()
         run_lengths = _if_given(lengths_of, as_in)
         if run_lengths is not None and run_lengths.reading is not None:
-            given = options.record().flags
+            given = options.flags
             options = options.completed(run_lengths.reading)
             taken = {
                 name: value
-                for name, value in options.record().flags.items()
+                for name, value in options.flags.items()
                 if name not in given
             }
             if "--target-file" in taken:  # named by a file that may come from anywhere
@@ -281,7 +281,7 @@ class ManifestOptions:
         if "-" in manifest:
             return "MANIFEST"
         words = [shlex.join(manifest)]
-        for name, value in self.read_options().record().flags.items():
+        for name, value in self.read_options().flags.items():
             words.append(f"{name} {value}".strip())
         return " ".join(words)
 
