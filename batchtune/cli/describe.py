@@ -6,16 +6,14 @@ import io
 import json as json_format
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from batchtune.cli import console
 from batchtune.cli.options import (
-    Json,
+    JSON,
+    OUTPUT,
+    QUIET,
     ManifestOptions,
-    Output,
-    Quiet,
+    argument,
     expand,
     option,
 )
@@ -48,44 +46,34 @@ batchtune schema probe -o probe.schema.json
 @expand
 def scan(
     source: ManifestOptions,
-    output: Annotated[
-        Path | None,
-        option(
-            "Parquet file to write: id, length, target_length, source.",
-            "FILE",
-            "--output",
-            "-o",
-            variable=None,
-        ),
-    ] = None,
-    histogram: Annotated[
-        bool,
-        option(
-            "Write each distinct length once, with the number of its examples (count), instead of every example.",
-            variable=None,
-        ),
-    ] = False,
-    engine: Annotated[
-        str,
-        option(
-            "What reads many files: local, the processes of this machine (--jobs), or ray, the tasks of a Ray cluster.",
-            "ENGINE",
-            variable=None,
-        ),
-    ] = "local",
-    ray_address: Annotated[
-        str | None,
-        option(
-            "Address of the Ray cluster (default: the one that Ray finds, or else one started here).",
-            "ADDRESS",
-            variable=None,
-        ),
-    ] = None,
-    summary: Annotated[
-        bool, option("Only show the summary, as without -o.", variable=None)
-    ] = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    output: Path | None = option(
+        "Parquet file to write: id, length, target_length, source.",
+        "FILE",
+        "--output",
+        "-o",
+        variable=None,
+    ),
+    histogram: bool = option(
+        "Write each distinct length once, with the number of its examples (count), instead of every example.",
+        variable=None,
+        default=False,
+    ),
+    engine: str = option(
+        "What reads many files: local, the processes of this machine (--jobs), or ray, the tasks of a Ray cluster.",
+        "ENGINE",
+        variable=None,
+        default="local",
+    ),
+    ray_address: str | None = option(
+        "Address of the Ray cluster (default: the one that Ray finds, or else one started here).",
+        "ADDRESS",
+        variable=None,
+    ),
+    summary: bool = option(
+        "Only show the summary, as without -o.", variable=None, default=False
+    ),
+    quiet: bool = QUIET,
+    json: bool = JSON,
 ) -> None:
     """Read the lengths of a data set, once.
 
@@ -170,11 +158,13 @@ def _check_output(output: Path) -> None:
 
 @expand
 def doctor(
-    timeout: Annotated[
-        float,
-        option("Time limit for PyTorch and the driver to answer.", "SECONDS", min=1),
-    ] = 120.0,
-    json: Json = False,
+    timeout: float = option(
+        "Time limit for PyTorch and the driver to answer.",
+        "SECONDS",
+        min=1,
+        default=120.0,
+    ),
+    json: bool = JSON,
 ) -> None:
     """Show the devices, memory and software of this machine.
 
@@ -195,14 +185,13 @@ def doctor(
 
 @expand
 def schema(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME", help="Name of the schema; without it, lists all names."
-        ),
-    ] = None,
-    output: Output = None,
-    json: Json = False,
+    name: str | None = argument(
+        metavar="NAME",
+        help="Name of the schema; without it, lists all names.",
+        default=None,
+    ),
+    output: Path | None = OUTPUT,
+    json: bool = JSON,
 ) -> None:
     """Print the JSON Schema of a result file.
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from batchtune.cli import console
 from batchtune.cli.options import (
-    DEFAULT_RUN_FOLDER,
-    Json,
-    Output,
-    Quiet,
-    RunFolder,
+    JSON,
+    OUTPUT,
+    QUIET,
+    RUN_FOLDER,
     expand,
     option,
 )
@@ -33,16 +32,14 @@ batchtune export --to speechbrain
 
 @expand
 def export(
-    run: RunFolder = DEFAULT_RUN_FOLDER,
-    to: Annotated[
-        str | None, option("The framework; --list shows all.", "FRAMEWORK")
-    ] = None,
-    output: Output = None,
-    list_known: Annotated[
-        bool, option("List the frameworks.", None, "--list", variable=None)
-    ] = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    run: Path = RUN_FOLDER,
+    to: str | None = option("The framework; --list shows all.", "FRAMEWORK"),
+    output: Path | None = OUTPUT,
+    list_known: bool = option(
+        "List the frameworks.", None, "--list", variable=None, default=False
+    ),
+    quiet: bool = QUIET,
+    json: bool = JSON,
 ) -> None:
     """Write the recommendation as a config for another framework."""
     from batchtune.exports import FRAMEWORKS, export_of

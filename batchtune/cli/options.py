@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from json import loads
 from pathlib import Path
@@ -52,24 +52,25 @@ def option(
     help: str,
     metavar: str | None = None,
     *flags: str,
+    default: Any = None,
     variable: str | None = "",
     **further: Any,
 ) -> Any:
-    """Declare an option of a command; `expand` derives what is not given from the parameter's name.
+    """Declare an option, as a field of a group or a parameter of a command; `expand` derives the rest from its name.
 
     `variable` is its environment variable without `BATCHTUNE_`; None: it has none.
     """
     envvar = None if variable is None else PREFIX + variable
-    return typer.Option(
+    info = typer.Option(
         *flags, help=help, metavar=metavar, envvar=envvar, show_envvar=False, **further
     )
+    return field(default=default, metadata={"info": info})
 
 
-def setting(
-    help: str, metavar: str | None = None, *, default: Any = None, **further: Any
-) -> Any:
-    """Declare a field of a group: an `option` with its default. For a mutable type, use `Annotated` instead."""
-    return field(default=default, metadata={"option": option(help, metavar, **further)})
+def argument(help: str, metavar: str, default: Any = MISSING, **further: Any) -> Any:
+    """Declare an argument, where `option` declares an option."""
+    info = typer.Argument(help=help, metavar=metavar, show_envvar=False, **further)
+    return field(default=default, metadata={"info": info})
 
 
 def _size(text: str) -> str:
@@ -78,76 +79,60 @@ def _size(text: str) -> str:
     return text
 
 
-Quiet = Annotated[
-    bool,
-    option("Print only the result and errors.", None, "--quiet", "-q", variable=None),
-]
-Json = Annotated[bool, option("Print the result as JSON on stdout.", variable=None)]
-Full = Annotated[
-    bool, option("Show all tables, not only what fits on a screen.", variable=None)
-]
-Output = Annotated[
-    Path | None,
-    option("File to write (- for stdout).", "FILE", "--output", "-o", variable=None),
-]
-RunFolder = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        envvar="BATCHTUNE_RUN",
-        show_envvar=False,
-        help="The run folder; --run names it too.",
-    ),
-]
-SetupTimeout = Annotated[
-    float,
-    option(
-        "Time limit for importing and building your code, and for a script's first batches.",
-        "SECONDS",
-    ),
-]
-MaxBatchLength = Annotated[
-    float | None,
-    option(
-        "Largest padded length of a batch, in the unit of the lengths (default: the one that the probe found).",
-        "X",
-        min=0,
-        max=1e15,
-        rich_help_panel=BUCKETS,
-    ),
-]
-MinRandomness = Annotated[
-    float | None,
-    option(
-        "Recommend only rows at least this random, from 0 to 1: the probability that two examples of a batch do not "
-        "share one again in the next epoch.",
-        "X",
-    ),
-]
-MinSteps = Annotated[
-    int | None,
-    option(
-        "Keep at least N optimizer steps in an epoch, such as the number that your training has now: batches get "
-        "smaller if necessary (default: as --keep says).",
-        "N",
-        min=1,
-    ),
-]
-TimeTolerance = Annotated[
-    float,
-    option(
-        "Largest relative difference between the measured and the estimated time of a verified epoch.",
-        "X",
-    ),
-]
-ScriptCommand = Annotated[
-    str | None, option("The words after --.", variable=None, hidden=True)
-]
+QUIET = option(
+    "Print only the result and errors.",
+    None,
+    "--quiet",
+    "-q",
+    variable=None,
+    default=False,
+)
+JSON = option("Print the result as JSON on stdout.", variable=None, default=False)
+FULL = option(
+    "Show all tables, not only what fits on a screen.", variable=None, default=False
+)
+OUTPUT = option(
+    "File to write (- for stdout).", "FILE", "--output", "-o", variable=None
+)
+RUN_FOLDER = argument(
+    metavar="RUN",
+    envvar="BATCHTUNE_RUN",
+    help="The run folder; --run names it too.",
+    default=DEFAULT_RUN_FOLDER,
+)
+SETUP_TIMEOUT = option(
+    "Time limit for importing and building your code, and for a script's first batches.",
+    "SECONDS",
+    default=600.0,
+)
+MAX_BATCH_LENGTH = option(
+    "Largest padded length of a batch, in the unit of the lengths (default: the one that the probe found).",
+    "X",
+    min=0,
+    max=1e15,
+    rich_help_panel=BUCKETS,
+)
+MIN_RANDOMNESS = option(
+    "Recommend only rows at least this random, from 0 to 1: the probability that two examples of a batch do not "
+    "share one again in the next epoch.",
+    "X",
+)
+MIN_STEPS = option(
+    "Keep at least N optimizer steps in an epoch, such as the number that your training has now: batches get "
+    "smaller if necessary (default: as --keep says).",
+    "N",
+    min=1,
+)
+TIME_TOLERANCE = option(
+    "Largest relative difference between the measured and the estimated time of a verified epoch.",
+    "X",
+    default=0.1,
+)
+SCRIPT_COMMAND = option("The words after --.", variable=None, hidden=True)
 """The words after `--` on the command line, as a JSON list: see `script_words`."""
-WorldSize = Annotated[
-    int | None,
-    option("Number of ranks that train together (default: as probed, or 1).", "N"),
-]
+WORLD_SIZE = option(
+    "Number of ranks that train together (default: as probed, or 1).", "N"
+)
 
 
 def script_words(command: str) -> list[str]:
@@ -182,64 +167,58 @@ class ManifestOptions:
 
     PANEL: ClassVar[str] = "Reading the manifest"
 
-    manifest: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MANIFEST",
-            help="Where to read the lengths from: a file (compressed or not), a folder, 'a pattern-{00..31}.tar', "
-            "a URL (s3://, gs://, https://), or - for standard input. Several form one data set.",
-            show_default=False,
-        ),
-    ]
-    format: str | None = setting(
+    manifest: list[str] = argument(
+        metavar="MANIFEST",
+        help="Where to read the lengths from: a file (compressed or not), a folder, 'a pattern-{00..31}.tar', "
+        "a URL (s3://, gs://, https://), or - for standard input. Several form one data set.",
+        show_default=False,
+    )
+    format: str | None = option(
         "Format of the manifest (default: detected from its content).", "FORMAT"
     )
-    length_key: str | None = setting(
+    length_key: str | None = option(
         "Column or key of the lengths (default: found by name); a+b: the sum of two or more.",
         "NAME",
     )
-    target_key: str | None = setting(
+    target_key: str | None = option(
         "Column or key of a second length, such as the transcript's.", "NAME"
     )
-    unit: str | None = setting(
+    unit: str | None = option(
         "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes. It names the unit of your "
         "data. Values are converted only if the column's name says s and you say ms, or the reverse: add "
         "--length-scale 1 if they are in your unit already.",
         "UNIT",
     )
-    length_scale: str | None = setting(
+    length_scale: str | None = option(
         "Multiply lengths by a number or a fraction, such as 1/16000.", "X"
     )
-    min_length: float | None = setting("Leave out shorter examples.", "X")
-    max_length: float | None = setting("Leave out longer examples.", "X")
-    truncate: float | None = setting(
+    min_length: float | None = option("Leave out shorter examples.", "X")
+    max_length: float | None = option("Leave out longer examples.", "X")
+    truncate: float | None = option(
         "Count longer examples as this long: your training cuts them off there.", "X"
     )
-    skip_invalid: bool = setting(
+    skip_invalid: bool = option(
         "Leave out rows with invalid lengths and, if there are several shards or files, the rest of a damaged one. "
         "Everything left out is counted and reported.",
         default=False,
     )
-    measure: str | None = setting(
+    measure: str | None = option(
         "How to measure the length of a text: in characters, words or bytes (default: characters).",
         "WHAT",
     )
-    tokenizer: Annotated[
-        Path | None,
-        option(
-            "A tokenizer.json or its folder, to measure texts in tokens, and chats by its chat template.",
-            "PATH",
-        ),
-    ] = None
-    reduce: str | None = setting(
+    tokenizer: Path | None = option(
+        "A tokenizer.json or its folder, to measure texts in tokens, and chats by its chat template.",
+        "PATH",
+    )
+    reduce: str | None = option(
         "How to reduce a list to one length: max, sum, first, or count (the number of items).",
         "HOW",
     )
-    target_file: str | None = setting(
+    target_file: str | None = option(
         "File with target lengths or texts: keyed by id like Kaldi's, or one line per example (.ltr, .wrd).",
         "FILE",
     )
-    jobs: int | None = setting(
+    jobs: int | None = option(
         "Number of processes that read many files (default: one per processor).",
         "N",
         min=1,
@@ -319,28 +298,29 @@ class RunOptions:
 
     PANEL: ClassVar[str | None] = None
 
-    max_batch_size: int | None = setting(
+    max_batch_size: int | None = option(
         "Largest number of examples in a batch (default: no limit; of a sweep, as probed).",
         "N",
         rich_help_panel=BUCKETS,
     )
-    run: Annotated[
-        Path,
-        option("Run folder: the files of this run are read and written there.", "DIR"),
-    ] = DEFAULT_RUN_FOLDER
-    seed: int = setting(
+    run: Path = option(
+        "Run folder: the files of this run are read and written there.",
+        "DIR",
+        default=DEFAULT_RUN_FOLDER,
+    )
+    seed: int = option(
         "Seed for the workload's random numbers and the sampler's shuffles.",
         "N",
         default=0,
     )
-    force: bool = setting(
+    force: bool = option(
         "If the folder holds another run, remove it and start over.",
         variable=None,
         default=False,
     )
-    quiet: Quiet = False
-    json: Json = False
-    full: Full = False
+    quiet: bool = QUIET
+    json: bool = JSON
+    full: bool = FULL
 
     @property
     def continued(self) -> Path | None:
@@ -354,7 +334,7 @@ class WorkloadOptions:
 
     PANEL: ClassVar[str] = "Workload and device"
 
-    workload: str | None = setting(
+    workload: str | None = option(
         "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
         "code, which batchtune never does just because a file names it (default: the built-in that was probed, or "
         "the one for the lengths' unit). Or a model, trained by a framework: torch:FILE.py:NAME, "
@@ -362,61 +342,57 @@ class WorkloadOptions:
         "speechbrain:FILE.py.",
         "W",
     )
-    task: Annotated[
-        ModelTask | None,
-        option(
-            "For transformers: causal-lm, sequence-classification, ctc or speech-seq2seq. Its examples are random. "
-            "--set takes TrainingArguments, such as bf16=true, and lora=RANK.",
-            "TASK",
-        ),
-    ] = None
-    loss: str | None = setting(
+    task: ModelTask | None = option(
+        "For transformers: causal-lm, sequence-classification, ctc or speech-seq2seq. Its examples are random. "
+        "--set takes TrainingArguments, such as bf16=true, and lora=RANK.",
+        "TASK",
+    )
+    loss: str | None = option(
         "For torch: cross_entropy of outputs [B, ..., classes], mse, or a function of the file, loss(outputs, inputs). "
         "Its inputs are random tokens [B, L] below --set vocab=100, or frames with --set features=80.",
         "LOSS",
     )
-    hparams: str | None = setting(
+    hparams: str | None = option(
         "For speechbrain: the YAML file of the script; --set changes its values.",
         "FILE",
     )
-    set: Annotated[
-        list[str] | None,
-        option("An option for the workload; can be repeated.", "KEY=VALUE"),
-    ] = None
-    command: ScriptCommand = None
-    per_unit: float | None = setting(
+    set: list[str] | None = option(
+        "An option for the workload; can be repeated.", "KEY=VALUE"
+    )
+    command: str | None = SCRIPT_COMMAND
+    per_unit: float | None = option(
         "After -- COMMAND: size of a batch's length axis for one unit of the manifest, such as 16000 samples per "
         "second (default: found by comparing the script's examples with the manifest).",
         "X",
     )
-    target_per_unit: float | None = setting(
+    target_per_unit: float | None = option(
         "The same for the target's axis.",
         "X",
     )
-    batch_size_key: str | None = setting(
+    batch_size_key: str | None = option(
         "After -- COMMAND, for a data set that makes whole batches: the part of a batch whose first axis is the batch "
         "size.",
         "NAME",
     )
-    loader: int | None = setting(
+    loader: int | None = option(
         "After -- COMMAND: which data loader to tune, if several train at once; an error lists them.",
         "N",
     )
-    scratch: str | None = setting(
+    scratch: str | None = option(
         "After -- COMMAND: folder for what the script writes while it is measured, removed at the end (default: a "
         "temporary one); none: the script runs in the working folder itself, and may overwrite or delete your files.",
         "DIR|none",
     )
-    device: str | None = setting(
+    device: str | None = option(
         f"{DEVICE_FORMS} (default: as probed, or auto).", "DEVICE"
     )
-    nproc_per_node: str | None = setting(
+    nproc_per_node: str | None = option(
         "Train on several ranks: the number that torchrun starts here, or auto for one on each GPU (default: as "
         "probed, or a single process without a process group). A training script's own command sets it: -- torchrun "
         "--nproc-per-node 8 train.py.",
         "N|auto",
     )
-    simulate_world_size: int | None = setting(
+    simulate_world_size: int | None = option(
         "Measure one rank of an FSDP2 training on N ranks, without the others: one process takes the first rank's "
         "shard, under torch's fake process group. Step times exclude communication. On a GPU, 1GiB is kept free for "
         "NCCL; --reserve gives another size (default: as probed).",
@@ -424,47 +400,44 @@ class WorkloadOptions:
         min=1,
         max=16_384,
     )
-    nnodes: int | None = setting(
+    nnodes: int | None = option(
         "Number of machines with ranks. Start the same command once on each, such as with srun --ntasks-per-node=1; "
         "node 0 alone reads the manifest and writes the run folder.",
         "N",
         min=1,
         max=1024,
     )
-    node_rank: int | None = setting(
+    node_rank: int | None = option(
         "Number of this machine, from 0 on (default: SLURM_NODEID).", "N"
     )
-    rdzv_endpoint: str | None = setting(
+    rdzv_endpoint: str | None = option(
         "Address at which the others reach node 0, and the first of its three TCP ports: one for torchrun's "
         "rendezvous, then two for batchtune.",
         "HOST:PORT",
     )
-    memory: str | None = setting(
+    memory: str | None = option(
         "Memory limit of the training process, or of each rank, such as 2GiB (default: as probed, or the whole "
         "device; on the CPU, ranks share the machine's memory).",
         "SIZE",
         parser=_size,
     )
-    memory_fraction: float | None = setting(
+    memory_fraction: float | None = option(
         "Fraction of that memory to use (default: as probed, or 0.9).", "X"
     )
-    allocator: Annotated[
-        Choice | None,
-        option(
-            "How torch takes GPU memory: expandable (segments), native, or auto, which is expandable where that "
-            "works, unless PYTORCH_ALLOC_CONF says otherwise. Train with the same allocator: every result says how "
-            "(default: as probed, or auto).",
-            "auto|expandable|native",
-        ),
-    ] = None
-    reserve: str | None = setting(
+    allocator: Choice | None = option(
+        "How torch takes GPU memory: expandable (segments), native, or auto, which is expandable where that "
+        "works, unless PYTORCH_ALLOC_CONF says otherwise. Train with the same allocator: every result says how "
+        "(default: as probed, or auto).",
+        "auto|expandable|native",
+    )
+    reserve: str | None = option(
         "Memory to keep free in addition, such as 500MiB: for what training needs but the workload lacks (NCCL's "
         "buffers, a second model, evaluation).",
         "SIZE",
         parser=_size,
     )
-    setup_timeout: SetupTimeout = 600.0
-    wait: float = setting(
+    setup_timeout: float = SETUP_TIMEOUT
+    wait: float = option(
         "How long to wait for another probe that uses the device; without a number, until it ends.",
         "[SECONDS]",
         default=0.0,
@@ -582,37 +555,37 @@ class WorkloadOptions:
 class ProbeOptions(WorkloadOptions):
     """The options of a probe."""
 
-    ddp: bool = setting(
+    ddp: bool = option(
         "Keep room for a copy of the gradients: the gradient buckets of DistributedDataParallel.",
         default=False,
     )
-    num_lengths: int = setting(
+    num_lengths: int = option(
         "Number of lengths to start with, from the shortest to the longest; more are added where the bucket "
         "tables need them.",
         "N",
         default=12,
     )
-    max_lengths: int | None = setting(
+    max_lengths: int | None = option(
         "Largest number of lengths to probe (default: after 2.5 × --num-lengths trials, lengths are added only where "
         "they may save more than 1.5%).",
         "N",
     )
-    minutes: float | None = setting(
+    minutes: float | None = option(
         "End the probe after this time, with the sizes proven by then; the same command continues it. A running "
         "trial is not cut short, so the probe may take one trial longer.",
         "N",
         min=0.01,
     )
-    max_tokens: int | None = setting(
+    max_tokens: int | None = option(
         "For a workload that packs: try no larger batch than this many tokens (default: all tokens of the data).",
         "N",
     )
-    tolerance: float = setting(
+    tolerance: float = option(
         "How far a batch size, or a token budget, may be below the largest that fits, as a fraction of it.",
         "X",
         default=0.01,
     )
-    trial_timeout: float = setting(
+    trial_timeout: float = option(
         "Time limit of one trial.", "SECONDS", default=300.0, min=0.1
     )
 
@@ -648,71 +621,65 @@ class SweepOptions:
 
     PANEL: ClassVar[str] = BUCKETS
 
-    num_buckets: str = setting(
+    num_buckets: str = option(
         "Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="10:20"
     )
-    strategy: Annotated[
-        list[str] | None,
-        option(
-            "A strategy to compare: speechbrain, linear, exponential, quantile, optimal, pooled or, with a token "
-            "budget, packed; can be repeated (default: all).",
-            "S",
-        ),
-    ] = None
-    current: str | None = setting(
+    strategy: list[str] | None = option(
+        "A strategy to compare: speechbrain, linear, exponential, quantile, optimal, pooled or, with a token "
+        "budget, packed; can be repeated (default: all).",
+        "S",
+    )
+    current: str | None = option(
         "Your current settings, to compare with: max_batch_length=600,num_buckets=200, batch_size=16 or "
         "bucket_boundaries=4:8,bucket_batch_sizes=32:16, a SpeechBrain YAML, or the training.jsonl of `batchtune "
         "record`. By default, a script's own batch size if its DataLoader shuffles, or else the batches of its own "
         "sampler.",
         "WHAT",
     )
-    pool_size: str | None = setting(
+    pool_size: str | None = option(
         "Pool sizes: 20000, 1000,20000 or 1000,all (default: nine from 1000 to all). A pool is sorted by length and "
         "cut into batches.",
         "N",
     )
-    multiple_of: float | None = setting(
+    multiple_of: float | None = option(
         "Round boundaries up to multiples of this, if you pad batches to them: for tensor cores, strides, or "
         "fewer shapes to compile.",
         "X",
     )
-    world_size: WorldSize = None
-    same_bucket: bool = setting(
+    world_size: int | None = WORLD_SIZE
+    same_bucket: bool = option(
         "With --world-size: all ranks take batches of the same bucket at each step.",
         default=False,
     )
-    keep: Annotated[
-        Kept | None,
-        option(
-            "What to keep: same (the examples of each optimizer step, cut into other micro-batches), steps (their "
-            "number), or nothing (batches as large as fit). The default follows your own batches (a script's, or "
-            "--current): same if a step has several, else steps; nothing if they are not known. With same, tune "
-            "tries no batch with more examples than a step.",
-            "WHAT",
-        ),
-    ] = None
-    micro_batches: int | None = setting(
+    keep: Kept | None = option(
+        "What to keep: same (the examples of each optimizer step, cut into other micro-batches), steps (their "
+        "number), or nothing (batches as large as fit). The default follows your own batches (a script's, or "
+        "--current): same if a step has several, else steps; nothing if they are not known. With same, tune "
+        "tries no batch with more examples than a step.",
+        "WHAT",
+    )
+    micro_batches: int | None = option(
         "With --keep same: cut each rank's share of a step into N micro-batches; train with a gradient accumulation "
         "of N (default: as many as now).",
         "N",
     )
-    equal_counts: bool = setting(
+    equal_counts: bool = option(
         "With --keep same: give all micro-batches of a step the same number of examples, for a loss that is a mean "
         "over the examples of each micro-batch.",
         default=False,
     )
-    throughput_fraction: float | None = setting(
+    throughput_fraction: float | None = option(
         "With --keep nothing: take the smallest batches that reach this share of the best throughput, such as 0.95, "
         "instead of the largest that fit. Needs step times.",
         "F",
     )
-    accumulate: int | None = setting(
+    accumulate: int | None = option(
         "Gradient accumulation steps; ranks only wait for each other at the last one (default: as in the probed "
         "script, or 1).",
         "N",
     )
-    min_randomness: MinRandomness = None
-    min_steps: MinSteps = None
+    min_randomness: float | None = MIN_RANDOMNESS
+    min_steps: int | None = MIN_STEPS
 
     def settings(self, run: RunOptions) -> SweepSettings:
         """Return the settings of the sweep. Raises UsageError if a value is invalid."""
@@ -750,43 +717,43 @@ class StreamOptions:
 
     PANEL: ClassVar[str] = "Stream"
 
-    workers: int = setting(
+    workers: int = option(
         "DataLoader workers of each rank; each reads its own shards.", "N", default=1
     )
-    world_size: WorldSize = None
-    shuffle_shards: int = setting(
+    world_size: int | None = WORLD_SIZE
+    shuffle_shards: int = option(
         "WebDataset's shardshuffle; 0 keeps the order of the source.", "N", default=100
     )
-    shuffle_buffer: int = setting(
+    shuffle_buffer: int = option(
         "The N of WebDataset's .shuffle(N) before batching; 0: no shuffle.",
         "N",
         default=1000,
     )
-    buffer_size: str = setting(
+    buffer_size: str = option(
         "Number of examples that a worker holds to form batches; several are compared.",
         "N",
         default="256,1024,4096",
     )
-    num_buckets: str = setting(
+    num_buckets: str = option(
         "Bucket counts: 15, 10:20 (both included) or 10,15,20.",
         "N",
         default="4,8,12,16,20",
     )
-    shard_size: int = setting(
+    shard_size: int = option(
         "Examples per shard, if the source has no shards.", "N", default=1000
     )
-    bytes_per_length: float | None = setting(
+    bytes_per_length: float | None = option(
         "Memory in the buffer per unit of length, in bytes (default: by the unit: 64000 a second, which is "
         "float32 at 16 kHz, 320 a frame, 8 a token).",
         "X",
     )
-    current: str | None = setting(
+    current: str | None = option(
         "Your current settings of dynamic_bucketed_batch, to compare with: "
         "target_batch_numel=450,max_batch_numel=600,buffersize=1024, or a SpeechBrain YAML.",
         "WHAT",
     )
-    min_randomness: MinRandomness = None
-    min_steps: MinSteps = None
+    min_randomness: float | None = MIN_RANDOMNESS
+    min_steps: int | None = MIN_STEPS
 
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
@@ -811,42 +778,45 @@ class LoaderOptions:
 
     PANEL: ClassVar[str] = "Loader"
 
-    set: Annotated[
-        list[str] | None,
-        option("An argument for your function; can be repeated.", "KEY=VALUE"),
-    ] = None
-    kind: str | None = setting(
+    target: str = argument(
+        "Your code that makes the loader, path/to/file.py:NAME or package.module:NAME: a class or function "
+        "that returns a data set, DataLoader arguments as a dict, a DataLoader, or any iterable of batches; or a "
+        "generator function of DALI's dynamic mode. It is imported and run.",
+        "TARGET",
+        show_default=False,
+    )
+    set: list[str] | None = option(
+        "An argument for your function; can be repeated.", "KEY=VALUE"
+    )
+    kind: str | None = option(
         "Kind of loader: torch, dali or iterable (default: detected).", "KIND"
     )
-    sweep: Annotated[
-        list[str] | None,
-        option(
-            "Values to compare: num_workers=0:8, prefetch_factor=2,4 or pin_memory=true, or of any parameter of your "
-            "function. Can be repeated (default: by the kind and the number of processors).",
-            "NAME=VALUES",
-        ),
-    ] = None
-    step_ms: float | None = setting(
+    sweep: list[str] | None = option(
+        "Values to compare: num_workers=0:8, prefetch_factor=2,4 or pin_memory=true, or of any parameter of your "
+        "function. Can be repeated (default: by the kind and the number of processors).",
+        "NAME=VALUES",
+    )
+    step_ms: float | None = option(
         "Time of a training step in ms (default: from the run's probe).", "X"
     )
-    device: str = setting(f"{DEVICE_FORMS}.", "DEVICE", default="auto")
-    ranks_per_node: int = setting(
+    device: str = option(f"{DEVICE_FORMS}.", "DEVICE", default="auto")
+    ranks_per_node: int = option(
         "Ranks that share the processors of this machine.", "N", default=1
     )
-    seconds: float = setting("Seconds to measure each setting.", "X", default=2.0)
-    trials: int = setting(
+    seconds: float = option("Seconds to measure each setting.", "X", default=2.0)
+    trials: int = option(
         "How often to measure the best settings; the median counts.", "N", default=3
     )
-    timeout: float = setting("Time limit of one batch.", "SECONDS", default=60.0)
-    setup_timeout: SetupTimeout = 600.0
-    check_reproducible: bool = setting(
+    timeout: float = option("Time limit of one batch.", "SECONDS", default=60.0)
+    setup_timeout: float = SETUP_TIMEOUT
+    check_reproducible: bool = option(
         "Check that two epochs from the same seed give the same batches, bit for bit; it takes two epochs, of at most "
         "a minute each.",
         default=False,
     )
-    seed: int = setting("Seed for all random numbers of the loader.", "N", default=0)
+    seed: int = option("Seed for all random numbers of the loader.", "N", default=0)
 
-    def settings(self, target: str, run: Path) -> LoaderSettings:
+    def settings(self, run: Path) -> LoaderSettings:
         """Return the settings of the tuning. Raises UsageError if a value is invalid."""
         from batchtune.loaders.runner import LoaderSettings, parse_sweep
         from batchtune.results import SAMPLER_FILE, checked
@@ -855,7 +825,6 @@ class LoaderOptions:
         values = given(
             LoaderSettings,
             self,
-            target=target,
             options=parse_options(self.set or []),
             sweep=parse_sweep(self.sweep or []),
         )
@@ -865,16 +834,24 @@ class LoaderOptions:
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command of a function that takes groups of options: their fields become its options."""
+    """Make a command of a function that takes options and groups of options, whose fields become options too."""
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    # Not get_type_hints: before Python 3.11 it hides an annotation behind Optional where the default is None.
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if is_dataclass(parameter.annotation):
-            groups[parameter.name] = parameter.annotation
-            parameters += _parameters_of(parameter.annotation)
-        else:
-            parameters.append(_completed(parameter, None))
+        group: Any = parameter.annotation
+        if hasattr(group, "PANEL"):
+            groups[parameter.name] = group
+            hints = get_type_hints(group)
+            parameters += [
+                _parameter(each.name, hints[each.name], each, group.PANEL)
+                for each in fields(group)
+            ]
+        elif isinstance(parameter.default, Field):
+            parameters.append(
+                _parameter(parameter.name, group, parameter.default, None)
+            )
+        else:  # typer's context
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     def run(**values: Any) -> None:
         for name, group in groups.items():
@@ -892,34 +869,27 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameters_of(group: Any) -> Iterator[inspect.Parameter]:
-    """Yield the options of a group as parameters of a command."""
-    hints = get_type_hints(group, include_extras=True)
-    for parameter in inspect.signature(group).parameters.values():
-        annotation = hints[parameter.name]
-        declared = group.__dataclass_fields__[parameter.name].metadata
-        if declared:
-            annotation = Annotated[annotation, declared["option"]]
-        yield _completed(parameter.replace(annotation=annotation), group.PANEL)
-
-
-def _completed(parameter: inspect.Parameter, panel: str | None) -> inspect.Parameter:
+def _parameter(
+    name: str, kind: Any, declared: Field[Any], panel: str | None
+) -> inspect.Parameter:
     """Return a parameter whose option has its flag, environment variable and section of the help."""
-    if not hasattr(parameter.annotation, "__metadata__"):  # typer's context
-        return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-    hint: Any = parameter.annotation
-    info = copy(hint.__metadata__[0])
+    info = copy(declared.metadata["info"])
     info.rich_help_panel = info.rich_help_panel or panel
     if info.envvar == PREFIX:
-        info.envvar = PREFIX + parameter.name.upper()
+        info.envvar = PREFIX + name.upper()
+    default = declared.default
     # Typer would add a --no-... to it.
-    if isinstance(parameter.default, bool) and info.default is ...:
-        info.default = f"--{parameter.name.replace('_', '-')}"
-    for kind in _NUMBERS:
-        if hint.__origin__ in (kind, kind | None):
-            info.parser = _number_reader(kind, info)
-    annotation: Any = Annotated[hint.__origin__, info]
-    return parameter.replace(annotation=annotation, kind=inspect.Parameter.KEYWORD_ONLY)
+    if isinstance(default, bool) and info.default is ...:
+        info.default = f"--{name.replace('_', '-')}"
+    for number in _NUMBERS:
+        if kind in (number, number | None):
+            info.parser = _number_reader(number, info)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is MISSING else default,
+        annotation=Annotated[kind, info],
+    )
 
 
 def _number_reader(kind: Any, info: Any) -> Callable[[Any], Any]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import typer
 
@@ -16,13 +16,12 @@ from batchtune.cli import console
 from batchtune.cli.app import is_from_environment
 from batchtune.cli.export import tuned_run, warn_of_damage
 from batchtune.cli.options import (
-    DEFAULT_RUN_FOLDER,
-    Full,
-    Json,
+    FULL,
+    JSON,
+    OUTPUT,
+    QUIET,
+    RUN_FOLDER,
     ManifestOptions,
-    Output,
-    Quiet,
-    RunFolder,
     expand,
     option,
 )
@@ -62,35 +61,27 @@ _NONE = cast("list[str]", ())
 class NewLengths(ManifestOptions):
     """New lengths to compare with the run's, and how to read them; `--format` is the report's."""
 
-    manifest: Annotated[
-        list[str],
-        option(
-            "New lengths: show how far they have drifted from the run's, and what its table costs on them; can be "
-            "repeated. Reads them like the run's, except for the options below.",
-            "MANIFEST",
-            variable=None,
-            show_default=False,
-            rich_help_panel=_GATE,
-        ),
-    ] = _NONE
-    format: Annotated[
-        Literal["terminal", "markdown", "html", "json"] | None,
-        option(
-            "terminal, markdown, html or json (default: by the ending of FILE, else terminal). Environment variable: "
-            "BATCHTUNE_REPORT_FORMAT.",
-            "FORMAT",
-            variable="REPORT_FORMAT",
-            rich_help_panel="Options",
-        ),
-    ] = None
-    manifest_format: Annotated[
-        str | None,
-        option(
-            "Format of the manifest (default: detected from its content). Environment variable: BATCHTUNE_FORMAT.",
-            "FORMAT",
-            variable="FORMAT",
-        ),
-    ] = None
+    manifest: list[str] = option(
+        "New lengths: show how far they have drifted from the run's, and what its table costs on them; can be "
+        "repeated. Reads them like the run's, except for the options below.",
+        "MANIFEST",
+        variable=None,
+        show_default=False,
+        rich_help_panel=_GATE,
+        default=_NONE,
+    )
+    format: Literal["terminal", "markdown", "html", "json"] | None = option(
+        "terminal, markdown, html or json (default: by the ending of FILE, else terminal). Environment variable: "
+        "BATCHTUNE_REPORT_FORMAT.",
+        "FORMAT",
+        variable="REPORT_FORMAT",
+        rich_help_panel="Options",
+    )
+    manifest_format: str | None = option(
+        "Format of the manifest (default: detected from its content). Environment variable: BATCHTUNE_FORMAT.",
+        "FORMAT",
+        variable="FORMAT",
+    )
 
     def read_options(self) -> ReadOptions:
         """Return the options for reading that the user gave. Raises UsageError if one is invalid."""
@@ -104,47 +95,36 @@ class NewLengths(ManifestOptions):
 def report(
     ctx: typer.Context,
     new: NewLengths,
-    run: RunFolder = DEFAULT_RUN_FOLDER,
-    output: Output = None,
-    fail_if: Annotated[
-        list[str] | None,
-        option(
-            "Fail if FIELD OP VALUE is true: 'padding_ratio > 8%', 'verify.holds == false', 'stale > 2%'; or, with "
-            "--baseline, 'batches worse 2%'. FIELD is a field of the recommended row in sweep.json, current.FIELD, "
-            "bound.FIELD, verify.FIELD, stream.FIELD or shards.FIELD of stream.json, gpu_idle or loader.FIELD of "
-            "loader.json, or with --manifest stale, beyond or changed. In a run with --max-tokens, these judge the "
-            "best padded batches, and packed.FIELD judges the packing. Can be repeated; in the environment, separate "
-            "rules with ;.",
-            "RULE",
-            rich_help_panel=_GATE,
-        ),
-    ] = None,
-    baseline: Annotated[
-        Path | None,
-        option(
-            "The run folder to compare with in rules with `worse`.",
-            "RUN",
-            rich_help_panel=_GATE,
-        ),
-    ] = None,
-    junit_xml: Annotated[
-        Path | None,
-        option(
-            "Write the outcome of each rule as JUnit XML (- for stdout).",
-            "FILE",
-            rich_help_panel=_GATE,
-        ),
-    ] = None,
-    github: Annotated[
-        bool,
-        option(
-            "Append the report to the GitHub Actions step summary, and annotate rules that fail.",
-            rich_help_panel=_GATE,
-        ),
-    ] = False,
-    json: Json = False,
-    full: Full = False,
-    quiet: Quiet = False,
+    run: Path = RUN_FOLDER,
+    output: Path | None = OUTPUT,
+    fail_if: list[str] | None = option(
+        "Fail if FIELD OP VALUE is true: 'padding_ratio > 8%', 'verify.holds == false', 'stale > 2%'; or, with "
+        "--baseline, 'batches worse 2%'. FIELD is a field of the recommended row in sweep.json, current.FIELD, "
+        "bound.FIELD, verify.FIELD, stream.FIELD or shards.FIELD of stream.json, gpu_idle or loader.FIELD of "
+        "loader.json, or with --manifest stale, beyond or changed. In a run with --max-tokens, these judge the "
+        "best padded batches, and packed.FIELD judges the packing. Can be repeated; in the environment, separate "
+        "rules with ;.",
+        "RULE",
+        rich_help_panel=_GATE,
+    ),
+    baseline: Path | None = option(
+        "The run folder to compare with in rules with `worse`.",
+        "RUN",
+        rich_help_panel=_GATE,
+    ),
+    junit_xml: Path | None = option(
+        "Write the outcome of each rule as JUnit XML (- for stdout).",
+        "FILE",
+        rich_help_panel=_GATE,
+    ),
+    github: bool = option(
+        "Append the report to the GitHub Actions step summary, and annotate rules that fail.",
+        rich_help_panel=_GATE,
+        default=False,
+    ),
+    json: bool = JSON,
+    full: bool = FULL,
+    quiet: bool = QUIET,
 ) -> None:
     """Show a run: what to set, what it saves. In CI: hold it to rules.
 

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -23,9 +23,9 @@ from batchtune.allocators import (
 from batchtune.cli import console
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
+    QUIET,
+    SCRIPT_COMMAND,
     ManifestOptions,
-    Quiet,
-    ScriptCommand,
     expand,
     option,
     script_words,
@@ -54,30 +54,27 @@ batchtune run -- accelerate launch train.py --config config.yaml
 
 @expand
 def record(
-    command: ScriptCommand = None,
-    run: Annotated[
-        Path, option("Run folder: training.jsonl is written there.", "DIR")
-    ] = DEFAULT_RUN_FOLDER,
-    per_unit: Annotated[
-        float | None,
-        option(
-            "Size of a batch's length axis for one unit of the manifest, such as 16000 samples per second (default: "
-            "as the run folder's probe of the script found it, or 1).",
-            "X",
-            min=1e-9,
-            max=1e9,
-        ),
-    ] = None,
-    axis: Annotated[
-        int,
-        option(
-            "The axis of the length in the batch's tensors; 0 is the axis of the examples.",
-            "N",
-            min=1,
-            max=8,
-        ),
-    ] = 1,
-    quiet: Quiet = False,
+    command: str | None = SCRIPT_COMMAND,
+    run: Path = option(
+        "Run folder: training.jsonl is written there.",
+        "DIR",
+        default=DEFAULT_RUN_FOLDER,
+    ),
+    per_unit: float | None = option(
+        "Size of a batch's length axis for one unit of the manifest, such as 16000 samples per second (default: "
+        "as the run folder's probe of the script found it, or 1).",
+        "X",
+        min=1e-9,
+        max=1e9,
+    ),
+    axis: int = option(
+        "The axis of the length in the batch's tensors; 0 is the axis of the examples.",
+        "N",
+        min=1,
+        max=8,
+        default=1,
+    ),
+    quiet: bool = QUIET,
 ) -> None:
     """Run a training script as it is, and record its steps.
 
@@ -119,18 +116,16 @@ def record(
 @expand
 def run(
     source: ManifestOptions,
-    run: Annotated[
-        Path, option("The run folder, with sampler.yaml.", "DIR")
-    ] = DEFAULT_RUN_FOLDER,
-    force: Annotated[
-        bool,
-        option(
-            "Train even if the script's sampler chooses among the examples, or if the examples don't follow the "
-            "lengths.",
-            variable=None,
-        ),
-    ] = False,
-    command: ScriptCommand = None,
+    run: Path = option(
+        "The run folder, with sampler.yaml.", "DIR", default=DEFAULT_RUN_FOLDER
+    ),
+    force: bool = option(
+        "Train even if the script's sampler chooses among the examples, or if the examples don't follow the "
+        "lengths.",
+        variable=None,
+        default=False,
+    ),
+    command: str | None = SCRIPT_COMMAND,
 ) -> None:
     """Run a training script as it is, with the recommended batches.
 

@@ -7,20 +7,20 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from batchtune.cli import console
 from batchtune.cli.options import (
     BUCKETS,
+    MAX_BATCH_LENGTH,
+    TIME_TOLERANCE,
     ManifestOptions,
-    MaxBatchLength,
     ProbeOptions,
     RunOptions,
     StreamOptions,
     SweepOptions,
-    TimeTolerance,
     expand,
     option,
 )
@@ -76,18 +76,16 @@ def tune(
     probe: ProbeOptions,
     sweep: SweepOptions,
     run: RunOptions,
-    verify: Annotated[
-        bool, option("Run the recommended batches at the end, like `batchtune verify`.")
-    ] = False,
-    verify_steps: Annotated[
-        int | None,
-        option(
-            "With --verify: number of shuffled batches (default: an epoch, at most 200 or a minute).",
-            "N",
-            min=1,
-        ),
-    ] = None,
-    time_tolerance: TimeTolerance = 0.1,
+    verify: bool = option(
+        "Run the recommended batches at the end, like `batchtune verify`.",
+        default=False,
+    ),
+    verify_steps: int | None = option(
+        "With --verify: number of shuffled batches (default: an epoch, at most 200 or a minute).",
+        "N",
+        min=1,
+    ),
+    time_tolerance: float = TIME_TOLERANCE,
 ) -> None:
     """Probe, sweep, prove and report, all in one.
 
@@ -303,32 +301,24 @@ def sweep_buckets(
     source: ManifestOptions,
     sweep: SweepOptions,
     run: RunOptions,
-    max_batch_length: MaxBatchLength = None,
-    from_training: Annotated[
-        bool,
-        option(
-            "Take costs from the last recorded training in the run folder, instead of a probe: times, and the largest "
-            "padded length of its batches."
-        ),
-    ] = False,
-    max_tokens: Annotated[
-        int | None,
-        option(
-            "Your training packs: the most tokens of a packed batch (default: what a probe of packed batches proved). "
-            "Packers are compared, too.",
-            "N",
-            rich_help_panel=BUCKETS,
-        ),
-    ] = None,
-    cut_at: Annotated[
-        int | None,
-        option(
-            "With a token budget: your training cuts longer sequences at this length. Cut tokens are counted; "
-            "--truncate instead clips the lengths as they are read, also for the probe.",
-            "N",
-            rich_help_panel=BUCKETS,
-        ),
-    ] = None,
+    max_batch_length: float | None = MAX_BATCH_LENGTH,
+    from_training: bool = option(
+        "Take costs from the last recorded training in the run folder, instead of a probe: times, and the largest "
+        "padded length of its batches.",
+        default=False,
+    ),
+    max_tokens: int | None = option(
+        "Your training packs: the most tokens of a packed batch (default: what a probe of packed batches proved). "
+        "Packers are compared, too.",
+        "N",
+        rich_help_panel=BUCKETS,
+    ),
+    cut_at: int | None = option(
+        "With a token budget: your training cuts longer sequences at this length. Cut tokens are counted; "
+        "--truncate instead clips the lengths as they are read, also for the probe.",
+        "N",
+        rich_help_panel=BUCKETS,
+    ),
 ) -> None:
     """Compare bucket tables and recommend one.
 
@@ -368,7 +358,7 @@ def sweep_stream(
     source: ManifestOptions,
     stream: StreamOptions,
     run: RunOptions,
-    max_batch_length: MaxBatchLength = None,
+    max_batch_length: float | None = MAX_BATCH_LENGTH,
 ) -> None:
     """Tune the batches of a stream of tar shards.
 

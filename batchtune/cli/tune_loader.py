@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from batchtune.cli import console
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
-    Full,
-    Json,
+    FULL,
+    JSON,
+    QUIET,
     LoaderOptions,
-    Quiet,
     expand,
     option,
 )
@@ -31,34 +28,20 @@ batchtune tune-loader augment.py:mel_batches --kind dali --sweep eval_mode=eager
 
 @expand
 def tune_loader(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="Your code that makes the loader, path/to/file.py:NAME or package.module:NAME: a class or function "
-            "that returns a data set, DataLoader arguments as a dict, a DataLoader, or any iterable of batches; or a "
-            "generator function of DALI's dynamic mode. It is imported and run.",
-            show_default=False,
-        ),
-    ],
     loader: LoaderOptions,
-    run: Annotated[
-        Path,
-        option(
-            "Run folder: its probe says how long steps take; loader.json and loader.yaml go there.",
-            "DIR",
-        ),
-    ] = DEFAULT_RUN_FOLDER,
-    force: Annotated[
-        bool,
-        option(
-            "If the folder holds the tuning of another loader, replace it.",
-            variable=None,
-        ),
-    ] = False,
-    quiet: Quiet = False,
-    json: Json = False,
-    full: Full = False,
+    run: Path = option(
+        "Run folder: its probe says how long steps take; loader.json and loader.yaml go there.",
+        "DIR",
+        default=DEFAULT_RUN_FOLDER,
+    ),
+    force: bool = option(
+        "If the folder holds the tuning of another loader, replace it.",
+        variable=None,
+        default=False,
+    ),
+    quiet: bool = QUIET,
+    json: bool = JSON,
+    full: bool = FULL,
 ) -> None:
     """Measure a data loader, and recommend its arguments.
 
@@ -75,7 +58,7 @@ def tune_loader(
     from batchtune.results import LOADER_CONFIG_FILE
 
     check_writable(run)
-    settings = loader.settings(target, run)
+    settings = loader.settings(run)
     with console.progress("Building the loader", quiet=quiet) as bar:
         tuning = run_loader_tuning(settings, run, force=force, on_progress=bar.loader)
     config = run / LOADER_CONFIG_FILE
@@ -95,6 +78,6 @@ def tune_loader(
         )
     if tuning.recommended_row is None:
         raise LoaderError(
-            f"{target}: no setting of the loader works",
+            f"{loader.target}: no setting of the loader works",
             "The report shows why; fix that, and run it again.",
         )

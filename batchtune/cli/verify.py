@@ -7,19 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from batchtune.cli import console
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
-    Full,
-    Json,
+    FULL,
+    JSON,
+    QUIET,
+    TIME_TOLERANCE,
     ManifestOptions,
-    Quiet,
-    TimeTolerance,
     WorkloadOptions,
+    argument,
     expand,
     option,
 )
@@ -61,16 +62,13 @@ _RUN_FILES = (
 class RunAndManifest(ManifestOptions):
     """The source of the lengths, after the run folder if it is named."""
 
-    manifest: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[RUN] MANIFEST",
-            help="The run folder, unless it is batchtune-run, then the source of the lengths as for other commands. A "
-            "folder with run.json, probe.json, sweep.json, sampler.yaml, stream.json or stream.yaml is taken for the "
-            "run folder; --run names it too.",
-            show_default=False,
-        ),
-    ]
+    manifest: list[str] = argument(
+        metavar="[RUN] MANIFEST",
+        help="The run folder, unless it is batchtune-run, then the source of the lengths as for other commands. A "
+        "folder with run.json, probe.json, sweep.json, sampler.yaml, stream.json or stream.yaml is taken for the "
+        "run folder; --run names it too.",
+        show_default=False,
+    )
 
     def split(self, run: Path | None) -> tuple[Path, ManifestOptions]:
         """Return the run folder and the source; the first argument may only be the run folder without --run.
@@ -99,34 +97,24 @@ class RunAndManifest(ManifestOptions):
 def verify(
     source: RunAndManifest,
     subject: WorkloadOptions,
-    run: Annotated[
-        Path | None, option("The run folder (default: batchtune-run).", "DIR")
-    ] = None,
-    stream: Annotated[
-        bool,
-        option(
-            "Run the batches of stream.yaml (default: only if the run folder has no sampler.yaml)."
-        ),
-    ] = False,
-    steps: Annotated[
-        int | None,
-        option(
-            "Number of shuffled batches (default: an epoch, at most 200 or a minute).",
-            "N",
-        ),
-    ] = None,
-    epoch: Annotated[bool, option("Run one whole epoch instead of --steps.")] = False,
-    time_tolerance: TimeTolerance = 0.1,
-    step_timeout: Annotated[
-        float, option("Time limit of one step.", "SECONDS")
-    ] = 300.0,
-    seed: Annotated[
-        int | None,
-        option("Seed for the shuffles (default: that of the YAML file).", "N"),
-    ] = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    full: Full = False,
+    run: Path | None = option("The run folder (default: batchtune-run).", "DIR"),
+    stream: bool = option(
+        "Run the batches of stream.yaml (default: only if the run folder has no sampler.yaml).",
+        default=False,
+    ),
+    steps: int | None = option(
+        "Number of shuffled batches (default: an epoch, at most 200 or a minute).",
+        "N",
+    ),
+    epoch: bool = option("Run one whole epoch instead of --steps.", default=False),
+    time_tolerance: float = TIME_TOLERANCE,
+    step_timeout: float = option("Time limit of one step.", "SECONDS", default=300.0),
+    seed: int | None = option(
+        "Seed for the shuffles (default: that of the YAML file).", "N"
+    ),
+    quiet: bool = QUIET,
+    json: bool = JSON,
+    full: bool = FULL,
 ) -> None:
     """Run the recommended batches for real.
 
