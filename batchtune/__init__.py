@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from batchtune.packing import TimeLaw, pack
     from batchtune.results import BatchShape
     from batchtune.sampler.base import BucketBatchSampler, PooledBatchSampler
-    from batchtune.sampler.packed import PackedBatchSampler, sampler_from_config
-    from batchtune.sampler.same_step import SameStepBatchSampler, SameStepStream
+    from batchtune.sampler.micro_batches import (
+        PackedBatchSampler,
+        SameStepBatchSampler,
+        SameStepStream,
+        sampler_from_config,
+    )
     from batchtune.sampler.stream import BucketedStream
     from batchtune.scripts.recorder import Recorder
     from batchtune.workloads import Workload
@@ -44,16 +48,16 @@ _HOMES = {
     "BatchtuneError": "errors",
     "BucketBatchSampler": "sampler.base",
     "BucketedStream": "sampler.stream",
-    "PackedBatchSampler": "sampler.packed",
+    "PackedBatchSampler": "sampler.micro_batches",
     "PooledBatchSampler": "sampler.base",
     "Recorder": "scripts.recorder",
-    "SameStepBatchSampler": "sampler.same_step",
-    "SameStepStream": "sampler.same_step",
+    "SameStepBatchSampler": "sampler.micro_batches",
+    "SameStepStream": "sampler.micro_batches",
     "TimeLaw": "packing",
     "Workload": "workloads",
     "pack": "packing",
     "read_run": "api",
-    "sampler_from_config": "sampler.packed",
+    "sampler_from_config": "sampler.micro_batches",
     "sweep": "api",
     "tune": "api",
 }

@@ -22,21 +22,19 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from msgspec import structs
 
+from batchtune.buckets import checked_settings
 from batchtune.buckets.current import Current, read_current
-from batchtune.buckets.packed import Packing
-from batchtune.buckets.same_step import examples_kept
-from batchtune.buckets.strategies import checked_settings
+from batchtune.buckets.micro_batches import Packing, examples_kept
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import UsageError, listed, nearest
 from batchtune.exports.run_configs import write_config
+from batchtune.files import command_text
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
-from batchtune.manifests.base import KNOWN_UNITS, normalised
+from batchtune.manifests.formats import KNOWN_UNITS, normalised
+from batchtune.probe.flow import LargestBatch, run_probe
 from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import LargestBatch, run_probe
 from batchtune.probe.settings import ProbeSettings
-from batchtune.proving import Prover
-from batchtune.redaction import command_text
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
 from batchtune.results import (
     Probe,
@@ -48,10 +46,9 @@ from batchtune.results import (
 )
 from batchtune.run_folder import holds_other_lengths
 from batchtune.units import parse_size
-from batchtune.verify import run_verify
+from batchtune.verify import Prover, run_verify
 from batchtune.verify.plan import Plan, Subject
-from batchtune.workloads import with_unit
-from batchtune.workloads.loading import spec_of
+from batchtune.workloads import spec_of, with_unit
 
 _log = logging.getLogger("batchtune")
 _LENGTH_KEYS = ("length_key", "target_key")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, shortened
 from batchtune.records import HistogramBin, LengthsSummary, ReadingRecord
 from batchtune.records import Unit as Unit
 
@@ -457,3 +457,30 @@ class Histogram:
         """Return how many examples are at most as long as each of these lengths, of any shape."""
         up_to = np.concatenate(([0], self.cumulative))
         return up_to[np.searchsorted(self.lengths, lengths, side="right")]
+
+
+# Numbers that users give as arguments of the Python interface.
+
+# Counters have 64 bits, and there are further epochs and batches after the largest.
+_LARGEST = 2**62
+
+
+def whole(name: str, value: float, lowest: int = 0, *, highest: int = _LARGEST) -> int:
+    """Return the value as an int; raise ValueError unless it is a whole number from `lowest` to `highest`.
+
+    Floats count, as a size may have been computed.
+    """
+    if not is_number(value) or value != value // 1 or value < lowest:
+        raise ValueError(
+            f"{name} must be a whole number, at least {lowest}, got {shortened(value)}"
+        )
+    if value > highest:
+        raise ValueError(f"{name} must be at most {highest:,}, got {shortened(value)}")
+    return int(value)
+
+
+def is_number(value: object) -> bool:
+    """Return whether the value is a number of Python or NumPy."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(
+        value, bool
+    )

@@ -27,7 +27,7 @@ Unit = Literal["s", "ms", "samples", "frames", "tokens", "words", "characters", 
 Counting = Literal["characters", "words", "bytes"]
 Reduction = Literal["max", "sum", "first", "count"]
 
-# What a rule of the CI gate may do with a field of a record; `batchtune.reports.rule_fields` reads it.
+# What a rule of the CI gate may do with a field of a record; `batchtune.reports.gate` reads it.
 LESS_IS_BETTER = msgspec.Meta(extra={"better": "less"})
 MORE_IS_BETTER = msgspec.Meta(extra={"better": "more"})
 PER_CENT = msgspec.Meta(extra={"percent": True})

@@ -16,8 +16,8 @@ from made_trials import altered
 
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import MadeDevice
+from batchtune.probe.flow import run_probe
 from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape
 

@@ -11,7 +11,7 @@ from memory_laws import (
 )
 
 from batchtune.lengths import Lengths
-from batchtune.probe.compositions import COMPOSITIONS, Compositions
+from batchtune.probe.packed_search import COMPOSITIONS, Compositions
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import BatchShape
 

@@ -10,8 +10,8 @@ from statistics import NormalDist
 import msgspec
 
 from batchtune.reports import RunResults
+from batchtune.reports.gate import RuleInputs
 from batchtune.reports.page import build_page
-from batchtune.reports.rule_fields import RuleInputs
 from batchtune.results import (
     Baseline,
     BucketUse,

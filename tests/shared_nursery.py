@@ -4,7 +4,7 @@ import atexit
 
 import tiers
 
-from batchtune.loaders.protocol import LoaderReply
+from batchtune.loaders.worker import LoaderReply
 from batchtune.probe.supervisor import worker_program
 from batchtune.processes.worker import Nursery
 

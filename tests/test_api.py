@@ -30,7 +30,7 @@ from batchtune.results import (
     Trial,
     read_result,
 )
-from batchtune.workloads.loading import load_function, spec_of
+from batchtune.workloads import load_function, spec_of
 
 ROOT = Path(__file__).parents[1]
 KNOWN = f"{ROOT / 'tests' / 'probe' / 'known_workload.py'}:Known"
@@ -246,7 +246,7 @@ def test_a_class_in_a_file_is_a_workload(monkeypatch):
 
     assert spec_of(TinyTagger) == "examples/custom_workload.py:TinyTagger"
     spec = spec_of(load_function)
-    assert spec == "batchtune.workloads.loading:load_function"
+    assert spec == "batchtune.workloads:load_function"
     assert load_function(spec, {}, given=("spec", "options")) is load_function
 
 

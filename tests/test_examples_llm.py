@@ -11,7 +11,7 @@ import torch
 
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.results import BatchShape
-from batchtune.workloads.loading import load_workload
+from batchtune.workloads import load_workload
 
 FOLDER = Path(__file__).parents[1] / "examples" / "llm"
 

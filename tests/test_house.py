@@ -21,13 +21,10 @@ PACKAGE = ROOT / "batchtune"
 # Level by level, what may import what lies below. Packages on one level do not import each other.
 BASE = {
     "allocators",
-    "arguments",
-    "configs",
     "errors",
     "files",
     "lengths",
     "records",
-    "redaction",
     "results",
     "run_folder",
     "trust",
@@ -39,15 +36,14 @@ LEVELS = [
     {"processes"},
     {"manifests", "epochs"},
     {"packing"},
-    {"sampler_files"},
+    {"configs"},
     {"buckets"},
     {"probe", "streams"},
-    {"loaders", "verify"},  # what is out of memory the probe knows
+    {"loaders"},  # what is out of memory the probe knows
     {"reports", "exports"},
     {
-        "proving",  # it runs, rules out, and writes what `exports` writes
         "sampler",
-        "schemas",
+        "verify",  # it runs, rules out, and writes what `exports` writes
     },
     {"scripts"},  # they hand a script the probe's batches, or the sampler's
     {"api"},

@@ -36,7 +36,7 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.refining import Refinement
+from batchtune.probe.knowledge import Refinement
 from batchtune.probe.requests import Ran
 from batchtune.probe.search import FrontierSearch
 from batchtune.results import SweepSettings, Trial

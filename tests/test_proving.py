@@ -13,24 +13,22 @@ from memory_laws import LAWS, LIMIT_BYTES, LawDevice
 from packed_laws import PackedDevice
 
 from batchtune.buckets.sweep import run_sweep
+from batchtune.configs import read_any_sampler_yaml, read_sampler_yaml
 from batchtune.errors import ProbeError
 from batchtune.exports.run_configs import write_config
 from batchtune.lengths import Lengths
+from batchtune.probe.flow import run_probe
 from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
-from batchtune.proving import Prover, mark_proven
 from batchtune.reports import load_run, render
-from batchtune.reports.gate import exit_code, judge, parse_rules
-from batchtune.reports.rule_fields import RuleInputs
+from batchtune.reports.gate import RuleInputs, exit_code, judge, parse_rules
 from batchtune.results import (
     BatchShape,
     SweepSettings,
     write_result,
 )
 from batchtune.run_folder import read_trials
-from batchtune.sampler_files import read_any_sampler_yaml, read_sampler_yaml
-from batchtune.verify import verify
+from batchtune.verify import Prover, mark_proven, verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(4, 41, 1500))
@@ -239,7 +237,7 @@ def test_where_nothing_holds_other_rows_are_tried(tmp_path):
 def test_tables_have_twice_the_time_of_the_probe_with_its_starts(tmp_path, monkeypatch):
     clock = [0.0]
     made_time = SimpleNamespace(monotonic=lambda: clock[0])
-    monkeypatch.setattr("batchtune.proving.time", made_time)
+    monkeypatch.setattr("batchtune.verify.time", made_time)
     steps = prover(made(), tmp_path)
     deadlines = []
 

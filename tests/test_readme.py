@@ -5,9 +5,9 @@ from pathlib import Path
 
 import terminal_picture
 
-from batchtune.buckets.strategies import STRATEGIES
+from batchtune.buckets import STRATEGIES
 from batchtune.manifests import FORMATS
-from batchtune.manifests.base import KNOWN_UNITS
+from batchtune.manifests.formats import KNOWN_UNITS
 from batchtune.workloads import BUILTINS
 
 ROOT = Path(__file__).parents[1]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from report_records import made_probe
 
+from batchtune.files import command_text, redacted_command
 from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings, begin_run
-from batchtune.redaction import command_text, redacted_command
 from batchtune.reports import FORMATS, RunResults, render
 from batchtune.results import write_result
 

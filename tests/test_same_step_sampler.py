@@ -197,7 +197,9 @@ def test_a_stream_keeps_the_examples_of_each_step(tmp_path, ranks):
 def test_a_stream_has_one_worker_and_steps_to_keep(tmp_path, monkeypatch):
     stream = SameStepStream(config_file(tmp_path), [1], length_of=float)
     workers = SimpleNamespace(num_workers=2)
-    monkeypatch.setattr("batchtune.sampler.same_step.get_worker_info", lambda: workers)
+    monkeypatch.setattr(
+        "batchtune.sampler.micro_batches.get_worker_info", lambda: workers
+    )
     with pytest.raises(RuntimeError, match="2 workers would each make steps"):
         next(iter(stream))
     path = tmp_path / "sampler.yaml"

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader
 
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
 from batchtune.allocators import VARIABLES
+from batchtune.configs import read_any_sampler_yaml
 from batchtune.errors import UsageError
 from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.results import SamplerConfig, SamplerEvidence
-from batchtune.sampler_files import read_any_sampler_yaml
 
 LENGTHS = np.random.default_rng(0).integers(1, 31, 101).astype(np.float64)
 

@@ -19,7 +19,7 @@ from batchtune import BucketedStream
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
-from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_random
+from batchtune.streams import StreamBatching, stream_batches, stream_random
 
 RANDOM = random.Random(0)
 EXAMPLES = [{"id": number, "length": RANDOM.randint(1, 30)} for number in range(500)]

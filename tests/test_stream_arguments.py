@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from batchtune import BucketedStream
-from batchtune.sampler.arguments import truncated
+from batchtune.sampler import truncated
 
 LONG = "x" * 100_000
 NAN = float("nan")

@@ -12,10 +12,10 @@ from cli.conftest import run_here
 from manifests.samples import shard
 from msgspec import structs
 
+from batchtune.configs import read_stream_yaml
 from batchtune.exports.run_configs import render_stream_yaml
 from batchtune.manifests import load_stream
 from batchtune.results import StreamSweep, read_result, write_result
-from batchtune.sampler_files import read_stream_yaml
 from batchtune.streams.simulated import sample_random, stored_stream, stream_epoch
 
 SHARDS, EXAMPLES, SEED, SHARDS_SHUFFLED = 12, 15, 3, 4

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from batchtune.buckets.strategies import STRATEGIES
+from batchtune.buckets import STRATEGIES
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import (

@@ -45,14 +45,14 @@ COMMANDS = {
     "sweep-buckets": Declared("tune", "Compare bucket tables and recommend one."),
     "sweep-stream": Declared("tune", "Tune the batches of a stream of tar shards."),
     "tune-loader": Declared(
-        "tune_loader", "Measure a data loader, and recommend its arguments."
+        "tune", "Measure a data loader, and recommend its arguments."
     ),
     "scan": Declared("describe", "Read the lengths of a data set, once."),
     "report": Declared(
         "report", "Show a run: what to set, what it saves. In CI: hold it to rules."
     ),
     "export": Declared(
-        "export", "Write the recommendation as a config for another framework."
+        "report", "Write the recommendation as a config for another framework."
     ),
     "verify": Declared("verify", "Run the recommended batches for real."),
     "record": Declared(

@@ -144,7 +144,7 @@ def refuse_overwriting(output: Path, inputs: Sequence[str | Path]) -> None:
 
 def describe(lengths: Lengths, *, quiet: bool) -> None:
     """Describe the data in a few lines on stderr: what was read, what was left out, what looks wrong."""
-    from batchtune.reports.survey import survey, survey_sentences
+    from batchtune.reports.page import survey, survey_sentences
 
     scan = survey(lengths)
     notes(

@@ -88,8 +88,7 @@ def scan(
     from batchtune.manifests import scan as write_scan
     from batchtune.manifests.inputs import check_choice
     from batchtune.manifests.reading import ENGINES
-    from batchtune.reports.page import make_page
-    from batchtune.reports.survey import survey, survey_section
+    from batchtune.reports.page import make_page, survey, survey_section
 
     to_stdout = str(output) == "-"
     if to_stdout and json:
@@ -200,7 +199,7 @@ def schema(
 
     Reads nothing. Writes to FILE if -o is given. A schema is always JSON; --json applies to the list of names.
     """
-    from batchtune.schemas import SCHEMAS, schema_list, schema_of
+    from batchtune.reports.page import SCHEMAS, schema_list, schema_of
 
     if name is None and json:
         text = json_format.dumps({"schemas": schema_list()}, indent=2)

@@ -508,7 +508,7 @@ class WorkloadOptions:
             options = script_options(self.workload, options, lengths.unit)
             return {"command": named, "options": options}
         assert self.command is not None
-        from batchtune.redaction import command_text
+        from batchtune.files import command_text
 
         words = script_words(self.command)
         return {
@@ -521,7 +521,7 @@ class WorkloadOptions:
     def in_words(self) -> str | None:
         """The training step as a part of a command line, after a space; None if it is not one for all commands."""
         if self.command is not None:
-            from batchtune.redaction import command_text
+            from batchtune.files import command_text
 
             return f" -- {command_text(script_words(self.command))}"
         if self.workload is None or self._named() is not None:
@@ -683,7 +683,7 @@ class SweepOptions:
 
     def settings(self, run: RunOptions) -> SweepSettings:
         """Return the settings of the sweep. Raises UsageError if a value is invalid."""
-        from batchtune.buckets.strategies import (
+        from batchtune.buckets import (
             STRATEGIES,
             checked_settings,
             parse_num_buckets,
@@ -757,7 +757,7 @@ class StreamOptions:
 
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
-        from batchtune.buckets.strategies import parse_num_buckets, parse_sizes
+        from batchtune.buckets import parse_num_buckets, parse_sizes
         from batchtune.buckets.sweep import probed_ranks
         from batchtune.results import StreamSettings, checked
 

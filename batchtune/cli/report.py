@@ -1,7 +1,8 @@
-"""`batchtune report`: shows a run, and holds it to rules."""
+"""`batchtune report` and `export`: show a run, hold it to rules, and write its recommendation for other frameworks."""
 
 from __future__ import annotations
 
+import json as json_format
 import os
 import re
 import sys
@@ -14,7 +15,6 @@ import typer
 
 from batchtune.cli import console
 from batchtune.cli.app import is_from_environment
-from batchtune.cli.export import tuned_run, warn_of_damage
 from batchtune.cli.options import (
     FULL,
     JSON,
@@ -28,6 +28,7 @@ from batchtune.cli.options import (
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 
 if TYPE_CHECKING:
+    from batchtune.exports import Tuned
     from batchtune.manifests import ReadOptions
     from batchtune.reports import RunResults
     from batchtune.reports.gate import Rule
@@ -226,8 +227,7 @@ def _judged(
 ) -> RunResults:
     """Return the run with its verdicts and drift."""
     from batchtune.reports import load_run
-    from batchtune.reports.gate import judge
-    from batchtune.reports.rule_fields import RuleInputs
+    from batchtune.reports.gate import RuleInputs, judge
 
     results = load_run(folder)
     warn_of_damage(folder, quiet=quiet)
@@ -241,7 +241,7 @@ def _judged(
 
 def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
     """Read the new lengths as those of the run, unless options say otherwise, and compare them."""
-    from batchtune.buckets.drift import drift
+    from batchtune.buckets.sweep import drift
     from batchtune.epochs.measured_costs import Costs, costs_of
 
     sweep = results.sweep
@@ -317,3 +317,112 @@ def annotation(message: str) -> str:
     """
     escaped = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return f"::error title=batchtune::{escaped}"
+
+
+EXAMPLES |= {
+    "export": """
+batchtune export --to espnet
+batchtune export my-run --to lightning -o batches.py
+batchtune export --to speechbrain
+"""
+}
+
+
+@expand
+def export(
+    run: Path = RUN_FOLDER,
+    to: str | None = option("The framework; --list shows all.", "FRAMEWORK"),
+    output: Path | None = OUTPUT,
+    list_known: bool = option(
+        "List the frameworks.", None, "--list", variable=None, default=False
+    ),
+    quiet: bool = QUIET,
+    json: bool = JSON,
+) -> None:
+    """Write the recommendation as a config for another framework."""
+    from batchtune.exports import FRAMEWORKS, export_of
+    from batchtune.reports import load_run
+    from batchtune.results import Exported, meta_of
+
+    if list_known:
+        console.write_result(_listed(as_json=json), None)
+        return
+    if to is None:
+        raise UsageError(
+            "no framework to export to",
+            f"Name it with --to. Known frameworks: {', '.join(FRAMEWORKS)}.",
+        )
+    framework = export_of(to)
+    tuned = tuned_run(load_run(run))
+    warn_of_damage(run, quiet=quiet)
+    if (
+        tuned.sweep is not None
+        and tuned.sweep.proof is not None
+        and not tuned.sweep.proof.holds
+    ):
+        console.note(
+            f"Warning: the recommended batches are not proven: {tuned.sweep.proof.reason}.",
+            quiet=quiet,
+        )
+    text = framework.render(tuned)
+    output = console.file_of(output)
+    if output is not None or not json:
+        console.write_result(text, output, quiet=quiet)
+    if json:
+        # Perhaps not UTF-8.
+        file = str(output or framework.file).encode(errors="backslashreplace").decode()
+        exported = Exported(
+            meta=meta_of(Exported),
+            framework=framework.name,
+            title=framework.title,
+            file=file,
+            content=text,
+        )
+        console.write_json(exported)
+
+
+def warn_of_damage(folder: Path, *, quiet: bool) -> None:
+    """Warn of a `sampler.yaml` that samplers would refuse; other results can still be shown."""
+    from batchtune.configs import read_any_sampler_yaml
+
+    path = folder / "sampler.yaml"
+    if path.exists():
+        try:
+            read_any_sampler_yaml(path)
+        except ResultError as error:
+            console.note(f"Warning: {error.message}. {error.hint}", quiet=quiet)
+
+
+def tuned_run(results: RunResults) -> Tuned:
+    """Return a run as exports need it; paths are relative to the working folder if the run is in it."""
+    from batchtune.exports import Tuned
+
+    here = Path.cwd()
+    folder = results.folder
+    if folder.is_relative_to(here):
+        folder = folder.relative_to(here)
+    return Tuned(
+        sweep=results.sweep,
+        stream=results.stream,
+        probe=results.probe,
+        loader=results.loader,
+        config=(folder / "sampler.yaml").as_posix(),
+        stream_config=(folder / "stream.yaml").as_posix(),
+    )
+
+
+def _listed(*, as_json: bool) -> str:
+    from batchtune.exports import FRAMEWORKS, export_of
+
+    known = [export_of(name) for name in FRAMEWORKS]
+    if as_json:
+        listed = [
+            {
+                "framework": framework.name,
+                "title": framework.title,
+                "file": framework.file,
+            }
+            for framework in known
+        ]
+        return json_format.dumps(listed, indent=2, ensure_ascii=False)
+    return "\n".join(f"{framework.name:<20}{framework.title}" for framework in known)

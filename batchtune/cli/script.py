@@ -89,7 +89,7 @@ def record(
     """
     from batchtune.files import check_writable
     from batchtune.results import TRAINING_FILE
-    from batchtune.scripts.interposing import environment
+    from batchtune.scripts import environment
 
     if command is None:
         raise UsageError(
@@ -145,7 +145,7 @@ def run(
     """
     from batchtune.files import temporary_folder
     from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_if_written
-    from batchtune.scripts.interposing import environment
+    from batchtune.scripts import environment
     from batchtune.scripts.running import GIVEN_FILE, LENGTHS_FILE
 
     if command is None:
@@ -221,7 +221,7 @@ def _allocator_variables(measured: str | None, config: Path) -> dict[str, str]:
 
 def _about_tuning(folder: Path, probe: Probe | None, words: list[str]) -> Iterator[str]:
     """Yield why the batches may not be those for this command: another was tuned, or they are not proven."""
-    from batchtune.redaction import command_text
+    from batchtune.files import command_text
     from batchtune.results import SWEEP_FILE, Sweep, read_if_written
 
     swept = read_if_written(folder / SWEEP_FILE, Sweep)
@@ -262,10 +262,10 @@ def _lengths_of_script(
 
     Raises ResultError for other lengths.
     """
+    from batchtune.configs import read_any_sampler_yaml
     from batchtune.results import OWN_LENGTHS_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.run_folder import check_lengths, lengths_of
-    from batchtune.sampler_files import read_any_sampler_yaml
-    from batchtune.scripts.script_loaders import STREAM_LINES
+    from batchtune.scripts.running import STREAM_LINES
 
     path = folder / SAMPLER_FILE
     if (folder / STREAM_CONFIG_FILE).exists() and not path.exists():

@@ -1,4 +1,4 @@
-"""`batchtune tune`, and its parts: `probe-oom` and `sweep-buckets`; `sweep-stream` for streams."""
+"""`batchtune tune`, and its parts: `probe-oom` and `sweep-buckets`; `sweep-stream` for streams, `tune-loader`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ import typer
 from batchtune.cli import console
 from batchtune.cli.options import (
     BUCKETS,
+    DEFAULT_RUN_FOLDER,
+    FULL,
+    JSON,
     MAX_BATCH_LENGTH,
+    QUIET,
     TIME_TOLERANCE,
+    LoaderOptions,
     ManifestOptions,
     ProbeOptions,
     RunOptions,
@@ -32,10 +37,9 @@ from batchtune.units import format_length
 if TYPE_CHECKING:
     from batchtune.buckets.current import Current
     from batchtune.lengths import Lengths
+    from batchtune.probe.flow import LargestBatch
     from batchtune.probe.nodes import Nodes
-    from batchtune.probe.probing import LargestBatch
     from batchtune.results import AnySweep, Probe, Sweep, SweepSettings
-
 
 EXAMPLES = {
     "tune": """
@@ -112,13 +116,13 @@ def tune(
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
     """
     started = time.monotonic()
-    from batchtune.buckets.same_step import examples_kept
-    from batchtune.epochs.layout import RankSplit
+    from batchtune.buckets.micro_batches import examples_kept
+    from batchtune.epochs import RankSplit
     from batchtune.epochs.measured_costs import Costs
-    from batchtune.epochs.shares import check_min_steps
-    from batchtune.proving import SHARE_OF_THE_PROBE, Prover
+    from batchtune.epochs.pricing import check_min_steps
     from batchtune.reports import load_run, render
     from batchtune.results import checked
+    from batchtune.verify import SHARE_OF_THE_PROBE, Prover
     from batchtune.verify.plan import VerifySettings
 
     refuse_to_be_a_rank()
@@ -265,8 +269,8 @@ def _probe(
 ) -> Probe:
     """Run the probe with a line for each trial and a bar below, for at most that many minutes; or go on with it."""
     from batchtune.probe.devices import law
+    from batchtune.probe.flow import run_probe
     from batchtune.probe.messages import ProbeHooks
-    from batchtune.probe.probing import run_probe
     from batchtune.run_folder import holds_other_lengths
 
     settings = replace(probe, minutes=minutes).settings(lengths, run, source)
@@ -331,7 +335,7 @@ def sweep_buckets(
     --from-training, no probe is needed. Takes the options for reading the manifest, such as --max-length, from the run
     and shows them, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
-    from batchtune.buckets.packed import Packing
+    from batchtune.buckets.micro_batches import Packing
 
     settings = sweep.settings(run)
     packing = Packing(max_tokens=max_tokens, cut_at=cut_at)
@@ -368,8 +372,8 @@ def sweep_stream(
     Reads tar shards (only their headers), or any manifest in the order of the stream. max_batch_length and costs come
     from the run folder's probe.json, or from --max-batch-length. Writes stream.json and stream.yaml there.
     """
-    from batchtune.streams.speechbrain import stream_current
-    from batchtune.streams.stream_sweep import run_stream_sweep
+    from batchtune.streams.simulated import stream_current
+    from batchtune.streams.sweep import run_stream_sweep
 
     settings = stream.settings(run)
     stored = source.load_stream(quiet=run.quiet, as_in=run.continued)
@@ -459,3 +463,70 @@ def _check_limit(
     hint = limit_unit_hint(lengths, max_batch_length)
     if hint is not None:
         console.note(f"Warning: {hint}.", quiet=quiet)
+
+
+EXAMPLES |= {
+    "tune-loader": """
+batchtune tune-loader train.py:make_dataset
+batchtune tune-loader train.py:make_loader_arguments --sweep num_workers=0:8 --ranks-per-node 4
+batchtune tune-loader shards.py:make_batches --step-ms 45
+batchtune tune-loader augment.py:mel_batches --kind dali --sweep eval_mode=eager,sync_cpu
+"""
+}
+
+
+@expand
+def tune_loader(
+    loader: LoaderOptions,
+    run: Path = option(
+        "Run folder: its probe says how long steps take; loader.json and loader.yaml go there.",
+        "DIR",
+        default=DEFAULT_RUN_FOLDER,
+    ),
+    force: bool = option(
+        "If the folder holds the tuning of another loader, replace it.",
+        variable=None,
+        default=False,
+    ),
+    quiet: bool = QUIET,
+    json: bool = JSON,
+    full: bool = FULL,
+) -> None:
+    """Measure a data loader, and recommend its arguments.
+
+    Each setting runs in fresh processes: num_workers, prefetch_factor, ... of a DataLoader; threads and evaluation
+    modes of DALI. Interleaved runs compare the best ones. With the run folder's step times, or --step-ms, it says what
+    share of the time the training step waits for batches. It recommends the fewest workers that keep the step busy, or
+    the fastest setting. Writes loader.json and loader.yaml.
+    """
+    from batchtune.errors import LoaderError
+    from batchtune.exports.run_configs import render_loader_yaml
+    from batchtune.files import check_writable, write_whole
+    from batchtune.loaders.tuner import run_loader_tuning
+    from batchtune.reports import load_run
+    from batchtune.results import LOADER_CONFIG_FILE
+
+    check_writable(run)
+    settings = loader.settings(run)
+    with console.progress("Building the loader", quiet=quiet) as bar:
+        tuning = run_loader_tuning(settings, run, force=force, on_progress=bar.loader)
+    config = run / LOADER_CONFIG_FILE
+    if tuning.recommended_row is None:
+        config.unlink(missing_ok=True)
+    else:
+        write_whole(config, render_loader_yaml(tuning), follow=False)
+    if json:
+        console.write_json(tuning)
+    else:
+        # `report` shows the rest of the run.
+        console.show(
+            replace(
+                load_run(run), probe=None, sweep=None, stream=None, verification=None
+            ),
+            full=full,
+        )
+    if tuning.recommended_row is None:
+        raise LoaderError(
+            f"{loader.target}: no setting of the loader works",
+            "The report shows why; fix that, and run it again.",
+        )

@@ -135,10 +135,10 @@ def verify(
     and sampler.yaml whether the recommended batches are proven.
     """
     from batchtune.files import check_writable
-    from batchtune.proving import mark_proven
     from batchtune.reports import load_run
     from batchtune.reports.page import build_verification_page
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, checked
+    from batchtune.verify import mark_proven
     from batchtune.verify.plan import VerifySettings, subject_of
 
     refuse_to_be_a_rank()
@@ -207,6 +207,7 @@ def _plan(
 
     Raises ResultError if one of them, or the probe next to it, is of other lengths, or if packed batches were probed.
     """
+    from batchtune.configs import read_sampler_yaml, read_stream_yaml
     from batchtune.results import (
         PROBE_FILE,
         SAMPLER_FILE,
@@ -215,7 +216,6 @@ def _plan(
         read_if_written,
     )
     from batchtune.run_folder import check_lengths, lengths_of
-    from batchtune.sampler_files import read_sampler_yaml, read_stream_yaml
     from batchtune.streams.simulated import stored_stream
     from batchtune.verify.plan import VerifyPlan
 

@@ -1,4 +1,4 @@
-"""The cost of a batch shape as a function of its size and lengths, fitted to measured shapes.
+"""The cost of a batch shape, padded or packed, as a function of its size and lengths, fitted to measured shapes.
 
 cost = max(floor, constant + B·(example + linear·L + quadratic·L² + target_linear·T + target_quadratic·T² + cross·L·T))
 
@@ -13,22 +13,128 @@ leave-one-out error, so that one that merely bends to few measurements loses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.least_squares import (
-    leverages,
-    nonnegative_fits,
-    scaled_columns,
-)
-from batchtune.lengths import BoolArray, FloatArray
-from batchtune.results import CostModel, PackedModel
+from batchtune.lengths import BoolArray, FloatArray, IntArray
+from batchtune.results import BatchShape, CostModel, PackedModel
+
+# With a smaller diagonal of the triangular factor, of columns of norm 1, a column is a sum of the others.
+_DEPENDENT = 1e-12
+# A column that would raise the fit by less, relative to the target's norm, does so by rounding.
+_ROUNDING = 1e-13
+
+
+def nonnegative_fits(
+    columns: FloatArray, target: FloatArray, forms: BoolArray
+) -> FloatArray:
+    """Return each form's coefficients of at least 0 with which its columns come closest to the target.
+
+    Such a fit is the least-squares fit of the columns whose coefficients are positive, and no other column of the
+    form could be added with a positive one (the Kuhn-Tucker conditions: Lawson and Hanson 1974, chapter 23). Of the
+    subsets that meet this, the smallest is taken.
+
+    Args:
+        columns: Shape (measured, columns), of any scales.
+        target: Shape (measured,).
+        forms: Shape (forms, columns): which columns each form has.
+
+    Returns:
+        Shape (forms, columns), 0 for columns without a part.
+    """
+    scaled, scales = scaled_columns(columns)
+    # The triangular factor is fitted as the columns are.
+    independent, factor = np.linalg.qr(scaled)
+    reduced = target @ independent
+    bits = 1 << np.arange(scales.size)
+    form_bits = forms @ bits
+    subsets = _subsets_of(form_bits, bits)
+    coefficients, determined = _fits(factor, reduced, subsets)
+    residuals = reduced - coefficients @ factor.T
+    rising = residuals @ factor > _ROUNDING * np.linalg.norm(target)
+    could_be_added = (rising & ~subsets) @ bits
+    complete = (could_be_added[:, np.newaxis] & form_bits) == 0
+    # Should rounding leave a form without a complete subset, the closest is taken.
+    distances = (residuals**2).sum(axis=1)
+    ranks = np.where(complete, -1.0, distances[:, np.newaxis])
+    allowed = determined & ((coefficients > 0) == subsets).all(axis=1)
+    within = ((subsets @ bits)[:, np.newaxis] & ~form_bits) == 0
+    best = np.where(within & allowed[:, np.newaxis], ranks, np.inf).argmin(axis=0)
+    return cast(FloatArray, coefficients[best] / scales)
+
+
+def scaled_columns(columns: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return columns of norm 1, and what they were divided by: they may differ by many orders of magnitude."""
+    norms = np.linalg.norm(columns, axis=0)
+    scales = np.where(norms > 0, norms, 1.0)
+    return columns / scales, scales
+
+
+def leverages(columns: FloatArray, subsets: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """Return the leverage of each measurement in the fits of subsets of the columns, and how independent these are.
+
+    The leverages have the shape (subsets, measured). Independence is the least absolute value on the diagonal of
+    the triangular factor of the subset's columns.
+    """
+    split = _split(columns, subsets)
+    independent = split.independent[:, : len(columns)] * split.used[:, np.newaxis]
+    return (independent**2).sum(axis=2), split.diagonal.min(axis=1)
+
+
+class _Split(NamedTuple):
+    """The QR factors of subsets of columns, the columns that are used first; `order` are their places."""
+
+    order: IntArray
+    used: BoolArray
+    independent: FloatArray
+    triangular: FloatArray
+
+    @property
+    def diagonal(self) -> FloatArray:
+        """The absolute values of the triangular factors' diagonals, shape (subsets, columns); inf where not used."""
+        diagonal = np.abs(self.triangular.diagonal(axis1=1, axis2=2))
+        return np.where(self.used, diagonal, np.inf)
+
+
+def _split(columns: FloatArray, subsets: BoolArray) -> _Split:
+    """Split subsets of columns; rows of 0 are added where there are fewer rows than columns."""
+    order = np.argsort(~subsets, axis=1, kind="stable")
+    used = np.arange(subsets.shape[1]) < subsets.sum(axis=1)[:, np.newaxis]
+    rows, count = columns.shape
+    padded = np.vstack((columns, np.zeros((max(0, count - rows), count))))
+    chosen = padded.T[order].swapaxes(1, 2) * used[:, np.newaxis]
+    return _Split(order, used, *np.linalg.qr(chosen))
+
+
+def _fits(
+    factor: FloatArray, target: FloatArray, subsets: BoolArray
+) -> tuple[FloatArray, BoolArray]:
+    """Return the subsets' coefficients, 0 for other columns, and whether a subset determines them."""
+    split = _split(factor, subsets)
+    fixed = split.diagonal > _DEPENDENT
+    # Without 0 on the diagonal each has a solution: that of an unused column is 0.
+    replaced = ~(fixed & split.used)
+    triangular = split.triangular + replaced[:, np.newaxis] * np.eye(len(replaced.T))
+    projected = (target @ split.independent[:, : target.size]) * split.used
+    solved = np.linalg.solve(triangular, projected[..., np.newaxis])[..., 0]
+    coefficients = np.zeros_like(solved)
+    np.put_along_axis(coefficients, split.order, solved, axis=1)
+    return coefficients, cast(BoolArray, fixed.all(axis=1))
+
+
+def _subsets_of(form_bits: IntArray, bits: IntArray) -> BoolArray:
+    """Return every subset of any form, shape (subsets, columns), the smallest first."""
+    numbers = np.arange(2 * bits[-1])
+    within = (numbers[:, np.newaxis] & ~form_bits) == 0
+    subsets = (numbers[within.any(axis=1), np.newaxis] & bits) > 0
+    return subsets[np.argsort(subsets.sum(axis=1), kind="stable")]
+
 
 AnyModel = TypeVar("AnyModel", CostModel, PackedModel)
 
@@ -346,3 +452,84 @@ class _AboveFloor:
         """Return the root mean squares of the weighted relative errors of predicted / measured costs, the last axis."""
         weighted = self._measured.weights * (predicted - 1)
         return cast(FloatArray, np.sqrt((weighted**2).mean(axis=-1)))
+
+
+# The cost of a packed batch as a function of its sequences, fitted to measured ones.
+#
+# cost = constant + token·Σ L + squared_token·Σ L² + sequence·n
+#
+# Layers that work on each token, attention within each sequence, and what each sequence takes whatever its length, over
+# a constant part. The padded batches' model (`cost_model`) has the same terms of one length.
+
+# With fewer distinct batches a fit says nothing that they don't.
+_FEWEST_PACKED = 3
+# Fits that miss by less are equally good.
+_NEGLIGIBLE_IF_PACKED = 1e-3
+
+
+def features_of(shape: BatchShape) -> tuple[int, int, int]:
+    """Return a packed batch's Σ L, Σ L² and number of sequences."""
+    return shape.tokens, shape.squared_tokens, shape.batch_size
+
+
+def fit_packed(
+    shapes: Sequence[BatchShape], costs: Sequence[float]
+) -> PackedModel | None:
+    """Fit the model to distinct packed batches by least squares of the relative error, with coefficients of at least 0.
+
+    Errors count by the square root of the cost, as for padded batches. None for fewer than 3 batches, or if their
+    tokens do not differ, or a cost is 0.
+    """
+    cost = np.array(costs, dtype=np.float64)
+    features = np.array([features_of(shape) for shape in shapes], dtype=np.float64)
+    if (
+        cost.size < _FEWEST_PACKED
+        or np.ptp(features[:, 0]) == 0
+        or not (cost > 0).all()
+    ):
+        return None
+    coefficients, error = fit_terms(features, cost)
+    constant, token, squared_token, sequence = coefficients.tolist()
+    return PackedModel(
+        constant=constant,
+        token=token,
+        squared_token=squared_token,
+        sequence=sequence,
+        relative_error=root_mean_square(error),
+        largest_error=float(np.abs(error).max()),
+    )
+
+
+def fit_terms(features: FloatArray, costs: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Fit a constant and a coefficient of each feature, shape (batches, features), to positive costs.
+
+    A feature after the first counts only if it explains the costs: few batches can't tell what follows from what.
+    Return the coefficients, the constant first, and each batch's fit / measured - 1.
+    """
+    further = range(1, features.shape[1])
+    candidates = []
+    for count in range(features.shape[1]):
+        for terms in combinations(further, count):
+            coefficients, error = _fit(features, costs, (0, *terms))
+            score = (
+                max(root_mean_square(error), _NEGLIGIBLE_IF_PACKED) / _WORTH_IT**count
+            )
+            candidates.append((score, coefficients, error))
+    _, coefficients, error = min(candidates, key=lambda candidate: candidate[0])
+    return coefficients, error
+
+
+def _fit(
+    features: FloatArray, costs: FloatArray, terms: tuple[int, ...]
+) -> tuple[FloatArray, FloatArray]:
+    """Fit the constant and these features; the other coefficients are 0."""
+    columns = np.column_stack((np.ones(costs.size), features)) / costs[:, np.newaxis]
+    used = [0, *(1 + term for term in terms)]
+    coefficients = np.zeros(1 + features.shape[1])
+    coefficients[used] = nonnegative(columns[:, used], weights_by_cost(costs))
+    return coefficients, columns @ coefficients - 1
+
+
+def root_mean_square(errors: FloatArray) -> float:
+    """Return the root of the mean of the squares."""
+    return float(np.sqrt(np.mean(errors**2)))

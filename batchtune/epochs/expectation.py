@@ -1,4 +1,4 @@
-"""The cost of batches on average over all shuffles, exactly and without shuffling: of an epoch, and of any bucket.
+"""The time, cost and randomness of an epoch on average over all shuffles, exactly and without shuffling.
 
 `tally` counts the batches of each bucket and size. In a uniform shuffle each batch is a uniformly drawn subset of its
 bucket's n examples, so P(longest of s ≤ x) = C(c, s) / C(n, s) with c the number of them up to x; as expectations are
@@ -9,17 +9,147 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
+from msgspec import structs
 
-from batchtune.epochs.epoch_time import EpochTime, time_errors
-from batchtune.epochs.layout import ON_ONE_RANK, EpochShapes, RankSplit, lay_out
-from batchtune.epochs.measured_costs import BatchCost, StepTimeFunction, TypicalTargets
+from batchtune.epochs import (
+    ON_ONE_RANK,
+    EpochBatches,
+    EpochShapes,
+    Layout,
+    RankSplit,
+    lay_out,
+)
+from batchtune.epochs.measured_costs import (
+    BatchCost,
+    StepTimeFunction,
+    StepTimes,
+    TypicalTargets,
+)
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, Histogram, IntArray
+from batchtune.lengths import AnyArray, FloatArray, Histogram, IntArray
+from batchtune.results import RankTimes, Row, StreamRow
+
+RowT = TypeVar("RowT", Row, StreamRow)
+
+# Times that differ by no more than two standard errors of their difference are taken for equal.
+_WITHIN_ERRORS = 2.0
+# Batches that stand for all in the errors, which need not be as exact as the time itself.
+_REPRESENTATIVES = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EpochTime:
+    """The time of one epoch as the ranks take batches, in seconds.
+
+    Attributes:
+        errors: Shape (sources,): its standard errors by the measurements that cause them; None: unknown.
+        chance: The standard error that comes of simulating few epochs.
+        deviation: How much simulated epochs differ; None: the time is a mean over all shuffles.
+        ranks: The time by how batches are dealt; None of batches that are known one by one.
+    """
+
+    seconds: float
+    errors: FloatArray | None = None
+    chance: float = 0.0
+    deviation: float | None = None
+    ranks: RankTimes | None = None
+
+    @classmethod
+    def simulated(
+        cls,
+        times: FloatArray,
+        shapes: EpochShapes,
+        step_seconds: StepTimeFunction,
+        scale: float = 1.0,
+    ) -> EpochTime:
+        """Return the mean time of simulated epochs; `shapes` are those of one, and stand for `scale` times as many."""
+        seconds = float(times.mean())
+        spread = float(times.std(ddof=1))
+        return cls(
+            seconds=seconds,
+            errors=shape_errors(step_seconds, shapes, seconds),
+            chance=spread / math.sqrt(times.size),
+            # The batches that an epoch has beyond those that were simulated are independent of them.
+            deviation=spread / math.sqrt(scale),
+        )
+
+    @property
+    def standard_error(self) -> float | None:
+        """The standard error of the time, in seconds; None if it is not known."""
+        if self.errors is None:
+            return None
+        return float(np.hypot(np.linalg.norm(self.errors), self.chance))
+
+    def fields(self) -> dict[str, float | None]:
+        """Return the fields of a row that hold it."""
+        return {
+            "estimated_epoch_seconds": self.seconds,
+            "estimated_epoch_error_seconds": self.standard_error,
+            "epoch_seconds_deviation": self.deviation,
+        }
+
+
+def time_errors(
+    step_seconds: StepTimeFunction,
+    shapes: EpochShapes,
+    counts: FloatArray,
+    seconds: float,
+) -> FloatArray | None:
+    """Return the errors of the time of an epoch with so many batches of each shape, whose steps take `seconds`.
+
+    They are of first order in those of the measured step times; None if `step_seconds` knows no errors.
+    """
+    if not isinstance(step_seconds, StepTimes):
+        return None
+    sizes = shapes.batch_sizes.astype(np.float64)
+    return seconds * step_seconds.errors(sizes, shapes.lengths, shapes.targets, counts)
+
+
+def shape_errors(
+    step_seconds: StepTimeFunction, shapes: EpochShapes, seconds: float
+) -> FloatArray | None:
+    """Return the errors of the time of an epoch with these batches; some of them stand for all.
+
+    On several ranks their waiting is taken to grow as the time does.
+    """
+    by_length = np.argsort(shapes.lengths, kind="stable")
+    some = np.linspace(0, by_length.size - 1, _REPRESENTATIVES).astype(np.int64)
+    chosen = shapes.chosen(by_length[some])
+    return time_errors(step_seconds, chosen, np.ones(some.size), seconds)
+
+
+def with_equals(timed: Sequence[tuple[RowT, EpochTime | None]]) -> list[RowT]:
+    """Return the rows, each marked as equal to the fastest one or not."""
+    equal = equal_to_best([time for _, time in timed])
+    return [
+        structs.replace(row, equal_to_best=same)
+        for (row, _), same in zip(timed, equal, strict=True)
+    ]
+
+
+def equal_to_best(times: Sequence[EpochTime | None]) -> list[bool | None]:
+    """Return which times count as equal to the least: they differ by at most two standard errors of the difference.
+
+    Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)², to which those of
+    simulating few epochs are added. None for each if any time or its errors are unknown.
+    """
+    known = [time for time in times if time is not None and time.errors is not None]
+    if not known or len(known) < len(times):
+        return [None] * len(times)
+    fastest = min(known, key=lambda time: time.seconds)
+    equal: list[bool | None] = []
+    for time in known:
+        apart = np.subtract(time.errors, fastest.errors)  # type: ignore[arg-type]
+        error = float(np.linalg.norm([*apart, time.chance, fastest.chance]))
+        equal.append(time.seconds - fastest.seconds <= _WITHIN_ERRORS * error)
+    return equal
+
 
 # One length stands for neighbours: so many groups of a bucket, each with about as many of its batches.
 _GROUPS = 64
@@ -336,3 +466,159 @@ class ExpectedCosts(BucketCosts):
         counts = self._counts[end] - firsts
         within = self._counts[begins.start : end + 1] - firsts
         return np.diff(all_within(within, counts, np.minimum(drawn, counts.T).T))
+
+
+# How random batches are: how often the same two examples meet, and how alike in length those that meet are.
+#
+# Two examples of one batch are mates. Both figures exist for buckets and pools, so that these can be compared.
+
+
+@dataclass(frozen=True, slots=True)
+class Mates:
+    """The figures of two examples of one batch."""
+
+    again: float  # the probability that they meet again in the next epoch; 0 if all batches hold one example
+    # Of their lengths; None if lengths do not vary, or nobody has a mate.
+    correlation: float | None
+
+
+def mates_in_buckets(expected: ExpectedBatches) -> Mates:
+    """Return the figures of mates in a table's batches, exactly.
+
+    A batch is a uniformly drawn subset of its bucket. So of the n_b(n_b - 1) / 2 pairs of bucket b, all equally likely,
+    Σ B(B - 1) / 2 are mates: a pair meets again with the ratio of both.
+    """
+    histogram = expected.histogram
+    tally = expected.tally
+    counts = expected.counts.astype(np.float64)
+    sizes = tally.batch_sizes.astype(np.float64)
+    mates = np.bincount(
+        tally.buckets, tally.numbers * sizes * (sizes - 1) / 2, counts.size
+    )
+    pairs = np.maximum(counts * (counts - 1) / 2, 1.0)
+    if not mates.any():
+        return Mates(0.0, None)
+    again = float(np.sum(mates * np.minimum(mates / pairs, 1.0)) / mates.sum())
+    centred = (
+        histogram.lengths - float(histogram.cumulative_total[-1]) / histogram.count
+    )
+    sums = sums_between(histogram.counts * centred, expected.edges)
+    squares = sums_between(histogram.counts * centred**2, expected.edges)
+    mated = np.where(sizes > 1, tally.numbers * sizes, 0.0)
+    with_mates = np.bincount(tally.buckets, mated, counts.size).astype(np.float64)
+    return Mates(
+        again,
+        _correlation(
+            (sums**2 - squares) / (2 * pairs), with_mates, squares.sum() / counts.sum()
+        ),
+    )
+
+
+def step_deviation_in_buckets(expected: ExpectedBatches) -> float:
+    """Return the standard deviation of the true length of whole steps / their mean, on average over shuffles.
+
+    A batch is a uniformly drawn subset of its bucket, and the batches of a step are one of those of the epoch.
+    """
+    histogram = expected.histogram
+    tally = expected.tally
+    dealing = expected.dealing
+    counts = np.maximum(expected.counts, 2)
+    means = sums_between(histogram.counts * histogram.lengths, expected.edges) / counts
+    squares = sums_between(histogram.counts * histogram.lengths**2, expected.edges)
+    squares = squares / counts
+    variances = np.maximum(squares - means**2, 0.0) / (counts - 1)
+    buckets = tally.buckets
+    sizes = tally.batch_sizes * dealing.together
+    numbers = tally.numbers / dealing.together
+    if counts.size == 1:
+        # The last batch, which is smaller, ends a step that is no whole one.
+        numbers = numbers * (sizes == sizes.max())
+    within = sizes * np.maximum(counts[buckets] - sizes, 0) * variances[buckets]
+    return step_deviation(sizes * means[buckets], within, numbers, dealing)
+
+
+def step_deviation(
+    totals: FloatArray,
+    within: FloatArray | float,
+    numbers: FloatArray,
+    dealing: RankSplit,
+) -> float:
+    """Return the same by kinds of batches, or with `same_bucket` of all ranks' together.
+
+    Of each kind, `totals` is the mean true length, `within` its variance, and `numbers` how many there are.
+    """
+    mean = np.average(totals, weights=numbers)
+    variance = np.average((totals - mean) ** 2 + within, weights=numbers)
+    each = dealing.world_size * dealing.accumulate // dealing.together
+    count = numbers.sum()
+    # Drawn without putting them back.
+    variance *= max(0.0, count - each) / max(1.0, count - 1)
+    return float(math.sqrt(variance / each) / mean)
+
+
+def mates_in_cuts(cuts: list[EpochBatches], lengths: AnyArray) -> Mates:
+    """Return the figures of mates over at least two epochs; `lengths`, shape (examples,), by index of the example."""
+    # The last with the first: any two epochs tell as much.
+    others = cuts[1:] + cuts[: len(cuts) > 2]
+    again = [
+        _met_again(first, second) for first, second in zip(cuts, others, strict=False)
+    ]
+    centred = lengths.astype(np.float64) - float(lengths.mean())
+    products = []
+    examples = []
+    for cut in cuts:
+        sizes = cut.layout.batch_sizes
+        edges = np.concatenate(([0], np.cumsum(sizes)))
+        held = centred[cut.held()]
+        products.append(
+            (sums_between(held, edges) ** 2 - sums_between(held**2, edges))
+            / np.maximum(sizes * (sizes - 1), 1)
+        )
+        examples.append(np.where(sizes > 1, sizes, 0).astype(np.float64))
+    correlation = _correlation(
+        np.concatenate(products), np.concatenate(examples), float(lengths.var())
+    )
+    return Mates(float(np.mean(again)), correlation)
+
+
+def effective_buckets(again: float, layout: Layout) -> float:
+    """Return how often mates meet `again`, relative to batches of these sizes drawn from all examples; at least 1."""
+    sizes = layout.batch_sizes.astype(np.float64)
+    mates = sizes * (sizes - 1)
+    if not mates.any():
+        return 1.0
+    at_random = float(np.sum(mates * (sizes - 1)) / (mates.sum() * (layout.count - 1)))
+    return max(1.0, again / at_random)
+
+
+def _met_again(first: EpochBatches, second: EpochBatches) -> float:
+    """Return the share of the pairs of one epoch's batches that are in one batch of the other, too."""
+    count = second.layout.count
+    batches = second.layout.starts.size
+    # An example that is left out meets nobody.
+    batch_of = np.arange(batches, batches + count)
+    batch_of[second.held()] = np.repeat(np.arange(batches), second.layout.batch_sizes)
+    sizes = first.layout.batch_sizes
+    keys = (
+        np.repeat(np.arange(sizes.size), sizes) * (batches + count)
+        + batch_of[first.held()]
+    )
+    _, met = np.unique(keys, return_counts=True)
+    mates = float(np.sum(sizes * (sizes - 1.0)))
+    if mates:
+        return float(np.sum(met * (met - 1.0))) / mates
+    return 0.0
+
+
+def sums_between(values: FloatArray, edges: IntArray) -> FloatArray:
+    """Return the sums of the values between each edge and the next."""
+    return np.diff(np.concatenate(([0.0], np.cumsum(values)))[edges])
+
+
+def _correlation(
+    products: FloatArray, examples: FloatArray, variance: float
+) -> float | None:
+    """Return the mean product of mates' deviations, over examples that have mates, as a part of the variance."""
+    if not examples.any() or not variance > 0:
+        return None
+    return float(np.clip(np.average(products, weights=examples) / variance, -1.0, 1.0))

@@ -5,33 +5,332 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import structs
 
+from batchtune.epochs import (
+    ON_ONE_RANK,
+    EpochBatches,
+    EpochShapes,
+    RankSplit,
+    lay_out,
+    shapes_of,
+)
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.epoch_time import EpochTime, shape_errors
-from batchtune.epochs.expectation import Tally, expected_batches
-from batchtune.epochs.layout import ON_ONE_RANK, EpochShapes, RankSplit, shapes_of
+from batchtune.epochs.cost_model import nonnegative
+from batchtune.epochs.expectation import (
+    EpochTime,
+    Mates,
+    Tally,
+    effective_buckets,
+    expected_batches,
+    mates_in_buckets,
+    mates_in_cuts,
+    shape_errors,
+    step_deviation,
+    step_deviation_in_buckets,
+    sums_between,
+)
 from batchtune.epochs.measured_costs import (
     Costs,
     ProvenBy,
     StepTimeFunction,
     TypicalTargets,
+    batch_seconds,
+    share_of,
 )
-from batchtune.epochs.randomness import (
-    mates_in_buckets,
-    step_deviation_in_buckets,
+from batchtune.epochs.table import BucketTable, Limits, SizeFunction, batch_sizes_for
+from batchtune.errors import UsageError
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import (
+    Baseline,
+    BucketUse,
+    Keep,
+    LowerBound,
+    OwnBatches,
+    RankTimes,
+    Row,
+    Sizing,
+    SweepSettings,
 )
-from batchtune.epochs.simulation import (
-    MOST_SIMULATED,
-    SimulatedEpochs,
-    simulate_epochs,
-)
-from batchtune.epochs.table import BucketTable, SizeFunction
-from batchtune.lengths import Lengths
-from batchtune.results import BucketUse, OwnBatches, Row, Sizing, SweepSettings
+from batchtune.units import counted
+
+# At least this many examples (for each rank), and pools, stand for more: an epoch's time is then known to 0.1%.
+_EXAMPLES = 1 << 17
+_OF_A_RANK = 1 << 14
+_POOLS = 4
+# Cutting an optimizer step takes a millisecond: this many examples stand for all, in at least some steps.
+_IN_STEPS = 1 << 13
+_LEAST_STEPS = 16
+# Simulate up to 8 epochs of few examples, until this many were batched; with a batch overhead that takes longer.
+_MOST_EPOCHS = 8
+_FILLED = 1 << 18
+_CUT = 1 << 16
+# Epochs of more examples differ so little that two are enough.
+_MANY = 1 << 18
+# In pools of more batches, cutting for the least cost gains next to nothing.
+_MOST_BATCHES = 40
+# Pools are cut for the least cost if that gains this much.
+_LEAST_GAIN = 0.003
+# More examples in order are represented by this many, evenly spaced.
+MOST_SIMULATED = 1 << 24
+# As Transformers' length-grouped batches are sorted.
+_MEGABATCHES = 50
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedEpochs:
+    """Some epochs of a data set, or of a sample that stands for it.
+
+    Attributes:
+        lengths: The data set.
+        sample: The examples that were batched.
+        shapes: The batches of each epoch.
+    """
+
+    batching: Batching
+    lengths: Lengths
+    dealing: RankSplit
+    seed: int
+    sample: Lengths
+    cuts: list[EpochBatches]
+    shapes: list[EpochShapes]
+
+    @property
+    def scale(self) -> float:
+        """The examples of the data set / those that were batched."""
+        return self.lengths.count / self.sample.count
+
+    @property
+    def repeated_examples(self) -> int:
+        """How many an epoch of the data set deals twice, on average."""
+        return round(
+            self.scale
+            * float(np.mean([cut.layout.repeated_examples for cut in self.cuts]))
+        )
+
+    @property
+    def mates(self) -> Mates:
+        """How random the batches of the data set are: in pools as large, two examples share one less often."""
+        mates = self._mates_of_sample
+        shares = [
+            _share_of_pool(self.batching, lengths.count)
+            for lengths in (self.lengths, self.sample)
+        ]
+        return replace(mates, again=mates.again * shares[0] / shares[1])
+
+    @property
+    def effective_buckets(self) -> float:
+        """How often mates meet again, compared with batches drawn from all examples."""
+        return effective_buckets(self._mates_of_sample.again, self.cuts[0].layout)
+
+    @property
+    def step_tokens_deviation(self) -> float:
+        """The standard deviation of the true length of a step / its mean."""
+        size = self.batching.pool_size
+        if self.batching.accumulate is not None and size is not None:
+            # Of so many random examples.
+            values = self.lengths.values
+            share = (values.size - size) / (size * max(1, values.size - 1))
+            return float(values.std() / values.mean() * math.sqrt(share))
+        cut = self.cuts[0]
+        edges = np.concatenate(([0], np.cumsum(cut.layout.batch_sizes)))
+        totals = sums_between(self.sample.values[cut.held()], edges)
+        totals = totals.reshape(-1, self.dealing.together).sum(axis=1)
+        numbers = np.full(totals.size, self.scale)
+        return step_deviation(totals, 0.0, numbers, self.dealing)
+
+    @cached_property
+    def _mates_of_sample(self) -> Mates:
+        return mates_in_cuts(self.cuts, self.sample.values)
+
+    def seconds(self, step_seconds: StepTimeFunction) -> FloatArray:
+        """Return the time of each epoch of the data set, shape (epochs,), as ranks take the batches in their order."""
+        times = [
+            shapes.epoch_seconds(step_seconds, self.dealing) for shapes in self.shapes
+        ]
+        return self.scale * np.array(times)
+
+    def time(self, step_seconds: StepTimeFunction) -> EpochTime:
+        """Return the time of an epoch of the data set, and that of several ranks by how batches are dealt."""
+        dealing = self.dealing
+        time = EpochTime.simulated(
+            self.seconds(step_seconds), self.shapes[0], step_seconds, self.scale
+        )
+        if dealing.world_size == 1:
+            return time
+        other = replace(dealing, same_bucket=not dealing.same_bucket)
+        dealt = simulate_epochs(self.batching, self.lengths, other, self.seed)
+        by_same_bucket = {
+            dealing.same_bucket: time.seconds,
+            other.same_bucket: float(dealt.seconds(step_seconds).mean()),
+        }
+        in_turn = [shapes.seconds(step_seconds).sum() for shapes in self.shapes]
+        all_steps = float(np.mean(in_turn)) * self.scale
+        ranks = RankTimes(
+            without_waiting_epoch_seconds=all_steps / dealing.world_size,
+            independent_epoch_seconds=by_same_bucket[False],
+            same_bucket_epoch_seconds=by_same_bucket[True],
+        )
+        return replace(time, ranks=ranks)
+
+    def cheapest(self, step_seconds: StepTimeFunction) -> SimulatedEpochs:
+        """Return epochs in pools, or steps, as they are, or cut for the least cost if that gains more than 0.3%."""
+        costed = _with_costs(self, step_seconds)
+        if costed is None:
+            return self
+        cheapest = simulate_epochs(costed, self.lengths, self.dealing, self.seed)
+        filled_seconds = self.seconds(step_seconds).mean()
+        if cheapest.seconds(step_seconds).mean() < filled_seconds * (1 - _LEAST_GAIN):
+            return cheapest
+        return self
+
+
+def simulate_epochs(
+    batching: Batching, lengths: Lengths, dealing: RankSplit, seed: int
+) -> SimulatedEpochs:
+    """Simulate the sampler's first epochs with this seed, by its own steps.
+
+    If some examples stand for many, batches are the same but for chance, as pools are as large; only two examples
+    share a pool more often, by a known ratio.
+    """
+    sample = lengths.evenly(_MANY)
+    filled = _FILLED if batching.batch_overhead is None else _CUT
+    if batching.uses_pools:
+        examples = max(_EXAMPLES, _OF_A_RANK * dealing.world_size)
+        pools = max(_POOLS, batching.pools_of(examples))
+        if batching.accumulate is not None:
+            pools = max(_LEAST_STEPS, batching.pools_of(_IN_STEPS))
+            filled = _IN_STEPS
+        sample = _of_pools(lengths, pools, batching.pools_of(lengths.count))
+    number = _epochs_of(sample, filled)
+    batcher = batching.batcher(sample.values)
+    cuts = []
+    shapes = []
+    for drawing, cut in batcher.first_epochs(number, dealing, seed):
+        cuts.append(cut)
+        shapes.append(shapes_of(cut, drawing, sample))
+    return SimulatedEpochs(batching, lengths, dealing, seed, sample, cuts, shapes)
+
+
+def _with_costs(
+    filled: SimulatedEpochs, step_seconds: StepTimeFunction
+) -> Batching | None:
+    """Return the same batching with what batches cost beyond their padded length; None if that gains next to nothing.
+
+    Of pools that is a batch overhead: that of the straight line through the times of an epoch's steps by their padded
+    lengths. Of how many micro-batches optimizer steps are is fixed: there it is the cost of a pair of positions. Times
+    are taken for a sum of a constant, the padded length, and its product with the length.
+    """
+    batching = filled.batching
+    shapes = filled.shapes[0]
+    padded = shapes.batch_sizes * shapes.lengths
+    if batching.accumulate is not None:
+        seconds = shapes.seconds(step_seconds)
+        terms = [np.ones_like(padded), padded, padded * shapes.lengths]
+        columns = np.stack(terms, axis=1) / seconds[:, np.newaxis]
+        _, each, pair = nonnegative(columns, np.ones(seconds.size))
+        if not (each > 0 and pair > 0):
+            return None
+        return replace(batching, pair_cost=float(f"{pair / each:.3g}"))
+    pools = batching.pools_of(filled.sample.count)
+    if len(shapes) > _MOST_BATCHES * pools or np.ptp(padded) == 0:
+        return None
+    each, fixed = np.polyfit(padded, shapes.seconds(step_seconds), 1)
+    if not (each > 0 and fixed > 0):
+        return None
+    return replace(batching, batch_overhead=float(f"{fixed / each:.3g}"))
+
+
+def simulate_sorted(
+    lengths: Lengths, batch_size: int, dealing: RankSplit
+) -> tuple[list[EpochShapes], float]:
+    """Simulate the epoch of batches in order of length; return all examples / those that were batched, too."""
+    sample = lengths.evenly(MOST_SIMULATED)
+    ranks = RankSplit(world_size=dealing.world_size)
+    layout = lay_out(np.array([sample.count]), np.array([batch_size]), ranks)
+    cut = EpochBatches(np.arange(sample.count), layout)
+    shapes = cut.shapes(sample.values, sample.targets)
+    return [shapes], lengths.count / sample.count
+
+
+def simulate_length_grouped(
+    lengths: Lengths, batch_size: int, dealing: RankSplit, seed: int
+) -> tuple[list[EpochShapes], float]:
+    """Simulate epochs of Transformers' length-grouped batches; return all examples / those that were batched, too.
+
+    Ranks take batches in turn. The last ones are completed with examples from the beginning, as Accelerate does, so
+    that each rank has as many.
+    """
+    # The Trainer groups the batches of a whole step.
+    grouped_size = batch_size * dealing.accumulate
+    megabatch = megabatch_size(lengths.count, grouped_size)
+    sample = _of_pools(
+        lengths, max(_POOLS, -(-_EXAMPLES // megabatch)), -(-lengths.count // megabatch)
+    )
+    completed = sample.count
+    if dealing.world_size > 1:
+        step = batch_size * dealing.world_size
+        completed = -(-sample.count // step) * step
+    sizes = np.diff(np.arange(0, completed, batch_size), append=completed)
+    shapes = []
+    for epoch in range(_epochs_of(sample, _FILLED)):
+        shuffled = np.random.default_rng([seed, epoch]).permutation(sample.count)
+        order = np.resize(
+            length_grouped(sample.values, grouped_size, shuffled), completed
+        )
+        cut = EpochBatches.in_row(order, sizes, sample.count)
+        shapes.append(cut.shapes(sample.values, sample.targets))
+    return shapes, lengths.count / sample.count
+
+
+def megabatch_size(count: int, batch_size: int) -> int:
+    """Return how many examples are sorted together: 50 batches, or a quarter of the data if that is less."""
+    return batch_size * max(1, min(count // (batch_size * 4), _MEGABATCHES))
+
+
+def length_grouped(
+    lengths: FloatArray, batch_size: int, shuffled: IntArray
+) -> IntArray:
+    """Return the examples of an epoch in their order, from a random order of all; consecutive ones form batches.
+
+    As `get_length_grouped_indices` of Transformers (5.23): each megabatch is sorted, the longest example first, and the
+    longest of all comes first in the epoch. Both arrays have the shape (count,).
+    """
+    size = megabatch_size(lengths.size, batch_size)
+    grouped: IntArray = shuffled.copy()
+    for start in range(0, grouped.size, size):
+        megabatch = shuffled[start : start + size]
+        grouped[start : start + size] = megabatch[
+            np.argsort(-lengths[megabatch], kind="stable")
+        ]
+    longest = size * int(np.argmax(lengths[grouped[::size]]))
+    grouped[[0, longest]] = grouped[[longest, 0]]
+    return grouped
+
+
+def _of_pools(lengths: Lengths, pools: int, in_all: int) -> Lengths:
+    """Return the examples of so many of all pools, as large as those of all examples."""
+    return lengths.evenly(lengths.count * min(pools, in_all) // in_all)
+
+
+def _epochs_of(sample: Lengths, in_all: int) -> int:
+    """Return how many epochs to simulate, to batch so many examples."""
+    if sample.count <= _MANY:
+        return int(np.clip(in_all // sample.count, 3, _MOST_EPOCHS))
+    return 2
+
+
+def _share_of_pool(batching: Batching, count: int) -> float:
+    """Return the probability that a second example is in the pool of a first one."""
+    each = count / batching.pools_of(count)
+    if each > 1:
+        return (each - 1) / (count - 1)
+    return 1.0
+
 
 # Shuffles to average over: an epoch has many batches, so they differ little.
 _SHUFFLES = 3
@@ -309,3 +608,186 @@ class Pricing:
         if time is not None:
             row = structs.replace(row, ranks=time.ranks, **time.fields())
         return TimedRow(row, time)
+
+
+# Halvings of the range in which a share is searched.
+_HALVINGS = 30
+# Lengths and shares of the batch sizes at which throughput is compared.
+_OF_THROUGHPUT = 128
+_SHARES = 128
+
+
+def share_for(lengths: Lengths, limits: Limits, fewest: int) -> float:
+    """Return the largest share of the batch sizes that fit with which no way to batch has fewer batches than `fewest`.
+
+    An example takes at least the share of a batch that it would take among as many of its own length as may be in one,
+    or of a longer example.
+    """
+    histogram = lengths.histogram
+    fits: IntArray = np.zeros(histogram.lengths.size, dtype=np.int64)
+    if limits.frontier is not None:
+        fits = limits.frontier(histogram.lengths)
+
+    def has_enough(share: float) -> bool:
+        by_length = batch_sizes_for(histogram.lengths, share * limits.max_batch_length)
+        sizes = np.maximum(by_length, share_of(fits, share)).astype(np.float64)
+        if limits.max_batch_size is not None:
+            sizes = np.minimum(sizes, limits.max_batch_size)
+        return bool(
+            # Rounding must not make it one too many.
+            np.sum(histogram.counts / greatest_from_here_on(sizes)) * (1 - 1e-12)
+            > fewest - 1
+        )
+
+    if has_enough(1.0):
+        return 1.0
+    share = 0.0
+    too_large = 1.0
+    for _ in range(_HALVINGS):
+        middle = (share + too_large) / 2
+        if has_enough(middle):
+            share = middle
+        else:
+            too_large = middle
+    return share
+
+
+def share_within(
+    fraction: float, pricing: Pricing, limits: Limits, keep: Keep
+) -> float:
+    """Return the smallest share of the batch sizes that fit with which full batches reach a part of the throughput.
+
+    It is that of the best share, in examples a second, by the times of batches of equal lengths. Raises UsageError if
+    these are not known, or steps are kept.
+    """
+    if keep != "nothing":
+        raise UsageError(
+            f"--throughput-fraction makes batches smaller, but --keep {keep} already decides their size",
+            "Leave out one of the two, or add --keep nothing.",
+        )
+    if pricing.step_seconds is None:
+        raise UsageError(
+            "--throughput-fraction needs step times, and none are known",
+            "Measure them with `batchtune probe-oom`, or leave it out.",
+        )
+    lengths = pricing.lengths.evenly(_OF_THROUGHPUT)
+    fits = limits.largest_sizes(lengths.values)
+    cost = batch_seconds(pricing.step_seconds, pricing.targets)
+    shares = np.geomspace(1 / fits.max(), 1.0, _SHARES)
+    seconds = []
+    for share in shares:
+        sizes = share_of(fits, share).astype(np.float64)
+        seconds.append(float((cost(sizes, lengths.values) / sizes).sum()))
+    best = min(seconds)
+    reaching = [seconds_of_share * fraction <= best for seconds_of_share in seconds]
+    return float(shares[reaching.index(True)])
+
+
+def check_min_steps(min_steps: int, lengths: Lengths, dealing: RankSplit) -> None:
+    """Raise UsageError if even batches of one example make fewer optimizer steps."""
+    if dealing.fewest_batches(min_steps) <= lengths.count:
+        return
+    ranks = ""
+    if dealing.world_size * dealing.accumulate > 1:
+        ranks = f" on {counted(dealing.world_size, 'rank')}, with an accumulation of {dealing.accumulate:,}"
+    raise UsageError(
+        f"--min-steps {min_steps}: an epoch of {counted(lengths.count, 'example')} has at most "
+        f"{counted(dealing.steps(lengths.count), 'optimizer step')}{ranks}, with batches of one",
+        "Lower it.",
+    )
+
+
+def greatest_from_here_on(values: FloatArray) -> FloatArray:
+    """Return the greatest of each value and those after it."""
+    return np.maximum.accumulate(values[::-1])[::-1]
+
+
+def fixed_baselines(
+    pricing: Pricing, limits: Limits, fewest: int = 1
+) -> list[Baseline]:
+    """Return the costs of the largest fixed batch size that fits the longest examples and makes `fewest` batches.
+
+    The examples are shuffled, sorted by length, or grouped as Transformers' `group_by_length` does. Every rank has as
+    many batches, as for the rows: the first are split in two until that is so. All examples are of one bucket, so the
+    batches are also those of ranks that take the same bucket, but for the cut of the last ones. The frontier decides
+    what fits, without one max_batch_length.
+    """
+    lengths = pricing.lengths
+    longest = lengths.histogram.lengths[-1:]
+    size = int(limits.largest_sizes(longest)[0])
+    if fewest > 1:
+        size = max(1, min(size, (lengths.count - 1) // (fewest - 1)))
+    table = BucketTable(longest, np.array([size]))
+    independent = replace(pricing, dealing=replace(pricing.dealing, same_bucket=False))
+    shuffled = independent.of_table("fixed", "length", 1, table).row
+    in_order = simulate_sorted(lengths, size, pricing.dealing)
+    grouped = simulate_length_grouped(lengths, size, pricing.dealing, pricing.seed)
+    costs = {
+        "fixed-random": (shuffled.padded_length, shuffled.estimated_epoch_seconds),
+        "fixed-sorted": pricing.mean_cost(*in_order),
+        "length-grouped": pricing.mean_cost(*grouped),
+    }
+    deviations = {"fixed-random": shuffled.step_tokens_deviation}
+    return [
+        Baseline(
+            name=name,
+            batch_size=size,
+            batches=shuffled.batches,
+            padded_length=padded_length,
+            padding_ratio=pricing.padding_ratio(padded_length),
+            estimated_epoch_seconds=seconds,
+            steps=shuffled.steps,
+            step_tokens_deviation=deviations.get(name),
+        )
+        for name, (padded_length, seconds) in costs.items()
+    ]
+
+
+def lower_bound(
+    pricing: Pricing,
+    limits: Limits,
+    compared: Sequence[Row | Baseline],
+    fewest: int = 1,
+) -> LowerBound:
+    """Return the bound that no bucket table can beat under these limits.
+
+    An example takes at least the share of a batch that it would take among examples of its own length, or of a longer
+    example if that is smaller (a frontier need not be monotone). Every rank has as many batches, and none ever waits.
+    The time per example is taken to be least in a batch of the largest size, its half, its quarter and so on; and the
+    epoch's is no higher than any of those `compared`, as measured step times need not be that regular. At least
+    `fewest` batches are asked for.
+    """
+    histogram = pricing.lengths.histogram
+    ranks = pricing.dealing.world_size
+    sizes = [limits.batch_sizes(histogram.lengths, sizing) for sizing in limits.sizings]
+    whole = np.max(sizes, axis=0).astype(np.float64)
+    # A batch can't be filled better than to max_batch_length exactly; whole examples reach that only by luck.
+    capacity = np.maximum(whole, limits.max_batch_length / histogram.lengths)
+    if limits.max_batch_size is not None:
+        capacity = np.minimum(capacity, limits.max_batch_size)
+    shares = float(np.sum(histogram.counts / greatest_from_here_on(capacity)))
+    seconds = [
+        other.estimated_epoch_seconds
+        for other in compared
+        if other.estimated_epoch_seconds is not None
+    ]
+    if pricing.step_seconds is not None:
+        largest = greatest_from_here_on(whole)
+        halvings = np.arange(np.ceil(np.log2(largest.max())) + 1)[:, np.newaxis]
+        size = np.maximum(1.0, np.floor(largest / 2**halvings))
+        shapes = [size, np.broadcast_to(histogram.lengths, size.shape)]
+        targets = pricing.targets
+        # A batch's longest is at least the mean of its examples' targets.
+        if targets is not None:
+            shapes.append(np.broadcast_to(targets.means, size.shape))
+        lowest = np.min(pricing.step_seconds(*shapes) / size, axis=0)
+        seconds.append(
+            float(np.sum(histogram.counts * -greatest_from_here_on(-lowest))) / ranks
+        )
+    return LowerBound(
+        # Rounding must not make it one too many.
+        batches=ranks
+        * max(-(-fewest // ranks), math.ceil(shares / ranks * (1 - 1e-12))),
+        padded_length=pricing.total,
+        estimated_epoch_seconds=min(seconds, default=None),
+    )

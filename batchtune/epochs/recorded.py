@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.epochs.layout import EpochBatches
-from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.randomness import effective_buckets, mates_in_cuts
-from batchtune.epochs.step_times import StepTimes
+from batchtune.epochs import EpochBatches
+from batchtune.epochs.expectation import effective_buckets, mates_in_cuts
+from batchtune.epochs.measured_costs import Costs, StepTimes
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import (
@@ -43,7 +42,7 @@ _OTHER_EXAMPLES = 0.05
 
 
 def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
-    """Return what the batches in a file of `scripts.script_loaders.write_own_batches` come to.
+    """Return what the batches in a file of `scripts.running.write_own_batches` come to.
 
     Returns None without such a file, or if the batches are no epochs of the manifest's rows.
     """

@@ -15,18 +15,16 @@ import msgspec
 
 from batchtune.configs import word_or_number
 from batchtune.errors import ResultError
-from batchtune.exports import export_of
-from batchtune.exports.base import (
+from batchtune.exports import (
     Chosen,
     Tuned,
     batches_per_rank,
-    choose_stream,
-    recommended_row,
-)
-from batchtune.exports.templating import (
     broken,
+    choose_stream,
+    export_of,
     from_template,
     packed_fields,
+    recommended_row,
     stream_fields,
     table_fields,
 )

@@ -24,7 +24,7 @@ from batchtune.results import (
 )
 
 if TYPE_CHECKING:
-    from batchtune.loaders.protocol import BatchFacts
+    from batchtune.loaders.worker import BatchFacts
 
 SweptArguments = Mapping[str, Sequence[Argument]]
 """Arguments that are swept, each with its values, the cheapest first."""

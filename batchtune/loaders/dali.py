@@ -39,10 +39,9 @@ import msgspec
 
 from batchtune.errors import LoaderError
 from batchtune.loaders import LoaderKind, OpenLoader, SweptArguments, Target
-from batchtune.loaders.batches import facts_of, leaves
-from batchtune.loaders.protocol import BatchFacts
+from batchtune.loaders.worker import BatchFacts, facts_of, leaves
 from batchtune.results import Arguments
-from batchtune.workloads.loading import first_line
+from batchtune.workloads import first_line
 
 _DYNAMIC = "nvidia.dali.experimental.dynamic"
 _IMPORTS_IT = re.compile(r"nvidia\.dali\.experimental(\.| import )dynamic")

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import LoaderError
 from batchtune.loaders import LoaderKind, OpenLoader, SweptArguments, Target
-from batchtune.loaders.batches import facts_of, moved
-from batchtune.loaders.protocol import BatchFacts
+from batchtune.loaders.worker import BatchFacts, facts_of, moved
 from batchtune.results import TORCH_TYPES, Argument, Arguments
 
 _WITHOUT_WORKERS: Arguments = {

@@ -24,7 +24,7 @@ from batchtune.errors import (
     invalid_field,
 )
 from batchtune.loaders import KINDS, LoaderKind, SweptArguments
-from batchtune.loaders.protocol import LoaderReply, Open, Opened, Take, Taken
+from batchtune.loaders.worker import LoaderReply, Open, Opened, Take, Taken
 from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost, tail
 from batchtune.results import (
     Argument,

@@ -1,14 +1,13 @@
 """Manifests: a source of lengths → `Lengths`.
 
-A format is one class in a module of `batchtune.manifests.formats` and one line in its registry. It hands on raw values
+A format is one class in a module of `batchtune.manifests.inputs` and one line in its registry. It hands on raw values
 and where they stand; finding the column, converting, checking, scaling, filtering and counting are done here, once.
 """
 
 from __future__ import annotations
 
 from batchtune.lengths import StreamLengths
-from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.inputs import ReadOptions, parse_scale
+from batchtune.manifests.inputs import FORMATS, ReadOptions, parse_scale
 from batchtune.manifests.reading import load_lengths, load_stream, scan
 
 __all__ = [

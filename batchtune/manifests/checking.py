@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, IntArray, Runs
-from batchtune.manifests.base import Format, Rows, Unreadable, Values, number
-from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.formats.lines import keyed_values
-from batchtune.manifests.inputs import LARGEST, SMALLEST
+from batchtune.manifests.formats import Format, Rows, Unreadable, Values, number
+from batchtune.manifests.formats.text import keyed_values
+from batchtune.manifests.inputs import FORMATS, LARGEST, SMALLEST
 from batchtune.manifests.planning import Measure, Plan, reader_of, unit_of
 from batchtune.manifests.source import Source
 from batchtune.manifests.storage import Traffic

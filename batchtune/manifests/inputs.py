@@ -1,4 +1,7 @@
-"""The user's words: which sources are meant, and the options for reading them."""
+"""The user's words: which sources are meant, and the options for reading them, with the list of formats.
+
+To add a format: a class in `manifests.formats`, and a line in `_ALL` here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ from batchtune.errors import (
     shortened,
 )
 from batchtune.lengths import UNITS, Unit
-from batchtune.manifests.formats import FORMATS
+from batchtune.manifests.formats import Format, columnar, members, text
+from batchtune.manifests.formats import text as json
 from batchtune.manifests.source import STDIN, Source
 from batchtune.manifests.storage import Listed, is_folder, is_url, listed_objects
 from batchtune.results import Counting, ReadingRecord, Reduction
@@ -431,3 +435,24 @@ def parse_scale(text: str) -> Fraction:
         pass
     hint = "Write a number above 0 or a fraction, such as 0.001 or 1/16000."
     raise UsageError(f"{shortened(text)} is not a length scale", hint)
+
+
+# A file without a given format is tried in this order: the particular before the general.
+_ALL: tuple[type[Format], ...] = (
+    members.AudioFolder,
+    columnar.Parquet,
+    columnar.Arrow,
+    members.IndexFile,
+    members.WebDataset,
+    json.SpeechBrainJson,
+    json.JsonList,
+    json.Nemo,
+    text.SpeechBrainCsv,
+    text.NumberLines,
+    text.Wav2vec,
+    text.Kaldi,
+    text.TableLines,
+    text.Text,
+)
+
+FORMATS: dict[str, type[Format]] = {member.name: member for member in _ALL}

@@ -13,7 +13,7 @@ import numpy as np
 
 from batchtune.errors import ManifestError, UsageError, listed, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import (
+from batchtune.manifests.formats import (
     COUNT,
     INPUTS,
     KNOWN_UNITS,
@@ -24,8 +24,7 @@ from batchtune.manifests.base import (
     normalised,
     walk,
 )
-from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.inputs import ReadOptions
+from batchtune.manifests.inputs import FORMATS, ReadOptions
 from batchtune.manifests.source import Source
 from batchtune.manifests.texts import counter, template_of
 from batchtune.results import Reduction

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
-from batchtune.files import writing_whole
+from batchtune.files import redacted_url, writing_whole
 from batchtune.lengths import Lengths, Shard, StreamLengths
 from batchtune.manifests.checking import (
     SHOWN,
@@ -29,15 +29,18 @@ from batchtune.manifests.checking import (
     read_part,
     read_together,
 )
-from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.formats.lines import keyed_values
-from batchtune.manifests.inputs import Manifest, ReadOptions, check_choice, expand
+from batchtune.manifests.formats.text import keyed_values
+from batchtune.manifests.inputs import (
+    FORMATS,
+    Manifest,
+    ReadOptions,
+    check_choice,
+    expand,
+)
 from batchtune.manifests.planning import Plan, plan_of, reader_of, with_target_file
 from batchtune.manifests.source import Source
 from batchtune.manifests.storage import Traffic
-from batchtune.processes.pool import run_in_processes
-from batchtune.processes.ray_tasks import run_on_ray
-from batchtune.redaction import redacted_url
+from batchtune.processes.pool import run_in_processes, run_on_ray
 from batchtune.units import counted, format_size
 
 _DEFAULTS = ReadOptions()

@@ -22,7 +22,7 @@ import msgspec
 from batchtune.errors import ManifestError, UsageError, shortened
 from batchtune.files import read_regular
 from batchtune.lengths import Unit
-from batchtune.manifests.base import Unreadable, Values, walk
+from batchtune.manifests.formats import Unreadable, Values, walk
 from batchtune.results import MALFORMED
 
 if TYPE_CHECKING:

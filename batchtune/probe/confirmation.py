@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
-from batchtune.probe.measurer import Measurer
-from batchtune.probe.requests import Ran
+from batchtune.probe.requests import Measurer, Ran
 from batchtune.results import BatchShape, Confirmation, FrontierPoint, Trial
 
 _EQUAL_PEAKS = 0.001  # of the limit: peaks that differ by less are equal

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from batchtune.errors import linked_errors
 from batchtune.probe.devices import backends
 from batchtune.units import format_size
-from batchtune.workloads.loading import first_line
+from batchtune.workloads import first_line
 
 # Each backend adds those of its devices. Compiled ahead: when an error comes, no memory may be left to do it.
 _OOM_MESSAGES = [

@@ -1,6 +1,6 @@
 """The worker process of a probe on several ranks: starts them, and answers with one reply for all of them.
 
-torchrun starts the ranks (`probe.rank`), never twice: after any failure the supervisor ends this process, and with it
+torchrun starts the ranks (`probe.ranks`), never twice: after any failure the supervisor ends this process, and with it
 all ranks, and starts a new one with a rendezvous of its own. Neither this process nor the supervisor uses torch, so
 whatever a rank does to its device harms nothing here.
 """
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from batchtune.allocators import worker_variables
 from batchtune.errors import ProbeError
 from batchtune.probe.nodes import listen, ports_hint
-from batchtune.probe.ranks import Ranks
+from batchtune.probe.ranks import GANG_VARIABLE, Ranks, merged
 from batchtune.probe.requests import (
     Describe,
     Identify,
@@ -32,15 +32,11 @@ from batchtune.probe.requests import (
     Request,
     RunTrial,
 )
-from batchtune.probe.verdicts import merged
 from batchtune.probe.worker import Worker
 from batchtune.processes import command, import_for_good
 from batchtune.processes.nursery import ready
 from batchtune.processes.pool import die_with_parent
 from batchtune.processes.worker import Failed, drain, oom_kills, serve, tail
-
-GANG_VARIABLE = "BATCHTUNE_GANG"
-"""Environment variable that says where the ranks connect, and with which token: `HOST,PORT,TOKEN`."""
 
 # How often torchrun looks after its processes. One that has ended stays to be judged until then.
 _MONITOR_SECONDS = 1.0
@@ -217,7 +213,7 @@ def _torchrun(launch: Launch) -> list[str]:
         *("--rdzv-id", launch.rdzv_id),
         # The ranks are started as all of batchtune's processes are, with nothing of the working folder on `sys.path`.
         "--no-python",
-        *command("batchtune.probe.rank"),
+        *command("batchtune.probe.ranks"),
     )
 
 

@@ -12,10 +12,9 @@ from batchtune.buckets.advice import workload_unit_hint
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns, error_in_turns
-from batchtune.probe.margin import Peaks
-from batchtune.probe.measurer import Measurer
 from batchtune.probe.nodes import Nodes
-from batchtune.probe.requests import Ran
+from batchtune.probe.outcomes import Peaks
+from batchtune.probe.requests import Measurer, Ran
 from batchtune.probe.settings import ProbeSettings, workload_sha256
 from batchtune.results import BatchShape, Device, Margin, Run, Trial
 from batchtune.trust import settings_differences, trust_warnings

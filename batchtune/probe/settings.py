@@ -12,10 +12,10 @@ import msgspec
 
 from batchtune.allocators import EXPANDABLE, NATIVE, in_words, setting_for
 from batchtune.errors import ResultError, UsageError, shortened
+from batchtune.files import redacted_command, redacted_options
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
 from batchtune.probe.devices.law import Coefficients, is_law
-from batchtune.redaction import redacted_command, redacted_options
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,

@@ -29,17 +29,18 @@ from batchtune.errors import (
     ProbeError,
     UsageError,
     WorkloadError,
+    meaning_of_output,
 )
 from batchtune.files import temporary_folder
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, lock_device
 from batchtune.probe.devices.law import MadeDevice, is_law
-from batchtune.probe.last_words import meaning
-from batchtune.probe.measurer import Measurer, setup_exceeds_limit
 from batchtune.probe.nodes import Nodes
+from batchtune.probe.ranks import first_to_end
 from batchtune.probe.requests import (
     Identified,
     Identify,
+    Measurer,
     Prepare,
     Ran,
     Ready,
@@ -47,10 +48,10 @@ from batchtune.probe.requests import (
     Replayed,
     RunTrial,
     ScriptRequest,
+    setup_exceeds_limit,
     worker_program,
 )
 from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.verdicts import first_to_end
 from batchtune.processes.worker import Failed, Nursery, WorkerLost, tail
 from batchtune.results import (
     BatchShape,
@@ -59,7 +60,7 @@ from batchtune.results import (
     Script,
     Trial,
 )
-from batchtune.results.devices import EQUAL_TWINS
+from batchtune.results.shared import EQUAL_TWINS
 from batchtune.units import format_seconds
 
 Prepared = TypeVar("Prepared", Identified, Ready)
@@ -466,7 +467,7 @@ def script_error(command: str, lost: WorkerLost) -> WorkloadError:
     if os.strerror(errno.ENOSPC) in output:
         hint = "What it writes lands in a scratch folder, whose disk is full. Name one with more room: --scratch DIR."
     failed = not str(lost).endswith("exit code 0")
-    said = meaning(output, failed=failed)
+    said = meaning_of_output(output, failed=failed)
     if said is not None:
         message += f": {said[0]}"
         hint = said[1]

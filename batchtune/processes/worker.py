@@ -25,7 +25,7 @@ from batchtune import processes
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
 from batchtune.processes.nursery import ready
 from batchtune.results import MALFORMED, LoaderOutcome
-from batchtune.workloads.loading import last_frame, user_stack
+from batchtune.workloads import last_frame, user_stack
 
 AnswerT = TypeVar("AnswerT", bound="Message")
 IntroductionT = TypeVar("IntroductionT", bound="Introduction")

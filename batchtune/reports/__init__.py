@@ -313,7 +313,7 @@ def load_run(folder: Path) -> RunResults:
     )
     if not training.exists():
         return run
-    recording = import_module("batchtune.reports.training").read_recording
+    recording = import_module("batchtune.reports.measured").read_recording
     return replace(run, training=recording(training, run.probe, run.lengths))
 
 

@@ -5,38 +5,61 @@ To add a kind of result: a function that returns its `Section`, and a line in `S
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+import numpy as np
 
 from batchtune.allocators import EXPANDABLE, NATIVE, asked_for, settings_in
+from batchtune.lengths import Histogram, Lengths
 from batchtune.reports import NextStep, RunResults
-from batchtune.reports.loaders import loader_section
-from batchtune.reports.measured import mismatch, probe_section, verification_section
+from batchtune.reports.measured import (
+    mismatch,
+    probe_section,
+    training_section,
+    verification_section,
+)
+from batchtune.reports.reading import loader_section, stream_section
 from batchtune.reports.section import (
     Cells,
     Section,
+    Table,
     clean,
     facts_table,
+    format_share,
     known,
     make_table,
 )
-from batchtune.reports.streams import stream_section
 from batchtune.reports.sweeps import sweep_section
-from batchtune.reports.training import training_section
 from batchtune.results import (
     Doctor,
     DoctorCpu,
     DoctorGpu,
     DoctorTorch,
     Drift,
+    Exported,
+    LoaderConfig,
     LoaderTuning,
+    PackedConfig,
+    Percentiles,
     Probe,
+    Record,
     Result,
+    Run,
+    SamplerConfig,
+    Scan,
+    StreamConfig,
     StreamSweep,
     Sweep,
     Training,
+    TrainingStart,
+    TrainingStep,
+    Trial,
     Verdict,
     Verification,
     encode,
@@ -46,6 +69,7 @@ from batchtune.trust import busy_with
 from batchtune.units import (
     counted,
     format_length,
+    format_number,
     format_percent,
     format_seconds,
     format_size,
@@ -397,3 +421,274 @@ def _probe(process: int | None) -> str:
     return (
         known(process, lambda pid: f"process {pid} is running one") or "none is running"
     )
+
+
+# JSON Schemas (draft 2020-12) of the files that commands write, described by the records' docstrings.
+
+
+class DescribedFile(NamedTuple):
+    """The record in a file, the name of the file, and what it holds."""
+
+    record: type[Record]
+    file: str
+    summary: str
+
+
+SCHEMAS = {
+    "run": DescribedFile(Run, "run.json", "the conditions of a run folder's trials"),
+    "probe": DescribedFile(
+        Probe, "probe.json", "what fits on the device, and what a batch costs"
+    ),
+    "sweep": DescribedFile(
+        Sweep, "sweep.json", "the bucket tables compared, and the recommended one"
+    ),
+    "stream": DescribedFile(
+        StreamSweep,
+        "stream.json",
+        "the ways to batch a stream compared, and the recommended one",
+    ),
+    "stream-config": DescribedFile(
+        StreamConfig,
+        "stream.yaml",
+        "the recommendation for a stream; YAML with this content",
+    ),
+    "loader": DescribedFile(
+        LoaderTuning,
+        "loader.json",
+        "the settings of a data loader compared, and the recommended one",
+    ),
+    "loader-config": DescribedFile(
+        LoaderConfig, "loader.yaml", "the recommended arguments of a loader; YAML"
+    ),
+    "verify": DescribedFile(
+        Verification, "verify.json", "what running the recommended batches showed"
+    ),
+    "trials": DescribedFile(
+        Trial, "trials.jsonl, each line", "one batch shape that was measured"
+    ),
+    "training": DescribedFile(
+        TrainingStart, "training.jsonl, first line", "the start of a recording"
+    ),
+    "training-step": DescribedFile(
+        TrainingStep, "training.jsonl, each further line", "one step of a training"
+    ),
+    "sampler": DescribedFile(
+        SamplerConfig,
+        "sampler.yaml",
+        "the recommendation; YAML with the same content as JSON",
+    ),
+    "packed-sampler": DescribedFile(
+        PackedConfig,
+        "sampler.yaml of a training that packs",
+        "the recommended packer; YAML with the same content as JSON",
+    ),
+    "report": DescribedFile(
+        Report,
+        "report --format json, tune --json",
+        "the summary of a run, and its result files",
+    ),
+    "export": DescribedFile(
+        Exported, "export --json", "the recommendation as another framework's config"
+    ),
+    "scan": DescribedFile(
+        Scan, "scan --json", "what the lengths of a data set look like"
+    ),
+    "doctor": DescribedFile(Doctor, "doctor --json", "what a machine offers"),
+}
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """Return the schema of a file, by its name in `SCHEMAS`; each record is described by its docstring."""
+    record = SCHEMAS[name].record
+    described = msgspec.json.schema(record)
+    for definition in described["$defs"].values():
+        definition["description"] = inspect.cleandoc(definition["description"])
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": _identifier(name),
+        "title": f"batchtune: {SCHEMAS[name].file}",
+        **described,
+    }
+    # A file has its format and version in `meta`, or at its top; a line of a journal has none.
+    if hasattr(record, "FORMAT"):
+        declared = {
+            "format": {"const": record.FORMAT},
+            "version": {"minimum": 1, "maximum": record.VERSION},
+        }
+        has_meta = "meta" in record.__struct_fields__
+        schema["properties"] = (
+            {"meta": {"properties": declared}} if has_meta else declared
+        )
+    return schema
+
+
+def schema_list() -> list[dict[str, Any]]:
+    """Return what the schemas are of."""
+    return [
+        {
+            "name": name,
+            "file": schema.file,
+            "description": schema.summary,
+            "version": schema.record.VERSION,
+            "id": _identifier(name),
+        }
+        for name, schema in SCHEMAS.items()
+    ]
+
+
+def _identifier(name: str) -> str:
+    """Return the `$id` of a schema, which ends in the version of its files."""
+    return f"urn:batchtune:schema:{name}:{SCHEMAS[name].record.VERSION}"
+
+
+# The survey of a data set: how its lengths are spread, and what in them hurts batching.
+
+_BINS = 20
+_BAR = 30  # characters of the longest bar of the histogram
+_PER_SECOND = {"s": 1, "ms": 1000, "samples": 16_000}
+_COUNTS = ("samples", "frames", "tokens", "words", "characters", "bytes")
+# Medians beyond these are no ordinary data: a sequence shorter than 0.05 s holds no syllable and no two windows of
+# speech features; one of over 3 h is longer than long podcasts, meetings and lectures.
+_SHORTEST_SECONDS = 0.05
+_LONGEST_SECONDS = 3 * 3600.0
+# Warn of the longest examples if they are this many times as long as nearly all others.
+_OUTLYING = 1.5
+
+
+def survey(lengths: Lengths, sources: Sequence[str] = ()) -> Scan:
+    """Look at the lengths of a data set: their spread, a histogram, and what looks wrong or wasteful.
+
+    Percentiles are by nearest rank: the smallest length that at least that share of the examples does not exceed. Each
+    warning says what is wrong, then the remedy. `sources` tell the record's reader where the lengths come from.
+    """
+    spread = _percentiles(lengths.histogram)
+    targets = None
+    if lengths.runs.targets is not None:
+        targets = _percentiles(Histogram.of(lengths.runs.targets, lengths.runs.counts))
+    return Scan(
+        meta=meta_of(Scan),
+        sources=list(sources),
+        lengths=lengths.summary(),
+        distinct=lengths.histogram.lengths.size,
+        percentiles=spread,
+        targets=targets,
+        histogram=lengths.bins(_BINS)[::-1],
+        left_out=dict(lengths.left_out),
+        notes=list(lengths.notes),
+        warnings=[*_wrong_unit(lengths, spread.median), *_outliers(lengths, spread)],
+    )
+
+
+def _percentiles(histogram: Histogram) -> Percentiles:
+    def nearest_rank(thousandths: int) -> float:
+        rank = max(1, -(-histogram.count * thousandths // 1000))
+        return float(histogram.at(rank - 1))
+
+    return Percentiles(
+        min=nearest_rank(0),
+        median=nearest_rank(500),
+        p95=nearest_rank(950),
+        p99=nearest_rank(990),
+        p999=nearest_rank(999),
+        max=nearest_rank(1000),
+    )
+
+
+def _wrong_unit(lengths: Lengths, median: float) -> Iterator[str]:
+    """Warn of lengths that can't be what their unit says."""
+    unit = lengths.unit or ""
+    remedy = "Is the unit right? --unit names it, and --length-scale converts (1/16000 for samples at 16 kHz to s)."
+    if (
+        unit in _PER_SECOND
+        and not _SHORTEST_SECONDS <= median / _PER_SECOND[unit] <= _LONGEST_SECONDS
+    ):
+        seconds = format_seconds(median / _PER_SECOND[unit])
+        yield f"A median of {format_length(median, unit)} is {seconds} for one example. {remedy}"
+    values = lengths.runs.values
+    fractions = values[np.abs(values - np.rint(values)) > 0.01]
+    if unit in _COUNTS and fractions.size:
+        yield (
+            f"{unit.capitalize()} come in whole numbers, but some lengths are not whole, such as "
+            f"{format_number(float(fractions[0]))}. {remedy}"
+        )
+
+
+def _outliers(lengths: Lengths, spread: Percentiles) -> Iterator[str]:
+    """Warn of a few examples much longer than all others: one in a thousand, or in a hundred in small data sets."""
+    rare = spread.p999 if lengths.count >= 1000 else spread.p99
+    if rare * _OUTLYING >= spread.max:
+        return
+    digits = 2 - math.floor(math.log10(rare))
+    limit = math.ceil(rare * 10.0**digits) / 10.0**digits
+    longer = lengths.count_beyond(limit)
+    so_far = lengths.histogram.total_of(
+        np.array([lengths.count - longer, lengths.count])
+    )
+    share = 1 - float(so_far[0] / so_far[1])
+    yield (
+        f"{counted(longer, 'example')} longer than {format_length(limit, lengths.unit)}, up to "
+        f"{format_length(spread.max, lengths.unit)}, alone decide how large a fixed batch can be. --max-length "
+        f"{limit:.15g} leaves them out, {format_share(share)} of the total length."
+    )
+
+
+def survey_sentences(scan: Scan) -> Iterator[str]:
+    """Say how many, how long and how much, how they are spread, and what was left out."""
+    summary = scan.lengths
+    total = format_length(summary.total, summary.unit)
+    if summary.unit in ("s", "ms"):
+        total = format_seconds(summary.total / _PER_SECOND[summary.unit])
+    yield (
+        f"{counted(summary.count, 'length')} in descending order: {format_length(summary.max, summary.unit)} to "
+        f"{format_length(summary.min, summary.unit)}, {total} in all."
+    )
+    yield f"Percentiles: {_percentile_words(scan.percentiles)}; {counted(scan.distinct, 'distinct length')}."
+    if scan.targets is not None:
+        targets = (
+            f"{format_number(scan.targets.max)} to {format_number(scan.targets.min)}"
+        )
+        yield f"Targets: {targets}; {_percentile_words(scan.targets)}."
+    for reason, count in scan.left_out.items():
+        yield f"Left out: {counted(count, 'example')}, {reason}."
+    if summary.truncated:
+        longest = format_length(summary.max, summary.unit)
+        yield f"Truncated: {counted(summary.truncated, 'example')} count as {longest} long."
+    yield from scan.notes
+
+
+def _percentile_words(spread: Percentiles) -> str:
+    values = {
+        "median": spread.median,
+        "p95": spread.p95,
+        "p99": spread.p99,
+        "p99.9": spread.p999,
+    }
+    return ", ".join(f"{name} {format_number(value)}" for name, value in values.items())
+
+
+def survey_section(scan: Scan) -> Section:
+    """Return the whole survey, with a histogram."""
+    sentences = list(survey_sentences(scan))
+    return Section(
+        title="Lengths",
+        sentences=sentences,
+        brief=len(sentences),
+        tables=[_histogram(scan)],
+        warnings=scan.warnings,
+    )
+
+
+def _histogram(scan: Scan) -> Table:
+    unit = scan.lengths.unit
+    largest = max(bin_.count for bin_ in scan.histogram)
+    rows = [
+        {
+            "from": format_length(bin_.from_, unit),
+            "to": format_length(bin_.to, unit),
+            "examples": f"{bin_.count:,}",
+            "share": format_percent(bin_.count / scan.lengths.count),
+            "": "█" * math.ceil(_BAR * bin_.count / largest),
+        }
+        for bin_ in scan.histogram
+    ]
+    return make_table("Lengths", rows, left=[""])

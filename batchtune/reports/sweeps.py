@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from functools import partial
 
 from batchtune.allocators import NATIVE
+from batchtune.buckets import STRATEGIES
 from batchtune.buckets.advice import keeps_steps
-from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports import NextStep, RunResults
-from batchtune.reports.packing import packing_section
-from batchtune.reports.same_step import (
+from batchtune.reports.packing import (
     faster_still,
     gradient_warnings,
     of_same_steps,
+    packing_section,
 )
 from batchtune.reports.section import (
     CURRENT,
@@ -53,7 +53,7 @@ from batchtune.results import (
     cost_of,
     unproven_sizes,
 )
-from batchtune.results.devices import SAME_GRADIENT
+from batchtune.results.shared import SAME_GRADIENT
 from batchtune.units import (
     counted,
     format_length,

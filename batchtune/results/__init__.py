@@ -11,12 +11,9 @@ relate; `read_result` checks both, once, when it reads a file.
 
 # ruff: noqa: F403  # every name of these modules is public here
 from batchtune.records import *
-from batchtune.results.devices import *
 from batchtune.results.loader import *
 from batchtune.results.measured import *
 from batchtune.results.printed import *
 from batchtune.results.rows import *
 from batchtune.results.shared import *
-from batchtune.results.stream import *
 from batchtune.results.sweep import *
-from batchtune.results.training import *

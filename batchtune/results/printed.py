@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from batchtune.records import PER_CENT, HistogramBin, LengthsSummary, Record
-from batchtune.results.devices import DeviceProcess
-from batchtune.results.shared import Result
+from batchtune.results.shared import DeviceProcess, Result
 
 Answer = Literal["holds", "fails", "error"]
 

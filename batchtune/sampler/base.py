@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Sampler  # noqa: TID253  # as in arguments.py
+from torch.utils.data import Sampler  # noqa: TID253  # as in __init__.py
 
-from batchtune.arguments import whole
-from batchtune.epochs.batchers import Batcher, Batching
-from batchtune.epochs.layout import (
+from batchtune.configs import read_any_sampler_yaml
+from batchtune.epochs import (
     ORDERINGS,
     Ordering,
     RankSplit,
@@ -26,11 +25,12 @@ from batchtune.epochs.layout import (
     drawn,
     dropped_examples,
 )
+from batchtune.epochs.batchers import Batcher, Batching
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.errors import shortened
-from batchtune.lengths import AnyArray, Lengths
+from batchtune.lengths import AnyArray, Lengths, whole
 from batchtune.records import PackedConfig, ReadingRecord, SamplerConfig
-from batchtune.sampler.arguments import (
+from batchtune.sampler import (
     LARGEST_SEED,
     OnRanks,
     as_number,
@@ -39,7 +39,6 @@ from batchtune.sampler.arguments import (
     cost,
     flag,
 )
-from batchtune.sampler_files import read_any_sampler_yaml
 
 if TYPE_CHECKING:
     from typing_extensions import Self

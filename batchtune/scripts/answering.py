@@ -19,8 +19,7 @@ from batchtune.errors import OptionError, ProbeError, WorkloadError
 from batchtune.files import writing_whole
 from batchtune.lengths import spaced
 from batchtune.probe.devices import Meter
-from batchtune.probe.parameters import own_part, trained_parameters, training_gpu
-from batchtune.probe.rank import RankPlace, RankWorker
+from batchtune.probe.ranks import RankPlace, RankWorker
 from batchtune.probe.requests import (
     Describe,
     Described,
@@ -30,15 +29,15 @@ from batchtune.probe.requests import (
     RunTrial,
 )
 from batchtune.results import BatchShape, Script, StepGradient, Twin
-from batchtune.results.devices import WRONG_TWINS
+from batchtune.results.shared import WRONG_TWINS
 from batchtune.scripts import gradients
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Learned
 from batchtune.scripts.own_lengths import own_table, rows_in_order
-from batchtune.scripts.per_unit import digit_of
-from batchtune.scripts.relations import Unclear
-from batchtune.scripts.script_loaders import random_batch_size, write_own_batches
+from batchtune.scripts.relations import Unclear, digit_of
+from batchtune.scripts.running import random_batch_size, write_own_batches
+from batchtune.workloads import own_part, trained_parameters, training_gpu
 
 # To find which of the data set's numbers are lengths, one example in this many is measured.
 _EVERY = 4

@@ -21,14 +21,13 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
-from batchtune.errors import NoStepError, WorkloadError
+from batchtune.errors import NO_STEP, NoStepError, WorkloadError
 from batchtune.probe.attempt import OOM_COUNTED, Agree, alone
 from batchtune.probe.failures import error_verdict, first_noted
-from batchtune.probe.last_words import NO_STEP
-from batchtune.probe.rank import RankPlace
-from batchtune.scripts.interposing import Begin, place_in_group, say
+from batchtune.probe.ranks import RankPlace
+from batchtune.scripts import Begin, place_in_group, say
 from batchtune.units import counted
-from batchtune.workloads.loading import first_line
+from batchtune.workloads import first_line
 
 Value = TypeVar("Value")
 # No epoch may end while its loop is measured.

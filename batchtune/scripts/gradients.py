@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.epochs.same_step import Cutter, StepCutter
+from batchtune.epochs.batchers import Cutter, StepCutter
 from batchtune.epochs.table import BucketTable
-from batchtune.packing.packing import Budget
-from batchtune.packing.same_step import StepPacker
-from batchtune.probe.parameters import own_part
-from batchtune.probe.rank import RankPlace
+from batchtune.packing import Budget, StepPacker
+from batchtune.probe.ranks import RankPlace
 from batchtune.results import StepGradient
-from batchtune.results.devices import SAME_GRADIENT
+from batchtune.results.shared import SAME_GRADIENT
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.feeding import Loop
+from batchtune.workloads import own_part
 
 # Of larger models, so many entries of the gradient that are evenly spaced.
 _MOST_ENTRIES = 10_000_000

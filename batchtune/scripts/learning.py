@@ -15,32 +15,35 @@ from batchtune.errors import WorkloadError
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.probe.requests import ScriptRequest
 from batchtune.results import BatchShape
-from batchtune.scripts.drawing import NO_TARGETS, collated
-from batchtune.scripts.following import (
+from batchtune.scripts.drawing import (
+    NO_TARGETS,
     Leaves,
     LengthKeys,
     Relations,
+    collated,
     followed,
     has_rows,
     ranges,
 )
-from batchtune.scripts.packed_rows import batches_of, packed_row
-from batchtune.scripts.per_unit import Scale, scale_of
 from batchtune.scripts.relations import (
     MANY,
     AxisShape,
     LeafAxis,
     Relation,
+    Scale,
     Seen,
     Terms,
     Unclear,
+    scale_of,
 )
 from batchtune.scripts.trees import (
+    batches_of,
     flatten,
     joined,
     longest_row,
     measured,
     numeric,
+    packed_row,
     padding_of_rows,
     rebuilt,
     resized,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from batchtune.errors import WorkloadError
-from batchtune.files import write_whole
+from batchtune.files import command_text, write_whole
 from batchtune.lengths import FloatArray, RowLength, Unit, rows_of
-from batchtune.manifests.base import INPUTS, KNOWN_UNITS, TOKEN_LISTS, normalised
+from batchtune.manifests.formats import INPUTS, KNOWN_UNITS, TOKEN_LISTS, normalised
 from batchtune.manifests.formats.columnar import ROW, noted_table
 from batchtune.probe.requests import TEMPORARY, Describe, Described, worker_program
 from batchtune.probe.supervisor import (
@@ -23,11 +23,9 @@ from batchtune.probe.supervisor import (
     script_request,
 )
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
-from batchtune.redaction import command_text
 from batchtune.results import OWN_LENGTHS_FILE
 from batchtune.run_folder import alone_in
-from batchtune.scripts.per_unit import digit_of, scale_by_rows
-from batchtune.scripts.relations import Unclear
+from batchtune.scripts.relations import Unclear, digit_of, scale_by_rows
 from batchtune.units import format_seconds
 
 if TYPE_CHECKING:

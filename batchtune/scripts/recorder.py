@@ -3,18 +3,201 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import hashlib
+import os
+import re
+import secrets
+import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import msgspec
 import numpy as np
 
 from batchtune.errors import ResultError
-from batchtune.results import RUN_FILE, TRAINING_FILE, BatchShape, Run, read_result
-from batchtune.scripts.training_log import TrainingLog
+from batchtune.files import open_to_append, unwritable
+from batchtune.probe.devices import backend_for
+from batchtune.probe.devices.cuda import PeakCounter
+from batchtune.results import (
+    RUN_FILE,
+    TRAINING_FILE,
+    BatchShape,
+    Run,
+    TrainingStart,
+    TrainingStep,
+    meta_of,
+    read_result,
+)
+from batchtune.scripts import place_in_group
+from batchtune.workloads import training_gpu
+
+# Measures a training's steps without waiting for a GPU, and appends each to `training.jsonl`.
+
+_RESIDENT = re.compile(rb"^(VmHWM|RssFile|RssShmem):\s+(\d+) kB", re.MULTILINE)
+
+
+class TrainingLog:
+    """One process's part of a recording.
+
+    If the file can't be written any more, recording ends with a warning, and the training goes on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+        # Steps whose time the GPU has not reached yet, with the marks of their begin and end.
+        self._waiting: deque[tuple[TrainingStep, Any, Any]] = deque()
+
+    def open(self, *, tuned: bool = False) -> None:
+        """Begin a recording, on the GPU if this process has used one; `tuned` as in `TrainingStart`.
+
+        Raises ResultError if it can't be written.
+        """
+        self._rank, world_size = place_in_group() or (0, 1)
+        self._recording = secrets.token_hex(8)
+        if world_size > 1:
+            self._recording = _of_all_ranks()
+        self._clock = Clock()
+        self._is_first = True
+        self._file = open_to_append(self._path)
+        if self._rank == 0:
+            device = self._clock.device
+            meta = meta_of(TrainingStart)
+            self._write(TrainingStart(meta=meta, device=device, tuned=tuned))
+
+    def begin_step(self) -> None:
+        """Begin a step here: what came before, such as a validation, belongs to none."""
+        self._clock.take_peak()
+        self._began = self._clock.mark()
+
+    def end_step(self, batches: list[BatchShape]) -> None:
+        """Note that a step ended, which begins the next; it is written as soon as its time is known."""
+        peak = self._clock.take_peak()
+        began = self._began
+        self._began = self._clock.mark()
+        if self._is_first:  # it includes what is done only once
+            self._is_first = False
+            self.write(batches)
+        else:
+            step = TrainingStep(rank=self._rank, batches=batches, peak_bytes=peak)
+            self._waiting.append((step, began, self._began))
+            self._write_timed()
+
+    def write(self, batches: list[BatchShape], *, oom: str | None = None) -> None:
+        """Write a step whose time and memory were not measured, or that ran out of memory."""
+        self._write(TrainingStep(rank=self._rank, batches=batches, oom=oom))
+
+    def refuse(self) -> None:
+        """Take back the steps of this recording."""
+        self._waiting.clear()
+        self._write(TrainingStep(rank=self._rank, batches=[], refused=True))
+
+    def close(self) -> None:
+        """Write what is left, without the times that the GPU has not reached."""
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the GPU answers no more after an error
+            self._write_timed()
+        while self._waiting:
+            self._write(self._waiting.popleft()[0])
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write_timed(self) -> None:
+        """Write the steps whose times are known by now."""
+        while self._waiting:
+            step, began, ended = self._waiting[0]
+            seconds = self._clock.seconds(began, ended)
+            if seconds is None:
+                return
+            self._waiting.popleft()
+            self._write(msgspec.structs.replace(step, seconds=seconds))
+
+    def _write(self, line: TrainingStart | TrainingStep) -> None:
+        """Append a line by one call, which the system does whole even if the process is killed meanwhile.
+
+        The line's end comes first, as the one before may be cut short.
+        """
+        if self._file is None:
+            return
+        line = msgspec.structs.replace(line, recording=self._recording)
+        try:
+            os.write(self._file, b"\n" + msgspec.json.encode(line))
+        except OSError as error:
+            reason = unwritable(self._path, error)
+            print(f"Warning: batchtune records no further: {reason}", file=sys.stderr)
+            os.close(self._file)
+            self._file = None
+
+
+def _of_all_ranks() -> str:
+    """Return what the ranks of one training have in common, and the ranks of no other at the same time."""
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    shared = [os.environ.get(name, "") for name in names]
+    if "MASTER_PORT" not in os.environ:  # one process has started all of them
+        shared = [socket.gethostname(), str(os.getppid())]
+    return hashlib.sha256(" ".join(shared).encode()).hexdigest()[:16]
+
+
+class Clock:
+    """Times on the GPU that trains, read from events once it has passed them; without one, on the CPU."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda: Any = torch.cuda
+        self.device = backend_for("cpu").identify("cpu").name
+        self._gpu: int | None = None
+        if self._cuda.is_initialized():
+            self._gpu = self._cuda.current_device()
+        with contextlib.suppress(Exception):  # an optimizer that is not like torch's
+            self._gpu = training_gpu()
+        if self._gpu is not None:
+            self.device = self._cuda.get_device_name(self._gpu)
+            self._peaks = PeakCounter(self._gpu)
+
+    def mark(self) -> Any:
+        """Return the time now, or an event in the GPU's current stream."""
+        if self._gpu is None:
+            return time.perf_counter()
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._cuda.current_stream(self._gpu))
+        return event
+
+    def seconds(self, began: Any, ended: Any) -> float | None:
+        """Return the time between two marks; None if the GPU has not passed them."""
+        if self._gpu is None:
+            return float(ended - began)
+        if not ended.query():
+            return None
+        return float(began.elapsed_time(ended)) / 1000
+
+    def take_peak(self) -> int | None:
+        """Return the most memory since the last call that torch allocated, on the CPU that is no file's (Linux)."""
+        if self._gpu is not None:
+            peak, _ = self._peaks.read()
+            self._peaks.reset()
+            return peak
+        with contextlib.suppress(OSError):
+            # Unbuffered and as bytes: half of the time, in each step.
+            with open("/proc/self/status", "rb", buffering=0) as file:
+                status = file.read()
+            with open("/proc/self/clear_refs", "wb", buffering=0) as file:
+                file.write(b"5")  # man 5 proc
+            kilobytes = {name: int(kb) for name, kb in _RESIDENT.findall(status)}
+            of_files = kilobytes[b"RssFile"] + kilobytes[b"RssShmem"]
+            return (kilobytes[b"VmHWM"] - of_files) * 1024
+        return None
+
 
 Method = TypeVar("Method", bound=Callable[..., None])
 
@@ -154,8 +337,7 @@ class Recorder:
         Its length is the largest size along the axis, its target length the largest of the other sizes along it. A
         packed batch has the lengths that its offsets, positions or numbers of sequences show.
         """
-        from batchtune.scripts.packed_rows import hides_row, packed_row
-        from batchtune.scripts.trees import flatten, sizes
+        from batchtune.scripts.trees import flatten, hides_row, packed_row, sizes
 
         leaves = {path: leaf for path, (leaf,) in flatten([batch]).items()}
         row = packed_row(leaves)
@@ -204,7 +386,7 @@ class Recorder:
     def failed(self, error: BaseException) -> None:
         """Record the batch that failed, if the error says that memory ran out."""
         from batchtune.probe.failures import error_verdict
-        from batchtune.workloads.loading import first_line
+        from batchtune.workloads import first_line
 
         if self._batches and error_verdict(error) == "oom":
             self._log.write(self._take_batches(), oom=first_line(error))
@@ -302,3 +484,43 @@ class Recorder:
             return loss
 
         brain.fit_batch = fit_batch
+
+
+# The mode `record` of an unchanged script: the batches of its training loaders pass through a `Recorder`.
+
+
+def wrap(
+    loader: Any, begin: Callable[[], Iterator[Any]], options: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Return a training loader's iterator, whose batches are recorded.
+
+    `options["recorder"]` are the arguments of `Recorder`. If the file can't be written, the training goes on without.
+    """
+    try:
+        recorder = recorder_of(**options["recorder"])
+        recorder.tuned = options.get("mode") == "run"
+        recorder.begin()
+    except Exception as error:
+        print(f"Warning: batchtune records nothing: {error}", file=sys.stderr)
+        return begin()
+    return Recorded(begin(), recorder)
+
+
+class Recorded(Iterator[Any]):
+    """A loader's iterator whose batches are recorded, with the attributes that its loader asks it for."""
+
+    def __init__(self, own: Iterator[Any], recorder: Any) -> None:
+        self._own = own
+        self._batches = recorder.watched(own)
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+@cache
+def recorder_of(**options: Any) -> Any:
+    """Return this process's recorder."""
+    return Recorder(**options)

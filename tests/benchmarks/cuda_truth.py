@@ -33,11 +33,11 @@ from public_lengths import code, sharegpt
 from real_lengths import librispeech_seconds
 
 import batchtune
+from batchtune.configs import read_any_sampler_yaml
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.probe.compositions import COMPOSITIONS
+from batchtune.probe.packed_search import COMPOSITIONS
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, PackedConfig, Probe, Sweep
-from batchtune.sampler_files import read_any_sampler_yaml
 from batchtune.units import format_percent, parse_size
 from batchtune.verify.plan import VerifyPlan, VerifySettings, subject_of
 

@@ -38,8 +38,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from probe.peer_searches import each_length_anew, from_the_last_answer
 
 from batchtune.lengths import Lengths
+from batchtune.probe.flow import run_probe
 from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, Trial

@@ -23,8 +23,8 @@ from memory_laws import LAWS, TARGET_LAWS, LawDevice, made_lengths
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs, Frontier, costs_of
 from batchtune.epochs.table import BucketTable, batch_sizes_for
+from batchtune.probe.flow import run_probe
 from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     BatchShape,

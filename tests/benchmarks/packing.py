@@ -3,7 +3,7 @@
 On the public token lengths of `public_lengths.py`, in a random order, cut at the budget.
 
 - `steps`: global batches of 512 sequences for 8 ranks: micro-batches of all steps; the time of the slowest
-  rank, by the time law of `batchtune.packing.packing.DENSE_7B`, / its bound, over the steps and in the worst one. No
+  rank, by the time law of `batchtune.packing.DENSE_7B`, / its bound, over the steps and in the worst one. No
   rank is quicker than the mean of all, or than the longest sequence.
 - `cap`: micro-batches until there are a million, and how many of them exceed the budget.
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from public_lengths import SETS, folder
 
 import batchtune
-from batchtune.packing.packing import DENSE_7B
+from batchtune.packing import DENSE_7B
 
 BUDGETS = (2048, 4096, 8192, 16_384)
 RANKS = 8

@@ -29,11 +29,11 @@ from real_speechbrain import load_dynamic_batch_sampler, load_speechbrain
 from torch.utils.data import BatchSampler
 
 from batchtune import BucketedStream, SameStepBatchSampler, sampler_from_config
-from batchtune.buckets.same_step import SAME_STEP
+from batchtune.buckets.micro_batches import SAME_STEP
+from batchtune.configs import read_any_sampler_yaml
 from batchtune.exports.run_configs import sampler_config
-from batchtune.reports.same_step import WORTH_A_CHANGE
+from batchtune.reports.packing import WORTH_A_CHANGE
 from batchtune.results import SWEEP_FILE, PackedConfig, Row, Sweep, read_result
-from batchtune.sampler_files import read_any_sampler_yaml
 from batchtune.units import counted
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader
 from batchtune import BatchShape
 from batchtune.probe.devices import backend_for
 from batchtune.probe.failures import error_verdict
-from batchtune.probe.session import drain_autograd
 from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.worker import drain_autograd
 
 Step = tuple[float, int, float]
 # A failure that leaves more than this part of the limit in use costs the worker of a search.
@@ -50,7 +50,7 @@ class Trainer:
         self.meter = backend_for(asked["device"]).open(
             asked["device"], settings, asked["limit_bytes"]
         )
-        importlib.import_module("batchtune.sampler.packed")
+        importlib.import_module("batchtune.sampler.micro_batches")
         self.meter.limit()
         self.reset(0, 1e-3)
         self.meter.settle(0, 0)

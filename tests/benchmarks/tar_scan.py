@@ -24,7 +24,7 @@ import soundfile  # noqa: E402
 import webdataset  # noqa: E402
 from make_shards import make_shards  # noqa: E402
 
-from batchtune.manifests.formats import FORMATS  # noqa: E402
+from batchtune.manifests.inputs import FORMATS  # noqa: E402
 from batchtune.manifests.source import Source  # noqa: E402
 
 SHARDS = 10

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchtune.buckets.drift import drift
-from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep import drift, sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths

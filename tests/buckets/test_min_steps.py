@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.buckets.current import read_current
-from batchtune.buckets.packed import Packing
+from batchtune.buckets.micro_batches import Packing
 from batchtune.buckets.sweep import run_sweep, sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import SweepSettings
-from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
+from batchtune.streams.sweep import StreamSettings, sweep_stream
 
 DATA = Lengths.of(SPEECH[:600], unit="s")
 

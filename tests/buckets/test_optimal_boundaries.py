@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.buckets.optimal import optimal_boundaries
+from batchtune.buckets import optimal_boundaries
 from batchtune.lengths import Histogram
 
 

@@ -4,16 +4,13 @@ import numpy as np
 import pytest
 from buckets.speech import LONG_SPEECH, frontier, step_seconds
 
-from batchtune.buckets.drift import drift
-from batchtune.buckets.strategies import parse_sizes
-from batchtune.buckets.sweep import sweep
-from batchtune.epochs import simulation
+from batchtune.buckets import parse_sizes
+from batchtune.buckets.sweep import drift, sweep
+from batchtune.epochs import ON_ONE_RANK, ShuffleKey, drawn, pricing
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import ON_ONE_RANK, ShuffleKey, drawn
+from batchtune.epochs.expectation import mates_in_cuts
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.pricing import Pricing
-from batchtune.epochs.randomness import mates_in_cuts
-from batchtune.epochs.simulation import simulate_epochs
+from batchtune.epochs.pricing import Pricing, simulate_epochs
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
@@ -89,8 +86,8 @@ def test_mates_meet_again_as_often_as_in_real_epochs(count, examples, monkeypatc
             for epoch in range(12)
         ]
         real.append(mates_in_cuts(cuts, lengths.values).again)
-    monkeypatch.setattr(simulation, "_EXAMPLES", examples)
-    monkeypatch.setattr(simulation, "_OF_A_RANK", 0)
+    monkeypatch.setattr(pricing, "_EXAMPLES", examples)
+    monkeypatch.setattr(pricing, "_OF_A_RANK", 0)
     estimates = [
         simulate_epochs(batching, lengths, ON_ONE_RANK, seed).mates.again
         for seed in range(5)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from buckets.speech import epochs_of
 
-from batchtune.epochs.layout import RankSplit
+from batchtune.epochs import RankSplit
 from batchtune.epochs.pricing import Pricing
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths

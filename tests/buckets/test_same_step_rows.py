@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from report_records import SCRIPT, proven_probe
 
 from batchtune.buckets.current import own_current, read_current
-from batchtune.buckets.drift import drift
-from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep import drift, sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import UsageError
 from batchtune.exports.run_configs import sampler_config

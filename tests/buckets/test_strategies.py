@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.buckets.strategies import STRATEGIES, Problem
+from batchtune.buckets import STRATEGIES, Problem
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths
 

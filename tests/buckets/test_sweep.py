@@ -11,15 +11,15 @@ from memory_laws import LAWS, LawDevice, made_lengths
 from msgspec.structs import replace
 from report_records import SCRIPT
 
+from batchtune.buckets import STRATEGIES
 from batchtune.buckets.current import read_current
-from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import run_sweep, sweep
-from batchtune.epochs.layout import RankSplit
+from batchtune.epochs import RankSplit
 from batchtune.epochs.measured_costs import Costs, Frontier
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
+from batchtune.probe.flow import run_probe
 from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,

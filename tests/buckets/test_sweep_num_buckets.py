@@ -1,6 +1,6 @@
 import pytest
 
-from batchtune.buckets.strategies import checked_settings, parse_num_buckets
+from batchtune.buckets import checked_settings, parse_num_buckets
 from batchtune.errors import UsageError
 
 

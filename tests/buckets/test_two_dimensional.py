@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.buckets.two_dimensional import optimal_table_2d
+from batchtune.buckets import optimal_table_2d
 from batchtune.epochs.table import BucketTable
 
 

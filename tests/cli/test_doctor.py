@@ -10,9 +10,8 @@ from probe.made_nvml import GIB, NO_PERMISSION, MadeGpu, MadeNvml
 
 from batchtune.probe.devices import lock_device
 from batchtune.probe.devices.cpu import describe_cpu
-from batchtune.reports.page import doctor_page
+from batchtune.reports.page import doctor_page, schema_of
 from batchtune.results import Doctor, DoctorGpu, DoctorTorch, meta_of
-from batchtune.schemas import schema_of
 
 PROBLEM = "libcudart.so.12: cannot open shared object file"
 NO_TORCH = f"raise ImportError('{PROBLEM}')"

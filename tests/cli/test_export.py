@@ -7,8 +7,7 @@ from exports.stream_runs import made_stream
 from msgspec.structs import replace
 from report_records import made_sweep
 
-from batchtune.exports import FRAMEWORKS, export_of
-from batchtune.exports.base import Tuned
+from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.results import (
     SAMPLER_FILE,

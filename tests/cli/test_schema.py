@@ -21,8 +21,8 @@ from report_records import made_sweep
 from ruamel.yaml import YAML
 from streamed_records import made_stream, whole_stream
 
+from batchtune.reports.page import SCHEMAS, schema_of
 from batchtune.results import encode
-from batchtune.schemas import SCHEMAS, schema_of
 
 SNAPSHOTS = Path(__file__).parent / "schemas"
 

@@ -22,9 +22,9 @@ from cli.conftest import (
 )
 
 from batchtune import sampler_from_config
+from batchtune.configs import read_sampler_yaml
 from batchtune.results import Probe, read_result
 from batchtune.run_folder import alone_in
-from batchtune.sampler_files import read_sampler_yaml
 
 MIB = 1 << 20
 # The same as LAW, for real.

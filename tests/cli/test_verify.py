@@ -8,8 +8,8 @@ from cli.conftest import flat, interrupted_at, result_in, write_lengths
 from made_trials import ran as reply_of
 from msgspec.structs import replace
 
+from batchtune.configs import read_sampler_yaml
 from batchtune.exports.run_configs import render_sampler_yaml
-from batchtune.sampler_files import read_sampler_yaml
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from cli.conftest import flat, run_here_in
 
-from batchtune.sampler_files import read_stream_yaml
+from batchtune.configs import read_stream_yaml
 
 STEPS = ["--steps", 14]
 

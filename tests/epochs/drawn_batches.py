@@ -3,13 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
+from batchtune.epochs import ORDERINGS, RankSplit, ShuffleKey, drawn
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import (
-    ORDERINGS,
-    RankSplit,
-    ShuffleKey,
-    drawn,
-)
 from batchtune.epochs.table import BucketTable
 
 BOUNDARIES = np.array([5.0, 12.0, 30.0])

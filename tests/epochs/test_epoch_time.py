@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from batchtune.epochs.epoch_time import EpochTime, equal_to_best, time_errors
-from batchtune.epochs.layout import EpochShapes
+from batchtune.epochs import EpochShapes
+from batchtune.epochs.expectation import EpochTime, equal_to_best, time_errors
 
 
 def cost_of(seconds, errors):

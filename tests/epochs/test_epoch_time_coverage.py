@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from timed_trials import timed_trial
 
-from batchtune.buckets.optimal import optimal_boundaries
+from batchtune.buckets import optimal_boundaries
+from batchtune.epochs import RankSplit, ShuffleKey
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import RankSplit, ShuffleKey
+from batchtune.epochs.measured_costs import StepTimes
 from batchtune.epochs.pricing import Pricing
-from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.attempt import enough, interquartile_range

@@ -23,14 +23,8 @@ from drawn_batches import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchtune.epochs import RankSplit, ShuffleKey, drawn, dropped_examples, lay_out
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import (
-    RankSplit,
-    ShuffleKey,
-    drawn,
-    dropped_examples,
-    lay_out,
-)
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
 
@@ -182,7 +176,8 @@ def test_each_epoch_and_each_seed_has_another_shuffle(pool_size):
 @pytest.mark.process
 def test_another_process_makes_the_same_batches():
     code = (
-        "import numpy as np; from batchtune.epochs import batchers as b, layout as l, table as t\n"
+        "import numpy as np; from batchtune import epochs as l\n"
+        "from batchtune.epochs import batchers as b, table as t\n"
         "table = t.BucketTable(np.array([9.0, 60.0]), np.array([5, 3]))\n"
         "drawing = l.ShuffleKey(seed=5, epoch=2)\n"
         "for batching in (b.Batching(table), b.Batching(table, 20, 12.5)):\n"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from batchtune.epochs.least_squares import leverages, nonnegative_fits
+from batchtune.epochs.cost_model import leverages, nonnegative_fits
 
 
 @given(

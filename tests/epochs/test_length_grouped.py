@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from batchtune.epochs.baselines import fixed_baselines
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.pricing import Pricing
+from batchtune.epochs.pricing import Pricing, fixed_baselines
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings

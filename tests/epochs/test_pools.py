@@ -16,8 +16,8 @@ from drawn_batches import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchtune.epochs import ON_ONE_RANK, RankSplit, ShuffleKey
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey
 from batchtune.epochs.table import BucketTable
 
 IN_ORDER = ShuffleKey(shuffle=False)

@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from batchtune.epochs import ON_ONE_RANK, RankSplit, ShuffleKey
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey
-from batchtune.epochs.randomness import (
+from batchtune.epochs.expectation import (
     Mates,
     effective_buckets,
+    expected_batches,
     mates_in_buckets,
     mates_in_cuts,
 )

@@ -7,7 +7,7 @@ from msgspec import structs
 from training_lines import START, step, write
 
 from batchtune.buckets.current import read_current
-from batchtune.buckets.packed import Packing
+from batchtune.buckets.micro_batches import Packing
 from batchtune.buckets.sweep import run_sweep
 from batchtune.epochs.recorded import (
     costs_of_training,
@@ -15,8 +15,8 @@ from batchtune.epochs.recorded import (
 )
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
+from batchtune.probe.flow import run_probe
 from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.reports import RunResults
 from batchtune.reports.sweeps import sweep_section

@@ -7,14 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.epochs.same_step import (
-    StepCutter,
-    least_costly,
-    most_held,
-)
+from batchtune.epochs.batchers import StepCutter, least_costly, most_held
 from batchtune.epochs.table import BucketTable
-from batchtune.packing.packing import Budget
-from batchtune.packing.same_step import StepPacker
+from batchtune.packing import Budget, StepPacker
 
 TABLE = BucketTable.of([10, 20, 40], [8, 4, 2])
 

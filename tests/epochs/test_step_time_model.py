@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from timed_trials import timed_trial
 
 from batchtune.epochs.cost_model import predict
-from batchtune.epochs.step_times import StepTimes
+from batchtune.epochs.measured_costs import StepTimes
 from batchtune.results import CostModel
 
 LINEAR = CostModel(

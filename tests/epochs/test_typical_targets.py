@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from batchtune.buckets.sweep import sweep
+from batchtune.epochs import ON_ONE_RANK, RankSplit, ShuffleKey
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import ON_ONE_RANK, RankSplit, ShuffleKey
 from batchtune.epochs.measured_costs import Costs, TypicalTargets
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths

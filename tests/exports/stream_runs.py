@@ -16,8 +16,7 @@ from packed_records import with_packing
 from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS
 from ruamel.yaml import YAML
 
-from batchtune.exports import FRAMEWORKS
-from batchtune.exports.base import Tuned
+from batchtune.exports import FRAMEWORKS, Tuned
 from batchtune.results import ShardAdvice, StreamSettings
 
 # Exports of a stream; the others are of a bucket table.

@@ -13,9 +13,8 @@ from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import export_of
-from batchtune.exports.base import Tuned
-from batchtune.exports.cutting import batch_bins
+from batchtune.exports import Tuned, export_of
+from batchtune.exports.frameworks import batch_bins
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 

@@ -10,8 +10,7 @@ from exports.stream_runs import executed
 from batchtune import sampler_from_config
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import export_of
-from batchtune.exports.base import Tuned
+from batchtune.exports import Tuned, export_of
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings

@@ -12,9 +12,8 @@ from report_records import made_sweep
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
-from batchtune.exports import export_of
-from batchtune.exports.base import Tuned
-from batchtune.exports.lhotse import least_buffer
+from batchtune.exports import Tuned, export_of
+from batchtune.exports.frameworks import least_buffer
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 

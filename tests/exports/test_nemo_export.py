@@ -22,8 +22,7 @@ from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import export_of
-from batchtune.exports.base import Tuned
+from batchtune.exports import Tuned, export_of
 from batchtune.lengths import Lengths
 from batchtune.results import StreamSettings, SweepSettings, TwoDimensionalRow
 

@@ -17,6 +17,7 @@ from report_records import (
 )
 from ruamel.yaml import YAML
 
+from batchtune.configs import read_sampler_yaml, read_stream_yaml
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import (
     render_sampler_yaml,
@@ -24,7 +25,6 @@ from batchtune.exports.run_configs import (
     sampler_config,
     stream_config,
 )
-from batchtune.sampler_files import read_sampler_yaml, read_stream_yaml
 
 CONFIG = sampler_config(made_sweep())
 STREAM = stream_config(made_stream())

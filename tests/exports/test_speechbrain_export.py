@@ -14,10 +14,8 @@ from real_speechbrain import load_speechbrain
 from batchtune import sampler_from_config
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import export_of
-from batchtune.exports.base import Tuned
+from batchtune.exports import Tuned, export_of, flow_list, number
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
-from batchtune.exports.templating import flow_list, number
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 

@@ -18,8 +18,7 @@ from real_speechbrain import load_speechbrain
 
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import export_of
-from batchtune.exports.base import Tuned
+from batchtune.exports import Tuned, export_of
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
 from batchtune.results import StreamSettings, SweepSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchtune.loaders.protocol import LoaderReply, Open, Opened, Take, Taken
+from batchtune.loaders.worker import LoaderReply, Open, Opened, Take, Taken
 from batchtune.processes.worker import Failed, Nursery
 
 USERS = Path(__file__).parents[1] / "loaders" / "loaders_of_users.py"

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from batchtune.results import BatchShape
-from batchtune.workloads.loading import load_workload
-from batchtune.workloads.training import Spans, attend_within
+from batchtune.workloads import load_workload
+from batchtune.workloads.builtin import Spans, attend_within
 
 CUDA = torch.device("cuda")
 LENGTHS = [300, 17, 128, 1]

@@ -4,7 +4,7 @@ import pytest
 from gpu.on_cuda import GIB, settings, supervise
 
 from batchtune.lengths import Lengths
-from batchtune.probe.probing import run_probe
+from batchtune.probe.flow import run_probe
 from batchtune.results import BatchShape
 
 pytestmark = pytest.mark.usefixtures("one_nursery")

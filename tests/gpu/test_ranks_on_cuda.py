@@ -5,7 +5,7 @@ import torch
 from gpu.on_cuda import settings
 
 from batchtune.lengths import Lengths
-from batchtune.probe.probing import run_probe
+from batchtune.probe.flow import run_probe
 
 LENGTHS = Lengths.of([16.0, 64.0, 128.0] * 20, unit="tokens")
 LM = "builtin:transformer-lm"

@@ -7,7 +7,7 @@ import sys
 import pytest
 from gpu.on_cuda import GIB, MIB, supervise
 
-from batchtune.probe.devices.nvml import all_gpus
+from batchtune.probe.devices.cuda import all_gpus
 from batchtune.results import BatchShape
 
 pytestmark = pytest.mark.usefixtures("one_nursery")
@@ -50,7 +50,7 @@ def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(reserve, ddp):
 IDENTIFY = """
 import json, os
 from batchtune.probe.devices import backend_for
-from batchtune.probe.devices.nvml import find_gpu
+from batchtune.probe.devices.cuda import find_gpu
 first = backend_for("auto").identify("auto")
 gpu = find_gpu(first.id, None)
 before = gpu.memory()[1] if gpu else None

@@ -8,7 +8,7 @@ import pytest
 from gpu.on_cuda import GIB, settings
 
 from batchtune.lengths import Lengths
-from batchtune.probe.probing import run_probe
+from batchtune.probe.flow import run_probe
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape
 

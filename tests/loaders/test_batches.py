@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.loaders.batches import digests_of, facts_of, leaves, moved, words_of
+from batchtune.loaders.worker import digests_of, facts_of, leaves, moved, words_of
 
 
 class Padded(NamedTuple):

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from batchtune.errors import LoaderError
 from batchtune.loaders import Target
-from batchtune.loaders.batches import digests_of, words_of
 from batchtune.loaders.dali import DaliKind
-from batchtune.workloads.loading import load_function, user_traceback
+from batchtune.loaders.worker import digests_of, words_of
+from batchtune.workloads import load_function, user_traceback
 
 TARGETS = Path(__file__).parent / "dali_targets.py"
 DYNAMIC = "nvidia.dali.experimental.dynamic"

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from batchtune.loaders import read_tuning
 from batchtune.loaders import tuner as loader_tuner
-from batchtune.loaders.protocol import BatchFacts, Opened, Taken
-from batchtune.loaders.recommend import reason_for, warnings_for
 from batchtune.loaders.runner import LoaderSettings, Measurement
-from batchtune.loaders.tuner import run_loader_tuning
+from batchtune.loaders.tuner import reason_for, run_loader_tuning, warnings_for
+from batchtune.loaders.worker import BatchFacts, Opened, Taken
 from batchtune.reports.page import build_page
 from batchtune.results import BUSY_IDLE, Demand, Reproduced
 

@@ -3,9 +3,9 @@
 import pytest
 
 from batchtune.loaders.dataloader import TorchKind
-from batchtune.loaders.protocol import BatchFacts, Taken
-from batchtune.loaders.recommend import idle_share, ranked, row_of
 from batchtune.loaders.runner import Measurement, repeated_batches
+from batchtune.loaders.tuner import idle_share, ranked, row_of
+from batchtune.loaders.worker import BatchFacts, Taken
 from batchtune.results import Demand, LoaderRow
 
 STEP = Demand(source="step-ms", per="batch", step_seconds=0.01)

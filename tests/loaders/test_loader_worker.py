@@ -12,8 +12,7 @@ from shared_nursery import OF_LOADERS
 from verify.made_stepper import made_config
 
 from batchtune.exports.run_configs import render_sampler_yaml
-from batchtune.loaders.protocol import Open, Opened, Take, Taken
-from batchtune.loaders.worker import _Loaders, failed
+from batchtune.loaders.worker import Open, Opened, Take, Taken, _Loaders, failed
 from batchtune.processes.worker import Failed, WorkerLost
 
 USERS = Path(__file__).parent / "loaders_of_users.py"

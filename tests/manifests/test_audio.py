@@ -12,13 +12,13 @@ import pytest
 from manifests.samples import damaged
 
 from batchtune.errors import ManifestError
-from batchtune.manifests.audio import (
+from batchtune.manifests.formats import Unreadable
+from batchtune.manifests.headers import (
     AudioLength,
     Payload,
     audio_length,
     opened_payload,
 )
-from batchtune.manifests.base import Unreadable
 
 RATE = 16_000
 COUNT = 1234

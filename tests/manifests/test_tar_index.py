@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from samples import shard
 
 from batchtune.errors import ManifestError
+from batchtune.manifests.headers import BLOCK, File, is_header, open_tar
 from batchtune.manifests.source import Source
-from batchtune.manifests.tar import BLOCK, File, is_header, open_tar
 
 FORMATS = {
     "ustar": tarfile.USTAR_FORMAT,

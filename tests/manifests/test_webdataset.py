@@ -14,7 +14,7 @@ from samples import SAMPLE_RATE as RATE
 from samples import shard, wav
 
 from batchtune.manifests import FORMATS, load_lengths
-from batchtune.manifests.base import Unreadable
+from batchtune.manifests.formats import Unreadable
 from batchtune.manifests.formats.members import key_and_suffix
 from batchtune.manifests.source import Source
 

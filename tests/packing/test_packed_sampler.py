@@ -14,9 +14,9 @@ from batchtune import (
     sampler_from_config,
     sweep,
 )
-from batchtune.epochs.layout import RankSplit
+from batchtune.buckets.micro_batches import simulated_row
+from batchtune.epochs import RankSplit
 from batchtune.errors import ResultError
-from batchtune.packing.figures import simulated_row
 
 CAP = 40
 LENGTHS = np.random.default_rng(0).integers(1, CAP + 1, 301)

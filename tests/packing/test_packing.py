@@ -7,12 +7,9 @@ from hypothesis import strategies as st
 
 import batchtune
 from batchtune import TimeLaw
-from batchtune.epochs.layout import RankSplit
-from batchtune.packing.figures import row_of, simulated_row
-from batchtune.packing.packed import Packed
-from batchtune.packing.packers import PACKERS
-from batchtune.packing.packing import DENSE_7B, Budget
-from batchtune.packing.ranks import dealt, karmarkar_karp
+from batchtune.buckets.micro_batches import row_of, simulated_row
+from batchtune.epochs import RankSplit
+from batchtune.packing import DENSE_7B, PACKERS, Budget, Packed, dealt, karmarkar_karp
 from batchtune.results import BatchShape
 
 CAP = 40

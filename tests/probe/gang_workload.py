@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import distributed, nn
 
-from batchtune.workloads.training import wrapped
+from batchtune.workloads.builtin import wrapped
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 import uncompiled  # noqa: F401

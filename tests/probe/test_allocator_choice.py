@@ -27,7 +27,7 @@ from batchtune.probe.worker import _torch_settings
 from batchtune.results import TRIALS_FILE, BatchShape, ProbedWith, Trial
 from batchtune.run_folder import append_trial
 from batchtune.trust import settings_differences, trust_warnings
-from batchtune.workloads.loading import first_line
+from batchtune.workloads import first_line
 
 LENGTHS = Lengths.of([1.0, 2.0])
 

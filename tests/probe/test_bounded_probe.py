@@ -57,7 +57,7 @@ class Timed(LawDevice):
 @pytest.fixture
 def timed(monkeypatch):
     device = Timed(LAWS["blocks of length"], made_lengths("speech", count=300))
-    monkeypatch.setattr("batchtune.probe.probing.time.monotonic", lambda: device.now)
+    monkeypatch.setattr("batchtune.probe.flow.time.monotonic", lambda: device.now)
     return device
 
 
@@ -102,7 +102,7 @@ def test_what_the_turns_refute_is_replaced_within_minutes(
             return altered(reply, peak_bytes=peak - int(0.04 * LIMIT_BYTES))
 
     device = Unsteady(LAWS["blocks of length"], made_lengths("speech", count=300))
-    monkeypatch.setattr("batchtune.probe.probing.time.monotonic", lambda: device.now)
+    monkeypatch.setattr("batchtune.probe.flow.time.monotonic", lambda: device.now)
     probe = probe_timed(device, tmp_path, minutes=minutes)
     assert device.now <= 60 * minutes
     assert probe.unfinished
@@ -129,7 +129,7 @@ def test_minutes_that_end_early_warn_of_an_ignored_shape(tmp_path, monkeypatch):
     device = Timed(
         Law(lambda size, length, target: 1.0), made_lengths("speech", count=300)
     )
-    monkeypatch.setattr("batchtune.probe.probing.time.monotonic", lambda: device.now)
+    monkeypatch.setattr("batchtune.probe.flow.time.monotonic", lambda: device.now)
     probe = probe_timed(device, tmp_path, minutes=0.08)
     assert probe.unfinished
     assert warns(probe, "ignore its `shape`")

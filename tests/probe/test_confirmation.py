@@ -5,7 +5,7 @@ from made_trials import altered, made_trial, ran
 from noted_device import NotedDevice, planned
 
 from batchtune.probe.confirmation import confirm, rounds_of
-from batchtune.probe.margin import Peaks
+from batchtune.probe.outcomes import Peaks
 from batchtune.results import BatchShape
 
 LONG, SHORT, MIDDLE = BatchShape(4, 30.0), BatchShape(120, 1.0), BatchShape(12, 10.0)

@@ -17,8 +17,8 @@ from probe.made_nvml import (
     divided_gpu,
 )
 
-from batchtune.probe.devices import nvml
-from batchtune.probe.devices.nvml import all_gpus, find_gpu, named_reasons
+from batchtune.probe.devices import cuda
+from batchtune.probe.devices.cuda import all_gpus, find_gpu, named_reasons
 from batchtune.results import DeviceProcess, DoctorGpu
 
 
@@ -184,7 +184,7 @@ def test_every_call_is_one_of_the_packages_own():
 
     calls = set(
         re.findall(
-            r"nvml[A-Z]\w+(?=\")", Path(nvml.__file__).read_text(encoding="utf-8")
+            r"nvml[A-Z]\w+(?=\")", Path(cuda.__file__).read_text(encoding="utf-8")
         )
     )
     assert len(calls) > 10

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from batchtune.lengths import Lengths
-from batchtune.probe.compositions import COMPOSITIONS, Compositions
-from batchtune.probe.probing import run_probe
+from batchtune.probe.flow import run_probe
+from batchtune.probe.packed_search import COMPOSITIONS, Compositions
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import PROBE_FILE, Probe, read_result

@@ -20,11 +20,11 @@ from packed_laws import (
     trials_before_turns,
 )
 
-from batchtune.epochs.packed_model import fit_packed
+from batchtune.epochs.cost_model import fit_packed
 from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.compositions import COMPOSITIONS
 from batchtune.probe.packed_search import (
+    COMPOSITIONS,
     MOST_TRIALS,
     MOST_UNEVEN_TRIALS,
 )
@@ -287,7 +287,7 @@ def test_an_interrupted_probe_goes_on_as_if_it_had_not_been(most, tmp_path):
 def test_minutes_end_a_packed_probe(tmp_path, monkeypatch):
     device = Unsteady()
     monkeypatch.setattr(
-        "batchtune.probe.probing.time.monotonic", lambda: 10.0 * device.count
+        "batchtune.probe.flow.time.monotonic", lambda: 10.0 * device.count
     )
     probe = probe_packed(device, tmp_path, minutes=0.6)
     assert probe.unfinished

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from batchtune.probe.parameters import TrainingCheck, drop_gradients
+from batchtune.workloads import TrainingCheck, drop_gradients
 
 
 @pytest.fixture(autouse=True)

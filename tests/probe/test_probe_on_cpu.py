@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.lengths import Lengths
-from batchtune.probe.probing import run_probe
+from batchtune.probe.flow import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape

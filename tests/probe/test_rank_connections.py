@@ -11,10 +11,8 @@ from msgspec.structs import replace
 
 import batchtune
 from batchtune.probe import ranks as ranks_module
-from batchtune.probe.rank import RankPlace
-from batchtune.probe.ranks import Ranks
+from batchtune.probe.ranks import RankPlace, Ranks, cause_of
 from batchtune.probe.requests import Hello, Ran, RunTrial, Vote
-from batchtune.probe.verdicts import cause_of
 from batchtune.processes.worker import OUTERMOST_FRAME, Failed, encode
 from batchtune.results import BatchShape, Trial
 

@@ -4,7 +4,7 @@ import numpy as np
 from probe.made_device import SearchedDevice, quadratic_peak, search_to_the_end
 
 from batchtune.lengths import Lengths
-from batchtune.probe.refining import Refinement
+from batchtune.probe.knowledge import Refinement
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings
 

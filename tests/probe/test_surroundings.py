@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from batchtune.probe.devices import describe_environment
-from batchtune.probe.parameters import gradient_bytes
+from batchtune.workloads import gradient_bytes
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from made_devices import made_device
 from msgspec.structs import replace
 
 from batchtune.probe.failures import message_verdict
+from batchtune.probe.ranks import merged
 from batchtune.probe.requests import Prepare, Ran, Ready, RunTrial
-from batchtune.probe.verdicts import merged
 from batchtune.processes.worker import Failed
 from batchtune.results import BatchShape, ProbedWith, RankDevice, Trial
 

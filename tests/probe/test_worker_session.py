@@ -9,7 +9,7 @@ import pytest
 from made_devices import MIB, StillMeter, made_device
 
 from batchtune.probe import attempt as attempt_module
-from batchtune.probe.session import Session
+from batchtune.probe.worker import Session
 from batchtune.processes.worker import encode
 from batchtune.results import BatchShape
 from batchtune.trust import trust_warnings

@@ -10,7 +10,7 @@ from report_records import made_probe, made_sweep, without_recommendation
 from streamed_records import BUFFERS, empty_stream, made_stream, whole_stream
 
 from batchtune.reports import RunResults
-from batchtune.reports.html.charts import figures, label
+from batchtune.reports.html import figures, label
 
 
 def drawn(name, results=None, **records):

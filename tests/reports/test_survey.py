@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from batchtune.lengths import Lengths
-from batchtune.reports.page import make_page
-from batchtune.reports.survey import survey, survey_section, survey_sentences
+from batchtune.reports.page import make_page, survey, survey_section, survey_sentences
 from batchtune.reports.terminal import text_of
 
 FLOATS = st.floats(1e-9, 1e15)

@@ -27,8 +27,8 @@ from report_records import (
 
 from batchtune.probe.supervisor import about_script
 from batchtune.reports import RunResults
+from batchtune.reports.packing import gradient_warnings, of_same_steps
 from batchtune.reports.page import build_page
-from batchtune.reports.same_step import gradient_warnings, of_same_steps
 from batchtune.reports.section import clean, make_table
 from batchtune.reports.sweeps import today_row
 from batchtune.results import StepGradient, WorkloadRecord

@@ -13,9 +13,8 @@ from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ResultError
 from batchtune.files import open_to_append
 from batchtune.reports import FORMATS, load_run, render
-from batchtune.reports.gate import judge, parse_rules
+from batchtune.reports.gate import RuleInputs, judge, parse_rules
 from batchtune.reports.page import build_page
-from batchtune.reports.rule_fields import RuleInputs
 from batchtune.results import (
     read_training,
     write_result,

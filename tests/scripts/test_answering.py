@@ -16,9 +16,9 @@ from report_records import SCRIPT
 from scripts.made_training import MadeScript, fed_by
 from torch.utils.data import DataLoader, IterableDataset
 
+from batchtune import scripts
 from batchtune.lengths import RowLength
-from batchtune.probe.parameters import TrainingCheck
-from batchtune.probe.rank import RankPlace
+from batchtune.probe.ranks import RankPlace, merged
 from batchtune.probe.requests import (
     Describe,
     Described,
@@ -28,15 +28,15 @@ from batchtune.probe.requests import (
     RunTrial,
     ScriptRequest,
 )
-from batchtune.probe.session import Session
 from batchtune.probe.supervisor import script_error
-from batchtune.probe.verdicts import merged
+from batchtune.probe.worker import Session
 from batchtune.processes.worker import Failed, WorkerLost, judged_end
 from batchtune.results import BatchShape, ProbedWith
-from batchtune.scripts import answering, feeding, interposing
+from batchtune.scripts import answering, feeding
 from batchtune.scripts.answering import ScriptWorker
 from batchtune.scripts.feeding import Feed, Loop, Raised
 from batchtune.scripts.launching import Launcher
+from batchtune.workloads import TrainingCheck
 
 SMALL = BatchShape(4, 60.0)
 LARGE = BatchShape(30, 60.0)
@@ -244,8 +244,8 @@ def test_a_script_without_a_loader_says_what_it_imported(rank, monkeypatch, caps
     marked = ""
     if rank is not None:
         marked = f"[rank{rank}]: "
-        monkeypatch.setattr(interposing, "place_in_group", lambda: (rank, 2))
-    interposing._say_what_was_used()
+        monkeypatch.setattr(scripts, "place_in_group", lambda: (rank, 2))
+    scripts._say_what_was_used()
     assert capsys.readouterr().err.startswith(
         f"{marked}batchtune: train.py iterated over no torch DataLoader with gradients; "
         "it imported nvidia.dali, which loads"

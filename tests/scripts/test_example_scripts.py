@@ -16,6 +16,7 @@ import torch
 from cli.conftest import run_here_in
 from shared_nursery import SharedNursery
 
+from batchtune.configs import read_any_sampler_yaml
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor, worker_program
@@ -28,7 +29,6 @@ from batchtune.results import (
     Sweep,
     read_result,
 )
-from batchtune.sampler_files import read_any_sampler_yaml
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

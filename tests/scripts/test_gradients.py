@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from batchtune.lengths import RowLength
-from batchtune.results.devices import SAME_GRADIENT
+from batchtune.results.shared import SAME_GRADIENT
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.gradients import Step, beyond, difference, step_gradient
 

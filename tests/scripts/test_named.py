@@ -18,8 +18,7 @@ from batchtune.cli.options import ManifestOptions, ModelTask, WorkloadOptions
 from batchtune.errors import UsageError
 from batchtune.scripts.learning import Learned
 from batchtune.scripts.named import named_command, script_options
-from batchtune.scripts.named.examples import examples, pad
-from batchtune.scripts.named.torch_script import train
+from batchtune.scripts.named.train import examples, pad, train_torch
 
 MODELS = str(Path(__file__).with_name("named_models.py"))
 TEXT_MODEL = {
@@ -63,11 +62,11 @@ CONFIGS = {
 
 def test_a_model_becomes_a_command(tmp_path):
     words = named_command(f"torch:{MODELS}:Tagger", "cross_entropy", ["dim=4"])
-    assert words[3:] == [MODELS, "Tagger", "loss=cross_entropy", "dim=4"]
+    assert words[4:] == [MODELS, "Tagger", "loss=cross_entropy", "dim=4"]
     words = named_command(f"transformers:{tmp_path}", "ctc", [])
-    assert words[3:] == [str(tmp_path), "", "task=ctc"]
+    assert words[4:] == [str(tmp_path), "", "task=ctc"]
     words = named_command(f"lightning:{MODELS}:lit", None, ["devices=1"])
-    assert words[3:] == [MODELS, "lit", "devices=1"]
+    assert words[4:] == [MODELS, "lit", "devices=1"]
 
 
 def test_a_speechbrain_script_gets_its_own_arguments():
@@ -118,13 +117,13 @@ def test_a_flag_belongs_to_its_framework(workload, loss, message):
 )
 def test_a_torch_model_trains(monkeypatch, name, options):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    train(MODELS, name, options)
+    train_torch(MODELS, name, options)
 
 
 def run(patch, kind, *arguments):
     """Runs the script of a framework in this process."""
-    module = f"batchtune.scripts.named.{kind}_script"
-    patch.setattr(sys, "argv", [module, *arguments])
+    module = "batchtune.scripts.named.train"
+    patch.setattr(sys, "argv", [module, kind, *arguments])
     runpy.run_module(module, run_name="__main__")
 
 
@@ -161,13 +160,13 @@ def test_a_model_of_transformers_trains(made_model, task):
 )
 def test_made_examples_show_their_axes(task, line):
     pytest.importorskip("transformers")
-    from batchtune.scripts.named.transformers_script import make
+    from batchtune.scripts.named.train import made_example
 
     config = SimpleNamespace(vocab_size=64, max_source_positions=20, num_mel_bins=8)
     config.get_text_config = lambda: config
     # Of some examples the largest token alone grows with the length, by chance.
     torch.manual_seed(0)
-    made = examples(partial(make, task, config), {})
+    made = examples(partial(made_example, task, config), {})
     assert line in Learned.from_examples(made, pad).lines
 
 

@@ -21,8 +21,8 @@ from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.recorded import counted
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
-from batchtune.scripts import script_loaders
-from batchtune.scripts.script_loaders import write_own_batches
+from batchtune.scripts import running
+from batchtune.scripts.running import write_own_batches
 
 VALUES = np.array([1.0 + index * 7 % 97 for index in range(400)])
 TARGETS = np.array([float(index % 13) for index in range(400)])
@@ -105,7 +105,7 @@ class Wrong:
     ids=["no indices", "a part", "endless", "none", "an error"],
 )
 def test_other_batches_are_not_counted(tmp_path, monkeypatch, batches):
-    monkeypatch.setattr(script_loaders, "_COUNTING_SECONDS", 0.2)
+    monkeypatch.setattr(running, "_COUNTING_SECONDS", 0.2)
     assert own_batches(tmp_path, Wrong(batches)) is None
 
 

@@ -13,7 +13,7 @@ from batchtune.lengths import RowLength
 from batchtune.results import BatchShape
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.learning import AxisShape, Learned, Unclear
-from batchtune.scripts.packed_rows import packed_row
+from batchtune.scripts.trees import packed_row
 
 Collate = Callable[[list[Any]], Any]
 

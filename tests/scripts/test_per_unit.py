@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from batchtune.scripts.learning import Unclear
-from batchtune.scripts.per_unit import (
-    Scale,
-    digit_of,
-    scale_by_rows,
-    units_per_length,
-)
+from batchtune.scripts.relations import Scale, digit_of, scale_by_rows, units_per_length
 
 
 def durations(seed):

@@ -13,9 +13,7 @@ from made_loops import Trainer, batches
 
 from batchtune.errors import ResultError
 from batchtune.results import BatchShape, read_training
-from batchtune.scripts.recorder import Recorder
-from batchtune.scripts.recording import wrap
-from batchtune.scripts.training_log import TrainingLog
+from batchtune.scripts.recorder import Recorder, TrainingLog, wrap
 
 
 class Watched:
@@ -248,7 +246,7 @@ import sys
 sys.path.insert(0, {tests!r})
 import uncompiled
 import made_loops
-from batchtune.scripts.recording import wrap
+from batchtune.scripts.recorder import wrap
 
 class Loader(list):
     def __iter__(self):

@@ -30,16 +30,11 @@ from training_lines import START, step, write
 
 from batchtune import sampler_from_config
 from batchtune.allocators import VARIABLES
+from batchtune.configs import read_any_sampler_yaml
 from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.results import PROBE_FILE, last_recording, write_result
-from batchtune.sampler_files import read_any_sampler_yaml
 from batchtune.scripts import running
-from batchtune.scripts.running import LENGTHS_FILE
-from batchtune.scripts.script_loaders import (
-    random_batch_size,
-    unlike,
-    unsafe,
-)
+from batchtune.scripts.running import LENGTHS_FILE, random_batch_size, unlike, unsafe
 
 SCRIPT = Path(__file__).with_name("trained.py")
 LENGTHS = np.array([1.0 + index * 7 % 23 for index in range(60)])
@@ -416,7 +411,7 @@ from batchtune.scripts.relations import fitted
 from batchtune.results import PROBE_FILE, write_result
 from batchtune.scripts import running
 from batchtune.scripts.running import LENGTHS_FILE
-from batchtune.scripts.script_loaders import unsafe
+from batchtune.scripts.running import unsafe
 
 lengths = numpy.arange(1.0, 101.0)
 examples = [torch.zeros(int(length)) for length in lengths]

@@ -15,8 +15,9 @@ from batchtune.errors import ProbeError, ResultError
 from batchtune.files import temporary_folder
 from batchtune.probe.supervisor import script_error, script_request
 from batchtune.processes.worker import WorkerLost
-from batchtune.scripts import landlock, mounts, scratch
-from batchtune.scripts.scratch import mirror
+from batchtune.scripts import launching, sandbox
+from batchtune.scripts import sandbox as landlock
+from batchtune.scripts.launching import mirror
 
 PROGRAM = Path(__file__).with_name("ways_to_write.py")
 HYDRA = "outputs/2026-11-29/10-00-00/version_0/checkpoints"
@@ -32,17 +33,17 @@ def protection(request, tmp_path, monkeypatch):
     """The way in which scripts are kept from files, where this kernel has it."""
     kind = request.param
     enter = {
-        "mounts": mounts.enter,
-        "user namespace": partial(mounts.enter, privileged=False),
+        "mounts": sandbox.enter,
+        "user namespace": partial(sandbox.enter, privileged=False),
         "landlock": refuse,
     }[kind]
-    monkeypatch.setattr(mounts, "enter", enter)
+    monkeypatch.setattr(sandbox, "enter", enter)
     if kind != "landlock":
         monkeypatch.setattr(landlock, "confine", refuse)
     monkeypatch.chdir(tmp_path)  # a folder with little to copy
     with script_request(["true"]) as script:
         try:
-            scratch.start(script, environment).wait()
+            launching.start(script, environment).wait()
         except ProbeError as error:
             pytest.skip(error.message)
     yield kind
@@ -56,7 +57,7 @@ def ran(*command, times=1):
     """What a command prints that runs as a script does, in its last start."""
     with script_request(list(command)) as script:
         for _ in range(times):
-            process = scratch.start(script, environment, stdout=subprocess.PIPE)
+            process = launching.start(script, environment, stdout=subprocess.PIPE)
             printed, _ = process.communicate(timeout=240)
             assert process.returncode == 0
     return printed.decode()
@@ -181,14 +182,14 @@ def test_arguments_may_leave_the_folder(protection, tmp_path, monkeypatch):
 @pytest.mark.process
 def test_a_script_is_refused_where_nothing_protects_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mounts, "enter", refuse)
+    monkeypatch.setattr(sandbox, "enter", refuse)
     monkeypatch.setattr(landlock, "confine", refuse)
     with pytest.raises(ProbeError, match="nothing here protects your files") as raised:
         ran("touch", "new")
     assert "--scratch none" in (raised.value.hint or "")
     assert not (tmp_path / "new").exists()
     with script_request(["touch", "new"], "none") as script:
-        assert scratch.start(script, environment).wait() == 0
+        assert launching.start(script, environment).wait() == 0
     assert (tmp_path / "new").exists()
 
 
@@ -200,7 +201,7 @@ def test_a_python_that_a_scheduler_starts_elsewhere_is_confined(tmp_path):
     options = {"outside": str(outside), "writable": [str(tmp_path / "scratch")]}
     program = f"""
 from pathlib import Path
-from batchtune.scripts.landlock import stay_inside
+from batchtune.scripts.sandbox import stay_inside
 for _ in range(20):  # Linux takes 16 at most
     stay_inside({options})
 Path("scratch/new").touch()
@@ -220,15 +221,15 @@ def test_what_runs_on_other_machines_is_confined_in_a_copy(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_NNODES", "2")
     with script_request(["srun", "python", "train.py"]) as script:
-        (place,) = scratch._places(script)
+        (place,) = launching._places(script)
         assert place.folder.is_relative_to(script.scratch)
     monkeypatch.delenv("SLURM_NNODES")
     with script_request(["python", "train.py"]) as script:
-        places = list(scratch._places(script))
+        places = list(launching._places(script))
         assert [place.folder == tmp_path for place in places] == [True, False]
-        monkeypatch.setattr(mounts, "SHARED_MEMORY", str(tmp_path.parent))
+        monkeypatch.setattr(sandbox, "SHARED_MEMORY", str(tmp_path.parent))
         with pytest.raises(ProbeError, match="protects the folder"):
-            list(scratch._places(script))
+            list(launching._places(script))
 
 
 def test_a_full_disk_is_said_to_be_full(tmp_path, monkeypatch):
@@ -236,9 +237,9 @@ def test_a_full_disk_is_said_to_be_full(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/last.pt")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scratch, "mirror", full)
+    monkeypatch.setattr(launching, "mirror", full)
     with script_request(["true"], str(tmp_path)) as script:
-        places = scratch._places(script)
+        places = launching._places(script)
         next(places)
         with pytest.raises(
             ProbeError, match=r"scratch folder .* /scratch/last.pt: No space left"
@@ -275,7 +276,7 @@ def test_a_scratch_folder_that_is_not_there_is_named(tmp_path):
 
 
 def test_of_very_many_files_the_lower_folders_are_linked(tmp_path, monkeypatch):
-    monkeypatch.setattr(scratch, "_MOST_IN_ALL", 10)
+    monkeypatch.setattr(launching, "_MOST_IN_ALL", 10)
     project = tmp_path / "project"
     for speaker in "abcdef":
         (project / "clips" / speaker).mkdir(parents=True)

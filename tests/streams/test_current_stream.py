@@ -5,7 +5,7 @@ import pytest
 
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
-from batchtune.streams.speechbrain import PivotSettings, stream_current
+from batchtune.streams.simulated import PivotSettings, stream_current
 
 SECONDS = Lengths.of(
     np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(1, 24.5), unit="s"

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from batchtune.streams.speechbrain import PivotSettings, speechbrain_batches
+from batchtune.streams.simulated import PivotSettings, speechbrain_batches
 
 OF_SAMPLER = (
     "target_batch_numel",

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.results import StreamedWith
-from batchtune.streams.advice import advised_shards
 from batchtune.streams.simulated import sample_random, shuffled, worker_streams
+from batchtune.streams.sweep import advised_shards
 
 SIZES = (3, 5, 1, 4, 2, 6, 3, 3, 0, 5, 2, 4, 7)
 

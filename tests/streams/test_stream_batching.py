@@ -13,11 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.epochs.table import BucketTable, batch_sizes_for
-from batchtune.streams.bucketed import (
-    StreamBatching,
-    stream_batches,
-    stream_random,
-)
+from batchtune.streams import StreamBatching, stream_batches, stream_random
 
 
 class Held(NamedTuple):

@@ -16,16 +16,16 @@ from batchtune.errors import UsageError
 from batchtune.lengths import Lengths, Shard
 from batchtune.manifests import StreamLengths
 from batchtune.results import StreamedWith, checked
+from batchtune.streams import StreamBatching, stream_batches, stream_random
 from batchtune.streams import simulated as stream_simulation
-from batchtune.streams.advice import recommend_stream
-from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_random
-from batchtune.streams.simulated import StoredStream, simulate_stream
-from batchtune.streams.speechbrain import (
+from batchtune.streams.simulated import (
     CurrentStream,
     PivotSettings,
+    StoredStream,
+    simulate_stream,
     speechbrain_limit,
 )
-from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
+from batchtune.streams.sweep import StreamSettings, recommend_stream, sweep_stream
 
 
 def frontier(lengths):

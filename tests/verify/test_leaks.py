@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from batchtune.verify.rules import growth_of, leaks
+from batchtune.verify.plan import growth_of, leaks
 
 MIB = 1 << 20
 LIMIT = 1000 * MIB

@@ -20,12 +20,11 @@ from batchtune.errors import ResultError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import NAME
 from batchtune.probe.requests import RecordedStep, Replayed
-from batchtune.proving import proof_of
 from batchtune.results import (
     BatchShape,
     WorkloadRecord,
 )
-from batchtune.verify import verify
+from batchtune.verify import proof_of, verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))

@@ -4,8 +4,7 @@ from torch import distributed
 
 from batchtune.errors import OptionError, UsageError, WorkloadError
 from batchtune.results import BatchShape
-from batchtune.workloads import BUILTINS
-from batchtune.workloads.loading import load_workload
+from batchtune.workloads import BUILTINS, load_workload
 
 CPU = torch.device("cpu")
 SHAPES = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchtune.results import BatchShape
-from batchtune.workloads.loading import load_workload
+from batchtune.workloads import load_workload
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "stdlib_lengths.py"

@@ -4,8 +4,7 @@ import pytest
 
 from batchtune.errors import ManifestError, UsageError, WorkloadError
 from batchtune.lengths import UNITS
-from batchtune.workloads import BUILTINS, default_workload, parse_options
-from batchtune.workloads.loading import load_workload
+from batchtune.workloads import BUILTINS, default_workload, load_workload, parse_options
 
 GOOD = """
 class Good:

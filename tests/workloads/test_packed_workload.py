@@ -6,8 +6,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from batchtune.results import BatchShape
+from batchtune.workloads import load_workload
 from batchtune.workloads.builtin import packed_batch
-from batchtune.workloads.loading import load_workload
 
 LENGTHS = [9, 1, 5, 5, 2]
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import UNITS, FloatArray, IntArray, Lengths, Unit
-from batchtune.manifests.audio import Payload
-from batchtune.manifests.base import (
+from batchtune.manifests.formats import (
     COUNT,
     PEEKED_ROWS,
     Column,
@@ -32,6 +31,7 @@ from batchtune.manifests.base import (
     walk,
 )
 from batchtune.manifests.formats.members import read_value
+from batchtune.manifests.headers import Payload
 from batchtune.manifests.source import Head
 from batchtune.manifests.storage import Stored
 

@@ -16,14 +16,7 @@ import numpy as np
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, Unit
-from batchtune.manifests.audio import (
-    AUDIO_SUFFIXES,
-    Payload,
-    array_shape,
-    audio_length,
-    opened_payload,
-)
-from batchtune.manifests.base import (
+from batchtune.manifests.formats import (
     Column,
     Estimate,
     Format,
@@ -34,10 +27,20 @@ from batchtune.manifests.base import (
     last_part,
     walk,
 )
-from batchtune.manifests.formats.json import without_nan
+from batchtune.manifests.formats.text import without_nan
+from batchtune.manifests.headers import (
+    AUDIO_SUFFIXES,
+    BLOCK,
+    Payload,
+    Tar,
+    array_shape,
+    audio_length,
+    is_header,
+    open_tar,
+    opened_payload,
+)
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.storage import RemoteFile, Stored, Window
-from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 from batchtune.results import MALFORMED
 
 _NUM_SAMPLES = "num_samples"

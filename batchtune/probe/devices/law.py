@@ -14,8 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from batchtune.errors import UsageError, did_you_mean, shortened
-from batchtune.probe.measurer import Measurer, setup_exceeds_limit
-from batchtune.probe.requests import Ran, RunTrial
+from batchtune.probe.requests import Measurer, Ran, RunTrial, setup_exceeds_limit
 from batchtune.results import BatchShape, Device, Outcome, ProbedWith, Trial
 from batchtune.units import format_size, parse_size
 

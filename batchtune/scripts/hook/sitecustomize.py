@@ -10,7 +10,7 @@ import sys
 
 def _install() -> None:
     try:
-        from batchtune.scripts.interposing import install
+        from batchtune.scripts import install
 
         install()
     except Exception:

@@ -1,8 +1,8 @@
 """Training scripts for workloads that are named by their framework: `torch:FILE.py:NAME`, `transformers:FOLDER`.
 
-Such a name stands for a command, which is run like any training script. The scripts of torch, transformers and
-Lightning are modules of this package. The first two make up examples; Lightning's modules and SpeechBrain's scripts
-bring their own data. Options from `--set` are the framework's own.
+Such a name stands for a command, which is run like any training script. `train` is the script for torch, transformers
+and Lightning. The first two make up examples; Lightning's modules and SpeechBrain's scripts bring their own data.
+Options from `--set` are the framework's own.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def named_command(
     if kind == "speechbrain":
         pairs = [f"--{pair}" for pair in settings]
         return [sys.executable, path, _absolute(str(value)), *pairs]
-    module = f"batchtune.scripts.named.{kind}_script"
-    words = [sys.executable, "-m", module, path, name]
+    module = "batchtune.scripts.named.train"
+    words = [sys.executable, "-m", module, kind, path, name]
     if value is not None:
         words.append(f"{FLAGS[kind]}={value}")
     return [*words, *settings]
