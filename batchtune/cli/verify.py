@@ -224,7 +224,7 @@ def _plan(
     if probe is not None and probe.packed is not None:
         raise ResultError(
             f"{probe_path} is of packed batches, and verify runs padded ones only",
-            "The probe itself has run the worst packed batches, alone and interleaved: `batchtune report` shows them.",
+            "`batchtune tune` proves packed batches in shuffled training: `batchtune report` shows what ran.",
         )
     config: SamplerConfig | StreamConfig
     if stored is None:
