@@ -232,7 +232,8 @@ def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
     if known.peaks.overhead > 1:
         # Only so far that a success still closes the length: nearer the limit, with expandable segments, tables were
         # proven that ran out of memory in 3 of 5 epochs.
-        below = 0.8 * known.tolerance
+        room = (fit.room_bytes - fit.model.constant) / need
+        below = 0.8 * step_at(max(1, int(room)), known.tolerance) / room
     margin = max(error, below)
     size = max(
         1,

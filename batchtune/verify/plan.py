@@ -471,6 +471,7 @@ _TIMES = (
     "time_ratio_error",
 )
 TIME_ENDED = "The time ended before all planned batches had run"
+EMPTIED = "the allocator emptied its cache to go on"
 WENT = {
     "oom": "ran out of memory",
     "crash": "ended its process",
