@@ -516,6 +516,7 @@ class _PaddedProbing(Probing):
         self.search = FrontierSearch(
             padded, self.settings, self.device.limit_bytes, refine=self.refinement
         )
+        self.search.task.fragments = self.device.fragments
 
     def _knows_something(self) -> bool:
         return bool(self.search.frontier(self.trials, unfinished=True))
@@ -657,6 +658,7 @@ class _PackedProbing(Probing):
 
     def __post_init__(self) -> None:
         self.search = PackedSearch(self.lengths, self.settings, self.device.limit_bytes)
+        self.search.task.fragments = self.device.fragments
 
     def _knows_something(self) -> bool:
         return self.search.known(self.trials).reached_budget is not None

@@ -29,13 +29,18 @@ from batchtune.results import BatchShape, ClosedBy, FrontierPoint, Trial
 
 @dataclass(slots=True)
 class SearchTask:
-    """The goal of a search: the data, the memory, and the steps that were run in turns so far."""
+    """The goal of a search: the data, the memory, and the steps that were run in turns so far.
+
+    Attributes:
+        fragments: Whether the device's allocator does.
+    """
 
     lengths: Lengths
     settings: ProbeSettings
     limit_bytes: int
     rungs: Sequence[int]  # the batch sizes that the tolerance tells apart
     steps: list[Trial] = field(default_factory=list)
+    fragments: bool = True
 
 
 class Knowledge(Outcomes):
@@ -52,7 +57,9 @@ class Knowledge(Outcomes):
         trials: Sequence[Trial],
     ) -> None:
         alone = [trial for trial in trials if not trial.shuffled]
-        super().__init__(alone, Peaks(task.limit_bytes, trials, task.steps))
+        super().__init__(
+            alone, Peaks(task.limit_bytes, trials, task.steps, fragments=task.fragments)
+        )
         self.task = task
         self._failed_in_tables = Shapes(
             trial.shape for trial in trials if trial.shuffled

@@ -221,6 +221,8 @@ _BEYOND_WHAT_WAS_FREE = 4
 # conformer failed at 0.98, 0.95 and 0.9 of the sizes that pass alone, none at 0.85. With 5% of the limit free, one ran
 # out of memory in 2 of 3 epochs.
 _OF_EACH_TABLE = 0.075
+# With expandable segments only pages are used in part, and a little less is enough.
+_OF_EACH_EXPANDABLE_TABLE = 0.025
 _OF_ALL_TABLES = 0.3
 # A cache holds pages (of 20 MiB in expandable segments), and some are only used in part: batches that leave less than
 # this part of the limit may run out of memory after others. transformer-lm base in fp32 under 24 GiB did so with 1.1%
@@ -243,7 +245,12 @@ class Peaks:
     """
 
     def __init__(
-        self, limit_bytes: int, trials: Sequence[Trial], steps: Sequence[Trial]
+        self,
+        limit_bytes: int,
+        trials: Sequence[Trial],
+        steps: Sequence[Trial],
+        *,
+        fragments: bool = True,
     ) -> None:
         self.limit_bytes = limit_bytes
         self._peaks: dict[BatchShape, list[int]] = defaultdict(list)
@@ -292,7 +299,8 @@ class Peaks:
         )
         """Whether peaks can be measured here; True before anything has passed."""
         tables = sum(trial.shuffled for trial in trials)
-        share = min(_OF_ALL_TABLES, _OF_EACH_TABLE * tables)
+        of_each = _OF_EACH_TABLE if fragments else _OF_EACH_EXPANDABLE_TABLE
+        share = min(_OF_ALL_TABLES, of_each * tables)
         self.fragments_bytes = int(share * limit_bytes)
         """What batches of tables leave free besides, for what the allocator can't use between its blocks."""
         self.may_leave_more_free = share < _OF_ALL_TABLES

@@ -200,6 +200,7 @@ class PackedTask:
 
     Attributes:
         cap: The largest budget that is tried: all tokens of the data, or --max-tokens.
+        fragments: Whether the device's allocator does.
     """
 
     compositions: Compositions
@@ -207,6 +208,7 @@ class PackedTask:
     limit_bytes: int
     cap: int
     steps: list[Trial] = field(default_factory=list)
+    fragments: bool = True
 
 
 def _well_below(tokens: int, last: int) -> bool:
@@ -311,7 +313,9 @@ class PackedKnowledge(Outcomes):
         confirmed: Collection[BatchShape] | None = None,
     ) -> None:
         alone = [trial for trial in trials if not trial.shuffled]
-        super().__init__(alone, Peaks(task.limit_bytes, trials, task.steps))
+        super().__init__(
+            alone, Peaks(task.limit_bytes, trials, task.steps, fragments=task.fragments)
+        )
         self.task = task
         self.confirmed = confirmed
         self.tolerance = self.peaks.told_apart(task.settings.tolerance)
