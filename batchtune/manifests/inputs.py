@@ -28,7 +28,6 @@ from batchtune.errors import (
 )
 from batchtune.lengths import UNITS, Unit
 from batchtune.manifests.formats import Format, columnar, members, text
-from batchtune.manifests.formats import text as json
 from batchtune.manifests.source import STDIN, Source
 from batchtune.manifests.storage import Listed, is_folder, is_url, listed_objects
 from batchtune.results import Counting, ReadingRecord, Reduction
@@ -444,9 +443,9 @@ _ALL: tuple[type[Format], ...] = (
     columnar.Arrow,
     members.IndexFile,
     members.WebDataset,
-    json.SpeechBrainJson,
-    json.JsonList,
-    json.Nemo,
+    text.SpeechBrainJson,
+    text.JsonList,
+    text.Nemo,
     text.SpeechBrainCsv,
     text.NumberLines,
     text.Wav2vec,

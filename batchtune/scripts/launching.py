@@ -39,7 +39,6 @@ from batchtune.probe.requests import (
 from batchtune.processes.worker import Failed, oom_kills, serve
 from batchtune.results import Trial
 from batchtune.scripts import environment, sandbox
-from batchtune.scripts import sandbox as landlock
 
 # Keeps a script that is only measured from the user's files: its writes land in a scratch folder, or fail.
 #
@@ -72,7 +71,7 @@ class ScratchPlace(NamedTuple):
     Attributes:
         folder: Its working folder.
         enter: What its first process does before it executes the command; raises OSError if the kernel refuses.
-        options: Of the hook, for `landlock.stay_inside`.
+        options: Of the hook, for `sandbox.stay_inside`.
     """
 
     folder: Path
@@ -159,7 +158,7 @@ def _places(script: ScriptRequest) -> Iterator[ScratchPlace]:
         ) from error
     writable = [temporary, str(folder / "copy"), *caches]
     options = {"outside": str(outside), "writable": writable}
-    yield ScratchPlace(copy, partial(landlock.confine, writable), options)
+    yield ScratchPlace(copy, partial(sandbox.confine, writable), options)
 
 
 def is_cluster() -> bool:

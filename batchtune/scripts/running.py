@@ -28,8 +28,7 @@ import numpy as np
 
 from batchtune.lengths import FloatArray
 from batchtune.results import SAMPLER_FILE, PackedConfig
-from batchtune.scripts import Begin
-from batchtune.scripts import recorder as recording
+from batchtune.scripts import Begin, recorder
 from batchtune.units import counted
 
 # What a script's DataLoader is of, and in which order its examples are.
@@ -247,10 +246,10 @@ def wrap(loader: Any, begin: Begin, options: Mapping[str, Any]) -> Iterator[Any]
     """Return the iterator of a loader, over the recommended batches if it is the training loader; record its steps."""
     given = _of_this_process(options)
     given.give(loader)
-    batches = recording.wrap(loader, begin, options)
+    batches = recorder.wrap(loader, begin, options)
     if given.accumulate is None or loader.batch_sampler is not given.sampler:
         return batches
-    return recording.Recorded(batches, given)
+    return recorder.Recorded(batches, given)
 
 
 def length(loader: Any, own: Callable[[Any], int], options: Mapping[str, Any]) -> int:
@@ -423,7 +422,7 @@ class GivenBatches:
                     if min(between, default=0) > accumulate:
                         wrong = between
                 if wrong:
-                    recording.recorder_of(**self._options["recorder"]).refuse()
+                    recorder.recorder_of(**self._options["recorder"]).refuse()
                     self._refuse(
                         f"its optimizer steps every {counted(min(wrong), 'batch')}, and {each}. Start it with a "
                         f"gradient accumulation of {accumulate}",

@@ -16,7 +16,6 @@ from batchtune.files import temporary_folder
 from batchtune.probe.supervisor import script_error, script_request
 from batchtune.processes.worker import WorkerLost
 from batchtune.scripts import launching, sandbox
-from batchtune.scripts import sandbox as landlock
 from batchtune.scripts.launching import mirror
 
 PROGRAM = Path(__file__).with_name("ways_to_write.py")
@@ -39,7 +38,7 @@ def protection(request, tmp_path, monkeypatch):
     }[kind]
     monkeypatch.setattr(sandbox, "enter", enter)
     if kind != "landlock":
-        monkeypatch.setattr(landlock, "confine", refuse)
+        monkeypatch.setattr(sandbox, "confine", refuse)
     monkeypatch.chdir(tmp_path)  # a folder with little to copy
     with script_request(["true"]) as script:
         try:
@@ -183,7 +182,7 @@ def test_arguments_may_leave_the_folder(protection, tmp_path, monkeypatch):
 def test_a_script_is_refused_where_nothing_protects_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sandbox, "enter", refuse)
-    monkeypatch.setattr(landlock, "confine", refuse)
+    monkeypatch.setattr(sandbox, "confine", refuse)
     with pytest.raises(ProbeError, match="nothing here protects your files") as raised:
         ran("touch", "new")
     assert "--scratch none" in (raised.value.hint or "")
