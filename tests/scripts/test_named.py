@@ -208,5 +208,5 @@ def test_a_named_model_is_probed(tmp_path):
         "per_unit": 1.0,
         "target_per_unit": 1.0,
     }
-    assert probe["workload"]["command"][3:5] == [MODELS, "Tagger"]
+    assert probe["workload"]["command"][4:6] == [MODELS, "Tagger"]
     assert probe["device"]["script"]["batches"] == ["inputs: [B, L] int64"]
