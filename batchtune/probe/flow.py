@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from batchtune.allocators import EXPANDABLE
 from batchtune.epochs.cost_model import fit_packed
 from batchtune.epochs.measured_costs import (
     Frontier,
@@ -516,7 +517,7 @@ class _PaddedProbing(Probing):
         self.search = FrontierSearch(
             padded, self.settings, self.device.limit_bytes, refine=self.refinement
         )
-        self.search.task.fragments = self.device.fragments
+        self.search.task.expandable = self.device.allocator == EXPANDABLE
 
     def _knows_something(self) -> bool:
         return bool(self.search.frontier(self.trials, unfinished=True))
@@ -658,7 +659,7 @@ class _PackedProbing(Probing):
 
     def __post_init__(self) -> None:
         self.search = PackedSearch(self.lengths, self.settings, self.device.limit_bytes)
-        self.search.task.fragments = self.device.fragments
+        self.search.task.expandable = self.device.allocator == EXPANDABLE
 
     def _knows_something(self) -> bool:
         return self.search.known(self.trials).reached_budget is not None

@@ -32,7 +32,7 @@ class SearchTask:
     """The goal of a search: the data, the memory, and the steps that were run in turns so far.
 
     Attributes:
-        fragments: Whether the device's allocator does.
+        expandable: Whether the device's allocator has expandable segments.
     """
 
     lengths: Lengths
@@ -40,7 +40,7 @@ class SearchTask:
     limit_bytes: int
     rungs: Sequence[int]  # the batch sizes that the tolerance tells apart
     steps: list[Trial] = field(default_factory=list)
-    fragments: bool = True
+    expandable: bool = False
 
 
 class Knowledge(Outcomes):
@@ -58,7 +58,8 @@ class Knowledge(Outcomes):
     ) -> None:
         alone = [trial for trial in trials if not trial.shuffled]
         super().__init__(
-            alone, Peaks(task.limit_bytes, trials, task.steps, fragments=task.fragments)
+            alone,
+            Peaks(task.limit_bytes, trials, task.steps, expandable=task.expandable),
         )
         self.task = task
         self._failed_in_tables = Shapes(

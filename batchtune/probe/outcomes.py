@@ -250,7 +250,7 @@ class Peaks:
         trials: Sequence[Trial],
         steps: Sequence[Trial],
         *,
-        fragments: bool = True,
+        expandable: bool = False,
     ) -> None:
         self.limit_bytes = limit_bytes
         self._peaks: dict[BatchShape, list[int]] = defaultdict(list)
@@ -299,7 +299,7 @@ class Peaks:
         )
         """Whether peaks can be measured here; True before anything has passed."""
         tables = sum(trial.shuffled for trial in trials)
-        of_each = _OF_EACH_TABLE if fragments else _OF_EACH_EXPANDABLE_TABLE
+        of_each = _OF_EACH_EXPANDABLE_TABLE if expandable else _OF_EACH_TABLE
         share = min(_OF_ALL_TABLES, of_each * tables)
         self.fragments_bytes = int(share * limit_bytes)
         """What batches of tables leave free besides, for what the allocator can't use between its blocks."""

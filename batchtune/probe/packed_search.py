@@ -200,7 +200,7 @@ class PackedTask:
 
     Attributes:
         cap: The largest budget that is tried: all tokens of the data, or --max-tokens.
-        fragments: Whether the device's allocator does.
+        expandable: Whether the device's allocator has expandable segments.
     """
 
     compositions: Compositions
@@ -208,7 +208,7 @@ class PackedTask:
     limit_bytes: int
     cap: int
     steps: list[Trial] = field(default_factory=list)
-    fragments: bool = True
+    expandable: bool = False
 
 
 def _well_below(tokens: int, last: int) -> bool:
@@ -314,7 +314,8 @@ class PackedKnowledge(Outcomes):
     ) -> None:
         alone = [trial for trial in trials if not trial.shuffled]
         super().__init__(
-            alone, Peaks(task.limit_bytes, trials, task.steps, fragments=task.fragments)
+            alone,
+            Peaks(task.limit_bytes, trials, task.steps, expandable=task.expandable),
         )
         self.task = task
         self.confirmed = confirmed
