@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
-from made_trials import altered, ran
+from made_trials import ran
 from memory_laws import LAWS, LIMIT_BYTES, LawDevice
 from packed_laws import PackedDevice
 
@@ -143,25 +143,6 @@ def test_a_table_that_runs_is_proven(tmp_path):
     assert (
         f"{proof.steps} shuffled batches and {proof.pairs} pairs in 3 processes" in text
     )
-
-
-class EmptiedDevice(FragmentedDevice):
-    """Its expandable segments hold large batches only once the cache is emptied."""
-
-    def step(self, shape, others=(), **how):
-        reply = super().step(shape, others, **how)
-        is_large = self.bytes(shape) > 0.93 * LIMIT_BYTES
-        return altered(reply, alloc_retries=int(is_large))
-
-
-def test_what_only_fits_an_emptied_cache_is_lowered(tmp_path):
-    device = EmptiedDevice(LAWS["linear"], LENGTHS)
-    device.device = msgspec.structs.replace(device.device, allocator="expandable")
-    notes = []
-    swept, verification = proven(device, tmp_path, on_note=notes.append)
-    assert any("only fitted an emptied cache among shuffled" in note for note in notes)
-    assert swept.proof.holds and swept.proof.tables > 1
-    assert verification.alloc_retries == 0
 
 
 def test_a_token_budget_is_proven_and_lowered_where_it_fails(tmp_path):

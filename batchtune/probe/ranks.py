@@ -202,7 +202,7 @@ def merged(
 
 
 def _passed(replies: Sequence[Reply]) -> Reply:
-    """Return the worst of what the ranks measured, or of their devices; or what rank 0 has described."""
+    """Return the worst of what the ranks measured, or of their devices; or what rank 0 has described or recorded."""
     if isinstance(replies[0], Described):
         return replies[0]
     readies = [reply for reply in replies if isinstance(reply, Ready)]
@@ -215,6 +215,7 @@ def _passed(replies: Sequence[Reply]) -> Reply:
     return Ran(
         trial=_merged_trial([ran.trial for ran in rans]),
         renew=any(ran.renew for ran in rans),
+        recorded=rans[0].recorded,
     )
 
 

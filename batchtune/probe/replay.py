@@ -66,7 +66,7 @@ class RequestRecorder:
         streams = set()
         requests = []
         for entry in snapshot["device_traces"][self._device]:
-            address = entry["addr"]
+            address = entry.get("addr")  # an error has none
             if entry["action"] == "alloc":
                 streams.add(entry["stream"])
                 made[address] = next(numbers)
@@ -126,7 +126,7 @@ def replay(request: Replay) -> Replayed:
             beginnings.append((number, beginning))
     chosen = random.Random(request.seed)
     ends = time.monotonic() + request.seconds
-    planned = _PROCESSES_OF_EACH * len(beginnings)
+    planned = _PROCESSES_OF_EACH * len(steps)
     processes = 0
     replayed = 0
     while processes < planned and time.monotonic() < ends:

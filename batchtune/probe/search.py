@@ -169,6 +169,9 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     ):
         if bracket.flushed:
             return bracket.failed - 1
+        if known.peaks.overhead > 1 and bracket.failures == 1:
+            back = 2 * step_at(bracket.failed, known.tolerance)
+            return max(bracket.implied_low, bracket.failed - back)
         return bracket.implied_low
     multiple = known.next_multiple(bracket)
     if multiple is not None:
@@ -228,13 +231,7 @@ def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
     assert fit.model is not None
     # A little below the model's limit: a success closes the length, a failure does not.
     error = min(fit.model.relative_error, 0.5)
-    below = known.tolerance / 2
-    if known.peaks.overhead > 1:
-        # Only so far that a success still closes the length: nearer the limit, with expandable segments, tables were
-        # proven that ran out of memory in 3 of 5 epochs.
-        room = (fit.room_bytes - fit.model.constant) / need
-        below = 0.8 * step_at(max(1, int(room)), known.tolerance) / room
-    margin = max(error, below)
+    margin = max(error, known.tolerance / 2)
     size = max(
         1,
         min(

@@ -25,7 +25,7 @@ from batchtune.probe.failures import message_verdict
 from batchtune.probe.flow import PROBE_SHARE
 from batchtune.probe.messages import failed_in
 from batchtune.probe.nodes import Nodes
-from batchtune.probe.outcomes import is_covered
+from batchtune.probe.outcomes import IN_PART, is_covered
 from batchtune.probe.requests import Measurer, Ran, RecordedStep, Replay
 from batchtune.probe.settings import refuse_other_allocator
 from batchtune.probe.supervisor import measurer_for
@@ -56,7 +56,6 @@ from batchtune.results import (
 from batchtune.run_folder import alone_in, append_trial, read_trials
 from batchtune.units import counted, format_length
 from batchtune.verify.plan import (
-    EMPTIED,
     FEWEST_STEPS,
     TIME_ENDED,
     WENT,
@@ -157,9 +156,9 @@ def verify(
     the others from being tried. If all pass, shuffled batches follow, up to the first that fails. Only these are
     timed: the worst shapes are their warm-up. What they asked of a GPU's allocator is then replayed in other orders.
     Where the allocator fragments, pairs of shapes follow, each on an emptied cache. If all passed, other shuffled
-    batches run in further processes: training starts in a fresh one. A brief plan leaves out the worst shapes, and
-    ends with the first failure; its shuffled batches end where they take longer than its settings say. Raises as
-    `run_verify` does.
+    batches run in further processes: training starts in a fresh one. A brief plan leaves out the worst shapes where
+    pairs of them follow, and ends with the first failure; its shuffled batches end where they take longer than its
+    settings say. Raises as `run_verify` does.
     """
     started = time.monotonic()
     device = stepper.start()
@@ -198,7 +197,8 @@ class _Runner:
     def run(self, start_seconds: float) -> None:
         """Run all phases; a process takes so long to start."""
         done = self.done
-        if not self.plan.settings.brief:
+        # On the native allocator pairs of the worst shapes prove more.
+        if not self.plan.settings.brief or self.device.allocator == EXPANDABLE:
             self._run_worst()
         planned = self.plan.planned_steps
         if not done.failures:
@@ -251,6 +251,8 @@ class _Runner:
         done = self.done
         worst = self.plan.worst_batches
         self._run("worst", worst, done.worst, 2 * len(worst))
+        if self._is_refuted:
+            return
         passed = [
             batch
             for batch, trial in zip(worst, done.worst, strict=False)
@@ -273,8 +275,11 @@ class _Runner:
         )
         self.on_progress(progress)
         seconds = max(_FEWEST_REPLAY_SECONDS, self.plan.settings.seconds)
+        limit_bytes = self.device.limit_bytes
+        if self.device.allocator == EXPANDABLE:
+            limit_bytes -= int(IN_PART * limit_bytes)
         request = Replay(
-            limit_bytes=self.device.limit_bytes,
+            limit_bytes=limit_bytes,
             steps=steps,
             seconds=min(seconds, self.deadline - time.monotonic()),
             seed=self.plan.seed,
@@ -342,8 +347,6 @@ class _Runner:
             recording = self._records(phase)
             ran = self._take_step(shapes, recording=recording)
             trial = ran.trial
-            if self._only_fitted_an_emptied_cache(trial):
-                trial = structs.replace(trial, outcome="oom", error=EMPTIED)
             if recording:
                 self.recorded.append((step, ran.recorded))
             self.release = trial.outcome != "ok"  # a failure may leave the cache full
@@ -363,7 +366,7 @@ class _Runner:
                 trial.outcome,
                 trial.error,
             )
-            if phase != "worst":
+            if phase != "worst" or self._is_refuted:
                 return
 
     def _fail(
@@ -387,23 +390,18 @@ class _Runner:
         )
         self.done.failures.append(failure)
 
-    def _only_fitted_an_emptied_cache(self, trial: Trial) -> bool:
-        """Return whether a proof ends here: with expandable segments such tables run out of memory later.
-
-        A table of transformer-lm base in fp32 under 24 GiB emptied it 11 times in 59 steps, and ran out of memory in 3
-        of 5 epochs; the one that held did not do so once.
-        """
-        is_expandable = self.device.allocator == EXPANDABLE
-        return self.plan.settings.brief and is_expandable and bool(trial.alloc_retries)
-
     def _records(self, phase: VerifyPhase) -> bool:
-        """Return whether to record what a step asks of torch's allocator: each rank has one of its own."""
-        device = self.device
+        """Return whether to record what a step asks of torch's allocator, on rank 0.
+
+        Of several ranks, the first two steps are left out: DDP makes its buckets in them.
+        """
+        done = self.done
+        begun = len(done.worst) + len(done.shuffled)
         return (
-            device.allocator in (NATIVE, EXPANDABLE)
-            and device.world_size == 1
+            self.device.allocator in (NATIVE, EXPANDABLE)
+            and (self.device.world_size == 1 or begun >= 2 * self.device.accumulation)
             and phase in ("worst", "shuffled")
-            and self.done.processes == 1
+            and done.processes == 1
             and len(self.recorded) < _MOST_RECORDED
         )
 
@@ -630,8 +628,6 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
         if not verification.bucket_boundaries:
             shape = f"at most {verification.max_batch_length:,.0f} tokens"
         went = WENT[failure.outcome]
-        if failure.error == EMPTIED:
-            went = "only fitted an emptied cache"
         reason = f"a batch of {shape} {went} {WHERE[failure.phase]}"
     elif verification.unfinished:
         reason = f"{TIME_ENDED[0].lower()}{TIME_ENDED[1:]}"

@@ -471,14 +471,13 @@ _TIMES = (
     "time_ratio_error",
 )
 TIME_ENDED = "The time ended before all planned batches had run"
-EMPTIED = "the allocator emptied its cache to go on"
 WENT = {
     "oom": "ran out of memory",
     "crash": "ended its process",
     "timeout": "took too long",
 }
 WHERE = {
-    "worst": "alone",
+    "worst": "among the largest batches",
     "shuffled": "among shuffled batches",
     "replayed": "as shuffled batches were replayed",
     "pairs": "after another shape",

@@ -41,23 +41,25 @@ def test_a_half_made_optimizer_state_costs_the_process(emulated_cuda):
     assert (small["outcome"], small["worker"]) == ("ok", 2)
 
 
-REPLAYED = """
-import gc, json, sys, torch
+RECORDED = """
+import json, sys, torch
 from batchtune.probe import replay
 from batchtune.results import BatchShape
 from batchtune.workloads.builtin import TransformerLM
-
-def held():
-    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 def step(size, length):
     lm.optimizer.zero_grad()
     lm.loss(lm.make_batch(BatchShape(size, length))).backward()
     lm.optimizer.step()
 
+_, training, unrecorded, path = sys.argv
 lm = TransformerLM(size="tiny")
 lm.setup(torch.device("cuda", 0))
-for size in range(int(sys.argv[1])):
+if training == "ddp":
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+    lm.model = torch.nn.parallel.DistributedDataParallel(lm.model)
+for size in range(int(unrecorded)):
     step(size + 1, 50.0)
 torch.cuda.empty_cache()
 recorder = replay.RequestRecorder(0)
@@ -66,37 +68,68 @@ for size, length in [(8, 64.0), (3, 200.0), (40, 17.0), (1, 9.0), (8, 64.0)]:
     recorder.begin()
     step(size, length)
     steps.append(recorder.take())
-    real.append(held())
-del lm
-gc.collect()
-torch._C._cuda_clearCublasWorkspaces()
-torch.cuda.empty_cache()
-first, *others = [step.requests for step in steps]
+    real.append([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
+with open(path, "w") as file:
+    json.dump([steps[0].held, [step.requests for step in steps]], file)
+print(json.dumps(real))
+"""
+REPLAYED = """
+import json, sys, torch
+from batchtune.probe import replay
+torch.cuda.init()
+with open(sys.argv[1]) as file:
+    held, steps = json.load(file)
+first, *others = steps
 kept = replay.kept_from(first, others[0])
 released, first = replay.released_by(first)
-memory = replay.Memory(steps[0].held, released)
+memory = replay.Memory(held, released)
 replayed = []
 for number, step in enumerate([first, *others]):
     memory.run(step)
     if number == 0:
         memory.keep(kept)
-    replayed.append(held())
+    replayed.append([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
 memory.end()
 again = replay.as_first(others[-1], first, kept)
 begins = [ask for ask in again if ask > 0 or ask % 2] == [ask for ask in first if ask > 0 or ask % 2]
-print(json.dumps([real, replayed, held(), begins]))
+print(json.dumps([replayed, torch.cuda.memory_reserved(), begins]))
 """
 
 
 @pytest.mark.parametrize("conf", ["False", "True"])
-@pytest.mark.parametrize("unrecorded", ["0", "2"])
-def test_replayed_steps_take_what_real_ones_take(emulated_cuda, conf, unrecorded):
+@pytest.mark.parametrize(
+    ("training", "unrecorded"), [("plain", "0"), ("plain", "2"), ("ddp", "2")]
+)
+def test_replayed_steps_take_what_real_ones_take(
+    emulated_cuda, tmp_path, training, unrecorded, conf
+):
     settings = {"PYTORCH_ALLOC_CONF": f"expandable_segments:{conf}"}
-    real, replayed, after, begins = emulated_cuda.figures(
-        REPLAYED, unrecorded, **settings
-    )
+    path = str(tmp_path / "steps.json")
+    real = emulated_cuda.figures(RECORDED, training, unrecorded, path, **settings)
+    replayed, after, begins = emulated_cuda.figures(REPLAYED, path, **settings)
+    if training == "ddp":  # it frees a bucket once the GPU has reached an event
+        real = [reserved for _, reserved in real]
+        replayed = [reserved for _, reserved in replayed]
     assert real == replayed
-    assert after == [0, 0] and begins
+    assert after == 0 and begins
+
+
+FAILED = """
+import json, torch
+from batchtune.probe.replay import RequestRecorder
+torch.cuda.init()
+recorder = RequestRecorder(0)
+recorder.begin()
+held = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+try:
+    torch.empty(1 << 40, device="cuda")
+except torch.OutOfMemoryError:
+    print(json.dumps(recorder.take().requests))
+"""
+
+
+def test_a_recorded_step_may_run_out_of_memory(emulated_cuda):
+    assert emulated_cuda.figures(FAILED) == [1 << 20]
 
 
 CALIBRATED = """
