@@ -28,9 +28,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from benchmarks import recipe_list
+from benchmarks.recipe_list import librispeech, shared_data, transcribed_librispeech
 from public_lengths import code, sharegpt
-from real_lengths import librispeech_seconds
 
 import batchtune
 from batchtune.configs import read_any_sampler_yaml
@@ -62,19 +61,9 @@ def seconds():
     return tokens()[0] / 16, None
 
 
-def transcribed():
-    """LibriSpeech's dev-clean, seconds and characters."""
-    return recipe_list.transcribed_librispeech()
-
-
-def librispeech():
-    """LibriSpeech's train-clean-100, seconds."""
-    return librispeech_seconds(), None
-
-
 def chats():
     """Tokens of ShareGPT, at most 4,096."""
-    found = sharegpt(recipe_list.shared_data())
+    found = sharegpt(shared_data())
     return found.clip(2, 4096).astype(float), None
 
 
@@ -85,7 +74,7 @@ def some_chats():
 
 def code_files():
     """Tokens of files of code, at most 8,192."""
-    found = code(recipe_list.shared_data()) // 4
+    found = code(shared_data()) // 4
     return found.clip(4, 8192).astype(float), None
 
 
@@ -106,7 +95,7 @@ class Case:
     @property
     def unit(self):
         """Of the lengths."""
-        of_speech = (seconds, librispeech, transcribed)
+        of_speech = (seconds, librispeech, transcribed_librispeech)
         return "s" if self.lengths in of_speech else "tokens"
 
 
@@ -155,7 +144,9 @@ CASES = {
     "LM base ShareGPT": lm("base", "bf16", lengths=chats),
     "LM base code": lm("base", "bf16", lengths=code_files),
     "LM base packed": lm("base", "bf16", lengths=chats, packed=True),
-    "encoder-decoder": recipe("EncoderDecoderTraining", transcribed, dim=512, layers=6),
+    "encoder-decoder": recipe(
+        "EncoderDecoderTraining", transcribed_librispeech, dim=512, layers=6
+    ),
     "Llama": recipe("ChatTraining", chats, dim=2048, layers=16),
     "40 MiB held": surrounded(held_mib=40),
     "300 MiB held": surrounded(held_mib=300),

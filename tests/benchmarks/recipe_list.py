@@ -40,7 +40,7 @@ class Recipe:
         count: Examples of an epoch, drawn at random.
         contenders: Who batches; the first is what the recipe ships.
         accumulate: Micro-batches of an optimizer step, as shipped.
-        options: Of the training.
+        options: Of the training; all have two layers unless told otherwise.
         on_cuda: What takes the place of `count` and `options` on a GPU.
     """
 
@@ -52,7 +52,7 @@ class Recipe:
     count: int
     contenders: tuple[Contender, ...]
     accumulate: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=lambda: {"layers": 2})
     on_cuda: dict[str, Any] = field(default_factory=dict)
     streamed: bool = False
 
@@ -157,7 +157,6 @@ RECIPES = {
             lengths=common_voice,
             unit="s",
             count=1920,
-            options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             # transformers, examples/pytorch/speech-recognition/README.md, on one GPU: per_device_train_batch_size 8,
             # gradient_accumulation_steps 8.
@@ -177,7 +176,6 @@ RECIPES = {
             lengths=librispeech,
             unit="s",
             count=500,
-            options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             # speechbrain, recipes/LibriSpeech/ASR/CTC/hparams/conformer_large.yaml: max_batch_length_train 850,
             # num_bucket 200, max_batch_ex 128. It reshuffles here in each epoch, as all others do.
@@ -214,7 +212,6 @@ RECIPES = {
             lengths=chats,
             unit="tokens",
             count=768,
-            options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # As chats are commonly trained on one GPU: per_device_train_batch_size 4, gradient_accumulation_steps 16.
             contenders=(
@@ -234,7 +231,6 @@ RECIPES = {
             lengths=chats,
             unit="tokens",
             count=768,
-            options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # trl/scripts/sft.py: packing, per_device_train_batch_size 2, gradient_accumulation_steps 8.
             contenders=(
@@ -257,7 +253,6 @@ RECIPES = {
             lengths=code_files,
             unit="tokens",
             count=896,
-            options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # transformers, examples/pytorch/language-modeling/run_mlm.py: per_device_train_batch_size 8; here what
             # 8 GPUs train on, one accumulates.
@@ -278,7 +273,6 @@ RECIPES = {
             lengths=common_voice,
             unit="s",
             count=1000,
-            options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             streamed=True,
             # webdataset, filters.batched: batchsize 20.

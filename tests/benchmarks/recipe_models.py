@@ -108,9 +108,9 @@ class Training(ABC):
         return batch
 
 
-def transformer_layer(dim):
-    """Return a layer of torch's transformer encoder, normed first, without dropout."""
-    return nn.TransformerEncoderLayer(
+def transformer_layer(dim, kind=nn.TransformerEncoderLayer):
+    """Return a layer of torch's transformer encoder, or decoder, normed first, without dropout."""
+    return kind(
         dim,
         nhead=max(1, dim // 32),
         dim_feedforward=4 * dim,
@@ -207,15 +207,7 @@ class EncoderDecoderTraining(Speech):
 
     def build(self):
         """Build both halves."""
-        layer = nn.TransformerDecoderLayer(
-            self.dim,
-            nhead=max(1, self.dim // 32),
-            dim_feedforward=4 * self.dim,
-            dropout=0.0,
-            activation="gelu",
-            batch_first=True,
-            norm_first=True,
-        )
+        layer = transformer_layer(self.dim, nn.TransformerDecoderLayer)
         return nn.ModuleDict(
             {
                 "encoder": Encoder(self.FEATURES, self.dim, self.layers),

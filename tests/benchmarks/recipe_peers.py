@@ -145,23 +145,28 @@ def shipped(
 def shuffled(count, epoch):
     """Return a random order, as torch's RandomSampler makes one."""
     generator = torch.Generator().manual_seed(epoch)
-    order = torch.randperm(count, generator=generator).tolist()
-    return order
+    return torch.randperm(count, generator=generator).tolist()
 
 
-def fixed(count, batch_size):
+def fixed(bench, batch_size):
     """Make batches of one size, shuffled, as a DataLoader does."""
+    count = bench.lengths.size
     return lambda epoch: list(BatchSampler(shuffled(count, epoch), batch_size, False))
+
+
+def shipped_size(make, batch_size, words, needs="torch"):
+    """Return a recipe that ships a batch size; `make(bench, size)` makes its batches."""
+
+    def halved(bench, share):
+        size = max(1, int(batch_size * share))
+        return make(bench, size), words.format(size)
+
+    return shipped(halved, lambda bench, share: batch_size * share <= 1, needs)
 
 
 def shipped_fixed(batch_size):
     """Return a recipe that ships a fixed batch size, shuffled."""
-
-    def make(bench, share):
-        size = max(1, int(batch_size * share))
-        return fixed(bench.lengths.size, size), f"batch size {size}"
-
-    return shipped(make, lambda bench, share: batch_size * share <= 1)
+    return shipped_size(fixed, batch_size, "batch size {}")
 
 
 def speechbrain(bench, max_batch_length, num_buckets, max_batch_ex):
@@ -242,13 +247,13 @@ def largest_budget(bench, make):
     return passed
 
 
-def accelerates_size(bench, make):
+def accelerates_size(bench, make, words="batch size {}"):
     """Find a batch size with accelerate's decorator: from 128 down by a tenth, until an epoch's worst batches run."""
     from accelerate.utils import find_executable_batch_size
 
     @find_executable_batch_size(starting_batch_size=min(128, bench.lengths.size))
     def train(batch_size):
-        if not bench.fits(worst_batches(bench, make(batch_size)(0))):
+        if not bench.fits(worst_batches(bench, make(bench, batch_size)(0))):
             # What torch raises in the worker.
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         return batch_size
@@ -257,14 +262,12 @@ def accelerates_size(bench, make):
         found = train()
     except RuntimeError as error:
         raise DoesNotFit from error
-    return make(found), found
+    return make(bench, found), words.format(found)
 
 
 def accelerate_fixed(bench):
     """Find a fixed batch size with accelerate."""
-    count = bench.lengths.size
-    epochs, size = accelerates_size(bench, lambda size: fixed(count, size))
-    return epochs, f"batch size {size}"
+    return accelerates_size(bench, fixed)
 
 
 def grouped_by_length(bench):
@@ -273,7 +276,7 @@ def grouped_by_length(bench):
 
     lengths = bench.lengths.tolist()
 
-    def make(batch_size):
+    def make(bench, batch_size):
         def epochs(epoch):
             generator = torch.Generator().manual_seed(epoch)
             order = LengthGroupedSampler(
@@ -283,8 +286,7 @@ def grouped_by_length(bench):
 
         return epochs
 
-    epochs, size = accelerates_size(bench, make)
-    return epochs, f"batch size {size}"
+    return accelerates_size(bench, make)
 
 
 def rebalanced(bench):
@@ -534,18 +536,12 @@ def batched_stream(bench, batch_size):
 
 def shipped_stream(batch_size):
     """Return a stream with WebDataset's `.batched(batch_size)`."""
-
-    def make(bench, share):
-        size = max(1, int(batch_size * share))
-        return batched_stream(bench, size), f".batched({size})"
-
-    return shipped(make, lambda bench, share: batch_size * share <= 1, "webdataset")
+    return shipped_size(batched_stream, batch_size, ".batched({})", "webdataset")
 
 
 def accelerate_stream(bench):
     """Find the size of WebDataset's batches with accelerate."""
-    epochs, size = accelerates_size(bench, lambda size: batched_stream(bench, size))
-    return epochs, f".batched({size})"
+    return accelerates_size(bench, batched_stream, ".batched({})")
 
 
 def swept_stream(bench, run, *options):
@@ -557,8 +553,7 @@ def swept_stream(bench, run, *options):
             "sweep-stream", bench.shards, "--length-key", "json.duration",
             "--run", str(run), "--quiet", *options,
         )  # fmt: skip
-    stream = json.loads(path.read_text())
-    return stream
+    return json.loads(path.read_text())
 
 
 def speechbrain_stream(bench):
@@ -646,7 +641,7 @@ def copied_run(bench, name, *without):
 
 def check_script(bench):
     """Check that `batchtune run` gives an unchanged script the recommended batches, of its own random steps."""
-    own = fixed(bench.lengths.size, bench.shipped_batch_size)
+    own = fixed(bench, bench.shipped_batch_size)
     batches = recommended_in(bench, bench.run, own)[0](0)
     accumulate = bench.recipe.accumulate
     config = read_any_sampler_yaml(bench.run / "sampler.yaml")

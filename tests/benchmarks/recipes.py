@@ -25,8 +25,8 @@ on until the standard errors are below 1%, 2 rounds at least and 6 at most, or u
 is over. Half of the share is for the searches: a contender whose search takes longer is left out, by name.
 
 DIR/RECIPE.json is written after each round. An interrupted benchmark goes on from there; `--work` keeps what was found
-before the rounds. `recipes.py summarise` prints the table and the goals, writes the README's block from DIR, and draws
-the picture beside it.
+before the rounds. `recipes.py summarise` prints the tables, writes the blocks of README.md and FIGURES.md from DIR, and
+draws the picture beside them.
 """
 
 import argparse
@@ -46,6 +46,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
+import pandas as pd
 import torch
 from benchmarks import recipe_models
 from benchmarks.recipe_list import RECIPES, NoLengths
@@ -56,12 +57,7 @@ from benchmarks.recipe_peers import (
     OutOfTime,
     call_batchtune,
 )
-from benchmarks.recipe_summary import (
-    FEWEST_ROUNDS,
-    errors_of,
-    machine_name,
-    summarise,
-)
+from benchmarks.recipe_summary import largest_error, machine_name, summarise
 
 from batchtune.allocators import worker_variables
 from batchtune.errors import BatchtuneError
@@ -76,6 +72,7 @@ SLICES = 32
 LR = 2e-3
 # That each training has beside what it holds before its first step: that depends on versions of libraries.
 ROOM_MIB = {"cpu": 100, "cuda": 8192}
+FEWEST_ROUNDS = 2
 MOST_ROUNDS = 6
 HIGHEST_ERROR = 0.01
 # Of a recipe's minutes, for the searches; the rounds have the rest.
@@ -145,8 +142,7 @@ class Worker:
         line = self._process.stdout.readline()
         if not line:
             raise WorkerDied
-        reply = json.loads(line)
-        return reply
+        return json.loads(line)
 
     def close(self):
         """End the process."""
@@ -304,16 +300,12 @@ class RecipeBench:
     def manifest(self):
         """Write the lengths as a manifest; return its path, and the options that read it."""
         manifest = self.folder / "lengths.csv"
-        columns = [self.lengths.tolist()]
-        names = ["duration" if self.recipe.unit == "s" else "num_tokens"]
-        keys = ["--length-key", names[0]]
+        columns = {"length": self.lengths}
+        keys = ["--length-key", "length"]
         if self.targets is not None:
-            columns.append(self.targets.tolist())
-            names.append("target")
+            columns["target"] = self.targets
             keys += ["--target-key", "target"]
-        rows = [",".join(names)]
-        rows += [",".join(map(str, row)) for row in zip(*columns, strict=True)]
-        write_whole(manifest, "\n".join(rows) + "\n")
+        write_whole(manifest, pd.DataFrame(columns).to_csv(index=False))
         return [str(manifest), *keys, "--unit", self.recipe.unit]
 
     def workload(self):
@@ -562,9 +554,7 @@ def is_known(results):
     rounds = len(results["rounds"])
     if rounds < FEWEST_ROUNDS:
         return False
-    # Who runs out of memory has no error.
-    errors = filter(math.isfinite, errors_of(results).values())
-    return rounds >= MOST_ROUNDS or max(errors, default=0.0) < HIGHEST_ERROR
+    return rounds >= MOST_ROUNDS or largest_error(results) < HIGHEST_ERROR
 
 
 def run_round(
