@@ -5,10 +5,10 @@ holds before its first step (8 GiB on a GPU). Contenders are what the recipe shi
 libraries, and batchtune: as it recommends by default, with another accumulation if its report says that this is faster
 (`--micro-batches`), and filling the memory (`--keep nothing`). By default it keeps the training: each optimizer step's
 examples, where a recipe accumulates gradients, else the number of steps; the batches are those that `batchtune run`
-gives an unchanged script (`recipe_script.py`). A contender whose micro-batches have another size accumulates as many as
-bring a step nearest to the shipped examples. The loss is a mean over all tokens of a step, however it is cut. Without
-names all recipes run. Of NeMo, axolotl and online-dynamic-batching the files that batch are enough, in a folder on
-PYTHONPATH (`peer_files.py`); who isn't installed is left out by name.
+gives an unchanged script (`tests/scripts/test_running.py`). A contender whose micro-batches have another size
+accumulates as many as bring a step nearest to the shipped examples. The loss is a mean over all tokens of a step,
+however it is cut. Without names all recipes run. Of NeMo, axolotl and online-dynamic-batching the files that batch are
+enough, in a folder on PYTHONPATH (`peer_files.py`); who isn't installed is left out by name.
 
     ctc           CTC speech recognition, Common Voice
     ctc-bucketed  the same in SpeechBrain's buckets, LibriSpeech
@@ -47,8 +47,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 import pandas as pd
-import torch
-from benchmarks import recipe_models
 from benchmarks.recipe_list import RECIPES, NoLengths
 from benchmarks.recipe_peers import (
     ENDED_EARLY,
@@ -315,35 +313,6 @@ class RecipeBench:
             settings += ["--set", f"{name}={value}"]
         workload = f"{HERE / 'recipe_models.py'}:{self.recipe.training}"
         return ["--workload", workload, *settings, "--device", self.device]
-
-    def script(self, accumulate):
-        """Write what the training needs as a script of its own; return the command that starts it."""
-        path = self.folder / "recipe.json"
-        targets = [None] * self.lengths.size
-        if self.targets is not None:
-            targets = self.targets.tolist()
-        recipe = {
-            "training": self.recipe.training,
-            "options": self.recipe.options,
-            "device": self.device,
-            "batch_size": self.shipped_batch_size,
-            "accumulate": accumulate,
-            "lengths": self.lengths.tolist(),
-            "targets": targets,
-        }
-        write_whole(path, json.dumps(recipe))
-        return [sys.executable, str(HERE / "recipe_script.py"), str(path.absolute())]
-
-    def size_of(self, batch):
-        """Return the size of a batch, as the script prints it."""
-        make = getattr(recipe_models, self.recipe.training)
-        training = make(**self.recipe.options)
-        targets = [None] * len(batch)
-        if self.targets is not None:
-            targets = self.targets[batch].tolist()
-        training.device = torch.device("cpu")
-        made = training.batch_of(batch, self.lengths[batch].tolist(), targets)
-        return list(next(iter(made.values())).shape)
 
     def current(self):
         """Return the options that say how the recipe trains, so that this is kept."""
