@@ -28,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from benchmarks.frontier import largest
 from benchmarks.recipe_list import librispeech, shared_data, transcribed_librispeech
 from public_lengths import code, sharegpt
 
@@ -42,8 +43,6 @@ from batchtune.verify.plan import VerifyPlan, VerifySettings, subject_of
 
 FIRST_SEED = 1000  # none that the proof has run
 FOLDER = Path(__file__).parent
-FROM_THE_ANSWER = 0.9
-"""Where brute force begins, as a share of the answer."""
 EMPTY = "import sys, torch; held = torch.empty(1 << 30, device='cuda'); print(flush=True); sys.stdin.read()"
 """A second process, which holds 4 GiB."""
 
@@ -218,18 +217,14 @@ def epochs_that_fail(lengths, stepper, folder, seeds, most):
 
 
 def share_of_brute_force(probe, measurer):
-    """The largest batch of the longest example / the largest that passes alone, up to three failures in a row."""
+    """The largest batch of the longest example / the largest that passes alone."""
     point = probe.frontier[-1]
-    largest, failed, size = 0, 0, int(point.batch_size * FROM_THE_ANSWER)
-    while failed < 3:
+
+    def fits(size):
         shape = BatchShape(size, point.length, point.target_length)
-        if measurer.measure(shape, 0).trial.outcome == "ok":
-            largest = size
-            failed = 0
-        else:
-            failed += 1
-        size += 1
-    return point.batch_size / largest
+        return measurer.measure(shape, 0).trial.outcome == "ok"
+
+    return point.batch_size / largest(fits, point.batch_size, below=0.1)
 
 
 def run_case(name, allocator, arguments, folder):

@@ -24,11 +24,13 @@ to N processes that compute all the time. At most 35 trials and 2 OOMs, 1.3 time
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -180,21 +182,21 @@ def peer(name, lengths, points, settings):
     return Searched(name, len(asked.trials), ooms_of(asked.trials), seconds)
 
 
-def largest(fits, answer, length, cap):
-    """The largest batch size that fits, one by one around the answer."""
-    lowest = max(1, int(answer * (1 - BELOW)))
+def largest(fits, answer, below=BELOW, cap=math.inf):
+    """The largest batch size that fits, one by one from so much below the answer upwards, until three in a row fail."""
+    lowest = max(1, int(answer * (1 - below)))
     best = 0
     failed = 0
     size = lowest
     while size <= cap and failed < FAILED_IN_A_ROW:
         failed += 1
-        if fits(size, length):
+        if fits(size):
             best = size
             failed = 0
         size += 1
     size = lowest - 1
     while not best and size:
-        if fits(size, length):
+        if fits(size):
             best = size
         size -= 1
     return best
@@ -241,7 +243,8 @@ def compare_with_the_truth(name):
         asked = Asked(supervisor)
         for point in result.frontier:
             cap = lengths.histogram.count_up_to(point.length)
-            true = largest(asked, point.batch_size, point.length, cap)
+            fits = partial(asked, length=point.length)
+            true = largest(fits, point.batch_size, cap=cap)
             below = true - point.batch_size
             exact &= 0 <= below <= max(1, int(point.batch_size * within))
             print(

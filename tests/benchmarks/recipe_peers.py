@@ -117,11 +117,13 @@ def worst_batches(bench, batches):
     return [batches[place] for place in dict.fromkeys(places)]
 
 
-def shipped(
-    make,
-    smallest,
-    needs="torch",
-):
+def worst_packed(bench, batches):
+    """Return the packed batches of an epoch with the most tokens."""
+    by_tokens = sorted(batches, key=lambda batch: float(bench.lengths[batch].sum()))
+    return by_tokens[-2:]
+
+
+def shipped(make, smallest, needs="torch", worst=worst_batches):
     """Return what a recipe ships, halved until its worst batches fit; `make(bench, share)` is the setting × share."""
 
     def find(bench):
@@ -129,7 +131,7 @@ def shipped(
         while True:
             epochs, words = make(bench, share)
             tried = map(epochs, range(EPOCHS_TRIED))
-            if all(bench.fits(worst_batches(bench, batches)) for batches in tried):
+            if all(bench.fits(worst(bench, batches)) for batches in tried):
                 return epochs, words
             if smallest(bench, share):
                 raise DoesNotFit
@@ -150,14 +152,14 @@ def fixed(bench, batch_size):
     return lambda epoch: list(BatchSampler(shuffled(count, epoch), batch_size, False))
 
 
-def shipped_size(make, batch_size, words, needs="torch"):
+def shipped_size(make, batch_size, words, *more):
     """Return a recipe that ships a batch size; `make(bench, size)` makes its batches."""
 
     def halved(bench, share):
         size = max(1, int(batch_size * share))
         return make(bench, size), words.format(size)
 
-    return shipped(halved, lambda bench, share: batch_size * share <= 1, needs)
+    return shipped(halved, lambda bench, share: batch_size * share <= 1, *more)
 
 
 def shipped_fixed(batch_size):
@@ -457,25 +459,14 @@ def joined(rows, count):
     return epochs
 
 
-def packed_fits(bench, batches):
-    """Whether the packed batches with the most tokens run."""
-    by_tokens = sorted(batches, key=lambda batch: float(bench.lengths[batch].sum()))
-    return bench.fits(by_tokens[-2:])
-
-
 def shipped_trl(batch_size, cut_at):
     """Return TRL's own packing, with its default of rows a batch, halved until it fits."""
 
-    def find(bench):
-        rows = trl_rows(bench, cut_at)
-        size = batch_size
-        while not packed_fits(bench, joined(rows, size)(0)):
-            if size == 1:
-                raise DoesNotFit
-            size //= 2
-        return joined(rows, size), f"{size} rows of {cut_at} tokens"
+    def make(bench, size):
+        return joined(trl_rows(bench, cut_at), size)
 
-    return Contender("as shipped", "shipped", find, "trl", keeps_accumulation=True)
+    words = f"{{}} rows of {cut_at} tokens"
+    return shipped_size(make, batch_size, words, "trl", worst_packed)
 
 
 def tuned_trl(bench):

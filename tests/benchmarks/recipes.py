@@ -246,33 +246,28 @@ class RecipeBench:
         )
 
     def _asked(self, request, **arguments):
-        """Ask the worker of the searches; None if it died of it."""
+        """Ask the worker of the searches whether something fits; it does not if the worker died of it."""
+        if time.monotonic() > self.search_deadline:
+            raise OutOfTime
         if self._worker is None:
             self._worker = self.new_worker()
         try:
-            return self._worker.ask(request, **arguments)
+            reply = self._worker.ask(request, **arguments)
         except WorkerDied:
+            reply = {"fits": False, "worn": True}
+        if reply["worn"]:
             self.release()
-            return None
-
-    def _counted(self, request, **arguments):
-        if time.monotonic() > self.search_deadline:
-            raise OutOfTime
-        reply = self._asked(request, **arguments)
-        fits = reply is not None and bool(reply["fits"])
-        if reply is not None and reply["worn"]:
-            self.release()
-        return fits
+        return reply["fits"]
 
     def fits(self, batches):
         """Run batches on the limited device."""
-        return self._counted("fits", batches=batches)
+        return self._asked("fits", batches=batches)
 
     def fits_shape(self, batch_size, length, target=None):
         """Run a batch of a shape; its target is the longest that occurs unless one is given."""
         if self.targets is not None and target is None:
             target = float(self.targets[self.lengths <= length].max())
-        return self._counted(
+        return self._asked(
             "fits_shape", batch_size=batch_size, length=length, target=target
         )
 
