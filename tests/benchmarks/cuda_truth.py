@@ -29,12 +29,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 from benchmarks.frontier import largest
-from benchmarks.recipe_list import librispeech, shared_data, transcribed_librispeech
+from benchmarks.recipe_list import (
+    Loaded,
+    librispeech,
+    shared_data,
+    transcribed_librispeech,
+)
 from public_lengths import code, sharegpt
 
 import batchtune
 from batchtune.configs import read_any_sampler_yaml
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.probe.packed_search import COMPOSITIONS
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape, PackedConfig, Probe, Sweep
@@ -45,8 +50,6 @@ FIRST_SEED = 1000  # none that the proof has run
 FOLDER = Path(__file__).parent
 EMPTY = "import sys, torch; held = torch.empty(1 << 30, device='cuda'); print(flush=True); sys.stdin.read()"
 """A second process, which holds 4 GiB."""
-
-Loaded = tuple[FloatArray, FloatArray | None]
 
 
 def tokens():

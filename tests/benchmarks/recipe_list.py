@@ -103,41 +103,22 @@ def shared_data():
     return data
 
 
-ACCELERATE = Contender(
-    "batch size by accelerate", "peer", peers.accelerate_fixed, "accelerate"
-)
-GROUPED = Contender("group_by_length", "peer", peers.grouped_by_length, "transformers")
+ACCELERATE = Contender("batch size by accelerate", peers.accelerate_fixed, "accelerate")
+GROUPED = Contender("group_by_length", peers.grouped_by_length, "transformers")
 SPEECHBRAIN = Contender(
-    "SpeechBrain's sampler, tuned", "peer", peers.tuned_speechbrain, "speechbrain"
+    "SpeechBrain's sampler, tuned", peers.tuned_speechbrain, "speechbrain"
 )
-LHOTSE = Contender("Lhotse, OOMptimizer's sizes", "peer", peers.lhotse_sized, "lhotse")
+LHOTSE = Contender("Lhotse, OOMptimizer's sizes", peers.lhotse_sized, "lhotse")
 NEMO = Contender(
-    "NeMo's 2-D buckets, OOMptimizer's sizes",
-    "peer",
-    peers.nemo_two_dimensional,
-    "nemo",
+    "NeMo's 2-D buckets, OOMptimizer's sizes", peers.nemo_two_dimensional, "nemo"
 )
 REBALANCE = Contender(
-    "batch_rebalance", "peer", peers.rebalanced, "transformers", keeps_accumulation=True
+    "batch_rebalance", peers.rebalanced, "transformers", keeps_accumulation=True
 )
-ODB = Contender(
-    "online-dynamic-batching, tuned", "peer", peers.online_dynamic_batching, "odb"
-)
-DEFAULT = Contender(
-    "batchtune",
-    "batchtune",
-    peers.by_default,
-    uses_the_probe=True,
-)
-FILLED = Contender(
-    recipe_summary.FILLED, "batchtune", peers.filled, uses_the_probe=True
-)
-RECUT = Contender(
-    recipe_summary.RECUT,
-    "batchtune",
-    peers.recut,
-    uses_the_probe=True,
-)
+ODB = Contender("online-dynamic-batching, tuned", peers.online_dynamic_batching, "odb")
+DEFAULT = Contender("batchtune", peers.by_default, kind="batchtune")
+FILLED = Contender(recipe_summary.FILLED, peers.filled, kind="batchtune")
+RECUT = Contender(recipe_summary.RECUT, peers.recut, kind="batchtune")
 OURS = (DEFAULT, FILLED)
 OURS_RECUT = (DEFAULT, RECUT, FILLED)
 CHAT_ROW = CHAT_CUT // CHAT_SCALE
@@ -235,10 +216,9 @@ RECIPES = {
             # trl/scripts/sft.py: packing, per_device_train_batch_size 2, gradient_accumulation_steps 8.
             contenders=(
                 peers.shipped_trl(2, CHAT_ROW),
-                Contender("TRL's packing, same budget", "peer", peers.tuned_trl, "trl"),
+                Contender("TRL's packing, same budget", peers.tuned_trl, "trl"),
                 Contender(
                     "axolotl's multipack, same budget",
-                    "peer",
                     peers.tuned_axolotl,
                     "axolotl",
                 ),
@@ -280,13 +260,11 @@ RECIPES = {
                 peers.shipped_stream(20),
                 Contender(
                     ".batched() by accelerate",
-                    "peer",
                     peers.accelerate_stream,
                     "webdataset",
                 ),
                 Contender(
                     "dynamic_bucketed_batch, tuned",
-                    "peer",
                     peers.speechbrain_stream,
                     "speechbrain",
                 ),

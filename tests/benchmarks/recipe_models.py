@@ -23,19 +23,17 @@ class Training(ABC):
     Args:
         dim: Width of the model.
         layers: Number of its layers.
-        threads: Of torch on the CPU.
     """
 
     packed = False
 
-    def __init__(self, dim=64, layers=3, threads=1):
+    def __init__(self, dim=64, layers=3):
         self.dim = dim
         self.layers = layers
-        self.threads = threads
 
     def setup(self, device):
         """Build the model and AdamW."""
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(1)
         self.device = device
         self.model = self.build().to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
@@ -46,19 +44,13 @@ class Training(ABC):
         targets = [shape.target_length] * len(sizes)
         return self.batch_of(range(len(sizes)), sizes, targets)
 
-    def numbered(self, index, length, target):
-        """Make the example with this index."""
-        return self.example(length, target, torch.Generator().manual_seed(index))
-
-    def batch_of(
-        self,
-        indices,
-        lengths,
-        targets,
-    ):
+    def batch_of(self, indices, lengths, targets):
         """Make a batch of the examples with these indices, on the device."""
-        examples = map(self.numbered, indices, lengths, targets)
-        batch = self.collate(list(examples))
+        examples = [
+            self.example(length, target, torch.Generator().manual_seed(index))
+            for index, length, target in zip(indices, lengths, targets, strict=True)
+        ]
+        batch = self.collate(examples)
         return {name: values.to(self.device) for name, values in batch.items()}
 
     def step(self, batch):

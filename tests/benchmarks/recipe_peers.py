@@ -77,19 +77,17 @@ class Contender:
 
     Attributes:
         name: For people.
-        kind: `shipped`, `peer` or `batchtune`.
         find: Finds its setting: the batches of each epoch, and the setting in words.
         needs: The package that does the batching.
-        uses_the_probe: Whether the probe that batchtune's contenders share is part of its search.
+        kind: `shipped`, `peer` or `batchtune`: of these, the probe that they share is part of the search.
         keeps_accumulation: Whether a step has as many micro-batches as the recipe ships. Otherwise they are as many as
             bring a step nearest to the examples that it has there.
     """
 
     name: str
-    kind: str
     find: Callable[[Bench], tuple[Epochs, str]]
     needs: str = "torch"
-    uses_the_probe: bool = False
+    kind: str = "peer"
     keeps_accumulation: bool = False
 
     @property
@@ -137,7 +135,7 @@ def shipped(make, smallest, needs="torch", worst=worst_batches):
                 raise DoesNotFit
             share /= 2
 
-    return Contender("as shipped", "shipped", find, needs, keeps_accumulation=True)
+    return Contender("as shipped", find, needs, "shipped", keeps_accumulation=True)
 
 
 def shuffled(count, epoch):

@@ -388,7 +388,7 @@ def found_setting(bench, contender, found):
     """Find the setting of a contender, its batches of all epochs, and how many of these make a step."""
     started = time.monotonic()
     epochs, setting = contender.find(bench)
-    if contender.uses_the_probe and found["tuning"]["unfinished"]:
+    if contender.kind == "batchtune" and found["tuning"]["unfinished"]:
         setting += ENDED_EARLY
     batches = [epochs(epoch) for epoch in range(MOST_ROUNDS)]
     if contender.kind == "shipped":

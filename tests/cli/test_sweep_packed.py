@@ -289,18 +289,6 @@ class TestOfAProbe:
         assert recommended(swept["packing"])["steps"] >= 600 // (8 * accumulation)
 
     @pytest.mark.usefixtures("probe")
-    def test_another_run_is_the_baseline(self, batchtune, succeed, text):
-        succeed("sweep-buckets", text, *ALONE)
-        succeed("sweep-buckets", text, *ALONE, "--max-tokens", 1024, "--run", "smaller")
-        padded = ("--max-batch-length", 2048, "--run", "padded")
-        succeed("sweep-buckets", text, *FAST, *padded)
-        gate = ("--fail-if", "packed.batches worse 2%")
-        succeed("report", "--baseline", "smaller", *gate)
-        batchtune("report", "smaller", "--baseline", "batchtune-run", *gate, code=3)
-        unknown = batchtune("report", "--baseline", "padded", *gate, code=1)
-        assert "the baseline: packers were not compared" in unknown.stdout
-
-    @pytest.mark.usefixtures("probe")
     def test_other_commands_want_padded_batches(self, batchtune, text):
         ran = batchtune("sweep-stream", text, "--unit", "tokens", code=1)
         assert "is about packed batches, not padded ones" in ran.stderr

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loader_records import all_failed, bottleneck, made_dali, made_iterable, made_loader
 from msgspec.structs import replace
+from packed_records import packed_row, with_packing
 from pooled_records import pooled_sweep
 from report_records import (
     failed_verification,
@@ -33,6 +34,10 @@ BARE_STREAM = {"sweep": None, "stream": made_stream()}
 BETTER_STREAM = {
     **BARE_STREAM,
     "baseline_stream": with_row(made_stream(), batches=620, mixing=0.5),
+}
+PACKED = {
+    "sweep": with_packing(made_sweep()),
+    "baseline": with_packing(made_sweep(), rows=[packed_row(batches=620)]),
 }
 LOADER = {"sweep": None, "loader": made_loader()}
 BETTER_LOADER = {**LOADER, "baseline_loader": bottleneck()}
@@ -116,37 +121,30 @@ def test_worse_is_a_share_of_the_baseline(field, ours, theirs, rule, expected):
         (VERIFIED, "verify.holds == false", "holds"),
         (FAILED, "verify.holds == false", "fails"),
         (VERIFIED, "verify.time_ratio > 102%", "holds"),
-        (VERIFIED, "verify.device.limit_bytes > 0", "fails"),
         (DRIFT, "beyond > 0", "fails"),
         (DRIFT, "changed == true", "fails"),
         (DRIFT, "changed != TRUE", "holds"),
         (DRIFT, "stale > 2%", "fails"),
         (POOLS, "mates_again > 20%", "holds"),
-        (POOLS, "mates_again >= 20%", "fails"),
         (POOLS, "randomness <= 80%", "fails"),
         (POOLS, "current.randomness < 99%", "holds"),
         (POOLS, "pool_size > 9999", "fails"),
-        (POOLS, "length_correlation > 99%", "fails"),
-        (POOLS, "epoch_seconds_deviation > 0.3", "fails"),
         (POOLS, "max_batch_length < 601", "fails"),
         (STREAM, "stream.batches > 631", "fails"),
         (STREAM, "stream.randomness < 90%", "holds"),
-        (STREAM, "stream.unproven > 0", "holds"),
         (STREAM, "stream.equal_to_best == false", "holds"),
         (STREAM, "stream.current.randomness < 0.9", "holds"),
-        (STREAM, "stream.batches_per_rank != 316", "holds"),
         (STREAM, "shards.sorted == true", "fails"),
         (STREAM, "shards.advice.shards > 63", "fails"),
         (STREAM, "probe.unfinished == true", "holds"),
-        (LOADER, "gpu_idle > 0.05", "holds"),
         (LOADER, "gpu_idle > 0.5%", "fails"),
         (LOADER, "loader.gpu_idle > 0.6%", "holds"),
-        (LOADER, "loader.workers > 4", "holds"),
         (LOADER, "loader.wait_p99_seconds > 0.1", "fails"),
         (LOADER, "loader.reproducible == false", "holds"),
         (BETTER_LOADER, "gpu_idle worse 10%", "holds"),
         (BETTER_LOADER, "loader.examples_per_second worse 20%", "fails"),
         (BETTER_LOADER, "loader.examples_per_second worse 30%", "holds"),
+        (PACKED, "packed.batches worse 2%", "fails"),
         (BETTER_STREAM, "stream.batches worse 2%", "holds"),
         (BETTER_STREAM, "stream.batches worse 1%", "fails"),
         (BETTER_STREAM, "stream.mixing worse 10%", "fails"),
@@ -268,6 +266,11 @@ OTHER_LENGTHS = replace(
             {**TABLE, "baseline": made_sweep(timed=False)},
             "estimated_epoch_seconds worse 2%",
             "in the baseline",
+        ),
+        (
+            {**PACKED, "baseline": made_sweep()},
+            "packed.batches worse 2%",
+            "the baseline: packers were not compared",
         ),
         (BETTER_LOADER, "loader.rounds worse 5%", "can't be worse"),
         (PROVEN, "current.batches worse 2%", "can't be worse"),
