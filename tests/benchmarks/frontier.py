@@ -12,8 +12,8 @@ three in a row fail; downwards from there where nothing passed. The answer may b
 than the tolerance below it.
 
 Trials and seconds are those of the search. batchtune also confirms its answers by running them in alternation, which
-no other does: that is counted by itself. Two workloads: one whose memory is a known formula, and a small conformer;
-`gpu` is a large one, at 6 lengths. Exits with 1 where a target does not hold.
+no other does: that is counted by itself. The workload is one whose memory is a known formula; `gpu` is a large
+conformer, at 6 lengths. Exits with 1 where a target does not hold.
 
 `frontier.py tail` compares the time to the answer on 66,816 lengths with a long tail, up to 82.5 s, and a small
 transformer under 400 MiB: the whole probe, the confirmation included, with what the others take for the same lengths.
@@ -74,9 +74,6 @@ def settings_of(workload, options, memory, **more):
 
 CASES = {
     "known": settings_of(KNOWN, {"a": 200.0 * KIB, "b": 10.0 * KIB}, "750MiB"),
-    "conformer": settings_of(
-        "builtin:conformer-ctc", {"size": "tiny", "unit": "s"}, "480MiB"
-    ),
     "gpu": settings_of(
         "builtin:conformer-ctc",
         {"size": "large", "dtype": "bf16", "unit": "s"},
@@ -294,7 +291,7 @@ def main():
     )
     options = parser.parse_args()
     good = True
-    for name in options.workloads or ["known", "conformer"]:
+    for name in options.workloads or ["known"]:
         if name == "tail":
             good &= compare_on_a_long_tail(options.busy)
         else:

@@ -434,11 +434,7 @@ def run_recipe(recipe, options, deadline):
             "training": {"name": recipe.training, **recipe.options},
             "data": recipe.data,
             "examples": int(bench.lengths.size),
-            "total_length": float(bench.lengths.sum()),
-            "unit": recipe.unit,
             "accumulate": recipe.accumulate,
-            "lr": LR,
-            "lr_rule": "square root of the mean step, AdamW",
             "left_out": left_out,
             "contenders": {
                 one.name: described(bench, one, found) for one in contenders
@@ -505,7 +501,7 @@ def continued(new, earlier, path):
         "examples",
         "contenders",
     ):
-        if json.loads(json.dumps(new[name])) != earlier.get(name):
+        if new[name] != earlier.get(name):
             raise BatchtuneError(
                 f"{path} holds a benchmark with another {name}",
                 "Remove it, or give another --out.",
@@ -521,12 +517,7 @@ def is_known(results):
     return rounds >= MOST_ROUNDS or largest_error(results) < HIGHEST_ERROR
 
 
-def run_round(
-    results,
-    found,
-    bench,
-    workers,
-):
+def run_round(results, found, bench, workers):
     """Train one epoch of all contenders in turns, and add what it took."""
     number = len(results["rounds"])
     shipped = next(iter(workers))
@@ -561,9 +552,7 @@ def run_round(
                 workers[name] = bench.new_worker()
     for name in names:
         totals = round_of[name]
-        totals["steps"] = len(traces[name])
         totals["seconds"] = sum(step[0] for step in traces[name])
-        totals["peak_bytes"] = max((step[1] for step in traces[name]), default=0)
         if not totals["oom"]:
             totals["loss"] = workers[name].ask("evaluate")["loss"]
             if len(traces[name]) == len(traces[shipped]):

@@ -17,21 +17,14 @@ from batchtune.probe.devices.law import MadeDevice
 
 KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"
 FAULTY = f"{Path(__file__).parents[1] / 'probe' / 'faulty_workload.py'}"
-STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
-TUNE_STEADY = [
-    "--workload",
-    STEADY,
-    "--device",
-    "cpu",
-    "--memory",
-    "400MiB",
-    "--num-lengths",
-    "2",
-    "--num-buckets",
-    "2",
-]
+MIB = 1 << 20
 # One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.
 LAW = "law:constant=100MiB,linear=1MiB,quadratic=0.08MiB,limit=460MiB"
+# The same for real.
+WORKLOAD = [
+    *("--workload", KNOWN, "--set", f"a={MIB}", "--set", f"b={0.08 * MIB}"),
+    *("--device", "cpu", "--memory", "460MiB"),
+]
 # Memory and time depend on the padded length alone.
 STEADY_LAW = (
     "law:constant=220MiB,linear=1MiB,limit=400MiB,seconds=0,seconds_linear=1e-5"

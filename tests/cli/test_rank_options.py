@@ -1,7 +1,7 @@
 """Several ranks on the command line: what is refused, and with which command instead."""
 
 import pytest
-from cli.conftest import ANY_TIME, KNOWN, TUNE_STEADY, flat, write_manifest
+from cli.conftest import ANY_TIME, KNOWN, WORKLOAD, flat, write_manifest
 from made_devices import made_device
 from msgspec import structs
 
@@ -174,10 +174,8 @@ def test_settings_know_their_ranks():
 @pytest.mark.slow
 def test_every_output_says_that_ranks_were_simulated(succeed, tmp_path):
     write_manifest(tmp_path / "lengths.csv")
-    tuned = succeed(
-        *("tune", "lengths.csv", *TUNE_STEADY, "--simulate-world-size", "2"),
-        *("--verify", *ANY_TIME),
-    )
+    few = ("--num-lengths", 2, "--num-buckets", 2, "--simulate-world-size", 2)
+    tuned = succeed("tune", "lengths.csv", *WORKLOAD, *few, "--verify", *ANY_TIME)
     assert "for each of 2 ranks (simulated)" in tuned.stderr
     run = tmp_path / "batchtune-run"
     probe = read_result(run / "probe.json", Probe)

@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 from cli.conftest import (
     FAULTY,
-    KNOWN,
     LAW,
+    WORKLOAD,
     command,
     contents,
     flat,
@@ -27,13 +27,6 @@ from batchtune import sampler_from_config
 from batchtune.configs import read_sampler_yaml
 from batchtune.results import Probe, read_result
 from batchtune.run_folder import alone_in
-
-MIB = 1 << 20
-# The same as LAW, for real.
-WORKLOAD = [
-    *("--workload", KNOWN, "--set", f"a={MIB}", "--set", f"b={0.08 * MIB}"),
-    *("--device", "cpu", "--memory", "460MiB"),
-]
 
 
 @pytest.fixture(scope="session")
