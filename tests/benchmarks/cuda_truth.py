@@ -42,7 +42,7 @@ from batchtune.configs import read_any_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.probe.packed_search import COMPOSITIONS
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import BatchShape, PackedConfig, Probe, Sweep
+from batchtune.results import BatchShape, PackedConfig
 from batchtune.units import format_percent, parse_size
 from batchtune.verify.plan import VerifyPlan, VerifySettings, subject_of
 
@@ -171,7 +171,6 @@ def running(program):
     command = [sys.executable, "-c", program]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as process:
-        assert process.stdout is not None and process.stdin is not None
         process.stdout.readline()
         yield
         process.stdin.close()
@@ -258,7 +257,6 @@ def run_case(name, allocator, arguments, folder):
         tuned = batchtune.tune(case.workload, lengths, **given, micro_batches=fewest)
         options.update(accumulate=fewest, apart=True)
     tuned_seconds = time.monotonic() - started
-    assert isinstance(tuned.probe, Probe) and isinstance(tuned.sweep, Sweep)
     probe, proof = tuned.probe, tuned.sweep.proof
     asked = {"workload": case.workload, "options": options}
     subject = subject_of(lengths, probe, asked, folder)

@@ -212,7 +212,6 @@ def compare(lengths, settings):
     )
     ours.print(ours, count)
     confirmation = result.confirmation
-    assert confirmation is not None
     print(
         f"  {'':<22}then confirmed: {confirmation.steps} steps of {confirmation.shapes} shapes in "
         f"{confirmation.workers} workers, {confirmation.given_up} given up, {confirming:.1f} s",

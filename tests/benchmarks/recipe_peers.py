@@ -31,7 +31,7 @@ from batchtune import BucketedStream, SameStepBatchSampler, sampler_from_config
 from batchtune.buckets.micro_batches import SAME_STEP
 from batchtune.exports.run_configs import sampler_config
 from batchtune.reports.packing import WORTH_A_CHANGE
-from batchtune.results import SWEEP_FILE, PackedConfig, Row, Sweep, read_result
+from batchtune.results import SWEEP_FILE, Row, Sweep, read_result
 from batchtune.units import counted
 
 if TYPE_CHECKING:
@@ -405,7 +405,6 @@ def nemo_two_dimensional(bench):
     from lhotse.dataset.sampling.dynamic_bucketing import estimate_duration_buckets
     from lhotse.supervision import SupervisionSegment
 
-    assert bench.targets is not None
     cuts = lhotse_cuts(bench, shuffled(bench.lengths.size, 0))
     for cut in cuts:
         segment = SupervisionSegment(cut.id, cut.id, start=0, duration=cut.duration)
@@ -498,7 +497,6 @@ def read_samples(bench, epoch):
     """Read the shards with WebDataset, shuffled as its users do."""
     import webdataset
 
-    assert bench.shards is not None
     data = webdataset.WebDataset(
         bench.shards, shardshuffle=100, detshuffle=True, seed=epoch
     )
@@ -533,7 +531,6 @@ def swept_stream(bench, run, *options):
     """Sweep the stream once, after the probe; return stream.json."""
     path = run / "stream.json"
     if not path.exists():
-        assert bench.shards is not None
         call_batchtune(
             "sweep-stream", bench.shards, "--length-key", "json.duration",
             "--run", str(run), "--quiet", *options,
@@ -675,10 +672,7 @@ def configured_stream(bench, run):
 
 def packed_config(run):
     """Return batchtune's recommendation for packed rows."""
-    swept = read_result(run / SWEEP_FILE, Sweep)
-    config = sampler_config(swept)
-    assert isinstance(config, PackedConfig)
-    return config
+    return sampler_config(read_result(run / SWEEP_FILE, Sweep))
 
 
 def epochs_of(sampler):

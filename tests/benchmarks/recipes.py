@@ -37,6 +37,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -125,7 +126,6 @@ class Worker:
             self._has_started = True
 
     def _send(self, request, arguments):
-        assert self._process.stdin is not None
         try:
             print(
                 json.dumps({"do": request, **arguments}),
@@ -136,7 +136,6 @@ class Worker:
             raise WorkerDied from error
 
     def _receive(self):
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise WorkerDied
@@ -167,12 +166,6 @@ class RecipeBench:
         # The batches of all epochs as the recipe ships it, once they are known.
         self.shipped_epochs = []
         self._worker = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *raised):
-        self.release()
 
     @property
     def limit_bytes(self):
@@ -211,7 +204,7 @@ class RecipeBench:
         share = len(batches) / len(self.shipped_batches)
         return max(1, round(self.recipe.accumulate * share))
 
-    def release(self):
+    def close(self):
         """End the worker of the searches."""
         if self._worker is not None:
             self._worker.close()
@@ -256,7 +249,7 @@ class RecipeBench:
         except WorkerDied:
             reply = {"fits": False, "worn": True}
         if reply["worn"]:
-            self.release()
+            self.close()
         return reply["fits"]
 
     def fits(self, batches):
@@ -379,7 +372,7 @@ def found_settings(bench, contenders, left_out):
                 progress(bench.recipe, "batchtune tune")
                 found["tuning"] = bench.tune()
                 write_whole(path, json.dumps(found))
-    bench.release()
+    bench.close()
     left_out += [f"{name} ({reason})" for name, reason in reasons.items()]
     return found
 
@@ -421,7 +414,7 @@ def run_recipe(recipe, options, deadline):
             left_out.append(f"{contender.name} ({contender.needs} is not installed)")
     now = time.monotonic()
     search_deadline = now + SEARCH_SHARE * (deadline - now)
-    with RecipeBench(recipe, options, search_deadline) as bench:
+    with closing(RecipeBench(recipe, options, search_deadline)) as bench:
         found = found_settings(bench, contenders, left_out)
         contenders = [one for one in contenders if one.name in found]
         for text in left_out:
@@ -443,7 +436,7 @@ def run_recipe(recipe, options, deadline):
             "held_bytes": 0,
             "trace": {},
         }
-        bench.release()
+        bench.close()
         if path.exists():
             results = continued(results, json.loads(path.read_text()), path)
         rounds = results["rounds"]
@@ -575,14 +568,6 @@ def progress(recipe, text):
     print(f"{recipe.name}: {text}", file=sys.stderr, flush=True)
 
 
-def known_name(name):
-    """Check the name of a recipe. argparse's `choices` would refuse the empty list, which means all."""
-    names = [*RECIPES, "summarise"]
-    if name not in names:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(names)}")
-    return name
-
-
 def parsed(argv):
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -594,7 +579,6 @@ def parsed(argv):
         "recipes",
         nargs="*",
         metavar="RECIPE",
-        type=known_name,
         help="default: all; or summarise",
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
@@ -613,7 +597,10 @@ def parsed(argv):
         "--work", type=Path, default=Path("recipes-work"), metavar="DIR",
         help="probes and found settings; default: recipes-work",
     )  # fmt: skip
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if unknown := set(options.recipes) - {*RECIPES, "summarise"}:
+        parser.error(f"unknown recipe {min(unknown)!r}: --help lists them")
+    return options
 
 
 def main(argv):
