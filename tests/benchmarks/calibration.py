@@ -59,7 +59,7 @@ def steps_of(case, allocator, device, memory):
         options={"size": "base", **case.options},
         device=device,
         memory_bytes=parse_size(memory),
-        allocator=allocator,  # type: ignore[arg-type]
+        allocator=allocator,
     )
     steps = []
     with Supervisor(settings) as supervisor:

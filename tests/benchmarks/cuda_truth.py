@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 from benchmarks.frontier import largest
 from benchmarks.recipe_list import (
-    Loaded,
     librispeech,
     shared_data,
     transcribed_librispeech,
@@ -90,7 +89,7 @@ class Case:
 
     workload: str
     options: dict[str, Any] = field(default_factory=dict)
-    lengths: Callable[[], Loaded] = tokens
+    lengths: Callable = tokens
     beside: str | None = None
     steps: tuple[int, int] | None = None
 

@@ -15,9 +15,6 @@ from benchmarks.recipe_peers import Contender
 from public_lengths import code, folder, sharegpt
 from real_lengths import COMMON_VOICE, librispeech_seconds
 
-from batchtune.lengths import FloatArray
-
-Loaded = tuple[FloatArray, FloatArray | None]
 # A chat is cut at 4,096 tokens and a file of code at 8,192; all are then this much shorter, as the models are small.
 CHAT_CUT, CHAT_SCALE = 4096, 32
 CODE_CUT, CODE_SCALE, BYTES_PER_TOKEN = 8192, 32, 4
@@ -47,7 +44,7 @@ class Recipe:
     name: str
     data: str
     training: str
-    lengths: Callable[[], Loaded]
+    lengths: Callable
     unit: str
     count: int
     contenders: tuple[Contender, ...]

@@ -18,7 +18,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -34,11 +33,6 @@ from batchtune.reports.packing import WORTH_A_CHANGE
 from batchtune.results import SWEEP_FILE, Row, Sweep, read_result
 from batchtune.units import counted
 
-if TYPE_CHECKING:
-    from benchmarks.recipes import RecipeBench as Bench
-
-Batches = list[list[int]]
-Epochs = Callable[[int], Batches]
 # A shipped setting is halved again if it runs out of memory in one of so many epochs.
 EPOCHS_TRIED = 3
 # OOMptimizer's default: it stops when the gap is 5% of the size that failed.
@@ -77,7 +71,7 @@ class Contender:
 
     Attributes:
         name: For people.
-        find: Finds its setting: the batches of each epoch, and the setting in words.
+        find: Finds its setting in a `RecipeBench`: the batches by their epoch, and the setting in words.
         needs: The package that does the batching.
         kind: `shipped`, `peer` or `batchtune`: of these, the probe that they share is part of the search.
         keeps_accumulation: Whether a step has as many micro-batches as the recipe ships. Otherwise they are as many as
@@ -85,7 +79,7 @@ class Contender:
     """
 
     name: str
-    find: Callable[[Bench], tuple[Epochs, str]]
+    find: Callable
     needs: str = "torch"
     kind: str = "peer"
     keeps_accumulation: bool = False

@@ -85,7 +85,7 @@ def test_inside_torchrun_the_usage_is_wrong(batchtune, command):
 def test_auto_needs_a_gpu():
     with pytest.raises(UsageError, match="there is none to use here") as refused:
         parse_nproc("auto", "cpu")
-    assert "--nproc-per-node 2" in (refused.value.hint or "")
+    assert "--nproc-per-node 2" in refused.value.hint
     assert parse_nproc("3", None) == 3
 
 

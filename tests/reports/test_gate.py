@@ -349,7 +349,7 @@ NOT_RULES = [
 def test_a_typo_is_shown_with_an_example(text):
     with pytest.raises(UsageError, match="--fail-if: ") as caught:
         parse_rules([text])
-    assert "padding_ratio > 8%" in str(caught.value.hint)
+    assert "padding_ratio > 8%" in caught.value.hint
     assert text in caught.value.message or len(caught.value.message) < 200
 
 
