@@ -100,3 +100,6 @@ def test_a_run_of_a_stream_is_exported(succeed, folder):
     ran = succeed("export", "--to", "webdataset")
     assert ran.stderr == ""
     assert ran.stdout == export_of("webdataset").render(Tuned(stream=made_stream()))
+    tarred = json.loads(succeed("export", "--to", "nemo-tarred", "--json").stdout)
+    assert tarred["title"] == "NeMo with tarred data"
+    assert tarred["file"] == "tarred_train_ds.yaml"

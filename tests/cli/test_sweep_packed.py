@@ -69,6 +69,7 @@ def test_packers_are_compared_and_the_config_runs(
     assert 2 * len(sampler) == row["batches"]
     succeed("report", "--fail-if", "packed.over_cap > 0")
     assert "even" in batchtune("report", "--format", "html").stdout
+    assert "describes packed micro-batches" in batchtune("verify", text).stderr
 
 
 def test_cut_sequences_are_counted(sweep):
