@@ -81,6 +81,8 @@ def test_it_is_readable_with_a_gpu_that_torch_does_not_see(batchtune, tmp_path):
     assert max(map(len, ran.stdout.splitlines())) <= 100
     assert ran.stdout.startswith("batchtune ")
     assert "\x1b" not in ran.stdout
+    for title in ("\ncpu\n", "\nmemory limit", "\nSoftware\n", "\nPackages\n"):
+        assert title in ran.stdout
     for words in (
         PROBLEM,
         "which PyTorch does not see",

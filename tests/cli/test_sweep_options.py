@@ -63,3 +63,4 @@ def test_the_report_says_how_to_keep_ones_optimizer_steps(succeed, manifest, tmp
     assert f"keeps at least {steps:,} optimizer steps" in said
     assert "less to compute, with padding, than with your current config" in said
     assert "keeps as many" not in said
+    assert "keep it" not in said

@@ -74,7 +74,8 @@ def test_a_folder_without_results_tells_what_makes_them(tmp_path):
         load_run(Path(__file__))
     with pytest.raises(ResultError, match="holds no results") as caught:
         load_run(tmp_path)
-    for command in ("probe-oom", "sweep-buckets", "sweep-stream", "record", "tune`"):
+    commands = ("probe-oom", "sweep-buckets", "sweep-stream", "tune-loader", "record")
+    for command in (*commands, "tune`"):
         assert f"batchtune {command}" in caught.value.hint
 
 
