@@ -36,7 +36,7 @@ def recorded(folder, lines):
     return load_run(folder)
 
 
-def test_timed_steps_are_compared_with_what_the_probe_says_of_their_batches(tmp_path):
+def test_timed_steps_are_compared_with_the_probes_prediction(tmp_path):
     training = recorded(tmp_path, LINES).training
     assert training.steps == 3
     assert training.mean_step_seconds == pytest.approx(0.5)
