@@ -28,27 +28,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from benchmarks import recipe_list
+from benchmarks.frontier import largest
+from benchmarks.recipe_list import (
+    librispeech,
+    shared_data,
+    transcribed_librispeech,
+)
 from public_lengths import code, sharegpt
-from real_lengths import librispeech_seconds
 
 import batchtune
 from batchtune.configs import read_any_sampler_yaml
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.probe.packed_search import COMPOSITIONS
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import BatchShape, PackedConfig, Probe, Sweep
+from batchtune.results import BatchShape, PackedConfig
 from batchtune.units import format_percent, parse_size
 from batchtune.verify.plan import VerifyPlan, VerifySettings, subject_of
 
 FIRST_SEED = 1000  # none that the proof has run
 FOLDER = Path(__file__).parent
-FROM_THE_ANSWER = 0.9
-"""Where brute force begins, as a share of the answer."""
 EMPTY = "import sys, torch; held = torch.empty(1 << 30, device='cuda'); print(flush=True); sys.stdin.read()"
 """A second process, which holds 4 GiB."""
-
-Loaded = tuple[FloatArray, FloatArray | None]
 
 
 def tokens():
@@ -62,19 +62,9 @@ def seconds():
     return tokens()[0] / 16, None
 
 
-def transcribed():
-    """LibriSpeech's dev-clean, seconds and characters."""
-    return recipe_list.transcribed_librispeech()
-
-
-def librispeech():
-    """LibriSpeech's train-clean-100, seconds."""
-    return librispeech_seconds(), None
-
-
 def chats():
     """Tokens of ShareGPT, at most 4,096."""
-    found = sharegpt(recipe_list.shared_data())
+    found = sharegpt(shared_data())
     return found.clip(2, 4096).astype(float), None
 
 
@@ -85,7 +75,7 @@ def some_chats():
 
 def code_files():
     """Tokens of files of code, at most 8,192."""
-    found = code(recipe_list.shared_data()) // 4
+    found = code(shared_data()) // 4
     return found.clip(4, 8192).astype(float), None
 
 
@@ -99,14 +89,14 @@ class Case:
 
     workload: str
     options: dict[str, Any] = field(default_factory=dict)
-    lengths: Callable[[], Loaded] = tokens
+    lengths: Callable = tokens
     beside: str | None = None
     steps: tuple[int, int] | None = None
 
     @property
     def unit(self):
         """Of the lengths."""
-        of_speech = (seconds, librispeech, transcribed)
+        of_speech = (seconds, librispeech, transcribed_librispeech)
         return "s" if self.lengths in of_speech else "tokens"
 
 
@@ -155,7 +145,9 @@ CASES = {
     "LM base ShareGPT": lm("base", "bf16", lengths=chats),
     "LM base code": lm("base", "bf16", lengths=code_files),
     "LM base packed": lm("base", "bf16", lengths=chats, packed=True),
-    "encoder-decoder": recipe("EncoderDecoderTraining", transcribed, dim=512, layers=6),
+    "encoder-decoder": recipe(
+        "EncoderDecoderTraining", transcribed_librispeech, dim=512, layers=6
+    ),
     "Llama": recipe("ChatTraining", chats, dim=2048, layers=16),
     "40 MiB held": surrounded(held_mib=40),
     "300 MiB held": surrounded(held_mib=300),
@@ -178,7 +170,6 @@ def running(program):
     command = [sys.executable, "-c", program]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as process:
-        assert process.stdout is not None and process.stdin is not None
         process.stdout.readline()
         yield
         process.stdin.close()
@@ -227,18 +218,14 @@ def epochs_that_fail(lengths, stepper, folder, seeds, most):
 
 
 def share_of_brute_force(probe, measurer):
-    """The largest batch of the longest example / the largest that passes alone, up to three failures in a row."""
+    """The largest batch of the longest example / the largest that passes alone."""
     point = probe.frontier[-1]
-    largest, failed, size = 0, 0, int(point.batch_size * FROM_THE_ANSWER)
-    while failed < 3:
+
+    def fits(size):
         shape = BatchShape(size, point.length, point.target_length)
-        if measurer.measure(shape, 0).trial.outcome == "ok":
-            largest = size
-            failed = 0
-        else:
-            failed += 1
-        size += 1
-    return point.batch_size / largest
+        return measurer.measure(shape, 0).trial.outcome == "ok"
+
+    return point.batch_size / largest(fits, point.batch_size, below=0.1)
 
 
 def run_case(name, allocator, arguments, folder):
@@ -269,7 +256,6 @@ def run_case(name, allocator, arguments, folder):
         tuned = batchtune.tune(case.workload, lengths, **given, micro_batches=fewest)
         options.update(accumulate=fewest, apart=True)
     tuned_seconds = time.monotonic() - started
-    assert isinstance(tuned.probe, Probe) and isinstance(tuned.sweep, Sweep)
     probe, proof = tuned.probe, tuned.sweep.proof
     asked = {"workload": case.workload, "options": options}
     subject = subject_of(lengths, probe, asked, folder)

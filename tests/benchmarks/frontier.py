@@ -12,8 +12,8 @@ three in a row fail; downwards from there where nothing passed. The answer may b
 than the tolerance below it.
 
 Trials and seconds are those of the search. batchtune also confirms its answers by running them in alternation, which
-no other does: that is counted by itself. Two workloads: one whose memory is a known formula, and a small conformer;
-`gpu` is a large one, at 6 lengths. Exits with 1 where a target does not hold.
+no other does: that is counted by itself. The workload is one whose memory is a known formula; `gpu` is a large
+conformer, at 6 lengths. Exits with 1 where a target does not hold.
 
 `frontier.py tail` compares the time to the answer on 66,816 lengths with a long tail, up to 82.5 s, and a small
 transformer under 400 MiB: the whole probe, the confirmation included, with what the others take for the same lengths.
@@ -24,11 +24,13 @@ to N processes that compute all the time. At most 35 trials and 2 OOMs, 1.3 time
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +74,6 @@ def settings_of(workload, options, memory, **more):
 
 CASES = {
     "known": settings_of(KNOWN, {"a": 200.0 * KIB, "b": 10.0 * KIB}, "750MiB"),
-    "conformer": settings_of(
-        "builtin:conformer-ctc", {"size": "tiny", "unit": "s"}, "480MiB"
-    ),
     "gpu": settings_of(
         "builtin:conformer-ctc",
         {"size": "large", "dtype": "bf16", "unit": "s"},
@@ -180,21 +179,21 @@ def peer(name, lengths, points, settings):
     return Searched(name, len(asked.trials), ooms_of(asked.trials), seconds)
 
 
-def largest(fits, answer, length, cap):
-    """The largest batch size that fits, one by one around the answer."""
-    lowest = max(1, int(answer * (1 - BELOW)))
+def largest(fits, answer, below=BELOW, cap=math.inf):
+    """The largest batch size that fits, one by one from so much below the answer upwards, until three in a row fail."""
+    lowest = max(1, int(answer * (1 - below)))
     best = 0
     failed = 0
     size = lowest
     while size <= cap and failed < FAILED_IN_A_ROW:
         failed += 1
-        if fits(size, length):
+        if fits(size):
             best = size
             failed = 0
         size += 1
     size = lowest - 1
     while not best and size:
-        if fits(size, length):
+        if fits(size):
             best = size
         size -= 1
     return best
@@ -213,7 +212,6 @@ def compare(lengths, settings):
     )
     ours.print(ours, count)
     confirmation = result.confirmation
-    assert confirmation is not None
     print(
         f"  {'':<22}then confirmed: {confirmation.steps} steps of {confirmation.shapes} shapes in "
         f"{confirmation.workers} workers, {confirmation.given_up} given up, {confirming:.1f} s",
@@ -241,7 +239,8 @@ def compare_with_the_truth(name):
         asked = Asked(supervisor)
         for point in result.frontier:
             cap = lengths.histogram.count_up_to(point.length)
-            true = largest(asked, point.batch_size, point.length, cap)
+            fits = partial(asked, length=point.length)
+            true = largest(fits, point.batch_size, cap=cap)
             below = true - point.batch_size
             exact &= 0 <= below <= max(1, int(point.batch_size * within))
             print(
@@ -291,7 +290,7 @@ def main():
     )
     options = parser.parse_args()
     good = True
-    for name in options.workloads or ["known", "conformer"]:
+    for name in options.workloads or ["known"]:
         if name == "tail":
             good &= compare_on_a_long_tail(options.busy)
         else:

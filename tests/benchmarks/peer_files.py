@@ -65,11 +65,7 @@ def stand_ins(modules):
     """Put made modules in the place of real ones."""
     before = {name: sys.modules.get(name) for name in modules}
     for name, members in modules.items():
-        module = types.ModuleType(name)
-        vars(module).update(
-            {key: value for key, value in members.items() if not key.startswith("__")}
-        )
-        sys.modules[name] = module
+        sys.modules[name] = types.SimpleNamespace(**members)
     try:
         yield
     finally:

@@ -15,9 +15,6 @@ from benchmarks.recipe_peers import Contender
 from public_lengths import code, folder, sharegpt
 from real_lengths import COMMON_VOICE, librispeech_seconds
 
-from batchtune.lengths import FloatArray
-
-Loaded = tuple[FloatArray, FloatArray | None]
 # A chat is cut at 4,096 tokens and a file of code at 8,192; all are then this much shorter, as the models are small.
 CHAT_CUT, CHAT_SCALE = 4096, 32
 CODE_CUT, CODE_SCALE, BYTES_PER_TOKEN = 8192, 32, 4
@@ -40,19 +37,19 @@ class Recipe:
         count: Examples of an epoch, drawn at random.
         contenders: Who batches; the first is what the recipe ships.
         accumulate: Micro-batches of an optimizer step, as shipped.
-        options: Of the training.
+        options: Of the training; all have two layers unless told otherwise.
         on_cuda: What takes the place of `count` and `options` on a GPU.
     """
 
     name: str
     data: str
     training: str
-    lengths: Callable[[], Loaded]
+    lengths: Callable
     unit: str
     count: int
     contenders: tuple[Contender, ...]
     accumulate: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=lambda: {"layers": 2})
     on_cuda: dict[str, Any] = field(default_factory=dict)
     streamed: bool = False
 
@@ -103,41 +100,22 @@ def shared_data():
     return data
 
 
-ACCELERATE = Contender(
-    "batch size by accelerate", "peer", peers.accelerate_fixed, "accelerate"
-)
-GROUPED = Contender("group_by_length", "peer", peers.grouped_by_length, "transformers")
+ACCELERATE = Contender("batch size by accelerate", peers.accelerate_fixed, "accelerate")
+GROUPED = Contender("group_by_length", peers.grouped_by_length, "transformers")
 SPEECHBRAIN = Contender(
-    "SpeechBrain's sampler, tuned", "peer", peers.tuned_speechbrain, "speechbrain"
+    "SpeechBrain's sampler, tuned", peers.tuned_speechbrain, "speechbrain"
 )
-LHOTSE = Contender("Lhotse, OOMptimizer's sizes", "peer", peers.lhotse_sized, "lhotse")
+LHOTSE = Contender("Lhotse, OOMptimizer's sizes", peers.lhotse_sized, "lhotse")
 NEMO = Contender(
-    "NeMo's 2-D buckets, OOMptimizer's sizes",
-    "peer",
-    peers.nemo_two_dimensional,
-    "nemo",
+    "NeMo's 2-D buckets, OOMptimizer's sizes", peers.nemo_two_dimensional, "nemo"
 )
 REBALANCE = Contender(
-    "batch_rebalance", "peer", peers.rebalanced, "transformers", keeps_accumulation=True
+    "batch_rebalance", peers.rebalanced, "transformers", keeps_accumulation=True
 )
-ODB = Contender(
-    "online-dynamic-batching, tuned", "peer", peers.online_dynamic_batching, "odb"
-)
-DEFAULT = Contender(
-    "batchtune",
-    "batchtune",
-    peers.by_default,
-    uses_the_probe=True,
-)
-FILLED = Contender(
-    recipe_summary.FILLED, "batchtune", peers.filled, uses_the_probe=True
-)
-RECUT = Contender(
-    recipe_summary.RECUT,
-    "batchtune",
-    peers.recut,
-    uses_the_probe=True,
-)
+ODB = Contender("online-dynamic-batching, tuned", peers.online_dynamic_batching, "odb")
+DEFAULT = Contender("batchtune", peers.by_default, kind="batchtune")
+FILLED = Contender(recipe_summary.FILLED, peers.filled, kind="batchtune")
+RECUT = Contender(recipe_summary.RECUT, peers.recut, kind="batchtune")
 OURS = (DEFAULT, FILLED)
 OURS_RECUT = (DEFAULT, RECUT, FILLED)
 CHAT_ROW = CHAT_CUT // CHAT_SCALE
@@ -157,7 +135,6 @@ RECIPES = {
             lengths=common_voice,
             unit="s",
             count=1920,
-            options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             # transformers, examples/pytorch/speech-recognition/README.md, on one GPU: per_device_train_batch_size 8,
             # gradient_accumulation_steps 8.
@@ -177,7 +154,6 @@ RECIPES = {
             lengths=librispeech,
             unit="s",
             count=500,
-            options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             # speechbrain, recipes/LibriSpeech/ASR/CTC/hparams/conformer_large.yaml: max_batch_length_train 850,
             # num_bucket 200, max_batch_ex 128. It reshuffles here in each epoch, as all others do.
@@ -214,7 +190,6 @@ RECIPES = {
             lengths=chats,
             unit="tokens",
             count=768,
-            options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # As chats are commonly trained on one GPU: per_device_train_batch_size 4, gradient_accumulation_steps 16.
             contenders=(
@@ -234,15 +209,13 @@ RECIPES = {
             lengths=chats,
             unit="tokens",
             count=768,
-            options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # trl/scripts/sft.py: packing, per_device_train_batch_size 2, gradient_accumulation_steps 8.
             contenders=(
                 peers.shipped_trl(2, CHAT_ROW),
-                Contender("TRL's packing, same budget", "peer", peers.tuned_trl, "trl"),
+                Contender("TRL's packing, same budget", peers.tuned_trl, "trl"),
                 Contender(
                     "axolotl's multipack, same budget",
-                    "peer",
                     peers.tuned_axolotl,
                     "axolotl",
                 ),
@@ -257,7 +230,6 @@ RECIPES = {
             lengths=code_files,
             unit="tokens",
             count=896,
-            options={"layers": 2},
             on_cuda=TEXT_ON_CUDA,
             # transformers, examples/pytorch/language-modeling/run_mlm.py: per_device_train_batch_size 8; here what
             # 8 GPUs train on, one accumulates.
@@ -278,7 +250,6 @@ RECIPES = {
             lengths=common_voice,
             unit="s",
             count=1000,
-            options={"layers": 2},
             on_cuda=SPEECH_ON_CUDA,
             streamed=True,
             # webdataset, filters.batched: batchsize 20.
@@ -286,13 +257,11 @@ RECIPES = {
                 peers.shipped_stream(20),
                 Contender(
                     ".batched() by accelerate",
-                    "peer",
                     peers.accelerate_stream,
                     "webdataset",
                 ),
                 Contender(
                     "dynamic_bucketed_batch, tuned",
-                    "peer",
                     peers.speechbrain_stream,
                     "speechbrain",
                 ),

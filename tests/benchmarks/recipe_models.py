@@ -23,19 +23,17 @@ class Training(ABC):
     Args:
         dim: Width of the model.
         layers: Number of its layers.
-        threads: Of torch on the CPU.
     """
 
     packed = False
 
-    def __init__(self, dim=64, layers=3, threads=1):
+    def __init__(self, dim=64, layers=3):
         self.dim = dim
         self.layers = layers
-        self.threads = threads
 
     def setup(self, device):
         """Build the model and AdamW."""
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(1)
         self.device = device
         self.model = self.build().to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
@@ -46,19 +44,13 @@ class Training(ABC):
         targets = [shape.target_length] * len(sizes)
         return self.batch_of(range(len(sizes)), sizes, targets)
 
-    def numbered(self, index, length, target):
-        """Make the example with this index."""
-        return self.example(length, target, torch.Generator().manual_seed(index))
-
-    def batch_of(
-        self,
-        indices,
-        lengths,
-        targets,
-    ):
+    def batch_of(self, indices, lengths, targets):
         """Make a batch of the examples with these indices, on the device."""
-        examples = map(self.numbered, indices, lengths, targets)
-        batch = self.collate(list(examples))
+        examples = [
+            self.example(length, target, torch.Generator().manual_seed(index))
+            for index, length, target in zip(indices, lengths, targets, strict=True)
+        ]
+        batch = self.collate(examples)
         return {name: values.to(self.device) for name, values in batch.items()}
 
     def step(self, batch):
@@ -108,9 +100,9 @@ class Training(ABC):
         return batch
 
 
-def transformer_layer(dim):
-    """Return a layer of torch's transformer encoder, normed first, without dropout."""
-    return nn.TransformerEncoderLayer(
+def transformer_layer(dim, kind=nn.TransformerEncoderLayer):
+    """Return a layer of torch's transformer encoder, or decoder, normed first, without dropout."""
+    return kind(
         dim,
         nhead=max(1, dim // 32),
         dim_feedforward=4 * dim,
@@ -207,15 +199,7 @@ class EncoderDecoderTraining(Speech):
 
     def build(self):
         """Build both halves."""
-        layer = nn.TransformerDecoderLayer(
-            self.dim,
-            nhead=max(1, self.dim // 32),
-            dim_feedforward=4 * self.dim,
-            dropout=0.0,
-            activation="gelu",
-            batch_first=True,
-            norm_first=True,
-        )
+        layer = transformer_layer(self.dim, nn.TransformerDecoderLayer)
         return nn.ModuleDict(
             {
                 "encoder": Encoder(self.FEATURES, self.dim, self.layers),

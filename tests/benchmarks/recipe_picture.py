@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 PICTURE = "recipes.svg"
 WIDTH, HEIGHT, LEFT, RIGHT = 860, 416, 60, 150

@@ -1,4 +1,4 @@
-"""What the rounds of `recipes.py` show: tables, goals, the blocks of README.md and FIGURES.md. Needs no torch."""
+"""What the rounds of `recipes.py` show: tables, the blocks of README.md and FIGURES.md. Needs no torch."""
 
 from __future__ import annotations
 
@@ -33,14 +33,8 @@ TITLES = {
     "ctc-bucketed": "CTC speech recognition, bucketed (SpeechBrain)",
     "stream": "Stream of tar shards (WebDataset)",
 }
-# The goals.
-TIMES_SHIPPED = 1.3
-RECIPES_TIMES_SHIPPED = 4
-NEVER_SLOWER = 0.99
-TIMES_BEST_PEER = 0.99
 # Of the losses of the same step, by rounding alone.
 SAME_LOSS = 1e-3
-FEWEST_ROUNDS = 2
 UNKNOWN = "–"  # noqa: RUF001  # as in all tables of batchtune
 
 
@@ -52,25 +46,26 @@ def machine_name(device):
     return name
 
 
-def errors_of(results, other=None):
-    """Return the relative standard error of each contender's epoch time over another's: the shipped setting's."""
-    errors = {}
-    names = list(results["contenders"])
-    for name in names:
-        ratios = ratios_of(results, name, other or names[0])
-        errors[name] = float("inf")
-        if len(ratios) > 1:
+def largest_error(results):
+    """Return the largest relative standard error of a contender's times over the shipped setting's, of two rounds on.
+
+    Contenders that ran out of memory have none.
+    """
+    errors = [0.0]
+    for name in results["contenders"]:
+        if ratios := ratios_of(results, name):
             deviation = statistics.stdev(ratios) / len(ratios) ** 0.5
-            errors[name] = deviation / statistics.mean(ratios)
-    return errors
+            errors.append(deviation / statistics.mean(ratios))
+    return max(errors)
 
 
-def ratios_of(results, name, other):
-    """Return how many times as fast as another a contender was, in each round; empty if either ran out of memory."""
+def ratios_of(results, name):
+    """Return how many times as fast as shipped a contender was, in each round; empty if either ran out of memory."""
+    shipped = next(iter(results["contenders"]))
     ratios = []
     for round_of in results["rounds"]:
         mine = round_of[name]
-        theirs = round_of[other]
+        theirs = round_of[shipped]
         if mine["oom"] or theirs["oom"]:
             return []
         ratios.append(theirs["seconds"] / mine["seconds"])
@@ -104,7 +99,7 @@ class Shown:
         """Summarise the rounds of a contender."""
         rounds = [round_of[name] for round_of in results["rounds"]]
         whole = [one["seconds"] for one in rounds if not one["oom"]]
-        ratios = ratios_of(results, name, next(iter(results["contenders"])))
+        ratios = ratios_of(results, name)
         differences = [one.get("curve_difference") for one in rounds]
         difference = None if None in differences else max(differences)
         return cls(
@@ -181,11 +176,6 @@ class Summary:
         return int(self.results["accumulate"]) > 1
 
     @property
-    def ours(self):
-        """All of batchtune's contenders."""
-        return [one for one in self.contenders if one.kind == "batchtune"]
-
-    @property
     def best_peer_of_same_loss(self):
         """The fastest that never ran out of memory, and whose loss is within the spread of seeds."""
         peers = [
@@ -194,13 +184,6 @@ class Summary:
             if one.kind == "peer" and not one.ooms and self.loss_is_unchanged(one)
         ]
         return min(peers, key=lambda one: one.seconds or math.inf, default=None)
-
-    def times(self, one, other):
-        """Return how many times as fast as another one is, round by round; None if that is not known."""
-        if other is None:
-            return None
-        ratios = ratios_of(self.results, one.name, other.name)
-        return statistics.mean(ratios) if ratios else None
 
     def loss_is_unchanged(self, one):
         """Return whether a mean loss is above the shipped one's by no more than the seeds explain.
@@ -293,50 +276,9 @@ def epoch_of(one):
     return f"{one.seconds:.1f} s"
 
 
-def times(ratio, digits=2):
+def times(ratio):
     """Return a ratio for people."""
-    return UNKNOWN if ratio is None else f"{ratio:.{digits}f}"
-
-
-def goals(summaries):
-    """Return each goal, and whether it is met."""
-    accumulating = [one for one in summaries if one.accumulates]
-    faster = sum(
-        (one.batchtune.times_shipped or 0.0) >= TIMES_SHIPPED for one in accumulating
-    )
-    goal = f"at least {TIMES_SHIPPED} times what is shipped on {RECIPES_TIMES_SHIPPED} recipes with accumulation"
-    met = faster >= RECIPES_TIMES_SHIPPED
-    found = [(met, f"{goal}: on {faster} of {len(accumulating)}")]
-    for summary in summaries:
-        for met, text in goals_of(summary):
-            found.append((met, f"{summary.name}: {text}"))
-    return found
-
-
-def goals_of(summary):
-    """Yield the goals of one recipe, and whether each is met."""
-    rounds = len(summary.results["rounds"])
-    yield rounds >= FEWEST_ROUNDS, f"at least {FEWEST_ROUNDS} rounds: {rounds}"
-    for one in summary.ours:
-        yield one.ooms == 0, f"{one.name}: no epoch runs out of memory: {one.ooms}"
-    ours = summary.batchtune
-    ratio = ours.times_shipped
-    never = ratio is not None and ratio >= NEVER_SLOWER
-    yield never, f"not slower than shipped: {times(ratio, 3)}"
-    if summary.accumulates and ours.curve_difference is not None:
-        text = f"each step's loss is the shipped one's: to {ours.curve_difference:.0e}"
-        yield ours.trains_the_same, text
-    unchanged = summary.loss_is_unchanged(ours)
-    if unchanged is not None:
-        text = f"loss within the spread of seeds: {loss_of(ours)}, shipped {loss_of(summary.shipped)}"
-        yield unchanged, text
-    peer = summary.best_peer_of_same_loss
-    if peer is not None:
-        ratio = summary.times(ours, peer)
-        met = ratio is not None and ratio >= TIMES_BEST_PEER
-        error = errors_of(summary.results, peer.name)[ours.name]
-        text = f"the best peer that learns as much ({peer.name}): {times(ratio, 3)} ± {error:.1%}"
-        yield met, text
+    return UNKNOWN if ratio is None else f"{ratio:.2f}"
 
 
 def loss_of(one):
@@ -344,56 +286,6 @@ def loss_of(one):
     if one.loss is None:
         return UNKNOWN
     return f"{one.loss[0]:.3f} ± {one.loss[1]:.3f}"
-
-
-def details(summary):
-    """Return all contenders of a recipe, for the terminal."""
-    results = summary.results
-    limit = results["limit_bytes"] >> 20
-    errors = errors_of(results)
-    rows = []
-    for one in summary.contenders:
-        facts = one.facts
-        seconds = UNKNOWN
-        speed = UNKNOWN
-        if one.seconds is not None:
-            seconds = f"{one.seconds:.2f}"
-            speed = f"{results['total_length'] / one.seconds:.0f}"
-        rows.append(
-            {
-                "": one.name,
-                "s/epoch": seconds,
-                "× shipped": times(one.times_shipped),
-                "±": f"{errors[one.name]:.1%}" if one.times_shipped else UNKNOWN,
-                f"{results['unit']}/s": speed,
-                "batches": str(facts["batches"]),
-                "steps": str(facts["steps"]),
-                "padding": f"{facts['padding_ratio']:.1%}",
-                "OOMs": str(one.ooms),
-                "loss": loss_of(one),
-                "step's loss": precision(one),
-                "setting": facts["setting"],
-            }
-        )
-    what = (
-        f"{TITLES[summary.name]}: {results['examples']} examples of {results['data']}"
-    )
-    lines = [f"{what}, {limit} MiB, {len(results['rounds'])} rounds"]
-    lines += in_columns(rows)
-    lines += [f"left out: {text}" for text in results["left_out"]]
-    return "\n".join(lines)
-
-
-def in_columns(rows):
-    """Return lines with the cells of rows below each other, the first and last column on the left."""
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    laid_out = []
-    for first, *middle, last in lines:
-        cells = [first.ljust(widths[0])]
-        cells += map(str.rjust, middle, widths[1:-1])
-        laid_out.append("  ".join(["", *cells, last]))
-    return laid_out
 
 
 def block(summaries):
@@ -450,12 +342,9 @@ def written(summaries):
 
 
 def summarise(folder):
-    """Print all tables and goals, write the blocks of the pages, and draw."""
+    """Print both tables, write the blocks of the pages, and draw."""
     summaries = read_summaries(folder)
-    for summary in summaries:
-        print(details(summary), end="\n\n")
-    for met, text in goals(summaries):
-        print(f"{'met   ' if met else 'MISSED'}  {text}")
+    print(block(summaries))
     for path, text in written(summaries).items():
         write_whole(path, text)
     drawn = folder / PICTURE

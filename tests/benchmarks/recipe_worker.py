@@ -30,7 +30,6 @@ from batchtune.probe.failures import error_verdict
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.worker import drain_autograd
 
-Step = tuple[float, int, float]
 # A failure that leaves more than this part of the limit in use costs the worker of a search.
 HELD_SHARE = 0.002
 # A disguised one names another cause: oneDNN "could not create a primitive".
@@ -183,11 +182,7 @@ def main():
         name = asked.pop("do")
         if trainer is None:
             trainer = Trainer(asked)
-            reply = {
-                "limit_bytes": trainer.meter.device.limit_bytes,
-                "held_bytes": trainer.meter.in_use(),
-                "device": trainer.meter.device.name,
-            }
+            reply = {"held_bytes": trainer.meter.in_use()}
         else:
             reply = getattr(trainer, name)(**asked)
         print(json.dumps(reply), file=answers, flush=True)

@@ -5,10 +5,10 @@ holds before its first step (8 GiB on a GPU). Contenders are what the recipe shi
 libraries, and batchtune: as it recommends by default, with another accumulation if its report says that this is faster
 (`--micro-batches`), and filling the memory (`--keep nothing`). By default it keeps the training: each optimizer step's
 examples, where a recipe accumulates gradients, else the number of steps; the batches are those that `batchtune run`
-gives an unchanged script (`recipe_script.py`). A contender whose micro-batches have another size accumulates as many as
-bring a step nearest to the shipped examples. The loss is a mean over all tokens of a step, however it is cut. Without
-names all recipes run. Of NeMo, axolotl and online-dynamic-batching the files that batch are enough, in a folder on
-PYTHONPATH (`peer_files.py`); who isn't installed is left out by name.
+gives an unchanged script (`tests/scripts/test_running.py`). A contender whose micro-batches have another size
+accumulates as many as bring a step nearest to the shipped examples. The loss is a mean over all tokens of a step,
+however it is cut. Without names all recipes run. Of NeMo, axolotl and online-dynamic-batching the files that batch are
+enough, in a folder on PYTHONPATH (`peer_files.py`); who isn't installed is left out by name.
 
     ctc           CTC speech recognition, Common Voice
     ctc-bucketed  the same in SpeechBrain's buckets, LibriSpeech
@@ -25,8 +25,8 @@ on until the standard errors are below 1%, 2 rounds at least and 6 at most, or u
 is over. Half of the share is for the searches: a contender whose search takes longer is left out, by name.
 
 DIR/RECIPE.json is written after each round. An interrupted benchmark goes on from there; `--work` keeps what was found
-before the rounds. `recipes.py summarise` prints the table and the goals, writes the README's block from DIR, and draws
-the picture beside it.
+before the rounds. `recipes.py summarise` prints the tables, writes the blocks of README.md and FIGURES.md from DIR, and
+draws the picture beside them.
 """
 
 import argparse
@@ -37,6 +37,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -46,8 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
-import torch
-from benchmarks import recipe_models
+import pandas as pd
 from benchmarks.recipe_list import RECIPES, NoLengths
 from benchmarks.recipe_peers import (
     ENDED_EARLY,
@@ -56,12 +56,7 @@ from benchmarks.recipe_peers import (
     OutOfTime,
     call_batchtune,
 )
-from benchmarks.recipe_summary import (
-    FEWEST_ROUNDS,
-    errors_of,
-    machine_name,
-    summarise,
-)
+from benchmarks.recipe_summary import largest_error, machine_name, summarise
 
 from batchtune.allocators import worker_variables
 from batchtune.errors import BatchtuneError
@@ -76,6 +71,7 @@ SLICES = 32
 LR = 2e-3
 # That each training has beside what it holds before its first step: that depends on versions of libraries.
 ROOM_MIB = {"cpu": 100, "cuda": 8192}
+FEWEST_ROUNDS = 2
 MOST_ROUNDS = 6
 HIGHEST_ERROR = 0.01
 # Of a recipe's minutes, for the searches; the rounds have the rest.
@@ -130,7 +126,6 @@ class Worker:
             self._has_started = True
 
     def _send(self, request, arguments):
-        assert self._process.stdin is not None
         try:
             print(
                 json.dumps({"do": request, **arguments}),
@@ -141,12 +136,10 @@ class Worker:
             raise WorkerDied from error
 
     def _receive(self):
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise WorkerDied
-        reply = json.loads(line)
-        return reply
+        return json.loads(line)
 
     def close(self):
         """End the process."""
@@ -173,12 +166,6 @@ class RecipeBench:
         # The batches of all epochs as the recipe ships it, once they are known.
         self.shipped_epochs = []
         self._worker = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *raised):
-        self.release()
 
     @property
     def limit_bytes(self):
@@ -217,7 +204,7 @@ class RecipeBench:
         share = len(batches) / len(self.shipped_batches)
         return max(1, round(self.recipe.accumulate * share))
 
-    def release(self):
+    def close(self):
         """End the worker of the searches."""
         if self._worker is not None:
             self._worker.close()
@@ -252,33 +239,28 @@ class RecipeBench:
         )
 
     def _asked(self, request, **arguments):
-        """Ask the worker of the searches; None if it died of it."""
+        """Ask the worker of the searches whether something fits; it does not if the worker died of it."""
+        if time.monotonic() > self.search_deadline:
+            raise OutOfTime
         if self._worker is None:
             self._worker = self.new_worker()
         try:
-            return self._worker.ask(request, **arguments)
+            reply = self._worker.ask(request, **arguments)
         except WorkerDied:
-            self.release()
-            return None
-
-    def _counted(self, request, **arguments):
-        if time.monotonic() > self.search_deadline:
-            raise OutOfTime
-        reply = self._asked(request, **arguments)
-        fits = reply is not None and bool(reply["fits"])
-        if reply is not None and reply["worn"]:
-            self.release()
-        return fits
+            reply = {"fits": False, "worn": True}
+        if reply["worn"]:
+            self.close()
+        return reply["fits"]
 
     def fits(self, batches):
         """Run batches on the limited device."""
-        return self._counted("fits", batches=batches)
+        return self._asked("fits", batches=batches)
 
     def fits_shape(self, batch_size, length, target=None):
         """Run a batch of a shape; its target is the longest that occurs unless one is given."""
         if self.targets is not None and target is None:
             target = float(self.targets[self.lengths <= length].max())
-        return self._counted(
+        return self._asked(
             "fits_shape", batch_size=batch_size, length=length, target=target
         )
 
@@ -304,16 +286,12 @@ class RecipeBench:
     def manifest(self):
         """Write the lengths as a manifest; return its path, and the options that read it."""
         manifest = self.folder / "lengths.csv"
-        columns = [self.lengths.tolist()]
-        names = ["duration" if self.recipe.unit == "s" else "num_tokens"]
-        keys = ["--length-key", names[0]]
+        columns = {"length": self.lengths}
+        keys = ["--length-key", "length"]
         if self.targets is not None:
-            columns.append(self.targets.tolist())
-            names.append("target")
+            columns["target"] = self.targets
             keys += ["--target-key", "target"]
-        rows = [",".join(names)]
-        rows += [",".join(map(str, row)) for row in zip(*columns, strict=True)]
-        write_whole(manifest, "\n".join(rows) + "\n")
+        write_whole(manifest, pd.DataFrame(columns).to_csv(index=False))
         return [str(manifest), *keys, "--unit", self.recipe.unit]
 
     def workload(self):
@@ -323,35 +301,6 @@ class RecipeBench:
             settings += ["--set", f"{name}={value}"]
         workload = f"{HERE / 'recipe_models.py'}:{self.recipe.training}"
         return ["--workload", workload, *settings, "--device", self.device]
-
-    def script(self, accumulate):
-        """Write what the training needs as a script of its own; return the command that starts it."""
-        path = self.folder / "recipe.json"
-        targets = [None] * self.lengths.size
-        if self.targets is not None:
-            targets = self.targets.tolist()
-        recipe = {
-            "training": self.recipe.training,
-            "options": self.recipe.options,
-            "device": self.device,
-            "batch_size": self.shipped_batch_size,
-            "accumulate": accumulate,
-            "lengths": self.lengths.tolist(),
-            "targets": targets,
-        }
-        write_whole(path, json.dumps(recipe))
-        return [sys.executable, str(HERE / "recipe_script.py"), str(path.absolute())]
-
-    def size_of(self, batch):
-        """Return the size of a batch, as the script prints it."""
-        make = getattr(recipe_models, self.recipe.training)
-        training = make(**self.recipe.options)
-        targets = [None] * len(batch)
-        if self.targets is not None:
-            targets = self.targets[batch].tolist()
-        training.device = torch.device("cpu")
-        made = training.batch_of(batch, self.lengths[batch].tolist(), targets)
-        return list(next(iter(made.values())).shape)
 
     def current(self):
         """Return the options that say how the recipe trains, so that this is kept."""
@@ -423,7 +372,7 @@ def found_settings(bench, contenders, left_out):
                 progress(bench.recipe, "batchtune tune")
                 found["tuning"] = bench.tune()
                 write_whole(path, json.dumps(found))
-    bench.release()
+    bench.close()
     left_out += [f"{name} ({reason})" for name, reason in reasons.items()]
     return found
 
@@ -432,7 +381,7 @@ def found_setting(bench, contender, found):
     """Find the setting of a contender, its batches of all epochs, and how many of these make a step."""
     started = time.monotonic()
     epochs, setting = contender.find(bench)
-    if contender.uses_the_probe and found["tuning"]["unfinished"]:
+    if contender.kind == "batchtune" and found["tuning"]["unfinished"]:
         setting += ENDED_EARLY
     batches = [epochs(epoch) for epoch in range(MOST_ROUNDS)]
     if contender.kind == "shipped":
@@ -465,7 +414,7 @@ def run_recipe(recipe, options, deadline):
             left_out.append(f"{contender.name} ({contender.needs} is not installed)")
     now = time.monotonic()
     search_deadline = now + SEARCH_SHARE * (deadline - now)
-    with RecipeBench(recipe, options, search_deadline) as bench:
+    with closing(RecipeBench(recipe, options, search_deadline)) as bench:
         found = found_settings(bench, contenders, left_out)
         contenders = [one for one in contenders if one.name in found]
         for text in left_out:
@@ -478,11 +427,7 @@ def run_recipe(recipe, options, deadline):
             "training": {"name": recipe.training, **recipe.options},
             "data": recipe.data,
             "examples": int(bench.lengths.size),
-            "total_length": float(bench.lengths.sum()),
-            "unit": recipe.unit,
             "accumulate": recipe.accumulate,
-            "lr": LR,
-            "lr_rule": "square root of the mean step, AdamW",
             "left_out": left_out,
             "contenders": {
                 one.name: described(bench, one, found) for one in contenders
@@ -491,7 +436,7 @@ def run_recipe(recipe, options, deadline):
             "held_bytes": 0,
             "trace": {},
         }
-        bench.release()
+        bench.close()
         if path.exists():
             results = continued(results, json.loads(path.read_text()), path)
         rounds = results["rounds"]
@@ -549,7 +494,7 @@ def continued(new, earlier, path):
         "examples",
         "contenders",
     ):
-        if json.loads(json.dumps(new[name])) != earlier.get(name):
+        if new[name] != earlier.get(name):
             raise BatchtuneError(
                 f"{path} holds a benchmark with another {name}",
                 "Remove it, or give another --out.",
@@ -562,17 +507,10 @@ def is_known(results):
     rounds = len(results["rounds"])
     if rounds < FEWEST_ROUNDS:
         return False
-    # Who runs out of memory has no error.
-    errors = filter(math.isfinite, errors_of(results).values())
-    return rounds >= MOST_ROUNDS or max(errors, default=0.0) < HIGHEST_ERROR
+    return rounds >= MOST_ROUNDS or largest_error(results) < HIGHEST_ERROR
 
 
-def run_round(
-    results,
-    found,
-    bench,
-    workers,
-):
+def run_round(results, found, bench, workers):
     """Train one epoch of all contenders in turns, and add what it took."""
     number = len(results["rounds"])
     shipped = next(iter(workers))
@@ -607,9 +545,7 @@ def run_round(
                 workers[name] = bench.new_worker()
     for name in names:
         totals = round_of[name]
-        totals["steps"] = len(traces[name])
         totals["seconds"] = sum(step[0] for step in traces[name])
-        totals["peak_bytes"] = max((step[1] for step in traces[name]), default=0)
         if not totals["oom"]:
             totals["loss"] = workers[name].ask("evaluate")["loss"]
             if len(traces[name]) == len(traces[shipped]):
@@ -632,14 +568,6 @@ def progress(recipe, text):
     print(f"{recipe.name}: {text}", file=sys.stderr, flush=True)
 
 
-def known_name(name):
-    """Check the name of a recipe. argparse's `choices` would refuse the empty list, which means all."""
-    names = [*RECIPES, "summarise"]
-    if name not in names:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(names)}")
-    return name
-
-
 def parsed(argv):
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -651,7 +579,6 @@ def parsed(argv):
         "recipes",
         nargs="*",
         metavar="RECIPE",
-        type=known_name,
         help="default: all; or summarise",
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
@@ -670,7 +597,10 @@ def parsed(argv):
         "--work", type=Path, default=Path("recipes-work"), metavar="DIR",
         help="probes and found settings; default: recipes-work",
     )  # fmt: skip
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if unknown := set(options.recipes) - {*RECIPES, "summarise"}:
+        parser.error(f"unknown recipe {min(unknown)!r}: --help lists them")
+    return options
 
 
 def main(argv):

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -30,7 +30,6 @@ MAX_BATCH_LENGTH = 600.0
 COUNT = 1_000_000
 REPEATS = 10
 NUM_BUCKETS = range(10, 21)
-T = TypeVar("T")
 
 
 def main():
@@ -60,13 +59,8 @@ def sweeps(original, values):
     theirs = 0.0
     batches = []
     for num_buckets in NUM_BUCKETS:
-
-        def construct(num_buckets=num_buckets):
-            return original(
-                range(values.size), MAX_BATCH_LENGTH, num_buckets, lengths_list=as_list
-            )
-
-        seconds, sampler = timed(construct)
+        settings = (range(values.size), MAX_BATCH_LENGTH, num_buckets)
+        seconds, sampler = timed(partial(original, *settings, lengths_list=as_list))
         theirs += seconds
         batches.append(len(sampler))
     settings = SweepSettings(num_buckets=tuple(NUM_BUCKETS))

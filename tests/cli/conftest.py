@@ -17,21 +17,14 @@ from batchtune.probe.devices.law import MadeDevice
 
 KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"
 FAULTY = f"{Path(__file__).parents[1] / 'probe' / 'faulty_workload.py'}"
-STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
-TUNE_STEADY = [
-    "--workload",
-    STEADY,
-    "--device",
-    "cpu",
-    "--memory",
-    "400MiB",
-    "--num-lengths",
-    "2",
-    "--num-buckets",
-    "2",
-]
+MIB = 1 << 20
 # One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.
 LAW = "law:constant=100MiB,linear=1MiB,quadratic=0.08MiB,limit=460MiB"
+# The same for real.
+WORKLOAD = [
+    *("--workload", KNOWN, "--set", f"a={MIB}", "--set", f"b={0.08 * MIB}"),
+    *("--device", "cpu", "--memory", "460MiB"),
+]
 # Memory and time depend on the padded length alone.
 STEADY_LAW = (
     "law:constant=220MiB,linear=1MiB,limit=400MiB,seconds=0,seconds_linear=1e-5"
@@ -55,11 +48,7 @@ def batchtune(tmp_path):
         **options,
     ):
         run = run_in if options else run_here_in
-        ran = run(tmp_path, *arguments, env=env, **options)
-        assert code in (None, ran.returncode), (
-            f"{arguments}: {ran.stdout}\n{ran.stderr}"
-        )
-        return ran
+        return run(tmp_path, *arguments, env=env, code=code, **options)
 
     return run
 
@@ -82,7 +71,13 @@ def result_in(folder, name="sweep"):
     return json.loads(path.read_text())
 
 
-def run_here(*arguments, env=None):
+def ended(ran, code):
+    """A command that ran, and had to end with this code unless it is None."""
+    assert code in (None, ran.returncode), f"{ran.args}: {ran.stdout}\n{ran.stderr}"
+    return ran
+
+
+def run_here(*arguments, env=None, code=None):
     """Runs a command in this process; workers come from a nursery that runs already, unless they need `env`."""
     handlers = {
         number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)
@@ -100,38 +95,34 @@ def run_here(*arguments, env=None):
                 signal.signal(number, handler)
     if ran.exception is not None and not isinstance(ran.exception, SystemExit):
         raise ran.exception
-    return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)
+    done = (arguments, ran.exit_code, ran.stdout, ran.stderr)
+    return ended(subprocess.CompletedProcess(*done), code)
 
 
-def run_here_in(folder, *arguments, env=None):
+def run_here_in(folder, *arguments, env=None, code=None):
     """Runs a command in this process and in a folder, without the caller's settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name in [name for name in os.environ if name.startswith("BATCHTUNE_")]:
             patch.delenv(name)
-        return run_here(*arguments, env=env)
+        return run_here(*arguments, env=env, code=code)
 
 
-def run_in(
-    folder,
-    *arguments,
-    env=None,
-    **options,
-):
+def run_in(folder, *arguments, env=None, code=None, **options):
     """Runs a command in a folder, without the caller's settings."""
+    ran = start_in(folder, command(*arguments), env or {}, **options)
+    return ended(ran, code)
+
+
+def start_in(folder, words, env, **options):
+    """Runs any program in a folder, without the caller's settings."""
     clean = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith("BATCHTUNE_")
     }
-    return subprocess.run(
-        command(*arguments),
-        cwd=folder,
-        env={**clean, **(env or {})},
-        capture_output=True,
-        text=True,
-        **options,
-    )
+    piped = {"capture_output": True, "text": True, **options}
+    return subprocess.run(words, cwd=folder, env={**clean, **env}, **piped)
 
 
 @pytest.fixture(scope="session")
@@ -141,8 +132,7 @@ def verified(made_once):
     def make(folder):
         write_lengths(folder / "lengths.csv", [5, 10, 20] * 200)
         options = ["--device", STEADY_LAW, "--num-buckets", "2", "--verify", "--json"]
-        ran = run_here_in(folder, "tune", "lengths.csv", *options)
-        assert ran.returncode == 0, ran.stderr
+        ran = run_here_in(folder, "tune", "lengths.csv", *options, code=0)
         (folder / "stdout").write_text(ran.stdout)
 
     return made_once("verified", make)

@@ -38,8 +38,7 @@ MANIFESTS = {
 }
 
 
-def assert_one_message(ran, code, pattern):
-    assert ran.returncode == code, ran.stderr
+def assert_one_message(ran, pattern):
     assert "Traceback (most recent" not in ran.stderr.replace("  | Traceback", "")
     assert len(re.findall("^Error:", ran.stderr, re.MULTILINE)) == 1
     assert re.search(pattern, ran.stderr, re.DOTALL | re.IGNORECASE), ran.stderr
@@ -50,8 +49,8 @@ def assert_one_message(ran, code, pattern):
 def test_a_bad_manifest_is_one_message_and_no_file(batchtune, tmp_path, name):
     make, pattern = MANIFESTS[name]
     make(tmp_path / "manifest")
-    ran = batchtune("sweep-buckets", "manifest", *LIMIT)
-    assert_one_message(ran, 1, pattern)
+    ran = batchtune("sweep-buckets", "manifest", *LIMIT, code=1)
+    assert_one_message(ran, pattern)
     assert "manifest" in ran.stderr
     assert not (tmp_path / "batchtune-run").exists()
 
@@ -60,18 +59,17 @@ def test_a_bad_manifest_is_one_message_and_no_file(batchtune, tmp_path, name):
     ("arguments", "code"),
     [
         (["q" * 5000], 1),
-        (["/".join(["d" * 200] * 19)], 1),
         (["manifest", "--length-key", "q" * 5000], 1),
         (["manifest", "--jobs", "7" * 5000], 2),
         (["manifest", "--unit", "q" * 5000], 2),
         (["manifest", "--" + "q" * 5000], 2),
     ],
-    ids=["name", "path", "column", "number", "choice", "option"],
+    ids=["name", "column", "number", "choice", "option"],
 )
 def test_long_arguments_are_quoted_in_short(batchtune, tmp_path, arguments, code):
     (tmp_path / "manifest").write_text(ROWS)
-    ran = batchtune("sweep-buckets", *arguments, *LIMIT)
-    assert_one_message(ran, code, ".")
+    ran = batchtune("sweep-buckets", *arguments, *LIMIT, code=code)
+    assert_one_message(ran, ".")
     assert len(ran.stderr) < 1500
 
 
@@ -107,8 +105,8 @@ def test_long_arguments_are_quoted_in_short(batchtune, tmp_path, arguments, code
     ids=" ".join,
 )
 def test_wrong_usage_is_exit_code_2(batchtune, manifest, arguments, pattern):
-    ran = batchtune("sweep-buckets", manifest, *LIMIT, *arguments)
-    assert_one_message(ran, 2, pattern)
+    ran = batchtune("sweep-buckets", manifest, *LIMIT, *arguments, code=2)
+    assert_one_message(ran, pattern)
     assert not (manifest.parent / "batchtune-run" / "sweep.json").exists()
 
 
@@ -123,8 +121,6 @@ def test_wrong_usage_is_exit_code_2(batchtune, manifest, arguments, pattern):
         (["--set", "size"], "size"),
         (["--setup-timeout", "0"], "--setup-timeout: must be a number above 0"),
         (["--wait", "-1"], "--wait: must be a number of at least 0"),
-        (["--trial-timeout", "0"], "--trial-timeout: 0 is not at least 0.1"),
-        (["--verify-steps", "0"], "--verify-steps: 0 is not at least 1"),
         (["--minutes", "0"], "^Error: --minutes: 0 is not at least 0.01\nGive another"),
         (["--micro-batches", "9"], "are not kept"),
         (
@@ -136,8 +132,8 @@ def test_wrong_usage_is_exit_code_2(batchtune, manifest, arguments, pattern):
 )
 def test_a_meaningless_probe_is_exit_code_2(batchtune, manifest, arguments, pattern):
     """Before the first trial."""
-    ran = batchtune("tune", manifest, "--device", LAW, *arguments)
-    assert_one_message(ran, 2, pattern)
+    ran = batchtune("tune", manifest, "--device", LAW, *arguments, code=2)
+    assert_one_message(ran, pattern)
     assert not (manifest.parent / "batchtune-run" / "trials.jsonl").exists()
 
 
@@ -164,7 +160,8 @@ def test_wait_needs_no_number():
 
 def test_without_a_unit_the_workload_must_be_named(batchtune, tmp_path):
     (tmp_path / "m.csv").write_text("id,length\na,15\nb,25\n")
-    assert_one_message(batchtune("probe-oom", "m.csv"), 2, "--workload.*--unit")
+    ran = batchtune("probe-oom", "m.csv", code=2)
+    assert_one_message(ran, "--workload.*--unit")
 
 
 def test_a_workload_that_fails_is_its_own_error(batchtune, manifest, tmp_path, plan):
@@ -173,8 +170,8 @@ def test_a_workload_that_fails_is_its_own_error(batchtune, manifest, tmp_path, p
         return reply_of(shape, "error", line, error="RuntimeError: mat1 and mat2")
 
     plan(broken)
-    ran = batchtune("probe-oom", manifest, "--device", LAW)
-    assert_one_message(ran, 1, "step.*RuntimeError: mat1 and mat2")
+    ran = batchtune("probe-oom", manifest, "--device", LAW, code=1)
+    assert_one_message(ran, "step.*RuntimeError: mat1 and mat2")
     assert "  |     torch.ones(2, 3) @ torch.ones(2, 3)" in ran.stderr
     assert "too large" not in ran.stderr
     assert not (tmp_path / "batchtune-run" / "probe.json").exists()
@@ -186,28 +183,28 @@ def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
     succeed("sweep-buckets", manifest, *LIMIT)
     before = contents(tmp_path / "batchtune-run")
     (tmp_path / "other.csv").write_text(ROWS)
-    ran = batchtune("sweep-buckets", "other.csv", *LIMIT)
-    assert_one_message(ran, 1, "other lengths.*--run.*--force")
+    ran = batchtune("sweep-buckets", "other.csv", *LIMIT, code=1)
+    assert_one_message(ran, "other lengths.*--run.*--force")
     assert contents(tmp_path / "batchtune-run") == before
     succeed("sweep-buckets", "other.csv", *LIMIT, "--force")
     assert result_in(tmp_path)["lengths"]["count"] == 3
 
 
 def test_a_run_folder_that_can_t_be_created_is_named(batchtune, manifest):
-    ran = batchtune("tune", manifest, "--device", LAW, "--run", "/dev/null/run")
-    assert_one_message(
-        ran, 1, "/dev/null/run can't be created: Not a directory\nChoose another"
-    )
+    away = ("--run", "/dev/null/run")
+    ran = batchtune("tune", manifest, "--device", LAW, *away, code=1)
+    why = "/dev/null/run can't be created: Not a directory\nChoose another"
+    assert_one_message(ran, why)
 
 
 def test_a_full_disk_leaves_no_half_written_file(batchtune, manifest, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
-        ran = batchtune("sweep-buckets", manifest, *LIMIT)
+        ran = batchtune("sweep-buckets", manifest, *LIMIT, code=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert_one_message(ran, 1, "sweep.json can't be written: File too large")
+    assert_one_message(ran, "sweep.json can't be written: File too large")
     assert list((tmp_path / "batchtune-run").iterdir()) == []
 
 
@@ -215,15 +212,7 @@ def test_a_full_disk_leaves_no_half_written_file(batchtune, manifest, tmp_path):
 def test_a_result_that_cant_be_printed_is_an_error(succeed, manifest, tmp_path):
     succeed("sweep-buckets", manifest, *LIMIT)
     with open("/dev/full", "w") as full_disk:
-        full = subprocess.run(
-            command("report"),
-            cwd=tmp_path,
-            stdout=full_disk,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert (full.returncode, full.stderr) == (
-        1,
-        "Error: the result can't be written: No space left on device\n",
-    )
+        piped = {"stdout": full_disk, "stderr": subprocess.PIPE}
+        full = subprocess.run(command("report"), cwd=tmp_path, text=True, **piped)
+    said = "Error: the result can't be written: No space left on device\n"
+    assert (full.returncode, full.stderr) == (1, said)

@@ -1,12 +1,10 @@
 """The working folder may be anybody's: no Python file in it runs unless the command line names it."""
 
-import os
-import subprocess
 import sys
 from multiprocessing import resource_tracker
 
 import pytest
-from cli.conftest import write_manifest
+from cli.conftest import ended, start_in, write_manifest
 
 from batchtune.processes.pool import run_in_processes
 
@@ -14,40 +12,34 @@ pytestmark = pytest.mark.process
 PROGRAM = "from batchtune.cli import main\nmain()\n"
 # Names of the standard library too, some of which Python imports itself while it starts a program.
 NAMES = (
-    *(
-        "importlib",
-        "runpy",
-        "multiprocessing",
-        "pickle",
-        "struct",
-        "socket",
-        "tempfile",
-        "random",
-        "json",
-        "resource",
-    ),
-    *(
-        "torch",
-        "numpy",
-        "psutil",
-        "msgspec",
-        "pyarrow",
-        "pandas",
-        "pynvml",
-        "typer",
-        "rich",
-    ),
-    *(
-        "jinja2",
-        "plotly",
-        "ruamel",
-        "mutagen",
-        "tokenizers",
-        "sitecustomize",
-        "usercustomize",
-        "nvidia",
-        "yaml",
-    ),
+    "importlib",
+    "runpy",
+    "multiprocessing",
+    "pickle",
+    "struct",
+    "socket",
+    "tempfile",
+    "random",
+    "json",
+    "resource",
+    "torch",
+    "numpy",
+    "psutil",
+    "msgspec",
+    "pyarrow",
+    "pandas",
+    "pynvml",
+    "typer",
+    "rich",
+    "jinja2",
+    "plotly",
+    "ruamel",
+    "mutagen",
+    "tokenizers",
+    "sitecustomize",
+    "usercustomize",
+    "nvidia",
+    "yaml",
 )
 LOADER = """
 from torch.utils.data import DataLoader
@@ -76,30 +68,21 @@ def foreign(tmp_path):
     return folder
 
 
-def run(folder, *arguments, command=()):
+def run(folder, *arguments, command=(), code=0):
     """Runs a command as the script `batchtune` does, or as `command`; fails if a file of the folder has run."""
     program = folder.parent / "bin" / "batchtune"
     program.parent.mkdir(exist_ok=True)
     program.write_text(PROGRAM)
     started = [sys.executable, *(command or (program,)), *arguments]
-    env = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith("BATCHTUNE_")
-    }
-    ran = subprocess.run(
-        list(map(str, started)), cwd=folder, env=env, capture_output=True, text=True
-    )
+    ran = start_in(folder, list(map(str, started)), {})
     marks = folder.parent / "marks"
     assert not marks.exists(), marks.read_text()
-    return ran
+    return ended(ran, code)
 
 
 def test_reading_runs_nothing_of_the_working_folder(foreign):
-    for words in (["scan", "lengths.csv", "-o", "lengths.parquet"], ["doctor"]):
-        ran = run(foreign, *words)
-        assert ran.returncode == 0, ran.stderr
-    assert "does not work here" not in ran.stdout
+    run(foreign, "scan", "lengths.csv", "-o", "lengths.parquet")
+    assert "does not work here" not in run(foreign, "doctor").stdout
 
 
 def test_as_a_module_it_runs_no_library_of_the_folder(foreign):
@@ -107,8 +90,7 @@ def test_as_a_module_it_runs_no_library_of_the_folder(foreign):
         (foreign / f"{name}.py").unlink()
     sweep = ("sweep-buckets", "lengths.csv", "--max-batch-length", 60)
     module = ("-m", "batchtune")
-    ran = run(foreign, *sweep, "--num-buckets", 2, command=module)
-    assert ran.returncode == 0, ran.stderr
+    run(foreign, *sweep, "--num-buckets", 2, command=module)
 
 
 def where(_):
@@ -128,16 +110,8 @@ def test_a_pool_runs_nothing_of_the_working_folder(foreign, monkeypatch):
 
 @pytest.mark.slow
 def test_a_builtin_workload_runs_nothing_of_the_folder(foreign):
-    probe = (
-        "probe-oom",
-        "lengths.csv",
-        "--workload",
-        "builtin:transformer-lm",
-        "--device",
-        "cpu",
-    )
-    ran = run(foreign, *probe, "--set", "size=none")
-    assert ran.returncode == 2
+    workload = ("--workload", "builtin:transformer-lm", "--set", "size=none")
+    ran = run(foreign, "probe-oom", "lengths.csv", *workload, "--device", "cpu", code=2)
     # It was imported, with torch.
     assert "builtin:transformer-lm: size: must be a text" in ran.stderr
 
@@ -147,10 +121,7 @@ def test_a_loader_from_elsewhere_runs_nothing_of_the_folder(foreign):
     elsewhere = foreign.parent / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "loaders.py").write_text(LOADER)
-    few = (
-        *("--sweep", "num_workers=1", "--sweep", "multiprocessing_context=spawn"),
-        *("--sweep", "prefetch_factor=2", "--sweep", "in_order=true"),
-        *("--seconds", 0.2, "--trials", 1, "--step-ms", 1),
-    )
-    ran = run(foreign, "tune-loader", elsewhere / "loaders.py:make", *few)
-    assert ran.returncode == 0, ran.stderr
+    settings = ("num_workers=1", "multiprocessing_context=spawn", "prefetch_factor=2")
+    few = [f"--sweep={setting}" for setting in (*settings, "in_order=true")]
+    few += ["--seconds", 0.2, "--trials", 1, "--step-ms", 1]
+    run(foreign, "tune-loader", elsewhere / "loaders.py:make", *few)

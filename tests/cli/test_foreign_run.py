@@ -1,7 +1,6 @@
 """A run folder from a stranger: nothing in it leads out of it, and nothing is read without end."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -43,27 +42,25 @@ def test_no_trial_is_added_to_what_a_link_leads_to(tmp_path, outside):
 
 
 def test_a_pipe_a_device_and_a_huge_file_are_refused(tmp_path):
-    path = tmp_path / "probe.json"
-    os.mkfifo(path)
-    with pytest.raises(ResultError, match="not an ordinary file"):
-        read_result(path, Probe)
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    with pytest.raises(ResultError, match="not an ordinary file"):
-        read_result(path, Probe)
-    path.unlink()
-    with path.open("wb") as sparse:
-        sparse.truncate(1 << 40)
-    with pytest.raises(ResultError, match="larger than 256 MiB"):
-        read_result(path, Probe)
+    names = ("pipe", "device", "huge")
+    pipe, device, huge = (tmp_path / name for name in names)
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    huge.touch()
+    os.truncate(huge, 1 << 40)
+    for path, why in (
+        (pipe, "not an ordinary file"),
+        (device, "not an ordinary file"),
+        (huge, "larger than 256 MiB"),
+    ):
+        with pytest.raises(ResultError, match=why):
+            read_result(path, Probe)
 
 
 def test_what_nests_without_end_is_one_message(tmp_path):
     path = tmp_path / "probe.json"
-    path.write_text(
-        '{"meta": {"format": "batchtune/probe", "version": 1, "batchtune": "1"}, "x": '
-        + "[" * 10**5
-    )
+    meta = '{"format": "batchtune/probe", "version": 1, "batchtune": "1"}'
+    path.write_text(f'{{"meta": {meta}, "x": ' + "[" * 10**5)
     with pytest.raises(ResultError, match=r"damaged: .*\nRemove it.* `batchtune tune`"):
         read_result(path, Probe)
 
@@ -72,7 +69,7 @@ def test_a_pipe_as_target_file_of_a_run_is_refused(
     batchtune, succeed, manifest, tmp_path
 ):
     targets = tmp_path / "targets"
-    targets.write_text("".join(f"{number}\n" for number in range(1, 37)))
+    targets.write_text("1\n2\n3\n" * 12)
     given = ["--target-file", "targets", "--measure", "words"]
     succeed("sweep-buckets", manifest, *SWEEP, *given)
     targets.unlink()
@@ -89,11 +86,7 @@ def read_only(tmp_path, monkeypatch):
     run.chmod(0o500)
     if os.geteuid() == 0:  # root may write all the same
         monkeypatch.setattr(
-            os,
-            "access",
-            lambda path, mode: (
-                Path(path) != Path("batchtune-run") or not mode & os.W_OK
-            ),
+            os, "access", lambda path, mode: path.name != run.name or not mode & os.W_OK
         )
     return run
 
@@ -106,8 +99,5 @@ def read_only(tmp_path, monkeypatch):
     ],
 )
 def test_a_read_only_run_folder_is_named_before_any_work(batchtune, read_only, command):
-    ran = batchtune(*command, code=1)
-    assert (
-        "batchtune-run can't be written to: the folder, or its disk, is read-only"
-        in ran.stderr
-    )
+    why = "batchtune-run can't be written to: the folder, or its disk, is read-only"
+    assert why in batchtune(*command, code=1).stderr

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pty
 from dataclasses import dataclass
-from threading import Event
-from typing import cast
 
 from msgspec.structs import replace
 from report_records import made_probe, made_trial
@@ -25,15 +24,10 @@ WORKLOAD = ProbeSettings(workload="step.py:Step", options={})
 
 
 def progress_of(**changes):
-    facts = {
-        "shape": SHAPE,
-        "trial": None,
-        "done": 1,
-        "total": 3,
-        "seconds_left": 90.0,
-        "device": DEVICE,
-    }
-    return ProbeProgress(**{**facts, **changes})
+    made = ProbeProgress(
+        shape=SHAPE, trial=None, done=1, total=3, seconds_left=90.0, device=DEVICE
+    )
+    return dataclasses.replace(made, **changes)
 
 
 @dataclass
@@ -57,12 +51,10 @@ def test_a_log_is_never_silent_for_30_s(monkeypatch, capsys):
     bar = Progress("Building the workload", started=0.0)
     # And then nothing more: one long trial.
     bar.update("1 of 3 lengths done", 1, 3, 90.0)
-    bar.write_lines(cast(Event, clock))
+    bar.write_lines(clock)
     lines = capsys.readouterr().err.splitlines()
-    assert (
-        lines[0]
-        == "1 of 3 lengths done, after 10 s, about 1 min 20 s left; Ctrl-C stops it."
-    )
+    first = "1 of 3 lengths done, after 10 s, about 1 min 20 s left; Ctrl-C stops it."
+    assert lines[0] == first
     # After 10, 20 and 40 s, then every 29 s.
     assert len(lines) == 11
 
@@ -90,9 +82,8 @@ def test_what_the_user_set_and_what_changes_is_explained(capsys):
 def test_a_script_s_first_batches_have_the_setups_time_limit():
     script = replace(WORKLOAD, command=["train.py"], setup_timeout_seconds=90.0)
     with worker_bar("s", script, quiet=True) as shown:
-        assert shown.bar.doing == (
-            "Waiting for the script's first batches, at most 1 min 30 s (--setup-timeout)"
-        )
+        why = "Waiting for the script's first batches, at most 1 min 30 s (--setup-timeout)"
+        assert shown.bar.doing == why
 
 
 def test_a_terminal_shows_each_trial_and_the_time_left(monkeypatch):

@@ -20,33 +20,22 @@ for batch in DataLoader(data, batch_size=1):
     model(batch).sum().backward()
     optimizer.step()
 print("trained", *sys.argv[1:])
-if "oom" in sys.argv:
-    for batch in DataLoader(data, batch_size=1):
-        raise MemoryError("too large")
 sys.exit(5)
 """
 
 
-@pytest.fixture
-def script(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    return str(path)
-
-
 @pytest.mark.process
-def test_a_script_runs_as_it_is_and_is_recorded(batchtune, tmp_path, script, capfd):
-    ran = batchtune(
-        *("record", "--per-unit", "2", "--run", "mine", "--", "python", script, "--x")
-    )
+def test_a_script_runs_as_it_is_and_is_recorded(batchtune, tmp_path, capfd):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    options = ("--per-unit", "2", "--run", "mine")
+    ran = batchtune("record", *options, "--", "python", script, "--x", code=5)
     assert capfd.readouterr().out == "trained --x\n"
-    assert ran.returncode == 5
     assert "Recorded in mine/training.jsonl. `batchtune report mine`" in ran.stderr
     assert "Recorded training: 8 steps" in batchtune("report", "mine").stdout
     (recording,) = read_training(tmp_path / "mine" / "training.jsonl")
-    assert [step.batches for step in recording.steps] == [
-        [BatchShape(1, length / 2)] for length in range(10, 18)
-    ]
+    batches = [step.batches for step in recording.steps]
+    assert batches == [[BatchShape(1, length / 2)] for length in range(10, 18)]
     assert [step.seconds is None for step in recording.steps] == [True] + [False] * 7
 
 

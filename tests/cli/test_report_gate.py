@@ -3,13 +3,11 @@
 import json
 import re
 import shutil
-import subprocess
 from xml.etree import ElementTree
 
 import pytest
 from cli.conftest import contents, run_here, write_lengths
 
-Ran = subprocess.CompletedProcess[str]
 SWEEP = ("--max-batch-length", 60, "--num-buckets", "2:4")
 SECONDS = [1 + number % 17 for number in range(900)]
 HOLDS, FAILS, UNKNOWN = "padding_ratio > 90%", "batches > 1", "verify.holds == false"
@@ -20,8 +18,7 @@ def swept(tmp_path_factory):
     """A run folder with a sweep, and the manifest beside it."""
     folder = tmp_path_factory.mktemp("swept")
     manifest = write_lengths(folder / "train.csv", SECONDS)
-    ran = run_here("sweep-buckets", manifest, *SWEEP, "--run", folder / "run")
-    assert ran.returncode == 0, ran.stderr
+    run_here("sweep-buckets", manifest, *SWEEP, "--run", folder / "run", code=0)
     return folder / "run"
 
 
@@ -33,13 +30,6 @@ def not_on_github(monkeypatch):
 def given(rules):
     """The options of a command line that give these rules."""
     return [word for rule in rules for word in ("--fail-if", rule)]
-
-
-def assert_usage(ran, words):
-    assert ran.returncode == 2, ran.stderr
-    assert words in ran.stderr
-    assert "Traceback" not in ran.stderr
-    assert ran.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -57,10 +47,9 @@ def test_the_exit_code_says_what_became_of_the_rules(
     ran = batchtune(
         "report", swept, *given(rules), "--junit-xml", "sub/gate.xml", code=code
     )
-    suite = ElementTree.parse(tmp_path / "sub" / "gate.xml").getroot()
-    assert [case.get("name") for case in suite.iter("testcase")] == [
-        f"fails if {rule}" for rule in rules
-    ]
+    cases = ElementTree.parse(tmp_path / "sub" / "gate.xml").iter("testcase")
+    names = [case.get("name") for case in cases]
+    assert names == [f"fails if {rule}" for rule in rules]
     assert all(rule in ran.stdout for rule in rules)
     told = re.findall("^(Fails|Error):", ran.stderr, re.MULTILINE)
     assert len(told) == len(rules) - rules.count(HOLDS)
@@ -68,13 +57,9 @@ def test_the_exit_code_says_what_became_of_the_rules(
 
 def test_rules_are_taken_from_the_environment(batchtune, succeed, swept):
     env = {"BATCHTUNE_FAIL_IF": f"{HOLDS}; {FAILS}\n fill < 0"}
-    ran = batchtune("report", swept, "--format", "json", env=env)
-    assert [verdict["rule"] for verdict in json.loads(ran.stdout)["verdicts"]] == [
-        HOLDS,
-        FAILS,
-        "fill < 0",
-    ]
-    assert ran.returncode == 3
+    ran = batchtune("report", swept, "--format", "json", env=env, code=3)
+    verdicts = json.loads(ran.stdout)["verdicts"]
+    assert [verdict["rule"] for verdict in verdicts] == [HOLDS, FAILS, "fill < 0"]
     succeed("report", swept, "--fail-if", HOLDS, env=env)
 
 
@@ -83,7 +68,6 @@ def test_new_lengths_are_held_to_the_run(batchtune, swept, tmp_path):
     rules = given(["stale > 2%", "beyond > 0", "changed == true"])
     reading = ["--length-scale", "1/1000", "--manifest-format", "table", "--unit", "s"]
     ran = batchtune("report", swept, "--manifest", "new.csv", *reading, *rules, code=3)
-    assert "beyond is " in ran.stdout
     assert len(re.findall("^Fails:", ran.stderr, re.MULTILINE)) == 3
 
 
@@ -141,7 +125,8 @@ def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
 def test_options_that_make_no_sense_together_are_wrong_usage(
     batchtune, swept, tmp_path, options, words
 ):
-    assert_usage(batchtune("report", swept, *options), words)
+    ran = batchtune("report", swept, *options, code=2)
+    assert (words in ran.stderr, ran.stdout) == (True, "")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -161,7 +146,8 @@ def test_github_gets_a_summary_and_annotations(batchtune, swept, tmp_path):
 
 @pytest.mark.parametrize("env", [{}, {"GITHUB_STEP_SUMMARY": ""}])
 def test_elsewhere_than_on_github_its_option_is_wrong_usage(batchtune, swept, env):
-    assert_usage(batchtune("report", swept, "--github", env=env), "GITHUB_STEP_SUMMARY")
+    ran = batchtune("report", swept, "--github", env=env, code=2)
+    assert "GITHUB_STEP_SUMMARY" in ran.stderr
 
 
 def test_what_was_read_and_what_a_run_needs_is_not_overwritten(
@@ -185,5 +171,5 @@ def test_what_was_read_and_what_a_run_needs_is_not_overwritten(
 
 
 def test_an_environment_that_holds_no_rule_is_no_open_gate(batchtune, swept):
-    ran = batchtune("report", swept, env={"BATCHTUNE_FAIL_IF": " ; "})
-    assert (ran.returncode, "is not a rule" in ran.stderr) == (2, True)
+    ran = batchtune("report", swept, env={"BATCHTUNE_FAIL_IF": " ; "}, code=2)
+    assert "is not a rule" in ran.stderr

@@ -32,7 +32,6 @@ def test_a_command_in_the_wrong_place_or_form_is_told_so(words, message):
 
 
 def test_the_run_folder_is_an_option_too(tmp_path):
-    named = CliRunner().invoke(app, ["report", "--run", str(tmp_path / "run")])
-    assert "Run folder" in named.output and "does not exist" in named.output
-    placed = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
-    assert named.output == placed.output
+    for words in (["report", "--run"], ["report"]):
+        ran = CliRunner().invoke(app, [*words, str(tmp_path / "run")])
+        assert "Run folder" in ran.output and "does not exist" in ran.output

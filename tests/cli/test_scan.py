@@ -20,9 +20,8 @@ def write_shard(path, first, count=3):
     """Write a shard of wavs of 0.1 s, 0.2 s, … with as long texts."""
     members = []
     for number in range(first, first + count):
-        tenths = number % 12 + 1
-        members.append((f"utt{number}.wav", wav(1600 * tenths)))
-        members.append((f"utt{number}.txt", b"ab" * tenths))
+        members.append((f"utt{number}.wav", wav(1600 * (number + 1))))
+        members.append((f"utt{number}.txt", b"ab" * (number + 1)))
     path.write_bytes(shard(members))
 
 
@@ -36,85 +35,89 @@ def shards(tmp_path):
     return folder
 
 
-def rows(path):
-    return pyarrow.parquet.read_table(path).to_pylist()
+WRITE = ("-o", "lengths.parquet")
+TEXTS = ("--target-key", "txt")
 
 
-def test_the_lengths_of_shards_are_written_longest_first(succeed, shards, tmp_path):
-    ran = succeed(
-        "scan",
-        f"{shards}/train-{{0..3}}.tar",
-        "--target-key",
-        "txt",
-        "-o",
-        "lengths.parquet",
-    )
-    found = rows(tmp_path / "lengths.parquet")
-    assert [row["id"] for row in found] == [
-        f"utt{number}" for number in reversed(range(12))
+@pytest.fixture
+def rows(tmp_path):
+    """`rows()`: what was written."""
+    path = tmp_path / "lengths.parquet"
+    return lambda: pyarrow.parquet.read_table(path).to_pylist()
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Where sources that are read are kept until all are."""
+    return tmp_path / "lengths.parquet.parts"
+
+
+def test_the_lengths_of_shards_are_written_longest_first(succeed, shards, rows, parts):
+    ran = succeed("scan", f"{shards}/train-{{0..3}}.tar", *TEXTS, *WRITE)
+    assert rows() == [
+        {
+            "id": f"utt{number}",
+            "length": (number + 1) / 10,
+            "target_length": 2 * (number + 1),
+            "source": f"{shards}/train-{number // 3}.tar",
+            "row": number,
+        }
+        for number in reversed(range(12))
     ]
-    assert [row["length"] for row in found] == [
-        round(0.1 * number, 1) for number in range(12, 0, -1)
-    ]
-    assert [row["target_length"] for row in found] == [
-        2.0 * number for number in range(12, 0, -1)
-    ]
-    assert found[0]["source"] == f"{shards}/train-3.tar"
     assert "12 lengths in descending order: 1.2 s to 0.1 s" in ran.stdout
-    assert not (tmp_path / "lengths.parquet.parts").exists()
+    assert not parts.exists()
 
 
-def test_what_was_written_is_a_manifest_with_unit_and_targets(batchtune, shards):
-    batchtune("scan", shards, "--target-key", "txt", "-o", "lengths.parquet")
-    direct = json.loads(
-        batchtune("scan", shards, "--target-key", "txt", "--json").stdout
-    )
-    written = json.loads(batchtune("scan", "lengths.parquet", "--json").stdout)
+def test_what_was_written_is_a_manifest_with_unit_and_targets(succeed, shards):
+    succeed("scan", shards, *TEXTS, *WRITE)
+    direct = json.loads(succeed("scan", shards, *TEXTS, "--json").stdout)
+    written = json.loads(succeed("scan", "lengths.parquet", "--json").stdout)
     assert direct["lengths"].pop("reading") == {"target_key": "txt"}
     assert written["lengths"].pop("reading") == {}
     assert written["lengths"] == direct["lengths"]
-    assert written["targets"] == direct["targets"] != None  # noqa: E711  # there are some
+    assert written["targets"] == direct["targets"]
+    assert written["targets"] is not None
     assert written["lengths"]["unit"] == "s"
 
 
 def test_a_broken_shard_is_named_and_only_it_is_read_again(
-    batchtune, succeed, shards, tmp_path
+    batchtune, succeed, shards, tmp_path, rows, parts
 ):
-    whole = (shards / "train-2.tar").read_bytes()
-    (shards / "train-2.tar").write_bytes(whole[: len(whole) // 3])
-    ran = batchtune("scan", shards, "-o", "lengths.parquet", code=1)
+    broken = shards / "train-2.tar"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[: len(whole) // 3])
+    ran = batchtune("scan", shards, *WRITE, code=1)
     assert "1 of 4 sources can't be read" in ran.stderr
     assert "train-2.tar" in ran.stderr
     assert "3 of 4 sources are read and kept in lengths.parquet.parts" in ran.stderr
     assert not (tmp_path / "lengths.parquet").exists()
-    (shards / "train-2.tar").write_bytes(whole)
-    again = succeed("scan", shards, "-o", "lengths.parquet")
+    broken.write_bytes(whole)
+    again = succeed("scan", shards, *WRITE)
     assert "3 of 4 sources were read before" in again.stderr
-    assert len(rows(tmp_path / "lengths.parquet")) == 12
-    assert not (tmp_path / "lengths.parquet.parts").exists()
+    assert len(rows()) == 12
+    assert not parts.exists()
 
 
 @pytest.mark.slow
-def test_an_interrupted_scan_leaves_no_process_and_goes_on(succeed, tmp_path):
+def test_an_interrupted_scan_leaves_no_process_and_goes_on(
+    succeed, tmp_path, rows, parts
+):
     (tmp_path / "shards").mkdir()
     whole = tmp_path / "whole.tar"
     write_shard(whole, 0, 12)
     for number in range(600):
         os.link(whole, tmp_path / "shards" / f"train-{number:04}.tar")
     started = subprocess.Popen(
-        command("scan", "shards", "-o", "lengths.parquet", "--jobs", 2),
+        command("scan", "shards", *WRITE, "--jobs", 2),
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
     )
-    # Only a finished part: one that is being written has a name that begins with a dot.
-    finished = "lengths.parquet.parts/[!.]*.part"
     deadline = time.monotonic() + 60
-    while (
-        time.monotonic() < deadline
-        and started.poll() is None
-        and not list(tmp_path.glob(finished))
-    ):
+    while time.monotonic() < deadline and started.poll() is None:
+        # Only a finished part: one that is being written has a name that begins with a dot.
+        if any(parts.glob("[!.]*.part")):
+            break
         os.sched_yield()
     started.send_signal(signal.SIGINT)
     _, stderr = started.communicate(timeout=60)
@@ -122,26 +125,25 @@ def test_an_interrupted_scan_leaves_no_process_and_goes_on(succeed, tmp_path):
         pytest.skip("it was done before it could be interrupted")
     assert started.returncode == 130, stderr
     assert "the same command goes on" in stderr
-    ran = succeed("scan", "shards", "-o", "lengths.parquet")
+    ran = succeed("scan", "shards", *WRITE)
     assert "were read before" in ran.stderr
-    assert len(rows(tmp_path / "lengths.parquet")) == 7200
+    assert len(rows()) == 7200
 
 
 def test_interrupted_while_it_writes_it_says_what_is_kept(
-    batchtune, succeed, shards, tmp_path, monkeypatch
+    batchtune, succeed, shards, rows, monkeypatch
 ):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    command = ("scan", shards, "-o", "lengths.parquet")
+    command = ("scan", shards, *WRITE)
     with monkeypatch.context() as patched:
         patched.setattr(pyarrow.parquet, "write_table", interrupt)
-        ran = batchtune(*command)
-    assert ran.returncode == 130
+        ran = batchtune(*command, code=130)
     assert "4 of 4 sources are read and kept" in ran.stderr
     assert "the same command goes on" in ran.stderr
     assert "4 of 4 sources were read before" in succeed(*command).stderr
-    assert len(rows(tmp_path / "lengths.parquet")) == 12
+    assert len(rows()) == 12
 
 
 def test_a_dash_writes_parquet_to_stdout(manifest):
@@ -165,8 +167,7 @@ def test_a_file_that_is_no_parquet_is_not_overwritten(batchtune, manifest):
 def test_names_can_do_nothing_to_the_terminal(batchtune, tmp_path):
     (tmp_path / "red\x1b[31m\x07.csv").write_text("id,\x1b[32mcolumn\na,1\n")
     ran = batchtune("scan", "red\x1b[31m\x07.csv", code=1)
-    assert "\x1b" not in ran.stderr
-    assert "\x07" not in ran.stderr
+    assert not {"\x1b", "\x07"} & set(ran.stderr)
     assert "red\\x1b[31m" in ran.stderr
 
 

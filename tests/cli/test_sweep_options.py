@@ -1,5 +1,6 @@
 """The options of `sweep-buckets`."""
 
+import numpy as np
 import pytest
 from cli.conftest import flat, result_in
 
@@ -15,26 +16,20 @@ dynamic_batch_sampler:
 """
 
 
-def test_the_result_fits_on_a_screen_and_full_shows_all_tables(
-    batchtune, succeed, manifest
-):
+def test_the_result_fits_on_a_screen_and_full_shows_all_tables(succeed, manifest):
     sweep = ["sweep-buckets", manifest.name, "--max-batch-length", 60]
     sweep += ["--num-buckets", "2:6", "--force"]
-    brief = batchtune(*sweep).stdout
-    full = batchtune(*sweep, "--full").stdout
+    brief = succeed(*sweep).stdout
+    full = succeed(*sweep, "--full").stdout
     assert len(brief.splitlines()) <= 24
     # The command that follows can be copied; a report made later does not know the manifest.
     assert f"batchtune probe-oom {manifest.name} --workload W" in brief
-    brief, full = (
-        text.replace(f"{manifest.name} --workload W", "MANIFEST --workload W ")
-        for text in (brief, full)
-    )
     assert "Bucket tables and pools compared" in full and "Bucket tables" not in brief
-    assert batchtune("report").stdout == brief
-    assert batchtune("report", "--full").stdout == full
+    named = (f"{manifest.name} --workload W", "MANIFEST --workload W ")
+    assert succeed("report").stdout == brief.replace(*named)
     succeed("report", "-o", "report.txt")
     to_stdout = ("--format", "terminal", "-o", "-", "--full")
-    assert batchtune("report", *to_stdout).stdout == full
+    assert succeed("report", *to_stdout).stdout == full.replace(*named)
 
 
 def test_everything_at_once(succeed, manifest, tmp_path):
@@ -50,8 +45,8 @@ def test_everything_at_once(succeed, manifest, tmp_path):
     assert found["current_settings"]["num_buckets"] == 20
     assert found["settings"]["world_size"] == 4
     for row in found["rows"]:
-        halves = [2 * boundary for boundary in row["boundaries"]]
-        assert halves == pytest.approx([round(half) for half in halves])
+        halves = np.multiply(2, row["boundaries"])
+        assert halves == pytest.approx(halves.round())
 
 
 def test_the_report_says_how_to_keep_ones_optimizer_steps(succeed, manifest, tmp_path):

@@ -39,12 +39,18 @@ def sweep(succeed, text, tmp_path):
     return sweep
 
 
+@pytest.fixture
+def config(tmp_path):
+    """Where a sweep writes its recommendation."""
+    return tmp_path / "batchtune-run" / "sampler.yaml"
+
+
 def recommended(packing):
     return packing["rows"][packing["recommended"]]
 
 
 def test_packers_are_compared_and_the_config_runs(
-    batchtune, succeed, text, tmp_path, sweep
+    batchtune, succeed, text, config, sweep
 ):
     output, swept = sweep("--max-tokens", 2048, "--world-size", 2)
     packing = swept["packing"]
@@ -58,17 +64,12 @@ def test_packers_are_compared_and_the_config_runs(
     assert "both have at most 2,048 in a batch" in packing["reason"]
     assert f"Set max_tokens = 2,048 with {row['packer']} packing" in output
     assert f"Learning: {row['steps']:,} optimizer steps an epoch" in output
-    config = tmp_path / "batchtune-run" / "sampler.yaml"
     sampler = sampler_from_config(config, LENGTHS, rank=0, world_size=2)
     assert isinstance(sampler, PackedBatchSampler)
     assert 2 * len(sampler) == row["batches"]
     succeed("report", "--fail-if", "packed.over_cap > 0")
     assert "even" in batchtune("report", "--format", "html").stdout
     assert "describes packed micro-batches" in batchtune("verify", text).stderr
-
-
-def test_without_a_token_budget_nothing_is_packed(sweep):
-    assert "packing" not in sweep("--max-batch-length", 2048)[1]
 
 
 def test_cut_sequences_are_counted(sweep):
@@ -123,12 +124,6 @@ def test_cut_sequences_are_counted(sweep):
         ),
         (
             [10, 12],
-            ("--max-tokens", 20, "--current", "axolotl:sequence_len=20"),
-            "'axolotl:sequence_len=20' is neither a file nor key=value settings",
-            "recorded with `batchtune record -- COMMAND`",
-        ),
-        (
-            [10, 12],
             (*STEPS, "--equal-counts"),
             "is for padded micro-batches",
             "Leave it out",
@@ -145,9 +140,7 @@ def test_what_can_not_be_packed_is_one_clear_error(
     batchtune, tmp_path, lengths, options, problem, hint
 ):
     manifest = write_lengths(tmp_path / "few.csv", lengths, "length")
-    ran = batchtune("sweep-buckets", manifest, *FAST, *options)
-    assert ran.returncode != 0 and "Traceback" not in ran.stderr
-    message = flat(ran.stderr)
+    message = flat(batchtune("sweep-buckets", manifest, *FAST, *options).stderr)
     assert problem in message and hint in message
     assert not (tmp_path / "batchtune-run" / "sweep.json").exists()
 
@@ -174,7 +167,7 @@ class TestOfAProbe:
 
     @pytest.mark.usefixtures("probe")
     def test_budget_and_times_are_measured_and_written_to_the_config(
-        self, succeed, tmp_path, sweep
+        self, succeed, config, sweep
     ):
         output, swept = sweep("--world-size", 2)
         packing = swept["packing"]
@@ -184,19 +177,18 @@ class TestOfAProbe:
         assert {padded["estimated_epoch_seconds"] for padded in swept["rows"]} == {None}
         assert "padded batches were not timed" in packing["reason"]
         law = {
-            "seconds_per_token": pytest.approx(2.2e-5),
-            "seconds_per_squared_token": pytest.approx(1.1e-8),
-            "seconds_per_sequence": pytest.approx(1.1e-5),
-            "seconds_per_batch": pytest.approx(0.011),
+            "seconds_per_token": 2.2e-5,
+            "seconds_per_squared_token": 1.1e-8,
+            "seconds_per_sequence": 1.1e-5,
+            "seconds_per_batch": 0.011,
         }
-        assert packing["time_law"] == law
+        assert packing["time_law"] == pytest.approx(law)
         assert row["unproven"] == 0 and row["simulated_epochs"] == 3
-        config = tmp_path / "batchtune-run" / "sampler.yaml"
         # The sampler's own first epoch takes as long.
         seconds = []
         for rank in range(2):
             sampler = sampler_from_config(config, LENGTHS, rank=rank, world_size=2)
-            assert asdict(sampler.budget.time_law) == law
+            assert asdict(sampler.budget.time_law) == packing["time_law"]
             of_sequences = sampler.budget.time_law.of_sequences(LENGTHS)
             seconds.append([0.011 + of_sequences[batch].sum() for batch in sampler])
         epoch_seconds = np.max(seconds, axis=0).sum()
@@ -221,7 +213,7 @@ class TestOfAProbe:
         output, swept = sweep(*options)
         assert recommended(swept["packing"])["unproven"] > 0
         assert warning in output and "are not proven to fit" in output
-        assert batchtune("report", "--fail-if", "packed.unproven > 0").returncode == 3
+        batchtune("report", "--fail-if", "packed.unproven > 0", code=3)
 
     @pytest.mark.usefixtures("probe")
     def test_a_smaller_budget_is_taken_without_a_warning(self, sweep):
@@ -262,7 +254,7 @@ class TestOfAProbe:
     @pytest.mark.usefixtures("probe")
     @pytest.mark.parametrize("ranks", [1, 2])
     def test_steps_keep_their_sequences_in_fewer_micro_batches(
-        self, sweep, succeed, tmp_path, ranks
+        self, sweep, succeed, config, ranks
     ):
         own = ("--current", "batch_size=2", "--accumulate", 16, "--world-size", ranks)
         output, swept = sweep(*own)
@@ -275,7 +267,6 @@ class TestOfAProbe:
         gain /= row["estimated_epoch_seconds"]
         assert f"{gain:.2f} times faster than your current config; the same" in output
         assert f"gradient accumulation of {fewest} instead of 16" in output
-        config = tmp_path / "batchtune-run" / "sampler.yaml"
         own = np.arange(600).reshape(-1, 2)
         sampler = SameStepBatchSampler.from_config(config, own, LENGTHS)
         assert sorted(np.concatenate(list(sampler)[:fewest])) == list(range(32))
@@ -296,18 +287,6 @@ class TestOfAProbe:
         output, swept = sweep()
         assert said in output
         assert recommended(swept["packing"])["steps"] >= 600 // (8 * accumulation)
-
-    @pytest.mark.usefixtures("probe")
-    def test_another_run_is_the_baseline(self, batchtune, succeed, text):
-        succeed("sweep-buckets", text, *ALONE)
-        succeed("sweep-buckets", text, *ALONE, "--max-tokens", 1024, "--run", "smaller")
-        padded = ("--max-batch-length", 2048, "--run", "padded")
-        succeed("sweep-buckets", text, *FAST, *padded)
-        gate = ("--fail-if", "packed.batches worse 2%")
-        succeed("report", "--baseline", "smaller", *gate)
-        batchtune("report", "smaller", "--baseline", "batchtune-run", *gate, code=3)
-        unknown = batchtune("report", "--baseline", "padded", *gate, code=1)
-        assert "the baseline: packers were not compared" in unknown.stdout
 
     @pytest.mark.usefixtures("probe")
     def test_other_commands_want_padded_batches(self, batchtune, text):

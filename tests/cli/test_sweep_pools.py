@@ -14,17 +14,11 @@ def speech(tmp_path):
     return write_lengths(tmp_path / "speech.csv", values.round(2))
 
 
-def sizes(tmp_path):
-    return [row["pool_size"] for row in result_in(tmp_path)["rows"]]
-
-
-def test_pool_sizes_come_from_flag_or_environment(succeed, speech, tmp_path):
-    env = {"BATCHTUNE_POOL_SIZE": "1000,all"}
-    succeed("sweep-buckets", speech, *POOLED, env=env)
-    assert sizes(tmp_path) == [1000, 3000]
-    flag = ("--pool-size", "20,99999999")
-    succeed("sweep-buckets", speech, *POOLED, *flag, env=env)
-    assert sizes(tmp_path) == [20, 3000]
+@pytest.mark.parametrize("largest", ["all", "99999999"])
+def test_a_pool_holds_all_examples_at_most(succeed, speech, tmp_path, largest):
+    succeed("sweep-buckets", speech, *POOLED, "--pool-size", f"20,{largest}")
+    rows = result_in(tmp_path)["rows"]
+    assert [row["pool_size"] for row in rows] == [20, 3000]
 
 
 def test_pools_are_current_settings_like_tables(batchtune, succeed, speech, tmp_path):

@@ -1,20 +1,22 @@
 """The main job from end to end, on a device made by a law; once on a real one, and as a process."""
 
+import contextlib
 import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
+import psutil
 import pyarrow
 import pyarrow.parquet
 import pytest
 from cli.conftest import (
     FAULTY,
-    KNOWN,
     LAW,
+    WORKLOAD,
     command,
     contents,
+    flat,
     interrupted_at,
     result_in,
     run_here_in,
@@ -26,13 +28,6 @@ from batchtune.configs import read_sampler_yaml
 from batchtune.results import Probe, read_result
 from batchtune.run_folder import alone_in
 
-MIB = 1 << 20
-# The same as LAW, for real.
-WORKLOAD = [
-    *("--workload", KNOWN, "--set", f"a={MIB}", "--set", f"b={0.08 * MIB}"),
-    *("--device", "cpu", "--memory", "460MiB"),
-]
-
 
 @pytest.fixture(scope="session")
 def tuned(made_once):
@@ -40,8 +35,7 @@ def tuned(made_once):
 
     def make(folder):
         write_manifest(folder / "lengths.csv")
-        ran = run_here_in(folder, "tune", "lengths.csv", "--device", LAW)
-        assert ran.returncode == 0, ran.stderr
+        run_here_in(folder, "tune", "lengths.csv", "--device", LAW, code=0)
 
     return made_once("tuned", make)
 
@@ -59,30 +53,19 @@ def test_tune_makes_a_config_that_a_dataloader_runs(succeed, manifest, tmp_path)
 
     succeed("tune", manifest, *WORKLOAD)
     run = tmp_path / "batchtune-run"
-    assert {path.name for path in run.iterdir()} == {
-        "run.json",
-        "trials.jsonl",
-        "probe.json",
-        "sweep.json",
-        "sampler.yaml",
-    }
+    files = {"run.json", "trials.jsonl", "probe.json", "sweep.json", "sampler.yaml"}
+    assert set(contents(run)) == files
     sweep = result_in(tmp_path)
-    lengths = [(5.0, 10.0, 20.0)[number % 3] for number in range(36)]
-    loader = torch.utils.data.DataLoader(
-        lengths, batch_sampler=sampler_from_config(run / "sampler.yaml", lengths)
-    )
+    config = run / "sampler.yaml"
+    lengths = [5.0, 10.0, 20.0] * 12
+    sampler = sampler_from_config(config, lengths)
+    loader = torch.utils.data.DataLoader(lengths, batch_sampler=sampler)
     batches = [batch.tolist() for batch in loader]
-    evidence = read_sampler_yaml(run / "sampler.yaml").evidence
-    assert (
-        len(batches)
-        == sweep["rows"][sweep["recommended"]]["batches"]
-        == evidence.batches
-    )
+    assert len(batches) == sweep["rows"][sweep["recommended"]]["batches"]
+    assert len(batches) == read_sampler_yaml(config).evidence.batches
     assert sorted(length for batch in batches for length in batch) == sorted(lengths)
-    frontier = {
-        point["length"]: point["batch_size"]
-        for point in result_in(tmp_path, "probe")["frontier"]
-    }
+    points = result_in(tmp_path, "probe")["frontier"]
+    frontier = {point["length"]: point["batch_size"] for point in points}
     assert all(len(batch) <= frontier[max(batch)] for batch in batches)
 
 
@@ -105,26 +88,17 @@ def test_interrupted_and_started_again_it_repeats_no_trial(
     assert journal.read_bytes().startswith(before)
     cut = read_result(tmp_path / "cut" / "probe.json", Probe)
     whole = read_result(tuned / "batchtune-run" / "probe.json", Probe)
-    assert [trial.shape for trial in cut.trials] == [
-        trial.shape for trial in whole.trials
-    ]
+    for one, other in zip(cut.trials, whole.trials, strict=True):
+        assert one.shape == other.shape
     assert cut.frontier == whole.frontier
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_terminated_it_leaves_no_child_of_the_workload(number, manifest, tmp_path):
+    hangs = ("--workload", f"{FAULTY}:ForksAndHangs", "--device", "cpu")
     process = subprocess.Popen(
-        command(
-            "probe-oom",
-            manifest,
-            "--workload",
-            f"{FAULTY}:ForksAndHangs",
-            "--device",
-            "cpu",
-            "--memory",
-            "1GiB",
-        ),
+        command("probe-oom", manifest, *hangs, "--memory", "1GiB"),
         cwd=tmp_path,
         stderr=subprocess.DEVNULL,
         # Where tests run under nohup, it would be ignored.
@@ -145,15 +119,14 @@ def test_terminated_it_leaves_no_child_of_the_workload(number, manifest, tmp_pat
 def test_a_line_of_the_journal_that_was_cut_short_is_reported(batchtune, run):
     with (run / "trials.jsonl").open("a") as journal:
         journal.write('{"index')
-    said = " ".join(batchtune("report", "--full").stdout.split())
+    said = flat(batchtune("report", "--full").stdout)
     assert "! The report leaves out 1 line of trials.jsonl, after line " in said
 
 
 def test_a_second_probe_in_the_same_folder_is_refused(batchtune, manifest, run):
     before = contents(run)
     with alone_in(run):
-        ran = batchtune("probe-oom", manifest, "--device", LAW, "--force")
-    assert ran.returncode == 1
+        ran = batchtune("probe-oom", manifest, "--device", LAW, "--force", code=1)
     assert "another batchtune is at work" in ran.stderr
     assert contents(run) == before
 
@@ -162,27 +135,22 @@ def test_a_workload_that_cant_be_built_costs_no_earlier_run(batchtune, manifest,
     before = contents(run)
     too_large = LAW.replace("constant=100MiB", "constant=500MiB")
     ran = batchtune("tune", manifest, "--device", too_large, "--force", code=1)
-    assert (
-        "the memory limit is too small: the workload ran out of it in its setup"
-        in ran.stderr
-    )
+    why = "the memory limit is too small: the workload ran out of it in its setup"
+    assert why in ran.stderr
     assert contents(run) == before
 
 
 def alive(process):
-    try:
-        return (
-            Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
-            != "Z"
-        )
-    except OSError:
-        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_lengths_that_were_kept_of_a_script_are_named(batchtune, tmp_path):
-    (tmp_path / "batchtune-run").mkdir()
+    run = tmp_path / "batchtune-run"
+    run.mkdir()
     table = pyarrow.table({"length": [3, 2, 1]})
-    pyarrow.parquet.write_table(table, tmp_path / "batchtune-run" / "lengths.parquet")
-    ran = batchtune("probe-oom", "--num-lengths", 1, "--", "true")
+    pyarrow.parquet.write_table(table, run / "lengths.parquet")
+    # It ends before the program is started.
+    ran = batchtune("probe-oom", "--num-lengths", 1, "--", "true", code=2)
     assert "as an earlier run kept them in batchtune-run/lengths.parquet" in ran.stderr
-    assert ran.returncode == 2  # before the program is started

@@ -79,7 +79,6 @@ def words():
 def broken():
     raise RuntimeError("the corpus is not mounted")
 '''
-# Few and short measurements.
 QUICK = ["--seconds", "0.2", "--trials", "1"]
 PLAIN = ["--sweep", "multiprocessing_context=fork", "--sweep", "in_order=true"]
 ALONE = ["--sweep", "num_workers=0", *PLAIN]
@@ -87,48 +86,48 @@ ALONE = ["--sweep", "num_workers=0", *PLAIN]
 
 @pytest.fixture
 def tuning(batchtune, tmp_path):
+    """`tuning(name, *options)`: tunes the loader of this name in few and short measurements."""
     (tmp_path / "loaders.py").write_text(LOADERS)
-    return batchtune
+
+    def tuning(name, *options, code=0):
+        words = ("tune-loader", f"loaders.py:{name}", *QUICK, *options)
+        return batchtune(*words, code=code)
+
+    return tuning
 
 
 @pytest.mark.slow
-def test_the_fewest_workers_that_keep_up_are_recommended(tuning, tmp_path, monkeypatch):
+def test_the_fewest_workers_that_keep_up_are_recommended(
+    batchtune, tuning, tmp_path, monkeypatch
+):
     monkeypatch.setattr("batchtune.loaders.tuner._PACED_BATCHES", 60)
     swept = [*PLAIN, "--sweep", "num_workers=0,1", "--sweep", "prefetch_factor=2"]
-    ran = tuning("tune-loader", "loaders.py:make", "--step-ms", "30", *swept, *QUICK)
-    assert ran.returncode == 0, ran.stderr
+    tuning("make", "--step-ms", "30", *swept)
     found = result_in(tmp_path, "loader")
-    alone, one = (
-        next(row for row in found["rows"] if row["workers"] == workers)
-        for workers in (0, 1)
-    )
+    rows = {row["workers"]: row for row in found["rows"]}
+    alone = rows[0]
+    one = rows[1]
     # 16 ms to make a batch, 30 ms to train with it, one after the other or at the same time.
     assert 0.3 < alone["gpu_idle"] < 0.7
     assert one["gpu_idle"] < alone["gpu_idle"] / 2
-    row = found["rows"][found["recommended"]]
-    assert row["workers"] == 1
+    assert found["rows"][found["recommended"]] == one
     assert (found["epoch_batches"], found["demand"]["per"]) == (30, "batch")
     config = YAML(typ="safe").load(tmp_path / "batchtune-run" / "loader.yaml")
-    assert (config["kind"], config["arguments"]) == ("torch", row["arguments"])
-    assert tuning("report", "--fail-if", "gpu_idle > 0.9").returncode == 0
-    assert tuning("report", "--fail-if", "loader.workers > 0").returncode == 3
-    again = tuning("tune-loader", "loaders.py:few", *QUICK)
-    assert again.returncode == 1 and "--force" in again.stderr
+    assert (config["kind"], config["arguments"]) == ("torch", one["arguments"])
+    batchtune("report", "--fail-if", "gpu_idle > 0.9", code=0)
+    batchtune("report", "--fail-if", "loader.workers > 0", code=3)
+    assert "--force" in tuning("few", code=1).stderr
 
 
 @pytest.mark.slow
 def test_settings_that_fail_are_named_and_the_rest_goes_on(tuning, tmp_path):
     swept = [*PLAIN, "--sweep", "num_workers=1", "--sweep", "prefetch_factor=2"]
     faults = ["--sweep", "fault=none,raises,hangs,dies"]
-    ran = tuning(
-        "tune-loader", "loaders.py:faulty", *swept, *faults, *QUICK, "--timeout", "1"
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran = tuning("faulty", *swept, *faults, "--timeout", "1")
     found = result_in(tmp_path, "loader")
     rows = {row["arguments"]["fault"]: row for row in found["rows"]}
-    assert {fault: row["outcome"] for fault, row in rows.items()} == {
-        **{None: "ok", "raises": "error", "hangs": "timeout", "dies": "crash"}
-    }
+    outcomes = {None: "ok", "raises": "error", "hangs": "timeout", "dies": "crash"}
+    assert {fault: row["outcome"] for fault, row in rows.items()} == outcomes
     assert "clip 37 is no audio" in rows["raises"]["error"]
     assert "DataLoader worker (pid" in rows["dies"]["error"]
     assert found["rows"][found["recommended"]]["arguments"]["fault"] is None
@@ -137,53 +136,24 @@ def test_settings_that_fail_are_named_and_the_rest_goes_on(tuning, tmp_path):
 
 @pytest.mark.process
 def test_workers_that_repeat_each_other_are_no_gain(tuning, tmp_path):
-    swept = [
-        *PLAIN,
-        "--sweep",
-        "num_workers=0,2",
-        "--sweep",
-        "prefetch_factor=2",
-        "--set",
-        "shuffled=true",
-    ]
-    ran = tuning("tune-loader", "loaders.py:stream", *swept, *QUICK, "--seconds", "0.4")
-    assert ran.returncode == 0, ran.stderr
+    swept = [*PLAIN, "--sweep", "num_workers=0,2", "--sweep", "prefetch_factor=2"]
+    ran = tuning("stream", *swept, "--set", "shuffled=true", "--seconds", "0.4")
     said = flat(ran.stdout)
-    assert (
-        "! Workers repeat each other: " in said
-        and "Split the data set by torch.utils.data.get_worker_info()" in said
-    )
-    alone, two = result_in(tmp_path, "loader")["rows"]
-    assert (
-        alone["workers"],
-        alone["outcome"],
-        result_in(tmp_path, "loader")["recommended"],
-    ) == (
-        0,
-        "ok",
-        0,
-    )
-    assert (two["workers"], two["outcome"], two["examples_per_second"]) == (
-        2,
-        "repeats",
-        None,
-    )
+    assert "! Workers repeat each other: " in said
+    assert "Split the data set by torch.utils.data.get_worker_info()" in said
+    found = result_in(tmp_path, "loader")
+    alone, two = found["rows"]
+    assert (alone["workers"], alone["outcome"], found["recommended"]) == (0, "ok", 0)
+    assert (two["workers"], two["outcome"]) == (2, "repeats")
+    assert two["examples_per_second"] is None
 
 
 @pytest.mark.process
 def test_two_epochs_from_one_seed_are_compared(tuning, tmp_path):
-    alike = tuning(
-        "tune-loader", "loaders.py:noisy", *ALONE, *QUICK, "--check-reproducible"
-    )
-    assert alike.returncode == 0, alike.stderr
-    assert result_in(tmp_path, "loader")["reproduced"] == {
-        "batches": 30,
-        "first_difference": None,
-        "what": None,
-    }
-    swept = [*ALONE, *QUICK, "--set", "own=true", "--force", "--check-reproducible"]
-    other = tuning("tune-loader", "loaders.py:noisy", *swept)
-    assert other.returncode == 0, other.stderr
+    tuning("noisy", *ALONE, "--check-reproducible")
+    same = {"batches": 30, "first_difference": None, "what": None}
+    assert result_in(tmp_path, "loader")["reproduced"] == same
+    tuning("noisy", *ALONE, "--check-reproducible", "--set", "own=true", "--force")
     assert result_in(tmp_path, "loader")["reproduced"]["first_difference"] == 0
 
 
@@ -199,10 +169,10 @@ UNUSABLE = [
 
 
 @pytest.mark.process
-def test_a_target_that_cant_be_used_is_explained(tuning):
+@pytest.mark.usefixtures("tuning")
+def test_a_target_that_cant_be_used_is_explained(batchtune):
     for arguments, code, expected in UNUSABLE:
-        ran = tuning("tune-loader", *arguments)
-        assert (ran.returncode, expected in ran.stderr) == (code, True), arguments
+        assert expected in batchtune("tune-loader", *arguments, code=code).stderr
 
 
 @pytest.mark.parametrize(
@@ -221,6 +191,4 @@ def test_a_target_that_cant_be_used_is_explained(tuning):
     ],
 )
 def test_wrong_options_are_refused(tuning, arguments, expected):
-    ran = tuning("tune-loader", "loaders.py:make", *arguments)
-    assert ran.returncode == 2
-    assert expected in ran.stderr
+    assert expected in tuning("make", *arguments, code=2).stderr

@@ -7,16 +7,15 @@ from msgspec.structs import replace
 from packed_records import with_packing
 from pooled_records import pooled_sweep
 from report_records import made_probe, made_sweep, without_recommendation
+from reports.changed import run_of
 from streamed_records import BUFFERS, empty_stream, made_stream, whole_stream
 
-from batchtune.reports import RunResults
 from batchtune.reports.html import figures, label
 
 
 def drawn(name, results=None, **records):
     """Name → trace of a chart; empty without that chart."""
-    run = results or RunResults(name="run", **records)
-    for figure in figures(run):
+    for figure in figures(results or run_of(**records)):
         if figure.name == name:
             return {trace["name"]: trace for trace in figure.data}
     return {}
@@ -39,71 +38,39 @@ def test_every_row_is_a_point_at_its_buckets_and_batches():
     ]
     points = zip(traces["optimal"]["x"], traces["optimal"]["y"], strict=True)
     assert list(points) == [(row.num_buckets, row.batches) for row in rows]
-    strategies = {
-        "speechbrain",
-        "quantile",
-        "linear",
-        "exponential",
-        "optimal",
-        "optimal (frontier)",
-    }
-    assert set(traces) == strategies | {
-        "fixed-random",
-        "fixed-sorted",
-        "lower bound",
-        "recommended",
-    }
-    assert list(traces)[-1] == "recommended"  # nothing covers it
+    strategies = ["speechbrain", "quantile", "linear", "exponential", "optimal"]
+    levels = ["fixed-random", "fixed-sorted", "lower bound"]
+    # Nothing covers what is recommended.
+    names = [*levels, *strategies, "optimal (frontier)", "recommended"]
+    assert list(traces) == names
 
 
 def test_a_level_far_above_all_rows_is_shown_by_a_click():
     sweep = made_sweep()
-    far = [
-        replace(
-            baseline,
-            batches=400_000,
-            estimated_epoch_seconds=9e4,
-        )
-        for baseline in sweep.baselines
-    ]
     assert drawn("sweep", sweep=sweep)["fixed-random"]["visible"] is True
-    assert (
-        drawn("sweep", sweep=replace(sweep, baselines=far))["fixed-random"]["visible"]
-        == "legendonly"
-    )
+    far = replace(sweep.baselines[0], batches=400_000, estimated_epoch_seconds=9e4)
+    traces = drawn("sweep", sweep=replace(sweep, baselines=[far]))
+    assert traces["fixed-random"]["visible"] == "legendonly"
 
 
 def test_pools_are_a_level_where_the_axis_is_buckets():
     traces = drawn("sweep", sweep=pooled_sweep())
     assert "pooled" not in traces and "recommended" not in traces
     # minutes.
-    assert traces["recommended: pools of 10,000 examples"]["y"] == pytest.approx(
-        [3.2626] * 2, rel=1e-3
-    )
+    level = traces["recommended: pools of 10,000 examples"]["y"]
+    assert level == pytest.approx([3.2626] * 2, rel=1e-3)
 
 
 def test_a_stream_has_a_line_for_each_algorithm():
     traces = drawn("stream", stream=whole_stream())
-    names = {
-        "SpeechBrain",
-        "bucket",
-        "pivot",
-        "map-style bucket table",
-        "your current config",
-        "recommended",
-    }
-    assert set(traces) == names
+    others = {"map-style bucket table", "your current config", "recommended"}
+    assert set(traces) == others | {"SpeechBrain", "bucket", "pivot"}
     assert traces["SpeechBrain"]["x"] == list(BUFFERS)  # the best of two targets
-    assert traces["SpeechBrain"]["y"][0] == pytest.approx(
-        (0.08 * 905 + 0.0004 * 362_127.1 / 0.86) / 60, rel=1e-5
-    )
+    minutes = (0.08 * 905 + 0.0004 * 362_127.1 / 0.86) / 60
+    assert traces["SpeechBrain"]["y"][0] == pytest.approx(minutes, rel=1e-5)
     assert traces["recommended"]["x"] == [4096.0]
-    assert drawn("stream", stream=made_stream(timed=False))["pivot"]["y"] == [
-        742,
-        655,
-        632,
-        627,
-    ]
+    untimed = drawn("stream", stream=made_stream(timed=False))
+    assert untimed["pivot"]["y"] == [742, 655, 632, 627]
 
 
 @pytest.mark.parametrize("logarithmic", [True, False])
@@ -113,71 +80,49 @@ def test_the_histogram_has_its_bins_and_the_batch_sizes(logarithmic):
     traces = drawn("lengths", sweep=sweep)
     bars = traces["examples"]
     assert bars["y"] == [bin_.count for bin_ in sweep.histogram]
-    assert all(
-        bin_.from_ < x < bin_.to
-        for x, bin_ in zip(bars["x"], sweep.histogram, strict=True)
-    )
+    for x, bin_ in zip(bars["x"], sweep.histogram, strict=True):
+        assert bin_.from_ < x < bin_.to
     assert traces["batch size"]["x"][1:] == pytest.approx(row.boundaries)
     assert traces["batch size"]["y"][1:] == row.batch_sizes
-    scale = figures(RunResults(name="run", sweep=sweep))[1].layout["xaxis"]["type"]
+    scale = figures(run_of(sweep=sweep))[1].layout["xaxis"]["type"]
     assert scale == ("log" if logarithmic else "linear")
     assert list(drawn("lengths", sweep=without_recommendation(sweep))) == ["examples"]
 
 
 def test_every_trial_is_a_point_by_its_outcome():
-    probe = made_probe()
-    shortest, *others = probe.frontier
-    shortest = replace(shortest, closed_by="data")
-    probe = replace(probe, frontier=[shortest, *others])
-    traces = drawn("frontier", probe=probe)
+    shortest, *others = made_probe().frontier
+    by_data = replace(shortest, closed_by="data")
+    traces = drawn("frontier", probe=replace(made_probe(), frontier=[by_data, *others]))
     # What the data end is no part of the line that memory draws.
-    for name, ends in (
-        ("largest that memory allows", False),
-        ("all that the data have", True),
-    ):
-        points = [
-            point for point in probe.frontier if (point.closed_by == "data") is ends
-        ]
-        assert traces[name]["x"] == [point.length for point in points]
-        assert traces[name]["y"] == [point.batch_size for point in points]
-    assert len(traces["passed"]["x"]) == sum(
-        trial.outcome == "ok" for trial in probe.trials
-    )
-    assert len(traces["out of memory"]["x"]) == sum(
-        trial.outcome == "oom" for trial in probe.trials
-    )
+    by_memory = traces["largest that memory allows"]
+    assert by_memory["x"] == [point.length for point in others]
+    assert by_memory["y"] == [point.batch_size for point in others]
+    all_data = traces["all that the data have"]
+    assert (all_data["x"], all_data["y"]) == ([shortest.length], [shortest.batch_size])
+    assert len(traces["passed"]["x"]) == 8
+    assert len(traces["out of memory"]["x"]) == 4
 
 
 def test_what_the_loader_delivers_is_drawn_with_the_steps_demand():
     traces = drawn("loader", loaded())
-    assert list(traces) == [
-        "settings",
-        "the step takes 833.3 examples/s",
-        "recommended",
-    ]
+    demand = "the step takes 833.3 examples/s"
+    assert list(traces) == ["settings", demand, "recommended"]
     assert len(traces["settings"]["x"]) == 9 and traces["recommended"]["x"] == [4]
-    assert set(traces["the step takes 833.3 examples/s"]["y"]) == {833.333}
+    assert set(traces[demand]["y"]) == {833.333}
     assert drawn("loader", loaded(made_iterable()))["recommended"]["y"] == [52.5]
 
 
 def test_what_there_is_not_is_not_drawn():
-    empty = replace(made_sweep(), rows=[], recommended=None)
-    assert figures(RunResults(name="run", sweep=empty)) == []
-    pools = [row for row in pooled_sweep().rows if row.pool_size is not None]
-    assert (
-        drawn(
-            "sweep",
-            sweep=replace(
-                pooled_sweep(), rows=pools, recommended=2, recommended_table=None
-            ),
-        )
-        == {}
-    )
-    assert figures(RunResults(name="run", stream=empty_stream())) == []
-    assert (
-        figures(RunResults(name="run", probe=replace(made_probe(), frontier=[]))) == []
-    )
-    assert figures(loaded(all_failed())) == []
+    for run in (
+        run_of(sweep=replace(made_sweep(), rows=[], recommended=None)),
+        run_of(stream=empty_stream()),
+        run_of(probe=replace(made_probe(), frontier=[])),
+        loaded(all_failed()),
+    ):
+        assert figures(run) == []
+    rows = [row for row in pooled_sweep().rows if row.pool_size is not None]
+    pools = replace(pooled_sweep(), rows=rows, recommended=2, recommended_table=None)
+    assert drawn("sweep", sweep=pools) == {}
 
 
 def test_labels_show_tags_and_entities_as_they_are():

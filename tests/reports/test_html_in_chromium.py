@@ -7,29 +7,22 @@ import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
-import msgspec
 import pytest
 from html_records import CONFIGS, hostile_full_results
+from msgspec.structs import replace
 from report_records import made_sweep
+from reports.changed import run_of
 
-from batchtune.reports import RunResults
 from batchtune.reports.html import figures, render
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.process
 HOSTILE = (
     "</script></pre></style><script>window.broken=1</script>"
     "<img src=x onerror='window.broken=1'><a href='https://example.com'>a</a>"
 )
-WITHOUT_CHARTS = RunResults(
-    name="run",
-    probe=None,
-    sweep=msgspec.structs.replace(made_sweep(), rows=[], recommended=None),
-)
+WITHOUT_CHARTS = run_of(sweep=replace(made_sweep(), rows=[], recommended=None))
 QUIET = [
     "--disable-gpu",
     "--disable-quic",
@@ -55,23 +48,11 @@ def whole_page():
 @cache
 def chromium():
     """An installed Chromium that starts; a stub that asks to install another package does not."""
-    for name in (
-        "chromium",
-        "chromium-browser",
-        "google-chrome",
-        "google-chrome-stable",
-    ):
-        path = shutil.which(name)
-        if (
-            path
-            and subprocess.run(
-                [path, "--version"],
-                capture_output=True,
-                check=False,
-                timeout=60,
-            ).returncode
-            == 0
-        ):
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    for path in filter(None, map(shutil.which, names)):
+        version = [path, "--version"]
+        started = subprocess.run(version, capture_output=True, check=False, timeout=60)
+        if started.returncode == 0:
             return path
     return None
 
@@ -100,7 +81,7 @@ def browser():
 class Opened:
     """A report in the browser, and all that it asked for and complained of."""
 
-    page: Page
+    page: Any
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
@@ -116,18 +97,14 @@ def opened(browser, tmp_path_factory):
     def opened(text, *, drawn=True, **settings):
         path = tmp_path_factory.mktemp("page") / "report.html"
         path.write_text(text, encoding="utf-8")
-        context = browser.new_context(
-            **{"viewport": {"width": 960, "height": 900}, **settings}
-        )
+        viewport = {"width": 960, "height": 900}
+        context = browser.new_context(viewport=viewport, **settings)
         report = Opened(context.new_page())
+        complain = report.complaints.append
         report.page.on("request", lambda request: report.requests.append(request.url))
-        report.page.on(
-            "console", lambda message: report.complaints.append(message.text)
-        )
-        report.page.on("pageerror", lambda error: report.complaints.append(str(error)))
-        report.page.on(
-            "dialog", lambda dialog: report.complaints.append(dialog.message)
-        )
+        report.page.on("console", lambda message: complain(message.text))
+        report.page.on("pageerror", lambda error: complain(str(error)))
+        report.page.on("dialog", lambda dialog: complain(dialog.message))
         report.page.goto(path.as_uri())
         if drawn:
             report.page.wait_for_selector("html[data-drawn]", state="attached")
@@ -155,7 +132,7 @@ def test_every_trace_and_point_of_every_chart_is_drawn(light):
             points = sum(
                 len(trace["x"])
                 for trace in traces
-                if kind == "bar" or "markers" in trace["mode"]
+                if "markers" in trace.get("mode", "markers")
             )
             drawn = f"#plot-{figure.name} {layer}"
             assert light.count(f"{drawn} .trace") == len(traces), figure.name
@@ -174,7 +151,7 @@ def test_strings_of_html_and_script_are_shown_as_text(light):
     last = light.page.locator("#plot-sweep .scatterlayer .trace").last
     last.locator(".point").hover(force=True)
     hovered = light.page.locator("#plot-sweep .hoverlayer .hovertext").first
-    assert HOSTILE in (hovered.text_content() or "")
+    assert HOSTILE in hovered.text_content()
     assert light.page.evaluate("window.broken") is None
     assert light.count("a, img, iframe") == 0
     assert HOSTILE in light.page.locator(".config pre").all_text_contents()
@@ -220,9 +197,7 @@ def test_the_policy_stops_what_escaping_would_have_let_through(opened):
     )
     with opened(text, drawn=False) as report:
         assert report.page.evaluate("window.broken") is None
-        assert any(
-            "Content Security Policy" in complaint for complaint in report.complaints
-        )
+        assert "Content Security Policy" in str(report.complaints)
 
 
 def test_nothing_is_wider_than_the_window(light):

@@ -1,18 +1,15 @@
 """What a report says about packing."""
 
-from pathlib import Path
-
 from msgspec.structs import replace
 from packed_records import packed_row, with_packing
 from report_records import made_sweep
+from reports.changed import run_of
 
-from batchtune.reports import RunResults
 from batchtune.reports.packing import packing_section
 
 
 def section_of(sweep):
-    run = RunResults(name="run", folder=Path("run"), sweep=sweep)
-    return packing_section(run, sweep, sweep.packed)
+    return packing_section(run_of(sweep=sweep), sweep, sweep.packed)
 
 
 def test_learning_is_one_line_with_both_numbers():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reports.test_terminal import AsciiStream
 from rich.console import Console
 
 from batchtune.lengths import Lengths
@@ -31,10 +32,6 @@ def nearest_rank(values, thousandths):
     )
 
 
-def percentiles(spread):
-    return [spread.min, spread.median, spread.p95, spread.p99, spread.p999, spread.max]
-
-
 def warnings_of(values, unit=None):
     return survey(Lengths.of(values, unit=unit)).warnings
 
@@ -47,14 +44,10 @@ def spoken(count=2000):
 @given(ANY_LENGTHS)
 def test_percentiles_are_the_nearest_ranks(values):
     found = survey(Lengths.of(values))
-    expected = [
-        nearest_rank(values, thousandths)
-        for thousandths in (0, 500, 950, 990, 999, 1000)
-    ]
-    assert (percentiles(found.percentiles), found.distinct) == (
-        expected,
-        len(set(values)),
-    )
+    ranks = {"min": 0, "median": 500, "p95": 950, "p99": 990, "p999": 999, "max": 1000}
+    for name, thousandths in ranks.items():
+        assert getattr(found.percentiles, name) == nearest_rank(values, thousandths)
+    assert found.distinct == len(set(values))
 
 
 @given(ANY_LENGTHS)
@@ -132,11 +125,6 @@ def test_a_unit_that_does_not_fit_the_median_is_told(median, unit, said):
             "3 lengths in descending order: 24,525 ms to 9000 ms, 42.5 s in all.",
         ),
         (
-            [3000, 600.2],
-            "s",
-            "2 lengths in descending order: 3000 s to 600.2 s, 1 h 00 min in all.",
-        ),
-        (
             [4000, 1],
             "tokens",
             "2 lengths in descending order: 4000 tokens to 1 token, 4001 tokens in all.",
@@ -164,16 +152,11 @@ def test_the_next_lines_say_the_spread_and_what_was_left_out():
     ]
 
 
-@pytest.mark.parametrize(("encoding", "bar"), [("utf-8", "█"), ("ascii", "#")])
-def test_the_histogram_has_bars_as_long_as_the_shares(encoding, bar):
-    class Stream(io.StringIO):
-        pass
-
-    Stream.encoding = encoding
-    console = Console(file=Stream(), width=80, color_system=None, _environ={})
+@pytest.mark.parametrize(("stream", "bar"), [(io.StringIO, "█"), (AsciiStream, "#")])
+def test_the_histogram_has_bars_as_long_as_the_shares(stream, bar):
+    console = Console(file=stream(), width=80, color_system=None, _environ={})
     scan = survey(Lengths.of([1] * 10 + [20] * 40, unit="tokens"))
-    lines = text_of(
-        make_page("scan", [survey_section(scan)]), console, full=True
-    ).splitlines()
+    page = make_page("scan", [survey_section(scan)])
+    lines = text_of(page, console, full=True).splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.count(bar) for line in lines if bar in line] == [30, 8]

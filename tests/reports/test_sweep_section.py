@@ -1,7 +1,6 @@
 """What a report says of a sweep, and of the probe below it: sentences, tables, warnings, next commands."""
 
 import re
-from dataclasses import replace as with_results
 from pathlib import Path
 
 import pytest
@@ -24,21 +23,16 @@ from report_records import (
     with_recommended,
     without_recommendation,
 )
+from reports.changed import page_of, run_of, with_rows
 
 from batchtune.probe.supervisor import about_script
-from batchtune.reports import RunResults
 from batchtune.reports.packing import gradient_warnings, of_same_steps
-from batchtune.reports.page import build_page
 from batchtune.reports.section import clean, make_table
 from batchtune.reports.sweeps import today_row
 from batchtune.results import StepGradient, WorkloadRecord
 
 SPEECHBRAIN = "SpeechBrain's num_buckets=20"
-BOTH = RunResults(name="run", probe=made_probe(), sweep=made_sweep())
-
-
-def with_rows(sweep, **changes):
-    return replace(sweep, rows=[replace(row, **changes) for row in sweep.rows])
+BOTH = {"probe": made_probe(), "sweep": made_sweep()}
 
 
 def with_error_of_model(error):
@@ -80,10 +74,7 @@ def with_error_of_model(error):
         ),
         (
             replace(
-                made_sweep(),
-                rows=made_sweep().rows[44:],
-                recommended=0,
-                baselines=[],
+                made_sweep(), rows=made_sweep().rows[44:], recommended=0, baselines=[]
             ),
             "max_batch_length = 600 s.",
         ),
@@ -107,16 +98,13 @@ def test_text_is_compared_with_length_grouped_batches():
 
 @pytest.mark.parametrize(
     ("swept", "today"),
-    [((5, 10, 15), 15), ((10, 20, 60), 20), ((5, 60), None), ((), None)],
+    [((5, 10, 15), 15), ((10, 20, 60), 20), ((5, 60), None)],
 )
 def test_todays_practice_is_speechbrain_with_10_to_20_buckets(swept, today):
-    sweep = made_sweep()
-    row = today_row(
-        replace(
-            sweep, rows=[replace(sweep.rows[0], num_buckets=number) for number in swept]
-        )
-    )
-    assert (None if row is None else row.num_buckets) == today
+    (row, *_) = made_sweep().rows
+    rows = [replace(row, num_buckets=number) for number in swept]
+    found = today_row(replace(made_sweep(), rows=rows))
+    assert getattr(found, "num_buckets", None) == today
 
 
 # How far times can be relied on
@@ -142,14 +130,10 @@ def test_todays_practice_is_speechbrain_with_10_to_20_buckets(swept, today):
 def test_times_with_a_large_error_are_unreliable_not_unknown(probe, sweep, what):
     first, second, *others = summary_of(probe=probe, sweep=sweep)
     assert first.endswith(f": 37.9% fewer batches than with {SPEECHBRAIN}.")
-    assert (
-        second.startswith(f"The step times are not reliable ({what} ")
-        and "40.0%): the time" in second
-    )
-    assert not any("times faster" in text or "to within" in text for text in others)
-    (table,) = tables_of(
-        RunResults(name="run", probe=probe, sweep=sweep), brief=True
-    ).values()
+    assert second.startswith(f"The step times are not reliable ({what} ")
+    assert "40.0%): the time" in second
+    assert not re.search("times faster|to within", " ".join(others))
+    (table,) = tables_of(run_of(probe=probe, sweep=sweep), brief=True).values()
     assert "estimated epoch" not in table.columns
 
 
@@ -164,22 +148,22 @@ def test_a_margin_that_is_not_known_is_not_stated():
 
 
 def test_examples_that_are_dealt_twice_are_counted():
-    said = " ".join(summary_of(sweep=with_rows(whole_sweep(), repeated_examples=1)))
-    assert (
+    said = (
         "1 example is dealt twice, so that all 8 ranks have the same number of batches; the second time "
         "counts as padding."
-    ) in said
+    )
+    assert said in " ".join(
+        summary_of(sweep=with_rows(whole_sweep(), repeated_examples=1))
+    )
 
 
 def test_a_better_current_config_is_called_better():
     sweep = made_sweep()
     better = replace(sweep.recommended_row, estimated_epoch_seconds=100.0)
     said = summary_of(sweep=replace(sweep, current=better))
-    assert re.match(
-        r"Keep your current config: [0-9.]+ times faster than 13 buckets \(optimal\)",
-        said[0],
-    )
-    assert not any("recommended" in text for text in said)
+    kept = r"Keep your current config: [0-9.]+ times faster than 13 buckets \(optimal\)"
+    assert re.match(kept, said[0])
+    assert "recommended" not in " ".join(said)
     unfit = summary_of(sweep=replace(sweep, current=better, current_fits=False))
     assert unfit[0].startswith("Set 13 buckets")
 
@@ -208,13 +192,11 @@ def test_rough_times_are_no_headline():
     ],
 )
 def test_a_search_that_the_memory_did_not_end_says_so(cap, why):
-    probe = made_probe()
-    (*_, point) = probe.frontier
+    (*_, point) = made_probe().frontier
     capped = replace(point, batch_size=16, closed_by="data", oom_batch_size=None)
-    settings = {**probe.settings, "max_batch_size": cap}
-    limit, holds, *_ = summary_of(
-        probe=replace(probe, frontier=[capped], settings=settings)
-    )
+    settings = {"max_batch_size": cap}
+    probe = replace(made_probe(), frontier=[capped], settings=settings)
+    limit, holds, *_ = summary_of(probe=probe)
     assert "is the most that fits" not in limit
     assert limit.endswith(f"Larger batches were not tried: {why}.")
     assert holds == "A batch holds 16 examples of up to 24.52 s."
@@ -225,15 +207,13 @@ def test_an_unfinished_probe_claims_no_more_than_it_knows():
     assert summary_of(probe=probe)[0].startswith(
         "At least max_batch_length = 600 s fits, by an unfinished probe"
     )
-    page = build_page(RunResults(name="run", probe=probe, sweep=made_sweep()))
+    page = page_of(probe=probe, sweep=made_sweep())
     assert page.lead[1].startswith("The probe is unfinished: the same command")
 
 
 def test_an_unknown_unit_and_truncated_examples_are_told():
     lengths = replace(made_lengths(None), truncated=7)
-    page = build_page(
-        RunResults(name="run", sweep=replace(made_sweep(), lengths=lengths))
-    )
+    page = page_of(sweep=replace(made_sweep(), lengths=lengths))
     assert page.lead[-1].startswith(
         "7 examples longer than 24.52 (--truncate) count as that long"
     )
@@ -245,44 +225,27 @@ def test_an_unknown_unit_and_truncated_examples_are_told():
 
 def test_a_current_config_that_cant_fit_is_compared_and_marked():
     sweep = replace(whole_sweep(), current_fits=False)
-    (table,) = tables_of(RunResults(name="run", sweep=sweep), brief=True).values()
-    assert [row[0] for row in table.rows[1:-1]] == [
-        "fixed batch size of 24",
-        "your current config (does not fit)",
-    ]
+    (table,) = tables_of(run_of(sweep=sweep), brief=True).values()
+    compared = ["fixed batch size of 24", "your current config (does not fit)"]
+    assert [row[0] for row in table.rows[1:-1]] == compared
 
 
 def test_each_bucket_tells_the_trial_that_proves_it():
-    sweep = partly_proven_sweep()
-    sweep = replace(
-        sweep, buckets=[*sweep.buckets[:-1], replace(sweep.buckets[-1], examples=0)]
-    )
-    table = tables_of(RunResults(name="run", probe=proven_probe(), sweep=sweep))[
-        "Batch sizes (optimal with 13 buckets)"
-    ]
-    assert table.rows[0] == (
-        "3.582 s",
-        "167",
-        "598.2 s",
-        "trial 13: 170 \u00d7 3.582 s",
-    )
+    *others, last = partly_proven_sweep().buckets
+    buckets = [*others, replace(last, examples=0)]
+    sweep = replace(partly_proven_sweep(), buckets=buckets)
+    tables = tables_of(run_of(probe=proven_probe(), sweep=sweep))
+    table = tables["Batch sizes (optimal with 13 buckets)"]
+    proof = "trial 13: 170 \u00d7 3.582 s"
+    assert table.rows[0] == ("3.582 s", "167", "598.2 s", proof)
     assert [row[-1] for row in table.rows[-4:]] == [*["not proven"] * 3, "\u2013"]
 
 
 def test_a_long_table_is_thinned_and_says_so():
-    table = make_table(
-        "t",
-        [{"n": str(n), "none": None} for n in range(200)],
-        marked=7,
-        file="probe.json",
-        most=10,
-    )
-    assert (table.columns, table.rows[0], table.rows[-1], len(table.rows)) == (
-        ("n",),
-        ("0",),
-        ("199",),
-        11,
-    )
+    rows = [{"n": str(n), "none": None} for n in range(200)]
+    table = make_table("t", rows, marked=7, file="probe.json", most=10)
+    assert table.columns == ("n",)
+    assert (table.rows[0], table.rows[-1], len(table.rows)) == (("0",), ("199",), 11)
     assert table.rows[table.marked] == ("7",)
     assert table.note == "11 of 200 rows shown; all are in probe.json."
 
@@ -293,11 +256,8 @@ def test_a_long_table_is_thinned_and_says_so():
 def test_own_warnings_are_told_once_each():
     probe = replace(made_probe(), warnings=["the clock was held down", "look out."])
     sweep = replace(made_sweep(), warnings=["take care", "look out.", "take care"])
-    assert warnings_of(probe=probe, sweep=sweep) == [
-        "take care.",
-        "look out.",
-        "the clock was held down.",
-    ]
+    told = ["take care.", "look out.", "the clock was held down."]
+    assert warnings_of(probe=probe, sweep=sweep) == told
 
 
 @pytest.mark.parametrize(
@@ -354,12 +314,8 @@ def test_sizes_that_are_not_proven_come_with_a_remedy(probe, remedy):
 def test_a_learning_rate_scales_as_the_optimizer_needs(optimizer, rule):
     probe = made_probe()
     script = replace(SCRIPT, optimizers=[optimizer])
-    run = with_results(
-        BOTH,
-        sweep=whole_sweep(),
-        probe=replace(probe, device=replace(probe.device, script=script)),
-    )
-    assert rule in str(build_page(run).sections[0].sentences)
+    probe = replace(probe, device=replace(probe.device, script=script))
+    assert rule in " ".join(summary_of(probe=probe, sweep=whole_sweep()))
 
 
 def test_sizes_are_not_proven_by_batches_unlike_a_scripts_own():
@@ -373,20 +329,25 @@ def test_sizes_are_not_proven_by_batches_unlike_a_scripts_own():
     why = "that was measured allocates -19.7% compared with the script's own"
     assert why in warnings_of(probe=probe, sweep=sweep)[0]
     assert "None of it is proven: a batch of 8" in " ".join(summary_of(probe=probe))
-    assert any("no batch size will be proven" in note for note in notes_on(probe))
-
-
-def notes_on(probe):
-    return list(about_script(probe.device.script))
+    notes = " ".join(about_script(probe.device.script))
+    assert "no batch size will be proven" in notes
 
 
 # What to do next
 
 
+def steps_of(**records):
+    """The commands that come next, each with its purpose."""
+    return page_of(**records).next_steps
+
+
+def commands_of(**records):
+    return [command for command, _ in steps_of(**records)]
+
+
 def test_after_a_leak_the_same_is_verified_again():
     leak = replace(failed_verification(), failures=[])
-    steps = build_page(with_results(BOTH, verification=leak)).next_steps
-    assert [command for command, _ in steps] == [
+    assert commands_of(**BOTH, verification=leak) == [
         "batchtune verify MANIFEST",
         "batchtune report --full",
     ]
@@ -394,23 +355,20 @@ def test_after_a_leak_the_same_is_verified_again():
 
 def test_a_next_command_repeats_no_module_and_quotes_folders():
     spec = WorkloadRecord(spec="subprocess:run", options={"shell": True})
-    results = with_results(
-        BOTH, probe=replace(BOTH.probe, workload=spec), folder=Path("my run")
-    )
-    steps = [command for command, _ in build_page(results).next_steps]
+    probe = replace(made_probe(), workload=spec)
+    steps = commands_of(probe=probe, sweep=made_sweep(), folder=Path("my run"))
     assert steps[1] == "batchtune verify MANIFEST --run 'my run' --workload W --set ..."
 
 
 def test_next_commands_of_a_script_name_all_that_they_need():
     record = WorkloadRecord(spec="train.py", options={}, command=["python", "train.py"])
     asked = {"memory_bytes": 1 << 34, "ddp": True, "allocator": "native"}
-    run = with_results(
-        BOTH,
-        probe=replace(BOTH.probe, workload=record, settings=asked),
+    steps = commands_of(
+        probe=replace(made_probe(), workload=record, settings=asked),
+        sweep=made_sweep(),
         verification=failed_verification(),
         manifest="batchtune-run/lengths.parquet",
     )
-    steps = [command for command, _ in build_page(run).next_steps]
     assert steps[:2] == [
         "batchtune tune batchtune-run/lengths.parquet --memory 17179869184 --ddp --allocator native -- COMMAND",
         "batchtune verify batchtune-run/lengths.parquet -- COMMAND",
@@ -420,10 +378,9 @@ def test_next_commands_of_a_script_name_all_that_they_need():
 def test_where_no_row_has_fewer_batches_padding_can_be_compared():
     sweep = without_recommendation(made_sweep())
     fixed = replace(sweep.baselines[0], batches=600)
-    run = RunResults(
-        name="run", sweep=replace(sweep, baselines=[fixed, *sweep.baselines[1:]])
-    )
-    assert build_page(run).next_steps[0] == (
+    assert steps_of(sweep=replace(sweep, baselines=[fixed, *sweep.baselines[1:]]))[
+        0
+    ] == (
         "batchtune sweep-buckets MANIFEST --min-steps 600",
         "compare padding, not batches",
     )
@@ -432,8 +389,8 @@ def test_where_no_row_has_fewer_batches_padding_can_be_compared():
 def test_equal_lengths_have_no_other_number_of_buckets():
     sweep = without_recommendation(made_sweep())
     lengths = replace(sweep.lengths, min=sweep.lengths.max)
-    page = build_page(RunResults(name="run", sweep=replace(sweep, lengths=lengths)))
-    assert [command for command, _ in page.next_steps] == ["batchtune report --full"]
+    steps = commands_of(sweep=replace(sweep, lengths=lengths))
+    assert steps == ["batchtune report --full"]
 
 
 # Words

@@ -12,9 +12,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from loader_records import all_failed, bottleneck, loaded, made_dali
+from msgspec import structs
 from pooled_records import pooled_sweep
 from report_records import (
     failed_verification,
@@ -28,6 +28,7 @@ from report_records import (
     whole_sweep,
     without_recommendation,
 )
+from reports.changed import run_of
 from rich.console import Console
 from streamed_records import streamed
 
@@ -36,37 +37,22 @@ from batchtune.reports.page import build_page
 from batchtune.reports.terminal import render, text_of
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+
+def swept(**records):
+    """A run of a probe and a sweep: the made ones unless others are given."""
+    both = {"probe": made_probe(), "sweep": made_sweep()}
+    return RunResults(name="librispeech-100", **{**both, **records})
+
+
 RUNS = {
-    "both": RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep()),
-    "proven": RunResults(
-        name="librispeech-100", probe=proven_probe(), sweep=proven_sweep()
-    ),
-    "partly-proven": RunResults(
-        name="librispeech-100",
-        probe=proven_probe(),
-        sweep=partly_proven_sweep(),
-    ),
-    "verified": RunResults(
-        name="librispeech-100",
-        probe=made_probe(),
-        sweep=made_sweep(),
-        verification=made_verification(),
-    ),
-    "does-not-hold": RunResults(
-        name="librispeech-100",
-        probe=made_probe(),
-        sweep=made_sweep(),
-        verification=failed_verification(),
-    ),
-    "everything": RunResults(
-        name="librispeech-100",
-        probe=made_probe(),
-        sweep=whole_sweep(),
-        verification=made_verification(),
-    ),
-    "pooled": RunResults(
-        name="librispeech-100", probe=made_probe(), sweep=pooled_sweep()
-    ),
+    "both": swept(),
+    "proven": swept(probe=proven_probe(), sweep=proven_sweep()),
+    "partly-proven": swept(probe=proven_probe(), sweep=partly_proven_sweep()),
+    "verified": swept(verification=made_verification()),
+    "does-not-hold": swept(verification=failed_verification()),
+    "everything": swept(sweep=whole_sweep(), verification=made_verification()),
+    "pooled": swept(sweep=pooled_sweep()),
     "stream": streamed(),
     "stream-and-sweep": streamed(sweep=True),
     "loader": loaded(),
@@ -74,14 +60,10 @@ RUNS = {
     "loader-dali": loaded(made_dali()),
     "loader-and-sweep": loaded(sweep=True),
     "loader-failed": loaded(all_failed()),
-    "probe": RunResults(name="librispeech-100", probe=made_probe(), sweep=None),
-    "sweep-untimed": RunResults(
-        name="librispeech-100", probe=None, sweep=made_sweep(timed=False)
-    ),
-    "nothing-recommended": RunResults(
-        name="librispeech-100",
-        probe=None,
-        sweep=without_recommendation(made_sweep()),
+    "probe": swept(sweep=None),
+    "sweep-untimed": swept(probe=None, sweep=made_sweep(timed=False)),
+    "nothing-recommended": swept(
+        probe=None, sweep=without_recommendation(made_sweep())
     ),
 }
 
@@ -93,16 +75,19 @@ SHOWN = [
 ]
 
 
-def printed(results, console, *, full=True):
+class AsciiStream(io.StringIO):
+    encoding = "ascii"
+
+
+def printed(results, width=80, stream=io.StringIO, *, full=True):
+    console = Console(file=stream(), width=width, color_system=None, _environ={})
     return text_of(build_page(results), console, full=full)
 
 
 @pytest.mark.parametrize(("name", "full"), SHOWN)
 def test_the_report_is_as_in_its_snapshot_within_80_columns(name, full):
-    path, text = (
-        SNAPSHOTS / f"{name if full else f'brief-{name}'}.txt",
-        render(RUNS[name], full=full),
-    )
+    path = SNAPSHOTS / f"{'' if full else 'brief-'}{name}.txt"
+    text = render(RUNS[name], full=full)
     if os.environ.get("REFRESH_SNAPSHOTS") == "1":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
@@ -115,10 +100,9 @@ def test_the_report_is_as_in_its_snapshot_within_80_columns(name, full):
 
 @pytest.mark.parametrize("words", [1, 70])
 def test_warnings_for_which_a_screen_has_no_room_are_counted(words):
-    sweep = msgspec.structs.replace(
-        made_sweep(), warnings=[f"{number} {'xx ' * words}" for number in range(20)]
-    )
-    text = render(RunResults(name="run", sweep=sweep), full=False)
+    warnings = [f"{number} {'xx ' * words}" for number in range(20)]
+    sweep = structs.replace(made_sweep(), warnings=warnings)
+    text = render(run_of(sweep=sweep), full=False)
     shown = sum(line.startswith("! ") for line in text.splitlines()) - 1
     assert f"{20 - shown} more warnings: --full shows all." in text
     assert "! 0 xx" in text and f"! {shown} xx" not in text
@@ -134,15 +118,7 @@ def test_the_environment_changes_nothing_in_a_rendered_report(monkeypatch):
 
 @pytest.mark.parametrize("width", [20, 60])
 def test_a_narrow_terminal_folds_names_and_breaks_no_number(width):
-    text = printed(
-        RUNS["both"],
-        Console(
-            file=io.StringIO(),
-            width=width,
-            color_system=None,
-            _environ={},
-        ),
-    )
+    text = printed(RUNS["both"], width)
     for name in ("speechbrain", "quantile", "exponential", "(frontier)"):
         assert name in text
     assert "±8.1%      634     3.1%" in text
@@ -150,21 +126,10 @@ def test_a_narrow_terminal_folds_names_and_breaks_no_number(width):
 
 def test_a_command_that_comes_next_is_never_broken(tmp_path):
     long = replace(RUNS["both"], folder=tmp_path / ("long" * 20))
-    text = printed(
-        long,
-        Console(
-            file=io.StringIO(),
-            width=40,
-            color_system=None,
-            _environ={},
-        ),
-        full=False,
-    )
-    lines = text.splitlines()
     command = f"batchtune verify MANIFEST --run {long.folder}"
-    (place,) = (at for at, line in enumerate(lines) if line.startswith(command))
     # Its purpose stands below: to the right nobody would see it.
-    assert lines[place + 1] == "    run these batches for real"
+    below = f"\n{command}\n    run these batches for real\n"
+    assert below in printed(long, 40, full=False)
 
 
 def test_what_looks_like_markup_is_shown_as_it_is():
@@ -172,9 +137,5 @@ def test_what_looks_like_markup_is_shown_as_it_is():
 
 
 def test_an_encoding_without_our_signs_gets_other_ones():
-    class AsciiStream(io.StringIO):
-        encoding = "ascii"
-
-    console = Console(file=AsciiStream(), width=80, color_system=None, _environ={})
-    text = printed(RUNS["both"], console)
+    text = printed(RUNS["both"], stream=AsciiStream)
     assert text.isascii() and "> optimal" in text

@@ -6,7 +6,7 @@ import tracemalloc
 import msgspec
 import pytest
 from msgspec.structs import replace
-from report_records import made_probe, made_sweep, rule_inputs
+from report_records import made_probe, made_sweep
 from training_lines import START, step, write
 
 from batchtune.epochs.measured_costs import costs_of
@@ -36,15 +36,11 @@ def recorded(folder, lines):
     return load_run(folder)
 
 
-def test_measured_is_what_the_timed_steps_took(tmp_path):
+def test_timed_steps_are_compared_with_the_probes_prediction(tmp_path):
     training = recorded(tmp_path, LINES).training
     assert training.steps == 3
     assert training.mean_step_seconds == pytest.approx(0.5)
     assert training.peak_bytes == 3 * 10**9
-
-
-def test_predicted_is_what_the_probe_says_of_the_same_batches(tmp_path):
-    training = recorded(tmp_path, LINES).training
     seconds = costs_of(made_probe()).step_seconds
     expected = float(seconds([60.0, 40.0], [10.0, 15.0]).mean())
     assert training.predicted_step_seconds == pytest.approx(expected)
@@ -58,9 +54,8 @@ def test_an_epoch_is_as_many_examples_as_the_data_has(tmp_path):
     lengths = made_sweep().lengths
     assert training.epoch_batches == pytest.approx(4 * lengths.count / 180)
     padded = 60 * 10 + 60 * 10 + 40 * 15 + 20 * 10
-    assert training.padding_ratio == pytest.approx(
-        max(0.0, 1 - 180 * lengths.total / lengths.count / padded)
-    )
+    padding_ratio = 1 - 180 * lengths.total / lengths.count / padded
+    assert training.padding_ratio == pytest.approx(max(0.0, padding_ratio))
 
 
 def test_the_last_recording_with_steps_counts(tmp_path):
@@ -71,23 +66,16 @@ def test_the_last_recording_with_steps_counts(tmp_path):
 
 
 def test_an_oom_fails_its_rule_and_is_a_warning(tmp_path):
-    (rule,) = parse_rules(["training.ooms > 0"])
-    (held,) = judge([rule], RuleInputs(results=recorded(tmp_path, LINES)))
-    assert held.outcome == "holds"
-    run = recorded(tmp_path, [*LINES, step((60, 16), oom="CUDA out of memory")])
-    (failed,) = judge([rule], RuleInputs(results=run))
-    assert failed.outcome == "fails"
+    oom = step((60, 16), oom="CUDA out of memory")
+    for lines, outcome in ((LINES, "holds"), ([*LINES, oom], "fails")):
+        run = recorded(tmp_path, lines)
+        rules = parse_rules(["training.ooms > 0"])
+        (verdict,) = judge(rules, RuleInputs(results=run))
+        assert verdict.outcome == outcome
     page = build_page(run)
-    assert any("CUDA out of memory" in warning for warning in page.warnings)
-    assert "Recorded training: 3 steps on made, and out of memory 1 time" in " ".join(
-        page.lead
-    )
-
-
-def test_a_rule_without_a_recording_says_what_makes_one():
-    (verdict,) = judge(parse_rules(["training.ooms > 0"]), rule_inputs())
-    assert verdict.outcome == "error"
-    assert "batchtune record" in verdict.message
+    assert "CUDA out of memory" in " ".join(page.warnings)
+    said = "Recorded training: 3 steps on made, and out of memory 1 time"
+    assert said in " ".join(page.lead)
 
 
 def test_lines_that_were_cut_short_are_left_out_and_counted(tmp_path):
@@ -107,17 +95,11 @@ def test_trainings_that_record_at_the_same_time_are_told_apart(tmp_path):
     """Rank 1 of the second may even be faster than the one that writes its start."""
     first = replace(START, recording="first")
     second = replace(START, recording="second")
-    path = write(
-        tmp_path,
-        [
-            step((2, 10), recording="second", rank=1),
-            first,
-            second,
-            *[step((2, 10), recording="first"), step((3, 9), recording="second")] * 3,
-            first,
-            step((4, 8), recording="first"),
-        ],
-    )
+    of_first = step((2, 10), recording="first")
+    of_second = step((3, 9), recording="second")
+    fastest = replace(of_second, rank=1)
+    both = [of_first, of_second] * 3
+    path = write(tmp_path, [fastest, first, second, *both, first, of_first])
     counts = [len(recording.steps) for recording in read_training(path)]
     assert counts == [3, 4, 1]
 

@@ -1,9 +1,7 @@
 """What reports say of a verification."""
 
-import dataclasses
-
-import msgspec
 import pytest
+from msgspec.structs import replace
 from report_records import (
     failed_verification,
     made_probe,
@@ -12,31 +10,27 @@ from report_records import (
     rule_inputs,
     with_recommended,
 )
+from reports.changed import page_of, run_of
 from streamed_records import made_stream
 
-from batchtune.reports import RunResults
 from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.measured import verification_section
-from batchtune.reports.page import build_page, build_verification_page
-from batchtune.results import (
-    WorkloadRecord,
-)
+from batchtune.reports.page import build_verification_page
+from batchtune.results import WorkloadRecord
 
-replace = msgspec.structs.replace
-SWEEP = replace(made_sweep(), warnings=[])
-
-
-def run_with(verification, probe=None, sweep=SWEEP):
-    return RunResults(
-        name="run",
-        probe=probe or made_probe(),
-        sweep=sweep,
-        verification=verification,
-    )
+BOTH = {"probe": made_probe(), "sweep": replace(made_sweep(), warnings=[])}
 
 
 def said_of(verification):
-    return list(verification_section(run_with(verification)).sentences)
+    run = run_of(**BOTH, verification=verification)
+    return list(verification_section(run).sentences)
+
+
+def warnings_with(**changes):
+    """The warnings of a report whose verification differs in these."""
+    return page_of(
+        **BOTH, verification=replace(made_verification(), **changes)
+    ).warnings
 
 
 def test_emptied_caches_and_a_time_without_estimate_are_told():
@@ -53,19 +47,18 @@ def test_emptied_caches_and_a_time_without_estimate_are_told():
 
 
 def test_what_was_verified_before_says_nothing_of_new_batches():
-    other = with_recommended(SWEEP, "optimal", 10)
-    page = build_page(run_with(failed_verification(), sweep=other))
+    other = with_recommended(made_sweep(), "optimal", 10)
+    records = {**BOTH, "sweep": other, "verification": failed_verification()}
+    page = page_of(**records)
     assert page.lead[0].startswith("Set 10 buckets")
-    assert any("ran other batches" in warning for warning in page.warnings)
-    assert "run these batches for real" in [purpose for _, purpose in page.next_steps]
+    assert "ran other batches" in " ".join(page.warnings)
+    assert "run these batches for real" in dict(page.next_steps).values()
 
 
 def test_other_lengths_are_told_and_nothing_else():
     lengths = replace(made_verification().lengths, fingerprint="0" * 64)
-    warnings = build_page(
-        run_with(replace(made_verification(), lengths=lengths))
-    ).warnings
-    assert len(warnings) == 1 and "used other lengths" in warnings[0]
+    (warning,) = warnings_with(lengths=lengths)
+    assert "used other lengths" in warning
 
 
 DEVICE = made_verification().device
@@ -95,14 +88,12 @@ OTHER = WorkloadRecord(spec="mine.py:Step", options={})
     ids=["workload", "device", "limit", "torch"],
 )
 def test_another_subject_than_the_probes_is_told(changes, said):
-    assert (
-        said
-        in build_page(run_with(replace(made_verification(), **changes))).warnings[0]
-    )
+    assert said in warnings_with(**changes)[0]
 
 
 def test_the_verification_has_a_page_of_its_own():
-    page = build_verification_page(run_with(made_verification()))
+    run = run_of(**BOTH, verification=made_verification())
+    page = build_verification_page(run)
     assert [section.title for section in page.sections] == ["Verification", "Data"]
     assert page.summary[2:4] == [
         "Measured: builtin:conformer-ctc layers=12 precision=bf16 on NVIDIA H200, limited to 126 GiB of 140 GiB.",
@@ -115,14 +106,15 @@ def test_the_verification_has_a_page_of_its_own():
 
 def of_stream(stream, **changes):
     row = stream.recommended_row
-    ran = {
-        "algorithm": row.algorithm,
-        "buffer_size": row.buffer_size,
-        "max_padding_ratio": row.max_padding_ratio,
-        "bucket_boundaries": row.boundaries,
-        "bucket_batch_sizes": row.batch_sizes,
-    }
-    return replace(made_verification(), **{**ran, **changes})
+    ran = replace(
+        made_verification(),
+        algorithm=row.algorithm,
+        buffer_size=row.buffer_size,
+        max_padding_ratio=row.max_padding_ratio,
+        bucket_boundaries=row.boundaries,
+        bucket_batch_sizes=row.batch_sizes,
+    )
+    return replace(ran, **changes)
 
 
 def test_a_streams_verification_says_so():
@@ -134,19 +126,14 @@ def test_a_streams_verification_says_so():
 
 def test_it_is_compared_with_the_streams_sweep_alone():
     stream = made_stream()
-    for changes, said in (({}, False), ({"buffer_size": 17}, True)):
-        verified = of_stream(stream, **changes)
-        results = dataclasses.replace(run_with(verified), stream=stream)
-        assert (
-            any(
-                "The verification ran" in warning
-                for warning in build_page(results).warnings
-            )
-            == said
-        )
-        inputs = rule_inputs(sweep=SWEEP, stream=stream, verification=verified)
-        (verdict,) = judge(parse_rules(["verify.holds == false"]), inputs)
-        assert verdict.outcome == ("error" if said else "holds")
+    for changes, outcome in (({}, "holds"), ({"buffer_size": 17}, "error")):
+        records = {**BOTH, "stream": stream}
+        records["verification"] = of_stream(stream, **changes)
+        warnings = " ".join(page_of(**records).warnings)
+        assert ("The verification ran" in warnings) == (outcome == "error")
+        rules = parse_rules(["verify.holds == false"])
+        (verdict,) = judge(rules, rule_inputs(**records))
+        assert verdict.outcome == outcome
 
 
 def test_next_is_the_streams_verification_then_the_same_again():
@@ -155,11 +142,6 @@ def test_next_is_the_streams_verification_then_the_same_again():
         (None, "run these batches for real"),
         (of_stream(stream, holds=False), "run these batches again"),
     ):
-        results = dataclasses.replace(
-            run_with(made_verification()),
-            sweep=None,
-            stream=stream,
-            verification=verified,
-        )
-        steps = {what: step for step, what in build_page(results).next_steps}
+        page = page_of(probe=made_probe(), stream=stream, verification=verified)
+        steps = {what: step for step, what in page.next_steps}
         assert steps[what].startswith("batchtune verify --stream")
