@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
+from typing_extensions import dataclass_transform
 
 # With these bounds, sums and products stay far from what a float or a 64-bit integer can hold.
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
@@ -60,7 +61,20 @@ LawCoefficients = dict[
 ]
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class RecordMeta(msgspec.StructMeta):
+    """Makes fields keywords, unless a record says otherwise: the one setting that records don't inherit."""
+
+    def __new__(
+        mcs, *definition: Any, kw_only: bool = True, **settings: Any
+    ) -> RecordMeta:
+        """Define a class of records."""
+        return super().__new__(mcs, *definition, kw_only=kw_only, **settings)
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,)
+)
+class Record(msgspec.Struct, frozen=True, metaclass=RecordMeta):
     """Base of the records: frozen, named fields."""
 
     VERSION: ClassVar[int] = 1
@@ -97,7 +111,7 @@ def _as_word(value: str | float | bool) -> str:
     return shlex.quote(str(value))
 
 
-class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+class ReadingRecord(Record, omit_defaults=True):
     """How the manifest was read: the options as given, None for the others; `manifests.ReadOptions` describes them."""
 
     format: str | None = None
@@ -115,7 +129,7 @@ class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     reduce: Reduction | None = None
 
 
-class LengthsSummary(Record, frozen=True, kw_only=True):
+class LengthsSummary(Record):
     """The data set of a result.
 
     Attributes:
@@ -146,7 +160,7 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
             yield f"total is {self.total}, for {self.count} examples up to {self.max}"
 
 
-class HistogramBin(Record, frozen=True, kw_only=True):
+class HistogramBin(Record):
     """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
 
     from_: TargetLength = msgspec.field(name="from")
@@ -154,7 +168,7 @@ class HistogramBin(Record, frozen=True, kw_only=True):
     count: Count
 
 
-class Proof(Record, frozen=True, kw_only=True):
+class Proof(Record):
     """The recommended batches as they ran in shuffled training, in fresh processes at the limit.
 
     Attributes:
@@ -188,7 +202,7 @@ class Proof(Record, frozen=True, kw_only=True):
         return self.reason is None
 
 
-class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplerEvidence(Record, forbid_unknown_fields=True):
     """The evidence for the recommendation.
 
     Attributes:
@@ -226,7 +240,7 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
     proof: Proof | None = None
 
 
-class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplerConfig(Record, forbid_unknown_fields=True):
     """The content of `sampler.yaml`, in its order.
 
     Attributes:
@@ -278,7 +292,7 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.own_accumulate is not None
 
 
-class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PackedConfig(Record, forbid_unknown_fields=True):
     """The content of the `sampler.yaml` of a training that packs, in its order.
 
     Attributes:
@@ -318,7 +332,7 @@ class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.own_accumulate is not None
 
 
-class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StreamConfig(Record, forbid_unknown_fields=True):
     """The content of `stream.yaml`, in its order: the recommendation for `batchtune.BucketedStream`.
 
     Attributes:

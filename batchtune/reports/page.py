@@ -123,7 +123,7 @@ class Page:
         return list(warnings)
 
 
-class Report(Result, frozen=True, kw_only=True):
+class Report(Result):
     """The document that `batchtune report --format json` writes."""
 
     FORMAT: ClassVar[str] = "batchtune/report"

@@ -76,7 +76,7 @@ def _fields_of(shape: BatchShape) -> dict[str, Any]:
     }
 
 
-class Trial(Record, frozen=True, kw_only=True):
+class Trial(Record):
     """One batch shape measured on the device.
 
     Attributes:
@@ -209,7 +209,7 @@ class Trial(Record, frozen=True, kw_only=True):
                 yield f"no step takes {seconds} s"
 
 
-class FrontierPoint(Record, frozen=True, kw_only=True):
+class FrontierPoint(Record):
     """The largest batch size that fits at one length.
 
     Attributes:
@@ -236,7 +236,7 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
         return BatchShape(self.batch_size, self.length, self.target_length)
 
 
-class Margin(Record, frozen=True, kw_only=True):
+class Margin(Record):
     """The memory that a proven batch leaves free, because peaks of equal batches differ.
 
     A batch is proven if its lowest measured peak, plus `bytes`, is within the limit.
@@ -262,7 +262,7 @@ class Margin(Record, frozen=True, kw_only=True):
         return self.bytes + self.fragments_bytes
 
 
-class CostModel(Record, frozen=True, kw_only=True):
+class CostModel(Record):
     """cost = max(floor, constant + B·(example + linear·L + quadratic·L² + targets)).
 
     Targets add target_linear·T + target_quadratic·T² + cross·L·T. B is the batch size, L the longest length, T the
@@ -297,7 +297,7 @@ class CostModel(Record, frozen=True, kw_only=True):
         )
 
 
-class Confirmation(Record, frozen=True, kw_only=True):
+class Confirmation(Record):
     """The batches at the limit, run again interleaved, with the allocator's cache kept, as training runs them.
 
     Attributes:
@@ -320,14 +320,14 @@ class Confirmation(Record, frozen=True, kw_only=True):
     time_ratio: Amount | None = None
 
 
-class Models(Record, frozen=True, kw_only=True):
+class Models(Record):
     """The fitted models; None if there were too few measurements."""
 
     peak_bytes: CostModel | None
     step_seconds: CostModel | None
 
 
-class ProbedWith(Record, frozen=True, kw_only=True):
+class ProbedWith(Record):
     """The settings of a probe that its trials depend on: those that `run.json` and `probe.json` record.
 
     Attributes:
@@ -364,7 +364,7 @@ class ProbedWith(Record, frozen=True, kw_only=True):
         return (self.nproc_per_node or 1) * (self.nnodes or 1)
 
 
-class Run(Measured, frozen=True, kw_only=True):
+class Run(Measured):
     """The conditions of a run folder's trials. Trials are reused only if all of these are the same.
 
     Attributes:
@@ -377,7 +377,7 @@ class Run(Measured, frozen=True, kw_only=True):
     workload_sha256: str | None = None
 
 
-class Probe(Measured, frozen=True, kw_only=True):
+class Probe(Measured):
     """`probe.json`: what fits, and what a batch costs.
 
     Attributes:
@@ -447,7 +447,7 @@ class Probe(Measured, frozen=True, kw_only=True):
         return all(point.trial is not None for point in self.frontier)
 
 
-class VerifyFailure(Record, frozen=True, kw_only=True):
+class VerifyFailure(Record):
     """A batch of the verification that failed.
 
     Attributes:
@@ -472,7 +472,7 @@ class VerifyFailure(Record, frozen=True, kw_only=True):
         return BatchShape(self.batch_size, self.length, self.target_length)
 
 
-class Verification(Measured, frozen=True, kw_only=True):
+class Verification(Measured):
     """`verify.json`: the recommended batches, run for real.
 
     Attributes:
@@ -558,7 +558,7 @@ _LONGEST_LINE_BYTES = 16 << 20
 _HINT = "Move it away, and record the training again."
 
 
-class TrainingStart(Result, frozen=True, kw_only=True):
+class TrainingStart(Result):
     """The line that begins a recording in `training.jsonl`, written by rank 0.
 
     Attributes:
@@ -573,7 +573,7 @@ class TrainingStart(Result, frozen=True, kw_only=True):
     tuned: bool = False
 
 
-class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):
+class TrainingStep(Record, omit_defaults=True):
     """A line of `training.jsonl`: one optimizer step, or the one that ran out of memory.
 
     Attributes:
@@ -668,7 +668,7 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
             yield line
 
 
-class Training(Record, frozen=True, kw_only=True):
+class Training(Record):
     """The last recording of `training.jsonl`, and what the probe predicts of its batches.
 
     Steps are those of all ranks.

@@ -47,7 +47,7 @@ Correlation = Annotated[float, msgspec.Meta(ge=-1, le=1), LESS_IS_BETTER, PER_CE
 _Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-class SweepSettings(Record, frozen=True, kw_only=True):
+class SweepSettings(Record):
     """The settings of a sweep, from the command line to `sweep.json`.
 
     Attributes:
@@ -90,7 +90,7 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     throughput_fraction: _Part | None = None
 
 
-class RankTimes(Record, frozen=True, kw_only=True):
+class RankTimes(Record):
     """The time of one epoch on several ranks that wait for each other at every step.
 
     Attributes:
@@ -104,7 +104,7 @@ class RankTimes(Record, frozen=True, kw_only=True):
     same_bucket_epoch_seconds: Amount
 
 
-class EpochFigures(Record, frozen=True, kw_only=True):
+class EpochFigures(Record):
     """The figures of an epoch's batches, whichever way they are made; `Row` and `StreamRow` describe them."""
 
     boundaries: list[Length] = msgspec.field(default_factory=list)
@@ -155,7 +155,7 @@ class EpochFigures(Record, frozen=True, kw_only=True):
         return self.mates_again
 
 
-class Row(EpochFigures, frozen=True, kw_only=True):
+class Row(EpochFigures):
     """One bucket table of a sweep, or one size of pools, and the cost of an epoch with it.
 
     For pools the table says how many examples fit with the longest of a batch; their figures are means of simulated
@@ -257,7 +257,7 @@ class Row(EpochFigures, frozen=True, kw_only=True):
 AnyFigures = TypeVar("AnyFigures", bound=EpochFigures)
 
 
-class Swept(Result, Generic[AnyFigures], frozen=True, kw_only=True):
+class Swept(Result, Generic[AnyFigures]):
     """Base of the sweeps: ways to batch a data set, or a stream, compared."""
 
     lengths: LengthsSummary
@@ -304,7 +304,7 @@ class Swept(Result, Generic[AnyFigures], frozen=True, kw_only=True):
         return self.settings.world_size or 1
 
 
-class PackedModel(Record, frozen=True, kw_only=True):
+class PackedModel(Record):
     """cost = constant + token·Σ L + squared_token·Σ L² + sequence·n, of a packed batch of n sequences of lengths L.
 
     Attributes:
@@ -320,7 +320,7 @@ class PackedModel(Record, frozen=True, kw_only=True):
     largest_error: Amount
 
 
-class PackedProbe(Record, frozen=True, kw_only=True):
+class PackedProbe(Record):
     """What fits of packed batches.
 
     Attributes:
@@ -340,7 +340,7 @@ class PackedProbe(Record, frozen=True, kw_only=True):
     step_seconds: PackedModel | None
 
 
-class PackedRow(Record, frozen=True, kw_only=True):
+class PackedRow(Record):
     """One packer of a sweep, and what an epoch of its micro-batches comes to, on all ranks.
 
     Attributes:
@@ -412,7 +412,7 @@ class PackedRow(Record, frozen=True, kw_only=True):
         return float(self.tokens)
 
 
-class PackingSweep(Record, frozen=True, kw_only=True):
+class PackingSweep(Record):
     """The packers compared.
 
     Attributes:
@@ -449,7 +449,7 @@ class PackingSweep(Record, frozen=True, kw_only=True):
         return self.rows[self.recommended]
 
 
-class Baseline(Record, frozen=True, kw_only=True):
+class Baseline(Record):
     """A fixed batch size, the largest that fits the longest examples.
 
     Examples are shuffled (`fixed-random`), sorted by length (`fixed-sorted`), or sorted within 50 batches at a time, as
@@ -474,7 +474,7 @@ class Baseline(Record, frozen=True, kw_only=True):
         """Not worked out."""
 
 
-class LowerBound(Record, frozen=True, kw_only=True):
+class LowerBound(Record):
     """The cost that no bucket table can beat, over all ranks."""
 
     batches: Size

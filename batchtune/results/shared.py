@@ -121,7 +121,7 @@ class BatchShape:
         return f"{self.tokens:,} tokens in {self.batch_size:,} sequences up to {self.length:g}"
 
 
-class Meta(Record, frozen=True, kw_only=True):
+class Meta(Record):
     """The kind and version of a result file."""
 
     format: str
@@ -129,7 +129,7 @@ class Meta(Record, frozen=True, kw_only=True):
     batchtune: str
 
 
-class Result(Record, frozen=True, kw_only=True):
+class Result(Record):
     """Base of the files: `meta` comes first; FORMAT and VERSION say what it holds."""
 
     FORMAT: ClassVar[str]
@@ -137,7 +137,7 @@ class Result(Record, frozen=True, kw_only=True):
     meta: Meta
 
 
-class WorkloadRecord(Record, frozen=True, kw_only=True):
+class WorkloadRecord(Record):
     """The training step that was measured.
 
     Attributes:
@@ -343,7 +343,7 @@ SAME_GRADIENT = 0.01
 """Gradients of a step are the same if they differ by at most this share: half precision rounds to 0.4%."""
 
 
-class Twin(Record, frozen=True, kw_only=True):
+class Twin(Record):
     """A batch of a script's own, and one made with the same shape: what a step with each allocated at its peak."""
 
     batch_size: Size
@@ -369,7 +369,7 @@ class Twin(Record, frozen=True, kw_only=True):
         return more / max(1, self.own_bytes)
 
 
-class OwnBatches(Record, frozen=True, kw_only=True):
+class OwnBatches(Record):
     """The batches of an epoch as a training makes them now: those of its own batch sampler, or recorded ones.
 
     Attributes:
@@ -389,7 +389,7 @@ class OwnBatches(Record, frozen=True, kw_only=True):
     effective_buckets: Amount | None = None
 
 
-class StepGradient(Record, frozen=True, kw_only=True):
+class StepGradient(Record):
     """How the gradient of one optimizer step depends on the micro-batches that its examples are cut into.
 
     Differences are relative: the norm of the difference of two gradients / the norm of the first, as the optimizers get
@@ -424,7 +424,7 @@ class StepGradient(Record, frozen=True, kw_only=True):
         return (self.again or 0.0) > SAME_GRADIENT
 
 
-class Script(Record, frozen=True, kw_only=True):
+class Script(Record):
     """What was learned of a training script and of its batches.
 
     Attributes:
@@ -473,14 +473,14 @@ class Script(Record, frozen=True, kw_only=True):
         return None
 
 
-class DeviceProcess(Record, frozen=True, kw_only=True):
+class DeviceProcess(Record):
     """A process that uses a device; None for what the driver does not report."""
 
     pid: Count
     used_bytes: Bytes | None
 
 
-class RankDevice(Record, frozen=True, kw_only=True):
+class RankDevice(Record):
     """The device of one of several ranks.
 
     Attributes:
@@ -497,7 +497,7 @@ class RankDevice(Record, frozen=True, kw_only=True):
     base_bytes: Bytes
 
 
-class Device(Record, frozen=True, kw_only=True):
+class Device(Record):
     """The device that was measured, and the limit enforced on it. None: the system can't tell.
 
     Attributes:
@@ -611,7 +611,7 @@ class Device(Record, frozen=True, kw_only=True):
         return f"{words} (simulated)" if self.simulated else words
 
 
-class Measured(Result, frozen=True, kw_only=True):
+class Measured(Result):
     """Base of the files that hold measurements of a workload on a device."""
 
     lengths: LengthsSummary

@@ -46,7 +46,7 @@ from batchtune.results.shared import (
 from batchtune.units import counted, format_number
 
 
-class BucketUse(Record, frozen=True, kw_only=True):
+class BucketUse(Record):
     """One bucket of the recommended table.
 
     Attributes:
@@ -67,7 +67,7 @@ class BucketUse(Record, frozen=True, kw_only=True):
     proven_by: Count | None = None
 
 
-class LearningRate(Record, frozen=True, kw_only=True):
+class LearningRate(Record):
     """Factors for the learning rate when the batch size changes; a hint.
 
     Attributes:
@@ -84,7 +84,7 @@ class LearningRate(Record, frozen=True, kw_only=True):
     square_root: Amount
 
 
-class TwoDimensionalRow(Record, frozen=True, kw_only=True):
+class TwoDimensionalRow(Record):
     """A bucket table over length and target length, and its gain over one dimension, on one rank.
 
     Attributes:
@@ -120,7 +120,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
             yield "buckets do not ascend"
 
 
-class Sweep(Swept[Row], frozen=True, kw_only=True):
+class Sweep(Swept[Row]):
     """`sweep.json`: the bucket tables compared.
 
     Attributes:
@@ -222,7 +222,7 @@ Algorithm = Literal["speechbrain", "bucket", "pivot"]
 """How batches are made from a buffer: by SpeechBrain's `dynamic_bucketed_batch`, or by `BucketedStream`."""
 
 
-class StreamRow(EpochFigures, frozen=True, kw_only=True):
+class StreamRow(EpochFigures):
     """One way to batch a stream, and the cost of an epoch over all ranks and workers.
 
     Figures are those of simulated epochs, each worker's stream by itself: batches, cells, times and mates_again are
@@ -312,7 +312,7 @@ class StreamRow(EpochFigures, frozen=True, kw_only=True):
             yield from wrong_table(self.boundaries, self.batch_sizes)
 
 
-class ShardAdvice(Record, frozen=True, kw_only=True):
+class ShardAdvice(Record):
     """How to write shards for some ranks and workers: the arguments of WebDataset's `ShardWriter`.
 
     Attributes:
@@ -326,7 +326,7 @@ class ShardAdvice(Record, frozen=True, kw_only=True):
     maxsize_bytes: Size | None = None
 
 
-class Shards(Record, frozen=True, kw_only=True):
+class Shards(Record):
     """The shards of a stream.
 
     Attributes:
@@ -357,7 +357,7 @@ class Shards(Record, frozen=True, kw_only=True):
     advice: ShardAdvice | None = None
 
 
-class StreamedWith(Record, frozen=True, kw_only=True):
+class StreamedWith(Record):
     """How examples reach workers: the settings of a stream's sweep that later commands read.
 
     `workers` are those of each rank's DataLoader; 0: it reads in the process itself. WebDataset's `shardshuffle` holds
@@ -382,7 +382,7 @@ class StreamedWith(Record, frozen=True, kw_only=True):
         return self.world_size * self.readers_per_rank
 
 
-class StreamSettings(StreamedWith, frozen=True, kw_only=True):
+class StreamSettings(StreamedWith):
     """The settings of a stream's sweep, from the command line to `stream.json`.
 
     Attributes:
@@ -399,7 +399,7 @@ class StreamSettings(StreamedWith, frozen=True, kw_only=True):
     min_steps: _Setting | None = None
 
 
-class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
+class StreamSweep(Swept[StreamRow]):
     """`stream.json`: ways to batch a stream, compared.
 
     Attributes:
