@@ -22,6 +22,9 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=1e40)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
+SettingSize = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
 
 # What lengths count.
 Unit = Literal["s", "ms", "samples", "frames", "tokens", "words", "characters", "bytes"]

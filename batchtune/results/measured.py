@@ -25,6 +25,8 @@ from batchtune.records import (
     CostShare,
     Count,
     Length,
+    Part,
+    Ranks,
     Record,
     Seed,
     Share,
@@ -55,6 +57,8 @@ Outcome = Literal["ok", "oom", "timeout", "crash", "error"]
 DeviceName = Annotated[
     str, msgspec.Meta(pattern=r"^([a-z]{1,16}(:[0-9]{1,4})?|law:[\w=.,+ -]{0,400})$")
 ]
+# Each rank is a process, so a file of somebody else's is bounded.
+_Processes = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 AnyLength = TypeVar("AnyLength", float, "npt.NDArray[np.float64]")
 # Of a packed batch: a file of somebody else's must not fill the memory.
 _MOST_SEQUENCES = 10**7
@@ -343,7 +347,7 @@ class ProbedWith(Record):
 
     device: DeviceName = "auto"
     memory_bytes: Size | None = None
-    memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    memory_fraction: Part = 0.9
     num_lengths: Annotated[int, msgspec.Meta(ge=2)] = 12
     max_lengths: Size | None = None
     tolerance: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.01
@@ -352,10 +356,9 @@ class ProbedWith(Record):
     reserve_bytes: Bytes = 0
     ddp: bool = False
     allocator: Choice = "auto"
-    # Each rank is a process, so a file of somebody else's is bounded.
-    nproc_per_node: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    nnodes: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    simulate_world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] | None = None
+    nproc_per_node: _Processes | None = None
+    nnodes: _Processes | None = None
+    simulate_world_size: Ranks | None = None
     max_tokens: Size | None = None
 
     @property

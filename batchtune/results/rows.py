@@ -22,7 +22,9 @@ from batchtune.records import (
     LawCoefficients,
     Length,
     LengthsSummary,
+    Part,
     Positive,
+    Ranks,
     Record,
     SamplerKind,
     Seed,
@@ -42,9 +44,7 @@ from batchtune.units import counted, format_number
 
 Keep = Literal["same", "steps", "nothing"]
 MOST_BUCKETS = 1000
-_Ranks = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
 Correlation = Annotated[float, msgspec.Meta(ge=-1, le=1), LESS_IS_BETTER, PER_CENT]
-_Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class SweepSettings(Record):
@@ -79,15 +79,15 @@ class SweepSettings(Record):
     max_batch_size: Size | None = None
     seed: Seed = 0
     multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
-    world_size: _Ranks | None = None
+    world_size: Ranks | None = None
     same_bucket: bool = False
-    accumulate: _Ranks | None = None
-    min_randomness: _Part | None = None
+    accumulate: Ranks | None = None
+    min_randomness: Part | None = None
     min_steps: Size | None = None
     keep: Keep | None = None
     micro_batches: Size | None = None
     equal_counts: bool = False
-    throughput_fraction: _Part | None = None
+    throughput_fraction: Part | None = None
 
 
 class RankTimes(Record):
@@ -469,9 +469,7 @@ class Baseline(Record):
     steps: Count | None = None
     step_tokens_deviation: Amount | None = None
 
-    @property
-    def mates_again(self) -> None:
-        """Not worked out."""
+    mates_again = None  # not worked out
 
 
 class LowerBound(Record):
@@ -481,28 +479,18 @@ class LowerBound(Record):
     padded_length: Amount
     estimated_epoch_seconds: Amount | None
 
+    # No batches reach the bound.
+    steps = None
+    step_tokens_deviation = None
+    padding_ratio = None
+    mates_again = None
+
     def at_most(self, row: Row) -> LowerBound:
         """Return the same, with a time that is no higher than a row's: measured step times need not be regular."""
         seconds = row.estimated_epoch_seconds
         if seconds is None or seconds >= (self.estimated_epoch_seconds or 0.0):
             return self
         return msgspec.structs.replace(self, estimated_epoch_seconds=seconds)
-
-    @property
-    def steps(self) -> None:
-        """No batches reach the bound."""
-
-    @property
-    def step_tokens_deviation(self) -> None:
-        """No batches reach the bound."""
-
-    @property
-    def padding_ratio(self) -> None:
-        """No batches reach the bound."""
-
-    @property
-    def mates_again(self) -> None:
-        """No batches reach the bound."""
 
 
 Costed: TypeAlias = EpochFigures | PackedRow | Baseline | LowerBound

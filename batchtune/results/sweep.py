@@ -22,9 +22,12 @@ from batchtune.records import (
     GainRatio,
     HistogramBin,
     Length,
+    Part,
     Proof,
+    Ranks,
     Record,
     Seed,
+    SettingSize,
     Share,
     Size,
     TargetLength,
@@ -217,7 +220,6 @@ def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:
     return f"{row.unproven} of {row.sizes_in_use} batch sizes {'is' if row.unproven == 1 else 'are'} not proven to fit"
 
 
-_Setting = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Algorithm = Literal["speechbrain", "bucket", "pivot"]
 """How batches are made from a buffer: by SpeechBrain's `dynamic_bucketed_batch`, or by `BucketedStream`."""
 
@@ -364,7 +366,7 @@ class StreamedWith(Record):
     `shuffle_shards` shards, its `.shuffle` `shuffle_buffer` examples; 0: they stay in order.
     """
 
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] = 1
+    world_size: Ranks = 1
     workers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
     shuffle_shards: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 100
     shuffle_buffer: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 1000
@@ -391,12 +393,12 @@ class StreamSettings(StreamedWith):
         min_steps: The fewest optimizer steps of an epoch, one for each batch of a rank.
     """
 
-    buffer_sizes: tuple[_Setting | Literal["all"], ...] = (256, 1024, 4096)
-    num_buckets: tuple[_Setting, ...] = (4, 8, 12, 16, 20)
-    max_batch_size: _Setting | None = None
+    buffer_sizes: tuple[SettingSize | Literal["all"], ...] = (256, 1024, 4096)
+    num_buckets: tuple[SettingSize, ...] = (4, 8, 12, 16, 20)
+    max_batch_size: SettingSize | None = None
     bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
-    min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    min_steps: _Setting | None = None
+    min_randomness: Part | None = None
+    min_steps: SettingSize | None = None
 
 
 class StreamSweep(Swept[StreamRow]):

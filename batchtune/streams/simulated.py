@@ -23,7 +23,6 @@ from batchtune.buckets.current import (
     Known,
     SettingLength,
     Settings,
-    SettingSize,
     read_settings,
 )
 from batchtune.configs import STREAM_LIMITS, Recipe, RecipeBlock, entries
@@ -35,6 +34,7 @@ from batchtune.lengths import BoolArray, FloatArray, IntArray, Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import (
     STREAM_FILE,
+    SettingSize,
     Share,
     StreamConfig,
     StreamedWith,
@@ -78,7 +78,7 @@ class CurrentStream:
     notes: tuple[str, ...] = ()
 
 
-class PivotSettings(Settings, frozen=True, kw_only=True):
+class PivotSettings(Settings):
     """The parameters of SpeechBrain's `dynamic_bucketed_batch` with `indices_around_random_pivot`, as users set them.
 
     A batch begins as one random example of the sorted buffer, and grows to either side, by the neighbour that pads
