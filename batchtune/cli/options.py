@@ -453,27 +453,21 @@ class WorkloadOptions:
         The keys of the manifest also name the parts of a script's batches, where these have such parts.
         """
         from batchtune.cli.ranks import parse_nproc
+        from batchtune.probe.settings import ProbeSettings
         from batchtune.workloads import parse_options
 
-        asked = {
+        values = {
             "workload": self.workload or None,
             "options": _if_given(parse_options, self.set),
-            "scratch": self.scratch,
             **self._script(source, lengths),
-            "device": self.device,
             "nproc_per_node": _if_given(
                 partial(parse_nproc, device=self.device), self.nproc_per_node
             ),
-            "simulate_world_size": self.simulate_world_size,
             "nnodes": None if self.nnodes == 1 else self.nnodes,
             "memory_bytes": _if_given(parse_size, self.memory),
-            "memory_fraction": self.memory_fraction,
-            "allocator": self.allocator,
             "reserve_bytes": _if_given(parse_size, self.reserve),
-            "setup_timeout_seconds": self.setup_timeout,
-            "wait_seconds": self.wait,
         }
-        return {name: value for name, value in asked.items() if value is not None}
+        return given(ProbeSettings, self, **values)
 
     def _script(
         self, source: ManifestOptions, lengths: Lengths | None
@@ -612,7 +606,7 @@ class ProbeOptions(WorkloadOptions):
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
         asked["options"] = with_unit(asked["workload"], asked["options"], lengths.unit)
-        return checked(ProbeSettings, given(ProbeSettings, self, run, **asked))
+        return checked(ProbeSettings, given(ProbeSettings, run, **asked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
