@@ -110,18 +110,19 @@ OnVerifyProgress = Callable[[VerifyProgress], None]
 def run_verify(
     plan: Plan,
     subject: Subject,
-    folder: Path,
+    deadline: float = math.inf,
     *,
+    folder: Path,
     on_note: Callable[[str], None],
     on_progress: OnVerifyProgress,
     nodes: Nodes | None = None,
-    deadline: float = math.inf,
 ) -> Verification:
     """Run the sampler's batches in worker processes and write `verify.json`, unless the plan is a brief one.
 
-    Calls `on_note` with a sentence for the user, `on_progress` before each step. Raises ResultError if the probe was of
-    another device or the file can't be written, WorkloadError if the workload failed for another reason than memory,
-    ProbeError if the device can't be used, or if something else has taken its memory.
+    Ends at the deadline on the monotonic clock. Calls `on_note` with a sentence for the user, `on_progress` before each
+    step. Raises ResultError if the probe was of another device or the file can't be written, WorkloadError if the
+    workload failed for another reason than memory, ProbeError if the device can't be used, or if something else has
+    taken its memory.
     """
     settings = structs.replace(
         subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds
@@ -560,13 +561,10 @@ class Prover:
         settings: VerifySettings,
         probe: Probe,
     ) -> Plan:
+        kind: type[Plan] = VerifyPlan
         if isinstance(config, PackedConfig):
-            return PackedPlan(
-                lengths=self.lengths, config=config, settings=settings, probe=probe
-            )
-        return VerifyPlan(
-            lengths=self.lengths, config=config, settings=settings, probe=probe
-        )
+            kind = PackedPlan
+        return kind(lengths=self.lengths, config=config, settings=settings, probe=probe)
 
     def _subject(self, probe: Probe) -> Subject:
         """Return what was probed, as the user named it: the record may hide parts of a command."""
