@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from typing_extensions import dataclass_transform
@@ -80,7 +80,7 @@ class RecordMeta(msgspec.StructMeta):
 class Record(msgspec.Struct, frozen=True, metaclass=RecordMeta):
     """Base of the records: frozen, named fields."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION = 1
 
     def problems(self) -> Iterator[str]:
         """Yield each contradiction between fields, as a phrase that names one."""
@@ -237,7 +237,7 @@ class SamplerEvidence(Record, forbid_unknown_fields=True):
     margin_bytes: Bytes | None = None
     min_length: Length | None = None
     max_length: Length | None = None
-    left_out: dict[str, Count] = msgspec.field(default_factory=dict)
+    left_out: dict[str, Count] = {}
     truncate: Length | None = None
     multiple_of: Length | None = None
     proof: Proof | None = None
@@ -266,7 +266,7 @@ class SamplerConfig(Record, forbid_unknown_fields=True):
             to minimise the total. None: only positions cost.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/sampler"
+    FORMAT = "batchtune/sampler"
 
     format: str
     version: int
@@ -311,7 +311,7 @@ class PackedConfig(Record, forbid_unknown_fields=True):
         own_accumulate: How many of the training's own batches, on each rank, make such a step; None for other steps.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/sampler"
+    FORMAT = "batchtune/sampler"
 
     format: str
     version: int
@@ -350,7 +350,7 @@ class StreamConfig(Record, forbid_unknown_fields=True):
         drop_last: Whether the remainder at the end of the stream is dropped.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/stream-config"
+    FORMAT = "batchtune/stream-config"
 
     format: str
     version: int

@@ -15,7 +15,6 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
-    ClassVar,
     Literal,
     TypeVar,
     get_type_hints,
@@ -165,7 +164,7 @@ def _if_given(parse: Callable[[Any], AnyValue], value: Any) -> AnyValue | None:
 class ManifestOptions:
     """The source of the lengths and how to read it."""
 
-    PANEL: ClassVar[str] = "Reading the manifest"
+    PANEL = "Reading the manifest"
 
     manifest: list[str] = argument(
         metavar="MANIFEST",
@@ -296,7 +295,7 @@ class ManifestOptions:
 class RunOptions:
     """Where results go, and how much is printed."""
 
-    PANEL: ClassVar[str | None] = None
+    PANEL = None
 
     max_batch_size: int | None = option(
         "Largest number of examples in a batch (default: no limit; of a sweep, as probed).",
@@ -332,7 +331,7 @@ class RunOptions:
 class WorkloadOptions:
     """The training step, its device and memory; whatever is not given is taken from the run, if it has a probe."""
 
-    PANEL: ClassVar[str] = "Workload and device"
+    PANEL = "Workload and device"
 
     workload: str | None = option(
         "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
@@ -613,7 +612,7 @@ class ProbeOptions(WorkloadOptions):
 class SweepOptions:
     """The bucket tables to compare."""
 
-    PANEL: ClassVar[str] = BUCKETS
+    PANEL = BUCKETS
 
     num_buckets: str = option(
         "Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="10:20"
@@ -709,7 +708,7 @@ class SweepOptions:
 class StreamOptions:
     """How workers read the stream, and the ways to batch it that are compared."""
 
-    PANEL: ClassVar[str] = "Stream"
+    PANEL = "Stream"
 
     workers: int = option(
         "DataLoader workers of each rank; each reads its own shards.", "N", default=1
@@ -770,7 +769,7 @@ class StreamOptions:
 class LoaderOptions:
     """How a loader is measured."""
 
-    PANEL: ClassVar[str] = "Loader"
+    PANEL = "Loader"
 
     target: str = argument(
         "Your code that makes the loader, path/to/file.py:NAME or package.module:NAME: a class or function "

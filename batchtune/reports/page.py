@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -126,7 +126,7 @@ class Page:
 class Report(Result):
     """The document that `batchtune report --format json` writes."""
 
-    FORMAT: ClassVar[str] = "batchtune/report"
+    FORMAT = "batchtune/report"
 
     summary: list[str]
     warnings: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -205,7 +205,7 @@ class LoaderTuning(Result):
         interrupted: Whether the tuning was interrupted, so that settings are missing.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/loader"
+    FORMAT = "batchtune/loader"
 
     lengths: LengthsSummary | None
     target: WorkloadRecord
@@ -316,7 +316,7 @@ class LoaderConfig(Record, forbid_unknown_fields=True):
         arguments: Name → value.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/loader-config"
+    FORMAT = "batchtune/loader-config"
 
     format: str
     version: int

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -375,7 +375,7 @@ class Run(Measured):
             the trials: the change may be a comment, or the fix of what stopped the probe.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/run"
+    FORMAT = "batchtune/run"
 
     workload_sha256: str | None = None
 
@@ -395,7 +395,7 @@ class Probe(Measured):
             budget. None for one that pads.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/probe"
+    FORMAT = "batchtune/probe"
 
     trials: list[Trial]
     frontier: list[FrontierPoint]
@@ -403,8 +403,8 @@ class Probe(Measured):
     max_batch_length: Length
     confirmation: Confirmation | None = None
     margin: Margin | None = None
-    joint_frontier: list[FrontierPoint] = msgspec.field(default_factory=list)
-    warnings: list[str] = msgspec.field(default_factory=list)
+    joint_frontier: list[FrontierPoint] = []
+    warnings: list[str] = []
     unfinished: bool = False
     packed: PackedProbe | None = None
 
@@ -506,7 +506,7 @@ class Verification(Measured):
         warnings: Each a sentence without a full stop.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/verify"
+    FORMAT = "batchtune/verify"
 
     bucket_boundaries: list[Length]
     bucket_batch_sizes: list[Size]
@@ -569,7 +569,7 @@ class TrainingStart(Result):
         tuned: Whether batchtune made its batches (`batchtune run`).
     """
 
-    FORMAT: ClassVar[str] = "batchtune/training"
+    FORMAT = "batchtune/training"
 
     device: str
     recording: str = ""

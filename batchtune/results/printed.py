@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from batchtune.records import PER_CENT, HistogramBin, LengthsSummary, Record
 from batchtune.results.shared import DeviceProcess, Result
@@ -34,7 +34,7 @@ class Scan(Result):
         warnings: What looks wrong or wasteful, each with its remedy.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/scan"
+    FORMAT = "batchtune/scan"
 
     sources: list[str]
     lengths: LengthsSummary
@@ -124,7 +124,7 @@ class Doctor(Result):
         warnings: What stands in the way of a probe, each with its remedy.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/doctor"
+    FORMAT = "batchtune/doctor"
 
     python: str
     system: str
@@ -148,7 +148,7 @@ class Exported(Result):
         content: The config or the snippet.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/export"
+    FORMAT = "batchtune/export"
 
     framework: str
     title: str

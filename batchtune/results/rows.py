@@ -107,8 +107,8 @@ class RankTimes(Record):
 class EpochFigures(Record):
     """The figures of an epoch's batches, whichever way they are made; `Row` and `StreamRow` describe them."""
 
-    boundaries: list[Length] = msgspec.field(default_factory=list)
-    batch_sizes: list[Size] = msgspec.field(default_factory=list)
+    boundaries: list[Length] = []
+    batch_sizes: list[Size] = []
     batches: CostSize
     padded_length: Annotated[Positive, LESS_IS_BETTER]
     padding_ratio: CostShare
@@ -436,7 +436,7 @@ class PackingSweep(Record):
     rows: list[PackedRow]
     recommended: Count
     reason: str
-    warnings: list[str] = msgspec.field(default_factory=list)
+    warnings: list[str] = []
     current: PackedRow | None = None
 
     def problems(self) -> Iterator[str]:

@@ -410,7 +410,7 @@ class StepGradient(Record):
     any_counts: Amount | None = None
     equal_counts: Amount | None = None
     mates: Amount | None = None
-    batch_norm: list[str] = msgspec.field(default_factory=list)
+    batch_norm: list[str] = []
 
     def of_cut(self, *, equal_counts: bool) -> float | None:
         """Return the difference to micro-batches of the same number of examples, or of any; None if unknown."""
@@ -453,12 +453,12 @@ class Script(Record):
     look_ahead: Count
     offset: int = 0
     target_offset: int = 0
-    twins: list[Twin] = msgspec.field(default_factory=list)
+    twins: list[Twin] = []
     packed: bool = False
     batch_size: Size | None = None
     own_batches: OwnBatches | None = None
     gradient: StepGradient | None = None
-    optimizers: list[str] = msgspec.field(default_factory=list)
+    optimizers: list[str] = []
     steps_vary: bool = False
 
     @property
@@ -545,12 +545,12 @@ class Device(Record):
     ddp_bytes: Bytes = 0
     allocator_settings: str = ""
     allocator_problem: str | None = None
-    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    settings: dict[str, Any] = {}
     processors: Count | None = None
     load_average: Amount | None = None
     other_processors: Amount | None = None
     script: Script | None = None
-    ranks: list[RankDevice] = msgspec.field(default_factory=list)
+    ranks: list[RankDevice] = []
     world_size: Size = 1
     nnodes: Size = 1
     backend: str | None = None

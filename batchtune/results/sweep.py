@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -146,17 +146,17 @@ class Sweep(Swept[Row]):
             examples; None if unknown.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/sweep"
+    FORMAT = "batchtune/sweep"
 
     settings: SweepSettings
     baselines: list[Baseline]
     lower_bound: LowerBound
-    trade_off: list[Count] = msgspec.field(default_factory=list)
+    trade_off: list[Count] = []
     learning_rate: LearningRate | None = None
-    two_dimensional: list[TwoDimensionalRow] = msgspec.field(default_factory=list)
-    histogram: list[HistogramBin] = msgspec.field(default_factory=list)
+    two_dimensional: list[TwoDimensionalRow] = []
+    histogram: list[HistogramBin] = []
     quantiles: Annotated[list[Length], msgspec.Meta(min_length=2)]
-    buckets: list[BucketUse] = msgspec.field(default_factory=list)
+    buckets: list[BucketUse] = []
     recommended_table: Count | None = None
     packing: PackingSweep | msgspec.UnsetType = msgspec.UNSET
     proof: Proof | None = None
@@ -419,7 +419,7 @@ class StreamSweep(Swept[StreamRow]):
         batches_per_rank: Batches of a nominal epoch on each rank: the mean over ranks with the recommended row.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/stream"
+    FORMAT = "batchtune/stream"
 
     settings: StreamSettings
     simulated_examples: Size

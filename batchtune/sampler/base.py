@@ -62,8 +62,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     """
 
     # What the digest is of, and what makes smaller batches, for messages.
-    COVERED: ClassVar[str] = "lengths and options"
-    SIZES: ClassVar[str] = "max_tokens"
+    COVERED = "lengths and options"
+    SIZES = "max_tokens"
     # The `sampler` of the sampler.yaml files that it runs; None: any.
     KIND: ClassVar[str | None] = None
     # The fields of these files that are its arguments.
@@ -467,7 +467,7 @@ class PooledBatchSampler(TableBatchSampler):
     """
 
     KIND = "pooled"
-    OPTIONS: ClassVar[tuple[str, ...]] = (
+    OPTIONS = (
         *TableBatchSampler.OPTIONS,
         "pool_size",
         "batch_overhead",

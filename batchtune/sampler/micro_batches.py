@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -470,7 +470,7 @@ class PackedBatchSampler(EpochBatchSampler):
     """
 
     KIND = "packed"
-    OPTIONS: ClassVar[tuple[str, ...]] = (
+    OPTIONS = (
         "max_tokens",
         "packer",
         "time_law",
