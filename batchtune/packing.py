@@ -613,7 +613,7 @@ class Budget:
         pack_sorted = PACKERS[self.packer]
         owners = pack_sorted(tokens[order], seconds[order], self.max_tokens, multiple)
         packed = Packed.of_owners(order, owners)
-        return packed.split_to(-(-packed.count // multiple) * multiple, seconds)
+        return packed.split_to(_rounded_up(packed.count, multiple), seconds)
 
     def evened(self, packed: Packed, tokens: IntArray, world_size: int) -> Packed:
         """Return the micro-batches as ranks take them in turn, so that all ranks take about as long.
@@ -703,7 +703,7 @@ def _why_uneven(
 ) -> str:
     """Explain why the micro-batches can't be dealt evenly."""
     fewest = budget.packed(tokens).count
-    needed = -(-fewest // multiple) * multiple
+    needed = _rounded_up(fewest, multiple)
     return (
         f"{tokens.size:,} sequences can't be dealt evenly to {world_size:,} ranks with an accumulation of "
         f"{multiple // world_size:,}: the fewest micro-batches found are {fewest:,}, the next multiple of "
@@ -742,7 +742,7 @@ class PackedBatcher(ReshuffledBatcher):
         accumulate = steps.dealing.accumulate
         if steps.dealing.drop_last:
             return steps_per_rank(steps) // accumulate * accumulate
-        return -(-steps_per_rank(steps) // accumulate) * accumulate
+        return _rounded_up(steps_per_rank(steps), accumulate)
 
     def _dealt(self, examples: Indices, steps: Layout, per_rank: int) -> EpochBatches:
         """Return so many micro-batches for each rank, the slowest first, side by side with those that take as long."""

@@ -450,8 +450,7 @@ def _needed_cap(sweep: Sweep, row: Row) -> int | None:
     """Return the `max_batch_ex` that a row needs for its batch sizes; None if it needs none."""
     if row.batch_sizes == _derived_sizes(sweep, row, None):
         return None
-    cap: int | None = sweep.settings.max_batch_size
-    return cap
+    return sweep.settings.max_batch_size
 
 
 def _length_key(sweep: Sweep) -> str:

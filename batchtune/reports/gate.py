@@ -291,11 +291,10 @@ def _recommending(inputs: RuleInputs) -> Any:
     return inputs.of_kind("sweep")
 
 
-def _packing(inputs: RuleInputs) -> Sweep:
+def _packing(inputs: RuleInputs) -> Any:
     """Return the sweep. Raises NotKnownError if it compares no packers."""
     _packed(inputs)
-    sweep: Sweep = inputs.of_kind("sweep")
-    return sweep
+    return inputs.of_kind("sweep")
 
 
 def _packed(inputs: RuleInputs) -> PackedRow:

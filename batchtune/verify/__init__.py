@@ -15,7 +15,7 @@ from msgspec import structs
 from batchtune.allocators import EXPANDABLE, NATIVE
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.exports.run_configs import (
-    render_sampler_yaml,
+    own_config,
     sampler_config,
     write_config,
 )
@@ -688,6 +688,6 @@ def mark_proven(folder: Path, verification: Verification) -> None:
     ):
         return
     probe = read_if_written(folder / PROBE_FILE, Probe)
-    written = render_sampler_yaml(sampler_config(swept, probe))
-    if (folder / SAMPLER_FILE).read_text(encoding="utf-8") == written:
+    written = (folder / SAMPLER_FILE).read_text(encoding="utf-8")
+    if written == own_config(swept, probe):
         record(folder, swept, proof_of(verification))
