@@ -120,11 +120,9 @@ def probe(
         settings, ReadOptions, ProbeSettings, SweepSettings
     )
     folder = Path(run)
-    if lengths is None:
-        lengths = _own_lengths(workload, reading, probing, folder, force=force)
     probed = _probe(
         workload,
-        _read(lengths, reading),
+        _known_lengths(workload, lengths, reading, probing, folder, force=force),
         folder,
         probing,
         checked_settings(**sweeping),
@@ -266,9 +264,7 @@ def tune(
     )
     started = time.monotonic()
     folder = Path(run)
-    if lengths is None:
-        lengths = _own_lengths(workload, reading, probing, folder, force=force)
-    read = _read(lengths, reading)
+    read = _known_lengths(workload, lengths, reading, probing, folder, force=force)
     minutes = probing.pop("minutes", None)
     command = workload if isinstance(workload, list) else None
     sweep_settings = checked_settings(**sweeping)
@@ -310,15 +306,21 @@ def read_run(folder: str | Path) -> RunResults:
     return load_run(Path(folder))
 
 
-def _own_lengths(
+def _known_lengths(
     workload: object,
-    reading: Mapping[str, Any],
+    lengths: Any,
+    reading: dict[str, Any],
     probing: Mapping[str, Any],
     folder: Path,
     *,
     force: bool,
-) -> Path:
-    """Return the manifest of a script's own data set. Raises UsageError for a workload that is no script."""
+) -> Lengths:
+    """Return the lengths that `_read` gives; without any, those of a script's own data set.
+
+    Raises UsageError as `_read` does, or for a workload that is no script.
+    """
+    if lengths is not None:
+        return _read(lengths, reading)
     if not isinstance(workload, list):
         raise UsageError(
             "there are no lengths",
@@ -340,7 +342,7 @@ def _own_lengths(
         force=force,
     )
     _log.info(note)
-    return path
+    return _read(path, reading)
 
 
 def _read(data: Any, reading: dict[str, Any]) -> Lengths:
