@@ -407,14 +407,9 @@ def read_any_sampler_yaml(
 def _check(config: SamplerConfig | PackedConfig | StreamConfig) -> None:
     """Raise ValueError if fields contradict each other."""
     if isinstance(config, PackedConfig):
-        from batchtune.packing import budget_of
+        from batchtune.packing import budget_in
 
-        budget_of(
-            config.max_tokens,
-            packer=config.packer,
-            time_law=config.time_law,
-            cut_at=config.cut_at,
-        )
+        budget_in(config)
         if (config.sampler == "packed") == config.keeps_examples:
             raise _wrong_for_sampler(config, "own_accumulate")
         return

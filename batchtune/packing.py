@@ -28,6 +28,7 @@ from batchtune.epochs.batchers import Cutter, ReshuffledBatcher
 from batchtune.epochs.table import OverlongError, checked_lengths
 from batchtune.errors import listed, shortened
 from batchtune.lengths import AnyArray, FloatArray, IntArray, whole
+from batchtune.records import PackedConfig
 
 # Micro-batches dealt to ranks that wait for each other, so that all take about as long.
 
@@ -544,6 +545,10 @@ class TimeLaw:
 DENSE_7B = TimeLaw(seconds_per_token=24576.0, seconds_per_squared_token=1.0)
 
 
+TimeLawGiven: TypeAlias = TimeLaw | Mapping[Any, float]
+"""A time law, or its arguments."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """How sequences are packed.
@@ -634,7 +639,7 @@ def budget_of(
     max_tokens: int,
     *,
     packer: str = "even",
-    time_law: TimeLaw | Mapping[Any, float] | None = None,
+    time_law: TimeLawGiven | None = None,
     cut_at: int | None = None,
 ) -> Budget:
     """Return the budget that a sampler's arguments describe, a time law also by its own arguments.
@@ -648,6 +653,16 @@ def budget_of(
         packer=packer,
         time_law=time_law or DENSE_7B,
         cut_at=cut_at,
+    )
+
+
+def budget_in(config: PackedConfig) -> Budget:
+    """Return the budget of a `sampler.yaml`. Raises ValueError as `budget_of` does."""
+    return budget_of(
+        config.max_tokens,
+        packer=config.packer,
+        time_law=config.time_law,
+        cut_at=config.cut_at,
     )
 
 

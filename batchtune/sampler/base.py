@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -32,6 +32,7 @@ from batchtune.lengths import AnyArray, Lengths, whole
 from batchtune.records import PackedConfig, ReadingRecord, SamplerConfig
 from batchtune.sampler import (
     LARGEST_SEED,
+    LengthOf,
     OnRanks,
     as_number,
     check_state,
@@ -109,7 +110,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         path: str | Path,
         lengths: Any,
         *,
-        length_of: Callable[[Any], float] | None = None,
+        length_of: LengthOf | None = None,
         targets: npt.ArrayLike | None = None,
         **overrides: Any,
     ) -> Self:
@@ -491,7 +492,7 @@ def tuned_lengths(
     path: Path,
     config: SamplerConfig | PackedConfig,
     lengths: Any,
-    length_of: Callable[[Any], float] | None,
+    length_of: LengthOf | None,
     targets: npt.ArrayLike | None,
     overrides: dict[str, Any],
 ) -> tuple[Any, npt.ArrayLike | None]:
