@@ -515,7 +515,7 @@ def have_times(rows: Iterable[Costed]) -> bool:
     return all(row.estimated_epoch_seconds is not None for row in rows)
 
 
-def epoch_costs(rows: Sequence[Costed], *, steps_kept: bool = False) -> list[float]:
+def epoch_costs(rows: Sequence[Costed], *, steps_kept: bool) -> list[float]:
     """Return comparable costs: estimated seconds, or if any row has no time what `cost_of` says."""
     timed = have_times(rows)
     return [cost_of(row, timed=timed, steps_kept=steps_kept) for row in rows]

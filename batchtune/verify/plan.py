@@ -8,7 +8,7 @@ import random
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -25,7 +25,7 @@ from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.packing import Budget, Packed, budget_of
+from batchtune.packing import Budget, Packed, budget_in
 from batchtune.probe.devices import law
 from batchtune.probe.packed_search import COMPOSITIONS, Compositions
 from batchtune.probe.settings import ProbeSettings
@@ -37,6 +37,7 @@ from batchtune.results import (
     Positive,
     Probe,
     ProbedWith,
+    Record,
     SamplerConfig,
     Seed,
     Size,
@@ -141,8 +142,7 @@ def _workload(
     return WorkloadRecord(spec=str(spec), options=options or {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifySettings:
+class VerifySettings(Record):
     """How much to run, and how closely to look; `results.checked` checks the types and ranges.
 
     Attributes:
@@ -271,14 +271,11 @@ class VerifyPlan(Plan):
         settings = {}
         if self.stream is not None:
             settings = msgspec.structs.asdict(self.stream.sharding)
-        settings |= asdict(self.settings)
+        settings |= msgspec.structs.asdict(self.settings)
         settings["seed"] = self.seed
         settings["multiple_of"] = self.config.evidence.multiple_of
-        of_tables = ["bucket_boundaries", "bucket_batch_sizes", "max_batch_length"]
-        of_batches = ["pool_size", "batch_overhead"]
-        if isinstance(self.config, StreamConfig):
-            of_batches = ["algorithm", "buffer_size", "max_padding_ratio"]
-        fields = {name: getattr(self.config, name) for name in of_tables + of_batches}
+        shared = {*self.config.__struct_fields__} & {*Verification.__struct_fields__}
+        fields = {name: getattr(self.config, name) for name in shared}
         return {"settings": settings, **fields}
 
     @cached_property
@@ -783,7 +780,7 @@ class PackedPlan(Plan):
     def recorded(self) -> dict[str, Any]:
         """The fields of the record on the sampler; there are no buckets."""
         return {
-            "settings": {**asdict(self.settings), "seed": self.seed},
+            "settings": {**msgspec.structs.asdict(self.settings), "seed": self.seed},
             "bucket_boundaries": [],
             "bucket_batch_sizes": [],
             "max_batch_length": float(self.config.max_tokens),
@@ -792,13 +789,7 @@ class PackedPlan(Plan):
 
     @cached_property
     def _budget(self) -> Budget:
-        config = self.config
-        return budget_of(
-            config.max_tokens,
-            packer=config.packer,
-            time_law=config.time_law,
-            cut_at=config.cut_at,
-        )
+        return budget_in(self.config)
 
     @cached_property
     def _tokens(self) -> IntArray:
