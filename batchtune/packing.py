@@ -24,7 +24,7 @@ from batchtune.epochs import (
     positions,
     steps_per_rank,
 )
-from batchtune.epochs.batchers import Cutter, ReshuffledBatcher
+from batchtune.epochs.batchers import Cutter, ReshuffledBatcher, in_turn
 from batchtune.epochs.table import OverlongError, checked_lengths
 from batchtune.errors import listed, shortened
 from batchtune.lengths import AnyArray, FloatArray, IntArray, whole
@@ -90,9 +90,9 @@ def dealt(seconds: FloatArray, world_size: int) -> npt.NDArray[np.intp]:
     slowest = order[: each * world_size]
     parts = karmarkar_karp(seconds[slowest].tolist(), world_size)
     of_ranks = slowest[np.sort(np.array(parts), axis=1)]
-    in_turn = order[each * world_size :].reshape(-1, world_size)
-    in_turn[1::2] = in_turn[1::2, ::-1]
-    return np.concatenate((of_ranks.T, in_turn)).ravel()
+    others = order[each * world_size :]
+    others = others[in_turn(seconds[others], world_size)]
+    return np.concatenate((of_ranks.T.ravel(), others))
 
 
 def exchanged(

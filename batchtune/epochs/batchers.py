@@ -117,7 +117,7 @@ class StepCutter(Cutter):
         sizes = self._sizes(costs, fits, parts)
         ends = np.cumsum(sizes)
         starts = ends - sizes
-        order = dealt(costs[starts] * sizes, self.world_size)
+        order = in_turn(costs[starts] * sizes, self.world_size)
         batches = [examples[starts[place] : ends[place]] for place in order]
         return batches, examples[sizes.sum() :]
 
@@ -272,7 +272,7 @@ def equal_parts(fits: IntArray, parts: int) -> IntArray | None:
     return sizes
 
 
-def dealt(costs: FloatArray, ranks: int) -> IntArray:
+def in_turn(costs: FloatArray, ranks: int) -> IntArray:
     """Return the order in which ranks take micro-batches in turn: those at one place cost about the same.
 
     Places alternate in which rank takes the dearest, so that no rank is always the slowest.

@@ -98,8 +98,7 @@ class Tuned:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
+class Export(NamedTuple):
     """The recommendation as a config for one framework.
 
     Attributes:
@@ -482,10 +481,9 @@ def _loader_fields(tuned: Tuned, expresses: Collection[str]) -> dict[str, Any]:
 
     `loader_row` is the recommended row, None without a recommendation.
     """
-    loader = tuned.loader
-    if loader is None or not kind_of(loader.kind).IS_DATALOADER:
-        return {"loader": {}, "loader_row": None}
-    row = loader.recommended_row
+    row = None
+    if tuned.loader is not None and kind_of(tuned.loader.kind).IS_DATALOADER:
+        row = tuned.loader.recommended_row
     if row is None:
         return {"loader": {}, "loader_row": None}
     arguments = {

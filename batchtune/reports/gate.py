@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from msgspec import Struct, inspect
@@ -382,8 +382,7 @@ _FORBIDDEN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """One rule: it fails where the comparison is true. The field may not exist.
 
     Attributes:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -87,8 +87,7 @@ _MOST_RECORDED = 60
 _FEWEST_REPLAY_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyProgress:
+class VerifyProgress(NamedTuple):
     """The progress of a verification, before each step.
 
     Attributes:

@@ -75,8 +75,7 @@ _OF_THE_LIMIT = (
 _RANKS = ("nproc_per_node", "simulate_world_size")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(NamedTuple):
     """The training step to verify; without a limit the settings give it."""
 
     settings: ProbeSettings
