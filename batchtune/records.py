@@ -49,6 +49,7 @@ GainRatio = Annotated[Gain, PER_CENT]
 ROUNDING = 1e-6  # relative tolerance between numbers that follow from each other
 
 Sizing = Literal["length", "frontier"]
+Ordering = Literal["random", "ascending", "descending"]
 SamplerKind = Literal["bucket", "pooled", "same-step"]
 StreamAlgorithm = Literal["bucket", "pivot"]
 """How `BucketedStream` makes batches from its buffer."""
@@ -277,7 +278,7 @@ class SamplerConfig(Record, forbid_unknown_fields=True):
     bucket_boundaries: list[Length]
     bucket_batch_sizes: list[Size]
     shuffle: bool = True
-    batch_ordering: Literal["random", "ascending", "descending"] = "random"
+    batch_ordering: Ordering = "random"
     drop_last: bool = False
     seed: Seed = 0
     evidence: SamplerEvidence

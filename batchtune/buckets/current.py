@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -43,6 +43,7 @@ from batchtune.errors import (
 )
 from batchtune.lengths import Lengths
 from batchtune.results import (
+    Ordering,
     OwnBatches,
     Record,
     Recording,
@@ -373,7 +374,7 @@ class SpeechBrainSettings(TableSettings):
     bucket_boundaries: Boundaries | None = None
     max_batch_ex: SettingSize | None = None
     shuffle: bool | None = None
-    batch_ordering: Literal["random", "ascending", "descending"] | None = None
+    batch_ordering: Ordering | None = None
     drop_last: bool | None = None
     seed: int | None = None
 

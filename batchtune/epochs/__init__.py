@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.lengths import AnyArray, BoolArray, FloatArray, IntArray, Lengths
+from batchtune.records import Ordering
 
 if TYPE_CHECKING:
     from batchtune.epochs.measured_costs import Costs, StepTimeFunction
@@ -219,7 +220,6 @@ def chosen(layout: Layout, batches: npt.NDArray[np.intp]) -> Layout:
     )
 
 
-Ordering = Literal["random", "ascending", "descending"]
 ORDERINGS: tuple[Ordering, ...] = get_args(Ordering)
 
 # The shuffles that are drawn from (seed, epoch), each with random numbers of its own.

@@ -19,7 +19,6 @@ from torch.utils.data import Sampler  # noqa: TID253  # as in __init__.py
 from batchtune.configs import read_any_sampler_yaml
 from batchtune.epochs import (
     ORDERINGS,
-    Ordering,
     RankSplit,
     ShuffleKey,
     drawn,
@@ -29,7 +28,7 @@ from batchtune.epochs.batchers import Batcher, Batching
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.errors import shortened
 from batchtune.lengths import AnyArray, Lengths, whole
-from batchtune.records import PackedConfig, ReadingRecord, SamplerConfig
+from batchtune.records import Ordering, PackedConfig, ReadingRecord, SamplerConfig
 from batchtune.sampler import (
     LARGEST_SEED,
     LengthOf,
