@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 from typing_extensions import dataclass_transform
@@ -244,7 +244,16 @@ class SamplerEvidence(Record, forbid_unknown_fields=True):
     proof: Proof | None = None
 
 
-class SamplerConfig(Record, forbid_unknown_fields=True):
+class ConfigFile(Record, forbid_unknown_fields=True):
+    """Base of the YAML files: which one it is, and its version, come first."""
+
+    FORMAT: ClassVar[str]
+
+    format: str
+    version: int
+
+
+class SamplerConfig(ConfigFile):
     """The content of `sampler.yaml`, in its order.
 
     Attributes:
@@ -269,8 +278,6 @@ class SamplerConfig(Record, forbid_unknown_fields=True):
 
     FORMAT = "batchtune/sampler"
 
-    format: str
-    version: int
     unit: str | None
     max_batch_length: Length
     max_batch_size: Size
@@ -296,7 +303,7 @@ class SamplerConfig(Record, forbid_unknown_fields=True):
         return self.own_accumulate is not None
 
 
-class PackedConfig(Record, forbid_unknown_fields=True):
+class PackedConfig(ConfigFile):
     """The content of the `sampler.yaml` of a training that packs, in its order.
 
     Attributes:
@@ -314,8 +321,6 @@ class PackedConfig(Record, forbid_unknown_fields=True):
 
     FORMAT = "batchtune/sampler"
 
-    format: str
-    version: int
     unit: str | None
     sampler: Literal["packed", "same-step-packed"]
     max_tokens: Size
@@ -336,7 +341,7 @@ class PackedConfig(Record, forbid_unknown_fields=True):
         return self.own_accumulate is not None
 
 
-class StreamConfig(Record, forbid_unknown_fields=True):
+class StreamConfig(ConfigFile):
     """The content of `stream.yaml`, in its order: the recommendation for `batchtune.BucketedStream`.
 
     Attributes:
@@ -353,8 +358,6 @@ class StreamConfig(Record, forbid_unknown_fields=True):
 
     FORMAT = "batchtune/stream-config"
 
-    format: str
-    version: int
     unit: str | None
     algorithm: StreamAlgorithm
     buffer_size: Size

@@ -10,6 +10,7 @@ import msgspec
 from batchtune.records import (
     Amount,
     Bytes,
+    ConfigFile,
     Cost,
     CostBytes,
     CostCount,
@@ -308,7 +309,7 @@ class LoaderEvidence(Record):
     gpu_idle: Share | None
 
 
-class LoaderConfig(Record, forbid_unknown_fields=True):
+class LoaderConfig(ConfigFile):
     """The content of `loader.yaml`, in its order: the recommended arguments.
 
     Attributes:
@@ -318,8 +319,6 @@ class LoaderConfig(Record, forbid_unknown_fields=True):
 
     FORMAT = "batchtune/loader-config"
 
-    format: str
-    version: int
     kind: str
     arguments: Arguments
     evidence: LoaderEvidence
