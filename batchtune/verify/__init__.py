@@ -560,10 +560,13 @@ class Prover:
         settings: VerifySettings,
         probe: Probe,
     ) -> Plan:
-        kind: type[Plan] = VerifyPlan
         if isinstance(config, PackedConfig):
-            kind = PackedPlan
-        return kind(lengths=self.lengths, config=config, settings=settings, probe=probe)
+            return PackedPlan(
+                lengths=self.lengths, config=config, settings=settings, probe=probe
+            )
+        return VerifyPlan(
+            lengths=self.lengths, config=config, settings=settings, probe=probe
+        )
 
     def _subject(self, probe: Probe) -> Subject:
         """Return what was probed, as the user named it: the record may hide parts of a command."""

@@ -6,13 +6,12 @@ import itertools
 import math
 import random
 import shlex
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -174,42 +173,13 @@ class PlannedBatch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(ABC):
-    """The batches of a sampler to run, how many of them, and the probe to compare with."""
+class _Plan:
+    """What both plans are made of."""
 
     lengths: Lengths
     config: SamplerConfig | StreamConfig | PackedConfig
     settings: VerifySettings
     probe: Probe | None = None
-
-    @property
-    @abstractmethod
-    def epoch_batches(self) -> int:
-        """The number of batches of an epoch."""
-
-    @property
-    @abstractmethod
-    def planned_steps(self) -> int:
-        """How many shuffled steps to run."""
-
-    @property
-    @abstractmethod
-    def worst_batches(self) -> list[PlannedBatch]:
-        """The largest batches that training can make, the largest first."""
-
-    @property
-    @abstractmethod
-    def sequences(self) -> list[list[PlannedBatch]]:
-        """Batches to run one after the other, each sequence on an emptied cache."""
-
-    @abstractmethod
-    def shuffled_batches(self, first: int = 0) -> Iterator[PlannedBatch]:
-        """Yield epoch after epoch of batches from the `first` on, as the sampler draws them with seed + epoch."""
-
-    @property
-    @abstractmethod
-    def recorded(self) -> dict[str, Any]:
-        """The fields of the record on the sampler."""
 
     @property
     def seed(self) -> int:
@@ -235,7 +205,7 @@ class Plan(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyPlan(Plan):
+class VerifyPlan(_Plan):
     """The padded batches of `sampler.yaml` to verify; or, with a `stream`, of its `stream.yaml`.
 
     Raises ResultError if the last boundary is below the longest length, or `drop_last` leaves out every batch.
@@ -739,7 +709,7 @@ def _warnings(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedPlan(Plan):
+class PackedPlan(_Plan):
     """The packed micro-batches of `sampler.yaml` to prove. A `PlannedBatch` of them has no bucket: it is 0."""
 
     config: PackedConfig
@@ -808,3 +778,7 @@ class PackedPlan(Plan):
     def _epoch(self, epoch: int) -> Packed:
         drawing = ShuffleKey(seed=self.seed + epoch)
         return in_order(self._batcher.cut(drawing, RankSplit()), drawing)
+
+
+Plan: TypeAlias = VerifyPlan | PackedPlan
+"""Either has the batches of a sampler to run, how many of them, and the probe to compare with."""
