@@ -229,12 +229,9 @@ class LoaderTuning(Result):
         yield from wrong_settings(self.settings, MeasuredWith)
         missing = list(wrong_rows(self.rows, recommended=self.recommended))
         yield from missing
-        if (
-            not missing
-            and self.recommended is not None
-            and self.rows[self.recommended].outcome != "ok"
-        ):
-            yield f"recommended is {self.recommended}, whose outcome is {self.rows[self.recommended].outcome}"
+        row = None if missing else self.recommended_row
+        if row is not None and row.outcome != "ok":
+            yield f"recommended is {self.recommended}, whose outcome is {row.outcome}"
 
     @property
     def recommended_row(self) -> LoaderRow | None:
