@@ -27,7 +27,7 @@ from batchtune.epochs import (
 from batchtune.epochs.batchers import Cutter, ReshuffledBatcher, in_turn
 from batchtune.epochs.table import OverlongError, checked_lengths
 from batchtune.errors import listed, shortened
-from batchtune.lengths import AnyArray, FloatArray, IntArray, whole
+from batchtune.lengths import AnyArray, FloatArray, IntArray, ceil_div, whole
 from batchtune.records import PackedConfig
 
 # Micro-batches dealt to ranks that wait for each other, so that all take about as long.
@@ -268,7 +268,7 @@ def best_fit(
                 most = len(waiting[room])
             fitting = room // length
             full = min(most, remaining // fitting)
-            needed = min(most, -(-remaining // fitting))
+            needed = min(most, ceil_div(remaining, fitting))
             if place < len(rooms):
                 chosen = waiting[room][:needed]
                 del waiting[room][:needed]
@@ -296,7 +296,7 @@ def even(
     tokens that fill the micro-batches up in the end, it takes those with the smallest spread of seconds.
     """
     best = first_fit(lengths, seconds, max_tokens)
-    bound = -(-int(lengths.sum()) // max_tokens)
+    bound = ceil_div(int(lengths.sum()), max_tokens)
     allowed = int(bound * (1 + _MORE)) // multiple * multiple
     allowed = max(allowed, _rounded_up(int(best.max()) + 1, multiple))
     if allowed > lengths.size:
@@ -330,7 +330,7 @@ def _groups(lengths: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _rounded_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+    return ceil_div(count, multiple) * multiple
 
 
 def _spread(owners: IntArray, seconds: FloatArray, multiple: int) -> float:
@@ -387,7 +387,7 @@ def _deal_longest(
             break
         passed = loads[fitting[0]] + seconds_before[first + run] - seconds_before[first]
         chosen = int(np.searchsorted(loads[fitting], passed, side="right"))
-        chosen = min(max(chosen, -(-fitting.size // _DEALT_TO)), left // run)
+        chosen = min(max(chosen, ceil_div(fitting.size, _DEALT_TO)), left // run)
         dealt_to = fitting[:chosen]
         edges = first + run * np.arange(chosen + 1)
         owners[first : edges[-1]] = np.repeat(dealt_to, run)
@@ -738,7 +738,7 @@ class PackedBatcher(ReshuffledBatcher):
         super().__init__(tokens.size)
         self._tokens = tokens
         self._budget = budget
-        self._pools = -(-tokens.size // pool_size)
+        self._pools = ceil_div(tokens.size, pool_size)
 
     def _steps(self, drawing: ShuffleKey, dealing: RankSplit) -> tuple[Indices, Layout]:
         """Return the sequences, and the micro-batches of all pools."""
@@ -805,7 +805,7 @@ class StepPacker(Cutter):
     def fewest(self, examples: Indices) -> int:
         """Return the fewest micro-batches of each rank that hold all sequences of a step."""
         packed = self.budget.packed(self.tokens[examples], self.world_size)
-        return -(-packed.count // self.world_size)
+        return ceil_div(packed.count, self.world_size)
 
     def _cut_into(self, examples: Indices, parts: int) -> tuple[list[Indices], Indices]:
         left = examples[:0]

@@ -28,7 +28,7 @@ from batchtune.epochs import (
     steps_per_rank,
 )
 from batchtune.epochs.table import Buckets, BucketTable
-from batchtune.lengths import AnyArray, FloatArray, Histogram, IntArray
+from batchtune.lengths import AnyArray, FloatArray, Histogram, IntArray, ceil_div
 from batchtune.records import SamplerConfig
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class StepCutter(Cutter):
         """Return the fewest micro-batches of each rank that hold all examples of a step."""
         values = np.sort(self.lengths[examples].astype(np.float64))[::-1]
         fits = self.table.batch_sizes[self.table.assign(values)]
-        each = -(-most_held(fits).size // self.world_size)
+        each = ceil_div(most_held(fits).size, self.world_size)
         if self.equal_counts:
             most = max(1, examples.size // self.world_size)
             while each < most and equal_parts(fits, each * self.world_size) is None:
@@ -149,7 +149,7 @@ def micro_batches(own: int, own_accumulate: int, accumulate: int) -> int:
     A last step of fewer than `own_accumulate` batches is cut into fewer micro-batches in proportion.
     """
     steps, rest = divmod(own, own_accumulate)
-    return steps * accumulate + -(-rest * accumulate // own_accumulate)
+    return steps * accumulate + ceil_div(rest * accumulate, own_accumulate)
 
 
 def most_held(fits: IntArray, parts: int | None = None) -> IntArray:
@@ -339,7 +339,7 @@ class Batching:
     def pools_of(self, count: int) -> int:
         """Return how many pools so many examples make."""
         assert self.pool_size is not None
-        return -(-count // self.pool_size)
+        return ceil_div(count, self.pool_size)
 
     def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:
         """Return size and longest length of the largest batch for each bucket with examples.
@@ -565,7 +565,7 @@ class StepBatcher(Batcher):
         examples = drawing.examples(count)
         ends = range(self._pool_size, count, self._pool_size)
         steps = [
-            (step, -(-step.size * self._accumulate // self._pool_size))
+            (step, ceil_div(step.size * self._accumulate, self._pool_size))
             for step in np.split(examples, ends)
         ]
         cutter = replace(self._cutter, world_size=dealing.world_size)

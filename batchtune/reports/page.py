@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from batchtune.allocators import EXPANDABLE, NATIVE, asked_for, settings_in
-from batchtune.lengths import Histogram, Lengths
+from batchtune.lengths import Histogram, Lengths, ceil_div
 from batchtune.reports import NextStep, RunResults
 from batchtune.reports.measured import (
     mismatch,
@@ -581,7 +581,7 @@ def survey(lengths: Lengths, sources: Sequence[str] = ()) -> Scan:
 
 def _percentiles(histogram: Histogram) -> Percentiles:
     def nearest_rank(thousandths: int) -> float:
-        rank = max(1, -(-histogram.count * thousandths // 1000))
+        rank = max(1, ceil_div(histogram.count * thousandths, 1000))
         return float(histogram.at(rank - 1))
 
     return Percentiles(

@@ -20,7 +20,7 @@ from batchtune.configs import read_any_sampler_yaml
 from batchtune.epochs import Indices
 from batchtune.epochs.batchers import Cutter, StepCutter, micro_batches
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
-from batchtune.lengths import whole
+from batchtune.lengths import ceil_div, whole
 from batchtune.packing import PackedBatcher, StepPacker, TimeLawGiven, budget_of
 from batchtune.records import PackedConfig, SamplerConfig
 from batchtune.sampler import (
@@ -324,7 +324,7 @@ class SameStepStream(OnRanks, IterableDataset[Any]):
             step = list(itertools.islice(source, size))
             if not (step or left):
                 return
-            each = -(-(len(step) or size) * self._config.accumulate // size)
+            each = ceil_div((len(step) or size) * self._config.accumulate, size)
             examples = [*left, *step]
             lengths = np.array([self._length_of(example) for example in examples])
             cutter = cutter_of(lengths, **options_of(self._config))

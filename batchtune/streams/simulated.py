@@ -30,7 +30,7 @@ from batchtune.epochs import EpochBatches, EpochShapes, positions
 from batchtune.epochs.measured_costs import StepTimeFunction
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import ResultError
-from batchtune.lengths import BoolArray, FloatArray, IntArray, Lengths
+from batchtune.lengths import BoolArray, FloatArray, IntArray, Lengths, ceil_div
 from batchtune.manifests import StreamLengths
 from batchtune.results import (
     STREAM_FILE,
@@ -445,7 +445,7 @@ class StoredStream:
         """Take all examples, or the first shards, as many of each worker, that hold 131,072 or more."""
         readers = sharding.readers
         # Shard i goes to rank i % ranks, there to worker i // ranks % workers: whole rounds stay dealt as they are.
-        rounds = np.zeros((-(-len(sizes) // readers), readers))
+        rounds = np.zeros((ceil_div(len(sizes), readers), readers))
         rounds.flat[: len(sizes)] = sizes
         held = np.cumsum(rounds.sum(axis=1))
         enough = int(np.searchsorted(held, _MOST_SIMULATED)) + 1
