@@ -45,6 +45,11 @@ def ceil_div(count: int, size: int) -> int:
     return -(-count // size)
 
 
+def largest_first(values: AnyArray) -> npt.NDArray[np.intp]:
+    """Return the order of values from the largest on; equal ones stay in their order."""
+    return np.argsort(-values, kind="stable")
+
+
 def spaced(count: int) -> range:
     """Return the indices of at most 200 of so many examples, evenly spaced from the first on."""
     every = max(1, count // 200)

@@ -27,7 +27,14 @@ from batchtune.epochs import (
 from batchtune.epochs.batchers import Cutter, ReshuffledBatcher, in_turn
 from batchtune.epochs.table import OverlongError, checked_lengths
 from batchtune.errors import listed, shortened
-from batchtune.lengths import AnyArray, FloatArray, IntArray, ceil_div, whole
+from batchtune.lengths import (
+    AnyArray,
+    FloatArray,
+    IntArray,
+    ceil_div,
+    largest_first,
+    whole,
+)
 from batchtune.records import PackedConfig
 
 # Micro-batches dealt to ranks that wait for each other, so that all take about as long.
@@ -85,7 +92,7 @@ def dealt(seconds: FloatArray, world_size: int) -> npt.NDArray[np.intp]:
     Every rank gets as many, and the sums of their seconds are as even as by `karmarkar_karp`. Each rank begins with its
     slowest, so that those that run at the same time take about as long.
     """
-    order = np.argsort(-seconds, kind="stable")
+    order = largest_first(seconds)
     each = min(max(_SLOWEST // world_size, _OF_A_RANK), order.size // world_size)
     slowest = order[: each * world_size]
     parts = karmarkar_karp(seconds[slowest].tolist(), world_size)
@@ -152,7 +159,7 @@ def exchanged(
             sizes[here] -= 1
             sizes[there] += 1
     batches = all_batches[: tokens.size]
-    order = np.argsort(-tokens, kind="stable")
+    order = largest_first(tokens)
     return Packed.of_owners(order, batches[order])
 
 
@@ -406,7 +413,7 @@ def _fill(lengths: IntArray, rooms: IntArray, owners: IntArray, first: int) -> I
     left = np.arange(lengths.size - 1, first - 1, -1)
     while left.size:
         ascending = lengths[left]
-        roomy = np.argsort(-rooms, kind="stable")
+        roomy = largest_first(rooms)
         roomy = roomy[rooms[roomy] >= ascending[0]]
         longest = np.searchsorted(ascending, rooms[roomy], side="right") - 1
         # No sequence goes to two: each takes the next shorter one than the one before it, at most.
@@ -489,7 +496,7 @@ class Packed:
             sums = np.where(packed.sizes > 1, packed.sums(seconds), -1.0)
             # Those with more than half of the slowest one's seconds are halved before its halves are.
             halvable = int(np.count_nonzero(sums > sums.max() / 2))
-            slowest = np.argsort(-sums, kind="stable")
+            slowest = largest_first(sums)
             halved = np.zeros(packed.count, dtype=np.int64)
             halved[slowest[: min(halvable, wanted - packed.count)]] = 1
             nth = np.arange(packed.sequences.size) - np.repeat(
@@ -614,7 +621,7 @@ class Budget:
     def packed(self, tokens: IntArray, multiple: int = 1) -> Packed:
         """Return the micro-batches of sequences with these lengths, as many as a multiple if that is possible."""
         seconds = self.time_law.of_sequences(tokens)
-        order = np.argsort(-tokens, kind="stable")
+        order = largest_first(tokens)
         pack_sorted = PACKERS[self.packer]
         owners = pack_sorted(tokens[order], seconds[order], self.max_tokens, multiple)
         packed = Packed.of_owners(order, owners)
@@ -766,7 +773,7 @@ class PackedBatcher(ReshuffledBatcher):
         packed = Packed(examples, steps.batch_sizes)
         if not steps.dealing.drop_last:
             packed = self._last_pool_packed_to(wanted, packed).split_to(wanted, seconds)
-        order = np.argsort(-packed.sums(seconds), kind="stable")
+        order = largest_first(packed.sums(seconds))
         packed = packed.ordered(order)
         dealing = replace(steps.dealing, same_bucket=True)
         layout = Layout.in_row(packed.sizes, dealing, self._count, in_order=True)
@@ -829,7 +836,7 @@ def _evenly_loaded(tokens: IntArray, budget: Budget, parts: int) -> Packed | Non
 
     None if a sequence has no room there. For a step's few sequences that is much faster than a packer, and as even.
     """
-    order = np.argsort(-tokens, kind="stable")
+    order = largest_first(tokens)
     seconds = budget.time_law.of_sequences(tokens)[order].tolist()
     loads = [(0.0, part, budget.max_tokens) for part in range(parts)]
     owners = []

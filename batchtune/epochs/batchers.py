@@ -28,7 +28,14 @@ from batchtune.epochs import (
     steps_per_rank,
 )
 from batchtune.epochs.table import Buckets, BucketTable
-from batchtune.lengths import AnyArray, FloatArray, Histogram, IntArray, ceil_div
+from batchtune.lengths import (
+    AnyArray,
+    FloatArray,
+    Histogram,
+    IntArray,
+    ceil_div,
+    largest_first,
+)
 from batchtune.records import SamplerConfig
 
 if TYPE_CHECKING:
@@ -109,7 +116,7 @@ class StepCutter(Cutter):
 
     def _cut_into(self, examples: Indices, parts: int) -> tuple[list[Indices], Indices]:
         values = self.lengths[examples].astype(np.float64)
-        longest_first = np.argsort(-values, kind="stable")
+        longest_first = largest_first(values)
         examples = examples[longest_first]
         values = values[longest_first]
         fits = self.table.batch_sizes[self.table.assign(values)]
@@ -277,7 +284,7 @@ def in_turn(costs: FloatArray, ranks: int) -> IntArray:
 
     Places alternate in which rank takes the dearest, so that no rank is always the slowest.
     """
-    places = np.argsort(-costs, kind="stable").reshape(-1, ranks)
+    places = largest_first(costs).reshape(-1, ranks)
     places[1::2] = places[1::2, ::-1]
     return places.ravel()
 

@@ -44,7 +44,7 @@ from batchtune.epochs.measured_costs import (
 )
 from batchtune.epochs.table import BucketTable, Limits, SizeFunction, batch_sizes_for
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths, ceil_div
+from batchtune.lengths import FloatArray, IntArray, Lengths, ceil_div, largest_first
 from batchtune.results import (
     Baseline,
     BucketUse,
@@ -306,9 +306,7 @@ def length_grouped(
     grouped: IntArray = shuffled.copy()
     for start in range(0, grouped.size, size):
         megabatch = shuffled[start : start + size]
-        grouped[start : start + size] = megabatch[
-            np.argsort(-lengths[megabatch], kind="stable")
-        ]
+        grouped[start : start + size] = megabatch[largest_first(lengths[megabatch])]
     longest = size * int(np.argmax(lengths[grouped[::size]]))
     grouped[[0, longest]] = grouped[[longest, 0]]
     return grouped
