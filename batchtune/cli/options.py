@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
@@ -140,13 +140,13 @@ def script_words(command: str) -> list[str]:
     return words
 
 
-def given(kind: Callable[..., Any], *groups: Any, **values: Any) -> dict[str, Any]:
-    """Return arguments for a record of settings: `values`, and the options with the names of its fields, if given.
+def given(names: Iterable[str], *groups: Any, **values: Any) -> dict[str, Any]:
+    """Return arguments for the fields with these names: `values`, and the options of the same names, if given.
 
     The field of `--setup-timeout` is `setup_timeout_seconds`.
     """
     arguments = {}
-    for name in inspect.signature(kind).parameters:
+    for name in names:
         option_name = name.removesuffix("_seconds")
         for group in groups:
             if hasattr(group, option_name):
@@ -288,7 +288,9 @@ class ManifestOptions:
         from batchtune.manifests import ReadOptions
 
         tokenizer = _if_given(str, self.tokenizer)
-        return ReadOptions(**given(ReadOptions, self, tokenizer=tokenizer))
+        return ReadOptions(
+            **given(ReadOptions.__struct_fields__, self, tokenizer=tokenizer)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,17 +468,15 @@ class WorkloadOptions:
             "memory_bytes": _if_given(parse_size, self.memory),
             "reserve_bytes": _if_given(parse_size, self.reserve),
         }
-        return given(ProbeSettings, self, **values)
+        return given(ProbeSettings.__struct_fields__, self, **values)
 
     def _script(
         self, source: ManifestOptions, lengths: Lengths | None
     ) -> dict[str, Any]:
         """Return the fields of `ProbeSettings` for the script after `--`, or one that --workload names, if any."""
-        options = {
-            name: getattr(self, name)
-            for name in ("per_unit", "target_per_unit", "batch_size_key", "loader")
-            if getattr(self, name) is not None
-        }
+        options = given(
+            ("per_unit", "target_per_unit", "batch_size_key", "loader"), self
+        )
         if self.command is not None and (self.workload or self.set):
             raise UsageError(
                 "--workload and --set are for a workload, but a command is given as well",
@@ -491,9 +491,7 @@ class WorkloadOptions:
                     "Put the script's command at the end of the line: -- python train.py",
                 )
             return {}
-        for name in ("length_key", "target_key"):
-            if getattr(source, name) is not None:
-                options[name] = getattr(source, name)
+        options |= given(("length_key", "target_key"), source)
         if named is not None:
             from batchtune.scripts.named import script_options
 
@@ -605,7 +603,9 @@ class ProbeOptions(WorkloadOptions):
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
         asked["options"] = with_unit(asked["workload"], asked["options"], lengths.unit)
-        return checked(ProbeSettings, given(ProbeSettings, run, **asked))
+        return checked(
+            ProbeSettings, given(ProbeSettings.__struct_fields__, run, **asked)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -686,7 +686,7 @@ class SweepOptions:
 
         return checked_settings(
             **given(
-                SweepSettings,
+                SweepSettings.__struct_fields__,
                 self,
                 run,
                 strategies=tuple(self.strategy or STRATEGIES),
@@ -755,7 +755,7 @@ class StreamOptions:
         from batchtune.results import StreamSettings, checked
 
         values = given(
-            StreamSettings,
+            StreamSettings.__struct_fields__,
             self,
             run,
             world_size=self.world_size or probed_ranks(run.run),
@@ -816,7 +816,7 @@ class LoaderOptions:
         from batchtune.workloads import parse_options
 
         values = given(
-            LoaderSettings,
+            [each.name for each in fields(LoaderSettings)],
             self,
             options=parse_options(self.set or []),
             sweep=parse_sweep(self.sweep or []),
