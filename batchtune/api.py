@@ -9,13 +9,13 @@ except a line of progress in a notebook; notes go to the logger `batchtune`, at 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import itertools
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -41,13 +41,11 @@ from batchtune.results import (
     Record,
     Sweep,
     SweepSettings,
-    Verification,
     checked,
 )
 from batchtune.run_folder import holds_other_lengths
 from batchtune.units import parse_size
 from batchtune.verify import Prover, run_verify
-from batchtune.verify.plan import Plan, Subject
 from batchtune.workloads import spec_of, with_unit
 
 _log = logging.getLogger("batchtune")
@@ -59,7 +57,7 @@ def _with_settings(*kinds: type[Record]) -> Callable[[_F], _F]:
     """Name the fields of records in a function's signature, and end an interrupt without the probe's traceback."""
 
     def decorate(function: _F) -> _F:
-        @functools.wraps(function)
+        @wraps(function)
         def call(*arguments: Any, **settings: Any) -> RunResults:
             with contextlib.suppress(KeyboardInterrupt):
                 return function(*arguments, **settings)
@@ -122,17 +120,14 @@ def probe(
         settings, ReadOptions, ProbeSettings, SweepSettings
     )
     folder = Path(run)
-    if lengths is None:
-        lengths = _own_lengths(workload, reading, probing, folder, force=force)
-    read = _read(lengths, reading)
     probed = _probe(
         workload,
-        read,
+        _known_lengths(workload, lengths, reading, probing, folder, force=force),
         folder,
         probing,
-        force=force,
-        sweeping=sweeping,
-        on_progress=on_progress,
+        checked_settings(**sweeping),
+        force,
+        on_progress,
     )
     return RunResults(name=folder.name, folder=folder, probe=probed)
 
@@ -142,16 +137,16 @@ def _probe(
     read: Lengths,
     folder: Path,
     probing: Mapping[str, Any],
-    *,
+    sweep_settings: SweepSettings,
     force: bool,
-    sweeping: dict[str, Any],
     on_progress: Callable[[str], None],
-    goes_on: bool = False,
     most_in_a_batch: LargestBatch | None = None,
+    minutes: float | None = None,
+    goes_on: bool = False,
 ) -> Probe:
-    """Probe with these settings, or go on with it."""
+    """Probe with these settings, for at most that many minutes; or go on with it."""
     force = force and not goes_on
-    probing = dict(probing)
+    probing = {"minutes": minutes, **probing}
     if isinstance(workload, list):
         probing["command"] = workload
         workload = command_text(workload)
@@ -172,7 +167,7 @@ def _probe(
         ),
         folder,
         force=force,
-        sweep_settings=checked_settings(**sweeping),
+        sweep_settings=sweep_settings,
         most_in_a_batch=most_in_a_batch,
         hooks=ProbeHooks(
             on_note=_log.info,
@@ -217,11 +212,11 @@ def sweep(
     folder = Path(run)
     _sweep(
         _read(lengths, reading),
+        checked_settings(**sweeping),
         folder,
-        sweeping,
+        _read_current(current),
         force=force,
         max_batch_length=max_batch_length,
-        current=_read_current(current),
         packing=Packing(max_tokens=max_tokens, cut_at=cut_at),
     )
     return read_run(folder)
@@ -234,10 +229,17 @@ def _read_current(text: str | None) -> Current | None:
 
 
 def _sweep(
-    lengths: Lengths, folder: Path, sweeping: Mapping[str, Any], **arguments: Any
+    lengths: Lengths,
+    settings: SweepSettings,
+    folder: Path,
+    current: Current | None,
+    refuted: Collection[str] = (),
+    **arguments: Any,
 ) -> Sweep:
-    """Sweep with these settings and further arguments of `run_sweep`; write `sweep.json` and `sampler.yaml`."""
-    swept = run_sweep(lengths, checked_settings(**sweeping), folder, **arguments)
+    """Sweep as `run_sweep` does, and write `sweep.json` and `sampler.yaml`."""
+    swept = run_sweep(
+        lengths, settings, folder, current=current, refuted=refuted, **arguments
+    )
     write_config(swept, folder)
     return swept
 
@@ -262,51 +264,35 @@ def tune(
     )
     started = time.monotonic()
     folder = Path(run)
-    if lengths is None:
-        lengths = _own_lengths(workload, reading, probing, folder, force=force)
-    read = _read(lengths, reading)
+    read = _known_lengths(workload, lengths, reading, probing, folder, force=force)
     minutes = probing.pop("minutes", None)
     command = workload if isinstance(workload, list) else None
+    sweep_settings = checked_settings(**sweeping)
     own = _read_current(current)
-
-    def probe_for(minutes: float | None, goes_on: bool) -> Probe:
-        timed = {**probing, "minutes": minutes}
-        return _probe(
-            workload,
-            read,
-            folder,
-            timed,
-            force=force,
-            sweeping=sweeping,
-            on_progress=on_progress,
-            goes_on=goes_on,
-            most_in_a_batch=functools.partial(
-                examples_kept, read, checked_settings(**sweeping), own
-            ),
-        )
-
-    def sweep_again(refuted: frozenset[str]) -> Sweep:
-        return _sweep(read, folder, sweeping, current=own, refuted=refuted)
-
-    def run_plan(plan: Plan, subject: Subject, deadline: float) -> Verification:
-        return run_verify(
-            plan,
-            subject,
-            folder,
-            on_note=_log.info,
-            on_progress=lambda proving: on_progress(
-                f"{proving.done} of {proving.total} steps of the table done"
-            ),
-            deadline=deadline,
-        )
-
     Prover(
         folder=folder,
         lengths=read,
         asked={**probing, "command": command},
-        probe=probe_for,
-        sweep=sweep_again,
-        run=run_plan,
+        probe=partial(
+            _probe,
+            workload,
+            read,
+            folder,
+            probing,
+            sweep_settings,
+            force,
+            on_progress,
+            partial(examples_kept, read, sweep_settings, own),
+        ),
+        sweep=partial(_sweep, read, sweep_settings, folder, own),
+        run=partial(
+            run_verify,
+            folder=folder,
+            on_note=_log.info,
+            on_progress=lambda proving: on_progress(
+                f"{proving.done} of {proving.total} steps of the table done"
+            ),
+        ),
         on_note=_log.info,
     ).tune(started, minutes)
     return read_run(folder)
@@ -320,15 +306,21 @@ def read_run(folder: str | Path) -> RunResults:
     return load_run(Path(folder))
 
 
-def _own_lengths(
+def _known_lengths(
     workload: object,
-    reading: Mapping[str, Any],
+    lengths: Any,
+    reading: dict[str, Any],
     probing: Mapping[str, Any],
     folder: Path,
     *,
     force: bool,
-) -> Path:
-    """Return the manifest of a script's own data set. Raises UsageError for a workload that is no script."""
+) -> Lengths:
+    """Return the lengths that `_read` gives; without any, those of a script's own data set.
+
+    Raises UsageError as `_read` does, or for a workload that is no script.
+    """
+    if lengths is not None:
+        return _read(lengths, reading)
     if not isinstance(workload, list):
         raise UsageError(
             "there are no lengths",
@@ -350,7 +342,7 @@ def _own_lengths(
         force=force,
     )
     _log.info(note)
-    return path
+    return _read(path, reading)
 
 
 def _read(data: Any, reading: dict[str, Any]) -> Lengths:

@@ -17,7 +17,7 @@ import msgspec
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, invalid_field, printable, shortened
 from batchtune.files import read_regular
-from batchtune.records import PackedConfig, SamplerConfig, StreamConfig
+from batchtune.records import ConfigFile, PackedConfig, SamplerConfig, StreamConfig
 
 LARGEST_BYTES = 2 << 20
 # The scanner's time grows with the square of a line's length.
@@ -407,14 +407,9 @@ def read_any_sampler_yaml(
 def _check(config: SamplerConfig | PackedConfig | StreamConfig) -> None:
     """Raise ValueError if fields contradict each other."""
     if isinstance(config, PackedConfig):
-        from batchtune.packing import budget_of
+        from batchtune.packing import budget_in
 
-        budget_of(
-            config.max_tokens,
-            packer=config.packer,
-            time_law=config.time_law,
-            cut_at=config.cut_at,
-        )
+        budget_in(config)
         if (config.sampler == "packed") == config.keeps_examples:
             raise _wrong_for_sampler(config, "own_accumulate")
         return
@@ -481,7 +476,7 @@ def _why_none(path: Path) -> str | None:
 
 def _read_config(
     path: Path,
-    kind: type[SamplerConfig] | type[StreamConfig],
+    kind: type[ConfigFile],
     name: str,
     command: str,
 ) -> Any:
@@ -520,11 +515,10 @@ def _read_config(
             f"{path} has version {version} of {declared}; this batchtune knows versions up to {kind.VERSION}",
             "Install a newer batchtune.",
         )
-    read_as: type[SamplerConfig | PackedConfig | StreamConfig] = kind
     if kind is SamplerConfig and header.get("sampler") in _PACKED:
-        read_as = PackedConfig
+        kind = PackedConfig
     try:
-        config = msgspec.convert(document, type=read_as)
+        config: Any = msgspec.convert(document, type=kind)
         _check(config)
     except ValueError as error:  # msgspec's own, too
         problem = invalid_field(error)

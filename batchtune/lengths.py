@@ -40,6 +40,16 @@ _BINS = 60
 _WIDE = 200.0
 
 
+def ceil_div(count: int, size: int) -> int:
+    """Return how many parts of a size hold so many: the quotient, rounded up."""
+    return -(-count // size)
+
+
+def largest_first(values: AnyArray) -> npt.NDArray[np.intp]:
+    """Return the order of values from the largest on; equal ones stay in their order."""
+    return np.argsort(-values, kind="stable")
+
+
 def spaced(count: int) -> range:
     """Return the indices of at most 200 of so many examples, evenly spaced from the first on."""
     every = max(1, count // 200)
@@ -58,7 +68,7 @@ def rows_of(values: FloatArray, targets: FloatArray | None) -> tuple[RowLength, 
     """Return the rows of a manifest; of very many, the `spaced` ones, others evenly, and the longest."""
     indices = np.arange(values.size)
     if values.size > _MOST_ROWS:
-        every = -(-values.size // _MOST_ROWS)
+        every = ceil_div(values.size, _MOST_ROWS)
         chosen = [np.asarray(spaced(values.size)), indices[::every]]
         of_rows = [values] if targets is None else [values, targets]
         chosen += [

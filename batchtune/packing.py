@@ -24,10 +24,18 @@ from batchtune.epochs import (
     positions,
     steps_per_rank,
 )
-from batchtune.epochs.batchers import Cutter, ReshuffledBatcher
+from batchtune.epochs.batchers import Cutter, ReshuffledBatcher, in_turn
 from batchtune.epochs.table import OverlongError, checked_lengths
 from batchtune.errors import listed, shortened
-from batchtune.lengths import AnyArray, FloatArray, IntArray, whole
+from batchtune.lengths import (
+    AnyArray,
+    FloatArray,
+    IntArray,
+    ceil_div,
+    largest_first,
+    whole,
+)
+from batchtune.records import PackedConfig
 
 # Micro-batches dealt to ranks that wait for each other, so that all take about as long.
 
@@ -84,14 +92,14 @@ def dealt(seconds: FloatArray, world_size: int) -> npt.NDArray[np.intp]:
     Every rank gets as many, and the sums of their seconds are as even as by `karmarkar_karp`. Each rank begins with its
     slowest, so that those that run at the same time take about as long.
     """
-    order = np.argsort(-seconds, kind="stable")
+    order = largest_first(seconds)
     each = min(max(_SLOWEST // world_size, _OF_A_RANK), order.size // world_size)
     slowest = order[: each * world_size]
     parts = karmarkar_karp(seconds[slowest].tolist(), world_size)
     of_ranks = slowest[np.sort(np.array(parts), axis=1)]
-    in_turn = order[each * world_size :].reshape(-1, world_size)
-    in_turn[1::2] = in_turn[1::2, ::-1]
-    return np.concatenate((of_ranks.T, in_turn)).ravel()
+    others = order[each * world_size :]
+    others = others[in_turn(seconds[others], world_size)]
+    return np.concatenate((of_ranks.T.ravel(), others))
 
 
 def exchanged(
@@ -151,7 +159,7 @@ def exchanged(
             sizes[here] -= 1
             sizes[there] += 1
     batches = all_batches[: tokens.size]
-    order = np.argsort(-tokens, kind="stable")
+    order = largest_first(tokens)
     return Packed.of_owners(order, batches[order])
 
 
@@ -267,7 +275,7 @@ def best_fit(
                 most = len(waiting[room])
             fitting = room // length
             full = min(most, remaining // fitting)
-            needed = min(most, -(-remaining // fitting))
+            needed = min(most, ceil_div(remaining, fitting))
             if place < len(rooms):
                 chosen = waiting[room][:needed]
                 del waiting[room][:needed]
@@ -295,7 +303,7 @@ def even(
     tokens that fill the micro-batches up in the end, it takes those with the smallest spread of seconds.
     """
     best = first_fit(lengths, seconds, max_tokens)
-    bound = -(-int(lengths.sum()) // max_tokens)
+    bound = ceil_div(int(lengths.sum()), max_tokens)
     allowed = int(bound * (1 + _MORE)) // multiple * multiple
     allowed = max(allowed, _rounded_up(int(best.max()) + 1, multiple))
     if allowed > lengths.size:
@@ -329,7 +337,7 @@ def _groups(lengths: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _rounded_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+    return ceil_div(count, multiple) * multiple
 
 
 def _spread(owners: IntArray, seconds: FloatArray, multiple: int) -> float:
@@ -386,7 +394,7 @@ def _deal_longest(
             break
         passed = loads[fitting[0]] + seconds_before[first + run] - seconds_before[first]
         chosen = int(np.searchsorted(loads[fitting], passed, side="right"))
-        chosen = min(max(chosen, -(-fitting.size // _DEALT_TO)), left // run)
+        chosen = min(max(chosen, ceil_div(fitting.size, _DEALT_TO)), left // run)
         dealt_to = fitting[:chosen]
         edges = first + run * np.arange(chosen + 1)
         owners[first : edges[-1]] = np.repeat(dealt_to, run)
@@ -405,7 +413,7 @@ def _fill(lengths: IntArray, rooms: IntArray, owners: IntArray, first: int) -> I
     left = np.arange(lengths.size - 1, first - 1, -1)
     while left.size:
         ascending = lengths[left]
-        roomy = np.argsort(-rooms, kind="stable")
+        roomy = largest_first(rooms)
         roomy = roomy[rooms[roomy] >= ascending[0]]
         longest = np.searchsorted(ascending, rooms[roomy], side="right") - 1
         # No sequence goes to two: each takes the next shorter one than the one before it, at most.
@@ -488,7 +496,7 @@ class Packed:
             sums = np.where(packed.sizes > 1, packed.sums(seconds), -1.0)
             # Those with more than half of the slowest one's seconds are halved before its halves are.
             halvable = int(np.count_nonzero(sums > sums.max() / 2))
-            slowest = np.argsort(-sums, kind="stable")
+            slowest = largest_first(sums)
             halved = np.zeros(packed.count, dtype=np.int64)
             halved[slowest[: min(halvable, wanted - packed.count)]] = 1
             nth = np.arange(packed.sequences.size) - np.repeat(
@@ -542,6 +550,10 @@ class TimeLaw:
 
 # The FLOPs of a dense model with a hidden size of 4,096: 12·h²·L + 2·h·L² a layer, divided by 2·h. verl balances by it.
 DENSE_7B = TimeLaw(seconds_per_token=24576.0, seconds_per_squared_token=1.0)
+
+
+TimeLawGiven: TypeAlias = TimeLaw | Mapping[Any, float]
+"""A time law, or its arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -609,11 +621,11 @@ class Budget:
     def packed(self, tokens: IntArray, multiple: int = 1) -> Packed:
         """Return the micro-batches of sequences with these lengths, as many as a multiple if that is possible."""
         seconds = self.time_law.of_sequences(tokens)
-        order = np.argsort(-tokens, kind="stable")
+        order = largest_first(tokens)
         pack_sorted = PACKERS[self.packer]
         owners = pack_sorted(tokens[order], seconds[order], self.max_tokens, multiple)
         packed = Packed.of_owners(order, owners)
-        return packed.split_to(-(-packed.count // multiple) * multiple, seconds)
+        return packed.split_to(_rounded_up(packed.count, multiple), seconds)
 
     def evened(self, packed: Packed, tokens: IntArray, world_size: int) -> Packed:
         """Return the micro-batches as ranks take them in turn, so that all ranks take about as long.
@@ -634,7 +646,7 @@ def budget_of(
     max_tokens: int,
     *,
     packer: str = "even",
-    time_law: TimeLaw | Mapping[Any, float] | None = None,
+    time_law: TimeLawGiven | None = None,
     cut_at: int | None = None,
 ) -> Budget:
     """Return the budget that a sampler's arguments describe, a time law also by its own arguments.
@@ -648,6 +660,16 @@ def budget_of(
         packer=packer,
         time_law=time_law or DENSE_7B,
         cut_at=cut_at,
+    )
+
+
+def budget_in(config: PackedConfig) -> Budget:
+    """Return the budget of a `sampler.yaml`. Raises ValueError as `budget_of` does."""
+    return budget_of(
+        config.max_tokens,
+        packer=config.packer,
+        time_law=config.time_law,
+        cut_at=config.cut_at,
     )
 
 
@@ -703,7 +725,7 @@ def _why_uneven(
 ) -> str:
     """Explain why the micro-batches can't be dealt evenly."""
     fewest = budget.packed(tokens).count
-    needed = -(-fewest // multiple) * multiple
+    needed = _rounded_up(fewest, multiple)
     return (
         f"{tokens.size:,} sequences can't be dealt evenly to {world_size:,} ranks with an accumulation of "
         f"{multiple // world_size:,}: the fewest micro-batches found are {fewest:,}, the next multiple of "
@@ -723,7 +745,7 @@ class PackedBatcher(ReshuffledBatcher):
         super().__init__(tokens.size)
         self._tokens = tokens
         self._budget = budget
-        self._pools = -(-tokens.size // pool_size)
+        self._pools = ceil_div(tokens.size, pool_size)
 
     def _steps(self, drawing: ShuffleKey, dealing: RankSplit) -> tuple[Indices, Layout]:
         """Return the sequences, and the micro-batches of all pools."""
@@ -742,7 +764,7 @@ class PackedBatcher(ReshuffledBatcher):
         accumulate = steps.dealing.accumulate
         if steps.dealing.drop_last:
             return steps_per_rank(steps) // accumulate * accumulate
-        return -(-steps_per_rank(steps) // accumulate) * accumulate
+        return _rounded_up(steps_per_rank(steps), accumulate)
 
     def _dealt(self, examples: Indices, steps: Layout, per_rank: int) -> EpochBatches:
         """Return so many micro-batches for each rank, the slowest first, side by side with those that take as long."""
@@ -751,7 +773,7 @@ class PackedBatcher(ReshuffledBatcher):
         packed = Packed(examples, steps.batch_sizes)
         if not steps.dealing.drop_last:
             packed = self._last_pool_packed_to(wanted, packed).split_to(wanted, seconds)
-        order = np.argsort(-packed.sums(seconds), kind="stable")
+        order = largest_first(packed.sums(seconds))
         packed = packed.ordered(order)
         dealing = replace(steps.dealing, same_bucket=True)
         layout = Layout.in_row(packed.sizes, dealing, self._count, in_order=True)
@@ -790,7 +812,7 @@ class StepPacker(Cutter):
     def fewest(self, examples: Indices) -> int:
         """Return the fewest micro-batches of each rank that hold all sequences of a step."""
         packed = self.budget.packed(self.tokens[examples], self.world_size)
-        return -(-packed.count // self.world_size)
+        return ceil_div(packed.count, self.world_size)
 
     def _cut_into(self, examples: Indices, parts: int) -> tuple[list[Indices], Indices]:
         left = examples[:0]
@@ -814,7 +836,7 @@ def _evenly_loaded(tokens: IntArray, budget: Budget, parts: int) -> Packed | Non
 
     None if a sequence has no room there. For a step's few sequences that is much faster than a packer, and as even.
     """
-    order = np.argsort(-tokens, kind="stable")
+    order = largest_first(tokens)
     seconds = budget.time_law.of_sequences(tokens)[order].tolist()
     loads = [(0.0, part, budget.max_tokens) for part in range(parts)]
     owners = []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
+from typing_extensions import dataclass_transform
 
 # With these bounds, sums and products stay far from what a float or a 64-bit integer can hold.
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
@@ -21,6 +22,9 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=1e40)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
+SettingSize = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
 
 # What lengths count.
 Unit = Literal["s", "ms", "samples", "frames", "tokens", "words", "characters", "bytes"]
@@ -45,6 +49,7 @@ GainRatio = Annotated[Gain, PER_CENT]
 ROUNDING = 1e-6  # relative tolerance between numbers that follow from each other
 
 Sizing = Literal["length", "frontier"]
+Ordering = Literal["random", "ascending", "descending"]
 SamplerKind = Literal["bucket", "pooled", "same-step"]
 StreamAlgorithm = Literal["bucket", "pivot"]
 """How `BucketedStream` makes batches from its buffer."""
@@ -60,10 +65,23 @@ LawCoefficients = dict[
 ]
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class RecordMeta(msgspec.StructMeta):
+    """Makes fields keywords, unless a record says otherwise: the one setting that records don't inherit."""
+
+    def __new__(
+        mcs, *definition: Any, kw_only: bool = True, **settings: Any
+    ) -> RecordMeta:
+        """Define a class of records."""
+        return super().__new__(mcs, *definition, kw_only=kw_only, **settings)
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,)
+)
+class Record(msgspec.Struct, frozen=True, metaclass=RecordMeta):
     """Base of the records: frozen, named fields."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION = 1
 
     def problems(self) -> Iterator[str]:
         """Yield each contradiction between fields, as a phrase that names one."""
@@ -97,7 +115,7 @@ def _as_word(value: str | float | bool) -> str:
     return shlex.quote(str(value))
 
 
-class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+class ReadingRecord(Record, omit_defaults=True):
     """How the manifest was read: the options as given, None for the others; `manifests.ReadOptions` describes them."""
 
     format: str | None = None
@@ -115,7 +133,7 @@ class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     reduce: Reduction | None = None
 
 
-class LengthsSummary(Record, frozen=True, kw_only=True):
+class LengthsSummary(Record):
     """The data set of a result.
 
     Attributes:
@@ -146,7 +164,7 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
             yield f"total is {self.total}, for {self.count} examples up to {self.max}"
 
 
-class HistogramBin(Record, frozen=True, kw_only=True):
+class HistogramBin(Record):
     """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
 
     from_: TargetLength = msgspec.field(name="from")
@@ -154,7 +172,7 @@ class HistogramBin(Record, frozen=True, kw_only=True):
     count: Count
 
 
-class Proof(Record, frozen=True, kw_only=True):
+class Proof(Record):
     """The recommended batches as they ran in shuffled training, in fresh processes at the limit.
 
     Attributes:
@@ -188,7 +206,7 @@ class Proof(Record, frozen=True, kw_only=True):
         return self.reason is None
 
 
-class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplerEvidence(Record, forbid_unknown_fields=True):
     """The evidence for the recommendation.
 
     Attributes:
@@ -220,13 +238,22 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
     margin_bytes: Bytes | None = None
     min_length: Length | None = None
     max_length: Length | None = None
-    left_out: dict[str, Count] = msgspec.field(default_factory=dict)
+    left_out: dict[str, Count] = {}
     truncate: Length | None = None
     multiple_of: Length | None = None
     proof: Proof | None = None
 
 
-class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConfigFile(Record, forbid_unknown_fields=True):
+    """Base of the YAML files: which one it is, and its version, come first."""
+
+    FORMAT: ClassVar[str]
+
+    format: str
+    version: int
+
+
+class SamplerConfig(ConfigFile):
     """The content of `sampler.yaml`, in its order.
 
     Attributes:
@@ -249,10 +276,8 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             to minimise the total. None: only positions cost.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/sampler"
+    FORMAT = "batchtune/sampler"
 
-    format: str
-    version: int
     unit: str | None
     max_batch_length: Length
     max_batch_size: Size
@@ -260,7 +285,7 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bucket_boundaries: list[Length]
     bucket_batch_sizes: list[Size]
     shuffle: bool = True
-    batch_ordering: Literal["random", "ascending", "descending"] = "random"
+    batch_ordering: Ordering = "random"
     drop_last: bool = False
     seed: Seed = 0
     evidence: SamplerEvidence
@@ -278,7 +303,7 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.own_accumulate is not None
 
 
-class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PackedConfig(ConfigFile):
     """The content of the `sampler.yaml` of a training that packs, in its order.
 
     Attributes:
@@ -294,10 +319,8 @@ class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         own_accumulate: How many of the training's own batches, on each rank, make such a step; None for other steps.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/sampler"
+    FORMAT = "batchtune/sampler"
 
-    format: str
-    version: int
     unit: str | None
     sampler: Literal["packed", "same-step-packed"]
     max_tokens: Size
@@ -318,7 +341,7 @@ class PackedConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.own_accumulate is not None
 
 
-class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StreamConfig(ConfigFile):
     """The content of `stream.yaml`, in its order: the recommendation for `batchtune.BucketedStream`.
 
     Attributes:
@@ -333,10 +356,8 @@ class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         drop_last: Whether the remainder at the end of the stream is dropped.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/stream-config"
+    FORMAT = "batchtune/stream-config"
 
-    format: str
-    version: int
     unit: str | None
     algorithm: StreamAlgorithm
     buffer_size: Size

@@ -80,7 +80,7 @@ def check_lengths(
     lengths: Lengths,
     fingerprint: str,
     source: Path,
-    run_lengths: LengthsSummary | None = None,
+    run_lengths: LengthsSummary | None,
 ) -> None:
     """Raise ResultError if a file is of other lengths than these; `run_lengths` are the run's, if known."""
     if fingerprint == lengths.fingerprint:

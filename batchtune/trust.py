@@ -83,7 +83,11 @@ def busy_with(processes: Sequence[DeviceProcess] | None) -> str | None:
             named.append(f"{process.pid}")
         elif process.used_bytes >= _CONTEXT_BYTES:
             named.append(f"{process.pid} with {format_size(process.used_bytes)}")
-    return f"{_other_processes(len(named))} ({', '.join(named)})" if named else None
+    return (
+        f"{counted(len(named), 'other process')} ({', '.join(named)})"
+        if named
+        else None
+    )
 
 
 def settings_warnings(settings: Mapping[str, Any]) -> list[str]:
@@ -194,7 +198,7 @@ def _about_gpu_times(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
     """Yield that other programs used the device, or that its clock was held down."""
     who = busy_with(device.processes)
     if device.processes is None and device.other_processes:
-        who = _other_processes(device.other_processes)
+        who = counted(device.other_processes, "other process")
     if who is not None:
         yield (
             f"Also on the device: {who}. The limit is what they left free, and times may be too long. Stop them and "
@@ -212,7 +216,3 @@ def _about_gpu_times(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
             "times hold only for training that is held down too. Check its cooling and power limit, or treat the times "
             "as rough."
         )
-
-
-def _other_processes(count: int) -> str:
-    return f"{count} other process{'' if count == 1 else 'es'}"

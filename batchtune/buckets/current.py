@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -43,10 +43,13 @@ from batchtune.errors import (
 )
 from batchtune.lengths import Lengths
 from batchtune.results import (
+    Ordering,
     OwnBatches,
+    Record,
     Recording,
     Row,
     Script,
+    SettingSize,
     Sizing,
     TrainingStep,
     last_recording,
@@ -64,7 +67,6 @@ _OLD_NAMES = {"max_batch_len": "max_batch_length", "shuffle_ex": "shuffle"}
 
 # No length is outside this range, in any unit; beyond it, boundaries would overflow or coincide.
 SettingLength = Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]
-SettingSize = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Boundaries = Annotated[
     list[SettingLength], msgspec.Meta(min_length=1, max_length=100_000)
 ]
@@ -73,7 +75,7 @@ SettingSizes = Annotated[
 ]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(Record, forbid_unknown_fields=True):
     """Base of the kinds of settings; the fields are what a user may set.
 
     Attributes:
@@ -276,7 +278,7 @@ _LARGEST_NUM_BUCKETS = 100_000
 _LITTLE_PADDING = 1.05
 
 
-class TableSettings(Settings, frozen=True, kw_only=True):
+class TableSettings(Settings):
     """Settings that make a bucket table.
 
     Attributes:
@@ -325,7 +327,7 @@ class TableSettings(Settings, frozen=True, kw_only=True):
         }
 
 
-class OwnTable(TableSettings, frozen=True, kw_only=True):
+class OwnTable(TableSettings):
     """Boundaries and a batch size for each, as batchtune's own sampler takes them, or the same with pools."""
 
     NAME = "batchtune"
@@ -358,7 +360,7 @@ class OwnTable(TableSettings, frozen=True, kw_only=True):
         return f"batchtune's sampler, {counted(len(self.bucket_boundaries), 'bucket')}"
 
 
-class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
+class SpeechBrainSettings(TableSettings):
     """The arguments of SpeechBrain's DynamicBatchSampler; batchtune takes its shuffled batches, none dropped."""
 
     NAME = "speechbrain"
@@ -372,7 +374,7 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
     bucket_boundaries: Boundaries | None = None
     max_batch_ex: SettingSize | None = None
     shuffle: bool | None = None
-    batch_ordering: Literal["random", "ascending", "descending"] | None = None
+    batch_ordering: Ordering | None = None
     drop_last: bool | None = None
     seed: int | None = None
 
@@ -435,7 +437,7 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
             )
 
 
-class FixedSize(TableSettings, frozen=True, kw_only=True):
+class FixedSize(TableSettings):
     """A fixed batch size."""
 
     NAME = "fixed"
@@ -459,7 +461,7 @@ class FixedSize(TableSettings, frozen=True, kw_only=True):
         return f"fixed batches of {self.batch_size:,}"
 
 
-class VaryingSteps(FixedSize, frozen=True, kw_only=True):
+class VaryingSteps(FixedSize):
     """A fixed batch size of a script whose optimizer steps have different numbers of batches."""
 
     @property
@@ -474,7 +476,7 @@ class VaryingSteps(FixedSize, frozen=True, kw_only=True):
         )
 
 
-class CountedBatches(TableSettings, frozen=True, kw_only=True):
+class CountedBatches(TableSettings):
     """What a script's own batch sampler makes."""
 
     NAME = "counted"
@@ -516,7 +518,7 @@ class CountedBatches(TableSettings, frozen=True, kw_only=True):
         return {"sampler": self.own.sampler}
 
 
-class RecordedBatches(TableSettings, frozen=True, kw_only=True):
+class RecordedBatches(TableSettings):
     """What a recorded training made, in place of a script's own batch sampler."""
 
     NAME = "recorded"

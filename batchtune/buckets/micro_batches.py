@@ -28,7 +28,7 @@ from batchtune.epochs.measured_costs import BatchCost, PackedCosts, batch_second
 from batchtune.epochs.pricing import Pricing, TimedRow
 from batchtune.epochs.table import Limits
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import FloatArray, IntArray, Lengths, ceil_div
 from batchtune.packing import (
     DENSE_7B,
     PACKERS,
@@ -119,12 +119,12 @@ class OwnSteps:
 
     def steps(self, count: int) -> int:
         """Return how many optimizer steps an epoch of this many examples has."""
-        return -(-count // self.examples)
+        return ceil_div(count, self.examples)
 
     def batches(self, count: int, accumulate: int) -> int:
         """Return the micro-batches of all ranks in an epoch whose steps are cut into `accumulate` on each rank."""
         ranks = self.dealing.world_size
-        own = -(-count // (self.batch_size * ranks))
+        own = ceil_div(count, self.batch_size * ranks)
         return ranks * micro_batches(own, self.dealing.accumulate, accumulate)
 
     def cheapest(
@@ -201,7 +201,7 @@ def row_of(
         packer=budget.packer,
         max_tokens=budget.max_tokens,
         batches=packed.count,
-        lower_bound=-(-total // budget.max_tokens),
+        lower_bound=ceil_div(total, budget.max_tokens),
         tokens=total,
         fill=total / (packed.count * budget.max_tokens),
         largest_tokens=int(totals.max()),

@@ -72,7 +72,7 @@ from batchtune.epochs.pricing import (
 from batchtune.epochs.recorded import costs_of_training
 from batchtune.epochs.table import BucketTable, Limits, batch_sizes_for
 from batchtune.errors import ResultError, UsageError, shortened
-from batchtune.lengths import Lengths, padded_to
+from batchtune.lengths import Lengths, ceil_div, padded_to
 from batchtune.results import (
     MOST_BUCKETS,
     PROBE_FILE,
@@ -524,7 +524,7 @@ def _pool_sizes(settings: SweepSettings, count: int) -> tuple[int, ...]:
     rounded = [min(int(float(f"{size:.2g}")), largest) for size in between[::-1]]
     sizes = [largest, *rounded]
     # Two sizes that give as many pools give the same pools.
-    return tuple(sorted({-(-count // size): size for size in sizes}.values()))
+    return tuple(sorted({ceil_div(count, size): size for size in sizes}.values()))
 
 
 def _with_current(

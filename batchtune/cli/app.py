@@ -123,7 +123,7 @@ class Command(TyperCommand):
             if variable:
                 value = shortened(os.environ[variable])
                 error.message += f", got {value} from {variable}"
-            error.message = bounded(error.message.replace("Value error, ", ""))
+            error.message = bounded(error.message)
             raise
 
     def _with_command(self, args: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
@@ -15,7 +15,6 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
-    ClassVar,
     Literal,
     TypeVar,
     get_type_hints,
@@ -141,13 +140,13 @@ def script_words(command: str) -> list[str]:
     return words
 
 
-def given(kind: Callable[..., Any], *groups: Any, **values: Any) -> dict[str, Any]:
-    """Return arguments for a record of settings: `values`, and the options with the names of its fields, if given.
+def given(names: Iterable[str], *groups: Any, **values: Any) -> dict[str, Any]:
+    """Return arguments for the fields with these names: `values`, and the options of the same names, if given.
 
     The field of `--setup-timeout` is `setup_timeout_seconds`.
     """
     arguments = {}
-    for name in inspect.signature(kind).parameters:
+    for name in names:
         option_name = name.removesuffix("_seconds")
         for group in groups:
             if hasattr(group, option_name):
@@ -165,7 +164,7 @@ def _if_given(parse: Callable[[Any], AnyValue], value: Any) -> AnyValue | None:
 class ManifestOptions:
     """The source of the lengths and how to read it."""
 
-    PANEL: ClassVar[str] = "Reading the manifest"
+    PANEL = "Reading the manifest"
 
     manifest: list[str] = argument(
         metavar="MANIFEST",
@@ -289,14 +288,16 @@ class ManifestOptions:
         from batchtune.manifests import ReadOptions
 
         tokenizer = _if_given(str, self.tokenizer)
-        return ReadOptions(**given(ReadOptions, self, tokenizer=tokenizer))
+        return ReadOptions(
+            **given(ReadOptions.__struct_fields__, self, tokenizer=tokenizer)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """Where results go, and how much is printed."""
 
-    PANEL: ClassVar[str | None] = None
+    PANEL = None
 
     max_batch_size: int | None = option(
         "Largest number of examples in a batch (default: no limit; of a sweep, as probed).",
@@ -332,7 +333,7 @@ class RunOptions:
 class WorkloadOptions:
     """The training step, its device and memory; whatever is not given is taken from the run, if it has a probe."""
 
-    PANEL: ClassVar[str] = "Workload and device"
+    PANEL = "Workload and device"
 
     workload: str | None = option(
         "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
@@ -453,37 +454,29 @@ class WorkloadOptions:
         The keys of the manifest also name the parts of a script's batches, where these have such parts.
         """
         from batchtune.cli.ranks import parse_nproc
+        from batchtune.probe.settings import ProbeSettings
         from batchtune.workloads import parse_options
 
-        asked = {
+        values = {
             "workload": self.workload or None,
             "options": _if_given(parse_options, self.set),
-            "scratch": self.scratch,
             **self._script(source, lengths),
-            "device": self.device,
             "nproc_per_node": _if_given(
                 partial(parse_nproc, device=self.device), self.nproc_per_node
             ),
-            "simulate_world_size": self.simulate_world_size,
             "nnodes": None if self.nnodes == 1 else self.nnodes,
             "memory_bytes": _if_given(parse_size, self.memory),
-            "memory_fraction": self.memory_fraction,
-            "allocator": self.allocator,
             "reserve_bytes": _if_given(parse_size, self.reserve),
-            "setup_timeout_seconds": self.setup_timeout,
-            "wait_seconds": self.wait,
         }
-        return {name: value for name, value in asked.items() if value is not None}
+        return given(ProbeSettings.__struct_fields__, self, **values)
 
     def _script(
         self, source: ManifestOptions, lengths: Lengths | None
     ) -> dict[str, Any]:
         """Return the fields of `ProbeSettings` for the script after `--`, or one that --workload names, if any."""
-        options = {
-            name: getattr(self, name)
-            for name in ("per_unit", "target_per_unit", "batch_size_key", "loader")
-            if getattr(self, name) is not None
-        }
+        options = given(
+            ("per_unit", "target_per_unit", "batch_size_key", "loader"), self
+        )
         if self.command is not None and (self.workload or self.set):
             raise UsageError(
                 "--workload and --set are for a workload, but a command is given as well",
@@ -498,9 +491,7 @@ class WorkloadOptions:
                     "Put the script's command at the end of the line: -- python train.py",
                 )
             return {}
-        for name in ("length_key", "target_key"):
-            if getattr(source, name) is not None:
-                options[name] = getattr(source, name)
+        options |= given(("length_key", "target_key"), source)
         if named is not None:
             from batchtune.scripts.named import script_options
 
@@ -612,14 +603,16 @@ class ProbeOptions(WorkloadOptions):
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
         asked["options"] = with_unit(asked["workload"], asked["options"], lengths.unit)
-        return checked(ProbeSettings, given(ProbeSettings, self, run, **asked))
+        return checked(
+            ProbeSettings, given(ProbeSettings.__struct_fields__, run, **asked)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
     """The bucket tables to compare."""
 
-    PANEL: ClassVar[str] = BUCKETS
+    PANEL = BUCKETS
 
     num_buckets: str = option(
         "Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="10:20"
@@ -693,7 +686,7 @@ class SweepOptions:
 
         return checked_settings(
             **given(
-                SweepSettings,
+                SweepSettings.__struct_fields__,
                 self,
                 run,
                 strategies=tuple(self.strategy or STRATEGIES),
@@ -715,7 +708,7 @@ class SweepOptions:
 class StreamOptions:
     """How workers read the stream, and the ways to batch it that are compared."""
 
-    PANEL: ClassVar[str] = "Stream"
+    PANEL = "Stream"
 
     workers: int = option(
         "DataLoader workers of each rank; each reads its own shards.", "N", default=1
@@ -762,7 +755,7 @@ class StreamOptions:
         from batchtune.results import StreamSettings, checked
 
         values = given(
-            StreamSettings,
+            StreamSettings.__struct_fields__,
             self,
             run,
             world_size=self.world_size or probed_ranks(run.run),
@@ -776,7 +769,7 @@ class StreamOptions:
 class LoaderOptions:
     """How a loader is measured."""
 
-    PANEL: ClassVar[str] = "Loader"
+    PANEL = "Loader"
 
     target: str = argument(
         "Your code that makes the loader, path/to/file.py:NAME or package.module:NAME: a class or function "
@@ -823,7 +816,7 @@ class LoaderOptions:
         from batchtune.workloads import parse_options
 
         values = given(
-            LoaderSettings,
+            [each.name for each in fields(LoaderSettings)],
             self,
             options=parse_options(self.set or []),
             sweep=parse_sweep(self.sweep or []),

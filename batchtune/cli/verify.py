@@ -276,9 +276,9 @@ def run_with_progress(
         return run_verify(
             plan,
             subject,
-            folder,
+            deadline,
+            folder=folder,
             on_note=on_note,
             on_progress=bar.verifying,
             nodes=nodes,
-            deadline=deadline,
         )

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.lengths import AnyArray, BoolArray, FloatArray, IntArray, Lengths
+from batchtune.lengths import (
+    AnyArray,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Lengths,
+    ceil_div,
+)
+from batchtune.records import Ordering
 
 if TYPE_CHECKING:
     from batchtune.epochs.measured_costs import Costs, StepTimeFunction
@@ -58,7 +66,7 @@ class RankSplit:
 
     def steps(self, batches: int) -> int:
         """Return the optimizer steps of an epoch with this many batches over all ranks."""
-        return -(-batches // (self.world_size * self.accumulate))
+        return ceil_div(batches, self.world_size * self.accumulate)
 
     def fewest_batches(self, steps: int) -> int:
         """Return the fewest batches, over all ranks, that an epoch with this many optimizer steps needs."""
@@ -153,7 +161,7 @@ def steps_per_rank(steps: Layout) -> int:
         return (
             int(np.count_nonzero(~steps.rest)) * dealing.together // dealing.world_size
         )
-    return -(-steps.starts.size * dealing.together // dealing.world_size)
+    return ceil_div(steps.starts.size * dealing.together, dealing.world_size)
 
 
 def deal(
@@ -202,7 +210,7 @@ def _split(layout: Layout, wanted: int) -> Layout:
         if size == 1:
             return chosen(layout, np.sort(np.arange(wanted) % layout.starts.size))
         layout = chosen(layout, np.insert(np.arange(layout.starts.size), batch, batch))
-        half = -(-size // 2)
+        half = ceil_div(size, 2)
         layout.batch_sizes[batch : batch + 2] = (half, size - half)
         layout.starts[batch + 1] += half
     return layout
@@ -219,7 +227,6 @@ def chosen(layout: Layout, batches: npt.NDArray[np.intp]) -> Layout:
     )
 
 
-Ordering = Literal["random", "ascending", "descending"]
 ORDERINGS: tuple[Ordering, ...] = get_args(Ordering)
 
 # The shuffles that are drawn from (seed, epoch), each with random numbers of its own.

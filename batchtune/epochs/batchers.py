@@ -28,7 +28,14 @@ from batchtune.epochs import (
     steps_per_rank,
 )
 from batchtune.epochs.table import Buckets, BucketTable
-from batchtune.lengths import AnyArray, FloatArray, Histogram, IntArray
+from batchtune.lengths import (
+    AnyArray,
+    FloatArray,
+    Histogram,
+    IntArray,
+    ceil_div,
+    largest_first,
+)
 from batchtune.records import SamplerConfig
 
 if TYPE_CHECKING:
@@ -109,7 +116,7 @@ class StepCutter(Cutter):
 
     def _cut_into(self, examples: Indices, parts: int) -> tuple[list[Indices], Indices]:
         values = self.lengths[examples].astype(np.float64)
-        longest_first = np.argsort(-values, kind="stable")
+        longest_first = largest_first(values)
         examples = examples[longest_first]
         values = values[longest_first]
         fits = self.table.batch_sizes[self.table.assign(values)]
@@ -117,7 +124,7 @@ class StepCutter(Cutter):
         sizes = self._sizes(costs, fits, parts)
         ends = np.cumsum(sizes)
         starts = ends - sizes
-        order = dealt(costs[starts] * sizes, self.world_size)
+        order = in_turn(costs[starts] * sizes, self.world_size)
         batches = [examples[starts[place] : ends[place]] for place in order]
         return batches, examples[sizes.sum() :]
 
@@ -125,7 +132,7 @@ class StepCutter(Cutter):
         """Return the fewest micro-batches of each rank that hold all examples of a step."""
         values = np.sort(self.lengths[examples].astype(np.float64))[::-1]
         fits = self.table.batch_sizes[self.table.assign(values)]
-        each = -(-most_held(fits).size // self.world_size)
+        each = ceil_div(most_held(fits).size, self.world_size)
         if self.equal_counts:
             most = max(1, examples.size // self.world_size)
             while each < most and equal_parts(fits, each * self.world_size) is None:
@@ -149,7 +156,7 @@ def micro_batches(own: int, own_accumulate: int, accumulate: int) -> int:
     A last step of fewer than `own_accumulate` batches is cut into fewer micro-batches in proportion.
     """
     steps, rest = divmod(own, own_accumulate)
-    return steps * accumulate + -(-rest * accumulate // own_accumulate)
+    return steps * accumulate + ceil_div(rest * accumulate, own_accumulate)
 
 
 def most_held(fits: IntArray, parts: int | None = None) -> IntArray:
@@ -272,12 +279,12 @@ def equal_parts(fits: IntArray, parts: int) -> IntArray | None:
     return sizes
 
 
-def dealt(costs: FloatArray, ranks: int) -> IntArray:
+def in_turn(costs: FloatArray, ranks: int) -> IntArray:
     """Return the order in which ranks take micro-batches in turn: those at one place cost about the same.
 
     Places alternate in which rank takes the dearest, so that no rank is always the slowest.
     """
-    places = np.argsort(-costs, kind="stable").reshape(-1, ranks)
+    places = largest_first(costs).reshape(-1, ranks)
     places[1::2] = places[1::2, ::-1]
     return places.ravel()
 
@@ -339,7 +346,7 @@ class Batching:
     def pools_of(self, count: int) -> int:
         """Return how many pools so many examples make."""
         assert self.pool_size is not None
-        return -(-count // self.pool_size)
+        return ceil_div(count, self.pool_size)
 
     def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:
         """Return size and longest length of the largest batch for each bucket with examples.
@@ -565,7 +572,7 @@ class StepBatcher(Batcher):
         examples = drawing.examples(count)
         ends = range(self._pool_size, count, self._pool_size)
         steps = [
-            (step, -(-step.size * self._accumulate // self._pool_size))
+            (step, ceil_div(step.size * self._accumulate, self._pool_size))
             for step in np.split(examples, ends)
         ]
         cutter = replace(self._cutter, world_size=dealing.world_size)

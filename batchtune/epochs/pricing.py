@@ -44,7 +44,7 @@ from batchtune.epochs.measured_costs import (
 )
 from batchtune.epochs.table import BucketTable, Limits, SizeFunction, batch_sizes_for
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import FloatArray, IntArray, Lengths, ceil_div, largest_first
 from batchtune.results import (
     Baseline,
     BucketUse,
@@ -269,12 +269,14 @@ def simulate_length_grouped(
     grouped_size = batch_size * dealing.accumulate
     megabatch = megabatch_size(lengths.count, grouped_size)
     sample = _of_pools(
-        lengths, max(_POOLS, -(-_EXAMPLES // megabatch)), -(-lengths.count // megabatch)
+        lengths,
+        max(_POOLS, ceil_div(_EXAMPLES, megabatch)),
+        ceil_div(lengths.count, megabatch),
     )
     completed = sample.count
     if dealing.world_size > 1:
         step = batch_size * dealing.world_size
-        completed = -(-sample.count // step) * step
+        completed = ceil_div(sample.count, step) * step
     sizes = np.diff(np.arange(0, completed, batch_size), append=completed)
     shapes = []
     for epoch in range(_epochs_of(sample, _FILLED)):
@@ -304,9 +306,7 @@ def length_grouped(
     grouped: IntArray = shuffled.copy()
     for start in range(0, grouped.size, size):
         megabatch = shuffled[start : start + size]
-        grouped[start : start + size] = megabatch[
-            np.argsort(-lengths[megabatch], kind="stable")
-        ]
+        grouped[start : start + size] = megabatch[largest_first(lengths[megabatch])]
     longest = size * int(np.argmax(lengths[grouped[::size]]))
     grouped[[0, longest]] = grouped[[longest, 0]]
     return grouped
@@ -787,7 +787,7 @@ def lower_bound(
     return LowerBound(
         # Rounding must not make it one too many.
         batches=ranks
-        * max(-(-fewest // ranks), math.ceil(shares / ranks * (1 - 1e-12))),
+        * max(ceil_div(fewest, ranks), math.ceil(shares / ranks * (1 - 1e-12))),
         padded_length=pricing.total,
         estimated_epoch_seconds=min(seconds, default=None),
     )

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, partial
-from importlib import import_module
 from pathlib import PurePosixPath
 from typing import Any, Generic, NamedTuple
 
@@ -99,8 +98,7 @@ class Tuned:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
+class Export(NamedTuple):
     """The recommendation as a config for one framework.
 
     Attributes:
@@ -236,35 +234,33 @@ def _described(row: EpochFigures) -> str:
     return f"{row.sized_name} ({cost})"
 
 
-# Name of --to → the module that renders it in `RENDERS`, imported when needed; the framework's own name; its file.
+# Name of --to → the framework's own name; its file.
 _KNOWN = {
-    "speechbrain": ("frameworks", "SpeechBrain", "dynamic_batch_sampler.yaml"),
-    "nemo": ("frameworks", "NeMo", "train_ds.yaml"),
-    "lhotse": ("frameworks", "Lhotse", "lhotse_sampler.py"),
-    "espnet": ("frameworks", "ESPnet", "batchtune_espnet.yaml"),
-    "fairseq": ("frameworks", "fairseq", "batchtune_fairseq.txt"),
-    "transformers": ("run_configs", "Transformers", "batchtune_transformers.py"),
-    "accelerate": ("run_configs", "Accelerate", "batchtune_accelerate.py"),
-    "lightning": ("run_configs", "Lightning", "batchtune_lightning.py"),
-    "pytorch": ("run_configs", "PyTorch", "batchtune_pytorch.py"),
+    "speechbrain": ("SpeechBrain", "dynamic_batch_sampler.yaml"),
+    "nemo": ("NeMo", "train_ds.yaml"),
+    "lhotse": ("Lhotse", "lhotse_sampler.py"),
+    "espnet": ("ESPnet", "batchtune_espnet.yaml"),
+    "fairseq": ("fairseq", "batchtune_fairseq.txt"),
+    "transformers": ("Transformers", "batchtune_transformers.py"),
+    "accelerate": ("Accelerate", "batchtune_accelerate.py"),
+    "lightning": ("Lightning", "batchtune_lightning.py"),
+    "pytorch": ("PyTorch", "batchtune_pytorch.py"),
     "speechbrain-stream": (
-        "frameworks",
         "SpeechBrain with WebDataset",
         "speechbrain_stream.py",
     ),
-    "webdataset": ("run_configs", "WebDataset", "webdataset_stream.py"),
+    "webdataset": ("WebDataset", "webdataset_stream.py"),
     "hf-streaming": (
-        "run_configs",
         "Hugging Face streaming data sets",
         "hf_stream.py",
     ),
-    "lhotse-shar": ("frameworks", "Lhotse Shar", "lhotse_shar.py"),
-    "nemo-tarred": ("frameworks", "NeMo with tarred data", "tarred_train_ds.yaml"),
-    "verl": ("frameworks", "verl", "batchtune_verl.txt"),
-    "openrlhf": ("frameworks", "OpenRLHF", "batchtune_openrlhf.txt"),
-    "slime": ("frameworks", "slime", "batchtune_slime.txt"),
-    "trl": ("frameworks", "TRL", "batchtune_trl.py"),
-    "axolotl": ("frameworks", "axolotl", "batchtune_axolotl.yaml"),
+    "lhotse-shar": ("Lhotse Shar", "lhotse_shar.py"),
+    "nemo-tarred": ("NeMo with tarred data", "tarred_train_ds.yaml"),
+    "verl": ("verl", "batchtune_verl.txt"),
+    "openrlhf": ("OpenRLHF", "batchtune_openrlhf.txt"),
+    "slime": ("slime", "batchtune_slime.txt"),
+    "trl": ("TRL", "batchtune_trl.py"),
+    "axolotl": ("axolotl", "batchtune_axolotl.yaml"),
 }
 FRAMEWORKS: tuple[str, ...] = tuple(_KNOWN)
 
@@ -274,28 +270,20 @@ def export_of(name: str) -> Export:
     if name not in _KNOWN:
         hint = f"{did_you_mean(name.lower(), FRAMEWORKS)}Known frameworks: {', '.join(FRAMEWORKS)}."
         raise UsageError(f"unknown framework {shortened(name)}", hint)
-    module, title, file = _KNOWN[name]
-    renders = import_module(f"batchtune.exports.{module}").RENDERS
+    from batchtune.exports import frameworks, run_configs
+
+    title, file = _KNOWN[name]
+    renders = frameworks.RENDERS | run_configs.RENDERS
     return Export(name=name, title=title, file=file, render=renders[name])
 
 
 def configs_of(tuned: Tuned) -> dict[str, str]:
     """Return the recommendation as batchtune's own files and for each framework that can express it, by title."""
-    from batchtune.exports.run_configs import (
-        render_loader_yaml,
-        render_sampler_yaml,
-        render_stream_yaml,
-        sampler_config,
-        stream_config,
-    )
+    from batchtune.exports.run_configs import own_config, render_loader_yaml
 
     renders: dict[str, Callable[[], str]] = {
-        SAMPLER_FILE: lambda: render_sampler_yaml(
-            sampler_config(tuned.needed_sweep, tuned.probe)
-        ),
-        STREAM_CONFIG_FILE: lambda: render_stream_yaml(
-            stream_config(tuned.needed_stream, tuned.probe)
-        ),
+        SAMPLER_FILE: lambda: own_config(tuned.needed_sweep, tuned.probe),
+        STREAM_CONFIG_FILE: lambda: own_config(tuned.needed_stream, tuned.probe),
     }
     if tuned.loader is not None:
         renders[LOADER_CONFIG_FILE] = partial(render_loader_yaml, tuned.loader)
@@ -493,10 +481,9 @@ def _loader_fields(tuned: Tuned, expresses: Collection[str]) -> dict[str, Any]:
 
     `loader_row` is the recommended row, None without a recommendation.
     """
-    loader = tuned.loader
-    if loader is None or not kind_of(loader.kind).IS_DATALOADER:
-        return {"loader": {}, "loader_row": None}
-    row = loader.recommended_row
+    row = None
+    if tuned.loader is not None and kind_of(tuned.loader.kind).IS_DATALOADER:
+        row = tuned.loader.recommended_row
     if row is None:
         return {"loader": {}, "loader_row": None}
     arguments = {

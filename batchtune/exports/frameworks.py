@@ -34,8 +34,8 @@ _MEASURES: dict[str | None, str] = {"samples": "num_samples", "frames": "num_fra
 # The default buffer sizes of Lhotse and NeMo.
 _LHOTSE_BUFFER = 20_000
 _NEMO_BUFFER = 10_000
-# The arguments of the DataLoader that NeMo can set; for tarred data it keeps workers by itself.
-_OF_NEMO = ("num_workers", "pin_memory")
+# The arguments of the DataLoader that ESPnet and NeMo can set; for tarred data NeMo keeps workers by itself.
+_WORKERS_AND_PINNING = ("num_workers", "pin_memory")
 
 
 def in_seconds(
@@ -161,7 +161,7 @@ def _render_nemo(tuned: Tuned) -> str:
         title="NeMo, model.train_ds",
         buffer_size=max(_NEMO_BUFFER, least_buffer(sizes)),
         sizes=sizes,
-        **_nemo_fields(table_fields(chosen, tuned, _OF_NEMO)),
+        **_nemo_fields(table_fields(chosen, tuned, _WORKERS_AND_PINNING)),
         **_joint_fields(sweep),
     )
 
@@ -182,7 +182,7 @@ def _render_tarred(tuned: Tuned) -> str:
         sizes=chosen.row.batch_sizes,
         joint=None,
         last_shard=max(0, sweep.shards.count - 1),
-        **_nemo_fields(stream_fields(chosen, tuned, _OF_NEMO)),
+        **_nemo_fields(stream_fields(chosen, tuned, _WORKERS_AND_PINNING)),
     )
 
 
@@ -345,7 +345,7 @@ def _render_espnet(tuned: Tuned) -> str:
     return from_template(
         "espnet.yaml.j2",
         # On a GPU the trainer pins memory by itself.
-        **_cutting_fields(tuned, "ESPnet", "batch_bins", ("num_workers", "pin_memory")),
+        **_cutting_fields(tuned, "ESPnet", "batch_bins", _WORKERS_AND_PINNING),
         bins=bins,
         share=f"{bins / (sweep.max_batch_length * scale):.1%}",
         cap=sweep.settings.max_batch_size,
@@ -450,8 +450,7 @@ def _needed_cap(sweep: Sweep, row: Row) -> int | None:
     """Return the `max_batch_ex` that a row needs for its batch sizes; None if it needs none."""
     if row.batch_sizes == _derived_sizes(sweep, row, None):
         return None
-    cap: int | None = sweep.settings.max_batch_size
-    return cap
+    return sweep.settings.max_batch_size
 
 
 def _length_key(sweep: Sweep) -> str:

@@ -76,9 +76,6 @@ def sampler_config(
         num_buckets=len(row.boundaries),
         bucket_boundaries=row.boundaries,
         bucket_batch_sizes=row.batch_sizes,
-        shuffle=True,
-        batch_ordering="random",
-        drop_last=False,
         seed=sweep.settings.seed,
         sampler=row.sampler,
         pool_size=row.pool_size,
@@ -119,8 +116,6 @@ def _packed_config(
         cut_at=packing.cut_at,
         accumulate=row.accumulate or own_accumulate,
         own_accumulate=own_accumulate if row.keeps_examples else None,
-        shuffle=True,
-        drop_last=False,
         seed=sweep.settings.seed,
         evidence=msgspec.structs.replace(
             _evidence_of(sweep, row, probe),
@@ -195,12 +190,15 @@ def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
         path.unlink()
         return path
     probe = read_if_written(folder / PROBE_FILE, Probe)
-    if isinstance(swept, StreamSweep):
-        text = render_stream_yaml(stream_config(swept, probe))
-    else:
-        text = render_sampler_yaml(sampler_config(swept, probe))
-    write_whole(path, text, follow=False)
+    write_whole(path, own_config(swept, probe), follow=False)
     return None
+
+
+def own_config(swept: Sweep | StreamSweep, probe: Probe | None) -> str:
+    """Return a sweep's recommendation as YAML; raise ResultError if it recommends nothing that we can run."""
+    if isinstance(swept, StreamSweep):
+        return render_stream_yaml(stream_config(swept, probe))
+    return render_sampler_yaml(sampler_config(swept, probe))
 
 
 def loader_config(tuning: LoaderTuning) -> LoaderConfig:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from msgspec import Struct, inspect
@@ -291,11 +291,10 @@ def _recommending(inputs: RuleInputs) -> Any:
     return inputs.of_kind("sweep")
 
 
-def _packing(inputs: RuleInputs) -> Sweep:
+def _packing(inputs: RuleInputs) -> Any:
     """Return the sweep. Raises NotKnownError if it compares no packers."""
     _packed(inputs)
-    sweep: Sweep = inputs.of_kind("sweep")
-    return sweep
+    return inputs.of_kind("sweep")
 
 
 def _packed(inputs: RuleInputs) -> PackedRow:
@@ -383,8 +382,7 @@ _FORBIDDEN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """One rule: it fails where the comparison is true. The field may not exist.
 
     Attributes:

@@ -263,8 +263,7 @@ def _warnings(probe: Probe, failed: list[Trial], left_out: int) -> Iterator[str]
     if failed:
         trials = f"{counted(len(failed), 'trial')} failed, but not for lack of memory"
         yield f"{trials} ({failed[0].outcome}): --full lists them with their messages."
-    for warning in probe.warnings:
-        yield with_full_stop(warning)
+    yield from map(with_full_stop, probe.warnings)
     if probe.frontier and probe.frontier[-1].length < probe.lengths.max * (1 - 1e-9):
         unit = probe.lengths.unit
         yield (
@@ -401,8 +400,7 @@ def _outcome(verification: Verification) -> Iterator[str]:
         yield "The verification does not hold."
     else:
         yield "No batch ran out of memory, but the verification does not hold."
-    for reason in verification.reasons or ["No reason is given"]:
-        yield with_full_stop(reason)
+    yield from map(with_full_stop, verification.reasons or ["No reason is given"])
     if verification.failures and verification.of_stream:
         yield "Probe again with --force, or give more memory."
     elif verification.failures:
@@ -516,8 +514,7 @@ def _ran(verified: Verification, row: AnyRow) -> bool:
 
 def _verification_warnings(run: RunResults, verified: Verification) -> Iterator[str]:
     """Yield the verification's own warnings, and how it differs from the rest of the run."""
-    for warning in verified.warnings:
-        yield with_full_stop(warning)
+    yield from map(with_full_stop, verified.warnings)
     difference = mismatch(run)
     if difference is not None:
         yield difference

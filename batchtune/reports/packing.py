@@ -31,6 +31,7 @@ from batchtune.results import (
     Row,
     StepGradient,
     Sweep,
+    cost_of,
 )
 from batchtune.results.shared import SAME_GRADIENT
 from batchtune.units import (
@@ -232,17 +233,13 @@ def _other_ways(sweep: Sweep, packing: PackingSweep) -> Iterator[str]:
     yield from of_same_steps(sweep, row)
     seconds = row.estimated_epoch_seconds
     others = [other for other in packing.rows if other is not row]
-    fastest = min(others, key=_seconds_of, default=row)
+    fastest = min(others, key=partial(cost_of, timed=True), default=row)
     for other in others:
         others_seconds = other.estimated_epoch_seconds
         if not seconds or not others_seconds or others_seconds >= seconds:
             continue
         if other.keeps_examples or (other is fastest and not other.unproven):
             yield from faster_still(row, other, seconds / others_seconds)
-
-
-def _seconds_of(row: PackedRow) -> float:
-    return row.estimated_epoch_seconds or 0.0
 
 
 def learning(packing: PackingSweep, padded: str) -> str:

@@ -10,13 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from batchtune.allocators import EXPANDABLE, NATIVE, asked_for, settings_in
-from batchtune.lengths import Histogram, Lengths
+from batchtune.lengths import Histogram, Lengths, ceil_div
 from batchtune.reports import NextStep, RunResults
 from batchtune.reports.measured import (
     mismatch,
@@ -123,10 +123,10 @@ class Page:
         return list(warnings)
 
 
-class Report(Result, frozen=True, kw_only=True):
+class Report(Result):
     """The document that `batchtune report --format json` writes."""
 
-    FORMAT: ClassVar[str] = "batchtune/report"
+    FORMAT = "batchtune/report"
 
     summary: list[str]
     warnings: tuple[str, ...] = ()
@@ -581,7 +581,7 @@ def survey(lengths: Lengths, sources: Sequence[str] = ()) -> Scan:
 
 def _percentiles(histogram: Histogram) -> Percentiles:
     def nearest_rank(thousandths: int) -> float:
-        rank = max(1, -(-histogram.count * thousandths // 1000))
+        rank = max(1, ceil_div(histogram.count * thousandths, 1000))
         return float(histogram.at(rank - 1))
 
     return Percentiles(

@@ -7,7 +7,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from batchtune.lengths import SPEECH_UNITS
+from batchtune.lengths import SPEECH_UNITS, ceil_div
 from batchtune.loaders import kind_of
 from batchtune.reports import NextStep, RunResults
 from batchtune.reports.section import (
@@ -87,7 +87,9 @@ def stream_section(run: RunResults) -> Section:
     facts = brief_facts(run, times, stream, proof)
     if stream.current is not None:
         ranks = stream.world_size
-        facts += fewer_steps(-(-row.batches // ranks), stream.current.batches // ranks)
+        facts += fewer_steps(
+            ceil_div(row.batches, ranks), stream.current.batches // ranks
+        )
     if row.boundaries:
         tables.append(
             sizes_table(

@@ -548,5 +548,4 @@ def swept_warnings(run: RunResults, sweep: AnySweep, command: str) -> Iterator[s
             or (isinstance(sweep, Sweep) and sweep.settings.throughput_fraction)
         ):
             yield f"{differs}: memory is left unused. {again}"
-    for warning in sweep.warnings:
-        yield with_full_stop(warning)
+    yield from map(with_full_stop, sweep.warnings)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from batchtune.records import (
     Amount,
     Bytes,
+    ConfigFile,
     Cost,
     CostBytes,
     CostCount,
@@ -58,7 +59,7 @@ no batch; `error`: an exception, in a worker or not; `crash`: a process died of 
 `repeats`: its workers deliver the same data, so its rate says nothing."""
 
 
-class Demand(Record, frozen=True, kw_only=True):
+class Demand(Record):
     """The training step's demand: how long it computes with each batch.
 
     Attributes:
@@ -75,7 +76,7 @@ class Demand(Record, frozen=True, kw_only=True):
     device_name: str | None = None
 
 
-class LoaderRow(Record, frozen=True, kw_only=True):
+class LoaderRow(Record):
     """One setting of the loader, and what was measured with it. None: not measured, or it failed.
 
     Rates are medians over trials, each over the batches that were really delivered, without the wait for the first.
@@ -165,7 +166,7 @@ class LoaderRow(Record, frozen=True, kw_only=True):
             yield "outcome is ok, but first_batch_seconds is missing"
 
 
-class Reproduced(Record, frozen=True, kw_only=True):
+class Reproduced(Record):
     """Whether two epochs from the same seed, each in a fresh process, gave the same batches, bit for bit.
 
     Attributes:
@@ -179,14 +180,14 @@ class Reproduced(Record, frozen=True, kw_only=True):
     what: str | None = None
 
 
-class MeasuredWith(Record, frozen=True, kw_only=True):
+class MeasuredWith(Record):
     """The settings of a loader's tuning, where something later reads them."""
 
     processors: Size = 1
     ranks_per_node: Size = 1
 
 
-class LoaderTuning(Result, frozen=True, kw_only=True):
+class LoaderTuning(Result):
     """`loader.json`: settings of a data loader, measured and held against the step.
 
     Attributes:
@@ -205,7 +206,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         interrupted: Whether the tuning was interrupted, so that settings are missing.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/loader"
+    FORMAT = "batchtune/loader"
 
     lengths: LengthsSummary | None
     target: WorkloadRecord
@@ -228,12 +229,9 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         yield from wrong_settings(self.settings, MeasuredWith)
         missing = list(wrong_rows(self.rows, recommended=self.recommended))
         yield from missing
-        if (
-            not missing
-            and self.recommended is not None
-            and self.rows[self.recommended].outcome != "ok"
-        ):
-            yield f"recommended is {self.recommended}, whose outcome is {self.rows[self.recommended].outcome}"
+        row = None if missing else self.recommended_row
+        if row is not None and row.outcome != "ok":
+            yield f"recommended is {self.recommended}, whose outcome is {row.outcome}"
 
     @property
     def recommended_row(self) -> LoaderRow | None:
@@ -290,7 +288,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         )
 
 
-class LoaderEvidence(Record, frozen=True, kw_only=True):
+class LoaderEvidence(Record):
     """The evidence for the arguments of `loader.yaml`."""
 
     target: str
@@ -308,7 +306,7 @@ class LoaderEvidence(Record, frozen=True, kw_only=True):
     gpu_idle: Share | None
 
 
-class LoaderConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LoaderConfig(ConfigFile):
     """The content of `loader.yaml`, in its order: the recommended arguments.
 
     Attributes:
@@ -316,10 +314,8 @@ class LoaderConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         arguments: Name → value.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/loader-config"
+    FORMAT = "batchtune/loader-config"
 
-    format: str
-    version: int
     kind: str
     arguments: Arguments
     evidence: LoaderEvidence

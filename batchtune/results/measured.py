@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,8 @@ from batchtune.records import (
     CostShare,
     Count,
     Length,
+    Part,
+    Ranks,
     Record,
     Seed,
     Share,
@@ -55,6 +57,8 @@ Outcome = Literal["ok", "oom", "timeout", "crash", "error"]
 DeviceName = Annotated[
     str, msgspec.Meta(pattern=r"^([a-z]{1,16}(:[0-9]{1,4})?|law:[\w=.,+ -]{0,400})$")
 ]
+# Each rank is a process, so a file of somebody else's is bounded.
+_Processes = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 AnyLength = TypeVar("AnyLength", float, "npt.NDArray[np.float64]")
 # Of a packed batch: a file of somebody else's must not fill the memory.
 _MOST_SEQUENCES = 10**7
@@ -76,7 +80,7 @@ def _fields_of(shape: BatchShape) -> dict[str, Any]:
     }
 
 
-class Trial(Record, frozen=True, kw_only=True):
+class Trial(Record):
     """One batch shape measured on the device.
 
     Attributes:
@@ -209,7 +213,7 @@ class Trial(Record, frozen=True, kw_only=True):
                 yield f"no step takes {seconds} s"
 
 
-class FrontierPoint(Record, frozen=True, kw_only=True):
+class FrontierPoint(Record):
     """The largest batch size that fits at one length.
 
     Attributes:
@@ -236,7 +240,7 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
         return BatchShape(self.batch_size, self.length, self.target_length)
 
 
-class Margin(Record, frozen=True, kw_only=True):
+class Margin(Record):
     """The memory that a proven batch leaves free, because peaks of equal batches differ.
 
     A batch is proven if its lowest measured peak, plus `bytes`, is within the limit.
@@ -262,7 +266,7 @@ class Margin(Record, frozen=True, kw_only=True):
         return self.bytes + self.fragments_bytes
 
 
-class CostModel(Record, frozen=True, kw_only=True):
+class CostModel(Record):
     """cost = max(floor, constant + B·(example + linear·L + quadratic·L² + targets)).
 
     Targets add target_linear·T + target_quadratic·T² + cross·L·T. B is the batch size, L the longest length, T the
@@ -297,7 +301,7 @@ class CostModel(Record, frozen=True, kw_only=True):
         )
 
 
-class Confirmation(Record, frozen=True, kw_only=True):
+class Confirmation(Record):
     """The batches at the limit, run again interleaved, with the allocator's cache kept, as training runs them.
 
     Attributes:
@@ -320,14 +324,14 @@ class Confirmation(Record, frozen=True, kw_only=True):
     time_ratio: Amount | None = None
 
 
-class Models(Record, frozen=True, kw_only=True):
+class Models(Record):
     """The fitted models; None if there were too few measurements."""
 
     peak_bytes: CostModel | None
     step_seconds: CostModel | None
 
 
-class ProbedWith(Record, frozen=True, kw_only=True):
+class ProbedWith(Record):
     """The settings of a probe that its trials depend on: those that `run.json` and `probe.json` record.
 
     Attributes:
@@ -343,7 +347,7 @@ class ProbedWith(Record, frozen=True, kw_only=True):
 
     device: DeviceName = "auto"
     memory_bytes: Size | None = None
-    memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    memory_fraction: Part = 0.9
     num_lengths: Annotated[int, msgspec.Meta(ge=2)] = 12
     max_lengths: Size | None = None
     tolerance: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.01
@@ -352,10 +356,9 @@ class ProbedWith(Record, frozen=True, kw_only=True):
     reserve_bytes: Bytes = 0
     ddp: bool = False
     allocator: Choice = "auto"
-    # Each rank is a process, so a file of somebody else's is bounded.
-    nproc_per_node: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    nnodes: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    simulate_world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] | None = None
+    nproc_per_node: _Processes | None = None
+    nnodes: _Processes | None = None
+    simulate_world_size: Ranks | None = None
     max_tokens: Size | None = None
 
     @property
@@ -364,7 +367,7 @@ class ProbedWith(Record, frozen=True, kw_only=True):
         return (self.nproc_per_node or 1) * (self.nnodes or 1)
 
 
-class Run(Measured, frozen=True, kw_only=True):
+class Run(Measured):
     """The conditions of a run folder's trials. Trials are reused only if all of these are the same.
 
     Attributes:
@@ -372,12 +375,12 @@ class Run(Measured, frozen=True, kw_only=True):
             the trials: the change may be a comment, or the fix of what stopped the probe.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/run"
+    FORMAT = "batchtune/run"
 
     workload_sha256: str | None = None
 
 
-class Probe(Measured, frozen=True, kw_only=True):
+class Probe(Measured):
     """`probe.json`: what fits, and what a batch costs.
 
     Attributes:
@@ -392,7 +395,7 @@ class Probe(Measured, frozen=True, kw_only=True):
             budget. None for one that pads.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/probe"
+    FORMAT = "batchtune/probe"
 
     trials: list[Trial]
     frontier: list[FrontierPoint]
@@ -400,8 +403,8 @@ class Probe(Measured, frozen=True, kw_only=True):
     max_batch_length: Length
     confirmation: Confirmation | None = None
     margin: Margin | None = None
-    joint_frontier: list[FrontierPoint] = msgspec.field(default_factory=list)
-    warnings: list[str] = msgspec.field(default_factory=list)
+    joint_frontier: list[FrontierPoint] = []
+    warnings: list[str] = []
     unfinished: bool = False
     packed: PackedProbe | None = None
 
@@ -447,7 +450,7 @@ class Probe(Measured, frozen=True, kw_only=True):
         return all(point.trial is not None for point in self.frontier)
 
 
-class VerifyFailure(Record, frozen=True, kw_only=True):
+class VerifyFailure(Record):
     """A batch of the verification that failed.
 
     Attributes:
@@ -472,7 +475,7 @@ class VerifyFailure(Record, frozen=True, kw_only=True):
         return BatchShape(self.batch_size, self.length, self.target_length)
 
 
-class Verification(Measured, frozen=True, kw_only=True):
+class Verification(Measured):
     """`verify.json`: the recommended batches, run for real.
 
     Attributes:
@@ -503,7 +506,7 @@ class Verification(Measured, frozen=True, kw_only=True):
         warnings: Each a sentence without a full stop.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/verify"
+    FORMAT = "batchtune/verify"
 
     bucket_boundaries: list[Length]
     bucket_batch_sizes: list[Size]
@@ -558,7 +561,7 @@ _LONGEST_LINE_BYTES = 16 << 20
 _HINT = "Move it away, and record the training again."
 
 
-class TrainingStart(Result, frozen=True, kw_only=True):
+class TrainingStart(Result):
     """The line that begins a recording in `training.jsonl`, written by rank 0.
 
     Attributes:
@@ -566,14 +569,14 @@ class TrainingStart(Result, frozen=True, kw_only=True):
         tuned: Whether batchtune made its batches (`batchtune run`).
     """
 
-    FORMAT: ClassVar[str] = "batchtune/training"
+    FORMAT = "batchtune/training"
 
     device: str
     recording: str = ""
     tuned: bool = False
 
 
-class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):
+class TrainingStep(Record, omit_defaults=True):
     """A line of `training.jsonl`: one optimizer step, or the one that ran out of memory.
 
     Attributes:
@@ -668,7 +671,7 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
             yield line
 
 
-class Training(Record, frozen=True, kw_only=True):
+class Training(Record):
     """The last recording of `training.jsonl`, and what the probe predicts of its batches.
 
     Steps are those of all ranks.

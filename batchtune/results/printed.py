@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from batchtune.records import PER_CENT, HistogramBin, LengthsSummary, Record
 from batchtune.results.shared import DeviceProcess, Result
@@ -10,7 +10,7 @@ from batchtune.results.shared import DeviceProcess, Result
 Answer = Literal["holds", "fails", "error"]
 
 
-class Percentiles(Record, frozen=True, kw_only=True):
+class Percentiles(Record):
     """Percentiles 0, 50, 95, 99, 99.9 and 100 of the lengths, by nearest rank: each one occurs."""
 
     min: float
@@ -21,7 +21,7 @@ class Percentiles(Record, frozen=True, kw_only=True):
     max: float
 
 
-class Scan(Result, frozen=True, kw_only=True):
+class Scan(Result):
     """The findings of `batchtune scan` about a data set's lengths.
 
     Attributes:
@@ -34,7 +34,7 @@ class Scan(Result, frozen=True, kw_only=True):
         warnings: What looks wrong or wasteful, each with its remedy.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/scan"
+    FORMAT = "batchtune/scan"
 
     sources: list[str]
     lengths: LengthsSummary
@@ -47,7 +47,7 @@ class Scan(Result, frozen=True, kw_only=True):
     warnings: list[str]
 
 
-class DoctorGpu(Record, frozen=True, kw_only=True):
+class DoctorGpu(Record):
     """A GPU, or an instance of one (MIG), as it is now; None: unknown.
 
     Attributes:
@@ -78,7 +78,7 @@ class DoctorGpu(Record, frozen=True, kw_only=True):
     expandable_segments: bool | None = None
 
 
-class DoctorTorch(Record, frozen=True, kw_only=True):
+class DoctorTorch(Record):
     """PyTorch, as imported in a process of its own.
 
     Attributes:
@@ -94,7 +94,7 @@ class DoctorTorch(Record, frozen=True, kw_only=True):
     problem: str | None
 
 
-class DoctorCpu(Record, frozen=True, kw_only=True):
+class DoctorCpu(Record):
     """The CPU and its memory.
 
     Attributes:
@@ -113,7 +113,7 @@ class DoctorCpu(Record, frozen=True, kw_only=True):
     load_average: float | None = None
 
 
-class Doctor(Result, frozen=True, kw_only=True):
+class Doctor(Result):
     """The findings of `batchtune doctor` about a machine.
 
     Attributes:
@@ -124,7 +124,7 @@ class Doctor(Result, frozen=True, kw_only=True):
         warnings: What stands in the way of a probe, each with its remedy.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/doctor"
+    FORMAT = "batchtune/doctor"
 
     python: str
     system: str
@@ -138,7 +138,7 @@ class Doctor(Result, frozen=True, kw_only=True):
     warnings: list[str]
 
 
-class Exported(Result, frozen=True, kw_only=True):
+class Exported(Result):
     """The output of `batchtune export --json`: a recommendation as another framework's config.
 
     Attributes:
@@ -148,7 +148,7 @@ class Exported(Result, frozen=True, kw_only=True):
         content: The config or the snippet.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/export"
+    FORMAT = "batchtune/export"
 
     framework: str
     title: str
@@ -156,7 +156,7 @@ class Exported(Result, frozen=True, kw_only=True):
     content: str
 
 
-class Verdict(Record, frozen=True, kw_only=True):
+class Verdict(Record):
     """The gate's verdict on one rule.
 
     Attributes:
@@ -176,7 +176,7 @@ class Verdict(Record, frozen=True, kw_only=True):
     message: str
 
 
-class Drift(Record, frozen=True, kw_only=True):
+class Drift(Record):
     """What new lengths cost with the table that a run recommends.
 
     Attributes:

@@ -22,7 +22,9 @@ from batchtune.records import (
     LawCoefficients,
     Length,
     LengthsSummary,
+    Part,
     Positive,
+    Ranks,
     Record,
     SamplerKind,
     Seed,
@@ -42,12 +44,10 @@ from batchtune.units import counted, format_number
 
 Keep = Literal["same", "steps", "nothing"]
 MOST_BUCKETS = 1000
-_Ranks = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
 Correlation = Annotated[float, msgspec.Meta(ge=-1, le=1), LESS_IS_BETTER, PER_CENT]
-_Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-class SweepSettings(Record, frozen=True, kw_only=True):
+class SweepSettings(Record):
     """The settings of a sweep, from the command line to `sweep.json`.
 
     Attributes:
@@ -79,18 +79,18 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     max_batch_size: Size | None = None
     seed: Seed = 0
     multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
-    world_size: _Ranks | None = None
+    world_size: Ranks | None = None
     same_bucket: bool = False
-    accumulate: _Ranks | None = None
-    min_randomness: _Part | None = None
+    accumulate: Ranks | None = None
+    min_randomness: Part | None = None
     min_steps: Size | None = None
     keep: Keep | None = None
     micro_batches: Size | None = None
     equal_counts: bool = False
-    throughput_fraction: _Part | None = None
+    throughput_fraction: Part | None = None
 
 
-class RankTimes(Record, frozen=True, kw_only=True):
+class RankTimes(Record):
     """The time of one epoch on several ranks that wait for each other at every step.
 
     Attributes:
@@ -104,11 +104,11 @@ class RankTimes(Record, frozen=True, kw_only=True):
     same_bucket_epoch_seconds: Amount
 
 
-class EpochFigures(Record, frozen=True, kw_only=True):
+class EpochFigures(Record):
     """The figures of an epoch's batches, whichever way they are made; `Row` and `StreamRow` describe them."""
 
-    boundaries: list[Length] = msgspec.field(default_factory=list)
-    batch_sizes: list[Size] = msgspec.field(default_factory=list)
+    boundaries: list[Length] = []
+    batch_sizes: list[Size] = []
     batches: CostSize
     padded_length: Annotated[Positive, LESS_IS_BETTER]
     padding_ratio: CostShare
@@ -155,7 +155,7 @@ class EpochFigures(Record, frozen=True, kw_only=True):
         return self.mates_again
 
 
-class Row(EpochFigures, frozen=True, kw_only=True):
+class Row(EpochFigures):
     """One bucket table of a sweep, or one size of pools, and the cost of an epoch with it.
 
     For pools the table says how many examples fit with the longest of a batch; their figures are means of simulated
@@ -257,7 +257,7 @@ class Row(EpochFigures, frozen=True, kw_only=True):
 AnyFigures = TypeVar("AnyFigures", bound=EpochFigures)
 
 
-class Swept(Result, Generic[AnyFigures], frozen=True, kw_only=True):
+class Swept(Result, Generic[AnyFigures]):
     """Base of the sweeps: ways to batch a data set, or a stream, compared."""
 
     lengths: LengthsSummary
@@ -304,7 +304,7 @@ class Swept(Result, Generic[AnyFigures], frozen=True, kw_only=True):
         return self.settings.world_size or 1
 
 
-class PackedModel(Record, frozen=True, kw_only=True):
+class PackedModel(Record):
     """cost = constant + token·Σ L + squared_token·Σ L² + sequence·n, of a packed batch of n sequences of lengths L.
 
     Attributes:
@@ -320,7 +320,7 @@ class PackedModel(Record, frozen=True, kw_only=True):
     largest_error: Amount
 
 
-class PackedProbe(Record, frozen=True, kw_only=True):
+class PackedProbe(Record):
     """What fits of packed batches.
 
     Attributes:
@@ -340,7 +340,7 @@ class PackedProbe(Record, frozen=True, kw_only=True):
     step_seconds: PackedModel | None
 
 
-class PackedRow(Record, frozen=True, kw_only=True):
+class PackedRow(Record):
     """One packer of a sweep, and what an epoch of its micro-batches comes to, on all ranks.
 
     Attributes:
@@ -412,7 +412,7 @@ class PackedRow(Record, frozen=True, kw_only=True):
         return float(self.tokens)
 
 
-class PackingSweep(Record, frozen=True, kw_only=True):
+class PackingSweep(Record):
     """The packers compared.
 
     Attributes:
@@ -436,7 +436,7 @@ class PackingSweep(Record, frozen=True, kw_only=True):
     rows: list[PackedRow]
     recommended: Count
     reason: str
-    warnings: list[str] = msgspec.field(default_factory=list)
+    warnings: list[str] = []
     current: PackedRow | None = None
 
     def problems(self) -> Iterator[str]:
@@ -449,7 +449,7 @@ class PackingSweep(Record, frozen=True, kw_only=True):
         return self.rows[self.recommended]
 
 
-class Baseline(Record, frozen=True, kw_only=True):
+class Baseline(Record):
     """A fixed batch size, the largest that fits the longest examples.
 
     Examples are shuffled (`fixed-random`), sorted by length (`fixed-sorted`), or sorted within 50 batches at a time, as
@@ -469,17 +469,21 @@ class Baseline(Record, frozen=True, kw_only=True):
     steps: Count | None = None
     step_tokens_deviation: Amount | None = None
 
-    @property
-    def mates_again(self) -> None:
-        """Not worked out."""
+    mates_again = None  # not worked out
 
 
-class LowerBound(Record, frozen=True, kw_only=True):
+class LowerBound(Record):
     """The cost that no bucket table can beat, over all ranks."""
 
     batches: Size
     padded_length: Amount
     estimated_epoch_seconds: Amount | None
+
+    # No batches reach the bound.
+    steps = None
+    step_tokens_deviation = None
+    padding_ratio = None
+    mates_again = None
 
     def at_most(self, row: Row) -> LowerBound:
         """Return the same, with a time that is no higher than a row's: measured step times need not be regular."""
@@ -487,22 +491,6 @@ class LowerBound(Record, frozen=True, kw_only=True):
         if seconds is None or seconds >= (self.estimated_epoch_seconds or 0.0):
             return self
         return msgspec.structs.replace(self, estimated_epoch_seconds=seconds)
-
-    @property
-    def steps(self) -> None:
-        """No batches reach the bound."""
-
-    @property
-    def step_tokens_deviation(self) -> None:
-        """No batches reach the bound."""
-
-    @property
-    def padding_ratio(self) -> None:
-        """No batches reach the bound."""
-
-    @property
-    def mates_again(self) -> None:
-        """No batches reach the bound."""
 
 
 Costed: TypeAlias = EpochFigures | PackedRow | Baseline | LowerBound
@@ -527,7 +515,7 @@ def have_times(rows: Iterable[Costed]) -> bool:
     return all(row.estimated_epoch_seconds is not None for row in rows)
 
 
-def epoch_costs(rows: Sequence[Costed], *, steps_kept: bool = False) -> list[float]:
+def epoch_costs(rows: Sequence[Costed], *, steps_kept: bool) -> list[float]:
     """Return comparable costs: estimated seconds, or if any row has no time what `cost_of` says."""
     timed = have_times(rows)
     return [cost_of(row, timed=timed, steps_kept=steps_kept) for row in rows]

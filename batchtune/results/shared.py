@@ -121,7 +121,7 @@ class BatchShape:
         return f"{self.tokens:,} tokens in {self.batch_size:,} sequences up to {self.length:g}"
 
 
-class Meta(Record, frozen=True, kw_only=True):
+class Meta(Record):
     """The kind and version of a result file."""
 
     format: str
@@ -129,7 +129,7 @@ class Meta(Record, frozen=True, kw_only=True):
     batchtune: str
 
 
-class Result(Record, frozen=True, kw_only=True):
+class Result(Record):
     """Base of the files: `meta` comes first; FORMAT and VERSION say what it holds."""
 
     FORMAT: ClassVar[str]
@@ -137,7 +137,7 @@ class Result(Record, frozen=True, kw_only=True):
     meta: Meta
 
 
-class WorkloadRecord(Record, frozen=True, kw_only=True):
+class WorkloadRecord(Record):
     """The training step that was measured.
 
     Attributes:
@@ -343,7 +343,7 @@ SAME_GRADIENT = 0.01
 """Gradients of a step are the same if they differ by at most this share: half precision rounds to 0.4%."""
 
 
-class Twin(Record, frozen=True, kw_only=True):
+class Twin(Record):
     """A batch of a script's own, and one made with the same shape: what a step with each allocated at its peak."""
 
     batch_size: Size
@@ -369,7 +369,7 @@ class Twin(Record, frozen=True, kw_only=True):
         return more / max(1, self.own_bytes)
 
 
-class OwnBatches(Record, frozen=True, kw_only=True):
+class OwnBatches(Record):
     """The batches of an epoch as a training makes them now: those of its own batch sampler, or recorded ones.
 
     Attributes:
@@ -389,7 +389,7 @@ class OwnBatches(Record, frozen=True, kw_only=True):
     effective_buckets: Amount | None = None
 
 
-class StepGradient(Record, frozen=True, kw_only=True):
+class StepGradient(Record):
     """How the gradient of one optimizer step depends on the micro-batches that its examples are cut into.
 
     Differences are relative: the norm of the difference of two gradients / the norm of the first, as the optimizers get
@@ -410,7 +410,7 @@ class StepGradient(Record, frozen=True, kw_only=True):
     any_counts: Amount | None = None
     equal_counts: Amount | None = None
     mates: Amount | None = None
-    batch_norm: list[str] = msgspec.field(default_factory=list)
+    batch_norm: list[str] = []
 
     def of_cut(self, *, equal_counts: bool) -> float | None:
         """Return the difference to micro-batches of the same number of examples, or of any; None if unknown."""
@@ -424,7 +424,7 @@ class StepGradient(Record, frozen=True, kw_only=True):
         return (self.again or 0.0) > SAME_GRADIENT
 
 
-class Script(Record, frozen=True, kw_only=True):
+class Script(Record):
     """What was learned of a training script and of its batches.
 
     Attributes:
@@ -453,12 +453,12 @@ class Script(Record, frozen=True, kw_only=True):
     look_ahead: Count
     offset: int = 0
     target_offset: int = 0
-    twins: list[Twin] = msgspec.field(default_factory=list)
+    twins: list[Twin] = []
     packed: bool = False
     batch_size: Size | None = None
     own_batches: OwnBatches | None = None
     gradient: StepGradient | None = None
-    optimizers: list[str] = msgspec.field(default_factory=list)
+    optimizers: list[str] = []
     steps_vary: bool = False
 
     @property
@@ -473,14 +473,14 @@ class Script(Record, frozen=True, kw_only=True):
         return None
 
 
-class DeviceProcess(Record, frozen=True, kw_only=True):
+class DeviceProcess(Record):
     """A process that uses a device; None for what the driver does not report."""
 
     pid: Count
     used_bytes: Bytes | None
 
 
-class RankDevice(Record, frozen=True, kw_only=True):
+class RankDevice(Record):
     """The device of one of several ranks.
 
     Attributes:
@@ -497,7 +497,7 @@ class RankDevice(Record, frozen=True, kw_only=True):
     base_bytes: Bytes
 
 
-class Device(Record, frozen=True, kw_only=True):
+class Device(Record):
     """The device that was measured, and the limit enforced on it. None: the system can't tell.
 
     Attributes:
@@ -545,12 +545,12 @@ class Device(Record, frozen=True, kw_only=True):
     ddp_bytes: Bytes = 0
     allocator_settings: str = ""
     allocator_problem: str | None = None
-    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    settings: dict[str, Any] = {}
     processors: Count | None = None
     load_average: Amount | None = None
     other_processors: Amount | None = None
     script: Script | None = None
-    ranks: list[RankDevice] = msgspec.field(default_factory=list)
+    ranks: list[RankDevice] = []
     world_size: Size = 1
     nnodes: Size = 1
     backend: str | None = None
@@ -611,7 +611,7 @@ class Device(Record, frozen=True, kw_only=True):
         return f"{words} (simulated)" if self.simulated else words
 
 
-class Measured(Result, frozen=True, kw_only=True):
+class Measured(Result):
     """Base of the files that hold measurements of a workload on a device."""
 
     lengths: LengthsSummary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -22,9 +22,12 @@ from batchtune.records import (
     GainRatio,
     HistogramBin,
     Length,
+    Part,
     Proof,
+    Ranks,
     Record,
     Seed,
+    SettingSize,
     Share,
     Size,
     TargetLength,
@@ -46,7 +49,7 @@ from batchtune.results.shared import (
 from batchtune.units import counted, format_number
 
 
-class BucketUse(Record, frozen=True, kw_only=True):
+class BucketUse(Record):
     """One bucket of the recommended table.
 
     Attributes:
@@ -67,7 +70,7 @@ class BucketUse(Record, frozen=True, kw_only=True):
     proven_by: Count | None = None
 
 
-class LearningRate(Record, frozen=True, kw_only=True):
+class LearningRate(Record):
     """Factors for the learning rate when the batch size changes; a hint.
 
     Attributes:
@@ -84,7 +87,7 @@ class LearningRate(Record, frozen=True, kw_only=True):
     square_root: Amount
 
 
-class TwoDimensionalRow(Record, frozen=True, kw_only=True):
+class TwoDimensionalRow(Record):
     """A bucket table over length and target length, and its gain over one dimension, on one rank.
 
     Attributes:
@@ -120,7 +123,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
             yield "buckets do not ascend"
 
 
-class Sweep(Swept[Row], frozen=True, kw_only=True):
+class Sweep(Swept[Row]):
     """`sweep.json`: the bucket tables compared.
 
     Attributes:
@@ -143,17 +146,17 @@ class Sweep(Swept[Row], frozen=True, kw_only=True):
             examples; None if unknown.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/sweep"
+    FORMAT = "batchtune/sweep"
 
     settings: SweepSettings
     baselines: list[Baseline]
     lower_bound: LowerBound
-    trade_off: list[Count] = msgspec.field(default_factory=list)
+    trade_off: list[Count] = []
     learning_rate: LearningRate | None = None
-    two_dimensional: list[TwoDimensionalRow] = msgspec.field(default_factory=list)
-    histogram: list[HistogramBin] = msgspec.field(default_factory=list)
+    two_dimensional: list[TwoDimensionalRow] = []
+    histogram: list[HistogramBin] = []
     quantiles: Annotated[list[Length], msgspec.Meta(min_length=2)]
-    buckets: list[BucketUse] = msgspec.field(default_factory=list)
+    buckets: list[BucketUse] = []
     recommended_table: Count | None = None
     packing: PackingSweep | msgspec.UnsetType = msgspec.UNSET
     proof: Proof | None = None
@@ -217,12 +220,11 @@ def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:
     return f"{row.unproven} of {row.sizes_in_use} batch sizes {'is' if row.unproven == 1 else 'are'} not proven to fit"
 
 
-_Setting = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Algorithm = Literal["speechbrain", "bucket", "pivot"]
 """How batches are made from a buffer: by SpeechBrain's `dynamic_bucketed_batch`, or by `BucketedStream`."""
 
 
-class StreamRow(EpochFigures, frozen=True, kw_only=True):
+class StreamRow(EpochFigures):
     """One way to batch a stream, and the cost of an epoch over all ranks and workers.
 
     Figures are those of simulated epochs, each worker's stream by itself: batches, cells, times and mates_again are
@@ -312,7 +314,7 @@ class StreamRow(EpochFigures, frozen=True, kw_only=True):
             yield from wrong_table(self.boundaries, self.batch_sizes)
 
 
-class ShardAdvice(Record, frozen=True, kw_only=True):
+class ShardAdvice(Record):
     """How to write shards for some ranks and workers: the arguments of WebDataset's `ShardWriter`.
 
     Attributes:
@@ -326,7 +328,7 @@ class ShardAdvice(Record, frozen=True, kw_only=True):
     maxsize_bytes: Size | None = None
 
 
-class Shards(Record, frozen=True, kw_only=True):
+class Shards(Record):
     """The shards of a stream.
 
     Attributes:
@@ -357,14 +359,14 @@ class Shards(Record, frozen=True, kw_only=True):
     advice: ShardAdvice | None = None
 
 
-class StreamedWith(Record, frozen=True, kw_only=True):
+class StreamedWith(Record):
     """How examples reach workers: the settings of a stream's sweep that later commands read.
 
     `workers` are those of each rank's DataLoader; 0: it reads in the process itself. WebDataset's `shardshuffle` holds
     `shuffle_shards` shards, its `.shuffle` `shuffle_buffer` examples; 0: they stay in order.
     """
 
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] = 1
+    world_size: Ranks = 1
     workers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
     shuffle_shards: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 100
     shuffle_buffer: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 1000
@@ -382,7 +384,7 @@ class StreamedWith(Record, frozen=True, kw_only=True):
         return self.world_size * self.readers_per_rank
 
 
-class StreamSettings(StreamedWith, frozen=True, kw_only=True):
+class StreamSettings(StreamedWith):
     """The settings of a stream's sweep, from the command line to `stream.json`.
 
     Attributes:
@@ -391,15 +393,15 @@ class StreamSettings(StreamedWith, frozen=True, kw_only=True):
         min_steps: The fewest optimizer steps of an epoch, one for each batch of a rank.
     """
 
-    buffer_sizes: tuple[_Setting | Literal["all"], ...] = (256, 1024, 4096)
-    num_buckets: tuple[_Setting, ...] = (4, 8, 12, 16, 20)
-    max_batch_size: _Setting | None = None
+    buffer_sizes: tuple[SettingSize | Literal["all"], ...] = (256, 1024, 4096)
+    num_buckets: tuple[SettingSize, ...] = (4, 8, 12, 16, 20)
+    max_batch_size: SettingSize | None = None
     bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
-    min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    min_steps: _Setting | None = None
+    min_randomness: Part | None = None
+    min_steps: SettingSize | None = None
 
 
-class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
+class StreamSweep(Swept[StreamRow]):
     """`stream.json`: ways to batch a stream, compared.
 
     Attributes:
@@ -417,7 +419,7 @@ class StreamSweep(Swept[StreamRow], frozen=True, kw_only=True):
         batches_per_rank: Batches of a nominal epoch on each rank: the mean over ranks with the recommended row.
     """
 
-    FORMAT: ClassVar[str] = "batchtune/stream"
+    FORMAT = "batchtune/stream"
 
     settings: StreamSettings
     simulated_examples: Size

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch.distributed  # noqa: TID253  # this module is torch's: the package imports it only when its class is used
@@ -23,6 +23,9 @@ from batchtune.allocators import in_force, in_words, setting_for
 from batchtune.errors import shortened
 from batchtune.lengths import is_number, whole
 from batchtune.records import StreamConfig
+
+LengthOf: TypeAlias = Callable[[Any], float]
+"""A function that takes an example and returns its length."""
 
 _MOST_RANKS = 1_000_000
 # Far more than any training; each is held in memory.
@@ -206,9 +209,7 @@ def truncated(length_of: Callable[[Any], Any], longest: float, example: Any) -> 
     return min(number, longest)
 
 
-def stream_options(
-    config: StreamConfig, length_of: Callable[[Any], float]
-) -> dict[str, Any]:
+def stream_options(config: StreamConfig, length_of: LengthOf) -> dict[str, Any]:
     """Return the arguments that a `stream.yaml` gives."""
     evidence = config.evidence
     options = {name: getattr(config, name) for name in _OF_STREAM}

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -19,7 +19,6 @@ from torch.utils.data import Sampler  # noqa: TID253  # as in __init__.py
 from batchtune.configs import read_any_sampler_yaml
 from batchtune.epochs import (
     ORDERINGS,
-    Ordering,
     RankSplit,
     ShuffleKey,
     drawn,
@@ -29,9 +28,10 @@ from batchtune.epochs.batchers import Batcher, Batching
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.errors import shortened
 from batchtune.lengths import AnyArray, Lengths, whole
-from batchtune.records import PackedConfig, ReadingRecord, SamplerConfig
+from batchtune.records import Ordering, PackedConfig, ReadingRecord, SamplerConfig
 from batchtune.sampler import (
     LARGEST_SEED,
+    LengthOf,
     OnRanks,
     as_number,
     check_state,
@@ -62,8 +62,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     """
 
     # What the digest is of, and what makes smaller batches, for messages.
-    COVERED: ClassVar[str] = "lengths and options"
-    SIZES: ClassVar[str] = "max_tokens"
+    COVERED = "lengths and options"
+    SIZES = "max_tokens"
     # The `sampler` of the sampler.yaml files that it runs; None: any.
     KIND: ClassVar[str | None] = None
     # The fields of these files that are its arguments.
@@ -109,7 +109,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         path: str | Path,
         lengths: Any,
         *,
-        length_of: Callable[[Any], float] | None = None,
+        length_of: LengthOf | None = None,
         targets: npt.ArrayLike | None = None,
         **overrides: Any,
     ) -> Self:
@@ -467,7 +467,7 @@ class PooledBatchSampler(TableBatchSampler):
     """
 
     KIND = "pooled"
-    OPTIONS: ClassVar[tuple[str, ...]] = (
+    OPTIONS = (
         *TableBatchSampler.OPTIONS,
         "pool_size",
         "batch_overhead",
@@ -491,7 +491,7 @@ def tuned_lengths(
     path: Path,
     config: SamplerConfig | PackedConfig,
     lengths: Any,
-    length_of: Callable[[Any], float] | None,
+    length_of: LengthOf | None,
     targets: npt.ArrayLike | None,
     overrides: dict[str, Any],
 ) -> tuple[Any, npt.ArrayLike | None]:

@@ -6,10 +6,10 @@ import copy
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,12 @@ from batchtune.configs import read_any_sampler_yaml
 from batchtune.epochs import Indices
 from batchtune.epochs.batchers import Cutter, StepCutter, micro_batches
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
-from batchtune.lengths import whole
-from batchtune.packing import PackedBatcher, StepPacker, TimeLaw, budget_of
+from batchtune.lengths import ceil_div, whole
+from batchtune.packing import PackedBatcher, StepPacker, TimeLawGiven, budget_of
 from batchtune.records import PackedConfig, SamplerConfig
 from batchtune.sampler import (
     MOST_ACCUMULATED,
+    LengthOf,
     OnRanks,
     check_function,
     checked_ranks,
@@ -117,7 +118,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         world_size: int | None = None,
         overlong: Literal["error", "single"] = "error",
         max_tokens: int | None = None,
-        time_law: TimeLaw | Mapping[str, float] | None = None,
+        time_law: TimeLawGiven | None = None,
         cut_at: int | None = None,
     ) -> None:
         self.batch_sampler = batch_sampler
@@ -156,7 +157,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         batch_sampler: Any,
         lengths: Any,
         *,
-        length_of: Callable[[Any], float] | None = None,
+        length_of: LengthOf | None = None,
         targets: npt.ArrayLike | None = None,
         **overrides: Any,
     ) -> Self:
@@ -287,7 +288,7 @@ class SameStepStream(OnRanks, IterableDataset[Any]):
         path: str | Path,
         examples: Iterable[Any],
         *,
-        length_of: Callable[[Any], float],
+        length_of: LengthOf,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -323,7 +324,7 @@ class SameStepStream(OnRanks, IterableDataset[Any]):
             step = list(itertools.islice(source, size))
             if not (step or left):
                 return
-            each = -(-(len(step) or size) * self._config.accumulate // size)
+            each = ceil_div((len(step) or size) * self._config.accumulate, size)
             examples = [*left, *step]
             lengths = np.array([self._length_of(example) for example in examples])
             cutter = cutter_of(lengths, **options_of(self._config))
@@ -362,7 +363,7 @@ def cutter_of(
     pair_cost: float | None = None,
     overlong: Literal["error", "single"] = "error",
     max_tokens: int | None = None,
-    time_law: TimeLaw | Mapping[str, float] | None = None,
+    time_law: TimeLawGiven | None = None,
     cut_at: int | None = None,
 ) -> Cutter:
     """Return what cuts steps of examples with these lengths; arguments and errors are those of the sampler."""
@@ -470,7 +471,7 @@ class PackedBatchSampler(EpochBatchSampler):
     """
 
     KIND = "packed"
-    OPTIONS: ClassVar[tuple[str, ...]] = (
+    OPTIONS = (
         "max_tokens",
         "packer",
         "time_law",
@@ -488,7 +489,7 @@ class PackedBatchSampler(EpochBatchSampler):
         *,
         max_tokens: int,
         packer: str = "even",
-        time_law: TimeLaw | Mapping[str, float] | None = None,
+        time_law: TimeLawGiven | None = None,
         pool_size: int = 8192,
         cut_at: int | None = None,
         accumulate: int = 1,

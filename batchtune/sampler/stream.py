@@ -26,6 +26,7 @@ from batchtune.lengths import is_number, whole
 from batchtune.records import STREAM_ALGORITHMS, StreamAlgorithm
 from batchtune.sampler import (
     LARGEST_SEED,
+    LengthOf,
     OnRanks,
     as_number,
     check_function,
@@ -51,7 +52,7 @@ _RANKS, _WORKERS = 16, 256
 class ExampleLimits:
     """How examples are measured, and which are held; the arguments are those of `BucketedStream`."""
 
-    length_of: Callable[[Any], float]
+    length_of: LengthOf
     last_boundary: float
     overlong: Literal["error", "single", "drop"]
     min_length: float | None
@@ -389,7 +390,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self,
         source: StreamSource | None = None,
         *,
-        length_of: Callable[[Any], float],
+        length_of: LengthOf,
         bucket_boundaries: npt.ArrayLike,
         bucket_batch_sizes: npt.ArrayLike,
         algorithm: StreamAlgorithm = "bucket",
@@ -477,7 +478,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         path: str | Path,
         source: StreamSource | None = None,
         *,
-        length_of: Callable[[Any], float],
+        length_of: LengthOf,
         **options: Any,
     ) -> Self:
         """Make the stream that a `stream.yaml` describes.

@@ -23,7 +23,6 @@ from batchtune.buckets.current import (
     Known,
     SettingLength,
     Settings,
-    SettingSize,
     read_settings,
 )
 from batchtune.configs import STREAM_LIMITS, Recipe, RecipeBlock, entries
@@ -31,10 +30,11 @@ from batchtune.epochs import EpochBatches, EpochShapes, positions
 from batchtune.epochs.measured_costs import StepTimeFunction
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import ResultError
-from batchtune.lengths import BoolArray, FloatArray, IntArray, Lengths
+from batchtune.lengths import BoolArray, FloatArray, IntArray, Lengths, ceil_div
 from batchtune.manifests import StreamLengths
 from batchtune.results import (
     STREAM_FILE,
+    SettingSize,
     Share,
     StreamConfig,
     StreamedWith,
@@ -78,7 +78,7 @@ class CurrentStream:
     notes: tuple[str, ...] = ()
 
 
-class PivotSettings(Settings, frozen=True, kw_only=True):
+class PivotSettings(Settings):
     """The parameters of SpeechBrain's `dynamic_bucketed_batch` with `indices_around_random_pivot`, as users set them.
 
     A batch begins as one random example of the sorted buffer, and grows to either side, by the neighbour that pads
@@ -445,7 +445,7 @@ class StoredStream:
         """Take all examples, or the first shards, as many of each worker, that hold 131,072 or more."""
         readers = sharding.readers
         # Shard i goes to rank i % ranks, there to worker i // ranks % workers: whole rounds stay dealt as they are.
-        rounds = np.zeros((-(-len(sizes) // readers), readers))
+        rounds = np.zeros((ceil_div(len(sizes), readers), readers))
         rounds.flat[: len(sizes)] = sizes
         held = np.cumsum(rounds.sum(axis=1))
         enough = int(np.searchsorted(held, _MOST_SIMULATED)) + 1

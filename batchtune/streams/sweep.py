@@ -40,7 +40,7 @@ from batchtune.epochs.measured_costs import (
 from batchtune.epochs.pricing import Pricing, check_min_steps, share_for
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import FloatArray, IntArray, Lengths, ceil_div
 from batchtune.manifests import StreamLengths
 from batchtune.results import (
     STREAM_FILE,
@@ -169,15 +169,15 @@ def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAd
     """
     each = max(1, min(_SHARDS_OF_A_WORKER, count // (_EXAMPLES_OF_A_SHARD * readers)))
     if total_bytes is not None:
-        each = max(each, -(-total_bytes // (_BYTES_OF_A_SHARD * readers)))
+        each = max(each, ceil_div(total_bytes, _BYTES_OF_A_SHARD * readers))
     maxcount = max(1, count // readers)
     for number in range(each, 0, -1):
-        size = -(-count // (readers * number))
-        if -(-count // size) == readers * number:
+        size = ceil_div(count, readers * number)
+        if ceil_div(count, size) == readers * number:
             maxcount = size
             break
-    shards = -(-count // maxcount)
-    maxsize = None if total_bytes is None else max(1, -(-2 * total_bytes // shards))
+    shards = ceil_div(count, maxcount)
+    maxsize = None if total_bytes is None else max(1, ceil_div(2 * total_bytes, shards))
     return ShardAdvice(shards=shards, maxcount=maxcount, maxsize_bytes=maxsize)
 
 
@@ -427,7 +427,7 @@ def sweep_stream(
         recommended_speechbrain=recommendation.portable,
         batches_per_rank=None
         if chosen is None
-        else -(-chosen.batches // settings.world_size),
+        else ceil_div(chosen.batches, settings.world_size),
         reason=recommendation.reason + kept_steps(settings.min_steps, share),
         warnings=warnings,
         current=current_row,

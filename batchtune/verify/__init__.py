@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
 from batchtune.allocators import EXPANDABLE, NATIVE
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.exports.run_configs import (
-    render_sampler_yaml,
+    own_config,
     sampler_config,
     write_config,
 )
@@ -86,8 +86,7 @@ _MOST_RECORDED = 60
 _FEWEST_REPLAY_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyProgress:
+class VerifyProgress(NamedTuple):
     """The progress of a verification, before each step.
 
     Attributes:
@@ -109,18 +108,19 @@ OnVerifyProgress = Callable[[VerifyProgress], None]
 def run_verify(
     plan: Plan,
     subject: Subject,
-    folder: Path,
+    deadline: float = math.inf,
     *,
+    folder: Path,
     on_note: Callable[[str], None],
     on_progress: OnVerifyProgress,
     nodes: Nodes | None = None,
-    deadline: float = math.inf,
 ) -> Verification:
     """Run the sampler's batches in worker processes and write `verify.json`, unless the plan is a brief one.
 
-    Calls `on_note` with a sentence for the user, `on_progress` before each step. Raises ResultError if the probe was of
-    another device or the file can't be written, WorkloadError if the workload failed for another reason than memory,
-    ProbeError if the device can't be used, or if something else has taken its memory.
+    Ends at the deadline on the monotonic clock. Calls `on_note` with a sentence for the user, `on_progress` before each
+    step. Raises ResultError if the probe was of another device or the file can't be written, WorkloadError if the
+    workload failed for another reason than memory, ProbeError if the device can't be used, or if something else has
+    taken its memory.
     """
     settings = structs.replace(
         subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds
@@ -686,6 +686,6 @@ def mark_proven(folder: Path, verification: Verification) -> None:
     ):
         return
     probe = read_if_written(folder / PROBE_FILE, Probe)
-    written = render_sampler_yaml(sampler_config(swept, probe))
-    if (folder / SAMPLER_FILE).read_text(encoding="utf-8") == written:
+    written = (folder / SAMPLER_FILE).read_text(encoding="utf-8")
+    if written == own_config(swept, probe):
         record(folder, swept, proof_of(verification))

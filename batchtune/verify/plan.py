@@ -6,13 +6,12 @@ import itertools
 import math
 import random
 import shlex
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -25,7 +24,7 @@ from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.packing import Budget, Packed, budget_of
+from batchtune.packing import Budget, Packed, budget_in
 from batchtune.probe.devices import law
 from batchtune.probe.packed_search import COMPOSITIONS, Compositions
 from batchtune.probe.settings import ProbeSettings
@@ -37,6 +36,7 @@ from batchtune.results import (
     Positive,
     Probe,
     ProbedWith,
+    Record,
     SamplerConfig,
     Seed,
     Size,
@@ -74,8 +74,7 @@ _OF_THE_LIMIT = (
 _RANKS = ("nproc_per_node", "simulate_world_size")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(NamedTuple):
     """The training step to verify; without a limit the settings give it."""
 
     settings: ProbeSettings
@@ -141,8 +140,7 @@ def _workload(
     return WorkloadRecord(spec=str(spec), options=options or {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifySettings:
+class VerifySettings(Record):
     """How much to run, and how closely to look; `results.checked` checks the types and ranges.
 
     Attributes:
@@ -175,42 +173,13 @@ class PlannedBatch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(ABC):
-    """The batches of a sampler to run, how many of them, and the probe to compare with."""
+class _Plan:
+    """What both plans are made of."""
 
     lengths: Lengths
     config: SamplerConfig | StreamConfig | PackedConfig
     settings: VerifySettings
     probe: Probe | None = None
-
-    @property
-    @abstractmethod
-    def epoch_batches(self) -> int:
-        """The number of batches of an epoch."""
-
-    @property
-    @abstractmethod
-    def planned_steps(self) -> int:
-        """How many shuffled steps to run."""
-
-    @property
-    @abstractmethod
-    def worst_batches(self) -> list[PlannedBatch]:
-        """The largest batches that training can make, the largest first."""
-
-    @property
-    @abstractmethod
-    def sequences(self) -> list[list[PlannedBatch]]:
-        """Batches to run one after the other, each sequence on an emptied cache."""
-
-    @abstractmethod
-    def shuffled_batches(self, first: int = 0) -> Iterator[PlannedBatch]:
-        """Yield epoch after epoch of batches from the `first` on, as the sampler draws them with seed + epoch."""
-
-    @property
-    @abstractmethod
-    def recorded(self) -> dict[str, Any]:
-        """The fields of the record on the sampler."""
 
     @property
     def seed(self) -> int:
@@ -236,7 +205,7 @@ class Plan(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyPlan(Plan):
+class VerifyPlan(_Plan):
     """The padded batches of `sampler.yaml` to verify; or, with a `stream`, of its `stream.yaml`.
 
     Raises ResultError if the last boundary is below the longest length, or `drop_last` leaves out every batch.
@@ -271,14 +240,11 @@ class VerifyPlan(Plan):
         settings = {}
         if self.stream is not None:
             settings = msgspec.structs.asdict(self.stream.sharding)
-        settings |= asdict(self.settings)
+        settings |= msgspec.structs.asdict(self.settings)
         settings["seed"] = self.seed
         settings["multiple_of"] = self.config.evidence.multiple_of
-        of_tables = ["bucket_boundaries", "bucket_batch_sizes", "max_batch_length"]
-        of_batches = ["pool_size", "batch_overhead"]
-        if isinstance(self.config, StreamConfig):
-            of_batches = ["algorithm", "buffer_size", "max_padding_ratio"]
-        fields = {name: getattr(self.config, name) for name in of_tables + of_batches}
+        shared = {*self.config.__struct_fields__} & {*Verification.__struct_fields__}
+        fields = {name: getattr(self.config, name) for name in shared}
         return {"settings": settings, **fields}
 
     @cached_property
@@ -742,7 +708,7 @@ def _warnings(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedPlan(Plan):
+class PackedPlan(_Plan):
     """The packed micro-batches of `sampler.yaml` to prove. A `PlannedBatch` of them has no bucket: it is 0."""
 
     config: PackedConfig
@@ -782,7 +748,7 @@ class PackedPlan(Plan):
     def recorded(self) -> dict[str, Any]:
         """The fields of the record on the sampler; there are no buckets."""
         return {
-            "settings": {**asdict(self.settings), "seed": self.seed},
+            "settings": {**msgspec.structs.asdict(self.settings), "seed": self.seed},
             "bucket_boundaries": [],
             "bucket_batch_sizes": [],
             "max_batch_length": float(self.config.max_tokens),
@@ -791,13 +757,7 @@ class PackedPlan(Plan):
 
     @cached_property
     def _budget(self) -> Budget:
-        config = self.config
-        return budget_of(
-            config.max_tokens,
-            packer=config.packer,
-            time_law=config.time_law,
-            cut_at=config.cut_at,
-        )
+        return budget_in(self.config)
 
     @cached_property
     def _tokens(self) -> IntArray:
@@ -817,3 +777,7 @@ class PackedPlan(Plan):
     def _epoch(self, epoch: int) -> Packed:
         drawing = ShuffleKey(seed=self.seed + epoch)
         return in_order(self._batcher.cut(drawing, RankSplit()), drawing)
+
+
+Plan: TypeAlias = VerifyPlan | PackedPlan
+"""Either has the batches of a sampler to run, how many of them, and the probe to compare with."""

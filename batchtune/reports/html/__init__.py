@@ -13,11 +13,10 @@ import gzip
 import hashlib
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import count, cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -189,8 +188,7 @@ _ALL_DATA = {"symbol": "square-open", "size": 11, "line": {"width": 2}}
 _STAR = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(NamedTuple):
     """An interactive chart.
 
     Attributes:
