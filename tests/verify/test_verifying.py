@@ -197,7 +197,7 @@ def test_time_that_ends_leaves_a_verification_unfinished():
 
 
 def test_an_oom_is_reported_with_its_bucket():
-    found = verified(made_stepper(), TOO_LARGE)
+    found = verified(made_stepper(), TOO_LARGE, probe=made_probe(LENGTHS))
     assert not found.holds
     assert found.reasons == [
         "A batch of 90 × 12 ran out of memory alone (bucket 2 of 3): out of memory"
