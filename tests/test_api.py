@@ -4,7 +4,6 @@ import inspect
 import json
 import logging
 import re
-import subprocess
 import sys
 import types
 from functools import partial
@@ -16,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from shared_nursery import OF_SCRIPTS
+from started import python
 
 import batchtune
 from batchtune import BatchtuneError
@@ -325,9 +325,8 @@ for imports in json.loads(sys.argv[1]):
 
 @pytest.mark.process
 def test_probe_is_a_function_in_all_import_orders():
-    command = [sys.executable, "-c", IN_ORDERS, json.dumps(ORDERS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = python("-c", IN_ORDERS, json.dumps(ORDERS))
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_nothing_is_printed_and_notes_are_logged(tmp_path, capsys, caplog):

@@ -104,9 +104,7 @@ def run_step(checkout, step, **env):
         "GITHUB_RUN_ID": "7",
     }
     shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-    return subprocess.run(
-        shell, cwd=checkout, env=env, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(shell, cwd=checkout, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.slow

@@ -1,13 +1,13 @@
 """The example of a language model: its chats are counted as in training, and its step trains a Hugging Face model."""
 
 import json
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch
+from started import python
 
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.results import BatchShape
@@ -19,15 +19,8 @@ FOLDER = Path(__file__).parents[1] / "examples" / "llm"
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llm") / "chats"
-    command = [
-        sys.executable,
-        str(FOLDER / "make_chats.py"),
-        str(folder),
-        "--most",
-        "60",
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "60 chats\n"), ran.stderr
+    ran = python(FOLDER / "make_chats.py", folder, "--most", 60)
+    assert ran.stdout == "60 chats\n"
     return folder
 
 

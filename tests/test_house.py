@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import tiers
+from started import python
 from without_torch import UNINSTALLED, blocking
 
 from batchtune.cli.app import COMMANDS
@@ -195,13 +196,7 @@ def test_all_but_measuring_runs_without_torch_and_extras(tmp_path):
 
 def loaded_by(code):
     """The modules that are loaded where this has run."""
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import sys, {code}; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return ran.stdout.split()
+    return python("-c", f"import sys, {code}; print(*sys.modules)").stdout.split()
 
 
 @pytest.mark.process
@@ -240,7 +235,6 @@ def in_one_process(commands, env):
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        check=False,
     )
 
 
@@ -258,7 +252,7 @@ def test_the_top_level_holds_what_was_agreed():
     agreed = {"batchtune", "tests", "examples", "pyproject.toml"}
     agreed |= {"README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"}
     tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
     )
     if tracked.returncode:
         pytest.skip("not a git checkout")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import run_here_in, write_lengths
+from started import python
 
 from batchtune.cli.app import load_command
 
@@ -89,17 +90,10 @@ def folder(made_once, tmp_path):
 
 def make_data(folder):
     """Write shards of whole seconds, and their lengths as other manifests; some of the wavs lie in a folder."""
-    maker = [sys.executable, EXAMPLES / "shards" / "make_shards.py", "--wavs=1"]
-    for seconds in "12345678":
-        options = [
-            "--shards=16",
-            "--seconds",
-            seconds,
-            seconds,
-            "--out",
-            f"of-{seconds}",
-        ]
-        subprocess.run([*maker, *options], cwd=folder, check=True, capture_output=True)
+    maker = EXAMPLES / "shards" / "make_shards.py"
+    for seconds in range(1, 9):
+        options = ["--seconds", seconds, seconds, "--out", f"of-{seconds}"]
+        python(maker, "--wavs=1", "--shards=16", *options, cwd=folder)
     (folder / "shards").mkdir()
     clips = folder / "LibriSpeech" / "train-clean-100"
     clips.mkdir(parents=True)
@@ -131,7 +125,6 @@ def in_shell(folder, line, settings):
         env={**ours, **settings, "PATH": path, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        check=False,
     )
 
 
@@ -191,24 +184,8 @@ def test_the_pictures_are_those_of_their_script():
 @pytest.mark.process
 def test_the_site_builds_strictly(tmp_path):
     pytest.importorskip("material")
-    config = EXAMPLES / "site" / "mkdocs.yml"
-    build = [
-        "mkdocs",
-        "build",
-        "--strict",
-        "--config-file",
-        config,
-        "--site-dir",
-        tmp_path,
-    ]
+    places = ["--config-file", EXAMPLES / "site" / "mkdocs.yml", "--site-dir", tmp_path]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-m", *build],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    python("-m", "mkdocs", "build", "--strict", *places, env=env)
     page = (tmp_path / "commands" / "tune.html").read_text("utf-8")
     assert not re.search(r'(src|href)="https?:', page)

@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from report_records import made_probe
 
 from batchtune.files import command_text, redacted_command
@@ -75,14 +76,7 @@ def test_no_file_of_a_run_and_no_report_holds_the_token(tmp_path):
     begin_run(
         Lengths.of([1.0, 2.0], unit="s"), settings, tmp_path, probe.device, force=True
     )
-    probed = type(probe)(
-        **{
-            name: getattr(probe, name)
-            for name in probe.__struct_fields__
-            if name != "workload"
-        },
-        workload=settings.subject,
-    )
+    probed = replace(probe, workload=settings.subject)
     write_result(tmp_path / "probe.json", probed)
     run = RunResults(name=Path("run"), probe=probed, sweep=None, folder=tmp_path)
     shown = [render(report_format, run) for report_format in FORMATS]

@@ -72,6 +72,15 @@ def indices(batch):
     return [int(index) for index in batch.flatten().tolist()]
 
 
+def read(loader):
+    return [indices(batch) for batch in loader]
+
+
+def loaded(sampler=None, **options):
+    """A plain loader of the examples."""
+    return DataLoader(Examples(), batch_sampler=sampler or made(), **options)
+
+
 # torchdata
 
 
@@ -96,15 +105,15 @@ SNAPSHOTS = {**TWO, "snapshot_every_n_steps": 4}
 )
 def test_a_stateful_loader_goes_on_in_mid_epoch(options, taken):
     loader = stateful(**options)
-    assert [indices(batch) for batch in loader] == epoch(0)
+    assert read(loader) == epoch(0)
     running = iter(loader)
     count = len(loader) if taken is None else taken
     before = [indices(next(running)) for _ in range(count)]
     state = loader.state_dict()
     resumed = stateful(**options)
     resumed.load_state_dict(state)
-    assert before + [indices(batch) for batch in resumed] == epoch(1)
-    assert [indices(batch) for batch in resumed] == epoch(2)
+    assert before + read(resumed) == epoch(1)
+    assert read(resumed) == epoch(2)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +129,10 @@ def test_a_stateful_loader_goes_on_after_an_abandoned_epoch(options):
     next(iter(loader))
     running = iter(loader)
     state = loader.state_dict()
-    assert [indices(batch) for batch in running] == epoch(1)
+    assert read(running) == epoch(1)
     resumed = stateful(**options)
     resumed.load_state_dict(state)
-    assert [indices(batch) for batch in resumed] == epoch(1)
+    assert read(resumed) == epoch(1)
 
 
 # Lightning
@@ -174,12 +183,12 @@ def lambda_callback(**hooks):
 
 def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path):
     first = trainer(tmp_path, max_epochs=1)
-    first.fit(lightning_module(), DataLoader(Examples(), batch_sampler=made()))
+    first.fit(lightning_module(), loaded())
     first.save_checkpoint(tmp_path / "one.ckpt")
     module = lightning_module()
     trainer(tmp_path, max_epochs=2).fit(
         module,
-        DataLoader(Examples(), batch_sampler=made()),
+        loaded(),
         ckpt_path=tmp_path / "one.ckpt",
     )
     assert module.seen == [epoch(1)]
@@ -210,7 +219,7 @@ def test_lightning_with_a_plain_loader_keeps_the_samplers_place(tmp_path, worker
     keep = lambda_callback(
         on_train_batch_end=lambda *_: states.append(sampler.state_dict())
     )
-    loader = DataLoader(Examples(), batch_sampler=sampler, num_workers=workers)
+    loader = loaded(sampler, num_workers=workers)
     trainer(tmp_path, max_epochs=2, callbacks=[keep]).fit(module, loader)
     count = len(sampler)
     found = [state["epoch"] * count + state["position"] for state in states]
@@ -227,9 +236,7 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path, workers):
     def prepared():
         options = accelerate.DataLoaderConfiguration(use_stateful_dataloader=True)
         accelerator = accelerate.Accelerator(cpu=True, dataloader_config=options)
-        return accelerator, accelerator.prepare(
-            DataLoader(Examples(), batch_sampler=made(), num_workers=workers)
-        )
+        return accelerator, accelerator.prepare(loaded(num_workers=workers))
 
     accelerator, loader = prepared()
     list(loader)
@@ -240,24 +247,20 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path, workers):
     accelerator, loader = prepared()
     accelerator.load_state(str(tmp_path))
     loader.set_epoch(1)
-    assert [[indices(batch) for batch in loader] for _ in range(2)] == [
-        epoch(1)[4:],
-        epoch(2),
-    ]
+    assert [read(loader), read(loader)] == [epoch(1)[4:], epoch(2)]
 
 
 def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers):
     accelerate = pytest.importorskip("accelerate")
     sampler = made()
     loader = accelerate.Accelerator(cpu=True).prepare(
-        DataLoader(Examples(), batch_sampler=sampler, num_workers=workers)
+        loaded(sampler, num_workers=workers)
     )
     for count, _ in enumerate(loader, 1):
         resumed = made()
         resumed.load_state_dict(sampler.state_dict(batches=count))
-        assert [*resumed, *resumed][: len(made())] == [*epoch(0), *epoch(1)][count:][
-            : len(made())
-        ]
+        both = [*epoch(0), *epoch(1)]
+        assert [*resumed, *resumed][: len(sampler)] == both[count:][: len(sampler)]
 
 
 @pytest.mark.usefixtures("kind")
@@ -265,20 +268,20 @@ def test_accelerate_deals_the_batches_of_one_rank_to_processes():
     data_loader = pytest.importorskip("accelerate.data_loader")
     ranks = [
         data_loader.prepare_data_loader(
-            DataLoader(Examples(), batch_sampler=made(rank=0, world_size=1)),
+            loaded(made(rank=0, world_size=1)),
             num_processes=2,
             process_index=rank,
         )
         for rank in range(2)
     ]
     assert len(ranks[0]) == len(ranks[1])
-    found = {index for rank in ranks for batch in rank for index in indices(batch)}
+    found = set(itertools.chain(*read(itertools.chain(*ranks))))
     assert found == set(range(LENGTHS.size))
 
 
 def sharded(sampler):
     return pytest.importorskip("accelerate.data_loader").prepare_data_loader(
-        DataLoader(Examples(), batch_sampler=sampler),
+        loaded(sampler),
         num_processes=2,
         process_index=0,
     )
@@ -291,7 +294,7 @@ def skipped_then_sharded(sampler):
 
 def dispatched(sampler):
     loader = pytest.importorskip("accelerate.data_loader").prepare_data_loader(
-        DataLoader(Examples(), batch_sampler=sampler),
+        loaded(sampler),
         put_on_device=True,
         device=torch.device("cpu"),
         dispatch_batches=True,
@@ -303,7 +306,7 @@ def dispatched(sampler):
 def wrapped(sampler):
     distributed = pytest.importorskip("lightning.fabric.utilities.distributed")
     dealt = distributed.DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
-    return DataLoader(Examples(), batch_sampler=dealt)
+    return loaded(dealt)
 
 
 @pytest.mark.usefixtures("kind")
