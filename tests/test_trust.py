@@ -1,7 +1,7 @@
 """Warnings about figures that can't be trusted."""
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from report_records import GIB, made_probe, made_trial
 
 from batchtune.results import DeviceProcess
@@ -19,12 +19,12 @@ def device(processes=(), **changes):
         ],
         **changes,
     }
-    return msgspec.structs.replace(made_probe().device, **given)
+    return replace(made_probe().device, **given)
 
 
 def trial(**changes):
     outcome = changes.pop("outcome", "ok")
-    return msgspec.structs.replace(made_trial(0, outcome), **changes)
+    return replace(made_trial(0, outcome), **changes)
 
 
 QUIET = {

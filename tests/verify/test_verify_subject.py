@@ -1,7 +1,7 @@
 """The workload, device and limit of a verification."""
 
-import msgspec
 import pytest
+from msgspec.structs import asdict, replace
 from verify.made_stepper import LIMIT_BYTES, made_probe
 
 from batchtune.errors import UsageError
@@ -11,7 +11,7 @@ from batchtune.verify.plan import subject_of
 
 LENGTHS = Lengths.of([1.0, 2.0, 30.0])
 OWN = {"workload": "made.py:Made", "options": {"dim": 64}}
-PROBE = msgspec.structs.replace(
+PROBE = replace(
     made_probe(LENGTHS),
     workload=WorkloadRecord(spec="made.py:Made", options={"dim": 64}),
     settings={
@@ -34,14 +34,12 @@ def subject(folder, **asked):
 
 
 def probed(spec, **options):
-    return msgspec.structs.replace(
-        PROBE, workload=WorkloadRecord(spec=spec, options=options)
-    )
+    return replace(PROBE, workload=WorkloadRecord(spec=spec, options=options))
 
 
 def test_all_but_own_code_is_as_it_was_probed(tmp_path):
     found = subject(tmp_path)
-    settings = msgspec.structs.asdict(found.settings)
+    settings = asdict(found.settings)
     assert settings == {**settings, **PROBE.settings, **OWN}
     assert found.limit_bytes == LIMIT_BYTES
 
