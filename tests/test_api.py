@@ -21,7 +21,7 @@ import batchtune
 from batchtune import BatchtuneError
 from batchtune.errors import ManifestError, ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.reports import RunResults, load_run
+from batchtune.reports import RunResults
 from batchtune.results import (
     FrontierPoint,
     Probe,
@@ -64,10 +64,6 @@ def swept(tmp_path_factory):
     return batchtune.sweep(VALUES, max_batch_length=40, num_buckets=[3], run=folder)
 
 
-def columns_of(kind):
-    return list(kind.__struct_fields__)
-
-
 # Results
 
 
@@ -76,33 +72,25 @@ def test_results_are_the_records_of_the_files(tuned):
     assert tuned.sweep == read_result(tuned.folder / "sweep.json", Sweep)
     again = batchtune.read_run(str(tuned.folder))
     assert (again.probe, again.sweep) == (tuned.probe, tuned.sweep)
-    assert load_run(tuned.folder).sweep == tuned.sweep
 
 
 def test_tables_have_a_row_per_entry_and_a_column_per_field(tuned):
-    assert list(tuned.trials.columns) == columns_of(Trial)
-    assert list(tuned.frontier.columns) == columns_of(FrontierPoint)
-    assert list(tuned.rows.columns) == columns_of(Row)
-    assert tuned.trials["batch_size"].tolist() == [
-        trial.batch_size for trial in tuned.probe.trials
-    ]
+    for table, kind in (
+        (tuned.trials, Trial),
+        (tuned.frontier, FrontierPoint),
+        (tuned.rows, Row),
+    ):
+        assert tuple(table.columns) == kind.__struct_fields__
     assert tuned.frontier["length"].tolist() == [5.0, 10.0, 20.0]
-    assert tuned.rows["boundaries"].tolist() == [
-        row.boundaries for row in tuned.sweep.rows
-    ]
+    boundaries = [row.boundaries for row in tuned.sweep.rows]
+    assert tuned.rows["boundaries"].tolist() == boundaries
 
 
 def test_the_probe_alone_then_the_sweep_in_its_folder(tuned):
-    given = {
-        "device": LAW,
-        "num_lengths": 3,
-        "num_buckets": [2, 3],
-    }
-    probed = batchtune.probe(KNOWN, VALUES, unit="s", run=tuned.folder, **given)
+    given = {"unit": "s", "num_buckets": [2, 3], "run": tuned.folder}
+    probed = batchtune.probe(KNOWN, VALUES, device=LAW, num_lengths=3, **given)
     assert (probed.probe, probed.sweep) == (tuned.probe, None)
-    again = batchtune.sweep(VALUES, unit="s", run=probed.folder, num_buckets=[2, 3])
-    assert again.folder == tuned.folder
-    assert again.sweep == tuned.sweep
+    assert batchtune.sweep(VALUES, **given).sweep == tuned.sweep
 
 
 def test_a_notebook_shows_the_headline_and_the_tables(tuned):
@@ -356,7 +344,7 @@ def test_a_notebook_shows_a_line_of_progress(monkeypatch, capsys, in_notebook):
         monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     batchtune.tune(KNOWN, VALUES, device=LAW, num_lengths=3, num_buckets=[2])
     printed = capsys.readouterr().out
-    assert printed.count("\n") == 0
+    assert "\n" not in printed
     assert ("\r0 of 3 done, running 1 × 20" in printed) == in_notebook
     assert ("steps of the table done" in printed) == in_notebook
 

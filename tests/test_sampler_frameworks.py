@@ -12,7 +12,7 @@ from made_samplers import TABLE
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, Dataset
 
-from batchtune import BucketBatchSampler, BucketedStream, PooledBatchSampler
+from batchtune import BucketBatchSampler, BucketedStream
 
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -20,38 +20,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTHS = np.random.default_rng(0).integers(1, 31, 61).astype(np.float64)
 
 
-class Made:
-    """Makes a sampler: in buckets, unless a test asks for pools."""
-
-    pool_size: int | None = None
-
-    def __call__(self, **options):
-        if self.pool_size is None:
-            return BucketBatchSampler(LENGTHS, **TABLE, **options)
-        return PooledBatchSampler(LENGTHS, pool_size=self.pool_size, **TABLE, **options)
+def made(**options):
+    return BucketBatchSampler(LENGTHS, **TABLE, **options)
 
 
-made = Made()
-
-
-@pytest.fixture(params=[None, 20], ids=["in buckets", "in pools"])
-def kind(request, monkeypatch):
-    """Runs a test with both kinds of samplers."""
-    monkeypatch.setattr(made, "pool_size", request.param)
-
-
-@pytest.fixture(
-    params=[
-        pytest.param((None, 0), id="in buckets"),
-        pytest.param((20, 0), id="in pools"),
-        pytest.param((20, 1), id="in pools with a worker", marks=pytest.mark.process),
-    ]
+WORKERS = pytest.mark.parametrize(
+    "workers", [0, pytest.param(1, marks=pytest.mark.process)]
 )
-def workers(request, monkeypatch):
-    """Runs a test with both kinds of samplers, and with a worker: the number of workers."""
-    pool_size, workers = request.param
-    monkeypatch.setattr(made, "pool_size", pool_size)
-    return workers
 
 
 def epoch(number, **options):
@@ -94,7 +69,6 @@ PERSISTENT = {**TWO, "persistent_workers": True}
 SNAPSHOTS = {**TWO, "snapshot_every_n_steps": 4}
 
 
-@pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("taken", [0, 6, None])
 @pytest.mark.parametrize(
     "options",
@@ -194,6 +168,7 @@ def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path):
     assert module.seen == [epoch(1)]
 
 
+@WORKERS
 def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path, workers):
     module = lightning_module()
     steps = len(made()) + 4
@@ -214,6 +189,7 @@ def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path, workers
     assert module.seen == [epoch(1)[4:], epoch(2)]
 
 
+@WORKERS
 def test_lightning_with_a_plain_loader_keeps_the_samplers_place(tmp_path, workers):
     sampler, module, states = made(), lightning_module(), []
     keep = lambda_callback(
@@ -229,6 +205,7 @@ def test_lightning_with_a_plain_loader_keeps_the_samplers_place(tmp_path, worker
 # accelerate
 
 
+@WORKERS
 def test_accelerate_resumes_in_mid_epoch(tmp_path, workers):
     accelerate = pytest.importorskip("accelerate")
     pytest.importorskip("torchdata.stateful_dataloader")
@@ -250,6 +227,7 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path, workers):
     assert [read(loader), read(loader)] == [epoch(1)[4:], epoch(2)]
 
 
+@WORKERS
 def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers):
     accelerate = pytest.importorskip("accelerate")
     sampler = made()
@@ -263,7 +241,6 @@ def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers):
         assert [*resumed, *resumed][: len(sampler)] == both[count:][: len(sampler)]
 
 
-@pytest.mark.usefixtures("kind")
 def test_accelerate_deals_the_batches_of_one_rank_to_processes():
     data_loader = pytest.importorskip("accelerate.data_loader")
     ranks = [
@@ -309,7 +286,6 @@ def wrapped(sampler):
     return loaded(dealt)
 
 
-@pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize(
     "deal",
     [sharded, skipped_then_sharded, dispatched, wrapped],
@@ -365,7 +341,7 @@ def transformers_trainer(tmp_path, **options):
     return Trainer(model=Tiny(), args=arguments, train_dataset=Examples())
 
 
-@pytest.mark.usefixtures("kind", "torchaudio_or_none")
+@pytest.mark.usefixtures("torchaudio_or_none")
 @pytest.mark.parametrize("position", [0, 4])
 def test_transformers_resumes(tmp_path, position):
     steps = len(made()) + position
@@ -381,7 +357,6 @@ def test_transformers_resumes(tmp_path, position):
 # torch.distributed
 
 
-@pytest.mark.usefixtures("kind")
 def test_ranks_are_those_of_the_process_group():
     first = list(made(rank=0, world_size=2))
     sampler = made()  # before the process group, as frameworks let users do

@@ -35,26 +35,10 @@ def swept(made_once):
                 np.save(stream, np.zeros((length, 2), dtype=np.float32))
                 members.append((f"{place:03}{number:03}.npy", stream.getvalue()))
             (folder / f"train-{place:03}.tar").write_bytes(shard(members))
-        options = [
-            "--max-batch-length",
-            60,
-            "--buffer-size",
-            40,
-            "--seed",
-            SEED,
-            "--shuffle-shards",
-            SHARDS_SHUFFLED,
-        ]
-        ran = run_here(
-            "sweep-stream",
-            *shards(folder),
-            *options,
-            "--num-buckets",
-            4,
-            "--run",
-            folder / "run",
-            "--json",
-        )
+        options = ["--max-batch-length", 60, "--buffer-size", 40, "--num-buckets", 4]
+        options += ["--seed", SEED, "--shuffle-shards", SHARDS_SHUFFLED, "--json"]
+        run = folder / "run"
+        ran = run_here("sweep-stream", *shards(folder), *options, "--run", run)
         assert ran.returncode == 0, ran.stderr
 
     return made_once("swept-stream", make)
@@ -151,10 +135,8 @@ def test_workers_deliver_the_simulated_batches_in_turn(
 
 @pytest.mark.process
 def test_ranks_get_the_simulated_batches(swept, tmp_path, monkeypatch):
-    run, of_rank = (
-        copied(swept, tmp_path, "bucket", world_size=2, workers=1, shuffle_buffer=0),
-        [],
-    )
+    run = copied(swept, tmp_path, "bucket", world_size=2, workers=1, shuffle_buffer=0)
+    of_rank = []
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
@@ -162,8 +144,5 @@ def test_ranks_get_the_simulated_batches(swept, tmp_path, monkeypatch):
         of_rank.append([shape for _, *shape in batches])
     assert of_rank[0] != of_rank[1]
     assert simulated(swept, run) == [
-        shape
-        for step in itertools.zip_longest(*of_rank)
-        for shape in step
-        if shape is not None
+        shape for step in itertools.zip_longest(*of_rank) for shape in step if shape
     ]

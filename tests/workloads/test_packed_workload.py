@@ -61,14 +61,10 @@ def test_a_batch_is_one_row_of_exactly_its_sequences():
     assert workload.packed
     batch = workload.make_batch(BatchShape.packed(LENGTHS))
     assert batch.tokens.shape == (1, 22)
-    assert batch.spans.positions.tolist() == [
-        *range(9),
-        *range(5),
-        *range(5),
-        0,
-        1,
-        0,
+    positions = [
+        place for length in sorted(LENGTHS, reverse=True) for place in range(length)
     ]
+    assert batch.spans.positions.tolist() == positions
     assert (batch.following < 0).sum() == len(LENGTHS)
     workload.step(batch)
 
@@ -77,9 +73,3 @@ def test_sequences_of_one_token_leave_nothing_to_predict():
     workload = built()
     loss = workload.loss(workload.make_batch(BatchShape.packed([1, 1])))
     assert loss.item() == 0.0
-
-
-def test_without_the_option_batches_are_padded():
-    workload = built(packed=False)
-    assert not workload.packed
-    assert workload.make_batch(BatchShape(3, 7.0)).spans is None
