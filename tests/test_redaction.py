@@ -1,7 +1,6 @@
 """No secret of a command or a URL is written to a file."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +9,7 @@ from report_records import made_probe
 from batchtune.files import command_text, redacted_command
 from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings, begin_run
-from batchtune.reports import FORMATS, RunResults, render
+from batchtune.reports import FORMATS, load_run, render
 from batchtune.results import write_result
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrSt"
@@ -78,8 +77,7 @@ def test_no_file_of_a_run_and_no_report_holds_the_token(tmp_path):
     )
     probed = replace(probe, workload=settings.subject)
     write_result(tmp_path / "probe.json", probed)
-    run = RunResults(name=Path("run"), probe=probed, sweep=None, folder=tmp_path)
-    shown = [render(report_format, run) for report_format in FORMATS]
+    shown = [render(report_format, load_run(tmp_path)) for report_format in FORMATS]
     written = [path.read_text() for path in tmp_path.iterdir()]
     assert len(written) == 2
     for text in (*written, *shown):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from exports.stream_runs import made_stream
 from made_samplers import TABLE, ids, length_of, made_stream_of
-from msgspec import structs
+from msgspec.structs import replace
 from test_sampler import cuda_runs
 
 from batchtune import BucketedStream
@@ -233,33 +233,27 @@ def test_a_source_that_can_not_go_on_is_an_error():
 
 
 def test_a_stream_yaml_makes_a_stream(tmp_path, monkeypatch):
-    config = structs.replace(
+    config = replace(
         stream_config(made_stream(recommended="pivot")),
         buffer_size=30,
         max_padding_ratio=0.25,
         batches_per_epoch=90,
         **TABLE,
     )
-    evidence = structs.replace(config.evidence, allocator="expandable")
+    config = replace(config, evidence=replace(config.evidence, allocator="expandable"))
     path = tmp_path / "stream.yaml"
-    path.write_text(render_stream_yaml(structs.replace(config, evidence=evidence)))
-    made = BucketedStream.from_config(
-        path, EXAMPLES, length_of=length_of, collate_fn=ids
+    path.write_text(render_stream_yaml(config))
+    make = partial(BucketedStream.from_config, length_of=length_of, collate_fn=ids)
+    pivots = partial(
+        stream, algorithm="pivot", max_padding_ratio=0.25, seed=config.seed
     )
-    pivots = {
-        "algorithm": "pivot",
-        "max_padding_ratio": 0.25,
-        "seed": config.seed,
-        "buffer_size": 30,
-    }
-    assert list(made) == list(stream(**pivots, batches_per_epoch=90))
+    expected = pivots(buffer_size=30, batches_per_epoch=90)
+    assert list(make(path, EXAMPLES)) == list(expected)
     # A stage can't read its examples again: there a nominal epoch is the pipeline's.
-    stage = BucketedStream.from_config(
-        path, length_of=length_of, collate_fn=ids, buffer_size=20
-    )
-    assert list(stage(EXAMPLES)) == list(stream(**{**pivots, "buffer_size": 20}))
+    stage = make(path, buffer_size=20)
+    assert list(stage(EXAMPLES)) == list(pivots(buffer_size=20))
     with pytest.raises(ResultError, match=r"other\.yaml does not exist"):
-        BucketedStream.from_config(tmp_path / "other.yaml", length_of=length_of)
+        make(tmp_path / "other.yaml")
     cuda_runs(monkeypatch, False)
     with pytest.warns(UserWarning, match="measured with expandable segments, but"):
         list(stage(EXAMPLES))
