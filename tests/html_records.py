@@ -61,12 +61,12 @@ def with_data(sweep, count=COUNT, *, logarithmic=True):
     )
 
 
-def full_results(count=COUNT):
+def full_results():
     """A run whose report has every section."""
     return RunResults(
         name="librispeech-100",
         probe=made_probe(),
-        sweep=with_data(whole_sweep(), count),
+        sweep=with_data(whole_sweep()),
         verification=made_verification(),
         stream=whole_stream(),
         loader=made_loader(),

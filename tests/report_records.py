@@ -124,9 +124,9 @@ def made_probe(unit="s"):
     )
 
 
-def proven_probe(unit="s"):
+def proven_probe():
     """Measured at every boundary of the table that `proven_sweep` recommends; the last 14 trials prove it."""
-    made = made_probe(unit)
+    made = made_probe()
     row = made_sweep().recommended_row
     first = len(made.trials)
     frontier = [
@@ -181,9 +181,10 @@ def forced_probe():
     return replace(probe, device=device)
 
 
-def proven_sweep(unit="s"):
+def proven_sweep():
     """As `made_sweep`, with what `proven_probe` proves: all of the recommended table."""
-    sweep, points = made_sweep(unit=unit), proven_probe().frontier
+    sweep = made_sweep()
+    points = proven_probe().frontier
 
     def proving(boundary, size):
         fits = (
@@ -268,12 +269,12 @@ def made_trial(
     )
 
 
-def made_verification(unit="s"):
+def made_verification():
     """Of the table that `made_sweep` recommends: it holds."""
-    row = made_sweep(unit=unit).recommended_row
+    row = made_sweep().recommended_row
     return Verification(
         meta=made_meta("verify"),
-        lengths=made_lengths(unit),
+        lengths=made_lengths(),
         workload=made_probe().workload,
         device=made_probe().device,
         settings={"steps": 500, "seed": 7},

@@ -123,9 +123,8 @@ def test_where_memory_fragments_pairs_run_on_emptied_caches(changes, pairs):
     lengths = Lengths.of(np.repeat([5.0, 12.0, 30.0], 600))
     found = verified(stepper, FITS, lengths, made_probe(lengths))
     assert (found.pairs, found.planned_pairs) == (pairs, pairs)
-    firsts = [index for index, released in enumerate(stepper.released) if released]
-    ran = {tuple(stepper.shapes[index : index + 2]) for index in firsts}
-    assert len(ran) == pairs
+    ran = itertools.compress(itertools.pairwise(stepper.shapes), stepper.released)
+    assert len(set(ran)) == pairs
 
 
 def test_without_time_for_pairs_each_shape_runs_before_three():
