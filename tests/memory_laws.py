@@ -279,15 +279,13 @@ def probe_on(
     device,
     folder,
     settings=MADE,
-    *,
-    force=False,
     **hooks,
 ):
     return run_probe(
         device.lengths,
         settings,
         folder,
-        force=force,
+        force=False,
         hooks=ProbeHooks(measurer=device, **hooks),
     )
 

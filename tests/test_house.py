@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -252,12 +251,6 @@ def test_names_of_tests_have_at_most_60_characters():
         for path in (ROOT / "tests").rglob("test_*.py")
     ]
     assert [names for names in long_names if names] == []
-
-
-def test_files_of_tests_have_names_of_their_own():
-    """pytest imports each by its name alone."""
-    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
-    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_few_tests_start_processes_or_are_slow():

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from verify.made_stepper import made_config
 
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
-from batchtune.allocators import VARIABLES
+from batchtune.allocators import VARIABLES, in_words
 from batchtune.configs import read_any_sampler_yaml
 from batchtune.errors import UsageError
 from batchtune.exports.run_configs import render_sampler_yaml
@@ -439,8 +439,7 @@ def measured_with(config, allocator):
     """The sampler of a config whose batches were measured with an allocator."""
     read = read_any_sampler_yaml(config)
     evidence = replace(read.evidence, allocator=allocator)
-    changed = replace(read, evidence=evidence)
-    config.write_text(render_sampler_yaml(changed), encoding="utf-8")
+    config.write_text(render_sampler_yaml(replace(read, evidence=evidence)))
     return sampler_from_config(config, LENGTHS)
 
 
@@ -448,15 +447,16 @@ def measured_with(config, allocator):
 def test_another_allocator_than_was_measured_is_a_warning_once(
     config, monkeypatch, grows
 ):
-    sampler = measured_with(config, "native" if grows else "expandable")
+    both = ["expandable", "native"]
+    measured, now = both[::-1] if grows else both
+    sampler = measured_with(config, measured)
     cuda_runs(monkeypatch, grows, grows)
-    words = {False: "without expandable segments", True: "with expandable segments"}
     with pytest.warns(UserWarning) as told:
         list(sampler)
     list(sampler)
     (warning,) = told
     assert str(warning.message).startswith(
-        f"measured {words[not grows]}, but this process runs {words[grows]}: batches that fit there may not fit "
+        f"measured {in_words(measured)}, but this process runs {in_words(now)}: batches that fit there may not fit "
         f"here. Set PYTORCH_ALLOC_CONF=expandable_segments:{not grows} before Python starts"
     )
 

@@ -36,13 +36,22 @@ def lengths_of(*values):
 @pytest.mark.parametrize(
     "options",
     [
-        {"buffer_size": np.int64(30), "batches_per_epoch": np.int32(7)},
-        {"seed": np.uint64(2**63), "epoch": np.int8(3)},
-        {**size_of(np.float32(5)), "buffer_bytes": np.int64(50)},
-        {"algorithm": "pivot", "max_padding_ratio": np.float32(0.25)},
-        {"rank": np.int64(1), "world_size": np.int16(2), "split": np.int64(1)},
-        {"min_length": np.float32(2)},
-        {"shuffle": np.bool_(False), "drop_last": np.int64(1)},
+        {
+            "buffer_size": np.int64(30),
+            "seed": np.uint64(2**63),
+            "epoch": np.int8(3),
+            "min_length": np.float32(2),
+            "shuffle": np.bool_(False),
+            "drop_last": np.int64(1),
+        },
+        {"batches_per_epoch": np.int32(7), **size_of(np.float32(5))},
+        {
+            "algorithm": "pivot",
+            "max_padding_ratio": np.float32(0.25),
+            "rank": np.int64(1),
+            "world_size": np.int16(2),
+            "split": np.int64(1),
+        },
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*were dropped")

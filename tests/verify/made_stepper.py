@@ -149,12 +149,6 @@ def made_probe(lengths, *, timed=True):
         lengths=lengths.summary(),
         workload=WorkloadRecord(spec="made.py:Made", options={}),
         device=made_stepper().device,
-        settings={
-            "device": "auto",
-            "memory_bytes": None,
-            "memory_fraction": 0.9,
-            "seed": 0,
-        },
         trials=[_trial(index, shape) for index, shape in enumerate(_TRIED)]
         if timed
         else [],
