@@ -1,6 +1,6 @@
 """`SameStepBatchSampler` around the samplers of torch, accelerate and Lightning: each step keeps its examples."""
 
-from importlib.util import module_from_spec, spec_from_file_location
+import runpy
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,10 +137,7 @@ def test_steps_of_as_few_micro_batches_as_it_takes(ranks):
 
 
 def test_the_example_loses_the_same_in_fewer_micro_batches():
-    spec = spec_from_file_location("same_steps", EXAMPLE)
-    example = module_from_spec(spec)
-    spec.loader.exec_module(example)
-    own, cut = example.trained()
+    own, cut = runpy.run_path(str(EXAMPLE))["trained"]()
     assert cut[0] == pytest.approx(own[0], rel=1e-5)
     assert cut[1] < 0.7 * own[1] and cut[2] < 0.7 * own[2]
 
