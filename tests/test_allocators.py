@@ -18,7 +18,6 @@ NEW = "PYTORCH_ALLOC_CONF"
 @pytest.mark.parametrize(
     ("settings", "allocator", "others"),
     [
-        ("expandable_segments:False", "native", ""),
         ("expandable_segments : False, expandable_segments:True", "expandable", ""),
         (
             "max_split_size_mb:64,expandable_segments:True,roundup_power2_divisions:[64:8,>:1]",
@@ -47,7 +46,6 @@ def test_the_users_other_settings_are_kept(name):
     ("choice", "value", "users"),
     [
         ("expandable", "expandable_segments:False", "native"),
-        ("native", "expandable_segments:True", "expandable"),
         ("expandable", "backend:cudaMallocAsync", "cudaMallocAsync"),
     ],
 )
@@ -67,7 +65,6 @@ def test_a_choice_that_the_users_variable_makes_too_is_none():
 @pytest.mark.parametrize(
     ("allocator", "torch", "environment", "setting"),
     [
-        ("native", "2.13.0", {}, f"{NEW}=expandable_segments:False"),
         ("expandable", "2.10.0+cu130", {}, f"{NEW}=expandable_segments:True"),
         # It does not read the new variable for this.
         ("expandable", "2.9.1", {}, f"{OLD}=expandable_segments:True"),

@@ -136,14 +136,11 @@ def frame():
 @pytest.mark.parametrize(
     "data",
     [
-        [3, 1, 2],
-        (3.0, 1.0, 2.0),
-        np.array([3, 1, 2], dtype=np.int32),
         torch.tensor([3.0, 1.0, 2.0]),
         pd.Series([3, 1, 2], index=[7, 8, 9]),
         Lengths.of([3, 1, 2]),
     ],
-    ids=["list", "tuple", "numpy", "torch", "series", "lengths"],
+    ids=type,
 )
 def test_arrays_of_lengths(data):
     assert lengths_in(data).fingerprint == Lengths.of([3, 1, 2]).fingerprint
@@ -171,8 +168,6 @@ FRAME = pd.DataFrame({"x": [1.0], "text": ["a"]})
 WRONG = {
     "text in an array": (["a", 1], {}, "not lengths"),
     "no examples": ([], {}, "non-empty"),
-    "not a sequence": (None, {}, "not lengths"),
-    "a column of an array": ([1.0], {"length_key": "x"}, "not lengths"),
     "targets of an array": ([1.0], {"target_key": "x"}, "not lengths"),
     "another column": (FRAME, {"length_key": "y"}, "'y'"),
     "no column": (FRAME, {}, "not lengths.*length_key"),
@@ -266,10 +261,10 @@ def test_without_lengths_a_script_has_its_own(tmp_path, monkeypatch):
         batchtune.tune(KNOWN)
 
 
-@pytest.mark.parametrize("module", ["a_notebook", "__main__"])
-def test_a_class_of_no_file_is_refused(module, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
-    cell = vars(sys.modules[module])
+def test_a_class_of_no_file_is_refused(monkeypatch):
+    notebook = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    cell = vars(notebook)
     exec("class Step: ...", cell)
     for target in (cell["Step"], lambda: None):
         with pytest.raises(WorkloadError, match="can't be imported") as caught:

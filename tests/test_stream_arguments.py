@@ -88,7 +88,7 @@ def test_numpys_numbers_are_numbers(options):
         ),
         *(
             {"algorithm": "pivot", "max_padding_ratio": value}
-            for value in (NAN, -0.1, LONG, 10**5000)
+            for value in (NAN, LONG, 10**5000)
         ),
         {"buffer_size": NAN},
         {"buffer_size": torch.tensor(5)},
@@ -97,7 +97,6 @@ def test_numpys_numbers_are_numbers(options):
         {"bucket_batch_sizes": [2**70, 2]},
         {"bucket_boundaries": [10, 10**400]},
     ],
-    ids=lambda options: str(next(iter(options))),
 )
 def test_an_odd_argument_is_one_short_error(options):
     with pytest.raises(ValueError, **ERRORS):
@@ -107,11 +106,8 @@ def test_an_odd_argument_is_one_short_error(options):
 @pytest.mark.parametrize(
     "options",
     [
-        *(size_of(value) for value in (NAN, -1, None, "5", 10**400, torch.ones(2))),
-        *(
-            lengths_of(1.0, 2.0, value)
-            for value in (NAN, 0, float("inf"), 10**400, 1j, b"5", LONG, torch.ones(2))
-        ),
+        *(size_of(value) for value in (NAN, None, "5", torch.ones(2))),
+        *(lengths_of(1.0, 2.0, value) for value in (0, NAN, 10**400, b"5", LONG)),
     ],
 )
 def test_an_odd_length_or_size_is_one_short_error(options):
@@ -130,34 +126,17 @@ def test_lengths_as_tensors_and_numpy_numbers_are_read():
     assert sorted(chain(*stream(**lengths_of(*values)))) == [0, 1, 2, 3, 4]
 
 
-STATES = [
-    {name: value}
-    for name in (
-        "epoch",
-        "batches",
-        "finished",
-        "read",
-        "options",
-        "rank",
-        "world_size",
-        "worker",
-        "workers",
-    )
-    for value in (torch.tensor([1, 2]), 10**5000, None)
-]
-
-
 @pytest.mark.parametrize(
-    "changed", STATES, ids=lambda changed: str(next(iter(changed)))
+    "name", ["epoch", "batches", "finished", "read", "options", "rank", "worker"]
 )
-def test_an_odd_state_is_one_short_error(changed):
+@pytest.mark.parametrize("value", [torch.tensor([1, 2]), 10**5000], ids=type)
+def test_an_odd_state_is_one_short_error(name, value):
     one = stream()
     next(iter(one))
     with pytest.raises(ValueError, **ERRORS):
-        stream().load_state_dict({**one.state_dict(), **changed})
+        stream().load_state_dict({**one.state_dict(), name: value})
 
 
-@pytest.mark.parametrize("epoch", [-1, LONG])
-def test_an_odd_epoch_is_one_short_error(epoch):
+def test_an_odd_epoch_is_one_short_error():
     with pytest.raises(ValueError, **ERRORS):
-        stream().set_epoch(epoch)
+        stream().set_epoch(LONG)
