@@ -186,16 +186,8 @@ def hostile_loader(text):
 
 def loaded(loader=None, *, sweep=False):
     """A run with a loader's tuning alone; with a probe and a sweep of tables on request."""
-    others = (
-        {"probe": made_probe(), "sweep": made_sweep()}
-        if sweep
-        else {"probe": None, "sweep": None}
-    )
-    return RunResults(
-        name="librispeech-100",
-        **others,
-        loader=made_loader() if loader is None else loader,
-    )
+    others = {"probe": made_probe(), "sweep": made_sweep()} if sweep else {}
+    return RunResults(name="librispeech-100", loader=loader or made_loader(), **others)
 
 
 def _row(arguments, workers, factor=2):

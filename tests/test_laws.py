@@ -155,7 +155,7 @@ def test_turns_are_not_repeated_for_smaller_batches():
     assert all(point.trial is not None for point in probe.frontier)
 
 
-@pytest.mark.parametrize("busy", [1.0, 2.5, 1 / 2.5])
+@pytest.mark.parametrize("busy", [1.0, 2.5])
 def test_a_workload_that_ignores_the_shape_is_refused(busy):
     """Also on a busy machine, where equal steps take up to 2.5 times as long by turns."""
     law = Law(lambda b, u, t: 2.0)

@@ -29,6 +29,7 @@ from batchtune.verify import proof_of, verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
+EQUAL = Lengths.of(np.repeat([5.0, 12.0, 30.0], 600))
 FITS = made_config([5.0, 12.0, 30.0], [180, 75, 30])
 TOO_LARGE = made_config([5.0, 12.0, 30.0], [180, 90, 30])
 MADE = WorkloadRecord(spec="made.py:Made", options={})
@@ -120,8 +121,7 @@ def test_a_proof_uses_its_time_for_further_processes(
 )
 def test_where_memory_fragments_pairs_run_on_emptied_caches(changes, pairs):
     stepper = on_cuda(made_stepper(), **changes)
-    lengths = Lengths.of(np.repeat([5.0, 12.0, 30.0], 600))
-    found = verified(stepper, FITS, lengths, made_probe(lengths))
+    found = verified(stepper, FITS, EQUAL, made_probe(EQUAL))
     assert (found.pairs, found.planned_pairs) == (pairs, pairs)
     ran = itertools.compress(itertools.pairwise(stepper.shapes), stepper.released)
     assert len(set(ran)) == pairs
@@ -161,8 +161,7 @@ def test_a_proofs_steps_are_those_of_the_training():
     stepper = on_cuda(made_stepper())
     script = replace(SCRIPT, accumulation=4)
     stepper.device = replace(stepper.device, script=script)
-    lengths = Lengths.of(np.repeat([5.0, 12.0, 30.0], 600))
-    found = verified(stepper, FITS, lengths, brief=True, steps=60)
+    found = verified(stepper, FITS, EQUAL, brief=True, steps=60)
     assert found.steps == 60 and found.pairs == found.planned_pairs == 6
     steps = [(step.shape, *step.others) for step in stepper.steps]
     assert {len(step) for step in steps} == {4}
