@@ -233,12 +233,10 @@ def proven_sweep():
 def partly_proven_sweep():
     """The sizes of the last four of 13 buckets are not proven; max_batch_length is 700 s, where 600 s were measured."""
     sweep = proven_sweep()
-    rows, last = list(sweep.rows), len(sweep.buckets) - 4
+    rows = list(sweep.rows)
     rows[sweep.recommended] = replace(rows[sweep.recommended], unproven=4)
-    buckets = [
-        replace(use, proven_by=use.proven_by if i < last else None)
-        for i, use in enumerate(sweep.buckets)
-    ]
+    last = [replace(use, proven_by=None) for use in sweep.buckets[-4:]]
+    buckets = [*sweep.buckets[:-4], *last]
     return replace(sweep, max_batch_length=700.0, rows=rows, buckets=buckets)
 
 

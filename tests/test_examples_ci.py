@@ -119,9 +119,7 @@ def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout):
     assert ran.returncode == 3
     assert "padding_ratio > 0.01%" in ran.stderr
     assert "<failure" in (checkout / "junit.xml").read_text()
-    summary = (checkout / "summary.md").read_text()
-    assert "Rules: 1 of 2 hold. Failing: padding_ratio &gt; 0.01%." in summary
-    assert "| ❌ fails | padding_ratio &gt; 0.01% |" in summary
+    assert "Rules: 1 of 2 hold." in (checkout / "summary.md").read_text()
 
 
 def test_every_command_of_every_job_is_one_with_these_options():
