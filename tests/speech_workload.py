@@ -6,7 +6,6 @@ from torch import nn
 FRAMES_PER_SECOND = 100
 FEATURES = 80
 STRIDE = 2
-DIM = 64
 LABELS = 500
 
 
@@ -20,9 +19,11 @@ class SpeechTagger:
 
     def __init__(
         self,
+        dim=64,
         layers=6,
         dropout=0.1,
     ):
+        self.dim = dim
         self.layers = layers
         self.dropout = dropout
 
@@ -30,23 +31,23 @@ class SpeechTagger:
         """Builds the model and AdamW."""
         torch.set_num_threads(1)
         convolutions = []
-        for channels in (FEATURES, DIM, DIM):
+        for channels in (FEATURES, self.dim, self.dim):
             convolutions += [
-                nn.Conv1d(channels, DIM, 5, STRIDE, padding=2),
+                nn.Conv1d(channels, self.dim, 5, STRIDE, padding=2),
                 nn.GELU(),
             ]
         self.subsample = nn.Sequential(*convolutions).to(device)
         layer = nn.TransformerEncoderLayer(
-            DIM,
+            self.dim,
             nhead=4,
-            dim_feedforward=4 * DIM,
+            dim_feedforward=4 * self.dim,
             dropout=self.dropout,
             batch_first=True,
         )
         encoder = nn.TransformerEncoder(
             layer, num_layers=self.layers, enable_nested_tensor=False
         )
-        self.tag = nn.Sequential(encoder, nn.Linear(DIM, LABELS)).to(device)
+        self.tag = nn.Sequential(encoder, nn.Linear(self.dim, LABELS)).to(device)
         self.device = device
         self.optimizer = torch.optim.AdamW(
             [*self.subsample.parameters(), *self.tag.parameters()]

@@ -397,9 +397,8 @@ def test_a_length_of_that_returns_no_number_is_an_error(config, length):
 
 
 def test_a_config_is_run_by_its_own_class(made, config):
-    ours, other = BucketBatchSampler, PooledBatchSampler
-    if made is in_pools:
-        ours, other = other, ours
+    both = [BucketBatchSampler, PooledBatchSampler]
+    ours, other = both[::-1] if made is in_pools else both
     assert type(sampler_from_config(config, LENGTHS)) is ours
     assert list(ours.from_config(config, LENGTHS)) == list(made(seed=11))
     with pytest.raises(
@@ -410,10 +409,8 @@ def test_a_config_is_run_by_its_own_class(made, config):
 
 
 def test_other_lengths_than_those_tuned_on_are_a_warning(config):
-    for make in (
-        sampler_from_config,
-        type(sampler_from_config(config, LENGTHS)).from_config,
-    ):
+    own = type(sampler_from_config(config, LENGTHS))
+    for make in (sampler_from_config, own.from_config):
         with pytest.warns(
             UserWarning, match=r"sampler\.yaml was tuned on other lengths"
         ) as told:

@@ -3,7 +3,6 @@
 import io
 import itertools
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -106,10 +105,7 @@ def simulated(swept, run):
     epoch = stream_epoch(
         stored_stream(load_stream(shards(swept)), run, SEED), config, 0
     )
-    return [
-        [float(size), length]
-        for size, length in zip(epoch.batch_sizes, epoch.lengths, strict=True)
-    ]
+    return np.column_stack([epoch.batch_sizes, epoch.lengths]).tolist()
 
 
 @pytest.mark.process
@@ -121,11 +117,10 @@ def test_workers_deliver_the_simulated_batches_in_turn(
     for algorithm in ("bucket", "pivot"):
         run = copied(swept, tmp_path / algorithm, algorithm, **sharding)
         batches = delivered(swept, run, **sharding)
-        counts = Counter(int(number) for number, *_ in batches)
-        rounds = min(counts[number] for number in range(workers))
+        numbers = [number for number, *_ in batches]
+        rounds = min(map(numbers.count, range(workers)))
         in_turn = rounds * workers
-        numbers = [number for number, *_ in batches[:in_turn]]
-        assert numbers == list(range(workers)) * rounds
+        assert numbers[:in_turn] == [*range(workers)] * rounds
         expected = simulated(swept, run)
         shapes = [shape for _, *shape in batches]
         # How soon a loader notices that one of its workers has ended is a matter of time.
