@@ -22,7 +22,6 @@ from batchtune.lengths import Lengths
 from batchtune.probe.devices.law import NAME
 from batchtune.probe.requests import RecordedStep, Replayed
 from batchtune.results import (
-    BatchShape,
     WorkloadRecord,
 )
 from batchtune.verify import proof_of, verify
@@ -32,6 +31,7 @@ LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
 EQUAL = Lengths.of(np.repeat([5.0, 12.0, 30.0], 600))
 FITS = made_config([5.0, 12.0, 30.0], [180, 75, 30])
 TOO_LARGE = made_config([5.0, 12.0, 30.0], [180, 90, 30])
+PROBE = made_probe(LENGTHS)
 MADE = WorkloadRecord(spec="made.py:Made", options={})
 
 
@@ -52,16 +52,19 @@ def verified(
     return verify(stepper, plan, MADE, on_progress=on_progress)
 
 
-def failing(shape, outcome, error):
-    def fault(now, run):
-        same = (now.batch_size, now.length) == (shape.batch_size, shape.length)
-        return ran(now, outcome, error=error, traceback="its end") if same else None
+def failing(outcome, error):
+    """The batches of the middle bucket with its longest example fail."""
+
+    def fault(shape, run):
+        if (shape.batch_size, shape.length) != (75, 12.0):
+            return None
+        return ran(shape, outcome, error=error, traceback="its end")
 
     return fault
 
 
 def test_what_fits_and_takes_as_long_as_estimated_holds():
-    found = verified(made_stepper(), probe=made_probe(LENGTHS))
+    found = verified(made_stepper(), probe=PROBE)
     assert (found.holds, found.failures, found.warnings) == (True, [], [])
     assert found.time_ratio == pytest.approx(1.0, abs=0.02)
     assert found.time_ratio_error == pytest.approx(0.0, abs=1e-9)
@@ -206,17 +209,17 @@ def fragmented(shape, run):
     [
         (
             {},
-            {"config": TOO_LARGE, "probe": made_probe(LENGTHS)},
+            {"config": TOO_LARGE, "probe": PROBE},
             r"^A batch of 90 × 12 ran out of memory alone \(bucket 2 of 3\): out of memory$",
         ),
         ({"fault": fragmented}, {}, "75 × .* ran out of memory among shuffled batches"),
         (
-            {"fault": failing(BatchShape(75, 12.0), "crash", "SIGSEGV")},
+            {"fault": failing("crash", "SIGSEGV")},
             {},
             "ended its process.*SIGSEGV",
         ),
         (
-            {"fault": failing(BatchShape(75, 12.0), "timeout", "SIGSEGV")},
+            {"fault": failing("timeout", "SIGSEGV")},
             {},
             "took too long.*SIGSEGV",
         ),
@@ -228,10 +231,10 @@ def fragmented(shape, run):
         ),
         (
             {"slower": 1.2},
-            {"probe": made_probe(LENGTHS)},
+            {"probe": PROBE},
             r"measured against .*: 1\.(19|2)\d* times, where 0\.90 to 1\.10 is allowed",
         ),
-        ({"slower": 0.8}, {"probe": made_probe(LENGTHS)}, r": 0\.(79|8)\d* times"),
+        ({"slower": 0.8}, {"probe": PROBE}, r": 0\.(79|8)\d* times"),
     ],
     ids=["oom", "shuffled", "crash", "hang", "leak", "slower", "faster"],
 )
@@ -254,9 +257,7 @@ DISGUISED = (
 
 
 def test_an_oom_in_disguise_counts_if_half_the_batch_passes():
-    found = verified(
-        made_stepper(fault=failing(BatchShape(75, 12.0), "oom", DISGUISED))
-    )
+    found = verified(made_stepper(fault=failing("oom", DISGUISED)))
     assert [failure.batch_size for failure in found.failures] == [75]
 
 
@@ -295,7 +296,7 @@ def test_another_device_than_was_probed_is_refused():
     stepper = made_stepper()
     stepper.device = replace(stepper.device, name="other")
     with pytest.raises(ResultError, match=f"was measured on {NAME}; this is other"):
-        verified(stepper, probe=made_probe(LENGTHS))
+        verified(stepper, probe=PROBE)
 
 
 def test_progress_is_told_before_each_step():
@@ -320,13 +321,12 @@ def test_batches_that_are_padded_to_multiples_are_run_so():
 
 def test_by_default_an_epoch_is_run_within_a_minute():
     config = made_config([30.0], [4])  # 500 batches
-    probe = made_probe(LENGTHS)
-    assert plan_of(config, probe=probe).planned_steps == 200
+    assert plan_of(config, probe=PROBE).planned_steps == 200
     slow = Lengths.of([5999.0, 6000.0] * 100)  # 0.6 s each
     of_slow = plan_of(made_config([6000.0], [1]), slow, made_probe(slow))
     assert 90 < of_slow.planned_steps < 110
     script = replace(SCRIPT, accumulation=3)
-    probe = replace(probe, device=replace(probe.device, script=script))
+    probe = replace(PROBE, device=replace(PROBE.device, script=script))
     # A proof ends with whole steps.
     assert plan_of(config, probe=probe, brief=True).planned_steps == 201
     few = plan_of(made_config([3.0], [4]), Lengths.of([3.0] * 8))
