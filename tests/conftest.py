@@ -2,17 +2,15 @@
 
 import fcntl
 import gc
-import importlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import types
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+import real_speechbrain
 from hypothesis import settings
 
 pytest_plugins = ["tiers"]
@@ -147,10 +145,4 @@ def made_once(tmp_path_factory):
 
 @pytest.fixture
 def torchaudio_or_none(monkeypatch):
-    """An empty module in torchaudio's place where it does not load: transformers imports it if it is installed."""
-    try:
-        importlib.import_module("torchaudio")
-    except (ImportError, OSError):
-        empty = types.ModuleType("torchaudio")
-        empty.__spec__ = ModuleSpec("torchaudio", None)
-        monkeypatch.setitem(sys.modules, "torchaudio", empty)
+    real_speechbrain.torchaudio_or_none(monkeypatch)

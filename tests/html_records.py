@@ -1,7 +1,9 @@
 """Made records for the tests of the HTML report: all that a page can show."""
 
-import msgspec
+import dataclasses
+
 from loader_records import hostile_loader, made_loader
+from msgspec.structs import replace
 from report_records import (
     COUNT,
     TOTAL_SECONDS,
@@ -34,36 +36,37 @@ def with_data(sweep, count=COUNT, *, logarithmic=True):
         HistogramBin(from_=low, to=high, count=count * share // sum(shares))
         for low, high, share in zip(edges, edges[1:], shares, strict=False)
     ]
+    total = TOTAL_SECONDS * count / COUNT
     row = sweep.recommended_row
-    buckets = [
-        BucketUse(
-            boundary=boundary,
-            batch_size=size,
-            examples=count // len(row.boundaries),
-            batches=-(-count // len(row.boundaries) // size),
-            length=TOTAL_SECONDS * count / COUNT / len(row.boundaries),
-            padded_length=TOTAL_SECONDS * count / COUNT / len(row.boundaries) * 1.05,
-        )
-        for boundary, size in (
-            zip(row.boundaries, row.batch_sizes, strict=True) if row is not None else ()
-        )
-    ]
-    return msgspec.structs.replace(
+    buckets = []
+    if row is not None:
+        examples = count // len(row.boundaries)
+        length = total / len(row.boundaries)
+        buckets = [
+            BucketUse(
+                boundary=boundary,
+                batch_size=size,
+                examples=examples,
+                batches=-(-examples // size),
+                length=length,
+                padded_length=length * 1.05,
+            )
+            for boundary, size in zip(row.boundaries, row.batch_sizes, strict=True)
+        ]
+    return replace(
         sweep,
-        lengths=msgspec.structs.replace(
-            sweep.lengths, count=count, total=TOTAL_SECONDS * count / COUNT
-        ),
+        lengths=replace(sweep.lengths, count=count, total=total),
         histogram=bins,
         buckets=buckets,
     )
 
 
-def full_results(count=COUNT):
+def full_results():
     """A run whose report has every section."""
     return RunResults(
         name="librispeech-100",
         probe=made_probe(),
-        sweep=with_data(whole_sweep(), count),
+        sweep=with_data(whole_sweep()),
         verification=made_verification(),
         stream=whole_stream(),
         loader=made_loader(),
@@ -73,11 +76,9 @@ def full_results(count=COUNT):
 def hostile_full_results(text):
     """A run with every section in which every string that a file can freely choose holds this text."""
     results = hostile_results(text)
-    return RunResults(
-        name=results.name,
-        probe=results.probe,
+    return dataclasses.replace(
+        results,
         sweep=with_data(results.sweep),
-        verification=results.verification,
         stream=hostile_stream(text),
         loader=hostile_loader(text),
     )

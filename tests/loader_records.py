@@ -45,12 +45,12 @@ def made_loader(**changes):
         target=WorkloadRecord(spec="train.py:make_dataset", options={"root": "data"}),
         kind="torch",
         settings={
-            **{
-                "sweep": {"num_workers": list(WORKERS), "prefetch_factor": [2, 4]},
-                "seconds": 10.0,
-                "trials": 3,
-            },
-            **{"ranks_per_node": 2, "processors": 8, "seed": 0},
+            "sweep": {"num_workers": list(WORKERS), "prefetch_factor": [2, 4]},
+            "seconds": 10.0,
+            "trials": 3,
+            "ranks_per_node": 2,
+            "processors": 8,
+            "seed": 0,
         },
         device_name="NVIDIA H200",
         batch="32 × 1600 × 80 (features)",
@@ -87,6 +87,16 @@ def bottleneck():
     )
 
 
+UNKNOWN = {
+    "lengths": None,
+    "demand": None,
+    "device_name": "CPU",
+    "epoch_batches": None,
+    "epoch_examples": None,
+    "warnings": [],
+}
+
+
 def made_dali():
     """A generator that uses DALI, without a step to hold it against."""
     rows = [
@@ -97,22 +107,13 @@ def made_dali():
         for threads in (1, 2)
     ]
     return made_loader(
-        **{
-            "lengths": None,
-            "kind": "dali",
-            "rows": rows,
-            "recommended": 1,
-            "demand": None,
-        },
+        **UNKNOWN,
+        kind="dali",
+        rows=rows,
+        recommended=1,
         reproduced=Reproduced(
             batches=3, first_difference=1, what="log_mel has other values"
         ),
-        **{
-            "device_name": "CPU",
-            "epoch_batches": None,
-            "epoch_examples": None,
-            "warnings": [],
-        },
         target=WorkloadRecord(spec="audio.py:make_batches", options={}),
         reason="eval_mode=eager num_threads=2 is the fastest",
     )
@@ -131,21 +132,14 @@ def made_iterable():
         first_batch_seconds=0.4,
     )
     return made_loader(
-        **{
-            "lengths": None,
-            "kind": "iterable",
-            "rows": [row],
-            "recommended": 0,
-            "demand": None,
-        },
-        **{
-            "reproduced": None,
-            "settings": {},
-            "batch": None,
-            "reason": "",
-            "warnings": [],
-        },
-        **{"device_name": "CPU", "epoch_batches": None, "epoch_examples": None},
+        **UNKNOWN,
+        kind="iterable",
+        rows=[row],
+        recommended=0,
+        reproduced=None,
+        settings={},
+        batch=None,
+        reason="",
     )
 
 
@@ -186,16 +180,8 @@ def hostile_loader(text):
 
 def loaded(loader=None, *, sweep=False):
     """A run with a loader's tuning alone; with a probe and a sweep of tables on request."""
-    others = (
-        {"probe": made_probe(), "sweep": made_sweep()}
-        if sweep
-        else {"probe": None, "sweep": None}
-    )
-    return RunResults(
-        name="librispeech-100",
-        **others,
-        loader=made_loader() if loader is None else loader,
-    )
+    others = {"probe": made_probe(), "sweep": made_sweep()} if sweep else {}
+    return RunResults(name="librispeech-100", loader=loader or made_loader(), **others)
 
 
 def _row(arguments, workers, factor=2):

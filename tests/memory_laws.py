@@ -8,6 +8,7 @@ magnitude; each with targets that depend on the length only loosely, and without
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -137,15 +138,7 @@ TARGET_LAWS = {
 
 def largest_fitting(fits, most):
     """The largest number up to `most` up to which all fit, 0 if none; found by bisection."""
-    passed = 0
-    failed = most + 1
-    while failed - passed > 1:
-        middle = (passed + failed) // 2
-        if fits(middle):
-            passed = middle
-        else:
-            failed = middle
-    return passed
+    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
 
 
 class LawDevice(MadeDevice):
@@ -279,15 +272,13 @@ def probe_on(
     device,
     folder,
     settings=MADE,
-    *,
-    force=False,
     **hooks,
 ):
     return run_probe(
         device.lengths,
         settings,
         folder,
-        force=force,
+        force=False,
         hooks=ProbeHooks(measurer=device, **hooks),
     )
 

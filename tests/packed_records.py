@@ -1,7 +1,7 @@
 """Made packers of a sweep, and probes of packed batches."""
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 from report_records import made_probe
 
 from batchtune.lengths import Lengths
@@ -50,7 +50,7 @@ def packed_probe(
         peak_bytes=None,
         step_seconds=TIME_MODEL,
     )
-    return msgspec.structs.replace(
+    return replace(
         made_probe(),
         lengths=Lengths.of(values, unit="tokens").summary(),
         trials=trials,
@@ -66,7 +66,7 @@ def packed_probe(
             given_up=0,
             time_ratio=1.1,
         ),
-        packed=msgspec.structs.replace(packed, **fields),
+        packed=replace(packed, **fields),
     )
 
 
@@ -108,6 +108,4 @@ def with_packing(sweep, text="even", **fields):
         recommended=0,
         reason=text,
     )
-    return msgspec.structs.replace(
-        sweep, packing=msgspec.structs.replace(packing, **fields)
-    )
+    return replace(sweep, packing=replace(packing, **fields))

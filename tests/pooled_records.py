@@ -1,6 +1,6 @@
 """Made records of pools, for the tests of reports: LibriSpeech train-clean-100, as in `report_records`."""
 
-import msgspec
+from msgspec.structs import replace
 from report_records import COUNT, TOTAL_SECONDS, made_row, whole_sweep
 
 # Pools of so many examples → batches, padding, how many of 1000 mates meet again.
@@ -14,7 +14,7 @@ POOLS = {
 
 def pooled_sweep(*, recommended=10_000):
     """As `whole_sweep`, with pools, and how random all rows are; pools of that size, or optimal 13, are recommended."""
-    sweep, replace = whole_sweep(), msgspec.structs.replace
+    sweep = whole_sweep()
 
     def placed(row):
         return replace(row, length_correlation=1 - 0.1 / row.num_buckets)

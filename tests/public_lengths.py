@@ -1,20 +1,19 @@
 """Token lengths of five public data sets, where they are in a folder `shared/data` beside a folder above this one."""
 
-import csv
-import gzip
-import json
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-IntArray = npt.NDArray[np.int64]
+import pandas as pd
 
 
 def folder():
     """The folder of the data sets; None where it is absent."""
     places = (above / "shared" / "data" for above in Path(__file__).resolve().parents)
     return next((place for place in places if place.is_dir()), None)
+
+
+def two_columns(place):
+    """Tokens of prompts and answers."""
+    return pd.read_csv(next(place.glob("*.csv"))).iloc[:, :2].sum(axis=1)
 
 
 def sharegpt(data):
@@ -27,36 +26,26 @@ def vidur(data):
     return two_columns(data / "vidur-traces")
 
 
-def two_columns(place):
-    """Tokens of prompts and answers."""
-    file = next(place.glob("*.csv"))
-    rows = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1))
-    return rows.sum(axis=1).astype(np.int64)
-
-
 def mooncake(data):
     """Inputs and outputs of Mooncake's conversations."""
-    with gzip.open(data / "mooncake-fast25" / "conversation_trace.jsonl.gz") as file:
-        rows = [json.loads(line) for line in file]
-    return np.array([row["input_length"] + row["output_length"] for row in rows])
+    rows = pd.read_json(
+        data / "mooncake-fast25" / "conversation_trace.jsonl.gz", lines=True
+    )
+    return rows["input_length"] + rows["output_length"]
 
 
 def gsm8k(data):
     """Characters of questions and answers of GSM8K."""
-    import pyarrow.parquet
-
-    rows = pyarrow.parquet.read_table(data / "gsm8k-parquet" / "test.parquet")
-    texts = [row["extra_info"] for row in rows.to_pylist()]
-    return np.array([len(text["question"]) + len(text["answer"]) for text in texts])
+    texts = pd.read_parquet(data / "gsm8k-parquet" / "test.parquet")["extra_info"]
+    return texts.str["question"].str.len() + texts.str["answer"].str.len()
 
 
 def code(data):
     """Bytes of files of code, without the empty ones."""
-    file = data / "code-file-lengths" / "code_file_lengths.tsv.gz"
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines, delimiter="\t"))
-    sizes = np.array([int(row["bytes"]) for row in rows])
-    return sizes[sizes > 0]
+    rows = pd.read_csv(
+        data / "code-file-lengths" / "code_file_lengths.tsv.gz", sep="\t"
+    )
+    return rows["bytes"][rows["bytes"] > 0]
 
 
 SETS = {

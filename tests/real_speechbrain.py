@@ -5,6 +5,7 @@ import sys
 import types
 import warnings
 from functools import cache
+from importlib.machinery import ModuleSpec
 
 import pytest
 
@@ -24,29 +25,29 @@ def load_speechbrain():
     """
     if importlib.util.find_spec("speechbrain") is None:
         pytest.skip("speechbrain is not installed")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
-        stand_in = False
-        try:
-            importlib.import_module("torchaudio")
-        except (ImportError, OSError):
-            sys.modules["torchaudio"] = types.ModuleType("torchaudio")
-            stand_in = True
+        torchaudio_or_none(patch)
         try:
             names = ("sampler", "dataset", "dataloader", "iterators")
-            modules = (
+            return tuple(
                 importlib.import_module(f"speechbrain.dataio.{name}") for name in names
             )
-            sampler, dataset, dataloader, iterators = modules
-            return sampler, dataset, dataloader, iterators
         finally:
-            if stand_in:
-                del sys.modules["torchaudio"]
             _unwrap_loaders()
-            for name in [
-                name for name in sys.modules if name.partition(".")[0] == "speechbrain"
-            ]:
-                del sys.modules[name]
+            for name in list(sys.modules):
+                if name.partition(".")[0] == "speechbrain":
+                    del sys.modules[name]
+
+
+def torchaudio_or_none(patch):
+    """Puts an empty module in torchaudio's place where it does not load: others import it if it is installed."""
+    try:
+        importlib.import_module("torchaudio")
+    except (ImportError, OSError):
+        empty = types.ModuleType("torchaudio")
+        empty.__spec__ = ModuleSpec("torchaudio", None)
+        patch.setitem(sys.modules, "torchaudio", empty)
 
 
 def _unwrap_loaders():

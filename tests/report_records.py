@@ -7,13 +7,14 @@
 from functools import cache
 from statistics import NormalDist
 
-import msgspec
+from msgspec.structs import replace
 
 from batchtune.reports import RunResults
 from batchtune.reports.gate import RuleInputs
 from batchtune.reports.page import build_page
 from batchtune.results import (
     Baseline,
+    BatchShape,
     BucketUse,
     CostModel,
     Device,
@@ -73,13 +74,16 @@ def made_probe(unit="s"):
             length=length,
             target_length=None,
             batch_size=int(612 / length),
-            closed_by="oom" if length in (1.41, 24.525) else "memory",
-            oom_batch_size=int(612 / length) + 2 if length in (1.41, 24.525) else None,
+            closed_by="memory",
+            oom_batch_size=None,
             step_seconds=0.02 + 0.0004 * 612 + 0.001 * length,
             peak_bytes=int((124 + length / 24) * GIB),
         )
         for length in lengths
     ]
+    for end in (0, -1):
+        too_many = frontier[end].batch_size + 2
+        frontier[end] = replace(frontier[end], closed_by="oom", oom_batch_size=too_many)
     trials = [
         made_trial(
             index,
@@ -120,11 +124,11 @@ def made_probe(unit="s"):
     )
 
 
-def proven_probe(unit="s"):
+def proven_probe():
     """Measured at every boundary of the table that `proven_sweep` recommends; the last 14 trials prove it."""
-    made = made_probe(unit)
+    made = made_probe()
     row = made_sweep().recommended_row
-    first, replace = len(made.trials), msgspec.structs.replace
+    first = len(made.trials)
     frontier = [
         replace(
             made.frontier[0],
@@ -172,14 +176,15 @@ def forced_probe():
         )
         for made in (990, 803)
     ]
-    script = msgspec.structs.replace(SCRIPT, twins=twins)
-    device = msgspec.structs.replace(probe.device, script=script)
-    return msgspec.structs.replace(probe, device=device)
+    script = replace(SCRIPT, twins=twins)
+    device = replace(probe.device, script=script)
+    return replace(probe, device=device)
 
 
-def proven_sweep(unit="s"):
+def proven_sweep():
     """As `made_sweep`, with what `proven_probe` proves: all of the recommended table."""
-    sweep, points = made_sweep(unit=unit), proven_probe().frontier
+    sweep = made_sweep()
+    points = proven_probe().frontier
 
     def proving(boundary, size):
         fits = (
@@ -212,7 +217,7 @@ def proven_sweep(unit="s"):
             zip(row.boundaries, row.batch_sizes, strict=True)
         )
     ]
-    rows = [msgspec.structs.replace(row, unproven=unproven(row)) for row in sweep.rows]
+    rows = [replace(row, unproven=unproven(row)) for row in sweep.rows]
     proof = Proof(
         steps=412,
         pairs=182,
@@ -222,18 +227,16 @@ def proven_sweep(unit="s"):
         highest_reserved_bytes=int(0.981 * proven_probe().device.limit_bytes),
         limit_bytes=proven_probe().device.limit_bytes,
     )
-    return msgspec.structs.replace(sweep, rows=rows, buckets=buckets, proof=proof)
+    return replace(sweep, rows=rows, buckets=buckets, proof=proof)
 
 
 def partly_proven_sweep():
     """The sizes of the last four of 13 buckets are not proven; max_batch_length is 700 s, where 600 s were measured."""
-    sweep, replace = proven_sweep(), msgspec.structs.replace
-    rows, last = list(sweep.rows), len(sweep.buckets) - 4
+    sweep = proven_sweep()
+    rows = list(sweep.rows)
     rows[sweep.recommended] = replace(rows[sweep.recommended], unproven=4)
-    buckets = [
-        replace(use, proven_by=use.proven_by if i < last else None)
-        for i, use in enumerate(sweep.buckets)
-    ]
+    last = [replace(use, proven_by=None) for use in sweep.buckets[-4:]]
+    buckets = [*sweep.buckets[:-4], *last]
     return replace(sweep, max_batch_length=700.0, rows=rows, buckets=buckets)
 
 
@@ -245,30 +248,31 @@ def made_trial(
     length=24.525,
     error=None,
 ):
-    passed = outcome == "ok"
-    made = {
-        "index": index,
-        "batch_size": batch_size,
-        "length": length,
-        "target_length": None,
-        "outcome": outcome,
-        "steps": 3 if passed else 0,
-        "step_seconds": 0.25 if passed else None,
-        "peak_bytes": 100 * GIB if passed else None,
-        "reserved_bytes": 110 * GIB if passed else None,
-        "alloc_retries": 0 if passed else None,
-        "error": error,
-        "elapsed_seconds": 1.5,
-    }
-    return msgspec.convert(made, Trial)
+    measured = {}
+    if outcome == "ok":
+        measured = {
+            "steps": 3,
+            "step_seconds": 0.25,
+            "peak_bytes": 100 * GIB,
+            "reserved_bytes": 110 * GIB,
+            "alloc_retries": 0,
+        }
+    return Trial.of(
+        BatchShape(batch_size, length),
+        outcome,
+        index=index,
+        error=error,
+        elapsed_seconds=1.5,
+        **measured,
+    )
 
 
-def made_verification(unit="s"):
+def made_verification():
     """Of the table that `made_sweep` recommends: it holds."""
-    row = made_sweep(unit=unit).recommended_row
+    row = made_sweep().recommended_row
     return Verification(
         meta=made_meta("verify"),
-        lengths=made_lengths(unit),
+        lengths=made_lengths(),
         workload=made_probe().workload,
         device=made_probe().device,
         settings={"steps": 500, "seed": 7},
@@ -308,7 +312,7 @@ def failed_verification():
         outcome="oom",
         error="CUDA out of memory. Tried to allocate 2.00 GiB",
     )
-    return msgspec.structs.replace(
+    return replace(
         made,
         worst_steps=25,
         steps=0,
@@ -337,9 +341,7 @@ def made_sweep(*, timed=True, unit="s"):
         for n, batches in OPTIMAL_BATCHES.items()
     ]
     rows += [
-        msgspec.structs.replace(
-            _filled_row("optimal", n, batches - 2, timed), sizing="frontier"
-        )
+        replace(_filled_row("optimal", n, batches - 2, timed), sizing="frontier")
         for n, batches in OPTIMAL_BATCHES.items()
     ]
     return Sweep(
@@ -374,7 +376,6 @@ def made_sweep(*, timed=True, unit="s"):
 def whole_sweep(unit="s"):
     """As `made_sweep`, with all that a sweep can tell: the user's settings, errors, ranks and the rest."""
     sweep = made_sweep(unit=unit)
-    replace = msgspec.structs.replace
     rows = [
         replace(
             row,
@@ -432,11 +433,11 @@ def with_recommended(sweep, strategy, num_buckets):
         for index, row in enumerate(sweep.rows)
         if (row.strategy, row.num_buckets) == (strategy, num_buckets)
     )
-    return msgspec.structs.replace(sweep, recommended=index)
+    return replace(sweep, recommended=index)
 
 
 def without_recommendation(sweep):
-    return msgspec.structs.replace(
+    return replace(
         sweep,
         recommended=None,
         reason="no table needs fewer batches than a fixed batch size of 24",
@@ -522,7 +523,6 @@ def _seconds(batches, padded_length, timed):
 def hostile_results(text):
     """A run in which every string that a file can freely choose holds this text."""
     probe, sweep = made_probe(unit=text), whole_sweep(unit=text)
-    replace = msgspec.structs.replace
     device = replace(
         probe.device, name=text, kind=text, driver=text, torch=text, allocator=text
     )
@@ -594,7 +594,7 @@ def made_drift(**changes):
         retuned_epoch_seconds=None,
         stale=655 / 634 - 1,
     )
-    return msgspec.structs.replace(drift, **changes)
+    return replace(drift, **changes)
 
 
 def rule_inputs(**records):

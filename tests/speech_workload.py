@@ -6,12 +6,13 @@ from torch import nn
 FRAMES_PER_SECOND = 100
 FEATURES = 80
 STRIDE = 2
+LABELS = 500
 
 
 class SpeechTagger:
     """Gives frames of speech labels: three strided convolutions, then six transformer layers.
 
-    Each convolution halves the frames (10 ms at first). One thread is the default: where others use the processor too,
+    Each convolution halves the frames (10 ms at first). It takes one thread: where others use the processor too,
     two wait for each other most of the time. A step at a limit of 400 MiB takes a fraction of a second. Without
     dropout, attention keeps no matrix of all pairs: memory is then nearly linear in the length.
     """
@@ -19,28 +20,22 @@ class SpeechTagger:
     def __init__(
         self,
         dim=64,
-        labels=500,
-        threads=1,
         layers=6,
         dropout=0.1,
     ):
         self.dim = dim
-        self.labels = labels
-        self.threads = threads
         self.layers = layers
         self.dropout = dropout
 
     def setup(self, device):
         """Builds the model and AdamW."""
-        torch.set_num_threads(self.threads)
-        convolutions = [
-            layer
-            for channels in (FEATURES, self.dim, self.dim)
-            for layer in (
+        torch.set_num_threads(1)
+        convolutions = []
+        for channels in (FEATURES, self.dim, self.dim):
+            convolutions += [
                 nn.Conv1d(channels, self.dim, 5, STRIDE, padding=2),
                 nn.GELU(),
-            )
-        ]
+            ]
         self.subsample = nn.Sequential(*convolutions).to(device)
         layer = nn.TransformerEncoderLayer(
             self.dim,
@@ -52,7 +47,7 @@ class SpeechTagger:
         encoder = nn.TransformerEncoder(
             layer, num_layers=self.layers, enable_nested_tensor=False
         )
-        self.tag = nn.Sequential(encoder, nn.Linear(self.dim, self.labels)).to(device)
+        self.tag = nn.Sequential(encoder, nn.Linear(self.dim, LABELS)).to(device)
         self.device = device
         self.optimizer = torch.optim.AdamW(
             [*self.subsample.parameters(), *self.tag.parameters()]
@@ -62,9 +57,7 @@ class SpeechTagger:
         """Makes frames of shape (batch, 80, frames), and the labels of what is left of them, (batch, tags)."""
         frames = max(1, round(shape.length * FRAMES_PER_SECOND))
         tags = -(-frames // STRIDE**3)
-        labels = torch.randint(
-            self.labels, (shape.batch_size, tags), device=self.device
-        )
+        labels = torch.randint(LABELS, (shape.batch_size, tags), device=self.device)
         return torch.randn(
             shape.batch_size, FEATURES, frames, device=self.device
         ), labels

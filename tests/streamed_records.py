@@ -2,7 +2,7 @@
 
 from functools import cache
 
-import msgspec
+from msgspec.structs import replace
 from report_records import (
     COUNT,
     MAX_BATCH_LENGTH,
@@ -75,7 +75,7 @@ def made_stream(*, timed=True, unit="s", **changes):
             repeated_ids=0,
         ),
         rows=rows,
-        map_style=msgspec.structs.replace(
+        map_style=replace(
             made_row("optimal", boundaries, 634, TOTAL_SECONDS / 0.969, 13, 9.1, timed),
             mates_again=0.041,
         ),
@@ -87,12 +87,12 @@ def made_stream(*, timed=True, unit="s", **changes):
             "The map-style table has no shards to wait for: its epoch needs random access to all examples"
         ],
     )
-    return msgspec.structs.replace(made, **changes)
+    return replace(made, **changes)
 
 
 def whole_stream(*, timed=True, unit="s"):
     """As `made_stream`, with the user's settings, damaged and unequal shards, and batches that are not proven."""
-    made, replace = made_stream(timed=timed, unit=unit), msgspec.structs.replace
+    made = made_stream(timed=timed, unit=unit)
     rows = [
         replace(
             row, unproven=3 if row.algorithm == "bucket" else 0, equal_to_best=False
@@ -158,10 +158,10 @@ def empty_stream():
 def hostile_stream(text):
     """A stream in which every string that a file can freely choose holds this text."""
     made = whole_stream(unit=text)
-    return msgspec.structs.replace(
+    return replace(
         made,
         device_name=text,
-        map_style=msgspec.structs.replace(made.map_style, strategy=text),
+        map_style=replace(made.map_style, strategy=text),
         reason=text,
         warnings=[text],
         current_settings={"source": text, "describe": text},

@@ -1,10 +1,9 @@
 """The benchmarks start."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from started import python
 
 # Those that are run: what they share is imported by them.
 BENCHMARKS = [
@@ -26,7 +25,4 @@ for benchmark in sys.argv[2:]:
     runpy.run_path(benchmark)
 """
     names = [str(path) for path in BENCHMARKS]
-    command = [sys.executable, "-c", code, str(BENCHMARKS[0].parent), *names]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.split() == names
+    assert python("-c", code, BENCHMARKS[0].parent, *names).stdout.split() == names

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 
+import pandas as pd
 import pytest
 from cli.conftest import run_here
 from exports.stream_runs import PACKERS
@@ -16,7 +17,6 @@ from memory_laws import made_lengths
 from ruamel.yaml import YAML
 
 from batchtune.exports import FRAMEWORKS
-from batchtune.lengths import Lengths
 from batchtune.results import Probe, read_result, write_result
 
 LAW = ("--device", "law:constant=1GB,linear=10MB,quadratic=0.5MB,target=1MB,limit=8GB")
@@ -31,7 +31,7 @@ FILES = (
     *("probe.json", "sweep.json", "stream.json", "loader.json", "verify.json"),
     *("sampler.yaml", "run.json", "trials.jsonl"),
 )
-KINDS = ("lengths", "pairs")
+KINDS = {"lengths": (), "pairs": ("--target-key", "tokens")}
 # What no file may do to where it is shown, on a line of its own or as markup.
 EVIL = (
     "\x1b]0;PWNED\x07",
@@ -82,17 +82,10 @@ def recorded(made_once):
 
     def make(folder):
         for kind in KINDS:
-            run, lengths = folder / kind, lengths_of(kind)
-            targets = (
-                lengths.targets if lengths.targets is not None else [""] * lengths.count
-            )
-            rows = (
-                f"{length},{target}"
-                for length, target in zip(lengths.values, targets, strict=True)
-            )
-            (folder / f"{kind}.csv").write_text(
-                "duration,tokens\n" + "\n".join(rows) + "\n"
-            )
+            run = folder / kind
+            lengths = made_lengths("speech", targets=kind == "pairs", count=120)
+            columns = {"duration": lengths.values, "tokens": lengths.targets}
+            pd.DataFrame(columns).to_csv(folder / f"{kind}.csv", index=False)
             manifest = (*manifest_of(folder, kind), "--run", run)
             now = "target_batch_numel=20,max_batch_numel=30"
             for command in (
@@ -109,16 +102,8 @@ def recorded(made_once):
     return made_once("edited-results", make)
 
 
-def lengths_of(kind):
-    found = made_lengths("speech", targets=kind == "pairs", count=120)
-    return Lengths.of(found.values, found.targets, unit="s")
-
-
 def manifest_of(folder, kind):
-    return [
-        folder / f"{kind}.csv",
-        *(["--target-key", "tokens"] if kind == "pairs" else []),
-    ]
+    return [folder / f"{kind}.csv", *KINDS[kind]]
 
 
 # What an edit does
@@ -148,12 +133,9 @@ def put(draw, container, key):
 
 
 def scale(draw, container, key):
-    if isinstance(container[key], (int, float)) and not isinstance(
-        container[key], bool
-    ):
-        container[key] = type(container[key])(
-            container[key] * draw.choice((-1, 0, 2, 1000, 10**9))
-        )
+    value = container[key]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        container[key] = type(value)(value * draw.choice((-1, 0, 2, 1000, 10**9)))
     else:
         put(draw, container, key)
 
@@ -198,8 +180,9 @@ def commands(folder, kind, run, file=None):
         "verify.holds == false",
         "batches worse 2%",
         "stale > 2%",
+        "gpu_idle > 5%",
+        "loader.memory_bytes worse 5%",
     )
-    rules += ("gpu_idle > 5%", "loader.memory_bytes worse 5%")
     gate = [word for rule in rules for word in ("--fail-if", rule)]
     gate += ["--baseline", run, "--junit-xml", run.with_name("gate.xml"), "--github"]
     yield ["report", run, *gate, "--manifest", *manifest]

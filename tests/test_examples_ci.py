@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -61,15 +60,9 @@ def checkout(made_once, tmp_path):
 
     def make(folder):
         (folder / "examples").mkdir()
-        header, *rows = (
-            (ROOT / "examples" / "stdlib_lengths.csv")
-            .read_text()
-            .splitlines(keepends=True)
-        )
-        (folder / "examples" / "stdlib_lengths.csv").write_text(
-            "".join([header, *rows[::2]])
-        )
         names = WORKFLOW["env"]
+        header, *rows = (ROOT / names["MANIFEST"]).read_text().splitlines(True)
+        (folder / names["MANIFEST"]).write_text("".join([header, *rows[::2]]))
         law = "law:constant=1GB,linear=1MB,limit=21GB,seconds=0.02,seconds_linear=1e-6"
         where = ("--device", law, "--run", folder / names["RUN"])
         probed = run_here("probe-oom", folder / names["MANIFEST"], *where)
@@ -86,27 +79,23 @@ def checkout(made_once, tmp_path):
 
 def run_step(checkout, step, **env):
     """Runs a step's script as GitHub's runner does: bash, ending with the first command that fails."""
-    clean = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("BATCHTUNE_", "GITHUB_"))
-    }
+    ours = ("BATCHTUNE_", "GITHUB_")
+    clean = {key: os.environ[key] for key in os.environ if not key.startswith(ours)}
+    commands = checkout / "bin"
     env = {
         **clean,
         **WORKFLOW["env"],
         **step["env"],
         **env,
-        "PATH": f"{checkout / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": f"{checkout / 'bin'}{os.pathsep}{ROOT}",
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{commands}{os.pathsep}{ROOT}",
         "GITHUB_STEP_SUMMARY": str(checkout / "summary.md"),
         "GITHUB_OUTPUT": str(checkout / "output"),
         "GITHUB_ACTIONS": "true",
         "GITHUB_RUN_ID": "7",
     }
     shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-    return subprocess.run(
-        shell, cwd=checkout, env=env, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(shell, cwd=checkout, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.slow
@@ -118,14 +107,10 @@ def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout):
         assert ran.returncode == 0, f"{step['name']}: {ran.stderr}"
     page = (checkout / "output").read_text().removeprefix("page=").strip()
     assert (checkout / page).read_text().lstrip().lower().startswith("<!doctype html>")
-    uploaded = (
-        JOBS["buckets"]["steps"][-1]["with"]["path"]
-        .replace("${{ env.RUN }}", WORKFLOW["env"]["RUN"])
-        .split()
-    )
+    uploaded = filled(JOBS["buckets"]["steps"][-1]["with"]["path"]).split()
     assert [name for name in uploaded if not (checkout / name).is_file()] == []
-    suite = ElementTree.parse(checkout / "junit.xml").getroot()
-    assert list(suite.iter("testcase")) and not list(suite.iter("failure"))
+    suite = (checkout / "junit.xml").read_text()
+    assert "<testcase" in suite and "<failure" not in suite
     assert "# batchtune report" in (checkout / "summary.md").read_text()
 
     (checkout / "summary.md").unlink()
@@ -133,10 +118,8 @@ def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout):
     ran = run_step(checkout, gate, RULES=rules)
     assert ran.returncode == 3
     assert "padding_ratio > 0.01%" in ran.stderr
-    assert list(ElementTree.parse(checkout / "junit.xml").getroot().iter("failure"))
-    summary = (checkout / "summary.md").read_text()
-    assert "Rules: 1 of 2 hold. Failing: padding_ratio &gt; 0.01%." in summary
-    assert "| ❌ fails | padding_ratio &gt; 0.01% |" in summary
+    assert "<failure" in (checkout / "junit.xml").read_text()
+    assert "Rules: 1 of 2 hold." in (checkout / "summary.md").read_text()
 
 
 def test_every_command_of_every_job_is_one_with_these_options():

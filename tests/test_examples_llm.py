@@ -1,13 +1,12 @@
 """The example of a language model: its chats are counted as in training, and its step trains a Hugging Face model."""
 
 import json
-import subprocess
-import sys
-import types
 from pathlib import Path
 
 import pytest
 import torch
+from started import python
+from torch.nn.utils import parameters_to_vector
 
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.results import BatchShape
@@ -19,15 +18,8 @@ FOLDER = Path(__file__).parents[1] / "examples" / "llm"
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llm") / "chats"
-    command = [
-        sys.executable,
-        str(FOLDER / "make_chats.py"),
-        str(folder),
-        "--most",
-        "60",
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "60 chats\n"), ran.stderr
+    ran = python(FOLDER / "make_chats.py", folder, "--most", 60)
+    assert ran.stdout == "60 chats\n"
     return folder
 
 
@@ -44,25 +36,21 @@ def test_chats_are_counted_as_transformers_renders_them(chats):
     assert found.values.tolist() == sorted(map(len, rendered), reverse=True)
 
 
-def test_the_step_trains_a_model_from_the_hub(monkeypatch, tmp_path):
+@pytest.mark.usefixtures("torchaudio_or_none")
+def test_the_step_trains_a_model_from_the_hub(tmp_path):
     transformers = pytest.importorskip("transformers")
-    # The newest torchaudio does not load beside every torch; Transformers imports it where it is installed.
-    monkeypatch.setitem(sys.modules, "torchaudio", types.ModuleType("torchaudio"))
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    config = transformers.LlamaConfig(vocab_size=50, **sizes)
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     step = load_workload(
         f"{FOLDER / 'finetune.py'}:FineTuning", {"model": str(tmp_path)}
     )
     step.setup(torch.device("cpu"))
-    before = [weight.detach().clone() for weight in step.model.parameters()]
+    before = parameters_to_vector(step.model.parameters()).detach()
     step.step(step.make_batch(BatchShape(batch_size=2, length=7.0)))
-    after = list(step.model.parameters())
-    assert any(
-        not torch.equal(old, new) for old, new in zip(before, after, strict=True)
-    )
+    assert not torch.equal(before, parameters_to_vector(step.model.parameters()))

@@ -3,11 +3,10 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from started import python
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "loaders"
 CLIPS = 40  # in batches of 16
@@ -64,42 +63,22 @@ print(json.dumps(found))
 
 def ran(arguments, folder):
     """What a script of the example prints."""
-    path = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parents[1])])
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=EXAMPLES,
-        env={
-            **os.environ,
-            "PYTHONPATH": path,
-            "TMPDIR": str(folder),
-            "OMP_WAIT_POLICY": "passive",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parents[1])]),
+        "TMPDIR": str(folder),
+        "OMP_WAIT_POLICY": "passive",
+    }
+    return python(*arguments, cwd=EXAMPLES, env=env).stdout
 
 
 @pytest.mark.slow
 def test_loaders_deliver_the_same_features(tmp_path):
-    made = ran(
-        [
-            "make_audio.py",
-            "--out",
-            str(tmp_path),
-            "--clips",
-            str(CLIPS),
-            "--seconds",
-            "0.3",
-            "1",
-        ],
-        tmp_path,
-    )
+    options = ["--out", tmp_path, "--clips", CLIPS, "--seconds", 0.3, 1]
+    made = ran(["make_audio.py", *options], tmp_path)
     assert f"{CLIPS} clips" in made
     there = [name for name, package in PACKAGES.items() if installed(package)]
-    found = json.loads(ran(["-c", COMPARE, str(tmp_path), *there], tmp_path))
+    found = json.loads(ran(["-c", COMPARE, tmp_path, *there], tmp_path))
     for name, (farthest, sizes, missing) in found.items():
         assert farthest < 1e-3, name  # of values around 1
         assert missing == 0, name
@@ -107,8 +86,4 @@ def test_loaders_deliver_the_same_features(tmp_path):
             assert sum(sizes) == CLIPS
         else:
             # DALI fills up the last.
-            assert sizes == [
-                16,
-                16,
-                16 if name == "dali" else 8,
-            ]
+            assert sizes == [16, 16, 16 if name == "dali" else 8]

@@ -1,11 +1,10 @@
 """The example's shards: their lengths are those that webdataset and soundfile decode."""
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from started import python
 
 from batchtune.manifests import ReadOptions, load_lengths
 
@@ -23,8 +22,7 @@ MAKER = Path(__file__).parents[1] / "examples" / "shards" / "make_shards.py"
 
 @pytest.mark.process
 def test_lengths_are_those_that_webdataset_and_soundfile_decode(tmp_path):
-    command = [sys.executable, str(MAKER), "--shards", "3", "--wavs", "40"]
-    subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, check=True)
+    python(MAKER, "--shards", 3, "--wavs", 40, "--out", tmp_path)
     paths = sorted(map(str, tmp_path.iterdir()))
     decoded = {"wav.num_samples": [], "wav": [], "txt": []}
     for sample in webdataset.WebDataset(paths, shardshuffle=False):

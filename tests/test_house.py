@@ -5,12 +5,13 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
 import tiers
+from cli.conftest import write_lengths
+from started import python
 from without_torch import UNINSTALLED, blocking
 
 from batchtune.cli.app import COMMANDS
@@ -79,25 +80,19 @@ def part_of(path):
 @cache
 def imports(path):
     """Every module that a file imports, anywhere in it, and whether that is for the type checker alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    guarded = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            guarded.update(ast.walk(node))
     found = []
-
-    def visit(node, for_types):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):
-                continue
-            if isinstance(child, ast.Import):
-                found.extend((alias.name, for_types) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                found.append((child.module or "", for_types))
-                found.extend(
-                    (f"{child.module}.{alias.name}", for_types) for alias in child.names
-                )
-            guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(
-                child.test
-            )
-            visit(child, for_types or guarded)
-
-    visit(ast.parse(path.read_text(encoding="utf-8")), False)
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            names = [str(node.module), *(f"{node.module}.{name}" for name in names)]
+        found += [(name, node in guarded) for name in names]
     return found
 
 
@@ -155,27 +150,18 @@ def test_help_imports_nothing_heavy():
 
 @pytest.mark.process
 def test_all_but_measuring_runs_without_torch_and_extras(tmp_path):
-    manifest, run = str(tmp_path / "lengths.csv"), str(tmp_path / "run")
-    Path(manifest).write_text(
-        "id,duration\n"
-        + "".join(f"{number},{1 + number % 17}\n" for number in range(300))
-    )
+    lengths = [1 + number % 17 for number in range(300)]
+    manifest = str(write_lengths(tmp_path / "lengths.csv", lengths))
+    run = str(tmp_path / "run")
+    report = ["report", run]
+    gate = ["--manifest", manifest, "--baseline", run, "--fail-if", "stale > 2%"]
     commands = [
         ["sweep-buckets", manifest, "--max-batch-length", "60", "--run", run],
         *(
-            ["report", run, "--format", name]
+            [*report, "--format", name]
             for name in ("terminal", "markdown", "html", "json")
         ),
-        [
-            "report",
-            run,
-            "--manifest",
-            manifest,
-            "--baseline",
-            run,
-            "--fail-if",
-            "stale > 2%",
-        ],
+        [*report, *gate],
         ["scan", manifest],
         ["doctor"],
         ["probe-oom", manifest, "--run", str(tmp_path / "other")],
@@ -195,13 +181,7 @@ def test_all_but_measuring_runs_without_torch_and_extras(tmp_path):
 
 def loaded_by(code):
     """The modules that are loaded where this has run."""
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import sys, {code}; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return ran.stdout.split()
+    return python("-c", f"import sys, {code}; print(*sys.modules)").stdout.split()
 
 
 @pytest.mark.process
@@ -240,7 +220,6 @@ def in_one_process(commands, env):
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        check=False,
     )
 
 
@@ -258,7 +237,7 @@ def test_the_top_level_holds_what_was_agreed():
     agreed = {"batchtune", "tests", "examples", "pyproject.toml"}
     agreed |= {"README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"}
     tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
     )
     if tracked.returncode:
         pytest.skip("not a git checkout")
@@ -272,12 +251,6 @@ def test_names_of_tests_have_at_most_60_characters():
         for path in (ROOT / "tests").rglob("test_*.py")
     ]
     assert [names for names in long_names if names] == []
-
-
-def test_files_of_tests_have_names_of_their_own():
-    """pytest imports each by its name alone."""
-    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
-    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_few_tests_start_processes_or_are_slow():

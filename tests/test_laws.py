@@ -75,27 +75,23 @@ class SameForAll(LawDevice):
 
 def missed(figures):
     """The figures if some size may not fit, or too much is lost."""
-    above = (
-        figures.above,
-        figures.above_later,
-        figures.above_joint,
-        figures.above_max_batch_length,
-    )
-    if above == (0, 0, 0, 0) and figures.loss <= MOST_LOSS:
-        return None
-    return figures
+    if any(figures.all_above) or figures.loss > MOST_LOSS:
+        return figures
+    return None
 
 
-def test_every_size_fits_and_little_is_lost():
-    lengths = made_lengths("speech", count=FEW)
-    assert not missed(measure(LAWS["batches in eights"], lengths, ("optimal",)))
-
-
-def test_sizes_for_two_lengths_fit_too():
-    law, lengths = (
-        TARGET_LAWS["length times target"],
-        made_lengths("tokens", targets=True, count=120),
-    )
+@pytest.mark.parametrize(
+    ("law", "lengths"),
+    [
+        (LAWS["batches in eights"], made_lengths("speech", count=FEW)),
+        (
+            TARGET_LAWS["length times target"],
+            made_lengths("tokens", targets=True, count=120),
+        ),
+    ],
+    ids=["one length", "two lengths"],
+)
+def test_every_size_fits_and_little_is_lost(law, lengths):
     assert not missed(measure(law, lengths, ("optimal",)))
 
 
@@ -133,39 +129,33 @@ def test_equal_peaks_cost_a_margin_of_a_thousandth():
     assert all(point.trial is not None for point in probe.frontier)
 
 
-def probe_with_a_first_step(fitting, share):
-    """Probe data with one long example; a process's first step needs a share of the memory more for each example."""
-    lengths = Lengths.of(
-        np.concatenate((np.full(300, 0.3), np.linspace(1, 5, 20), [82.5]))
-    )
-
-    def first_step(shape):
-        return share * (LIMIT_BYTES - BASE_BYTES) * shape.batch_size
-
-    return probe_law(
-        LawDevice(LAWS["linear"], lengths, fitting=fitting, first_step=first_step)
-    )
-
-
 def test_the_longest_that_ran_as_a_first_step_stays():
     # The margin for a first step with many examples would leave no room for the longest one.
-    probe = probe_with_a_first_step(1.1, 0.004)
+    values = np.concatenate((np.full(300, 0.3), np.linspace(1, 5, 20), [82.5]))
+
+    def first_step(shape):
+        return 0.004 * (LIMIT_BYTES - BASE_BYTES) * shape.batch_size
+
+    lengths = Lengths.of(values)
+    device = LawDevice(LAWS["linear"], lengths, fitting=1.1, first_step=first_step)
+    probe = probe_law(device)
     assert probe.margin.first_step_bytes > 0.09 * LIMIT_BYTES
     assert (probe.frontier[-1].length, probe.frontier[-1].batch_size) == (82.5, 1)
 
 
 def test_turns_are_not_repeated_for_smaller_batches():
     # The margin grows by what the first step of a process needs: sizes next to the limit give way to smaller ones.
-    law = LAWS["linear"]
     device = LawDevice(
-        law, made_lengths("speech"), first_step=lambda shape: 0.0009 * LIMIT_BYTES
+        LAWS["linear"],
+        made_lengths("speech"),
+        first_step=lambda shape: 0.0009 * LIMIT_BYTES,
     )
     probe = probe_law(device)
     assert device.steps == probe.confirmation.steps
     assert all(point.trial is not None for point in probe.frontier)
 
 
-@pytest.mark.parametrize("busy", [1.0, 2.5, 1 / 2.5])
+@pytest.mark.parametrize("busy", [1.0, 2.5])
 def test_a_workload_that_ignores_the_shape_is_refused(busy):
     """Also on a busy machine, where equal steps take up to 2.5 times as long by turns."""
     law = Law(lambda b, u, t: 2.0)

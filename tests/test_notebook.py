@@ -24,22 +24,11 @@ def test_the_notebook_runs_and_an_interrupt_is_short(tmp_path, monkeypatch):
     # Raises where a cell fails that is not expected to.
     nbclient.NotebookClient(notebook, resources=resources).execute()
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    outputs = {cell.source: cell.outputs for cell in cells}
-    (progress,) = (
-        "".join(each.text for each in shown)
-        for source, shown in outputs.items()
-        if "batchtune.tune(" in source
-    )
-    assert "2 of 2 done" in progress
-    data = [
-        output.data
-        for shown in outputs.values()
-        for output in shown
-        if "data" in output
-    ]
+    outputs = [output for cell in cells for output in cell.outputs]
+    data = [output.data for output in outputs if "data" in output]
     assert any("application/vnd.plotly.v1+json" in each for each in data)
-    assert "What an epoch costs" in outputs["tuned"][0].data["text/html"]
-    (error,) = (each for shown in outputs.values() for each in shown if "ename" in each)
+    assert any("What an epoch costs" in each.get("text/html", "") for each in data)
+    (error,) = (output for output in outputs if "ename" in output)
     assert error.ename == "KeyboardInterrupt"
     assert "the same call continues" in error.evalue
     lines = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback)).splitlines()

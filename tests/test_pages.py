@@ -1,8 +1,8 @@
 """The documentation's pages: their commands run, their help and pictures are fresh, and the site builds strictly."""
 
-import importlib.util
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import run_here_in, write_lengths
+from started import python
 
 from batchtune.cli.app import load_command
 
@@ -45,12 +46,8 @@ def lines_of(page):
 
 
 def script_of(name):
-    spec = importlib.util.spec_from_file_location(
-        name, EXAMPLES / "site" / f"{name}.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """What the script of the site defines."""
+    return runpy.run_path(str(EXAMPLES / "site" / f"{name}.py"))
 
 
 def test_every_command_has_options_that_exist(monkeypatch):
@@ -73,15 +70,17 @@ def folder(made_once, tmp_path):
 
     def make(folder):
         make_data(folder)
-        for run in ("batchtune-run", "my-run", "old-run", "new-run"):
-            tune = ["tune", "train.csv", f"--device={LAW}", "--verify", "--run", run]
-            check(run_here_in(folder, *tune), run)
-        record = ["record", "--per-unit=16000", "--", sys.executable, "train.py"]
-        check(run_here_in(folder, *record), "record")
-        stream = ["sweep-stream", "shards/", "--workers=4"]
-        check(run_here_in(folder, *stream), "sweep-stream")
-        scan = ["scan", "train.csv", "--histogram", "-o", "histogram.parquet"]
-        check(run_here_in(folder, *scan), "scan")
+        tune = ["tune", "train.csv", f"--device={LAW}", "--verify", "--run"]
+        for command in (
+            *(
+                [*tune, run]
+                for run in ("batchtune-run", "my-run", "old-run", "new-run")
+            ),
+            ["record", "--per-unit=16000", "--", sys.executable, "train.py"],
+            ["sweep-stream", "shards/", "--workers=4"],
+            ["scan", "train.csv", "--histogram", "-o", "histogram.parquet"],
+        ):
+            check(run_here_in(folder, *command), command[0])
 
     shutil.copytree(made_once("pages", make), tmp_path / "pages", symlinks=True)
     return tmp_path / "pages"
@@ -89,17 +88,10 @@ def folder(made_once, tmp_path):
 
 def make_data(folder):
     """Write shards of whole seconds, and their lengths as other manifests; some of the wavs lie in a folder."""
-    maker = [sys.executable, EXAMPLES / "shards" / "make_shards.py", "--wavs=1"]
-    for seconds in "12345678":
-        options = [
-            "--shards=16",
-            "--seconds",
-            seconds,
-            seconds,
-            "--out",
-            f"of-{seconds}",
-        ]
-        subprocess.run([*maker, *options], cwd=folder, check=True, capture_output=True)
+    maker = EXAMPLES / "shards" / "make_shards.py"
+    for seconds in range(1, 9):
+        options = ["--seconds", seconds, seconds, "--out", f"of-{seconds}"]
+        python(maker, "--wavs=1", "--shards=16", *options, cwd=folder)
     (folder / "shards").mkdir()
     clips = folder / "LibriSpeech" / "train-clean-100"
     clips.mkdir(parents=True)
@@ -131,7 +123,6 @@ def in_shell(folder, line, settings):
         env={**ours, **settings, "PATH": path, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        check=False,
     )
 
 
@@ -178,37 +169,21 @@ def test_the_commands_of_a_page_run(lines, folder):
 
 def test_the_commands_pages_hold_their_help():
     pages = script_of("help_pages")
-    for name in pages.COMMANDS:
-        page = (pages.PAGES / f"{name}.md").read_text("utf-8")
-        assert pages.fresh(name, page) == page, "run examples/site/help_pages.py"
+    for name in pages["COMMANDS"]:
+        page = (pages["PAGES"] / f"{name}.md").read_text("utf-8")
+        assert pages["fresh"](name, page) == page, "run examples/site/help_pages.py"
 
 
 def test_the_pictures_are_those_of_their_script():
-    for name, drawn in script_of("pictures").drawings().items():
+    for name, drawn in script_of("pictures")["drawings"]().items():
         assert (EXAMPLES / "pages" / name).read_text("utf-8") == drawn
 
 
 @pytest.mark.process
 def test_the_site_builds_strictly(tmp_path):
     pytest.importorskip("material")
-    config = EXAMPLES / "site" / "mkdocs.yml"
-    build = [
-        "mkdocs",
-        "build",
-        "--strict",
-        "--config-file",
-        config,
-        "--site-dir",
-        tmp_path,
-    ]
+    places = ["--config-file", EXAMPLES / "site" / "mkdocs.yml", "--site-dir", tmp_path]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-m", *build],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    python("-m", "mkdocs", "build", "--strict", *places, env=env)
     page = (tmp_path / "commands" / "tune.html").read_text("utf-8")
     assert not re.search(r'(src|href)="https?:', page)

@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-import msgspec
 import numpy as np
 import pytest
 from made_trials import ran
 from memory_laws import LAWS, LIMIT_BYTES, LawDevice
+from msgspec import structs
 from packed_laws import PackedDevice
 
 from batchtune.buckets.sweep import run_sweep
@@ -48,18 +48,11 @@ class FragmentedDevice(LawDevice):
 
     def __init__(self, law, lengths, *, usable=1.0, shown_in_turns=False):
         super().__init__(law, lengths)
-        self.device = msgspec.structs.replace(
-            self.device, kind="cuda", allocator="native"
-        )
+        self.device = structs.replace(self.device, kind="cuda", allocator="native")
         self.usable = usable
         self.shown_in_turns = shown_in_turns
         self.released = 0
-        self.starts = 0
         self._was_emptied = False
-
-    def start(self):
-        self.starts += 1
-        return super().start()
 
     def step(self, shape, others=(), *, release=False, **how):
         self.released += release
@@ -82,7 +75,7 @@ def prover(device, folder, **changes):
     def probe(minutes, goes_on):
         return run_probe(
             LENGTHS,
-            msgspec.structs.replace(SETTINGS, minutes=minutes),
+            structs.replace(SETTINGS, minutes=minutes),
             folder,
             sweep_settings=sweep_settings,
             hooks=ProbeHooks(
@@ -123,9 +116,21 @@ def proven(device, folder, **changes):
 made = partial(FragmentedDevice, LAWS["linear"], LENGTHS)
 
 
+def plan_of(folder, **settings):
+    return VerifyPlan(
+        lengths=LENGTHS,
+        config=read_sampler_yaml(folder / "sampler.yaml"),
+        settings=VerifySettings(**settings),
+    )
+
+
 def fails_the_gate(folder, field="unproven"):
     inputs = RuleInputs(results=load_run(folder))
     return exit_code(judge(parse_rules([f"{field} > 0"]), inputs)) != 0
+
+
+def said_of(folder):
+    return " ".join(render("terminal", load_run(folder)).split())
 
 
 def test_a_table_that_runs_is_proven(tmp_path):
@@ -135,14 +140,12 @@ def test_a_table_that_runs_is_proven(tmp_path):
     assert proof.holds
     assert (proof.tables, proof.ooms, swept.unproven) == (1, 0, 0)
     assert proof.pairs > 0 and proof.steps > 12
-    assert proof.processes == device.starts - 2 > 1  # the probe's own, and its turns'
+    assert proof.processes == device.worker - 2 > 1  # the probe's own, and its turns'
     assert not fails_the_gate(tmp_path)
     evidence = read_sampler_yaml(tmp_path / "sampler.yaml").evidence
     assert (evidence.unproven, evidence.proof) == (0, proof)
-    text = " ".join(render("terminal", load_run(tmp_path)).split())
-    assert (
-        f"{proof.steps} shuffled batches and {proof.pairs} pairs in 3 processes" in text
-    )
+    ran = f"{proof.steps} shuffled batches and {proof.pairs} pairs in 3 processes"
+    assert ran in said_of(tmp_path)
 
 
 def test_a_token_budget_is_proven_and_lowered_where_it_fails(tmp_path):
@@ -161,19 +164,14 @@ def test_a_token_budget_is_proven_and_lowered_where_it_fails(tmp_path):
     )
     assert any("tokens ran out of memory after another shape" in note for note in notes)
     assert proof.steps > 12 and swept.unproven == 0
-    assert not fails_the_gate(tmp_path, "packed.unproven")
     evidence = read_any_sampler_yaml(tmp_path / "sampler.yaml").evidence
     assert (evidence.unproven, evidence.proof) == (0, proof)
-    text = " ".join(render("terminal", load_run(tmp_path)).split())
-    assert f"Proven in shuffled training: {proof.steps} shuffled batches" in text
-    failed = msgspec.structs.replace(proof, reason="the time ended")
-    for other in (None, failed):
-        swept = msgspec.structs.replace(swept, proof=other)
-        write_result(tmp_path / "sweep.json", swept)
-        assert fails_the_gate(tmp_path, "packed.unproven") == (other is failed)
-    write_result(tmp_path / "sweep.json", msgspec.structs.replace(swept, proof=None))
-    text = " ".join(render("terminal", load_run(tmp_path)).split())
-    assert "not yet proven in shuffled training: `batchtune tune` proves them" in text
+    assert f"; {proof.tables - 1} earlier table" in said_of(tmp_path)
+    failed = structs.replace(proof, reason="the time ended")
+    for other, fails in ((proof, False), (failed, True), (None, False)):
+        write_result(tmp_path / "sweep.json", structs.replace(swept, proof=other))
+        assert fails_the_gate(tmp_path, "packed.unproven") == fails
+    assert "not yet proven in shuffled training: `batchtune tune`" in said_of(tmp_path)
 
 
 def test_what_fails_is_lowered_and_all_is_proven_again(tmp_path):
@@ -185,27 +183,23 @@ def test_what_fails_is_lowered_and_all_is_proven_again(tmp_path):
     row = swept.recommended_row
     assert proof.holds and proof.tables > 1
     assert verification.bucket_batch_sizes == row.batch_sizes
-    plan_of = partial(VerifyPlan, lengths=LENGTHS, settings=VerifySettings())
-    plan = plan_of(config=read_sampler_yaml(tmp_path / "sampler.yaml"))
     assert all(
-        device.bytes(batch.shape) <= 0.93 * LIMIT_BYTES for batch in plan.worst_batches
+        device.bytes(batch.shape) <= 0.93 * LIMIT_BYTES
+        for batch in plan_of(tmp_path).worst_batches
     )
     trials = read_trials(tmp_path / "trials.jsonl")
     ruled_out = [trial for trial in trials if trial.confirmation]
     assert len(ruled_out) == proof.tables - 1  # the first failure refutes a table
     margin = load_run(tmp_path).probe.margin
     assert margin.fragments_bytes == int(0.075 * (proof.tables - 1) * LIMIT_BYTES)
-    assert ruled_out and all(
-        "in shuffled training" in str(trial.error) for trial in ruled_out
-    )
+    assert all("in shuffled training" in str(trial.error) for trial in ruled_out)
     assert trials[ruled_out[0].index :] == ruled_out  # smaller tables take no trials
 
 
 def test_what_a_verification_refuted_is_ruled_out(tmp_path):
     proven(made(), tmp_path)
-    config = read_sampler_yaml(tmp_path / "sampler.yaml")
-    plan = VerifyPlan(lengths=LENGTHS, config=config, settings=VerifySettings(steps=12))
     narrow = made(usable=0.9, shown_in_turns=True)
+    plan = plan_of(tmp_path, steps=12)
     failed = verify(narrow, plan, SETTINGS.subject, on_progress=lambda progress: None)
     write_result(tmp_path / "verify.json", failed)
     mark_proven(tmp_path, failed)
@@ -289,13 +283,10 @@ def test_verify_marks_what_it_ran_unless_the_config_was_edited(tmp_path, edited)
     steps.sweep(frozenset())
     assert fails_the_gate(tmp_path)
     path = tmp_path / "sampler.yaml"
-    config = read_sampler_yaml(path)
+    plan = replace(plan_of(tmp_path, steps=20), probe=probe)
     if edited:
         path.write_text(path.read_text() + "# mine\n")
     before = path.read_bytes()
-    plan = VerifyPlan(
-        lengths=LENGTHS, config=config, settings=VerifySettings(steps=20), probe=probe
-    )
     mark_proven(tmp_path, steps.run(plan, steps._subject(probe), float("inf")))
     assert fails_the_gate(tmp_path) == edited
     assert (path.read_bytes() == before) == edited

@@ -1,17 +1,15 @@
 """The names in the README and the other pages are those of the code."""
 
 import re
-from pathlib import Path
 
 import terminal_picture
+from test_pages import PAGES, ROOT
 
 from batchtune.buckets import STRATEGIES
 from batchtune.manifests import FORMATS
 from batchtune.manifests.formats import KNOWN_UNITS
 from batchtune.workloads import BUILTINS
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("*.md"))]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 

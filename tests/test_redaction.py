@@ -1,15 +1,15 @@
 """No secret of a command or a URL is written to a file."""
 
 import shlex
-from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from report_records import made_probe
 
 from batchtune.files import command_text, redacted_command
 from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings, begin_run
-from batchtune.reports import FORMATS, RunResults, render
+from batchtune.reports import FORMATS, load_run, render
 from batchtune.results import write_result
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrSt"
@@ -75,17 +75,9 @@ def test_no_file_of_a_run_and_no_report_holds_the_token(tmp_path):
     begin_run(
         Lengths.of([1.0, 2.0], unit="s"), settings, tmp_path, probe.device, force=True
     )
-    probed = type(probe)(
-        **{
-            name: getattr(probe, name)
-            for name in probe.__struct_fields__
-            if name != "workload"
-        },
-        workload=settings.subject,
-    )
+    probed = replace(probe, workload=settings.subject)
     write_result(tmp_path / "probe.json", probed)
-    run = RunResults(name=Path("run"), probe=probed, sweep=None, folder=tmp_path)
-    shown = [render(report_format, run) for report_format in FORMATS]
+    shown = [render(report_format, load_run(tmp_path)) for report_format in FORMATS]
     written = [path.read_text() for path in tmp_path.iterdir()]
     assert len(written) == 2
     for text in (*written, *shown):

@@ -12,7 +12,7 @@ from made_samplers import TABLE
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, Dataset
 
-from batchtune import BucketBatchSampler, BucketedStream, PooledBatchSampler
+from batchtune import BucketBatchSampler, BucketedStream
 
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -20,38 +20,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTHS = np.random.default_rng(0).integers(1, 31, 61).astype(np.float64)
 
 
-class Made:
-    """Makes a sampler: in buckets, unless a test asks for pools."""
-
-    pool_size: int | None = None
-
-    def __call__(self, **options):
-        if self.pool_size is None:
-            return BucketBatchSampler(LENGTHS, **TABLE, **options)
-        return PooledBatchSampler(LENGTHS, pool_size=self.pool_size, **TABLE, **options)
+def made(**options):
+    return BucketBatchSampler(LENGTHS, **TABLE, **options)
 
 
-made = Made()
-
-
-@pytest.fixture(params=[None, 20], ids=["in buckets", "in pools"])
-def kind(request, monkeypatch):
-    """Runs a test with both kinds of samplers."""
-    monkeypatch.setattr(made, "pool_size", request.param)
-
-
-@pytest.fixture(
-    params=[
-        pytest.param((None, 0), id="in buckets"),
-        pytest.param((20, 0), id="in pools"),
-        pytest.param((20, 1), id="in pools with a worker", marks=pytest.mark.process),
-    ]
+WORKERS = pytest.mark.parametrize(
+    "workers", [0, pytest.param(1, marks=pytest.mark.process)]
 )
-def workers(request, monkeypatch):
-    """Runs a test with both kinds of samplers, and with a worker: the number of workers."""
-    pool_size, workers = request.param
-    monkeypatch.setattr(made, "pool_size", pool_size)
-    return workers
 
 
 def epoch(number, **options):
@@ -72,6 +47,15 @@ def indices(batch):
     return [int(index) for index in batch.flatten().tolist()]
 
 
+def read(loader):
+    return [indices(batch) for batch in loader]
+
+
+def loaded(sampler=None, **options):
+    """A plain loader of the examples."""
+    return DataLoader(Examples(), batch_sampler=sampler or made(), **options)
+
+
 # torchdata
 
 
@@ -85,7 +69,6 @@ PERSISTENT = {**TWO, "persistent_workers": True}
 SNAPSHOTS = {**TWO, "snapshot_every_n_steps": 4}
 
 
-@pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("taken", [0, 6, None])
 @pytest.mark.parametrize(
     "options",
@@ -96,15 +79,15 @@ SNAPSHOTS = {**TWO, "snapshot_every_n_steps": 4}
 )
 def test_a_stateful_loader_goes_on_in_mid_epoch(options, taken):
     loader = stateful(**options)
-    assert [indices(batch) for batch in loader] == epoch(0)
+    assert read(loader) == epoch(0)
     running = iter(loader)
     count = len(loader) if taken is None else taken
     before = [indices(next(running)) for _ in range(count)]
     state = loader.state_dict()
     resumed = stateful(**options)
     resumed.load_state_dict(state)
-    assert before + [indices(batch) for batch in resumed] == epoch(1)
-    assert [indices(batch) for batch in resumed] == epoch(2)
+    assert before + read(resumed) == epoch(1)
+    assert read(resumed) == epoch(2)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +103,10 @@ def test_a_stateful_loader_goes_on_after_an_abandoned_epoch(options):
     next(iter(loader))
     running = iter(loader)
     state = loader.state_dict()
-    assert [indices(batch) for batch in running] == epoch(1)
+    assert read(running) == epoch(1)
     resumed = stateful(**options)
     resumed.load_state_dict(state)
-    assert [indices(batch) for batch in resumed] == epoch(1)
+    assert read(resumed) == epoch(1)
 
 
 # Lightning
@@ -174,17 +157,18 @@ def lambda_callback(**hooks):
 
 def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path):
     first = trainer(tmp_path, max_epochs=1)
-    first.fit(lightning_module(), DataLoader(Examples(), batch_sampler=made()))
+    first.fit(lightning_module(), loaded())
     first.save_checkpoint(tmp_path / "one.ckpt")
     module = lightning_module()
     trainer(tmp_path, max_epochs=2).fit(
         module,
-        DataLoader(Examples(), batch_sampler=made()),
+        loaded(),
         ckpt_path=tmp_path / "one.ckpt",
     )
     assert module.seen == [epoch(1)]
 
 
+@WORKERS
 def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path, workers):
     module = lightning_module()
     steps = len(made()) + 4
@@ -205,12 +189,13 @@ def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path, workers
     assert module.seen == [epoch(1)[4:], epoch(2)]
 
 
+@WORKERS
 def test_lightning_with_a_plain_loader_keeps_the_samplers_place(tmp_path, workers):
     sampler, module, states = made(), lightning_module(), []
     keep = lambda_callback(
         on_train_batch_end=lambda *_: states.append(sampler.state_dict())
     )
-    loader = DataLoader(Examples(), batch_sampler=sampler, num_workers=workers)
+    loader = loaded(sampler, num_workers=workers)
     trainer(tmp_path, max_epochs=2, callbacks=[keep]).fit(module, loader)
     count = len(sampler)
     found = [state["epoch"] * count + state["position"] for state in states]
@@ -220,6 +205,7 @@ def test_lightning_with_a_plain_loader_keeps_the_samplers_place(tmp_path, worker
 # accelerate
 
 
+@WORKERS
 def test_accelerate_resumes_in_mid_epoch(tmp_path, workers):
     accelerate = pytest.importorskip("accelerate")
     pytest.importorskip("torchdata.stateful_dataloader")
@@ -227,9 +213,7 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path, workers):
     def prepared():
         options = accelerate.DataLoaderConfiguration(use_stateful_dataloader=True)
         accelerator = accelerate.Accelerator(cpu=True, dataloader_config=options)
-        return accelerator, accelerator.prepare(
-            DataLoader(Examples(), batch_sampler=made(), num_workers=workers)
-        )
+        return accelerator, accelerator.prepare(loaded(num_workers=workers))
 
     accelerator, loader = prepared()
     list(loader)
@@ -240,45 +224,41 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path, workers):
     accelerator, loader = prepared()
     accelerator.load_state(str(tmp_path))
     loader.set_epoch(1)
-    assert [[indices(batch) for batch in loader] for _ in range(2)] == [
-        epoch(1)[4:],
-        epoch(2),
-    ]
+    assert [read(loader), read(loader)] == [epoch(1)[4:], epoch(2)]
 
 
+@WORKERS
 def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers):
     accelerate = pytest.importorskip("accelerate")
     sampler = made()
     loader = accelerate.Accelerator(cpu=True).prepare(
-        DataLoader(Examples(), batch_sampler=sampler, num_workers=workers)
+        loaded(sampler, num_workers=workers)
     )
     for count, _ in enumerate(loader, 1):
         resumed = made()
         resumed.load_state_dict(sampler.state_dict(batches=count))
-        assert [*resumed, *resumed][: len(made())] == [*epoch(0), *epoch(1)][count:][
-            : len(made())
-        ]
+        both = [*epoch(0), *epoch(1)]
+        assert [*resumed, *resumed][: len(sampler)] == both[count:][: len(sampler)]
 
 
-@pytest.mark.usefixtures("kind")
 def test_accelerate_deals_the_batches_of_one_rank_to_processes():
     data_loader = pytest.importorskip("accelerate.data_loader")
     ranks = [
         data_loader.prepare_data_loader(
-            DataLoader(Examples(), batch_sampler=made(rank=0, world_size=1)),
+            loaded(made(rank=0, world_size=1)),
             num_processes=2,
             process_index=rank,
         )
         for rank in range(2)
     ]
     assert len(ranks[0]) == len(ranks[1])
-    found = {index for rank in ranks for batch in rank for index in indices(batch)}
+    found = set(itertools.chain(*read(itertools.chain(*ranks))))
     assert found == set(range(LENGTHS.size))
 
 
 def sharded(sampler):
     return pytest.importorskip("accelerate.data_loader").prepare_data_loader(
-        DataLoader(Examples(), batch_sampler=sampler),
+        loaded(sampler),
         num_processes=2,
         process_index=0,
     )
@@ -291,7 +271,7 @@ def skipped_then_sharded(sampler):
 
 def dispatched(sampler):
     loader = pytest.importorskip("accelerate.data_loader").prepare_data_loader(
-        DataLoader(Examples(), batch_sampler=sampler),
+        loaded(sampler),
         put_on_device=True,
         device=torch.device("cpu"),
         dispatch_batches=True,
@@ -303,10 +283,9 @@ def dispatched(sampler):
 def wrapped(sampler):
     distributed = pytest.importorskip("lightning.fabric.utilities.distributed")
     dealt = distributed.DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
-    return DataLoader(Examples(), batch_sampler=dealt)
+    return loaded(dealt)
 
 
-@pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize(
     "deal",
     [sharded, skipped_then_sharded, dispatched, wrapped],
@@ -362,7 +341,7 @@ def transformers_trainer(tmp_path, **options):
     return Trainer(model=Tiny(), args=arguments, train_dataset=Examples())
 
 
-@pytest.mark.usefixtures("kind", "torchaudio_or_none")
+@pytest.mark.usefixtures("torchaudio_or_none")
 @pytest.mark.parametrize("position", [0, 4])
 def test_transformers_resumes(tmp_path, position):
     steps = len(made()) + position
@@ -378,7 +357,6 @@ def test_transformers_resumes(tmp_path, position):
 # torch.distributed
 
 
-@pytest.mark.usefixtures("kind")
 def test_ranks_are_those_of_the_process_group():
     first = list(made(rank=0, world_size=2))
     sampler = made()  # before the process group, as frameworks let users do

@@ -36,13 +36,22 @@ def lengths_of(*values):
 @pytest.mark.parametrize(
     "options",
     [
-        {"buffer_size": np.int64(30), "batches_per_epoch": np.int32(7)},
-        {"seed": np.uint64(2**63), "epoch": np.int8(3)},
-        {**size_of(np.float32(5)), "buffer_bytes": np.int64(50)},
-        {"algorithm": "pivot", "max_padding_ratio": np.float32(0.25)},
-        {"rank": np.int64(1), "world_size": np.int16(2), "split": np.int64(1)},
-        {"min_length": np.float32(2)},
-        {"shuffle": np.bool_(False), "drop_last": np.int64(1)},
+        {
+            "buffer_size": np.int64(30),
+            "seed": np.uint64(2**63),
+            "epoch": np.int8(3),
+            "min_length": np.float32(2),
+            "shuffle": np.bool_(False),
+            "drop_last": np.int64(1),
+        },
+        {"batches_per_epoch": np.int32(7), **size_of(np.float32(5))},
+        {
+            "algorithm": "pivot",
+            "max_padding_ratio": np.float32(0.25),
+            "rank": np.int64(1),
+            "world_size": np.int16(2),
+            "split": np.int64(1),
+        },
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*were dropped")
@@ -62,37 +71,32 @@ def test_numpys_numbers_are_numbers(options):
         *(
             {name: value}
             for name in ("buffer_size", "batches_per_epoch", "epoch")
-            for value in (-1, 2**63, 10**5000)
+            for value in (-1, 10**5000)
         ),
         *(
             {name: LONG}
             for name in (
-                "buffer_size",
                 "seed",
-                "epoch",
                 "algorithm",
                 "overlong",
                 "shuffle",
                 "split",
+                "length_of",
+                "collate_fn",
+                "rank",
             )
         ),
-        *({name: LONG} for name in ("length_of", "collate_fn", "rank")),
         *(
             {"algorithm": "pivot", "max_padding_ratio": value}
-            for value in (NAN, -0.1, LONG, 10**5000)
+            for value in (NAN, LONG, 10**5000)
         ),
         {"buffer_size": NAN},
         {"buffer_size": torch.tensor(5)},
-        {"seed": -1},
-        {"seed": 10**5000},
         {"rank": np.float64(-1), "world_size": 2},
         {"buffer_bytes": 5, "bytes_of": LONG},
-        {"bucket_batch_sizes": [-4, 2]},
         {"bucket_batch_sizes": [2**70, 2]},
-        {"bucket_boundaries": ["10", "20"]},
         {"bucket_boundaries": [10, 10**400]},
     ],
-    ids=lambda options: str(next(iter(options))),
 )
 def test_an_odd_argument_is_one_short_error(options):
     with pytest.raises(ValueError, **ERRORS):
@@ -102,18 +106,8 @@ def test_an_odd_argument_is_one_short_error(options):
 @pytest.mark.parametrize(
     "options",
     [
-        *(
-            size_of(value)
-            for value in (NAN, -1, float("inf"), None, "5", 10**400, torch.ones(2))
-        ),
-        *(
-            lengths_of(1.0, 2.0, value)
-            for value in (NAN, -1, 0, float("inf"), None, 10**400, 1j, [1])
-        ),
-        *(
-            lengths_of(1.0, 2.0, value)
-            for value in ("5", b"5", np.str_("5"), LONG, torch.ones(2))
-        ),
+        *(size_of(value) for value in (NAN, None, "5", torch.ones(2))),
+        *(lengths_of(1.0, 2.0, value) for value in (0, NAN, 10**400, b"5", LONG)),
     ],
 )
 def test_an_odd_length_or_size_is_one_short_error(options):
@@ -121,7 +115,7 @@ def test_an_odd_length_or_size_is_one_short_error(options):
         list(stream(**options))
 
 
-@pytest.mark.parametrize("value", ["5", b"5", 10**400, None])
+@pytest.mark.parametrize("value", ["5", 10**400])
 def test_a_truncated_length_is_checked_as_others_are(value):
     with pytest.raises(ValueError, match=r"length_of must return a number"):
         list(stream(length_of=partial(truncated, lambda example: value, 15.0)))
@@ -132,34 +126,17 @@ def test_lengths_as_tensors_and_numpy_numbers_are_read():
     assert sorted(chain(*stream(**lengths_of(*values)))) == [0, 1, 2, 3, 4]
 
 
-STATES = [
-    {name: value}
-    for name in (
-        "epoch",
-        "batches",
-        "finished",
-        "read",
-        "options",
-        "rank",
-        "world_size",
-        "worker",
-        "workers",
-    )
-    for value in (torch.tensor([1, 2]), 10**5000, None)
-]
-
-
 @pytest.mark.parametrize(
-    "changed", STATES, ids=lambda changed: str(next(iter(changed)))
+    "name", ["epoch", "batches", "finished", "read", "options", "rank", "worker"]
 )
-def test_an_odd_state_is_one_short_error(changed):
+@pytest.mark.parametrize("value", [torch.tensor([1, 2]), 10**5000], ids=type)
+def test_an_odd_state_is_one_short_error(name, value):
     one = stream()
     next(iter(one))
     with pytest.raises(ValueError, **ERRORS):
-        stream().load_state_dict({**one.state_dict(), **changed})
+        stream().load_state_dict({**one.state_dict(), name: value})
 
 
-@pytest.mark.parametrize("epoch", [2**63, -1, NAN, LONG, None])
-def test_an_odd_epoch_is_one_short_error(epoch):
+def test_an_odd_epoch_is_one_short_error():
     with pytest.raises(ValueError, **ERRORS):
-        stream().set_epoch(epoch)
+        stream().set_epoch(LONG)

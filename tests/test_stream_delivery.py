@@ -3,7 +3,6 @@
 import io
 import itertools
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -35,26 +34,10 @@ def swept(made_once):
                 np.save(stream, np.zeros((length, 2), dtype=np.float32))
                 members.append((f"{place:03}{number:03}.npy", stream.getvalue()))
             (folder / f"train-{place:03}.tar").write_bytes(shard(members))
-        options = [
-            "--max-batch-length",
-            60,
-            "--buffer-size",
-            40,
-            "--seed",
-            SEED,
-            "--shuffle-shards",
-            SHARDS_SHUFFLED,
-        ]
-        ran = run_here(
-            "sweep-stream",
-            *shards(folder),
-            *options,
-            "--num-buckets",
-            4,
-            "--run",
-            folder / "run",
-            "--json",
-        )
+        options = ["--max-batch-length", 60, "--buffer-size", 40, "--num-buckets", 4]
+        options += ["--seed", SEED, "--shuffle-shards", SHARDS_SHUFFLED, "--json"]
+        run = folder / "run"
+        ran = run_here("sweep-stream", *shards(folder), *options, "--run", run)
         assert ran.returncode == 0, ran.stderr
 
     return made_once("swept-stream", make)
@@ -122,10 +105,7 @@ def simulated(swept, run):
     epoch = stream_epoch(
         stored_stream(load_stream(shards(swept)), run, SEED), config, 0
     )
-    return [
-        [float(size), length]
-        for size, length in zip(epoch.batch_sizes, epoch.lengths, strict=True)
-    ]
+    return np.column_stack([epoch.batch_sizes, epoch.lengths]).tolist()
 
 
 @pytest.mark.process
@@ -137,11 +117,10 @@ def test_workers_deliver_the_simulated_batches_in_turn(
     for algorithm in ("bucket", "pivot"):
         run = copied(swept, tmp_path / algorithm, algorithm, **sharding)
         batches = delivered(swept, run, **sharding)
-        counts = Counter(int(number) for number, *_ in batches)
-        rounds = min(counts[number] for number in range(workers))
+        numbers = [number for number, *_ in batches]
+        rounds = min(map(numbers.count, range(workers)))
         in_turn = rounds * workers
-        numbers = [number for number, *_ in batches[:in_turn]]
-        assert numbers == list(range(workers)) * rounds
+        assert numbers[:in_turn] == [*range(workers)] * rounds
         expected = simulated(swept, run)
         shapes = [shape for _, *shape in batches]
         # How soon a loader notices that one of its workers has ended is a matter of time.
@@ -151,10 +130,8 @@ def test_workers_deliver_the_simulated_batches_in_turn(
 
 @pytest.mark.process
 def test_ranks_get_the_simulated_batches(swept, tmp_path, monkeypatch):
-    run, of_rank = (
-        copied(swept, tmp_path, "bucket", world_size=2, workers=1, shuffle_buffer=0),
-        [],
-    )
+    run = copied(swept, tmp_path, "bucket", world_size=2, workers=1, shuffle_buffer=0)
+    of_rank = []
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
@@ -162,8 +139,5 @@ def test_ranks_get_the_simulated_batches(swept, tmp_path, monkeypatch):
         of_rank.append([shape for _, *shape in batches])
     assert of_rank[0] != of_rank[1]
     assert simulated(swept, run) == [
-        shape
-        for step in itertools.zip_longest(*of_rank)
-        for shape in step
-        if shape is not None
+        shape for step in itertools.zip_longest(*of_rank) for shape in step if shape
     ]

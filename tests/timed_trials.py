@@ -1,6 +1,6 @@
 """Made trials for the tests of step times."""
 
-from batchtune.results import Trial
+from batchtune.results import BatchShape, Trial
 
 
 def timed_trial(
@@ -15,18 +15,11 @@ def timed_trial(
     timed_steps=4,
 ):
     """A warm-up and some timed steps; `spread` is their interquartile range, `mean` their mean, in seconds."""
-    return Trial(
-        index=0,
-        batch_size=batch_size,
-        length=length,
-        target_length=target,
-        outcome=outcome,
+    return Trial.of(
+        BatchShape(batch_size, length, target),
+        outcome,
         steps=1 + timed_steps,
         step_seconds=seconds,
-        peak_bytes=None,
-        reserved_bytes=None,
-        alloc_retries=None,
-        error=None,
         elapsed_seconds=1.0,
         step_seconds_spread=spread,
         mean_step_seconds=mean,

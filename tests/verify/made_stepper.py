@@ -2,21 +2,19 @@
 
 from itertools import islice
 
-import msgspec
 import numpy as np
+import report_records
 from hypothesis import strategies as st
 from made_trials import altered, made_trial
+from msgspec.structs import replace
 from noted_device import NotedDevice
+from report_records import made_sweep
 
+from batchtune.exports.run_configs import sampler_config
 from batchtune.results import (
     BatchShape,
     CostModel,
-    FrontierPoint,
-    Meta,
     Models,
-    Probe,
-    SamplerConfig,
-    SamplerEvidence,
     WorkloadRecord,
 )
 from batchtune.verify.plan import VerifyPlan, VerifySettings
@@ -125,45 +123,20 @@ def made_config(
     multiple_of=None,
     **changes,
 ):
-    made = SamplerConfig(
-        format=SamplerConfig.FORMAT,
-        version=SamplerConfig.VERSION,
-        unit=None,
-        max_batch_length=900.0,
-        max_batch_size=max(sizes),
-        num_buckets=len(sizes),
-        bucket_boundaries=boundaries,
-        bucket_batch_sizes=sizes,
-        shuffle=True,
-        batch_ordering="random",
-        drop_last=False,
-        seed=0,
-        evidence=SamplerEvidence(
-            fingerprint="0" * 64,
-            device=None,
-            batches=1,
-            padding_ratio=0.0,
-            estimated_epoch_seconds=None,
-            multiple_of=multiple_of,
-        ),
-    )
-    return msgspec.structs.replace(made, **changes)
+    table = {
+        "max_batch_size": max(sizes),
+        "num_buckets": len(sizes),
+        "bucket_boundaries": boundaries,
+        "bucket_batch_sizes": sizes,
+    }
+    made = sampler_config(made_sweep(timed=False))
+    evidence = replace(made.evidence, multiple_of=multiple_of)
+    given = {"unit": None, "max_batch_length": 900.0, "evidence": evidence}
+    return replace(made, **{**given, **table, **changes})
 
 
 def made_probe(lengths, *, timed=True):
-    """What a probe of the made device finds: 900 cells at every length."""
-    points = [
-        FrontierPoint(
-            length=length,
-            target_length=None,
-            batch_size=int(900 / length),
-            closed_by="memory",
-            oom_batch_size=None,
-            step_seconds=None,
-            peak_bytes=None,
-        )
-        for length in (lengths.shortest, lengths.longest)
-    ]
+    """What a probe of the made device finds."""
     time = CostModel(
         floor=0,
         constant=CONSTANT_SECONDS,
@@ -171,28 +144,15 @@ def made_probe(lengths, *, timed=True):
         quadratic=0,
         relative_error=0,
     )
-    return Probe(
-        meta=Meta(format="batchtune/probe", version=1, batchtune="0"),
+    return replace(
+        report_records.made_probe(),
         lengths=lengths.summary(),
         workload=WorkloadRecord(spec="made.py:Made", options={}),
         device=made_stepper().device,
-        settings={
-            "device": "auto",
-            "memory_bytes": None,
-            "memory_fraction": 0.9,
-            "seed": 0,
-        },
         trials=[_trial(index, shape) for index, shape in enumerate(_TRIED)]
         if timed
         else [],
-        frontier=points,
-        models=Models(
-            peak_bytes=CostModel(
-                floor=0, constant=BASE_BYTES, linear=MIB, quadratic=0, relative_error=0
-            ),
-            step_seconds=time if timed else None,
-        ),
-        max_batch_length=900.0,
+        models=Models(peak_bytes=None, step_seconds=time if timed else None),
     )
 
 

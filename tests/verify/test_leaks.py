@@ -33,7 +33,6 @@ def test_growth_is_that_of_medians_and_takes_twelve_steps():
         (5500 * np.arange(400), 0, True),
         (2048 * np.arange(14), 0, False),  # a few pages
         (MIB * np.arange(12), 0, True),
-        (MIB * np.arange(1001), 0, True),
         (0.1 * MIB * np.arange(400), MIB, True),
         (np.zeros(200), MIB, False),
         (

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import distributed
+from torch.nn.utils import parameters_to_vector
 
 from batchtune.errors import OptionError, UsageError, WorkloadError
 from batchtune.results import BatchShape
@@ -8,13 +9,8 @@ from batchtune.workloads import BUILTINS, load_workload
 
 CPU = torch.device("cpu")
 SHAPES = {
-    "conformer-ctc": [
-        BatchShape(1, 0.01),
-        BatchShape(3, 1.234),
-        BatchShape(2, 1.0, 7),
-        BatchShape(2, 0.5, 999),
-    ],
-    "transformer-lm": [BatchShape(1, 1), BatchShape(3, 17), BatchShape(2, 20, 9)],
+    "conformer-ctc": BatchShape(3, 1.234),
+    "transformer-lm": BatchShape(3, 17),
 }
 
 
@@ -27,18 +23,11 @@ def built(name, **options):
 
 
 def parameters_of(workload):
-    return torch.cat(
-        [
-            parameter.detach().flatten().clone()
-            for parameter in workload.model.parameters()
-        ]
-    )
+    return parameters_to_vector(workload.model.parameters()).detach()
 
 
 def gradients_of(workload):
-    return torch.cat(
-        [parameter.grad.flatten().clone() for parameter in workload.model.parameters()]
-    )
+    return parameters_to_vector(each.grad for each in workload.model.parameters())
 
 
 RULES = [
@@ -54,16 +43,14 @@ RULES = [
     ({"checkpoint": 1}, "checkpoint: must be true or false, got `int`"),
 ]
 
-RULES_OF = {
-    "conformer-ctc": [
-        ({"unit": "tokens"}, "unit: Invalid enum value 'tokens'"),
-        ({"kernel": 4}, "kernel must be odd, got 4"),
-    ]
-}
+RULES_OF_SPEECH = [
+    ({"unit": "tokens"}, "unit: Invalid enum value 'tokens'"),
+    ({"kernel": 4}, "kernel must be odd, got 4"),
+]
 
 
 def step(workload, name):
-    workload.step(workload.make_batch(SHAPES[name][1]))
+    workload.step(workload.make_batch(SHAPES[name]))
 
 
 @pytest.mark.parametrize("name", BUILTINS)
@@ -72,17 +59,14 @@ class TestConformance:
         # `verify` takes a built-in's options from probe.json, which may come from anywhere.
         config = built(name).config
         for field in config.__struct_fields__:
-            if isinstance(getattr(config, field), str):
-                for text in ("os:system", "/etc/passwd", "id > X"):
-                    with pytest.raises(WorkloadError, match=field):
-                        load_workload(f"builtin:{name}", {field: text})
-            else:
-                assert isinstance(
-                    getattr(config, field), (bool, int, float, type(None))
-                )
-                for wrong in ("os:system", ["a"], {"a": 1}):
-                    with pytest.raises(WorkloadError, match=field):
-                        load_workload(f"builtin:{name}", {field: wrong})
+            value = getattr(config, field)
+            assert isinstance(value, (str, bool, int, float, type(None)))
+            wrong = [["a"], {"a": 1}]
+            if isinstance(value, str):
+                wrong = ["/etc/passwd", "id > X"]
+            for other in ("os:system", *wrong):
+                with pytest.raises(WorkloadError, match=field):
+                    load_workload(f"builtin:{name}", {field: other})
 
     @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor"])
     def test_a_step_gives_every_parameter_its_optimizer_state(self, name, optimizer):
@@ -102,14 +86,13 @@ class TestConformance:
         assert torch.isfinite(after).all() and not torch.equal(before, after)
 
     def test_checkpointing_gives_the_same_gradients(self, name):
-        plain, checkpointed = (
-            built(name, dropout=0),
-            built(name, dropout=0, checkpoint=True),
-        )
-        for workload in (plain, checkpointed):
+        gradients = []
+        for checkpoint in (False, True):
+            workload = built(name, dropout=0, checkpoint=checkpoint)
             torch.manual_seed(1)
             step(workload, name)
-        torch.testing.assert_close(gradients_of(checkpointed), gradients_of(plain))
+            gradients.append(gradients_of(workload))
+        torch.testing.assert_close(*gradients)
 
     def test_the_same_seed_gives_the_same_parameters_after_a_step(self, name):
         outcomes = []
@@ -117,12 +100,12 @@ class TestConformance:
             workload = built(name, seed=3)
             step(workload, name)
             outcomes.append(parameters_of(workload))
-        torch.testing.assert_close(outcomes[0], outcomes[1])
+        torch.testing.assert_close(*outcomes)
 
     def test_a_step_works_after_a_failed_backward_pass(self, name):
         workload = built(name)
         hook = next(workload.model.parameters()).register_hook(raise_out_of_memory)
-        batch = workload.make_batch(SHAPES[name][1])
+        batch = workload.make_batch(SHAPES[name])
         with pytest.raises(MemoryError):
             workload.step(batch)
         hook.remove()
@@ -130,7 +113,10 @@ class TestConformance:
         assert torch.isfinite(parameters_of(workload)).all()
 
     def test_an_option_outside_its_range_is_refused_with_the_rule(self, name):
-        for options, rule in [*RULES, *RULES_OF.get(name, [])]:
+        rules = RULES
+        if name == "conformer-ctc":
+            rules = RULES + RULES_OF_SPEECH
+        for options, rule in rules:
             with pytest.raises(WorkloadError) as caught:
                 load_workload(f"builtin:{name}", options)
             assert caught.value.message == f"builtin:{name}: {rule}"
@@ -138,10 +124,7 @@ class TestConformance:
     def test_an_unknown_option_is_refused_with_those_that_there_are(self, name):
         with pytest.raises(WorkloadError) as caught:
             load_workload(f"builtin:{name}", {"layer": 3})
-        assert (
-            caught.value.hint.startswith("It takes ")
-            and "size, dim, layers" in caught.value.hint
-        )
+        assert "size, dim, layers" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -170,8 +153,6 @@ def test_a_size_has_about_the_documented_number_of_parameters(name, size, millio
     ("options", "length"),
     [
         ({}, 1.5),
-        ({"unit": "ms"}, 1500),
-        ({"unit": "samples"}, 24000),
         ({"unit": "samples", "sample_rate": 8000}, 12000),
         ({"unit": "frames"}, 150),
     ],
@@ -196,9 +177,8 @@ def test_a_target_is_no_longer_than_the_subsampled_frames(shape, tokens):
 
 def test_no_target_token_is_blank_or_follows_itself():
     targets = built("conformer-ctc", vocab=4).make_batch(BatchShape(4, 10, 200)).targets
-    assert (
-        targets.min() == 1 and targets.max() == 3 and (targets.diff(dim=1) != 0).all()
-    )
+    assert set(targets.unique().tolist()) == {1, 2, 3}
+    assert (targets.diff(dim=1) != 0).all()
 
 
 def test_a_text_batch_is_prompt_answer_and_the_next_token():

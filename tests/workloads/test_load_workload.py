@@ -4,7 +4,7 @@ import pytest
 
 from batchtune.errors import ManifestError, UsageError, WorkloadError
 from batchtune.lengths import UNITS
-from batchtune.workloads import BUILTINS, default_workload, load_workload, parse_options
+from batchtune.workloads import default_workload, load_workload, parse_options
 
 GOOD = """
 class Good:
@@ -40,7 +40,6 @@ class Half:
     step = None
     def setup(self, device): ...
 
-instance = Good()
 number = 3
 _hidden = Good
 """
@@ -72,7 +71,6 @@ def failure(spec, **options):
 @pytest.mark.parametrize(
     "spec",
     [
-        "workload_under_test.py:Good",
         "workload_under_test:Good",  # a module of the working folder
         "workload_under_test.py:make",
     ],
@@ -107,45 +105,14 @@ def test_a_file_takes_no_other_module_s_place(folder):
             "Write path/to/file.py:NAME or package.module:NAME.",
         ),
         (
-            "workload_under_test.py",
-            "'workload_under_test.py' names no class or function",
-            "Write path/to/file.py",
-        ),
-        (":Good", "':Good' names no class or function", "Write path/to/file.py"),
-        (
-            "workload_under_test.py:",
-            "'workload_under_test.py:' names no class or function",
-            "Write path/to/file.py",
-        ),
-        (
-            "workload_under_test.py:Good()",
-            "'workload_under_test.py:Good()' names no class or function",
-            "Write path/to/file.py",
-        ),
-        (
             "builtin:conformer",
             "unknown built-in workload 'conformer'",
             "Did you mean 'conformer-ctc'? Built in: conformer-ctc, transformer-lm.",
         ),
-        (
-            "builtin:",
-            "unknown built-in workload ''",
-            "Built in: conformer-ctc, transformer-lm.",
-        ),
         ("nowhere.py:Good", "nowhere.py does not exist", "Write path/to/file.py"),
-        (
-            "./workload_under_test:Good",
-            "is neither a .py file nor a module",
-            "Write path/to/file.py",
-        ),
         (
             "a/b:Good",
             "'a/b' is neither a .py file nor a module",
-            "Write path/to/file.py",
-        ),
-        (
-            "..relative:Good",
-            "'..relative' is neither a .py file nor a module",
             "Write path/to/file.py",
         ),
         (
@@ -156,11 +123,6 @@ def test_a_file_takes_no_other_module_s_place(folder):
         (
             "workload_under_test.py:number",
             "number in workload_under_test.py is of type int, but a class or a function is needed",
-            "Name the class",
-        ),
-        (
-            "workload_under_test.py:instance",
-            "instance in workload_under_test.py is of type Good, but a class or a function is needed",
             "Name the class",
         ),
         (
@@ -177,15 +139,8 @@ def test_a_file_takes_no_other_module_s_place(folder):
 )
 def test_what_can_not_be_found_or_is_no_workload_is_told(folder, spec, message, hint):
     error = failure(spec)
-    assert (
-        message in error.message,
-        (error.hint or "").startswith(hint),
-        error.traceback,
-    ) == (
-        True,
-        True,
-        None,
-    )
+    assert message in error.message and error.hint.startswith(hint)
+    assert error.traceback is None
 
 
 def test_an_unknown_option_lists_the_options(folder):
@@ -203,42 +158,26 @@ def test_options_for_what_takes_none_are_told_so(folder):
     )
 
 
-BAD_FILE, BAD_MODULE = "workload_under_test_bad.py:Good", "workload_under_test_bad:Good"
-
-
 @pytest.mark.parametrize(
-    ("source", "message", "last_line", "spec"),
+    ("suffix", "source", "message"),
     [
+        (".py", "import torch\n1 / 0", "ZeroDivisionError: division by zero"),
         (
-            "import torch\n1 / 0",
-            "ZeroDivisionError: division by zero",
-            "ZeroDivisionError: division by zero",
-            BAD_FILE,
-        ),
-        (
+            "",
             "import no_such_thing",
             "ModuleNotFoundError: No module named 'no_such_thing'",
-            "'no_such_thing'",
-            BAD_MODULE,
         ),
-        (
-            "def broken(:",
-            "SyntaxError: invalid syntax",
-            "SyntaxError: invalid syntax",
-            BAD_FILE,
-        ),
-        ("raise SystemExit(2)", "SystemExit: 2", "SystemExit: 2", BAD_FILE),
-        ("raise RuntimeError()", "RuntimeError", "RuntimeError", BAD_MODULE),
+        (".py", "def broken(:", "SyntaxError: invalid syntax"),
+        (".py", "raise SystemExit(2)", "SystemExit: 2"),
+        ("", "raise RuntimeError()", "RuntimeError"),
     ],
 )
-def test_a_failing_import_is_told_with_its_traceback(
-    folder, spec, source, message, last_line
-):
+def test_a_failing_import_is_told_with_its_traceback(folder, suffix, source, message):
     (folder / "workload_under_test_bad.py").write_text(source)
-    error = failure(spec)
-    location = spec.partition(":")[0]
+    location = f"workload_under_test_bad{suffix}"
+    error = failure(f"{location}:Good")
     assert error.message.startswith(f"{location} can't be imported: {message}")
-    assert last_line in error.traceback.splitlines()[-1]
+    assert error.traceback.splitlines()[-1].startswith(message)
 
 
 def test_a_failing_constructor_is_reported_with_its_traceback(folder):
@@ -248,11 +187,7 @@ def test_a_failing_constructor_is_reported_with_its_traceback(folder):
         == "workload_under_test.py:fails can't be built: KeyError: 'weights'"
     )
     lines = error.traceback.splitlines()
-    assert (
-        len(lines) <= 15
-        and lines[-1] == "KeyError: 'weights'"
-        and "raise KeyError" in error.traceback
-    )
+    assert len(lines) <= 15 and lines[-1] == "KeyError: 'weights'"
 
 
 def test_a_constructor_that_leaves_the_program_is_a_failure(folder):
@@ -280,7 +215,6 @@ def test_an_option_s_value_has_the_type_that_it_reads_as():
     values = {
         "12": 12,
         "-3": -3,
-        "0.5": 0.5,
         "1e-3": 1e-3,
         ".5": 0.5,
         "2.": 2.0,
@@ -296,16 +230,13 @@ def test_an_option_s_value_has_the_type_that_it_reads_as():
     }
     parsed = {text: parse_options([f"key={text}"])["key"] for text in values}
     assert parsed == values
-    assert {text: type(value) for text, value in parsed.items()} == {
-        text: type(value) for text, value in values.items()
-    }
+    assert list(map(type, parsed.values())) == list(map(type, values.values()))
 
 
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
         (["layers"], "'layers' is not a workload option"),
-        ([" =3"], "' =3' is not a workload option"),
         (["a=1", "b=2", "a=1"], "the workload option 'a' is set twice"),
     ],
 )
@@ -316,10 +247,7 @@ def test_what_is_no_option_is_refused(pairs, message):
 
 
 def test_the_unit_chooses_the_default_workload():
-    assert {
-        unit: (default_workload(unit) or "").removeprefix("builtin:") in BUILTINS
-        for unit in UNITS
-    } == dict.fromkeys(UNITS, True)
+    assert all(map(default_workload, UNITS))
     assert default_workload("samples") == "builtin:conformer-ctc"
     assert default_workload("tokens") == "builtin:transformer-lm"
     assert default_workload(None) is default_workload("parsecs") is None

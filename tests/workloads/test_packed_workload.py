@@ -1,29 +1,18 @@
 """The built-in language model on packed rows: each sequence trains as if it were alone."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+from workloads.test_builtin_workloads import built, gradients_of
 
 from batchtune.results import BatchShape
-from batchtune.workloads import load_workload
 from batchtune.workloads.builtin import packed_batch
 
 LENGTHS = [9, 1, 5, 5, 2]
-
-
-def built(**options):
-    workload = load_workload(
-        "builtin:transformer-lm",
-        {"size": "tiny", "layers": 2, "vocab": 50, "packed": True} | options,
-    )
-    workload.setup(torch.device("cpu"))
-    return workload
-
-
-def row(seed=0):
-    made = torch.Generator().manual_seed(seed)
-    return torch.randint(50, (1, sum(LENGTHS)), generator=made)
+packing = partial(built, "transformer-lm", packed=True)
 
 
 def padded_loss(model, tokens):
@@ -37,49 +26,34 @@ def padded_loss(model, tokens):
     return F.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
-def gradients(model):
-    found = [parameter.grad.flatten().clone() for parameter in model.parameters()]
-    model.zero_grad()
-    return torch.cat(found)
-
-
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_packed_row_trains_as_the_padded_batch(checkpoint):
-    workload = built(dropout=0.0, checkpoint=checkpoint)
-    model = workload.model
-    packed = workload.loss(packed_batch(row(), LENGTHS))
+    workload = packing(dropout=0.0, checkpoint=checkpoint)
+    tokens = torch.arange(sum(LENGTHS))[None]
+    packed = workload.loss(packed_batch(tokens, LENGTHS))
     packed.backward()
-    of_row = gradients(model)
-    padded = padded_loss(model, row())
+    of_row = gradients_of(workload)
+    workload.model.zero_grad()
+    padded = padded_loss(workload.model, tokens)
     padded.backward()
     torch.testing.assert_close(packed, padded)
-    torch.testing.assert_close(of_row, gradients(model), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(of_row, gradients_of(workload), atol=1e-6, rtol=1e-4)
 
 
 def test_a_batch_is_one_row_of_exactly_its_sequences():
-    workload = built()
+    workload = packing()
     assert workload.packed
     batch = workload.make_batch(BatchShape.packed(LENGTHS))
     assert batch.tokens.shape == (1, 22)
-    assert batch.spans.positions.tolist() == [
-        *range(9),
-        *range(5),
-        *range(5),
-        0,
-        1,
-        0,
+    positions = [
+        place for length in sorted(LENGTHS, reverse=True) for place in range(length)
     ]
+    assert batch.spans.positions.tolist() == positions
     assert (batch.following < 0).sum() == len(LENGTHS)
     workload.step(batch)
 
 
 def test_sequences_of_one_token_leave_nothing_to_predict():
-    workload = built()
+    workload = packing()
     loss = workload.loss(workload.make_batch(BatchShape.packed([1, 1])))
     assert loss.item() == 0.0
-
-
-def test_without_the_option_batches_are_padded():
-    workload = built(packed=False)
-    assert not workload.packed
-    assert workload.make_batch(BatchShape(3, 7.0)).spans is None
