@@ -119,8 +119,6 @@ def test_a_loaded_state_goes_on_batch_for_batch(position):
         {"pool_size": 99},
         {"cut_at": 40},
         {"accumulate": 2},
-        {"drop_last": True},
-        {"lengths": LENGTHS[::-1]},
     ],
 )
 def test_the_state_of_another_sampler_is_refused(options):
@@ -141,39 +139,30 @@ def test_an_epoch_without_a_micro_batch_warns():
         assert list(sampler) == []
 
 
-def test_a_config_makes_the_sampler(tmp_path):
-    path = tmp_path / "sampler.yaml"
-    swept = sweep(
-        LENGTHS,
-        run=tmp_path,
-        max_tokens=100,
-        cut_at=30,
-        accumulate=2,
-        num_buckets=[5],
-        strategies=["quantile"],
-    )
-    sampler = sampler_from_config(path, LENGTHS)
-    assert isinstance(sampler, PackedBatchSampler)
-    row = swept.sweep.packed.row
-    assert len(sampler) == row.batches and len(sampler) % 2 == 0
-    assert (sampler.budget.cut_at, sampler.budget.packer) == (30, row.packer)
-    other = PackedBatchSampler.from_config(path, LENGTHS, packer="even", seed=4)
-    assert (other.budget.packer, other.seed) == ("even", 4)
+@pytest.fixture
+def config(tmp_path):
+    """The `sampler.yaml` of a sweep that cuts sequences."""
+    tables = {"num_buckets": [5], "strategies": ["quantile"]}
+    sweep(LENGTHS, run=tmp_path, max_tokens=100, cut_at=30, accumulate=2, **tables)
+    return tmp_path / "sampler.yaml"
+
+
+def test_arguments_go_before_the_config(config):
+    sampler = PackedBatchSampler.from_config(config, LENGTHS, packer="even", seed=4)
+    assert (sampler.budget.packer, sampler.budget.cut_at) == ("even", 30)
+    assert sampler.seed == 4 and len(sampler) % 2 == 0
     with pytest.raises(ValueError, match="accumulate must be at most 100,000"):
-        sampler_from_config(path, LENGTHS, accumulate=10**15)
+        sampler_from_config(config, LENGTHS, accumulate=10**15)
     with pytest.raises(ValueError, match="of the kind 'packed'"):
-        BucketBatchSampler.from_config(path, LENGTHS)
+        BucketBatchSampler.from_config(config, LENGTHS)
     with pytest.warns(UserWarning, match="tuned on other lengths"):
-        sampler_from_config(path, LENGTHS[:50])
+        sampler_from_config(config, LENGTHS[:50])
 
 
-def test_a_damaged_config_is_named(tmp_path):
-    options = {"num_buckets": [5], "strategies": ["quantile"]}
-    sweep(LENGTHS, run=tmp_path, max_tokens=100, cut_at=30, **options)
-    path = tmp_path / "sampler.yaml"
-    path.write_text(path.read_text().replace("max_tokens: 100", "max_tokens: 20"))
+def test_a_damaged_config_is_named(config):
+    config.write_text(config.read_text().replace("max_tokens: 100", "max_tokens: 20"))
     with pytest.raises(ResultError, match="is damaged"):
-        sampler_from_config(path, LENGTHS)
-    path.write_text("")
+        sampler_from_config(config, LENGTHS)
+    config.write_text("")
     with pytest.raises(ResultError, match=r"is empty\n.* again with `batchtune tune`"):
-        sampler_from_config(path, LENGTHS)
+        sampler_from_config(config, LENGTHS)
