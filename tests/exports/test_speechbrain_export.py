@@ -4,7 +4,8 @@ import warnings
 
 import numpy as np
 import pytest
-from exports.stream_runs import row_of
+from buckets.speech import swept
+from exports.stream_runs import rendered, row_of
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -12,19 +13,8 @@ from real_lengths import librispeech_seconds
 from real_speechbrain import load_speechbrain
 
 from batchtune import sampler_from_config
-from batchtune.buckets.sweep import sweep
-from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of, flow_list, number
+from batchtune.exports import flow_list, number
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
-from batchtune.lengths import Lengths
-from batchtune.results import SweepSettings
-
-EXPORT = export_of("speechbrain")
-
-
-@pytest.fixture(scope="module")
-def librispeech():
-    return librispeech_seconds()
 
 
 def loaded(text):
@@ -35,26 +25,18 @@ def loaded(text):
         return dict(hyperpyyaml.load_hyperpyyaml(text))
 
 
-def render(result):
-    return EXPORT.render(Tuned(sweep=result))
-
-
-def batches(sampler, values, block):
-    return len(sampler([None] * len(values), lengths_list=list(values), **block))
-
-
 @pytest.mark.parametrize("most", [None, 40])
-def test_speechbrain_makes_the_rows_number_of_batches(sampler, librispeech, most):
+def test_speechbrain_makes_the_rows_number_of_batches(sampler, most):
     # The optimal boundaries make use of the cap so that it need not be written.
     strategy = "optimal" if most is None else "quantile"
-    tried = SweepSettings(
-        num_buckets=(10, 15), strategies=("speechbrain", strategy), max_batch_size=most
-    )
-    result = sweep(Lengths.of(librispeech, unit="s"), 600, tried, Costs())
-    block = loaded(render(result))["dynamic_batch_sampler"]
+    tried = {"num_buckets": (10, 15), "strategies": ("speechbrain", strategy)}
+    seconds = librispeech_seconds()
+    result = swept(seconds, 600, max_batch_size=most, **tried)
+    block = loaded(rendered("speechbrain", result))["dynamic_batch_sampler"]
     assert block.get("max_batch_ex") == most
     assert (block["shuffle"], block["batch_ordering"]) == (True, "random")
-    assert batches(sampler, librispeech, block) == row_of(result).batches
+    batches = sampler([None] * seconds.size, lengths_list=seconds.tolist(), **block)
+    assert len(batches) == row_of(result).batches
 
 
 @given(st.lists(st.floats(min_value=1e-7, max_value=1e18), min_size=1, max_size=12))
@@ -76,16 +58,11 @@ def config(tmp_path):
 @pytest.fixture
 def for_train_py(config):
     """The lines for train.py."""
-    result = sweep(
-        Lengths.of(POOLED, unit="s"),
-        60,
-        SweepSettings(strategies=("optimal", "pooled"), pool_sizes=(100,)),
-        Costs(),
-    )
+    result = swept(POOLED, 60, strategies=("optimal", "pooled"), pool_sizes=(100,))
     (pools,) = (index for index, row in enumerate(result.rows) if row.pool_size)
     pooled = replace(result, recommended=pools, recommended_table=0)
     config.write_text(render_sampler_yaml(sampler_config(pooled)), encoding="utf-8")
-    text = EXPORT.render(Tuned(sweep=pooled, config=str(config)))
+    text = rendered("speechbrain", pooled, config=str(config))
     block = loaded(text)["dynamic_batch_sampler"]
     assert list(block["bucket_boundaries"]) == result.rows[0].boundaries
     return [
@@ -95,18 +72,13 @@ def for_train_py(config):
     ]
 
 
-def examples():
-    return {
+def test_speechbrains_loader_runs_the_pools(sampler, config, for_train_py):
+    _, dataset, dataloader, _ = load_speechbrain()
+    examples = {
         f"utt{index}": {"duration": value, "number": index}
         for index, value in enumerate(POOLED.tolist())
     }
-
-
-def test_speechbrains_loader_runs_the_pools(sampler, config, for_train_py):
-    _, dataset, dataloader, _ = load_speechbrain()
-    names = {
-        "train_data": dataset.DynamicItemDataset(examples(), output_keys=["number"])
-    }
+    names = {"train_data": dataset.DynamicItemDataset(examples, output_keys=["number"])}
     exec("\n".join(line for line in for_train_py if "asr_brain" not in line), names)
     loader = dataloader.make_dataloader(
         names["train_data"], batch_sampler=names["sampler"]

@@ -12,16 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exports.stream_runs import cuts_of, executed, made_stream, prose, stream_of
+from buckets import speech
+from exports.stream_runs import (
+    cuts_of,
+    executed,
+    made_stream,
+    prose,
+    rendered_stream,
+    stream_of,
+)
 from msgspec.structs import replace
 from real_speechbrain import load_speechbrain
 
-from batchtune.buckets.sweep import sweep
-from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
-from batchtune.lengths import Lengths
-from batchtune.results import StreamSettings, SweepSettings
+from batchtune.results import StreamSettings
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -34,10 +38,7 @@ SHARDS = 4
 @cache
 def of_table():
     """Of these examples, in seconds; at most 4000 samples a batch."""
-    seconds = Lengths.of(SAMPLES / RATE, unit="s")
-    return stream_of(
-        sweep(seconds, 4000 / RATE, SweepSettings(num_buckets=(3,)), Costs())
-    )
+    return stream_of(speech.swept(SAMPLES / RATE, 4000 / RATE, num_buckets=(3,)))
 
 
 def swept(*, batches=12, **settings):
@@ -90,7 +91,7 @@ def config(tmp_path, closed):
 
 
 def snippet(name, found, **fields):
-    names = executed(export_of(name).render(Tuned(stream=found, **fields)))
+    names = executed(rendered_stream(name, found, **fields))
     if name == "speechbrain-stream":
         names["AUDIO"] = "audio.pth"  # which the user has to set
     return names
@@ -157,7 +158,7 @@ def test_speechbrains_loader_makes_tuned_batches(shards, workers):
     ],
 )
 def test_numels_count_what_speechbrain_counts(unit, written):
-    text = export_of("speechbrain-stream").render(Tuned(stream=made_stream(unit=unit)))
+    text = rendered_stream("speechbrain-stream", made_stream(unit=unit))
     assert f"\nMAX_BATCH_NUMEL = {written}\n" in text
     assert ("SAMPLE_RATE = 16000" in text) == (unit in ("s", "ms"))
     assert (
@@ -327,6 +328,6 @@ def test_lhotse_shar_reads_each_ranks_own_shards(shar):
 )
 def test_the_best_row_that_the_framework_runs_is_written(name, algorithm, row):
     found = made_stream(recommended=algorithm)
-    text = prose(export_of(name).render(Tuned(stream=found)))
+    text = prose(rendered_stream(name, found))
     assert (row is None) == ("batchtune recommends" not in text)
     assert row is None or row in text
