@@ -118,11 +118,6 @@ def test_a_misspelt_format_is_corrected(read):
 # Formats
 
 
-@pytest.mark.parametrize("content", [b"plain prose\n", b"3\n", b"", b"{}"])
-def test_text_is_never_told_from_the_content(content):
-    assert not FORMATS["text"].fits(Head(content, complete=True))
-
-
 @pytest.mark.parametrize(
     "content", ["duration\n3\n4\n", "3 4\n5 6\n", "3,4\n", "a\n3\n", "3\na\nb\nc\n"]
 )
@@ -201,22 +196,16 @@ TOKENIZED = {
 }
 
 
-def test_a_sum_can_be_read_from_several_files(tmp_path):
-    for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text("prompt,answer\n3,4\n")
-    options = ReadOptions(length_key="prompt+answer")
-    assert load_lengths(
-        [tmp_path / "a.csv", tmp_path / "b.csv"], options
-    ).values.tolist() == [7, 7]
+def test_a_sum_can_be_read_from_several_files(read):
+    files = dict.fromkeys(("a.csv", "b.csv"), "prompt,answer\n3,4\n")
+    assert read(files, "*.csv", length_key="prompt+answer").values.tolist() == [7, 7]
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"measure": "letters"},
         {"truncate": 0.0},
         {"truncate": 5.0, "min_length": 7.0},
-        {"reduce": "mean"},
         {"measure": "words", "tokenizer": Path("tokenizer.json")},
         {"target_file": "a", "target_key": "b"},
     ],
@@ -242,9 +231,8 @@ def test_a_tokenized_data_set_needs_no_options(tmp_path, as_folder):
         pa.parquet.write_table(pa.table(TOKENIZED), path)
     found = load_lengths(path)
     assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
-    found = load_lengths(path, ReadOptions(length_key="input_ids", target_key="labels"))
-    assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
-    assert found.targets.tolist() == [2, 1]
+    both = ReadOptions(length_key="input_ids", target_key="labels")
+    assert load_lengths(path, both).targets.tolist() == [2, 1]
 
 
 def test_a_tokenizer_that_is_none_is_an_error(refusal, tmp_path):

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from manifests.range_server import serving
-from manifests.samples import long_shard, shard, wav
+from manifests.samples import audio_shard, long_shard, wav
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, load_stream, reading, scan
@@ -86,7 +86,7 @@ def test_few_bytes_of_shards_are_fetched_over_http(tmp_path):
 @pytest.mark.usefixtures("alone")
 def test_an_interrupted_scan_goes_on_by_etags(server, tmp_path):
     for number in range(3):
-        content = shard([(f"utt{number}.wav", wav(1600 * (number + 1)))])
+        content = audio_shard(1600 * (number + 1))
         (server.folder / f"{number}.tar").write_bytes(content)
     manifest = f"{server.url}/{{0..2}}.tar"
     output = tmp_path / "lengths.parquet"
@@ -94,7 +94,7 @@ def test_an_interrupted_scan_goes_on_by_etags(server, tmp_path):
     with pytest.raises(ManifestError, match=r"1 of 3 sources.*\n.*access denied"):
         scan(manifest, ReadOptions(), output)
     del server.status["/2.tar"]
-    (server.folder / "1.tar").write_bytes(shard([("new.wav", wav(16_000))]))
+    (server.folder / "1.tar").write_bytes(audio_shard(16_000))
     server.reset()
     scan(manifest, ReadOptions(), output)
     fetched = {path for method, path in server.requests if method == "GET"}
@@ -111,8 +111,8 @@ def test_an_interrupted_scan_goes_on_by_etags(server, tmp_path):
 )
 def test_what_is_best_read_whole_is_read_by_one_request(server, with_ranges, samples):
     server.with_ranges = with_ranges
-    members = [(f"utt{number}.wav", wav(samples + number)) for number in range(20)]
-    (server.folder / "a.tar").write_bytes(shard(members))
+    content = audio_shard(*range(samples, samples + 20))
+    (server.folder / "a.tar").write_bytes(content)
     assert load_lengths(f"{server.url}/a.tar").count == 20
     assert [method for method, _ in server.requests] == ["HEAD", "GET"]
 
@@ -161,10 +161,9 @@ def test_audio_files_behind_urls(server):
 
 @pytest.mark.parametrize("of_equal_size", [False, True])
 def test_an_object_that_changes_while_it_is_read(server, of_equal_size):
-    members = [(f"utt{number}.wav", wav(100_000)) for number in range(20)]
     path = server.folder / "a.tar"
-    path.write_bytes(shard(members))
-    content = path.read_bytes()
+    content = audio_shard(*[100_000] * 20)
+    path.write_bytes(content)
     changed = content[:-1] + b"x" if of_equal_size else content[: len(content) // 2]
 
     def change(number):

@@ -62,14 +62,14 @@ def header(
 ):
     """A header made by hand, with a right checksum."""
     block = bytearray(BLOCK)
-    for offset, field in {
-        0: name,
-        124: size,
-        148: b" " * 8,
-        156: kind,
-        **(rest or {}),
-    }.items():
+    for offset, field in {0: name, 124: size, 156: kind, **(rest or {})}.items():
         block[offset : offset + len(field)] = field
+    return checksummed(block)
+
+
+def checksummed(block):
+    """The header with its right checksum."""
+    block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
     return bytes(block)
 
@@ -262,10 +262,8 @@ def test_random_damage_gives_members_or_an_error(write):
                 data[start + chance.randrange(BLOCK)] = chance.choice(
                     (0, 0x20, 0x37, 0x53, 0x78, chance.randrange(256))
                 )
-                block = data[start : start + BLOCK]
-                data[start + 148 : start + 156] = b"%06o\0 " % (
-                    sum(block) - sum(block[148:156]) + 256
-                )
+                end = start + BLOCK
+                data[start:end] = checksummed(data[start:end])
             last = 0
             for _, offset, size, _ in until_error(write(bytes(data)))[0]:
                 assert last < offset

@@ -3,7 +3,6 @@
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, load_lengths
 
 WAV2VEC = "/data\na.wav\t100\nb.wav\t200\nc.wav\t300\n"
 KALDI = "a 1.5\nb 2.5\nc 3.5\n"
@@ -13,12 +12,15 @@ def pairs(lengths):
     return dict(zip(lengths.values.tolist(), lengths.targets.tolist(), strict=True))
 
 
-def load(folder, manifest, targets, name="targets", **options):
-    (folder / "manifest").write_text(manifest)
-    (folder / name).write_text(targets)
-    return load_lengths(
-        folder / "manifest", ReadOptions(target_file=str(folder / name), **options)
-    )
+@pytest.fixture
+def load(read, tmp_path):
+    """Reads a manifest with its targets, which are written too: load(manifest, targets, name, **options)."""
+
+    def run(manifest, targets, name="targets", **options):
+        files = {"manifest": manifest, name: targets}
+        return read(files, "manifest", target_file=str(tmp_path / name), **options)
+
+    return run
 
 
 WORDS = {"measure": "words"}
@@ -34,9 +36,9 @@ WORDS = {"measure": "words"}
     ],
 )
 def test_lines_are_aligned_and_it_is_told_what_they_are(
-    tmp_path, targets, name, options, lengths, counts
+    load, targets, name, options, lengths, counts
 ):
-    found = load(tmp_path, WAV2VEC, targets, name, **options)
+    found = load(WAV2VEC, targets, name, **options)
     assert pairs(found) == dict(zip((100, 200, 300), lengths, strict=True))
     said = f"Target lengths are the {counts} in "
     assert any(note.startswith(said) for note in found.notes)
@@ -46,9 +48,9 @@ def test_lines_are_aligned_and_it_is_told_what_they_are(
     ("targets", "message"),
     [("1\n2\n", "has more examples"), ("1\n2\n3\n4\n", "has fewer examples")],
 )
-def test_as_many_lines_as_examples_are_needed(tmp_path, targets, message):
+def test_as_many_lines_as_examples_are_needed(load, targets, message):
     with pytest.raises(ManifestError, match=message):
-        load(tmp_path, WAV2VEC, targets)
+        load(WAV2VEC, targets)
 
 
 @pytest.mark.parametrize(
@@ -61,34 +63,34 @@ def test_as_many_lines_as_examples_are_needed(tmp_path, targets, message):
     ],
     ids=["numbers", "shapes", "texts", "words"],
 )
-def test_files_of_kaldi_and_espnet_are_joined_by_id(
-    tmp_path, targets, options, lengths
-):
-    found = pairs(load(tmp_path, KALDI, targets, **options))
+def test_files_of_kaldi_and_espnet_are_joined_by_id(load, targets, options, lengths):
+    found = pairs(load(KALDI, targets, **options))
     assert found == dict(zip((1.5, 2.5, 3.5), lengths, strict=True))
 
 
-def test_an_example_without_a_target_is_invalid_and_named(tmp_path):
+def test_an_example_without_a_target_is_invalid_and_named(load):
     with pytest.raises(ManifestError, match=r"line 2, id 'b': '.*targets' is missing"):
-        load(tmp_path, KALDI, "a 7\nc 9\n")
+        load(KALDI, "a 7\nc 9\n")
 
 
-def test_both_lengths_of_an_espnet_folder(tmp_path):
-    (tmp_path / "speech_shape").write_text("a 100,80\nb 200,80\n")
-    (tmp_path / "text_shape.char").write_text("b 20,31\na 10,31\n")
-    found = load_lengths(
-        tmp_path, ReadOptions(target_file=str(tmp_path / "text_shape.char"))
-    )
+def test_both_lengths_of_an_espnet_folder(read, tmp_path):
+    files = {
+        "speech_shape": "a 100,80\nb 200,80\n",
+        "text_shape.char": "b 20,31\na 10,31\n",
+    }
+    found = read(files, target_file=str(tmp_path / "text_shape.char"))
     assert pairs(found) == {100: 10, 200: 20}
     assert found.unit == "frames"
 
 
-def test_each_of_several_manifests_has_its_target_file(tmp_path):
-    for name in "ab":
-        (tmp_path / f"{name}.tsv").write_text(f"/data\n{name}\t{ord(name)}\n")
-        (tmp_path / f"{name}.ltr").write_text("X " * ord(name) + "\n")
-    manifests = f"{tmp_path}/{{a,b}}.tsv"
-    found = load_lengths(manifests, ReadOptions(target_file=f"{tmp_path}/{{a,b}}.ltr"))
-    assert pairs(found) == {97: 97, 98: 98}
-    with pytest.raises(ManifestError, match="1 target file for 2 manifests"):
-        load_lengths(manifests, ReadOptions(target_file=f"{tmp_path}/a.ltr"))
+def test_each_of_several_manifests_has_its_target_file(read, refusal, tmp_path):
+    files = {
+        "a.tsv": "/data\na\t3\n",
+        "b.tsv": "/data\nb\t2\n",
+        "a.ltr": "X X X\n",
+        "b.ltr": "X X\n",
+    }
+    found = read(files, "{a,b}.tsv", target_file=f"{tmp_path}/{{a,b}}.ltr")
+    assert pairs(found) == {3: 3, 2: 2}
+    error = refusal({}, "{a,b}.tsv", target_file=f"{tmp_path}/a.ltr")
+    assert "1 target file for 2 manifests" in error.message
